@@ -23,10 +23,9 @@ import numpy as np
 from wager.economics.acceptance import CURVES
 from wager.economics.policy.base import Policy
 from wager.simulation.comparison import ReplaySetting, build_policy
-from wager.simulation.published_latency import PublishedLatency
-from wager.simulation.server import SimulatedServer
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.workload import Workload
+from wager.simulation.latency import PublishedLatency
+from wager.simulation.server import SimulatedServer, Workload
+from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 from wager.types import POLICY_STAGE, StepRecord
 
 STAGES = ("plan", "admit", "learn", "observe")

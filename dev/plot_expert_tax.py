@@ -25,9 +25,9 @@ from matplotlib.lines import Line2D
 from measure_expert_tax import MODELS
 
 from wager.models.random_models import spec_of
+from wager.planner.cost import CostModel, SequenceLoad
 from wager.planner.devices import Device
-from wager.planner.experts import distinct_experts
-from wager.planner.roofline import CostModel, SequenceLoad
+from wager.planner.routing import distinct_experts
 
 MARGINAL, BREAK_EVEN = (1, 4, 16, 64), (1, 2, 4, 8, 16, 32)
 ALIKE = 1.2

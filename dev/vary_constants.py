@@ -27,11 +27,9 @@ from wager.economics.options import THROUGHPUT, Objective
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.surface import DraftCurve, LatencySurface
-from wager.simulation.published_latency import PublishedLatency
-from wager.simulation.server import SimulatedServer
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.traces import RequestTrace, TraceSource
-from wager.simulation.workload import Workload
+from wager.simulation.latency import PublishedLatency
+from wager.simulation.server import SimulatedServer, Workload
+from wager.simulation.traces import RequestTrace, SyntheticDrafter, SyntheticTraces, TraceSource
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "wager" / "economics"
 FILES = ["*.py", "policy/*.py"]

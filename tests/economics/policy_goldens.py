@@ -27,9 +27,8 @@ from test_wrong_prices import CHANGES, CURVES, DRAFT_SECONDS, PER_CONTEXT, PER_R
 from wager.economics.options import THROUGHPUT, Objective, parse_objective  # noqa: E402
 from wager.economics.surface import DraftCurve, LatencySurface  # noqa: E402
 from wager.simulation.comparison import ReplayPoint, ReplaySetting, compare  # noqa: E402
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces  # noqa: E402
-from wager.simulation.traces import RequestTrace, TraceSource  # noqa: E402
-from wager.simulation.workload import Workload  # noqa: E402
+from wager.simulation.server import Workload  # noqa: E402
+from wager.simulation.traces import RequestTrace, SyntheticDrafter, SyntheticTraces, TraceSource  # noqa: E402  # noqa: E402
 
 FROZEN = Path(__file__).with_suffix(".json")
 SLACK = 0.005

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from wager.economics.acceptance import DFLASH_SURVIVAL, MTP_SURVIVAL, AcceptanceModel, SequenceAcceptance
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.traces import DraftTrace
+from wager.simulation.traces import DraftTrace, SyntheticDrafter, SyntheticTraces
 from wager.types import Draft
 
 DEPTH = 7

@@ -32,8 +32,9 @@ from wager.economics.calibration import (
 )
 from wager.economics.surface import MAX_UNCERTAINTY, DraftCurve, DraftPoint, LatencySurface, StepPoint, fit_draft_curve
 from wager.errors import UsageError
-from wager.planner.calibrated import CalibratedCostModel, CalibratedDraftCost
-from wager.planner.roofline import CostModel, SequenceLoad
+from wager.planner.calibrated import measured_cost
+from wager.planner.cost import CostModel, SequenceLoad
+from wager.planner.drafting import CalibratedDraftCost
 from wager.types import StepRecord
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -293,7 +294,7 @@ def test_a_calibration_that_cannot_be_stored_leaves_nothing_behind(tmp_path: Pat
 
 def test_a_calibrated_step_is_the_surfaces_divided_as_in_the_roofline() -> None:
     model = TABLE["SmolLM2-135M"]
-    cost = CalibratedCostModel(model, TRUTH, memory=8e9, label="measured")
+    cost = measured_cost(model, TRUTH, memory=8e9, label="measured")
     loads = [SequenceLoad(300, 2, 4), SequenceLoad(900, 1)]
     step, roofline = cost.step(loads), CostModel(model, cost.device).step(loads)
     assert step.seconds == pytest.approx(TRUTH.seconds(9, 5, 2100))
@@ -308,11 +309,11 @@ def test_a_calibrated_step_is_the_surfaces_divided_as_in_the_roofline() -> None:
 
 def test_what_a_surface_implies_about_the_machine() -> None:
     model = TABLE["SmolLM2-135M"]
-    device = CalibratedCostModel(model, TRUTH, memory=None, label="").device
+    device = measured_cost(model, TRUTH, memory=None, label="").device
     assert device.bandwidth == pytest.approx(model.streamed_bytes / (5e-3 + 6e-5))
     assert device.peak("bf16") == pytest.approx(2 * model.active * 64 / 20e-3)
     single = LatencySurface([1], [5e-3])
-    assert CalibratedCostModel(model, single, memory=None, label="").device.peak("bf16") > 0
+    assert measured_cost(model, single, memory=None, label="").device.peak("bf16") > 0
 
 
 def test_a_timed_drafter_costs_what_its_curve_says() -> None:

@@ -10,17 +10,12 @@ from wager.arch import TABLE, ModelSpec
 from wager.economics.acceptance import DFLASH_SURVIVAL, MTP_SURVIVAL, survival, tokens_per_round
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
-from wager.planner.devices import DEVICES
-from wager.planner.draft_cost import FractionalDraftCost
-from wager.planner.experts import ExpertRouting
-from wager.planner.published import B200_ROUNDED, FLAT_ATTENTION, REAL_LAYERS
-from wager.planner.roofline import CostModel, SequenceLoad
-from wager.planner.speedup import (
-    best_outcome,
-    break_even_acceptance,
-    depth_outcomes,
-    tokens_at_constant_rate,
-)
+from wager.planner.cost import CostModel, SequenceLoad
+from wager.planner.devices import B200_CHARTS, DEVICES
+from wager.planner.drafting import FractionalDraftCost
+from wager.planner.plan import best_outcome, break_even_acceptance, depth_outcomes, tokens_at_constant_rate
+from wager.planner.published import FLAT_ATTENTION, REAL_LAYERS
+from wager.planner.routing import ExpertRouting
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 MOST = 64
@@ -65,7 +60,7 @@ def parse(table: str) -> list[Row]:
 def curves(
     model: ModelSpec, *, batch: int, context: int, share: float, locality: float
 ) -> tuple[list[float], list[float]]:
-    cost = CostModel(model, B200_ROUNDED, routing=ExpertRouting(locality=locality))
+    cost = CostModel(model, B200_CHARTS, routing=ExpertRouting(locality=locality))
     drafter = FractionalDraftCost(cost, share)
     steps = [cost.seconds([SequenceLoad(context, depth + 1, batch)]) for depth in range(MOST + 1)]
     return steps, [drafter.seconds(batch, depth, context=context) for depth in range(MOST + 1)]
@@ -139,7 +134,7 @@ BLENDED = (0.402, 0.562, 0.693, 0.761, 0.748, 0.641, 0.438, 0.218, 0.158, 0.290,
 
 def test_the_blended_marginal_cost() -> None:
     """Attention is weighted by its plain cost and its marginal cost counted as 1, as in the published figures."""
-    cost = CostModel(FLAT_ATTENTION, B200_ROUNDED)
+    cost = CostModel(FLAT_ATTENTION, B200_CHARTS)
     for batch, expected in zip(BATCHES, BLENDED, strict=True):
         loads = [SequenceLoad(4096, 1, batch)]
         step, marginal = cost.step(loads), {**cost.marginal_cost(loads), "attention": 1.0}

@@ -9,9 +9,9 @@ import pytest
 
 from wager.arch import TABLE, Precision
 from wager.errors import UsageError
+from wager.planner.cost import CostModel, SequenceLoad
 from wager.planner.devices import DEVICES, Device, find_device
-from wager.planner.roofline import CostModel, SequenceLoad
-from wager.planner.speedup import tokens_at_constant_rate
+from wager.planner.plan import tokens_at_constant_rate
 
 B200, H100, LLAMA = DEVICES["B200"], DEVICES["H100"], TABLE["Llama-3.1-8B"]
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import pytest
 
 from wager.arch import TABLE
+from wager.planner.cost import Cluster, CostModel, SequenceLoad
 from wager.planner.devices import DEVICES
-from wager.planner.draft_cost import (
+from wager.planner.drafting import (
     ConstantDraftCost,
-    DraftHeadCost,
-    DraftModelCost,
     FractionalDraftCost,
     FreeDraftCost,
+    PassDraftCost,
     block_drafter_cost,
+    draft_model_cost,
     mtp_cost,
 )
-from wager.planner.links import Cluster
-from wager.planner.memory import SPARE_SHARE, footprint, largest_batch
-from wager.planner.roofline import CostModel, SequenceLoad
-from wager.simulation.published_latency import PublishedLatency
+from wager.planner.plan import SPARE_SHARE, Deployment
+from wager.simulation.latency import PublishedLatency
 
 B200 = Cluster(DEVICES["B200"])
 QWEN = TABLE["Qwen3.6-35B-A3B"]
@@ -42,7 +41,7 @@ ROUTER = 256 * 2048
 """Elements of the head's router, which published drafter curves leave out."""
 
 
-def without_attention(drafter: DraftHeadCost, batch: float) -> float:
+def without_attention(drafter: PassDraftCost, batch: float) -> float:
     """Seconds of a pass but for attention, which published drafter curves leave out."""
     step = drafter.cost.step([SequenceLoad(0, drafter.rows, batch)])
     return step.seconds - step.parts["attention"].seconds
@@ -108,7 +107,7 @@ def test_drafters_without_a_roofline() -> None:
     assert FractionalDraftCost(cost, 0.1).seconds(8, 4, context=77) == pytest.approx(
         0.4 * cost.seconds([SequenceLoad(77, 1, 8)])
     )
-    small = DraftModelCost(CostModel(TABLE["SmolLM2-135M"], DEVICES["B200"]))
+    small = draft_model_cost(TABLE["SmolLM2-135M"], B200)
     assert small.seconds(2, 5, context=50) == pytest.approx(5 * small.cost.seconds([SequenceLoad(50, 1, 2)]))
     for drafter in (HEAD, BLOCK, small, FractionalDraftCost(cost, 0.1)):
         assert drafter.seconds(8, 0, context=0) == 0
@@ -143,7 +142,10 @@ def test_a_heads_experts_are_stored_as_they_are_timed() -> None:
     expert = 3 * 2048 * 512
     assert one.resident_bytes == eight.resident_bytes == one.device_bytes
     assert one.device_bytes - eight.device_bytes == 2 * expert * 256 * 7 / 8
-    assert footprint(CostModel(QWEN, DEVICES["B200"], ep=8), eight, batch=1, context=1).drafter == eight.device_bytes
+    assert (
+        Deployment(CostModel(QWEN, DEVICES["B200"], ep=8), eight).footprint(batch=1, context=1).drafter
+        == eight.device_bytes
+    )
     read = eight.cost.step([SequenceLoad(0, 1, 4096)]).parts["experts"].bytes
     assert read == pytest.approx(2 * expert * (256 / 8 + 1))
 
@@ -154,7 +156,7 @@ def test_a_heads_experts_are_stored_as_they_are_timed() -> None:
 def test_what_a_batch_takes() -> None:
     cost = CostModel(TABLE["Llama-3.1-8B"], DEVICES["H100"])
     drafter = mtp_cost(cost.model, cost.cluster)
-    result = footprint(cost, drafter, batch=10, context=1000)
+    result = Deployment(cost, drafter).footprint(batch=10, context=1000)
     assert result.weights == 2 * (8_030_261_248 - 65 * 4096)
     assert result.cache == 10 * 1000 * (131_072 + 4096)
     assert result.total == result.weights + result.drafter + result.cache
@@ -165,30 +167,32 @@ def test_what_a_batch_takes() -> None:
 def test_the_largest_batch_fits_and_one_more_does_not(tp: int, ep: int) -> None:
     cost = CostModel(TABLE["DeepSeek-V3"], DEVICES["B200"], tp=tp, ep=ep)
     drafter = mtp_cost(cost.model, cost.cluster)
-    most = largest_batch(cost, drafter, context=8192)
+    most = Deployment(cost, drafter).largest_batch(8192)
     assert most is not None
-    assert footprint(cost, drafter, batch=most, context=8192).fits == (most > 0)
-    assert footprint(cost, drafter, batch=most + 1, context=8192).fits is False
+    assert Deployment(cost, drafter).footprint(batch=most, context=8192).fits == (most > 0)
+    assert Deployment(cost, drafter).footprint(batch=most + 1, context=8192).fits is False
     assert (most > 0) == (max(tp, ep) > 1)
 
 
 def test_a_shared_latent_is_kept_on_every_device() -> None:
     one, eight = (CostModel(TABLE["DeepSeek-V3"], DEVICES["B200"], tp=tp) for tp in (1, 8))
-    caches = [footprint(cost, FreeDraftCost(), batch=1, context=1000).cache for cost in (one, eight)]
+    caches = [Deployment(cost, FreeDraftCost()).footprint(batch=1, context=1000).cache for cost in (one, eight)]
     assert caches[0] == caches[1] == 1000 * 70_272
-    divided = footprint(CostModel(TABLE["Llama-3.1-8B"], DEVICES["B200"], tp=8), FreeDraftCost(), batch=1, context=1000)
+    divided = Deployment(CostModel(TABLE["Llama-3.1-8B"], DEVICES["B200"], tp=8), FreeDraftCost()).footprint(
+        batch=1, context=1000
+    )
     assert divided.cache == 1000 * 131_072 / 8
 
 
 def test_experts_are_spread_and_the_rest_is_replicated() -> None:
     model = TABLE["DeepSeek-V3"]
     routed = model.elements()["experts"]
-    result = footprint(CostModel(model, DEVICES["B200"], ep=32), FreeDraftCost(), batch=1, context=1)
+    result = Deployment(CostModel(model, DEVICES["B200"], ep=32), FreeDraftCost()).footprint(batch=1, context=1)
     assert result.weights == pytest.approx(model.resident_bytes - routed + routed / 32)
 
 
 def test_unknown_memory_is_unknown() -> None:
     cost = CostModel(TABLE["SmolLM2-135M"], DEVICES["CPU-2core-AVX512"])
-    assert largest_batch(cost, FreeDraftCost(), context=100) is None
-    assert footprint(cost, FreeDraftCost(), batch=1, context=100).fits is None
+    assert Deployment(cost, FreeDraftCost()).largest_batch(100) is None
+    assert Deployment(cost, FreeDraftCost()).footprint(batch=1, context=100).fits is None
     assert 0 < SPARE_SHARE < 1

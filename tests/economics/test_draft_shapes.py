@@ -12,23 +12,22 @@ from hypothesis import strategies as st
 
 from wager.arch import TABLE, Precision
 from wager.errors import UsageError
+from wager.planner.acceptance import AcceptanceRates
+from wager.planner.cost import Cluster, CostModel, SequenceLoad
 from wager.planner.devices import DEVICES
-from wager.planner.draft_chains import RemoteDraftCost, StagedDraftCost
-from wager.planner.draft_cost import (
+from wager.planner.drafting import (
     ConstantDraftCost,
     DraftCost,
-    DraftModelCost,
+    DrafterLink,
     FreeDraftCost,
     block_drafter_cost,
+    draft_model_cost,
     eagle_cost,
     medusa_cost,
     mtp_cost,
+    staged_cost,
 )
-from wager.planner.links import Cluster, DrafterLink
-from wager.planner.memory import drafter_footprint, footprint, largest_batch
-from wager.planner.plan import AcceptanceRates, PlanQuery
-from wager.planner.roofline import CostModel, SequenceLoad
-from wager.planner.speedup import round_seconds
+from wager.planner.plan import Deployment, round_seconds
 
 H100 = DEVICES["H100"]
 LLAMA, SMALL = TABLE["Llama-3.1-8B"], TABLE["SmolLM2-135M"]
@@ -70,7 +69,7 @@ def test_a_block_attends_from_every_one_of_its_rows(batch: int, context: int, wi
 
 def test_a_long_context_takes_the_gain_of_deep_drafts() -> None:
     """Llama-8B on an H100, 64 requests of 8192 positions, acceptance 0.8: without the head's cache it said depth 7."""
-    found = PlanQuery(CostModel(LLAMA, H100), mtp_cost(LLAMA, ONE)).point(
+    found = Deployment(CostModel(LLAMA, H100), mtp_cost(LLAMA, ONE)).point(
         AcceptanceRates("0.8", 0.8), batch=64, context=8192
     )
     assert (found.chosen.depth, round(found.chosen.speedup, 2)) == (6, 2.91)
@@ -121,7 +120,7 @@ def test_medusa_heads_by_hand(heads: int) -> None:
 
 def test_a_draft_model_is_divided_by_its_own_cluster() -> None:
     """Llama-8B beside Llama-70B on eight devices: an eighth of its bytes, and two all-reduces in each of 32 layers."""
-    whole, divided = (DraftModelCost(CostModel(LLAMA, H100, tp=tp, link_latency=5e-6)) for tp in (1, 8))
+    whole, divided = (draft_model_cost(LLAMA, Cluster(H100, tp, latency=5e-6)) for tp in (1, 8))
     sent = 2 * 32 * 4096 * 2 * 2 * 7 / 8 / 450e9
     assert divided.seconds(1, 3, context=0) == pytest.approx(
         whole.seconds(1, 3, context=0) / 8 + 3 * (sent + 64 * 5e-6)
@@ -131,10 +130,10 @@ def test_a_draft_model_is_divided_by_its_own_cluster() -> None:
 
 
 def test_a_drafters_context_is_the_limit_of_the_plan() -> None:
-    query = PlanQuery(CostModel(LLAMA, H100), DraftModelCost(CostModel(SMALL, H100)))
-    assert query.point(AcceptanceRates("0.7", 0.7), batch=1, context=8192).chosen.depth >= 0
+    deployment = Deployment(CostModel(LLAMA, H100), draft_model_cost(SMALL, ONE))
+    assert deployment.point(AcceptanceRates("0.7", 0.7), batch=1, context=8192).chosen.depth >= 0
     with pytest.raises(UsageError, match="more than the 8192 positions that the drafter model:SmolLM2-135M"):
-        query.point(AcceptanceRates("0.7", 0.7), batch=1, context=8193)
+        deployment.point(AcceptanceRates("0.7", 0.7), batch=1, context=8193)
 
 
 # ---- staged ---------------------------------------------------------------------------------------------------------
@@ -152,8 +151,8 @@ def expected_passes(depth: int, acceptance: float, *, inner: int) -> float:
     ("depth", "acceptance", "inner"), [(1, 0.5, 3), (4, 0.5, 3), (6, 0.8, 2), (5, 0.0, 2), (6, 1.0, 2)]
 )
 def test_a_staged_drafter_of_one_sequence_takes_the_expected_passes(depth: int, acceptance: float, inner: int) -> None:
-    small = DraftModelCost(CostModel(SMALL, H100))
-    drafter = StagedDraftCost(small, ConstantDraftCost(1e-5), acceptance, inner)
+    small = draft_model_cost(SMALL, ONE)
+    drafter = staged_cost(small, ConstantDraftCost(1e-5), acceptance=acceptance, depth=inner)
     guessed = min(inner, depth - 1)
     one = small.cost.seconds([SequenceLoad(700, guessed + 1, 1)]) + guessed * 1e-5
     passes = expected_passes(depth, acceptance, inner=guessed)
@@ -163,8 +162,8 @@ def test_a_staged_drafter_of_one_sequence_takes_the_expected_passes(depth: int, 
 
 def test_a_batch_of_staged_drafts_waits_for_its_slowest_sequence() -> None:
     """Two tokens each for three sequences, one guess a pass: the second pass is made unless all three guesses hold."""
-    small = DraftModelCost(CostModel(SMALL, H100))
-    drafter = StagedDraftCost(small, FreeDraftCost(), 0.6, 1)
+    small = draft_model_cost(SMALL, ONE)
+    drafter = staged_cost(small, FreeDraftCost(), acceptance=0.6, depth=1)
     first = small.cost.seconds([SequenceLoad(100, 2, 3)])
     second = sum(chance * small.cost.seconds([SequenceLoad(100, 2, 3 * 0.4 / (1 - 0.6**3))]) for chance in [1 - 0.6**3])
     assert drafter.seconds(3, 2, context=100) == pytest.approx(first + second)
@@ -174,9 +173,9 @@ def test_a_batch_of_staged_drafts_waits_for_its_slowest_sequence() -> None:
 
 
 def test_a_staged_drafter_stores_both_of_its_stages() -> None:
-    small = DraftModelCost(CostModel(SMALL, H100))
+    small = draft_model_cost(SMALL, ONE)
     head = mtp_cost(SMALL, ONE)
-    drafter = StagedDraftCost(small, head, 0.7, 3)
+    drafter = staged_cost(small, head, acceptance=0.7, depth=3)
     assert drafter.resident_bytes == small.resident_bytes + head.resident_bytes
     assert drafter.kv_bytes(500) == small.kv_bytes(500) + head.kv_bytes(500)
     assert drafter.max_context == SMALL.context
@@ -191,7 +190,7 @@ def test_a_staged_drafter_stores_both_of_its_stages() -> None:
 def test_a_drafter_on_another_device_pays_for_the_link(make: object, hidden: int) -> None:
     """Four draft tokens: five verified rows of hidden states (Medusa: the last) and nine token ids a sequence."""
     drafter: DraftCost = make(LLAMA, ONE)  # type: ignore[operator]
-    remote = RemoteDraftCost(drafter, DEVICES["L40S"], DrafterLink(50e9, 5e-6))
+    remote = replace(drafter, own_device=DEVICES["L40S"], link=DrafterLink(50e9, 5e-6))
     link = 10 * (2 * hidden + 9 * 4) / 50e9 + 2 * 5e-6
     assert remote.seconds(10, 4, context=300) == pytest.approx(drafter.seconds(10, 4, context=300) + link)
     assert remote.seconds(10, 0, context=300) == 0
@@ -199,16 +198,18 @@ def test_a_drafter_on_another_device_pays_for_the_link(make: object, hidden: int
 
 def test_a_drafter_on_another_device_takes_memory_there() -> None:
     cost = CostModel(TABLE["Llama-3.1-70B"], DEVICES["B200"])
-    drafter = DraftModelCost(CostModel(LLAMA, DEVICES["RTX-4090"]))
-    remote = RemoteDraftCost(drafter, DEVICES["RTX-4090"], DrafterLink(50e9))
-    assert footprint(cost, remote, batch=8, context=4096) == footprint(cost, FreeDraftCost(), batch=8, context=4096)
-    there = drafter_footprint(remote, batch=8, context=4096)
+    drafter = draft_model_cost(LLAMA, Cluster(DEVICES["RTX-4090"]))
+    remote = replace(drafter, own_device=DEVICES["RTX-4090"], link=DrafterLink(50e9))
+    deployment = Deployment(cost, remote)
+    alone = Deployment(cost, FreeDraftCost())
+    assert deployment.footprint(batch=8, context=4096) == alone.footprint(batch=8, context=4096)
+    there = deployment.drafter_footprint(batch=8, context=4096)
     assert there is not None
     assert (there.drafter, there.cache) == (LLAMA.resident_bytes, 8 * LLAMA.kv_bytes(4096))
-    most = largest_batch(cost, remote, context=4096)
+    most = deployment.largest_batch(4096)
     room = (DEVICES["RTX-4090"].memory or 0) * 0.9 - LLAMA.resident_bytes
     assert most == int(room // LLAMA.kv_bytes(4096)) > 0
-    point = PlanQuery(cost, remote).point(AcceptanceRates("0.7", 0.7), batch=most + 1, context=4096)
+    point = deployment.point(AcceptanceRates("0.7", 0.7), batch=most + 1, context=4096)
     assert (point.memory.fits, point.fits) == (True, False)
 
 
@@ -227,7 +228,7 @@ def test_asynchronous_drafting_in_a_plan() -> None:
     """Drafting that takes less than the step costs nothing where every outcome was drafted in advance."""
     cost, drafter, rate = CostModel(LLAMA, H100), ConstantDraftCost(5e-4), AcceptanceRates("0.8", 0.8)
     free, hit, half, miss, sync = (
-        PlanQuery(cost, price, depth=4, hit_rate=share).point(rate, batch=4, context=1000)
+        Deployment(cost, price, depth=4, hit_rate=share).point(rate, batch=4, context=1000)
         for price, share in ((FreeDraftCost(), None), (drafter, 1.0), (drafter, 0.5), (drafter, 0.0), (drafter, None))
     )
     assert hit.chosen.draft_s == pytest.approx(2e-3)
@@ -236,7 +237,7 @@ def test_asynchronous_drafting_in_a_plan() -> None:
     assert half.chosen.round_s == pytest.approx(half.chosen.step_s + 1e-3)
     assert half.seconds_per_token == pytest.approx(half.chosen.round_s / (4 * half.chosen.tokens))
     with pytest.raises(UsageError, match=r"hit rate of 1\.5"):
-        PlanQuery(cost, drafter, hit_rate=1.5)
+        Deployment(cost, drafter, hit_rate=1.5)
 
 
 def test_an_mtp_head_has_the_targets_formats_and_a_trained_head_16_bits() -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 import pytest
 
 from wager.planner import inputs as plan_inputs
-from wager.planner.draft_cost import mtp_cost
-from wager.planner.latency import RooflineLatency
-from wager.planner.roofline import CostModel
+from wager.planner.cost import CostModel
+from wager.planner.drafting import mtp_cost
 from wager.simulation.comparison import ReplaySetting, build_policy
-from wager.simulation.server import SimulatedServer
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.workload import Workload
+from wager.simulation.latency import RooflineLatency
+from wager.simulation.server import SimulatedServer, Workload
+from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 
 WARM_UP, STEPS = 40, 60
 BEST = {

@@ -26,19 +26,17 @@ from wager.economics.latency import StaticLatency
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.surface import DraftCurve, LatencySurface
 from wager.errors import UsageError
+from wager.planner.acceptance import AcceptanceRates
+from wager.planner.cost import CostModel
 from wager.planner.devices import DEVICES
-from wager.planner.draft_cost import ConstantDraftCost
-from wager.planner.inputs import parse_hit_rate
-from wager.planner.plan import AcceptanceRates, PlanQuery
-from wager.planner.roofline import CostModel
-from wager.planner.speedup import round_seconds
+from wager.planner.drafting import ConstantDraftCost
+from wager.planner.options import parse_hit_rate
+from wager.planner.plan import Deployment, round_seconds
 from wager.simulation import comparison
-from wager.simulation.ahead import SimulatedAheadDrafter
 from wager.simulation.comparison import ReplaySetting, simulate
-from wager.simulation.policy_time import PolicyClock
-from wager.simulation.server import SimulatedServer
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.workload import Workload
+from wager.simulation.latency import PolicyClock
+from wager.simulation.server import SimulatedAheadDrafter, SimulatedServer, Workload
+from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 
 EVEN = {"request_sd": 0.0, "round_sd": 0.0, "token_sd": 0.0, "score_sd": None}
 
@@ -217,7 +215,7 @@ def test_wrong_prices_and_hit_rates_cost_little(prior: float, hit: float, believ
 
 def test_a_plan_says_how_often_drafts_are_ready() -> None:
     cost, rates = CostModel(find_model("Llama-3.1-8B"), DEVICES["H100"]), AcceptanceRates("0.8", 0.8)
-    query = PlanQuery(cost, ConstantDraftCost(5e-4), max_depth=6, draft_outcomes=3)
+    query = Deployment(cost, ConstantDraftCost(5e-4), max_depth=6, draft_outcomes=3)
     for batch in (1, 4):
         outcomes = query.outcomes(rates, batch=batch, context=1000)
         assert outcomes[0].speedup == 1

@@ -12,9 +12,8 @@ from wager.economics.options import Objective
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.surface import LatencySurface
-from wager.simulation.server import SimulatedServer
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.workload import Workload
+from wager.simulation.server import SimulatedServer, Workload
+from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 from wager.types import Draft, Plan, Span, StepRecord, Verdict
 
 WINDOW = 64

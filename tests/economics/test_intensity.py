@@ -8,9 +8,9 @@ import pytest
 from published_intensities import GQA_PLATEAUS, LATENT, LLAMA_70B_AT_4096
 
 from wager.arch import TABLE, Gqa, Layer, Mla, ModelSpec, Precision
-from wager.planner.devices import DEVICES
-from wager.planner.experts import ExpertRouting
-from wager.planner.intensity import (
+from wager.planner.cost import CostModel, SequenceLoad
+from wager.planner.devices import B200_CHARTS, DEVICES
+from wager.planner.figures import (
     DENSE_TWIN,
     FEED_FORWARD,
     MIXTURE,
@@ -19,8 +19,7 @@ from wager.planner.intensity import (
     feed_forward_curves,
     step_intensity,
 )
-from wager.planner.published import B200_ROUNDED
-from wager.planner.roofline import CostModel, SequenceLoad
+from wager.planner.routing import ExpertRouting
 
 B200, H100, H200 = DEVICES["B200"], DEVICES["H100"], DEVICES["H200"]
 
@@ -181,7 +180,7 @@ def test_the_context_at_which_compressed_attention_crosses_the_ridge(rows: int, 
     """Published for latent attention over one entry per 128 positions, ridge 281; and V4's own HCA by its formula."""
     entries = with_attention(Mla(64, 1536, 512, 128, 64, 128), "fp8")
     after, before = (
-        attention_curves(CostModel(entries, B200_ROUNDED), [1], context=(context + by) / 128)[0].knee
+        attention_curves(CostModel(entries, B200_CHARTS), [1], context=(context + by) / 128)[0].knee
         for by in (0.5, -0.5)
     )
     assert after is not None and before is not None

@@ -10,9 +10,9 @@ import pytest
 from wager.arch import TABLE
 from wager.economics.surface import DraftCurve, LatencySurface, StepPoint, fit_surface
 from wager.errors import UsageError
+from wager.planner.cost import CostModel
 from wager.planner.devices import DEVICES
-from wager.planner.latency import RooflineLatency
-from wager.planner.roofline import CostModel
+from wager.simulation.latency import RooflineLatency
 from wager.types import StepRecord
 
 ROWS = (1, 2, 4, 8, 12, 16)

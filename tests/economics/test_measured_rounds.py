@@ -11,9 +11,7 @@ from statistics import fmean
 import pytest
 
 from wager.errors import UsageError
-from wager.planner.measured_rounds import MeasuredRound
-from wager.planner.plan import AcceptanceRates
-from wager.planner.values import parse_acceptances
+from wager.planner.acceptance import AcceptanceRates, MeasuredRound, parse_acceptances
 
 LENGTHS = (0.45, 0.1, 0.05, 0.4)
 """Mostly none or all of three draft tokens, as lookup drafts."""

@@ -11,8 +11,15 @@ import pytest
 from numpy.typing import NDArray
 
 from wager.errors import UsageError
-from wager.planner.experts import ExpertRouting, distinct_by_popularity, distinct_experts
-from wager.planner.measured_routing import TOKENS, MeasuredRouting, fit_locality, measure_routing
+from wager.planner.routing import (
+    TOKENS,
+    ExpertRouting,
+    MeasuredRouting,
+    distinct_by_popularity,
+    distinct_experts,
+    fit_locality,
+    measure_routing,
+)
 
 Texts = list[NDArray[np.int32]]
 

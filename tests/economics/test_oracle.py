@@ -13,11 +13,12 @@ import pytest
 import step_oracle as oracle
 
 from wager.arch import FORMATS, TABLE
+from wager.planner.acceptance import AcceptanceRates
+from wager.planner.cost import CostModel, SequenceLoad, StepCost
 from wager.planner.devices import DEVICES
-from wager.planner.draft_cost import FractionalDraftCost
-from wager.planner.experts import ExpertRouting
-from wager.planner.plan import AcceptanceRates, PlanQuery
-from wager.planner.roofline import CostModel, SequenceLoad, StepCost
+from wager.planner.drafting import FractionalDraftCost
+from wager.planner.plan import Deployment
+from wager.planner.routing import ExpertRouting
 
 CLOSE = 1e-9
 """Largest relative difference of two ways to add up the same numbers."""
@@ -107,7 +108,7 @@ def test_experts_by_popularity_and_locality(name: str, locality: float) -> None:
 def test_speed_ups_and_best_depths(name: str, device: str) -> None:
     """Every depth to 12, each draft token a twentieth of a plain step."""
     cost = CostModel(TABLE[name], DEVICES[device])
-    query = PlanQuery(cost, FractionalDraftCost(cost, 0.05), max_depth=12)
+    query = Deployment(cost, FractionalDraftCost(cost, 0.05), max_depth=12)
     for batch in (1, 8, 64, 512):
         for context in (500, 8000):
             seconds = [

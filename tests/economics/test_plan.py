@@ -13,10 +13,11 @@ import pytest
 from gguf import GGUFWriter
 
 from wager.cli import main
-from wager.planner import inputs as plan_inputs
-from wager.planner.draft_cost import ConstantDraftCost, DraftHeadCost, DraftModelCost, FractionalDraftCost
-from wager.planner.published import B200_ROUNDED, FLAT_ATTENTION
-from wager.planner.roofline import CostModel, SequenceLoad
+from wager.planner.cost import CostModel, SequenceLoad
+from wager.planner.devices import B200_CHARTS
+from wager.planner.drafting import ConstantDraftCost, FractionalDraftCost, PassDraftCost
+from wager.planner.options import PlanSettings, draft_cost
+from wager.planner.published import FLAT_ATTENTION
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -304,14 +305,14 @@ def test_depths_deeper_than_the_file_are_refused(run: Run, tmp_path: Path) -> No
 
 
 def test_costs_and_shapes_of_drafters() -> None:
-    cost = CostModel(FLAT_ATTENTION, B200_ROUNDED)
-    shapes = {None: DraftHeadCost, "block:8": DraftHeadCost, "model:SmolLM2-135M": DraftModelCost}
+    cost = CostModel(FLAT_ATTENTION, B200_CHARTS)
+    shapes = {None: PassDraftCost, "block:8": PassDraftCost, "model:SmolLM2-135M": PassDraftCost}
     for shape, kind in shapes.items():
-        assert isinstance(plan_inputs.draft_cost(cost, shape=shape, drafter_cost=None), kind)
-    share = plan_inputs.draft_cost(cost, shape=None, drafter_cost="0.25")
+        assert isinstance(draft_cost(cost, PlanSettings(shape=shape)), kind)
+    share = draft_cost(cost, PlanSettings(drafter_cost="0.25"))
     assert isinstance(share, FractionalDraftCost)
     assert share.seconds(4, 2, context=10) == pytest.approx(0.5 * cost.seconds([SequenceLoad(10, 1, 4)]))
-    timed = plan_inputs.draft_cost(cost, shape=None, drafter_cost="300us")
+    timed = draft_cost(cost, PlanSettings(drafter_cost="300us"))
     assert isinstance(timed, ConstantDraftCost)
     assert timed.seconds(4, 2, context=10) == pytest.approx(6e-4)
 

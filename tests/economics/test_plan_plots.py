@@ -14,12 +14,14 @@ import pytest
 import wager
 from wager.cli import main
 from wager.errors import UsageError
+from wager.planner import figures
 from wager.planner import inputs as plan_inputs
-from wager.planner import page as plan_page
-from wager.planner.experts import ExpertRouting
-from wager.planner.plan import AcceptanceRates, PlanQuery
-from wager.planner.roofline import CostModel
-from wager.planner.text import PlanReport
+from wager.planner.acceptance import AcceptanceRates
+from wager.planner.cost import CostModel
+from wager.planner.options import PlanGrid, PlanSettings, draft_cost
+from wager.planner.plan import Deployment
+from wager.planner.report import PlanReport
+from wager.planner.routing import ExpertRouting
 
 HALF, OFTEN = AcceptanceRates("0.5", 0.5), AcceptanceRates("0.8", 0.8)
 BY_DEPTH = AcceptanceRates("measured", (0.8, 0.7, 0.6))
@@ -40,12 +42,12 @@ def planned(
     routing = ExpertRouting(locality=locality)
     shape = plan_inputs.with_formats(plan_inputs.find_plan_model(model), precision, None)
     cost = CostModel(shape, plan_inputs.find_hardware(device), routing=routing, ep=ep)
-    query = PlanQuery(cost, plan_inputs.draft_cost(cost, shape="mtp", drafter_cost=None), max_depth=4, depth=depth)
-    return PlanReport.build(query, plan_inputs.PlanGrid(batches, contexts, rates))
+    query = Deployment(cost, draft_cost(cost, PlanSettings(shape="mtp")), max_depth=4, depth=depth)
+    return PlanReport.build(query, PlanGrid(batches, contexts, rates))
 
 
 def panels(report: PlanReport) -> dict[str, Any]:
-    return {axes.get_title(): axes for axes in plan_page.draw(report).get_axes() if axes.get_title()}
+    return {axes.get_title(): axes for axes in figures.draw(report).get_axes() if axes.get_title()}
 
 
 def titled(found: dict[str, Any], beginning: str) -> list[Any]:
@@ -134,7 +136,7 @@ def test_the_best_depths_are_those_of_the_plan() -> None:
     shown = axes.collections[0].get_array()
     assert shown.shape[0] == 24
     rate = 0.3 + 0.68 * 7 / 23
-    expected = report.query.point(AcceptanceRates("", rate), batch=256, context=4096).chosen.depth
+    expected = report.deployment.point(AcceptanceRates("", rate), batch=256, context=4096).chosen.depth
     assert shown[7][-1] == expected
 
 
@@ -184,7 +186,7 @@ CROWDED: dict[str, dict[str, Any]] = {
 def test_nothing_overlaps_and_nothing_is_cut_off(model: str) -> None:
     """Neither plots with their titles, labels and legends, nor words within a plot with each other."""
     report = planned(model, **CROWDED[model])
-    figure = plan_page.draw(report)
+    figure = figures.draw(report)
     figure.draw_without_rendering()
     renderer = figure._get_renderer()  # type: ignore[attr-defined]
     boxes = [axes.get_tightbbox(renderer) for axes in figure.get_axes()]
@@ -229,4 +231,4 @@ def test_without_matplotlib_drawing_is_an_error_and_the_table_is_not() -> None:
 
 def test_a_suffix_that_is_no_picture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a picture"):
-        plan_page.write_plot(planned("Llama-3.1-8B", batches=(1,)), tmp_path / "x.gif")
+        figures.write_plot(planned("Llama-3.1-8B", batches=(1,)), tmp_path / "x.gif")

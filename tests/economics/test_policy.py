@@ -17,9 +17,9 @@ from wager.economics.policy.heuristics import FixedDepth, Threshold
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.simulation.comparison import ReplaySetting, simulate
-from wager.simulation.published_latency import PublishedLatency
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.workload import Workload
+from wager.simulation.latency import PublishedLatency
+from wager.simulation.server import Workload
+from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 WRONG, DEPTH = -1, 7

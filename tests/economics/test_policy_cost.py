@@ -20,10 +20,9 @@ from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.plan_choice import shared_seconds
 from wager.economics.surface import LatencySurface
-from wager.simulation.published_latency import PublishedLatency
-from wager.simulation.server import SimulatedServer
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.workload import Workload
+from wager.simulation.latency import PublishedLatency
+from wager.simulation.server import SimulatedServer, Workload
+from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 from wager.types import Draft, Span, StepRecord, Verdict
 
 BUDGET = 10_000

@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 
 from wager.errors import UsageError
 from wager.planner.devices import DEVICES
-from wager.planner.experts import (
-    ExpertRouting,
-    distinct_by_popularity,
-    distinct_experts,
-    experts_on_fullest_rank,
-)
-from wager.simulation.published_latency import distinct_with_replacement
+from wager.planner.routing import ExpertRouting, distinct_by_popularity, distinct_experts, experts_on_fullest_rank
+from wager.simulation.latency import distinct_with_replacement
 
 LOCALITY = 0.79
 """Measured exponent of one sequence's run: T tokens in a row touch as many experts as T^0.79 unrelated ones (by

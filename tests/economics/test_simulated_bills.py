@@ -15,18 +15,15 @@ from wager.economics.acceptance import CURVES, survival
 from wager.economics.latency import StaticLatency
 from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import UsageError
+from wager.planner.cost import CostModel
 from wager.planner.devices import find_device
-from wager.planner.draft_cost import FreeDraftCost, mtp_cost
-from wager.planner.latency import RooflineLatency
-from wager.planner.memory import footprint
-from wager.planner.roofline import CostModel
+from wager.planner.drafting import FreeDraftCost, mtp_cost
+from wager.planner.plan import Deployment
 from wager.simulation import comparison
 from wager.simulation.comparison import ReplaySetting
-from wager.simulation.policy_time import PolicyClock, UncountedLatency
-from wager.simulation.server import SimulatedServer
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.traces import DraftTrace, RecordedTraces, RequestTrace
-from wager.simulation.workload import DailyLoad, Workload
+from wager.simulation.latency import PolicyClock, RooflineLatency, UncountedLatency
+from wager.simulation.server import DailyLoad, SimulatedServer, Workload
+from wager.simulation.traces import DraftTrace, RecordedTraces, RequestTrace, SyntheticDrafter, SyntheticTraces
 from wager.types import POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord
 
 
@@ -273,8 +270,8 @@ def test_memory_is_that_of_plan_in_the_fullest_step() -> None:
     assert plain is not None
     assert drafting is not None
     mean = 2000 + 3 - 1  # the last step of plain decoding: three answer tokens are known, and the last one's keys not
-    assert plain == footprint(cost, FreeDraftCost(), batch=3, context=mean)
-    assert drafting.drafter == footprint(cost, drafter, batch=3, context=2000).drafter
+    assert plain == Deployment(cost, FreeDraftCost()).footprint(batch=3, context=mean)
+    assert drafting.drafter == Deployment(cost, drafter).footprint(batch=3, context=2000).drafter
     both = comparison.simulate(setting, "adaptive", load).memory
     assert both is not None
     assert both.drafter == drafting.drafter, "the free one has no weights"

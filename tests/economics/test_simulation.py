@@ -15,17 +15,14 @@ from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import Policy
 from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import UsageError
+from wager.planner.cost import CostModel
 from wager.planner.devices import find_device
-from wager.planner.draft_cost import mtp_cost
-from wager.planner.latency import RooflineLatency
-from wager.planner.roofline import CostModel
+from wager.planner.drafting import mtp_cost
 from wager.simulation import comparison as replay
 from wager.simulation.comparison import ReplaySetting
-from wager.simulation.published_latency import PublishedLatency
-from wager.simulation.server import SimulatedServer, SimulationResult
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.traces import RecordedTraces, TraceSource
-from wager.simulation.workload import Workload
+from wager.simulation.latency import PublishedLatency, RooflineLatency
+from wager.simulation.server import SimulatedServer, SimulationResult, Workload
+from wager.simulation.traces import RecordedTraces, SyntheticDrafter, SyntheticTraces, TraceSource
 from wager.types import DraftDecision
 
 LATENCY = PublishedLatency()

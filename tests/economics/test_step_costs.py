@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from wager.arch import TABLE, ModelSpec, Precision
 from wager.errors import UsageError
+from wager.planner.cost import CostModel, SequenceLoad
 from wager.planner.devices import DEVICES, find_device
-from wager.planner.experts import ExpertRouting, distinct_experts, experts_on_fullest_rank
-from wager.planner.roofline import CostModel, SequenceLoad
+from wager.planner.routing import ExpertRouting, distinct_experts, experts_on_fullest_rank
 
 B200, H100, H200 = DEVICES["B200"], DEVICES["H100"], DEVICES["H200"]
 LLAMA, V3 = TABLE["Llama-3.1-8B"], TABLE["DeepSeek-V3"]

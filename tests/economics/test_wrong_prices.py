@@ -25,9 +25,8 @@ from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.surface import DraftCurve, LatencySurface
 from wager.loading.load import _latency
-from wager.simulation.server import SimulatedServer
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.workload import Workload
+from wager.simulation.server import SimulatedServer, Workload
+from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 from wager.types import DRAFT_STAGE, Draft, Plan, Span, StepRecord, Verdict
 
 DEPTH, OUTPUT = 7, 512

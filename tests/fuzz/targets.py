@@ -45,8 +45,8 @@ from wager.models.head_mtp import read_mtp
 from wager.models.integrity import VerifiedFiles
 from wager.models.tokenizer import Tokenizer
 from wager.models.weights import open_weights, tensor_shapes
-from wager.planner.inputs import find_hardware, find_plan_model
-from wager.planner.values import parse_acceptances, read_popularity
+from wager.planner.acceptance import parse_acceptances
+from wager.planner.inputs import find_hardware, find_plan_model, read_popularity
 from wager.simulation.traces import RecordedTraces, read_arrivals
 from wager.train.answers import read_answers, read_prompt_texts
 from wager.train.collection import read_made_up

@@ -92,7 +92,7 @@ def test_every_file_is_in_a_known_package_and_imports_what_it_may() -> None:
         ("kv.blocks", "def f():\n    from wager.models import tokenizer", "imports models"),
         ("kv.blocks", "if TYPE_CHECKING:\n    from wager.verify.pack import pack", "imports verify"),
         ("models.hub", "from wager.economics.policy import base", "imports economics.policy"),
-        ("planner.roofline", "from wager.engine.core import Engine", "imports engine"),
+        ("planner.cost", "from wager.engine.core import Engine", "imports engine"),
         ("engine.core", "from wager.planner import devices", "imports planner"),
         ("economics.surface", "from wager.planner import devices", "imports planner"),
         ("economics.surface", "from wager.economics.policy.base import Policy", "economics.policy"),
@@ -122,7 +122,7 @@ def test_the_floors_are_kept_by_a_check_that_can_fail(name: str, code: str, comp
     [
         ("kernels.cpu", "from wager.kernels.base import BLOCK_SIZE"),
         ("models.weights", "from wager.arch.spec import ModelSpec"),
-        ("planner.roofline", "from wager.arch.spec import ModelSpec"),
+        ("planner.cost", "from wager.arch.spec import ModelSpec"),
         ("simulation.server", "from wager.economics.policy.base import Policy"),
         ("engine.core", "from wager.kv.blocks import BlockPool"),
         ("profiling.calibrate", "from wager.engine.core import Engine"),

@@ -18,10 +18,9 @@ from wager.draft.ngram import NgramDrafter
 from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import UsageError, WagerError
 from wager.profiling.draft_records import AnswerPath, DraftedAnswer, PositionDraft, record_drafts
-from wager.simulation.published_latency import PublishedLatency
-from wager.simulation.server import SimulatedServer
+from wager.simulation.latency import PublishedLatency
+from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import RecordedTraces
-from wager.simulation.workload import Workload
 from wager.testing import FailingDrafter, SetAcceptanceDrafter, ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.engines import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams

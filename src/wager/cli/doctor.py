@@ -13,7 +13,7 @@ import click
 from wager.bench.machine import describe, machine_load, versions
 from wager.config import DEFAULT_MODEL
 from wager.errors import ModelError, WagerError
-from wager.planner import calibrations
+from wager.planner import calibrated
 from wager.terminal import console, flags
 
 
@@ -51,7 +51,7 @@ def examine() -> dict[str, Any]:
         "versions": versions(),
         "models": models,
         "packed": _packed(),
-        "calibrations": calibrations.stored(),
+        "calibrations": calibrated.stored(),
         "missing": _missing(models),
     }
 

@@ -12,7 +12,7 @@ from wager.config import EngineConfig
 from wager.terminal import console, flags
 
 if TYPE_CHECKING:
-    from wager.planner.measured_routing import MeasuredRouting
+    from wager.planner.routing import MeasuredRouting
 
 _MOST_TOKENS = 4096
 
@@ -40,7 +40,7 @@ def command(
     `wager plan --popularity FILE` uses them. FILE of prompts is as for `wager bench`.
     """
     from wager.cli.loading import open_engine
-    from wager.planner.measured_routing import measure_routing
+    from wager.planner.routing import measure_routing
     from wager.profiling.expert_choices import record_choices
 
     engine = open_engine(config, keep_expert_choices=True)
@@ -66,7 +66,7 @@ def command(
 
 
 def _show(routing: MeasuredRouting, *, model: str) -> None:
-    from wager.planner.experts import distinct_experts
+    from wager.planner.routing import distinct_experts
 
     experts, active = len(routing.popularity), round(sum(routing.popularity))
     columns = ["tokens", "of one text", "of different texts", "by popularity", "by locality", "uniform routing"]

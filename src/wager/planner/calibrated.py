@@ -1,62 +1,95 @@
-"""Measured step times in place of the roofline's, for `plan --hardware this`.
-
-The seconds of a step are what was measured; their division into parts is the roofline's, scaled to that sum. The
-measurements are passed as the protocols below, so that the cost model needs no calibration code.
+"""Calibrations of this machine or another in place of a datasheet: `doctor` lists them, `plan --hardware this` predicts
+with them. Opens a model's files for its shape; loads no weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
-from wager.arch import ModelSpec
+from wager.arch import ModelSpec, Precision, find_format, gguf_precision
+from wager.bench.machine import describe
+from wager.economics.calibration import FOLDER, Calibration, fingerprint, latest_calibration
+from wager.errors import ModelError, UsageError
+from wager.inputs import expand_path
+from wager.kernels import machine
+from wager.models import hub, random_models
+from wager.models.gguf import open_gguf
+from wager.models.weights import open_weights
+from wager.planner.cost import CostModel, MeasuredSteps
 from wager.planner.devices import Device
-from wager.planner.draft_cost import DraftCost
-from wager.planner.roofline import CostModel, SequenceLoad, StepCost, StepPart
+from wager.planner.inputs import read_json
+from wager.terminal import console
+
+THIS = "this"
+"""The name of this machine in `plan --hardware`."""
 
 
-class MeasuredDrafting(Protocol):
-    """Measured seconds of drafting for `requests` sequences, each to `depth`."""
+def stored() -> list[dict[str, Any]]:
+    """The stored calibrations, for `doctor`: of each calibration its path, model, kernels, age and errors, the machine
+    if it is another, or the "error" that keeps it from being read."""
+    listed: list[dict[str, Any]] = []
+    this_machine = machine()
+    for path in sorted(hub.cache_dir(FOLDER).glob("*.json")):
+        try:
+            calibration = Calibration.read(path)
+        except UsageError as error:
+            listed.append({"path": str(path), "error": error.message})
+            continue
+        setup = calibration.setup
+        other = None if setup.machine == this_machine else setup.machine
+        listed.append(
+            {
+                "path": str(path),
+                "model": setup.model,
+                "kernels": setup.kernels,
+                "threads": setup.threads,
+                "dtype": setup.dtype,
+                "age": calibration.age,
+                "when": calibration.when.isoformat(),
+                "errors": asdict(calibration.errors),
+                "other_machine": other,
+            }
+        )
+    return listed
 
-    def seconds(self, requests: float, depth: int) -> float: ...
+
+def calibrated_cost(model: str, hardware: str) -> CostModel | None:
+    """Step times of `model` by calibration, if the hardware is this machine or a file that `wager calibrate` wrote,
+    which may be another machine's; else None. UsageError if it is of another model or damaged."""
+    values: Mapping[str, Any] | None = None
+    if hardware.lower() != THIS:
+        values = read_json(expand_path(hardware)) if hardware.endswith(".json") else {}
+        if "surface" not in values:
+            return None
+    (spec, stored_in), this_machine = _spec(model), machine()
+    name, shape = Path(model).name, fingerprint(spec)
+    if values is None:
+        calibration = latest_calibration(hub.cache_dir(FOLDER), shape=shape, machine=this_machine)
+    else:
+        calibration = Calibration.from_dict(values, where=hardware)
+    setup, errors = calibration.setup, calibration.errors
+    if setup.shape != shape:
+        raise UsageError(f"{hardware} calibrates {setup.model}, and --model is {name}.", "Name that model.")
+    local = setup.machine == this_machine
+    if not local:
+        console.say(f"warning: {hardware} was made on another machine: {setup.machine}; this one is {this_machine}.")
+    label = (
+        f"{setup.machine}; {setup.kernels}, {setup.dtype}, measured {calibration.age}, off by {errors.median:.1%} "
+        f"(median) and {errors.p90:.1%} (90th percentile) on steps it was not fitted to"
+    )
+    precision = _precision(setup.dtype, stored_in)
+    if setup.dtype.endswith(" q8 cache"):
+        precision = replace(precision, cache=find_format("q8").bytes)
+    described = replace(spec, name=name, precision=precision, source="the model's own files")
+    return measured_cost(described, calibration.surface(), memory=describe().memory if local else None, label=label)
 
 
-class MeasuredSteps(Protocol):
-    """Measured seconds of a step by its shape, as LatencyModel.seconds; `rows` are the row counts that were measured,
-    ascending; `drafters` the drafters that were, by name."""
-
-    @property
-    def rows(self) -> Sequence[int]: ...
-
-    @property
-    def drafters(self) -> Mapping[str, MeasuredDrafting]: ...
-
-    def seconds(self, rows: float, requests: float, context_sum: float) -> float: ...
-
-
-class CalibratedCostModel(CostModel):
-    """Seconds of steps of `model` as `measured`. Its device is what the measurements imply: see `implied_device`."""
-
-    def __init__(self, model: ModelSpec, measured: MeasuredSteps, *, memory: float | None, label: str) -> None:
-        super().__init__(model, implied_device(model, measured, memory=memory, label=label))
-        self.measured = measured
-
-    def step(self, loads: Sequence[SequenceLoad], *, distinct_experts: float | None = None) -> StepCost:
-        """See CostModel."""
-        roofline = super().step(loads, distinct_experts=distinct_experts)
-        if not roofline.seconds:
-            return roofline
-        rows = sum(load.rows * load.count for load in loads)
-        requests = sum(load.count for load in loads)
-        cached = sum(load.context * load.count for load in loads)
-        seconds = self.measured.seconds(rows, requests, cached)
-        scale = seconds / roofline.seconds
-        parts = {
-            name: StepPart(part.seconds * scale, part.bytes, part.flops, part.bound)
-            for name, part in roofline.parts.items()
-        }
-        return StepCost(seconds, parts)
+def measured_cost(model: ModelSpec, measured: MeasuredSteps, *, memory: float | None, label: str) -> CostModel:
+    """Seconds of steps of `model` as measured, on the device that the measurements imply."""
+    return CostModel(model, implied_device(model, measured, memory=memory, label=label), measured=measured)
 
 
 def implied_device(model: ModelSpec, measured: MeasuredSteps, *, memory: float | None, label: str) -> Device:
@@ -72,13 +105,29 @@ def implied_device(model: ModelSpec, measured: MeasuredSteps, *, memory: float |
     return Device("this machine", dict.fromkeys(kinds, peak), model.streamed_bytes / first, memory, label=label)
 
 
-@dataclass(frozen=True, slots=True)
-class CalibratedDraftCost(DraftCost):
-    """A DraftCost by measurement. Its memory is not measured and counts as 0."""
+def _precision(form: str, stored_in: Precision) -> Precision:
+    """Number formats of weights whose form a calibration describes (loading.opened.OpenedModel.formats)."""
+    names = [part.split()[0] for part in form.split(" + ")]
+    if names[0] == "bfloat16":
+        return Precision.of("bf16")
+    if stored_in != Precision.of("bf16"):
+        return stored_in
+    return Precision.of(names[0], head="q8_0", router="fp32")
 
-    name: str = field()  # required, although the base has a property of that name
-    measured: MeasuredDrafting = field()
 
-    def seconds(self, requests: float, depth: int, *, context: float) -> float:
-        """See DraftCost; the measurements do not depend on the context."""
-        return self.measured.seconds(requests, depth) if depth and requests else 0.0
+def _spec(model: str) -> tuple[ModelSpec, Precision]:
+    """The shape of a model on this machine, and the number formats of its file; UsageError if its files are not stored
+    here."""
+    bf16 = Precision.of("bf16")
+    if hub.is_random(model):
+        return random_models.spec_of(model), bf16
+    try:
+        path = hub.find(model)
+    except ModelError as error:
+        raise UsageError(f"Only models on this machine can be calibrated: {error.message}", error.hint) from error
+    if path is None:
+        raise UsageError(
+            f"{model} is not on this machine, so it was never calibrated.",
+            f"Calibrate it: wager calibrate --model {model}.",
+        )
+    return open_weights(path).spec, gguf_precision(open_gguf(path).sizes) if path.is_file() else bf16

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wager.config import DEFAULT_MODEL
-from wager.planner import inputs as plan_inputs
-from wager.planner import values as plan_values
 from wager.terminal import console, flags
 
 if TYPE_CHECKING:
-    from wager.planner.text import PlanReport
+    from wager.planner.report import PlanReport
 
 _PATH = click.Path(dir_okay=False, path_type=Path)
 
@@ -166,24 +164,25 @@ def command(
     nothing is measured; docs/economics.md has the formulas. With --hardware this the step times are those that `wager
     calibrate` measured.
     """
-    from wager.planner import text as plan_text
+    from wager.planner.acceptance import parse_acceptances
+    from wager.planner.inputs import parse_integers
+    from wager.planner.options import PlanGrid, PlanSettings, plan_deployment
+    from wager.planner.report import PlanReport
 
     if html_path or plot_path:
-        from wager.planner import page as plan_page
-    query = plan_inputs.plan_query(model, hardware, plan_inputs.PlanSettings(**settings))
-    rates = plan_values.parse_acceptances(acceptances)
+        from wager.planner import figures
+    deployment = plan_deployment(model, hardware, PlanSettings(**settings))
+    rates = parse_acceptances(acceptances)
     if contexts is None:
-        contexts = str(min(4096, query.cost.model.context, query.drafter.max_context or 4096))
-    grid = plan_inputs.PlanGrid(
-        plan_values.parse_integers("batch", batches), plan_values.parse_integers("context", contexts), tuple(rates)
-    )
-    report = plan_text.PlanReport.build(query, grid)
+        contexts = str(min(4096, deployment.cost.model.context, deployment.drafter.max_context or 4096))
+    grid = PlanGrid(parse_integers("batch", batches), parse_integers("context", contexts), tuple(rates))
+    report = PlanReport.build(deployment, grid)
     if json_path:
         console.write_json(report.as_dict(), json_path)
     if plot_path:
-        plan_page.write_plot(report, plot_path)
+        figures.write_plot(report, plot_path)
     if html_path:
-        plan_page.write_page(report, html_path)
+        figures.write_page(report, html_path)
     if str(json_path) != "-":
         _show(report)
     for path in (plot_path, html_path):

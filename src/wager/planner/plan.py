@@ -1,24 +1,21 @@
-"""What `wager plan` computes: for a batch, context and acceptance, every depth's outcome, what the step waits for, and
-the batch sizes at which plain decoding is fastest. Plain values, for a table, a page or JSON.
+"""What `wager plan` computes for a deployment: at a batch, context and acceptance every depth's outcome, what the step
+waits for, whether it fits in memory, and the batch sizes at which plain decoding is fastest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from wager.economics.acceptance import survival
+from wager.economics.acceptance import tokens_per_round
 from wager.economics.drafts_ahead import hit_rate_of
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError
-from wager.planner.draft_cost import DraftCost
-from wager.planner.measured_rounds import MeasuredRound
-from wager.planner.memory import Footprint, drafter_footprint, footprint
-from wager.planner.roofline import CostModel, SequenceLoad, StepCost
-from wager.planner.speedup import DepthOutcome, best_outcome, break_even_acceptance, depth_outcomes
+from wager.planner.acceptance import AcceptanceRates
+from wager.planner.cost import CostModel, SequenceLoad, StepCost
+from wager.planner.drafting import DraftCost
 
 LARGEST_BATCH = 1 << 20
 """Far beyond any server; a larger figure is a slip of the keyboard."""
@@ -28,38 +25,119 @@ DEFAULT_MAX_DEPTH = 16
 MOST_OUTCOMES = 1024
 """Outcomes of a round that may be drafted for."""
 
+SPARE_SHARE = 0.1
+"""Share of a device's memory that the plan leaves to activations and the runtime."""
+
+
+# ---- rounds by depth ------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
-class AcceptanceRates:
-    """How often draft tokens are accepted: one rate, or one per depth given that the token before was accepted.
+class DepthOutcome:
+    """A round of one depth: expected tokens per request (bonus token included), seconds of the step, of drafting and of
+    the round (their sum, or less where drafting runs beside the step), and how much faster tokens come than with depth
+    0; `hit_rate` is the share of rounds whose draft was ready then."""
 
-    `rounds` are the rounds of depths 1, 2, ... where they were measured (`wager acceptance`). They count for more than
-    the rates: drafts may be shorter than requested, and survival at one depth is not that at another.
+    depth: int
+    tokens: float
+    step_s: float
+    draft_s: float
+    speedup: float
+    round_s: float
+    hit_rate: float | None = None
+
+
+def round_seconds(step: float, draft: float, *, hit_rate: float | None = None) -> float:
+    """Seconds of a round: step + draft, one after the other (`hit_rate` None).
+
+    With a hit rate h drafting is asynchronous: while a step verifies, the next draft is made for the outcomes that are
+    likely, and h is the share of rounds whose outcome was among them. Then the next step starts as soon as both are
+    done; else the draft is made after verification: h max(step, draft) + (1 - h) (step + draft). The denominator of
+    speculative speculative decoding (SSD, arXiv 2603.03251); h = 1 is the bound of PEARL (arXiv 2408.11850).
     """
+    if hit_rate is None:
+        return step + draft
+    return hit_rate * max(step, draft) + (1 - hit_rate) * (step + draft)
 
-    label: str
-    rates: float | tuple[float, ...]
-    rounds: tuple[MeasuredRound, ...] = ()
 
-    def survival(self, depth: int) -> tuple[float, ...]:
-        """S_1..S_depth."""
-        return survival(self.rates, depth)
+def depth_outcomes(
+    steps: Sequence[float],
+    drafts: Sequence[float],
+    survival: Sequence[float],
+    *,
+    hit_rate: float | Sequence[float] | None = None,
+) -> list[DepthOutcome]:
+    """Every depth from 0 to len(steps) - 1. `steps[g]` are seconds of a step with g draft tokens per request,
+    `drafts[g]` seconds of drafting them. Speed-up is tokens x steps[0] / round; at depth 0 it is 1. `hit_rate`,
+    one or one for each depth: see round_seconds."""
+    outcomes = []
+    for depth, (step, draft) in enumerate(zip(steps, drafts, strict=True)):
+        rate = hit_rate[depth] if isinstance(hit_rate, Sequence) else hit_rate
+        tokens = tokens_per_round(survival, depth)
+        seconds = round_seconds(step, draft, hit_rate=rate)
+        outcomes.append(DepthOutcome(depth, tokens, step, draft, tokens * steps[0] / seconds, seconds, rate))
+    return outcomes
 
-    def added_tokens(self, depth: int) -> tuple[float, ...]:
-        """Tokens that a round of depth 1, 2, ... `depth` has more than one of a depth less: S_k, or as measured."""
-        if not self.rounds:
-            return self.survival(depth)
-        tokens = [1.0, *(each.tokens for each in self.rounds[:depth])]
-        return tuple(later - earlier for earlier, later in pairwise(tokens))
 
-    def rows(self, depth: int, *, batch: float) -> tuple[float, ...]:
-        """Rows per request in a step of that depth, the known token included: equally likely values."""
-        return self.rounds[depth - 1].rows(batch) if self.rounds and depth else (depth + 1.0,)
+def best_outcome(outcomes: Sequence[DepthOutcome]) -> DepthOutcome:
+    """The first depth of the largest speed-up; depth 0 where no draft pays."""
+    return max(outcomes, key=lambda outcome: outcome.speedup)  # max keeps the first of equals
+
+
+def tokens_at_constant_rate(acceptance: float, depth: int) -> float:
+    """Expected tokens of a round where every draft token is accepted at one rate: (1 - a^(depth+1)) / (1 - a)."""
+    return depth + 1.0 if acceptance == 1 else (1 - acceptance ** (depth + 1)) / (1 - acceptance)
+
+
+def break_even_acceptance(steps: Sequence[float], drafts: Sequence[float], depth: int) -> float | None:
+    """The constant acceptance rate at which that depth is as fast as depth 0; None if even a rate of 1 is slower."""
+    needed = (steps[depth] + drafts[depth]) / steps[0]
+    if needed > depth + 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if tokens_at_constant_rate(middle, depth) >= needed else (middle, high)
+    return high
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes on one device. `memory` is what it has, None where that is unknown."""
+
+    weights: float
+    drafter: float
+    cache: float
+    memory: float | None
 
     @property
-    def max_depth(self) -> int | None:
-        """The deepest draft token with a known rate; None if every depth has one."""
-        return len(self.rates) if isinstance(self.rates, tuple) else None
+    def total(self) -> float:
+        return self.weights + self.drafter + self.cache
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits beside the spare share; None if the memory is unknown."""
+        return None if self.memory is None else self.total <= self.memory * (1 - SPARE_SHARE)
+
+    @property
+    def largest_batch(self) -> int | None:
+        """Sequences that fit beside the weights, in the footprint of one; None: any number."""
+        if self.memory is None:
+            return None
+        left = self.memory * (1 - SPARE_SHARE) - self.weights - self.drafter
+        if self.cache > 0:
+            return max(0, int(left // self.cache))
+        return None if left >= 0 else 0
+
+    def as_dict(self) -> dict[str, float | bool | None]:
+        """Plain values for JSON."""
+        return {**asdict(self), "total": self.total, "fits": self.fits}
+
+
+# ---- a point of the plan --------------------------------------------------------------------------------------------
 
 
 class BatchRange(NamedTuple):
@@ -97,6 +175,12 @@ class PlanPoint:
         """Whether everything fits, on the target's devices and on the drafter's own; None if a memory is unknown."""
         known = [one.fits for one in (self.memory, self.drafter_memory) if one is not None]
         return False if False in known else None if None in known else True
+
+    @property
+    def plain_bound(self) -> tuple[str, str]:
+        """The part that takes most of a plain step, and what it waits for."""
+        part = self.plain_step.binding
+        return part, self.plain_step.parts[part].bound
 
     @property
     def seconds_per_token(self) -> float:
@@ -158,10 +242,10 @@ class PlanPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanQuery:
-    """What is evaluated at every point: which target and drafter, and how deep. `depth` fixes the depth (None: the best
-    one up to `max_depth`). With a `hit_rate`, or drafts for so many `draft_outcomes` of each sequence, drafting is
-    asynchronous: see speedup.round_seconds."""
+class Deployment:
+    """A target on its devices with a drafter, and how deep it drafts. `depth` fixes the depth (None: the best one up to
+    `max_depth`). With a `hit_rate`, or drafts for so many `draft_outcomes` of each sequence, drafting is asynchronous:
+    see round_seconds. UsageError for a figure that is out of range."""
 
     cost: CostModel
     drafter: DraftCost
@@ -228,7 +312,8 @@ class PlanQuery:
             )
         chosen = best_outcome(outcomes) if self.depth is None else outcomes[self.depth]
         plain = [SequenceLoad(context, 1, batch)]
-        steps, drafts = [o.step_s for o in outcomes], [o.round_s - o.step_s for o in outcomes]
+        steps = [outcome.step_s for outcome in outcomes]
+        drafts = [outcome.round_s - outcome.step_s for outcome in outcomes]
         return PlanPoint(
             batch=batch,
             context=context,
@@ -239,8 +324,8 @@ class PlanQuery:
             step=self.cost.step([SequenceLoad(context, fmean(acceptance.rows(chosen.depth, batch=batch)), batch)]),
             marginal_costs=dict(self.cost.marginal_cost(plain)),
             break_even=break_even_acceptance(steps, drafts, 1) if len(outcomes) > 1 else None,
-            memory=footprint(self.cost, self.drafter, batch=batch, context=context),
-            drafter_memory=drafter_footprint(self.drafter, batch=batch, context=context),
+            memory=self.footprint(batch=batch, context=context),
+            drafter_memory=self.drafter_footprint(batch=batch, context=context),
             at_max_depth=self._stopped_by_max_depth(chosen, acceptance),
             groups=self.cost.cluster.groups,
         )
@@ -269,6 +354,36 @@ class PlanQuery:
                 "for: it cannot draft there.",
                 "Plan a shorter context, or another drafter.",
             )
+
+    # ---- memory -----------------------------------------------------------------------------------------------------
+
+    def footprint(self, *, batch: float, context: float) -> Footprint:
+        """Bytes that `batch` sequences of `context` positions take (per device; under expert parallelism, of each
+        rank). A drafter on a device of its own takes nothing here: see drafter_footprint."""
+        cost, drafter = self.cost, self.drafter
+        if drafter.own_device is not None:
+            return Footprint(cost.weight_bytes(), 0.0, batch * cost.cache_bytes(context), cost.device.memory)
+        cache = cost.cache_bytes(context) + drafter.kv_bytes(context)
+        return Footprint(cost.weight_bytes(), drafter.device_bytes, batch * cache, cost.device.memory)
+
+    def drafter_footprint(self, *, batch: float, context: float) -> Footprint | None:
+        """Bytes on a drafter's own device; None for a drafter on the target's devices."""
+        drafter = self.drafter
+        if drafter.own_device is None:
+            return None
+        return Footprint(0.0, drafter.device_bytes, batch * drafter.kv_bytes(context), drafter.own_device.memory)
+
+    def largest_batch(self, context: float) -> int | None:
+        """Most sequences of that context that fit, on the target's devices and on the drafter's own; 0 if not even the
+        weights do, None if the memory of the target's devices is unknown."""
+        here = self.footprint(batch=1, context=context)
+        there = self.drafter_footprint(batch=1, context=context)
+        if here.memory is None:
+            return None
+        limits = [one.largest_batch for one in (here, there) if one is not None]
+        return min((limit for limit in limits if limit is not None), default=0)
+
+    # ---- where plain decoding is fastest ----------------------------------------------------------------------------
 
     def losing_batches(
         self, acceptance: AcceptanceRates, *, batches: Sequence[int], context: float

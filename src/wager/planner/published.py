@@ -1,8 +1,9 @@
 """The simplified DeepSeek-V4-Flash on a B200 behind published charts of speculative decoding's cost.
 
-Rounded ridges (281, 563, 1125), 107e6 projection weights, experts of 25.2e6 weights, no head, no router, and either
-one attention for all 43 layers or the real mix of layers. Used to reproduce those charts, and to show beside the full
-model what the simplification changes. Source: "The economics of speculative decoding", fergusfinn.com, June 2026.
+107e6 projection weights, experts of 25.2e6 weights, no head, no router, and either one attention for all 43 layers or
+the real mix of layers; the device is B200_CHARTS of devices.py, with rounded ridges. Used to reproduce those charts,
+and to show beside the full model what the simplification changes. Source: "The economics of speculative decoding",
+fergusfinn.com, June 2026.
 """
 
 from __future__ import annotations
@@ -10,18 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from wager.arch import Attention, Compressed, Experts, Indexer, Layer, ModelSpec, Precision, Quoted, Stream
-from wager.planner.devices import Device
-
-B200_ROUNDED = Device(
-    "B200-charts",
-    {"bf16": 281 * 8e12, "fp8": 563 * 8e12, "fp4": 1125 * 8e12},
-    8e12,
-    192e9,
-    900e9,
-    50e9,
-    8,
-    label="the ridges of the published charts",
-)
 
 _PROJECTIONS = 107_000_000
 _EXPERTS = Experts(256, 6, 1, 2000)  # times a hidden size of 4200: 25.2e6 weights each

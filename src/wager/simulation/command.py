@@ -13,7 +13,7 @@ from wager.terminal import console, flags
 
 if TYPE_CHECKING:
     from wager.simulation.comparison import ReplayPoint
-    from wager.simulation.inputs import ReplayQuery
+    from wager.simulation.options import ReplayQuery
 
 _MAX_ROUNDS = 10_000_000
 
@@ -175,13 +175,12 @@ def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any)
     are synthetic, and their drafts are accepted by published survival curves. Every policy serves the same requests;
     the simulated clock advances by the predicted time of each step and by the time that the policy takes.
     """
-    from wager.simulation import inputs as replay_inputs
-    from wager.simulation import text as replay_text
+    from wager.simulation import report
     from wager.simulation.comparison import compare, fixed_policies
-    from wager.simulation.loads import ReplayOptions
+    from wager.simulation.options import ReplayOptions, replay_query
 
     chosen = list(dict.fromkeys(policies)) or ["none", "threshold", "adaptive"]
-    query = replay_inputs.replay_query(ReplayOptions(**values))
+    query = replay_query(ReplayOptions(**values))
     names = list(dict.fromkeys([*fixed_policies(query.setting), *chosen]))
     with console.meter("simulations") as update:
         done = 0
@@ -193,17 +192,17 @@ def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any)
 
         points = compare(query.setting, names, query.workloads, on_point=count)
     if json_path:
-        console.write_json(replay_text.as_dict(query, points, values), json_path)
+        console.write_json(report.as_dict(query, points, values), json_path)
     if str(json_path) != "-":
         _show(query, points, chosen)
 
 
 def _show(query: ReplayQuery, points: Sequence[ReplayPoint], chosen: Sequence[str]) -> None:
-    from wager.simulation import text as replay_text
+    from wager.simulation import report
 
-    for line in replay_text.head(query):
+    for line in report.head(query):
         click.echo(line)
-    columns, rows = replay_text.table(points, chosen)
+    columns, rows = report.table(points, chosen)
     console.table("", columns, rows, to_stdout=True)
-    for line in replay_text.notes(query, points):
+    for line in report.notes(query, points):
         click.echo(click.wrap_text(line, width=100, subsequent_indent="  "))

@@ -20,13 +20,10 @@ from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.heuristics import FixedDepth, Threshold
 from wager.errors import UsageError
-from wager.planner.latency import RooflineLatency
-from wager.planner.memory import Footprint
-from wager.simulation.ahead import SimulatedAheadDrafter
-from wager.simulation.policy_time import PolicyClock, UncountedLatency
-from wager.simulation.server import SimulatedServer, SimulationResult
+from wager.planner.plan import Footprint
+from wager.simulation.latency import PolicyClock, RooflineLatency, UncountedLatency
+from wager.simulation.server import SimulatedAheadDrafter, SimulatedServer, SimulationResult, Workload
 from wager.simulation.traces import TraceSource
-from wager.simulation.workload import Workload
 from wager.types import DraftDecision
 
 _FIXED_DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 20, 28)
@@ -103,10 +100,7 @@ class ReplayPoint:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        memory = None
-        if self.memory is not None:
-            memory = {**asdict(self.memory), "total": self.memory.total, "fits": self.memory.fits}
-        return {**asdict(self), "memory": memory}
+        return {**asdict(self), "memory": None if self.memory is None else self.memory.as_dict()}
 
 
 def build_policy(
@@ -168,7 +162,7 @@ def compare(
     for workload in workloads:
         simulated: dict[str, ReplayPoint] = {}
         for name in sorted(names, key=lambda name: not _is_fixed(name)):
-            best = max(filter(_is_compared, simulated.values()), key=_rate, default=None)
+            best = max((p for p in simulated.values() if _is_fixed(p.policy)), key=_rate, default=None)
             before = _decision(best.policy if best and not _is_fixed(name) else name, setting)
             simulated[name] = simulate(setting, name, workload, drafted_before=before)
             if on_point:
@@ -197,10 +191,6 @@ def simulate(
 
 def _is_fixed(name: str) -> bool:
     return name == "none" or name.startswith("fixed")
-
-
-def _is_compared(point: ReplayPoint) -> bool:
-    return _is_fixed(point.policy)
 
 
 def _decision(name: str, setting: ReplaySetting) -> DraftDecision:
@@ -254,7 +244,7 @@ def _memory(name: str, setting: ReplaySetting, result: SimulationResult) -> Foot
 
 def _with_regret(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:
     """Points of one workload with what they lose against the best fixed depth among them (negative: what they gain)."""
-    fixed = [point for point in points if _is_compared(point)]
+    fixed = [point for point in points if _is_fixed(point.policy)]
     if not fixed:
         return list(points)
     best = max(fixed, key=_rate)

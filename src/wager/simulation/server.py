@@ -9,20 +9,268 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count, pairwise
+from typing import Never
 
 import numpy as np
 
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import Policy
-from wager.simulation.ahead import SimulatedAheadDrafter
-from wager.simulation.policy_time import PolicyClock, TimedPolicy
-from wager.simulation.requests import RequestTimes, SimulatedDraft, SimulatedRequest
-from wager.simulation.traces import TraceSource
-from wager.simulation.workload import Workload
+from wager.errors import UsageError
+from wager.simulation.latency import PolicyClock, TimedPolicy
+from wager.simulation.traces import MAX_DRAFTED, RequestTrace, TraceSource
 from wager.types import DRAFT_STAGE, POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord, Verdict
+
+# ---- how requests arrive --------------------------------------------------------------------------------------------
+
+MAX_BATCH = 16_384
+"""Most sequences of a step, and so the most users that all run at once."""
+
+MAX_RATE, MIN_RATE = 1e6, 1e-6
+"""Requests a second: beyond these a simulation would not end, or its seconds would not be numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class DailyLoad:
+    """Arrivals that rise and fall: `low` requests a second at both ends of a day of `seconds`, `peak` in its middle,
+    a cosine between; day after day."""
+
+    peak: float
+    low: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not (MIN_RATE <= self.peak <= MAX_RATE and 0 <= self.low <= self.peak):
+            cause = f"A load between {self.low:g} and {self.peak:g} requests a second is out of range."
+            raise UsageError(cause, f"The peak is between {MIN_RATE:g} and {MAX_RATE:g}, the low between 0 and it.")
+        if not 0 < self.seconds < 1e9:
+            raise UsageError(f"A day of {self.seconds:g} seconds is out of range.", "Give a length above 0, as 600s.")
+
+    def rate(self, now: float) -> float:
+        """Requests a second at that time."""
+        return self.low + (self.peak - self.low) * (1 - math.cos(2 * math.pi * now / self.seconds)) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Closed loop: `concurrency` users, each sending a new request as soon as the last one is answered. Open loop:
+    requests arrive at random, `rate` a second on average or as a `day` goes; or at the given `arrivals` in seconds.
+
+    The simulation ends after `requests` finished requests; or, with None, after `rounds` rounds summed over requests,
+    and then the first users' requests start at random points of their answers, as on a server that has been running.
+    `max_batch` bounds the sequences of a step, `prefill_chunk` its prompt rows.
+    """
+
+    concurrency: int | None = None
+    rate: float | None = None
+    requests: int | None = None
+    rounds: int = 20_000
+    max_batch: int = MAX_BATCH
+    prefill_chunk: int = 512
+    seed: int = 0
+    day: DailyLoad | None = None
+    arrivals: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        kinds = (self.concurrency, self.rate, self.day, self.arrivals)
+        if sum([kind is not None for kind in kinds]) != 1:
+            raise UsageError("A workload has one kind of arrivals.", "Give a concurrency, a rate, a day or arrivals.")
+        for name in ("concurrency", "rate", "requests", "rounds", "max_batch", "prefill_chunk"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{name} = {value} is out of range.", f"{name} must be above 0.")
+        if self.rate is not None and not MIN_RATE <= self.rate <= MAX_RATE:
+            hint = f"Give {MIN_RATE:g} to {MAX_RATE:g} requests a second."
+            raise UsageError(f"rate = {self.rate:g} is out of range.", hint)
+        if self.concurrency is not None and self.concurrency > MAX_BATCH:
+            raise UsageError(f"concurrency = {self.concurrency} is out of range.", f"At most {MAX_BATCH} users.")
+        if self.arrivals is not None:
+            self._check_arrivals(self.arrivals)
+
+    def _check_arrivals(self, arrivals: tuple[float, ...]) -> None:
+        wrong = [time for time in arrivals if not 0 <= time < 1e12]
+        if wrong or not arrivals or any(later < earlier for earlier, later in pairwise(arrivals)):
+            cause = f"An arrival at {wrong[0]!r} seconds is out of range." if wrong else "Arrivals do not ascend."
+            raise UsageError(cause if arrivals else "There are no arrivals.", "Give ascending seconds from 0 on.")
+        if self.requests is not None and self.requests > len(arrivals):
+            raise UsageError(f"There are {len(arrivals)} arrivals for {self.requests} requests.")
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests wait for earlier ones: throughput is then the server's own, not that of the arrivals."""
+        return self.concurrency is not None
+
+    @property
+    def num_requests(self) -> int | None:
+        """Requests after which the simulation ends: None if it ends after rounds."""
+        return len(self.arrivals) if self.arrivals is not None and self.requests is None else self.requests
+
+    @property
+    def label(self) -> str:
+        """In words, for a table."""
+        if self.day is not None:
+            return f"{self.day.low:g} to {self.day.peak:g} a second"
+        if self.arrivals is not None:
+            return f"{len(self.arrivals)} arrivals"
+        return f"{self.rate:g} a second" if self.rate else f"{self.concurrency} user{'s' * (self.concurrency != 1)}"
+
+    def arrival_times(self, rng: np.random.Generator) -> Iterator[float]:
+        """Seconds at which requests arrive, ascending; of an open loop."""
+        if self.arrivals is not None:
+            return iter(self.arrivals)
+        return self._daily_arrivals(self.day, rng) if self.day else self._random_arrivals(self.rate or 1.0, rng)
+
+    def _random_arrivals(self, rate: float, rng: np.random.Generator) -> Iterator[float]:
+        """A Poisson process, from an arrival at 0."""
+        now = 0.0
+        for _ in count():
+            yield now
+            now += float(rng.exponential(1 / rate))
+
+    def _daily_arrivals(self, day: DailyLoad, rng: np.random.Generator) -> Iterator[float]:
+        """A Poisson process whose rate changes: one at the peak's rate, thinned (Lewis and Shedler, 1979)."""
+        now = 0.0
+        for _ in count():
+            now += float(rng.exponential(1 / day.peak))
+            if rng.random() * day.peak < day.rate(now):
+                yield now
+
+
+# ---- one request ----------------------------------------------------------------------------------------------------
+
+_WRONG = -1
+"""A draft token that does not match the answer."""
+
+_CHAINS = tuple([tuple(range(-1, size - 1)) for size in range(MAX_DRAFTED + 1)])
+"""The parents of a chain, by its length."""
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """One request: its number, when it arrived and got its first and last token (-1: not yet), tokens and rounds."""
+
+    number: int
+    arrived: float
+    first_token: float = -1.0
+    last_token: float = -1.0
+    tokens: int = 0
+    rounds: int = 0
+
+    def add_round(self, now: float, tokens: int) -> None:
+        """A round at `now` emitted that many tokens."""
+        self.first_token = now if self.first_token < 0 else self.first_token
+        self.last_token = now
+        self.tokens += tokens
+        self.rounds += 1
+
+
+class SimulatedRequest:
+    """A request in the batch: `done` of its answer's tokens are known, and the keys of `cached` tokens stored."""
+
+    __slots__ = ("cached", "done", "seq_id", "times", "trace")
+
+    def __init__(self, trace: RequestTrace, times: RequestTimes, *, done: int = 0) -> None:
+        self.seq_id = f"r{times.number}"
+        self.trace, self.times, self.done = trace, times, done
+        self.cached = trace.prompt_tokens + done - 1 if done else 0
+
+    def draft(self, drafter: str, decision: DraftDecision) -> SimulatedDraft:
+        """The drafter's draft under the decision. Draft tokens are positions of the answer, or _WRONG."""
+        trace, at = self.trace.drafts[drafter], self.done
+        size = min(decision.depth, int(trace.num_drafted[at]))
+        scores: list[float] = [] if trace.scores is None else trace.scores[at, :size].tolist()
+        passes = decision.depth
+        if decision.min_survival:
+            stop = next((node for node, score in enumerate(scores) if score < decision.min_survival), size - 1)
+            size = min(size, stop + 1)
+            passes = max(1, size)
+        matching = min(size, int(trace.num_matching[at]))
+        tokens = (*range(at, at + matching), *((_WRONG,) * (size - matching)))
+        return SimulatedDraft(Draft(self.seq_id, tokens, _CHAINS[size], tuple(scores[:size]), drafter), passes)
+
+    def verify(self, draft: Draft | None) -> Verdict:
+        """Tokens are numbered by their position in the answer, so a draft token matches if it is its own position."""
+        at, run = self.done, 0
+        for token in draft.tokens if draft else ():
+            if token != at + run:
+                break
+            run += 1
+        return Verdict(self.seq_id, tuple(range(run)), tuple(range(at, at + run + 1)))
+
+    def commit(self, tokens: int) -> None:
+        """That many tokens more of the answer are known."""
+        self.done += tokens
+        self.cached = self.trace.prompt_tokens + self.done - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDraft:
+    """A draft, and the passes of the drafter that it took."""
+
+    draft: Draft
+    passes: int
+
+
+# ---- drafters that draft ahead --------------------------------------------------------------------------------------
+
+Price = Callable[[Collection[int]], float]
+"""Seconds of drafting for as many sequences as there are numbers, each with that number of passes."""
+
+_MASK = (1 << 53) - 1
+
+
+class SimulatedAheadDrafter:
+    """A drafter that drafts while the target verifies, whose drafts are ready with probability `hit_rate`; what a
+    policy learns from (AheadCounts).
+
+    Which are ready is decided by the request's number and place in its answer alone, so that every policy meets the
+    same ones; a request's first draft never is.
+    """
+
+    least_drafted = 1
+
+    def __init__(self, hit_rate: float, *, seed: int = 0) -> None:
+        self.hits = 0
+        self.misses = 0
+        self._hit_rate = hit_rate
+        self._seed = seed
+        self._drafted_for: set[str] = set()
+        self._last_step = 0.0
+
+    def take_drafted(self) -> Sequence[Never]:
+        """Its seconds are those of the latency model: there is nothing to learn."""
+        return ()
+
+    def waited(self, drafted: Sequence[tuple[SimulatedRequest, SimulatedDraft]], price: Price) -> float:
+        """What the step waits for these drafts; the step before it took `_last_step`."""
+        missed: list[int] = []
+        for request, draft in drafted:
+            if request.seq_id not in self._drafted_for:
+                missed.append(draft.passes)
+            elif self._is_ready(request):
+                self.hits += 1
+            else:
+                self.misses += 1
+                missed.append(draft.passes)
+        self._drafted_for = {request.seq_id for request, _ in drafted}
+        waited = price(missed) if missed else 0.0
+        if len(missed) < len(drafted):
+            waited += max(0.0, price([draft.passes + 1 for _, draft in drafted]) - self._last_step)
+        return waited
+
+    def step_took(self, seconds: float) -> None:
+        """The pass beside which the next drafts are made."""
+        self._last_step = seconds
+
+    def _is_ready(self, request: SimulatedRequest) -> bool:
+        place = hash((self._seed, request.times.number, request.done, 0x9E3779B9)) & _MASK
+        return place < self._hit_rate * (_MASK + 1)
+
+
+# ---- the server -----------------------------------------------------------------------------------------------------
 
 _PACED_TOKENS = 16
 """Requests of fewer tokens have no speed of their own."""
@@ -87,7 +335,9 @@ class SimulatedServer:
         ahead: Mapping[str, SimulatedAheadDrafter] | None = None,
         drafted_before: DraftDecision = _PLAIN,
     ) -> None:
-        self._traces, self._latency, self._workload = traces, latency, workload
+        self._traces = traces
+        self._latency = latency
+        self._workload = workload
         self._clock = clock or PolicyClock(0.0)
         self._ahead = dict(ahead or {})
         self._policy = TimedPolicy(policy, self._clock)

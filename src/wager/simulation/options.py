@@ -7,25 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from wager.config import DEFAULT_MODEL
 from wager.economics.acceptance import CURVES
 from wager.economics.options import parse_objective, parse_seconds
 from wager.errors import UsageError
 from wager.inputs import expand_path
-from wager.planner import inputs as plan_inputs
-from wager.planner.calibrated import CalibratedCostModel
-from wager.planner.draft_cost import DraftCost
-from wager.planner.latency import RooflineLatency
-from wager.planner.roofline import CostModel
-from wager.planner.values import parse_acceptances
-from wager.simulation import loads as replay_loads
+from wager.planner.acceptance import parse_acceptances
+from wager.planner.cost import CostModel
+from wager.planner.drafting import DraftCost
+from wager.planner.options import PlanSettings, draft_cost, parse_hit_rate, target_cost
 from wager.simulation.comparison import ReplaySetting
-from wager.simulation.loads import DEFAULT_OUTPUT, DEFAULT_PROMPT, ReplayOptions
-from wager.simulation.published_latency import PublishedLatency
-from wager.simulation.synthetic import SyntheticDrafter, SyntheticTraces
-from wager.simulation.traces import RecordedTraces, TraceSource
-from wager.simulation.workload import Workload
+from wager.simulation.latency import PublishedLatency, RooflineLatency
+from wager.simulation.server import DailyLoad, Workload
+from wager.simulation.traces import RecordedTraces, SyntheticDrafter, SyntheticTraces, TraceSource, read_arrivals
 
 CONSTANT_RATE_DEPTH = 8
 """How deep a drafter of one constant acceptance rate drafts, unless --max-depth says."""
@@ -37,6 +33,44 @@ _MODEL, _HARDWARE = "Qwen3.6-35B-A3B", "B200"  # without --model and --hardware;
 _STEP_FLAGS = ("tp", "ep", "locality", "popularity", "precision", "cache", "overhead")
 _SHAPES = {"mtp": "mtp", "dflash": "block:16", "ngram": "free"}  # of drafters whose name says it
 _LONGEST_POLICY_TIME = 60.0  # seconds a step
+
+DEFAULT_CONCURRENCY = "1,4,16,64,256"
+DEFAULT_PROMPT, DEFAULT_OUTPUT = 1, 1024
+
+_MAX_BYTES = 8e9  # of synthetic requests that run at once
+_MAX_REQUESTS = 20_000  # of a day
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """The flags of the command, unparsed."""
+
+    trace: Path | None
+    concurrency: str | None
+    rate: str | None
+    load: tuple[str, ...]
+    curves: tuple[str, ...]
+    model: str | None
+    hardware: str | None
+    shape: tuple[str, ...]
+    max_depth: int | None
+    tp: int
+    ep: int
+    locality: float | None
+    popularity: Path | None
+    precision: str | None
+    cache: str | None
+    overhead: str
+    objective: str
+    policy_time: str
+    prompt: int | None
+    output: int | None
+    rounds: int
+    seed: int
+    draft_async: bool = False
+    hit_rate: float | None = None
+    drafter_hardware: str | None = None
+    drafter_link: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +135,9 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
         options.tp,
         _policy_seconds(options.policy_time),
         machine,
-        plan_inputs.parse_hit_rate(options.hit_rate, draft_async=options.draft_async),
+        parse_hit_rate(options.hit_rate, draft_async=options.draft_async),
     )
-    return ReplayQuery(setting, replay_loads.workloads(traces, options), _step_times(cost, published=published), prices)
+    return ReplayQuery(setting, workloads(traces, options), _step_times(cost, published=published), prices)
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -122,7 +156,7 @@ def _curves(options: ReplayOptions) -> dict[str, tuple[float, ...]]:
 
 def _curve(word: str, max_depth: int | None) -> tuple[str, tuple[float, ...]]:
     """Name and survival of a curve that is not published."""
-    if not replay_loads.is_number(word) and not expand_path(word).is_file():
+    if not is_number(word) and not expand_path(word).is_file():
         known = ", ".join(CURVES)
         raise UsageError(
             f"The curve {word!r} is not known.", f"Known by name: {known}. Or give a rate such as 0.7, or a JSON file."
@@ -141,7 +175,7 @@ def _draft_cost(cost: CostModel, shape: str, options: ReplayOptions) -> DraftCos
         )
     if shape == "free":
         hardware = link = None
-    return plan_inputs.draft_cost(cost, shape=shape, drafter_cost=None, hardware=hardware, link=link)
+    return draft_cost(cost, PlanSettings(shape=shape, drafter_hardware=hardware, drafter_link=link))
 
 
 # ---- what steps and drafters cost -----------------------------------------------------------------------------------
@@ -155,7 +189,7 @@ def _cost(options: ReplayOptions) -> CostModel:
     """Of the model on the hardware, as `plan` finds them; of the published step times, for memory and context."""
     if options.model is not None and options.hardware is None:
         raise UsageError("--model and --hardware go together.", "Say on which hardware: --hardware H100, or this.")
-    settings = plan_inputs.PlanSettings(
+    settings = PlanSettings(
         tp=options.tp,
         ep=options.ep,
         locality=options.locality,
@@ -170,8 +204,8 @@ def _cost(options: ReplayOptions) -> CostModel:
             cause = f"--{changed[0]} has no effect on the published step times: {_MODEL} on a {_HARDWARE}."
             raise UsageError(cause, "Name another --hardware, or leave it out.")
     if options.hardware is None or _is_published(options):
-        return plan_inputs.plan_query(_MODEL, _HARDWARE, settings).cost
-    return plan_inputs.plan_query(options.model or DEFAULT_MODEL, options.hardware, settings).cost
+        return target_cost(_MODEL, _HARDWARE, settings)
+    return target_cost(options.model or DEFAULT_MODEL, options.hardware, settings)
 
 
 def _step_times(cost: CostModel, *, published: bool) -> str:
@@ -179,7 +213,7 @@ def _step_times(cost: CostModel, *, published: bool) -> str:
     where = f"{cost.model.name} on {cost.device.name}"
     if published:
         return f"{where}, as published (one maximum over a pass; the cost model adds up its parts)"
-    if isinstance(cost, CalibratedCostModel):
+    if cost.measured is not None:
         last = cost.measured.rows[-1]
         return f"{where} ({cost.device.label}); steps of more than {last} rows are extrapolated"
     spread = f", tp {cost.cluster.tp}" * (cost.cluster.tp > 1) + f", ep {cost.cluster.ep}" * (cost.cluster.ep > 1)
@@ -205,7 +239,7 @@ def _shape(name: str, words: Mapping[str, str], cost: CostModel) -> tuple[str, s
     """The shape of a drafter, and why that one."""
     if name in words or "" in words:
         return words.get(name, words.get("", "")), "as given"
-    curves = cost.measured.drafters if isinstance(cost, CalibratedCostModel) else {}
+    curves = {} if cost.measured is None else cost.measured.drafters
     if name in curves:
         return name, "as calibrated"
     if name in _SHAPES:
@@ -237,3 +271,92 @@ def _policy_seconds(text: str) -> float | None:
     if not seconds <= _LONGEST_POLICY_TIME:
         raise UsageError(f"policy-time = {text!r} is out of range.", "Give measured, or a time a step, such as 20us.")
     return seconds
+
+
+# ---- how requests arrive --------------------------------------------------------------------------------------------
+
+
+def workloads(traces: TraceSource, options: ReplayOptions) -> list[Workload]:
+    """Synthetic requests run for a number of rounds; of a trace every answer is served to its end."""
+    kinds = {"concurrency": options.concurrency, "rate": options.rate, "load": options.load or None}
+    given = [flag for flag, value in kinds.items() if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"--{given[0]} and --{given[1]} are two kinds of workload.", "Give one of them.")
+    answers = len(traces) if isinstance(traces, RecordedTraces) else 0
+    arrivals = traces.arrivals if isinstance(traces, RecordedTraces) else None
+    rounds, seed = options.rounds, options.seed
+    requests = answers or max(100, 3 * rounds // (options.output or DEFAULT_OUTPUT))
+    if options.rate is not None:
+        return [Workload(rate=rate, requests=requests, seed=seed) for rate in _numbers("rate", options.rate)]
+    loads = options.load or (("recorded",) if arrivals and options.concurrency is None else ())
+    if loads:
+        return [_load(word, arrivals, requests=requests, seed=seed) for word in loads]
+    words = DEFAULT_CONCURRENCY if options.concurrency is None else options.concurrency
+    users = [int(number) for number in _numbers("concurrency", words)]
+    closed = [
+        Workload(
+            concurrency=count,
+            requests=max(answers, 4 * count) if answers else None,
+            rounds=max(rounds, 60 * count),
+            seed=seed,
+        )
+        for count in users
+    ]
+    if isinstance(traces, SyntheticTraces) and max(users) * traces.request_bytes > _MAX_BYTES:
+        cause = f"{max(users)} requests of that length take {max(users) * traces.request_bytes / 1e9:.0f} GB to draw."
+        raise UsageError(cause, "Give a smaller --concurrency or --output.")
+    return closed
+
+
+def _load(word: str, arrivals: tuple[float, ...] | None, *, requests: int, seed: int) -> Workload:
+    """day:PEAK[:LOW[:LENGTH]], `recorded` (the trace's own arrivals), or a file of arrivals."""
+    if word == "recorded":
+        if arrivals is None:
+            raise UsageError("There are no recorded arrivals.", 'Give a trace whose rows have an "arrival" in seconds.')
+        return Workload(arrivals=arrivals, seed=seed)
+    if word != "day" and not word.startswith("day:"):
+        return Workload(arrivals=read_arrivals(expand_path(word)), seed=seed)
+    _, *parts = word.split(":")
+    if not 1 <= len(parts) <= 3:
+        raise UsageError(f"load = {word!r} is not known.", "Write day:PEAK[:LOW[:LENGTH]], as day:40:5:600s.")
+    peak = _day_rate(word, parts[0], zero=False)
+    low = peak / 10 if len(parts) < 2 else _day_rate(word, parts[1], zero=True)
+    mean = (peak + low) / 2
+    if len(parts) < 3:
+        return Workload(day=DailyLoad(peak, low, requests / mean), requests=requests, seed=seed)
+    length = parse_seconds("load", parts[2])
+    if mean * length > _MAX_REQUESTS:
+        cause = f"load = {word!r} is {mean * length:.3g} requests a day, more than {_MAX_REQUESTS}."
+        raise UsageError(cause, "Give a shorter day; without a length it is as long as the requests last.")
+    return Workload(day=DailyLoad(peak, low, length), requests=max(1, round(mean * length)), seed=seed)
+
+
+def _day_rate(load: str, text: str, *, zero: bool) -> float:
+    """One rate of day:PEAK[:LOW[:LENGTH]], in requests a second; `zero`: whether it may be 0."""
+    rate = float(text) if is_number(text) else -1.0
+    if not 0 <= rate < float("inf") or (rate == 0 and not zero):
+        cause = f"load = {load!r}: {text!r} is not a rate in requests a second."
+        raise UsageError(cause, "Write day:PEAK[:LOW[:LENGTH]], as day:40:5:600s.")
+    return rate
+
+
+def _numbers(name: str, text: str) -> list[float]:
+    numbers = []
+    for word in text.split(","):
+        number = float(word) if is_number(word) else -1.0
+        if not 0 < number < float("inf") or (name == "concurrency" and number != int(number)):
+            kind = "whole numbers" if name == "concurrency" else "numbers"
+            raise UsageError(
+                f"{name} = {word.strip()!r} is out of range.", f"Write --{name} 1,4,16 with {kind} above 0."
+            )
+        numbers.append(number)
+    return list(dict.fromkeys(numbers))
+
+
+def is_number(word: str) -> bool:
+    """Whether it can be read as one (nan and inf too)."""
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

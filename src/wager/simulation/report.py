@@ -8,9 +8,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from wager.planner.memory import SPARE_SHARE
+from wager.planner.plan import SPARE_SHARE
 from wager.simulation.comparison import ReplayPoint
-from wager.simulation.inputs import ReplayQuery
+from wager.simulation.options import ReplayQuery
 
 _COLUMNS = [
     "workload",

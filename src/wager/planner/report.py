@@ -1,19 +1,17 @@
-"""The output of `wager plan`: summary, table, notes, and the JSON."""
+"""The results of `wager plan`: summary, table, notes, and the JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-from wager.planner.calibrated import CalibratedCostModel
-from wager.planner.draft_cost import DraftHeadCost
-from wager.planner.inputs import PlanGrid
-from wager.planner.memory import SPARE_SHARE, largest_batch
-from wager.planner.notes import rank_word, remarks
-from wager.planner.plan import AcceptanceRates, BatchRange, PlanPoint, PlanQuery
-from wager.planner.values import check_finite
+from wager.planner.acceptance import AcceptanceRates
+from wager.planner.drafting import PassDraftCost, StagedDraftCost
+from wager.planner.inputs import check_finite
+from wager.planner.options import PlanGrid
+from wager.planner.plan import SPARE_SHARE, BatchRange, Deployment, PlanPoint
 
 _COLUMNS = (
     "context",
@@ -32,7 +30,6 @@ _COLUMNS = (
     "waits for",
     "memory",
 )
-
 
 _MEANINGS = (
     "Columns: context: positions that each request has cached; accept: the probability that a draft token is "
@@ -60,27 +57,29 @@ class LosingBatches:
 class PlanReport:
     """The results at every point of the grid, and where plain decoding is fastest."""
 
-    query: PlanQuery
+    deployment: Deployment
     grid: PlanGrid
     points: tuple[PlanPoint, ...]
     losing_batches: tuple[LosingBatches, ...]
 
     @classmethod
-    def build(cls, query: PlanQuery, grid: PlanGrid) -> PlanReport:
+    def build(cls, deployment: Deployment, grid: PlanGrid) -> PlanReport:
         """UsageError for a point that is out of range."""
         cells = [(context, rate) for context in grid.contexts for rate in grid.acceptances]
-        points = [query.point(rate, batch=batch, context=context) for context, rate in cells for batch in grid.batches]
+        points = [
+            deployment.point(rate, batch=batch, context=context) for context, rate in cells for batch in grid.batches
+        ]
         losing = [
-            LosingBatches(context, rate, query.losing_batches(rate, batches=grid.batches, context=context))
+            LosingBatches(context, rate, deployment.losing_batches(rate, batches=grid.batches, context=context))
             for context, rate in cells
         ]
-        return cls(query, grid, tuple(points), tuple(losing))
+        return cls(deployment, grid, tuple(points), tuple(losing))
 
     # ---- text -------------------------------------------------------------------------------------------------------
 
     def summary(self) -> list[str]:
         """What is planned: the model, the device, the drafter, the memory."""
-        cost, drafter = self.query.cost, self.query.drafter
+        cost, drafter = self.deployment.cost, self.deployment.drafter
         model, device, cluster = cost.model, cost.device, cost.cluster
         precision = model.precision
         stored = dict.fromkeys((precision.weights.name, precision.experts.name if model.sparse else ""))
@@ -101,16 +100,15 @@ class PlanReport:
 
     def _placement(self) -> str:
         """What the drafter runs on, where that is not what the target runs on, and beside what."""
-        device = self.query.drafter.own_device
+        device = self.deployment.drafter.own_device
         return (f", on {device.name} of its own" if device else "") + (
-            ", beside verification" if self.query.asynchronous else ""
+            ", beside verification" if self.deployment.asynchronous else ""
         )
 
     def _memory(self) -> str:
-        cost, drafter = self.query.cost, self.query.drafter
         first = self.points[0].memory
         drafts = f" + drafter {_amount(first.drafter, 'B')}" if first.drafter else ""
-        largest = [(context, largest_batch(cost, drafter, context=max(1, context))) for context in self.grid.contexts]
+        largest = [(context, self.deployment.largest_batch(max(1, context))) for context in self.grid.contexts]
         batches = "; ".join(
             "the device's memory is unknown"
             if most is None
@@ -123,7 +121,7 @@ class PlanReport:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows; one row a point."""
-        word = rank_word(self.query)
+        word = rank_word(self.deployment)
         columns = [f"tok/s/{word}" if word and column == "tok/s" else column for column in _COLUMNS]
         return columns, [self._row(point) for point in self.points]
 
@@ -153,22 +151,22 @@ class PlanReport:
 
     def notes(self) -> list[str]:
         """Where plain decoding is fastest, what bounds the step, and the meaning of the columns."""
-        tried = self.query.max_depth > 0 or self.query.depth is not None
+        tried = self.deployment.max_depth > 0 or self.deployment.depth is not None
         lines = [self._losing_batches(losing) for losing in self.losing_batches if tried]
         lines += [self._waiting(context) for context in self.grid.contexts]
-        lines += remarks(self.query, self.points)
+        lines += remarks(self.deployment, self.points)
         return [*lines, self._assumed(), _MEANINGS]
 
     def _assumed(self) -> str:
         """What no datasheet says."""
-        drafter, given = self.query.drafter, [rate for rate in self.grid.acceptances if isinstance(rate.rates, float)]
+        drafter = self.deployment.drafter
+        rates = ", ".join(rate.label for rate in self.grid.acceptances if isinstance(rate.rates, float))
         words = []
-        if isinstance(drafter, DraftHeadCost):
+        if isinstance(drafter, PassDraftCost) and drafter.taps and drafter.own_device is None:
             words.append(f"that there is a drafter of the shape {drafter.name} for the model (--drafter-shape)")
-        if given:
-            rates = ", ".join(rate.label for rate in given)
+        if rates:
             words.append(f"the acceptance {rates} at every depth (--acceptance; `wager acceptance` measures yours)")
-        if not isinstance(self.query.cost, CalibratedCostModel):
+        if self.deployment.cost.measured is None:
             words.append("kernels as fast as the figures of the device allow")
         return f"Assumed, not measured: {'; '.join(words) or 'nothing'}."
 
@@ -189,7 +187,7 @@ class PlanReport:
         """The part that takes most of plain decoding at each batch, its bound, and the cost of one more row."""
         points = sorted({point.batch: point for point in self.points if point.context == context}.items())
         words = []
-        for (name, bound), run in groupby(points, key=lambda item: _waits_for(item[1])):
+        for (name, bound), run in groupby(points, key=lambda item: item[1].plain_bound):
             batches = list(run)
             low, high = batches[0], batches[-1]
             span = f"batch {low[0]}" if low[0] == high[0] else f"batch {low[0]} to {high[0]}"
@@ -208,9 +206,9 @@ class PlanReport:
         return values
 
     def _values(self) -> dict[str, Any]:
-        cost, drafter = self.query.cost, self.query.drafter
+        cost, drafter = self.deployment.cost, self.deployment.drafter
         model, device = cost.model, cost.device
-        largest = {str(c): largest_batch(cost, drafter, context=max(1, c)) for c in self.grid.contexts}
+        largest = {str(context): self.deployment.largest_batch(max(1, context)) for context in self.grid.contexts}
         return {
             "points": [point.as_dict() for point in self.points],
             "model": {
@@ -243,10 +241,10 @@ class PlanReport:
                 "own_device": drafter.own_device.name if drafter.own_device else None,
                 "max_depth": drafter.max_depth,
                 "max_context": drafter.max_context,
-                "hit_rate": self.query.hit_rate,
-                "draft_outcomes": self.query.draft_outcomes,
+                "hit_rate": self.deployment.hit_rate,
+                "draft_outcomes": self.deployment.draft_outcomes,
             },
-            "remarks": remarks(self.query, self.points),
+            "remarks": remarks(self.deployment, self.points),
             "routing": {"locality": cost.routing.locality, "popularity": cost.routing.popularity},
             "gutter": [
                 {
@@ -257,18 +255,6 @@ class PlanReport:
                 for losing in self.losing_batches
             ],
         }
-
-
-class _Wait(NamedTuple):
-    """The part that takes most of a plain step, and the resource that bounds it."""
-
-    part: str
-    bound: str
-
-
-def _waits_for(point: PlanPoint) -> _Wait:
-    part = point.plain_step.binding
-    return _Wait(part, point.plain_step.parts[part].bound)
 
 
 def _slower_depths(point: PlanPoint) -> str:
@@ -294,3 +280,138 @@ def _amount(value: float, unit: str) -> str:
         if value >= size:
             return f"{value / size:.4g} {letter}{unit}"
     return f"{value:.0f} {unit}"
+
+
+# ---- remarks ---------------------------------------------------------------------------------------------------------
+
+
+def remarks(deployment: Deployment, points: Sequence[PlanPoint]) -> list[str]:
+    """Those that apply, most important first."""
+    return [
+        *_memory(points),
+        *_depth(deployment, points),
+        *_routing(deployment),
+        *_groups(deployment),
+        *_key_value_heads(deployment),
+        *_vocabulary(deployment),
+        *_asynchronous(deployment),
+        *_measurements(deployment),
+    ]
+
+
+def rank_word(deployment: Deployment) -> str:
+    """Whose batch and tokens a figure is: of a rank or a group under expert parallelism, else of all devices."""
+    cluster = deployment.cost.cluster
+    return "" if cluster.groups == 1 else "rank" if cluster.tp == 1 else "group"
+
+
+def _memory(points: Sequence[PlanPoint]) -> list[str]:
+    lines = []
+    if any(point.memory.fits is False for point in points):
+        lines.append("Memory: rows marked ! do not fit on the device; their times are a lower bound.")
+    if any(point.drafter_memory is not None and point.drafter_memory.fits is False for point in points):
+        lines.append("Memory: rows marked ! do not fit on the drafter's own device.")
+    return lines
+
+
+def _depth(deployment: Deployment, points: Sequence[PlanPoint]) -> list[str]:
+    if deployment.depth is None and deployment.max_depth == 0:
+        return ["No draft depth was tried (--max-depth 0): the figures are those of plain decoding."]
+    if any(point.at_max_depth for point in points):
+        return [
+            f"Depth {deployment.max_depth}+ is the deepest that was tried (--max-depth {deployment.max_depth}); a "
+            "deeper one may be faster."
+        ]
+    return []
+
+
+def _routing(deployment: Deployment) -> list[str]:
+    routing, experts = deployment.cost.routing, deployment.cost.model.experts
+    if experts is None or (routing.popularity is None and routing.locality == 1):
+        return []
+    words = []
+    if routing.popularity is not None:
+        times = max(routing.popularity) * experts.count / experts.active
+        words.append(f"chosen by the given popularity (the most popular one {times:.1f} times as often as on average)")
+    if routing.locality < 1:
+        words.append(f"T tokens of one request choose as many distinct ones as T^{routing.locality:.3g} unrelated ones")
+    return [f"Experts: {', and '.join(words)}."]
+
+
+def _groups(deployment: Deployment) -> list[str]:
+    cluster, word = deployment.cost.cluster, rank_word(deployment)
+    if not word:
+        return []
+    whose = f"group of {cluster.tp} devices" if word == "group" else "rank"
+    spread = (
+        "the experts are balanced, so every rank reads the mean"
+        if deployment.cost.balanced
+        else ("a step waits for the rank with most experts to read")
+    )
+    return [
+        f"Expert parallelism: batch and tok/s are those of one {whose}, memory that of one device; all "
+        f"{cluster.groups} decode {cluster.groups} times as many (tokens_per_s_all in the JSON). Experts: {spread}."
+    ]
+
+
+def _key_value_heads(deployment: Deployment) -> list[str]:
+    cost, tp = deployment.cost, deployment.cost.cluster.tp
+    heads = {
+        stream.shards
+        for layer in cost.model.layers
+        for stream in layer.attention.streams(1, 1, cost.model.precision)
+        if stream.shards % tp
+    }
+    return [
+        f"Tensor parallelism: {shards} key-value head{'s' if shards > 1 else ''} over {tp} devices: each keeps "
+        f"{-(-shards // tp)} of them, so together they keep {-(-shards // tp) * tp / shards:.3g} times the cache."
+        for shards in sorted(heads)
+    ]
+
+
+def _vocabulary(deployment: Deployment) -> list[str]:
+    target, drafter = deployment.cost.model, deployment.drafter
+    small = drafter.model if isinstance(drafter, StagedDraftCost) else drafter
+    if not isinstance(small, PassDraftCost) or small.taps or small.cost.model.vocab == target.vocab:
+        return []
+    return [
+        f"Vocabulary: {small.cost.model.name} has {small.cost.model.vocab} tokens, {target.name} {target.vocab}. "
+        "If the tokenizer is the same and only the padding differs, the pair is run as it is; else guesses must be "
+        "translated (--drafter tli:PATH or slem:PATH), which is not priced here and lowers acceptance."
+    ]
+
+
+def _asynchronous(deployment: Deployment) -> list[str]:
+    if not deployment.asynchronous:
+        return []
+    if deployment.hit_rate is not None:
+        share = f"{deployment.hit_rate:.0%} of the rounds take"
+    else:
+        number = deployment.draft_outcomes
+        share = f"rounds whose outcome was one of the {number} likeliest, for all sequences of a batch, take"
+    lines = [
+        f"Asynchronous drafting: {share} the longer of step and draft, the others "
+        "their sum. Drafting for several outcomes is priced as one draft."
+    ]
+    drafter = deployment.drafter
+    if isinstance(drafter, PassDraftCost | StagedDraftCost) and drafter.own_device is None:
+        lines.append(
+            "The drafter has no device of its own (--drafter-hardware) and competes with the step it runs beside: the "
+            "times are a lower bound."
+        )
+    if isinstance(drafter, PassDraftCost) and drafter.taps:
+        lines.append(
+            f"{drafter.name} reads hidden states of the step that it runs beside, which are not known yet: it must "
+            "guess from older ones."
+        )
+    return lines
+
+
+def _measurements(deployment: Deployment) -> list[str]:
+    measured = deployment.cost.measured
+    if measured is None:
+        return []
+    return [
+        f"Steps of up to {measured.rows[-1]} rows were measured, larger ones are extrapolated; "
+        "their parts are the roofline's shares of them."
+    ]

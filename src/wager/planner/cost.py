@@ -1,0 +1,387 @@
+"""The cost model of a deployment: seconds of a step of a model on the devices of a cluster, and the bytes they keep.
+
+The roofline: for each stream of a step the larger of bytes / bandwidth and FLOPs / peak, summed. A step is a list of
+loads: sequences with a context and rows (query positions). What a real step adds is one fixed overhead; or the step's
+seconds are those that were measured, and the roofline only divides them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from wager.arch import Attention, Compressed, DeltaNet, Experts, Gqa, Layer, Mla, ModelSpec, Stream
+from wager.errors import UsageError
+from wager.planner.devices import Device
+from wager.planner.routing import ExpertRouting, experts_on_fullest_rank
+
+COLLECTIVE_LATENCY = 8e-6
+"""Seconds of a collective of few bytes inside a node. NCCL's tuning table (src/graph/tuning.cc) counts 6.6 to 6.8 µs
+for a low-latency collective and 0.6 µs for each of its steps over NVLink; the all-reduces that serving engines use for
+small messages take two steps. Between nodes it is more (2.7 to 5 µs a step in the same table)."""
+
+_RELATIVE_CHANGE = 1e-6
+"""Step of the finite difference behind a marginal cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """`tp` devices that split every matrix and cache; `ep` ranks that split the experts, the `tp` devices of a group
+    being `tp` of these ranks. ep / tp groups then decode side by side, each with a batch of its own and a full copy of
+    everything but the routed experts: data-parallel attention, as vLLM's --tensor-parallel-size T --data-parallel-size
+    D --enable-expert-parallel (tp = T, ep = T D) and SGLang's --tp N --dp D --enable-dp-attention with --ep N (tp = N /
+    D, ep = N). `latency` is the seconds of a collective of few bytes. UsageError if a link's speed is not known.
+    """
+
+    device: Device
+    tp: int = 1
+    ep: int = 1
+    latency: float = COLLECTIVE_LATENCY
+
+    def __post_init__(self) -> None:
+        device = self.device
+        for name, size in (("tp", self.tp), ("ep", self.ep)):
+            if size < 1:
+                raise UsageError(f"{name} = {size} is out of range.", "It is the number of devices: 1 or more.")
+        if not 0 <= self.latency < float("inf"):
+            raise UsageError(f"A link latency of {self.latency} seconds is out of range.", "It is zero or more.")
+        if self.ep > 1 and self.ep % self.tp:
+            raise UsageError(
+                f"tp = {self.tp} does not divide ep = {self.ep}.",
+                "The experts are spread over all ep devices, which form ep / tp groups of tp.",
+            )
+        if self.tp > 1 and device.intra is None:
+            raise self._unknown_link("between devices of a node")
+        if self.ep > 1 and (device.intra is None or device.node is None):
+            raise self._unknown_link("between devices of a node, or how many a node has")
+        if self.tp > 1 and device.node is not None and self.tp > device.node:
+            raise UsageError(f"tp = {self.tp} is more than the {device.node} devices of a node.", "Use a smaller tp.")
+        if self.ep > 1 and device.node is not None and self.ep > device.node and device.inter is None:
+            raise self._unknown_link("between nodes")
+
+    def _unknown_link(self, where: str) -> UsageError:
+        return UsageError(
+            f"The link speed of {self.device.name} {where} is not known.",
+            "Describe the machine in a JSON file with its links.",
+        )
+
+    @property
+    def devices(self) -> int:
+        """All of them."""
+        return max(self.tp, self.ep)
+
+    @property
+    def groups(self) -> int:
+        """Batches that are decoded side by side."""
+        return self.devices // self.tp
+
+    def kept_share(self, shards: int) -> float:
+        """Share of a cache of that many heads that the fullest device keeps: ceil(heads / tp) of them, so heads that
+        are fewer than the devices are kept by several."""
+        return -(-shards // self.tp) / shards
+
+    @property
+    def dispatch_seconds_per_byte(self) -> float:
+        """Of a dispatched byte whose expert may be anywhere: the slower of the links, which work side by side.
+
+        max((f_on - f_local) / intra, f_off / inter), f_local = 1/w, f_on = min(1, M/w), f_off = max(0, 1 - M/w) for w
+        ranks in nodes of M.
+        """
+        near = 0.0 if self.device.node is None else min(1.0, self.device.node / self.ep)
+        local, far = min(1.0, 1 / self.ep), 1.0 - near
+        inside = (near - local) / self.device.intra if self.device.intra else 0.0
+        return max(inside, far / self.device.inter if far > 0 and self.device.inter else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLoad:
+    """`count` identical sequences of a step: `context` cached positions, `rows` query positions, and `logits_rows` of
+    these that need logits (None: all, as in decoding). Real numbers, so that marginal costs can be derivatives."""
+
+    context: float
+    rows: float
+    count: float = 1
+    logits_rows: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """One component of a step. `bound` is what it waits for: memory, compute, both (layers differ), link, fixed."""
+
+    seconds: float
+    bytes: float = 0.0
+    flops: float = 0.0
+    bound: str = "memory"
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte; 0 without bytes."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step, and of its parts."""
+
+    seconds: float
+    parts: Mapping[str, StepPart]
+
+    @property
+    def binding(self) -> str:
+        """The part that takes most of the step."""
+        return max(self.parts, key=lambda name: self.parts[name].seconds)
+
+
+class MeasuredDrafting(Protocol):
+    """Measured seconds of drafting for `requests` sequences, each to `depth`."""
+
+    def seconds(self, requests: float, depth: int) -> float: ...
+
+
+class MeasuredSteps(Protocol):
+    """Measured seconds of a step by its shape, as LatencyModel.seconds; `rows` are the row counts that were measured,
+    ascending; `drafters` the drafters that were, by name."""
+
+    @property
+    def rows(self) -> Sequence[int]: ...
+
+    @property
+    def drafters(self) -> Mapping[str, MeasuredDrafting]: ...
+
+    def seconds(self, rows: float, requests: float, context_sum: float) -> float: ...
+
+
+_UNIFORM_ROUTING = ExpertRouting()
+
+
+class CostModel:
+    """Seconds of a step of `model` on `device`, and the bytes that a device keeps.
+
+    `tp` devices share every matrix and cache; `ep` ranks share the experts, in ep / tp groups each with a load of its
+    own like the given one (see Cluster), and a step waits for the rank with most experts to read; `balanced` counts the
+    mean instead, as if experts were placed by their load. `overhead` are seconds that every step takes beside its
+    roofline, `link_latency` those of every collective. `fusion` are elements of a further matrix that a draft head has:
+    it brings the target's hidden states to the head's width. With `measured` steps take the measured seconds, and their
+    division into parts is the roofline's.
+
+    UsageError if the model cannot be split so: query heads that `tp` does not divide, no experts for `ep`, or fewer
+    experts than ranks.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        device: Device,
+        *,
+        routing: ExpertRouting = _UNIFORM_ROUTING,
+        tp: int = 1,
+        ep: int = 1,
+        overhead: float = 0.0,
+        link_latency: float = COLLECTIVE_LATENCY,
+        balanced: bool = False,
+        fusion: int = 0,
+        measured: MeasuredSteps | None = None,
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.routing = routing
+        self.overhead = overhead
+        self.balanced = balanced
+        self.fusion = fusion
+        self.measured = measured
+        self.cluster = Cluster(device, tp, ep, link_latency)
+        self._check_split()
+        elements = {**model.elements(), "fusion": fusion}
+        self._matrices = {
+            part: elements[part] / tp for part in ("fusion", "projections", "ffn", "router") if elements.get(part)
+        }
+        self._head = model.head_elements / tp
+
+    def _check_split(self) -> None:
+        model, tp, ep = self.model, self.cluster.tp, self.cluster.ep
+        for layer in model.layers:
+            heads = query_heads(layer.attention)
+            if heads % tp:
+                raise UsageError(
+                    f"tp = {tp} does not divide the {heads} attention heads of {model.name}.",
+                    f"Use a divisor of {heads}.",
+                )
+            if ep > 1 and isinstance(layer.ffn, Experts) and layer.ffn.count < ep:
+                raise UsageError(
+                    f"ep = {ep} is more than the {layer.ffn.count} experts of {model.name}.",
+                    "Copies of experts are not modelled; use a smaller ep.",
+                )
+        if ep > 1 and not model.sparse:
+            raise UsageError(f"{model.name} has no experts to spread over {ep} ranks.", "Use tensor parallelism (tp).")
+
+    # ---- bytes of a device ------------------------------------------------------------------------------------------
+
+    def weight_bytes(self, model: ModelSpec | None = None) -> float:
+        """Of one device: matrices divide among the devices of a group, routed experts among all."""
+        model = model or self.model
+        experts = model.elements().get("experts", 0) * model.precision.experts.bytes
+        return (model.resident_bytes - experts) / self.cluster.tp + experts / self.cluster.devices
+
+    def cache_bytes(self, context: float) -> float:
+        """Of one sequence on one device: heads are divided, a latent that all heads share is not."""
+        total, precision = 0.0, self.model.precision
+        for layer in self.model.layers:
+            shards = min(stream.shards for stream in layer.attention.streams(context, 1, precision))
+            total += layer.count * (layer.attention.kv_bytes(context, precision) * self.cluster.kept_share(shards))
+        return total
+
+    # ---- seconds of a step ------------------------------------------------------------------------------------------
+
+    def seconds(self, loads: Sequence[SequenceLoad]) -> float:
+        """Seconds of the step."""
+        return self.step(loads).seconds
+
+    def step(self, loads: Sequence[SequenceLoad], *, distinct_experts: float | None = None) -> StepCost:
+        """Seconds of the step by part. `distinct_experts` replaces the expected number per layer by a measured one.
+
+        A step without rows costs nothing; negative rows, contexts or counts are a UsageError.
+        """
+        for load in loads:
+            if min(load.context, load.rows, load.count, load.logits_rows or 0) < 0:
+                raise UsageError(f"{load} is no part of a step.", "Contexts, rows and counts are zero or more.")
+        loads = [load for load in loads if load.rows * load.count > 0]
+        if not loads:
+            return StepCost(0.0, {})
+        rows = sum(load.rows * load.count for load in loads)
+        total = _StepSum(self.device)
+        precision = self.model.precision
+        for part, size in self._matrices.items():
+            stored = precision.weights if part == "fusion" else precision.format_of(part)
+            total.add(Stream(part, 2 * size * rows, size * stored.bytes, stored.compute))
+        for load in loads:
+            self._add_attention(total, load)
+        for layer in self.model.layers:
+            if isinstance(layer.ffn, Experts):
+                self._add_experts(total, layer, layer.ffn, loads=loads, rows=rows, distinct=distinct_experts)
+        head_rows = sum(load.count * (load.rows if load.logits_rows is None else load.logits_rows) for load in loads)
+        if self._head and head_rows:
+            stored = precision.head
+            total.add(Stream("head", 2 * self._head * head_rows, self._head * stored.bytes, stored.compute))
+        parts = {**total.parts, **self._traffic(rows)}
+        if self.overhead:
+            parts["overhead"] = StepPart(self.overhead, bound="fixed")
+        seconds = sum(part.seconds for part in parts.values())
+        if self.measured is None:
+            return StepCost(seconds, parts)
+        requests = sum(load.count for load in loads)
+        measured = self.measured.seconds(rows, requests, sum(load.context * load.count for load in loads))
+        scale = measured / seconds
+        return StepCost(measured, {name: replace(part, seconds=part.seconds * scale) for name, part in parts.items()})
+
+    def marginal_cost(self, loads: Sequence[SequenceLoad]) -> Mapping[str, float]:
+        """Relative marginal cost of a row by part: d log seconds / d log rows, all loads growing alike. 0 where another
+        row is free, 1 where it costs as much as an average one. The step's own is under "step"."""
+        more = [replace(load, rows=load.rows * (1 + _RELATIVE_CHANGE)) for load in loads]
+        base, grown = self.step(loads), self.step(more)
+        by_part = {
+            part: (grown.parts[part].seconds / cost.seconds - 1) / _RELATIVE_CHANGE if cost.seconds else 0.0
+            for part, cost in base.parts.items()
+        }
+        return {"step": (grown.seconds / base.seconds - 1) / _RELATIVE_CHANGE, **by_part}
+
+    # ---- the parts --------------------------------------------------------------------------------------------------
+
+    def _add_attention(self, total: _StepSum, load: SequenceLoad) -> None:
+        tp = self.cluster.tp
+        for layer in self.model.layers:
+            for stream in layer.attention.streams(load.context, load.rows, self.model.precision):
+                size = stream.bytes / tp + stream.cached * self.cluster.kept_share(stream.shards)
+                total.add(replace(stream, flops=stream.flops / tp, bytes=size), times=layer.count * load.count)
+
+    def _add_experts(
+        self,
+        total: _StepSum,
+        layer: Layer,
+        ffn: Experts,
+        *,
+        loads: Sequence[SequenceLoad],
+        rows: float,
+        distinct: float | None,
+    ) -> None:
+        """Routed experts are read if a token of any rank picks them; each rank holds its share of them. Shared experts
+        join the routed ones' stream where both are stored in the same format."""
+        model, cluster = self.model, self.cluster
+        precision, expert = model.precision, ffn.expert(model.hidden)
+        tokens = cluster.groups * sum(load.count * self.routing.unrelated_tokens(load.rows) for load in loads)
+        if distinct is None:
+            distinct = self.routing.distinct_experts(ffn.count, ffn.active, tokens)
+        if cluster.ep > 1 and not self.balanced:
+            held = -(-ffn.count // cluster.ep)
+            read = experts_on_fullest_rank(held, distinct / ffn.count, cluster.ep) * expert
+        else:
+            read = distinct * expert / cluster.devices
+        flops = 2 * ffn.active * expert * rows / cluster.tp
+        size = read * precision.experts.bytes
+        shared = ffn.shared_weights(model.hidden) / cluster.tp
+        together = precision.shared == precision.experts
+        if together:
+            flops += 2 * shared * rows
+            size += shared * precision.experts.bytes
+        total.add(Stream("experts", flops, size, precision.experts.compute), times=layer.count)
+        if shared and not together:
+            stored = precision.shared
+            total.add(
+                Stream("shared experts", 2 * shared * rows, shared * stored.bytes, stored.compute), times=layer.count
+            )
+
+    def _traffic(self, rows: float) -> dict[str, StepPart]:
+        """What a device sends, by kind, in a step of `rows` rows of its group.
+
+        Tensor parallelism: two all-reduces a layer, each a ring, 2 (n - 1) / n of the activations through every link.
+        Expert parallelism: a layer of experts sends each row to its k experts and back; the devices of a group
+        dispatch a share of the rows each, so that there the two all-reduces become a reduce-scatter and an all-gather.
+        """
+        model, cluster = self.model, self.cluster
+        parts: dict[str, StepPart] = {}
+        spread = [(layer.count, layer.ffn) for layer in model.layers if isinstance(layer.ffn, Experts)]
+        if cluster.ep == 1:
+            spread = []
+        dispatching, messages = sum(count for count, _ in spread), 0
+        if cluster.tp > 1 and self.device.intra is not None:
+            reduces = 2 * model.num_layers - dispatching
+            ring = 2 * (cluster.tp - 1) / cluster.tp
+            sent = reduces * rows * model.hidden * model.precision.activations * ring
+            parts["all-reduce"] = StepPart(sent / self.device.intra, sent, bound="link")
+            messages += 2 * model.num_layers
+        if spread:
+            copies = sum(count * ffn.active for count, ffn in spread)
+            sent = rows / cluster.tp * 2 * copies * model.hidden * model.precision.dispatch
+            parts["dispatch"] = StepPart(sent * cluster.dispatch_seconds_per_byte, sent, bound="link")
+            messages += 2 * dispatching
+        if messages and cluster.latency:
+            parts["link latency"] = StepPart(messages * cluster.latency, bound="link")
+        return parts
+
+
+class _StepSum:
+    """Adds streams up by part; each waits for memory or compute on its own, since kernels run one after another."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.parts: dict[str, StepPart] = {}
+
+    def add(self, stream: Stream, *, times: float = 1) -> None:
+        read, computed = stream.bytes / self._device.bandwidth, stream.flops / self._device.peak(stream.compute)
+        before = self.parts.get(stream.part, StepPart(0.0, bound=""))
+        bound = "compute" if computed > read else "memory"
+        if before.bound not in ("", bound):
+            bound = "both"
+        self.parts[stream.part] = StepPart(
+            before.seconds + times * self._device.seconds(stream.bytes, stream.flops, compute=stream.compute),
+            before.bytes + times * stream.bytes,
+            before.flops + times * stream.flops,
+            bound,
+        )
+
+
+def query_heads(attention: Attention) -> int:
+    """Heads that tensor parallelism divides; 0 where no number is known."""
+    if isinstance(attention, Gqa | Mla | Compressed):
+        return attention.heads
+    return attention.value_heads if isinstance(attention, DeltaNet) else 0

@@ -1,0 +1,343 @@
+"""What drafting costs, by the drafter's shape: seconds by its own roofline, as measured, or as the user says."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+
+from wager.arch import DeltaNet, Dense, Gqa, Layer, ModelSpec, find_format
+from wager.economics.acceptance import survival
+from wager.errors import UsageError
+from wager.planner.cost import COLLECTIVE_LATENCY, Cluster, CostModel, MeasuredDrafting, SequenceLoad
+from wager.planner.devices import Device
+from wager.planner.routing import ExpertRouting
+
+_UNIFORM = ExpertRouting()
+
+_TOKEN_BYTES = 4
+"""Of a token id sent over a link."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterLink:
+    """The link between a drafter's device and the target's: bytes/s per direction and seconds per message."""
+
+    bandwidth: float
+    latency: float = COLLECTIVE_LATENCY
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftCost(ABC):
+    """What drafting costs. `max_depth` is the deepest draft (None: any), `max_context` the positions it was made for
+    (None: as many as the target).
+
+    With a `link` the drafter runs on `own_device`, another than the target's. Each round two messages pass then, one
+    after the other: to the drafter the verified tokens (depth + 1 ids of each sequence at most) with the hidden states
+    that a draft head needs, back the depth ids of the draft. Probabilities for rejection sampling would come on top;
+    the match rule needs none.
+    """
+
+    name: str
+    max_depth: int | None = None
+    max_context: int | None = None
+    own_device: Device | None = None
+    link: DrafterLink | None = None
+
+    @property
+    def resident_bytes(self) -> float:
+        """Its own weights, a head shared with the target left out."""
+        return 0.0
+
+    @property
+    def device_bytes(self) -> float:
+        """The part of them on one of the devices that it runs on."""
+        return 0.0
+
+    def kv_bytes(self, context: float) -> float:
+        """Bytes of cache that it keeps for a sequence of that context, on one of the devices that it runs on."""
+        return 0.0
+
+    def hidden_bytes(self, depth: int) -> float:
+        """Bytes of the target's hidden states that it needs of a sequence after a round of that depth."""
+        return 0.0
+
+    def seconds(self, requests: float, depth: int, *, context: float) -> float:
+        """Drafting `depth` tokens for each of `requests` sequences of that context."""
+        if depth <= 0 or requests <= 0:
+            return 0.0
+        seconds = self._seconds(requests, depth, context)
+        if self.link is None:
+            return seconds
+        sent = requests * (self.hidden_bytes(depth) + _TOKEN_BYTES * (2 * depth + 1))
+        return seconds + (sent / self.link.bandwidth + 2 * self.link.latency)
+
+    @abstractmethod
+    def _seconds(self, requests: float, depth: int, context: float) -> float:
+        """Without the link; `requests` and `depth` are above 0."""
+
+
+@dataclass(frozen=True)
+class FreeDraftCost(DraftCost):
+    """Drafts by lookup: its time is taken as 0."""
+
+    name: str = "free"
+
+    def _seconds(self, requests: float, depth: int, context: float) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class FractionalDraftCost(DraftCost):
+    """Every draft token costs `share` of a plain step of the target at the same batch: the constant of published
+    charts, which leaves out that a drafter has a roofline of its own."""
+
+    cost: CostModel
+    share: float
+    name: str = field(default="fraction", kw_only=True)
+
+    def _seconds(self, requests: float, depth: int, context: float) -> float:
+        return self.share * depth * self.cost.seconds([SequenceLoad(context, 1, requests)])
+
+
+@dataclass(frozen=True)
+class ConstantDraftCost(DraftCost):
+    """Every draft token costs the same known seconds, whatever the batch."""
+
+    seconds_per_token: float
+    name: str = field(default="measured", kw_only=True)
+
+    def _seconds(self, requests: float, depth: int, context: float) -> float:
+        return self.seconds_per_token * depth
+
+
+@dataclass(frozen=True)
+class CalibratedDraftCost(DraftCost):
+    """Drafting as measured, whatever the context. Its memory is not measured and counts as 0."""
+
+    name: str
+    measured: MeasuredDrafting
+
+    def _seconds(self, requests: float, depth: int, context: float) -> float:
+        return self.measured.seconds(requests, depth)
+
+
+@dataclass(frozen=True)
+class PassDraftCost(DraftCost):
+    """A draft head on the target, or a smaller model: `cost` is that of its pass, a head over the vocabulary among its
+    matrices.
+
+    With `max_depth` None a pass over one position is made for every draft token (an autoregressive drafter); otherwise
+    one pass over `rows` positions of a sequence makes up to `max_depth` of them. Its attention reads the cache that its
+    own layers keep of every sequence. `taps` are elements of hidden state that a draft head gets of a row of the
+    target, 0 for a smaller model; `shares_head`: the head is the target's and is in memory already.
+
+    Dense weights and experts are bounded each on its own, as the target's streams are. (Published drafter curves take
+    one maximum over all of them: simulation/latency.py. On a saturated pass that is up to a third cheaper.) Left out:
+    that an autoregressive head's first pass also takes in the positions accepted in the round before, which costs time
+    only where its matrices are compute-bound.
+    """
+
+    name: str
+    cost: CostModel
+    rows: int = 1
+    taps: int = 0
+    shares_head: bool = False
+
+    @property
+    def _stored(self) -> ModelSpec:
+        return replace(self.cost.model, head=False) if self.shares_head else self.cost.model
+
+    @property
+    def own_elements(self) -> int:
+        """Elements of its own matrices that every pass reads, experts left out."""
+        elements = self._stored.elements()
+        return self.cost.fusion + sum(size for part, size in elements.items() if part not in ("experts", "shared"))
+
+    @property
+    def _fusion_bytes(self) -> float:
+        return self.cost.fusion * self.cost.model.precision.weights.bytes
+
+    @property
+    def resident_bytes(self) -> float:
+        return self._stored.resident_bytes + self._fusion_bytes
+
+    @property
+    def device_bytes(self) -> float:
+        return self.cost.weight_bytes(self._stored) + self._fusion_bytes / self.cost.cluster.tp
+
+    def kv_bytes(self, context: float) -> float:
+        return self.cost.cache_bytes(context)
+
+    def hidden_bytes(self, depth: int) -> float:
+        """Of every verified row where it keeps a cache; without one, of the last."""
+        rows = depth + 1 if self.cost.model.layers else 1
+        return rows * self.taps * self.cost.model.precision.activations
+
+    def _seconds(self, requests: float, depth: int, context: float) -> float:
+        passes = depth if self.max_depth is None else 1
+        return passes * self.cost.seconds([SequenceLoad(context, self.rows, requests)])
+
+
+def mtp_cost(
+    model: ModelSpec, cluster: Cluster, *, routing: ExpertRouting = _UNIFORM, balanced: bool = False
+) -> PassDraftCost:
+    """The multi-token-prediction module of a target (DeepSeek-V3, arXiv 2412.19437, section 2.2): one layer like the
+    target's last, a fusion of 2 d into d, and the target's own head, in the target's number formats. Every draft token
+    costs a pass. It is divided as the target is: its experts, too, are spread over the ranks of `cluster`."""
+    layers = [layer for layer in model.layers if not isinstance(layer.attention, DeltaNet)] or list(model.layers)
+    spec = replace(model, name="mtp", layers=(replace(layers[-1], count=1),), tied=True, head=True, decoder=None)
+    cost = CostModel(
+        spec,
+        cluster.device,
+        routing=routing,
+        tp=cluster.tp,
+        ep=cluster.ep if spec.sparse else 1,
+        link_latency=cluster.latency,
+        balanced=balanced,
+        fusion=2 * model.hidden**2,
+    )
+    return PassDraftCost("mtp", cost, taps=model.hidden, shares_head=True)
+
+
+def block_drafter_cost(model: ModelSpec, cluster: Cluster, *, width: int = 16) -> PassDraftCost:
+    """A block drafter of DFlash's proportions (arXiv 2602.06036): 8 dense layers of the target's hidden size d (2 d of
+    query width, one key-value head per 8, feed-forward 3 d), a fusion of 5 d into d, the target's head; one pass over
+    `width` positions makes width - 1 draft tokens, and each of these rows attends to the sequence's cache."""
+    if width < 2:
+        raise UsageError(f"A block of {width} positions makes no draft token.", "Give 2 or more.")
+    layer = Layer(_plain_attention(model.hidden), Dense(3 * model.hidden), 8)
+    cost = _head_cost("block", model, cluster, layers=(layer,), fusion=5 * model.hidden**2)
+    return PassDraftCost("block", cost, rows=width, max_depth=width - 1, taps=5 * model.hidden, shares_head=True)
+
+
+def eagle_cost(model: ModelSpec, cluster: Cluster, *, vocab: int | None = None) -> PassDraftCost:
+    """EAGLE-3 (arXiv 2503.01840): hidden states of three layers of the target are fused, 3 d into d; one decoder layer
+    whose query, key and value projections read 2 d (embedding and hidden state), with the target's attention where that
+    is grouped-query and the target's dense feed-forward where it has one (else 3 d); a head of its own over `vocab`
+    frequent tokens, or the target's (None). Every draft token costs a pass over one position."""
+    if vocab is not None and not 0 < vocab <= model.vocab:
+        raise UsageError(
+            f"A draft vocabulary of {vocab} tokens is out of range.", f"{model.name} has {model.vocab} tokens."
+        )
+    kinds = [layer.attention for layer in model.layers]
+    plain = next((kind for kind in kinds if isinstance(kind, Gqa)), None)
+    attention = _plain_attention(model.hidden) if plain is None else replace(plain, window=None, gated=False)
+    ffn = model.dense or Dense(3 * model.hidden)
+    fusion = 3 * model.hidden**2 + model.hidden * attention.qkv_width
+    cost = _head_cost("eagle", model, cluster, layers=(Layer(attention, ffn),), fusion=fusion, vocab=vocab)
+    return PassDraftCost("eagle", cost, taps=3 * model.hidden, shares_head=vocab is None)
+
+
+def medusa_cost(model: ModelSpec, cluster: Cluster, *, heads: int = 5) -> PassDraftCost:
+    """Medusa (arXiv 2401.10774): `heads` heads on the target's last hidden state, each a residual block of d x d and a
+    matrix of its own over the vocabulary; one pass over one position runs all of them, one draft token each. Nothing is
+    cached."""
+    if heads < 1:
+        raise UsageError(f"{heads} heads make no draft token.", "Give 1 or more.")
+    cost = _head_cost("medusa", model, cluster, layers=(), fusion=heads * model.hidden**2, vocab=heads * model.vocab)
+    return PassDraftCost("medusa", cost, max_depth=heads, taps=model.hidden)
+
+
+def draft_model_cost(model: ModelSpec, cluster: Cluster) -> PassDraftCost:
+    """A smaller model of the same vocabulary: every draft token costs a pass of its own. It is divided over the devices
+    that share a batch, with experts, too, as tensor parallelism divides."""
+    try:
+        cost = CostModel(model, cluster.device, tp=cluster.tp, link_latency=cluster.latency)
+    except UsageError as error:
+        raise UsageError(f"The drafter: {error.message}", "Give it fewer devices: --drafter-tp 1.") from error
+    return PassDraftCost(f"model:{model.name}", cost, max_context=model.context)
+
+
+def _plain_attention(hidden: int) -> Gqa:
+    """2 d of query width in heads of 128 (a multiple of 8 of them, so that devices can share them), one key-value head
+    for 8."""
+    groups = max(1, round(hidden / 512))
+    return Gqa(8 * groups, groups, 128)
+
+
+def _head_cost(
+    name: str, model: ModelSpec, cluster: Cluster, *, layers: tuple[Layer, ...], fusion: int, vocab: int | None = None
+) -> CostModel:
+    """Of a pass of a dense head that was trained for a target; under expert parallelism every group has a copy of it.
+
+    Its matrices have 16 bits where the target's have fewer, as such heads are published; a head over the vocabulary
+    that it shares with the target (`vocab` None) has the target's format.
+    """
+    given = model.precision
+    wide = given.weights if given.weights.bytes >= 2 else find_format("bf16")
+    spec = replace(
+        model,
+        name=name,
+        layers=layers,
+        vocab=vocab or model.vocab,
+        precision=replace(given, weights=wide, projections=wide, head=given.head if vocab is None else wide),
+        tied=True,
+        head=True,
+        decoder=None,
+    )
+    return CostModel(spec, cluster.device, tp=cluster.tp, link_latency=cluster.latency, fusion=fusion)
+
+
+# ---- a drafter that speculates itself -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StagedDraftCost(DraftCost):
+    """A small model that itself speculates (staged speculative decoding, arXiv 2308.04623): `inner` guesses
+    `inner_depth` tokens, a pass of the small model over inner_depth + 1 rows verifies them, and so on until the draft
+    is long enough. Its guesses are accepted at the rate `acceptance`.
+
+    A pass gives i + 1 tokens with probability a^i (1 - a), and inner_depth + 1 with a^inner_depth. With u_i the
+    probability that a sequence still lacks tokens before pass i, pass i is made with probability 1 - (1 - u_i)^B, over
+    the B u_i sequences that lack some: a batch waits for the slowest of its sequences.
+    """
+
+    name: str
+    model: PassDraftCost
+    inner: DraftCost
+    acceptance: float
+    inner_depth: int
+
+    @property
+    def resident_bytes(self) -> float:
+        return self.model.resident_bytes + self.inner.resident_bytes
+
+    @property
+    def device_bytes(self) -> float:
+        return self.model.device_bytes + self.inner.device_bytes
+
+    def kv_bytes(self, context: float) -> float:
+        return self.model.kv_bytes(context) + self.inner.kv_bytes(context)
+
+    def _seconds(self, requests: float, depth: int, context: float) -> float:
+        inner = min(self.inner_depth, depth - 1)  # a pass gives one token beside the accepted guesses
+        total = 0.0
+        for lacking in _lacking(depth, self.acceptance, inner=inner):
+            made = 1 - (1 - lacking) ** requests
+            active = requests * lacking / made if made else 0.0
+            load = SequenceLoad(context, inner + 1, active)
+            total += made * (self.model.cost.seconds([load]) + self.inner.seconds(active, inner, context=context))
+        return total
+
+
+def staged_cost(model: PassDraftCost, inner: DraftCost, *, acceptance: float, depth: int) -> StagedDraftCost:
+    """See StagedDraftCost; the small model guesses no deeper than its own drafter can."""
+    depth = depth if inner.max_depth is None else min(depth, inner.max_depth)
+    name = f"staged:{model.cost.model.name},{inner.name}"
+    return StagedDraftCost(name, model, inner, acceptance, depth, max_context=model.max_context)
+
+
+def _lacking(depth: int, acceptance: float, *, inner: int) -> list[float]:
+    """u_1, u_2, ...: the probability that a sequence lacks some of `depth` tokens before each pass."""
+    alive = (1.0, *survival(acceptance, inner))
+    exactly = [here - after for here, after in zip(alive, (*alive[1:], 0.0), strict=True)]  # i guesses accepted
+    missing = [0.0] * depth + [1.0]  # probability of each number of missing tokens, 1 to depth
+    lacking: list[float] = []
+    while len(lacking) < depth:
+        lacking.append(sum(missing[1:]))
+        after = [0.0] * (depth + 1)
+        for count in range(1, depth + 1):
+            for accepted, chance in enumerate(exactly):
+                after[max(0, count - accepted - 1)] += missing[count] * chance
+        missing = after
+    return lacking

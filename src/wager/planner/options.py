@@ -1,0 +1,327 @@
+"""The options of `wager plan` as a deployment: the cost model of the target, and the drafter by its shape or cost.
+
+A wrong value is an error that names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from wager.arch import Precision
+from wager.economics.options import DEEPEST, is_time, parse_seconds
+from wager.errors import UsageError
+from wager.inputs import shown
+from wager.planner.acceptance import AcceptanceRates
+from wager.planner.calibrated import calibrated_cost
+from wager.planner.cost import COLLECTIVE_LATENCY, Cluster, CostModel
+from wager.planner.devices import Device
+from wager.planner.drafting import (
+    CalibratedDraftCost,
+    ConstantDraftCost,
+    DraftCost,
+    DrafterLink,
+    FractionalDraftCost,
+    FreeDraftCost,
+    PassDraftCost,
+    block_drafter_cost,
+    draft_model_cost,
+    eagle_cost,
+    medusa_cost,
+    mtp_cost,
+    staged_cost,
+)
+from wager.planner.inputs import find_hardware, find_plan_model, parse_speed, read_popularity, with_formats
+from wager.planner.plan import DEFAULT_MAX_DEPTH, Deployment
+from wager.planner.routing import ExpertRouting
+
+LARGEST_GRID, MOST_CELLS = 2000, 200
+"""Points of a plan, and pairs of context and acceptance, each of which takes up to half a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanGrid:
+    """The points to plan: all combinations. UsageError for absurdly many of them."""
+
+    batches: tuple[int, ...]
+    contexts: tuple[int, ...]
+    acceptances: tuple[AcceptanceRates, ...]
+
+    def __post_init__(self) -> None:
+        cells = len(self.contexts) * len(self.acceptances)
+        points = cells * len(self.batches)
+        if points > LARGEST_GRID or cells > MOST_CELLS:
+            raise UsageError(
+                f"{len(self.batches)} batches, {len(self.contexts)} contexts and {len(self.acceptances)} acceptance "
+                f"rates are {points} points.",
+                f"Plan at most {LARGEST_GRID} at once, of {MOST_CELLS} pairs of context and acceptance.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """The options of `wager plan` beside model, hardware and grid, as they were typed."""
+
+    shape: str | None = None
+    drafter_cost: str | None = None
+    drafter_tp: int | None = None
+    drafter_hardware: str | None = None
+    drafter_link: str | None = None
+    draft_async: bool = False
+    hit_rate: float | None = None
+    draft_outcomes: int | None = None
+    depth: int | None = None
+    max_depth: int | None = None
+    tp: int = 1
+    ep: int = 1
+    balanced: bool = False
+    link_latency: str | None = None
+    locality: float | None = None
+    popularity: Path | None = None
+    precision: str | None = None
+    cache: str | None = None
+    overhead: str = "0us"
+
+    def given(self, names: Sequence[str]) -> list[str]:
+        """Those of `names` whose value is not the default."""
+        default = PlanSettings()
+        return [name for name in names if getattr(self, name) != getattr(default, name)]
+
+
+def plan_deployment(model: str, hardware: str, settings: PlanSettings) -> Deployment:
+    """Everything but the grid. UsageError or ModelError names what is not known, out of range or without effect."""
+    cost = target_cost(model, hardware, settings)
+    hit_rate = parse_hit_rate(settings.hit_rate, draft_async=settings.draft_async, outcomes=settings.draft_outcomes)
+    drafter = draft_cost(cost, settings)
+    if None not in (settings.depth, settings.max_depth):
+        raise UsageError("--depth and --max-depth both say how deep to draft.", "Give one of the two.")
+    max_depth = DEFAULT_MAX_DEPTH if settings.max_depth is None else settings.max_depth
+    return Deployment(cost, drafter, max_depth, settings.depth, hit_rate, settings.draft_outcomes)
+
+
+def parse_hit_rate(hit_rate: float | None, *, draft_async: bool, outcomes: int | None = None) -> float | None:
+    """The share of drafts that are ready; None where drafting is not asynchronous, and where that follows from how many
+    `outcomes` are drafted for."""
+    for flag, value in (("hit-rate", hit_rate), ("outcomes", outcomes)):
+        if value is not None and not draft_async:
+            raise UsageError(
+                f"--draft-{flag} has no effect without --draft-async.", "Leave it out, or add --draft-async."
+            )
+    if outcomes is not None:
+        if hit_rate is not None:
+            raise UsageError(
+                "--draft-hit-rate and --draft-outcomes both say how often drafts are ready.", "Give one of the two."
+            )
+        return None
+    return (1.0 if hit_rate is None else hit_rate) if draft_async else None
+
+
+# ---- the target -----------------------------------------------------------------------------------------------------
+
+_MEASURED = ("tp", "ep", "balanced", "link_latency", "locality", "popularity", "precision", "cache", "overhead")
+"""Settings that describe a device or a model, which a calibration measured instead."""
+
+
+def target_cost(model: str, hardware: str, settings: PlanSettings) -> CostModel:
+    """By calibration, if the hardware is this machine or a file that `wager calibrate` wrote; else by datasheet."""
+    measured = calibrated_cost(model, hardware)
+    if measured is None:
+        return _datasheet_cost(model, hardware, settings)
+    given = [f"--{name.replace('_', '-')}" for name in settings.given(_MEASURED)]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} cannot be combined with measurements: the step times of {hardware} are what was "
+            "measured.",
+            f"Leave {'it' if len(given) == 1 else 'them'} out with --hardware {hardware}.",
+        )
+    return measured
+
+
+def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostModel:
+    precision = None if settings.precision is None else Precision.parse(settings.precision)
+    spec = with_formats(find_plan_model(model, precision), settings.precision, settings.cache)
+    routing = ExpertRouting() if settings.popularity is None else read_popularity(settings.popularity)
+    if settings.locality is not None:
+        routing = replace(routing, locality=settings.locality)
+    for flag, is_set in (("popularity", routing.popularity is not None), ("locality", routing.locality != 1)):
+        if is_set and not spec.sparse:
+            raise UsageError(f"--{flag} has no effect: {spec.name} has no experts.", "Leave it out.")
+    if settings.balanced and settings.ep == 1:
+        raise UsageError(
+            "--balanced has no effect without --ep: experts on one device have no balance.", "Leave it out."
+        )
+    latency = COLLECTIVE_LATENCY
+    if settings.link_latency is not None:
+        latency = parse_seconds("link-latency", settings.link_latency)
+        if settings.tp == settings.ep == 1 and settings.drafter_hardware is None and (settings.drafter_tp or 1) == 1:
+            raise UsageError("--link-latency has no effect on a single device.", "Leave it out.")
+    return CostModel(
+        spec,
+        find_hardware(hardware),
+        routing=routing,
+        tp=settings.tp,
+        ep=settings.ep,
+        balanced=settings.balanced,
+        link_latency=latency,
+        overhead=parse_seconds("overhead", settings.overhead),
+    )
+
+
+# ---- the drafter ----------------------------------------------------------------------------------------------------
+
+SHAPES = "free, mtp, eagle[:VOCAB], block[:N], medusa[:HEADS], model:NAME and staged:NAME,INNER,P[,DEPTH]"
+_HEADS = ("mtp", "eagle", "block", "medusa")
+_STAGED_DEPTH = 3
+"""Guesses of the inner drafter where none are given."""
+
+_MOST_EXPENSIVE = 10.0
+"""Plain steps that a draft token may cost; more is a slip of the keyboard."""
+
+
+def draft_cost(cost: CostModel, settings: PlanSettings) -> DraftCost:
+    """What drafting for the target of `cost` costs; without shape or cost, by the first calibrated drafter, or mtp."""
+    own = None if settings.drafter_hardware is None else find_hardware(settings.drafter_hardware)
+    if settings.shape is not None and settings.drafter_cost is not None:
+        raise UsageError("--drafter-shape and --drafter-cost both define the cost of drafting.", "Give one of the two.")
+    if settings.drafter_cost is not None:
+        _refuse_placement(settings, "a fixed --drafter-cost")
+        return _fixed(cost, settings.drafter_cost)
+    curves = {} if cost.measured is None else cost.measured.drafters
+    shape = next(iter(curves), "mtp") if settings.shape is None else settings.shape
+    if shape in curves:
+        _refuse_placement(settings, f"the calibrated drafter {shape}")
+        return CalibratedDraftCost(shape, curves[shape])
+    if shape == "free":
+        _refuse_placement(settings, "the shape 'free'")
+        return FreeDraftCost()
+    drafter = _shaped(cost, shape, _drafter_cluster(cost, shape, settings, own))
+    if own is None:
+        return drafter
+    if isinstance(drafter, PassDraftCost):
+        drafter = replace(drafter, shares_head=False)  # the target's head is not on that device
+    return replace(drafter, own_device=own, link=_link(cost, own, settings.drafter_link))
+
+
+def _refuse_placement(settings: PlanSettings, drafter: str) -> None:
+    """UsageError if a place is given for a drafter whose time does not depend on it."""
+    for name in settings.given(("drafter_tp", "drafter_hardware", "drafter_link")):
+        raise UsageError(
+            f"--{name.replace('_', '-')} has no effect on {drafter}.",
+            "Leave it out, or give a --drafter-shape with weights.",
+        )
+
+
+def _fixed(cost: CostModel, text: str) -> DraftCost:
+    if is_time(text):
+        return ConstantDraftCost(parse_seconds("drafter-cost", text))
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= _MOST_EXPENSIVE:
+        raise UsageError(
+            f"drafter-cost = {shown(text)} is neither a fraction nor a time.",
+            f"Write 0.1 (of a plain step; {_MOST_EXPENSIVE:g} at most) or 300us, 2ms.",
+        )
+    return FractionalDraftCost(cost, share)
+
+
+def _drafter_cluster(cost: CostModel, shape: str, settings: PlanSettings, own: Device | None) -> Cluster:
+    """The devices of the drafter: the target's as it uses them, fewer of them, or its own."""
+    here, tp = cost.cluster, settings.drafter_tp
+    if tp is not None and tp < 1:
+        raise UsageError(f"drafter-tp = {tp} is out of range.", "It is the number of devices: 1 or more.")
+    if own is not None:
+        return Cluster(own, tp=tp or 1, latency=here.latency)
+    if settings.drafter_link is not None:
+        raise UsageError("--drafter-link has no effect without --drafter-hardware.", "Leave it out.")
+    if tp is None:
+        return here
+    if tp > here.tp:
+        raise UsageError(
+            f"drafter-tp = {tp} is more than the {here.tp} devices that share a batch (--tp {here.tp}).",
+            "Use fewer, or give the drafter devices of its own with --drafter-hardware.",
+        )
+    if shape == "mtp" and here.ep > 1:
+        raise UsageError(
+            "--drafter-tp has no effect on mtp under --ep: its experts are spread as the target's are.", "Leave it out."
+        )
+    return replace(here, tp=tp, ep=1)
+
+
+def _link(cost: CostModel, there: Device, text: str | None) -> DrafterLink:
+    """Of the given speed; else that inside a node where both are of one kind, or of the slower network card."""
+    here = cost.device
+    speed = None
+    if text is not None:
+        speed = parse_speed("drafter-link", text)
+    elif here.name == there.name:
+        speed = here.intra or here.inter
+    elif here.inter and there.inter:
+        speed = min(here.inter, there.inter)
+    if not speed:
+        raise UsageError(
+            f"The speed of a link between {here.name} and {there.name} is not known.", "Give it: --drafter-link 50GB/s."
+        )
+    return DrafterLink(speed, cost.cluster.latency)
+
+
+def _shaped(target: CostModel, shape: str, cluster: Cluster) -> DraftCost:
+    """A drafter for the target by its shape, on `cluster`."""
+    kind, colon, argument = shape.partition(":")
+    if kind == "free" and not colon:
+        return FreeDraftCost()
+    if kind == "mtp" and not colon:
+        return mtp_cost(target.model, cluster, routing=target.routing, balanced=target.balanced)
+    if kind in ("eagle", "block", "medusa") and (argument or not colon):
+        return _head(target, kind, argument, cluster=cluster)
+    if kind == "model" and argument:
+        return draft_model_cost(find_plan_model(argument), cluster)
+    if kind == "staged" and argument:
+        return _staged(argument, cluster)
+    raise _unknown_shape(shape)
+
+
+def _unknown_shape(shape: str) -> UsageError:
+    return UsageError(f"The drafter shape {shown(shape)} is not known.", f"Known are {SHAPES}.")
+
+
+def _head(target: CostModel, kind: str, argument: str, *, cluster: Cluster) -> DraftCost:
+    number = None
+    if argument:
+        if not re.fullmatch(r"[0-9]{1,9}", argument) or not int(argument):
+            raise _unknown_shape(f"{kind}:{argument}")
+        number = int(argument)
+    if kind == "eagle":
+        return eagle_cost(target.model, cluster, vocab=number)
+    if number is not None and number > DEEPEST:
+        raise UsageError(f"{kind}:{argument} is deeper than any draft.", f"Give at most {DEEPEST}.")
+    if kind == "medusa":
+        return medusa_cost(target.model, cluster, heads=number or 5)
+    return block_drafter_cost(target.model, cluster, width=number or 16)
+
+
+def _staged(argument: str, cluster: Cluster) -> DraftCost:
+    """NAME,INNER,P[,DEPTH]: a small model, the shape of its drafter, that one's acceptance and depth."""
+    fields = [field.strip() for field in argument.split(",")]
+    form = "Write staged:NAME,INNER,P[,DEPTH], such as staged:Llama-3.1-8B,free,0.5,3."
+    if len(fields) not in (3, 4) or not all(fields):
+        raise UsageError(f"The drafter shape {shown('staged:' + argument)} is incomplete.", form)
+    try:
+        acceptance = float(fields[2])
+    except ValueError:
+        acceptance = -1.0
+    depth = fields[3] if len(fields) == 4 else str(_STAGED_DEPTH)
+    if not 0 <= acceptance <= 1:
+        raise UsageError(f"The inner acceptance {shown(fields[2])} is not between 0 and 1.", form)
+    if not re.fullmatch(r"[0-9]{1,3}", depth) or not 0 < int(depth) <= DEEPEST:
+        raise UsageError(f"The inner depth {shown(depth)} is out of range.", f"It is 1 to {DEEPEST}.")
+    small = draft_model_cost(find_plan_model(fields[0]), cluster)
+    if fields[1].partition(":")[0] not in ("free", *_HEADS):
+        raise UsageError(
+            f"The inner drafter {shown(fields[1])} is not known.", "It is free, mtp, eagle, block or medusa."
+        )
+    inner = _shaped(small.cost, fields[1], small.cost.cluster)
+    return staged_cost(small, inner, acceptance=acceptance, depth=int(depth))
