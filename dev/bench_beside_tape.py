@@ -30,9 +30,10 @@ from wager.bench.workload import read_prompts
 from wager.engine.outputs import OutputCollector
 from wager.engine.shared import SharedEngine
 from wager.loading.load import LoadedEngine, load
+from wager.testing import AdversaryDrafter
 from wager.types import FORWARD_STAGE, Request, SamplingParams
 
-ENGINES = {"none": {"drafter": "none"}, "ngram": {"drafter": "ngram"}, "adversary": {"drafter": "adversary"}}
+ENGINES = {"none": {"drafter": "none"}, "ngram": {"drafter": "ngram"}, "adversary": {}}
 STAGES = ("schedule", "policy", "draft", "pack", "accept", "commit", "observe", "rest")
 BLOCK = 32
 """Steps over which a mean is taken: the greatest interval between plans."""
@@ -153,7 +154,8 @@ def main() -> None:
             base = {"model": args.model, "max_context": 2048, "cache_tokens": 65536, "max_sequences": count}
             base["prefix_cache"] = False
             config = wager.EngineConfig.from_options(**base, **ENGINES[name])
-            engine = load(config, target=first.target if first else None)
+            wrong = AdversaryDrafter(first.spec.vocab) if name == "adversary" and first else None
+            engine = load(config, target=first.target if first else None, drafter=wrong)
             if first is None:
                 first = engine
                 print(f"{engine.kernels.name}; microseconds a step: median of means over {BLOCK} steps (least)")

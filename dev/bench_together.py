@@ -24,6 +24,7 @@ from wager.kernels.base import BLOCK_SIZE
 from wager.loading.load import LoadedEngine
 from wager.loading.load import load as load_engine
 from wager.terminal.flags import Framing
+from wager.testing import AdversaryDrafter
 from wager.types import Request, SamplingParams
 
 ENGINES = {
@@ -32,7 +33,7 @@ ENGINES = {
     "3": {"drafter": "ngram", "depth": 3},
     "7": {"drafter": "ngram", "depth": 7},
     "adaptive": {"drafter": "ngram"},
-    "wrong": {"drafter": "adversary"},
+    "wrong": {},
 }
 LONGEST = 1500
 """Characters of a prompt; the cache has to hold six batches."""
@@ -72,7 +73,9 @@ def load(model: str, dtype: str) -> dict[str, LoadedEngine]:
     engines: dict[str, LoadedEngine] = {}
     for name, options in ENGINES.items():
         first = engines["off"].target if engines else None
-        engines[name] = load_engine(wager.EngineConfig.from_options(**base, **options), target=first)
+        wrong = AdversaryDrafter(engines["off"].spec.vocab) if name == "wrong" else None
+        config = wager.EngineConfig.from_options(**base, **options)
+        engines[name] = load_engine(config, target=first, drafter=wrong)
     cache = engines["off"].runner.target.cache
     for block in range(cache.num_blocks):
         cache.clear(block)

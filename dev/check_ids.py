@@ -34,7 +34,7 @@ from wager.types import (  # noqa: E402
 )
 
 MODELS = ("random:llama:tiny", "random:qwen3-moe:tiny", "random:deepseek:tiny", "SmolLM2-135M-Instruct")
-KEPT_APART = ("slem", "tli", "prediction", "mtp", "mtp-tree")
+KEPT_APART = ("slem", "tli", "prediction", "mtp", "mtp:tree")
 """Drafters that need another vocabulary, a prediction, or modules in the model; `wager prove` tries them."""
 GRAMMARS = (Grammar("regex", "[a-z ]{5,40}"), Grammar("json_schema", '{"type": "object", "maxProperties": 2}'))
 CONTEXT = 192

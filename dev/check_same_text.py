@@ -22,9 +22,9 @@ from serve.same_requests import Answer, Case, Variant, cases, variants  # noqa: 
 from serve.served_process import served_process  # noqa: E402
 from wager.bench.workload import builtin, read_prompts, spread  # noqa: E402
 from wager.config import DEFAULT_MODEL  # noqa: E402
-from wager.draft.option import parse_drafters  # noqa: E402
+from wager.drafter_spec import parse_drafters  # noqa: E402
 
-DRAFTERS = ("none", "auto", "store-tree:{store}", "ngram,suffix-tree,recycle,prediction", "layers:0-3,layers-tree:0-3")
+DRAFTERS = ("none", "auto", "store:tree:{store}", "ngram,suffix:tree,recycle,prediction", "layers:0-3,layers:tree:0-3")
 STORE = ROOT / "src" / "wager" / "stores" / "SmolLM2-135M-Instruct.store"
 SMALL = "cache-tokens = 384\nmax-rows = 96\n"
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from wager.draft.option import check_draft_threads, parse_drafters
-from wager.draft.registry import DrafterSpec, makes_trees
+from wager.drafter_spec import DrafterSpec, check_draft_threads, parse_drafters
 from wager.economics.options import DEEPEST, Objective, PolicySpec, parse_objective, parse_policy
 from wager.errors import UsageError
 from wager.inputs import check_threads, did_you_mean, read_text, shown
@@ -122,7 +121,7 @@ class SpeculationConfig:
 
     def _check_trees(self) -> None:
         for spec in self.drafters:
-            if makes_trees(spec):
+            if spec.makes_trees:
                 check_rule_for_trees(str(spec), self.verify)
 
 

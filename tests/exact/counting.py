@@ -20,7 +20,7 @@ from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.kernels.base import TargetOutput
 from wager.testing import ToyDistribution, ToyTarget
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Draft, DraftRequest, OutputDelta, Request, SamplingParams
 from wager.verify.distribution import ProcessedDistribution, process, without_replacement
 

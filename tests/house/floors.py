@@ -11,9 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "wager"
 _VALUES = {"types", "prompts", "tenants", "errors", "inputs", "arch"}
 _ECONOMICS = {"economics", "economics.policy"}
 _NUMBERS = _VALUES | {"config", "trace", "kernels"}
-_BELOW_ENGINE = (
-    _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "constrain", "draft", "draft.registry", "draft.option"}
-)
+_BELOW_ENGINE = _NUMBERS | _ECONOMICS | {"models", "kv", "verify", "constrain", "draft", "drafter_spec"}
 _BELOW_LOADING = _BELOW_ENGINE | {"engine", "profiling"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -25,8 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inputs": {"errors"},
     "arch": {"errors", "inputs"},
     # floor 1
-    "config": _VALUES
-    | {"draft.option", "draft.registry", "economics", "economics.policy"},  # to parse drafters, policies and objectives
+    "config": _VALUES | {"drafter_spec", "economics", "economics.policy"},  # to parse drafters, policies and objectives
     "trace": set(),
     "kernels": _VALUES,
     "economics": _VALUES | {"kernels"},
@@ -38,9 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "constrain": _VALUES,
     "bench": _NUMBERS | _ECONOMICS,
     # floor 3
-    "draft": {"models", "kv", "kernels", "verify"} | _VALUES,
-    "draft.registry": {"draft", "kernels"} | _VALUES,
-    "draft.option": {"draft.registry"} | _VALUES,
+    "draft": {"models", "kv", "kernels", "verify", "drafter_spec"} | _VALUES,
+    "drafter_spec": {"errors", "inputs"},
     # floor 4: profiling and testing run an engine
     "engine": _BELOW_ENGINE,
     "profiling": _BELOW_ENGINE | {"engine"},
@@ -51,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "async_llm": _BELOW_LOADING | {"loading"},
     "train": _BELOW_LOADING | {"loading"},
     # what commands share
-    "terminal": _VALUES | {"bench", "config", "draft.option", "economics"},
+    "terminal": _VALUES | {"bench", "config", "drafter_spec", "economics"},
     # beside the engine, which knows nothing of them: commands of their own
     "planner": _VALUES | _ECONOMICS | {"terminal", "bench", "config", "kernels", "models"},
     "simulation": _VALUES | _ECONOMICS | {"terminal", "config", "planner"},
@@ -66,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "llm",
         "async_llm",
         "bench",
+        "testing",
         "train",
         "serve",
         "planner",

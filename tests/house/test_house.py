@@ -103,7 +103,6 @@ def test_every_file_is_in_a_known_package_and_imports_what_it_may() -> None:
         ("engine.core", "from wager.loading.load import load", "imports loading"),
         ("engine.core", "from wager.testing import ToyTarget", "imports testing"),
         ("loading.drafters", "from wager.testing import ToyTarget", "imports testing"),
-        ("cli.prove", "from wager.testing import ToyTarget", "imports testing"),
         ("draft.ngram", "from .base import Drafter", "imports relatively"),
         ("draft.ngram", "importlib.import_module('wager.engine.core')", "imports engine"),
         ("draft.ngram", "importlib.import_module(name)", "imports by a name computed"),

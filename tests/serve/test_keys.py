@@ -90,16 +90,16 @@ LEARNING: dict[str, dict[str, Any]] = {
     "suffix": {"drafter": "suffix"},
     "suffix, fixed depth": {"drafter": "suffix", "depth": 6, "policy": "fixed"},
     "suffix, threshold": {"drafter": "suffix", "policy": "threshold"},
-    "suffix-tree": {"drafter": "suffix-tree"},
+    "suffix:tree": {"drafter": "suffix:tree"},
     "store": {"drafter": "store"},
-    "store-tree": {"drafter": "store-tree"},
+    "store:tree": {"drafter": "store:tree"},
     "recycle": {"drafter": "recycle"},
     "recycle, fixed depth": {"drafter": "recycle", "depth": 6, "policy": "fixed"},
     "several": {"drafter": "suffix,recycle"},
     "merged": {"drafter": "ngram//suffix", "depth": 6},
     "an inner drafter": {"drafter": "layers:0+suffix", "depth": 4},
-    "ranks of a draft model": {"drafter": "layers-tree:0", "depth": 6, "verify": "rejection"},
-    "ranks of a head": {"drafter": "eagle3-tree", "depth": 6, "verify": "rejection"},
+    "ranks of a draft model": {"drafter": "layers:tree:0", "depth": 6, "verify": "rejection"},
+    "ranks of a head": {"drafter": "eagle3:tree", "depth": 6, "verify": "rejection"},
     "cached keys of a head": {"drafter": "eagle3", "depth": 4},
     "no prefix cache": {"drafter": "suffix", "prefix_cache": False},
 }
@@ -122,7 +122,7 @@ def test_keys_that_share_see_each_others_traces(name: str) -> None:
     assert shared[0]["choices"] == alone[0]["choices"]
 
 
-@pytest.mark.parametrize("name", ["suffix, fixed depth", "recycle, fixed depth", "merged", "suffix-tree"])
+@pytest.mark.parametrize("name", ["suffix, fixed depth", "recycle, fixed depth", "merged", "suffix:tree"])
 def test_rejected_guesses_that_may_be_another_text_are_counted_and_not_shown(name: str) -> None:
     body = {**PLAIN, "speculation_stats": True, "stream": True, "logit_bias": {"198": 100}}
 

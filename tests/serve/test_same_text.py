@@ -86,9 +86,9 @@ def test_with_every_kind_of_drafter_in_a_cache_that_is_too_small(
     config = tmp_path / "small.toml"
     config.write_text("cache-tokens = 384\nmax-rows = 96\n")
     names = {
-        "store-tree": f"store-tree:{STORE}",
+        "store:tree": f"store:tree:{STORE}",
         "ngram": "ngram",
-        "suffix-tree": "suffix-tree",
+        "suffix:tree": "suffix:tree",
         "recycle": "recycle",
         "prediction": "prediction",
         "layers": "layers:0-3",

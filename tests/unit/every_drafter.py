@@ -5,27 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 
 from unit.blank_heads import HEADS
-from wager.draft.registry import KINDS
 from wager.draft.store_file import build_store
 from wager.draft.vocabulary import vocabulary_digest
+from wager.drafter_spec import DRAFTERS
 from wager.models.opening import open_model
+
+EVERY = [
+    *DRAFTERS,
+    *(f"{name}:tree" for name, option in DRAFTERS.items() if option.trees == "optional"),
+]
+"""The labels of all drafters."""
 
 
 def every_drafter(model: str, folder: Path, *, layers: str = "0") -> dict[str, str]:
-    """The options by the drafter's name; `model` drafts for itself."""
+    """The options by the drafter's label; `model` drafts for itself."""
     _, weights, tokenizer = open_model(model)
     store = folder / "answers.store"
     pairs = [([1], [5, 6, 7, 8] * 8)]
     build_store(pairs, store, vocab=tokenizer.vocab_size, tokenizer=vocabulary_digest(tokenizer))
     arguments = {"path": model, "store": str(store), "layers": layers}
     found = {}
-    for name, kind in KINDS.items():
-        argument = arguments.get(kind.argument, "")
-        if kind.argument in ("head", "modules"):
-            argument = str(HEADS[_kind_of_head(name)](folder / name, weights.spec))
-        found[name] = f"{name}:{argument}" if argument else name
+    for label in EVERY:
+        name = label.partition(":")[0]
+        option = DRAFTERS[name]
+        argument = arguments.get(option.argument, "")
+        if option.runs_a_head:
+            argument = str(HEADS[name](folder / label, weights.spec))
+        found[label] = f"{label}:{argument}" if argument else label
     return found
-
-
-def _kind_of_head(name: str) -> str:
-    return name.removesuffix("-tree")

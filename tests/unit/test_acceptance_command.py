@@ -21,7 +21,7 @@ from wager.errors import UsageError
 from wager.profiling.acceptance import estimate_acceptance
 from wager.profiling.draft_records import AnswerPath, DraftedAnswer, PositionDraft, record_drafts
 from wager.testing import SetAcceptanceDrafter, ToyDistribution, ToyOracle
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Draft, Request, SamplingParams
 
 TEXT = ToyDistribution(vocab=64)
@@ -189,7 +189,7 @@ def test_auto_is_what_the_engine_takes_it_for(run: Any) -> None:
 
 
 def test_a_trace_of_trees_is_refused(run: Any) -> None:
-    for name in ("suffix-tree", "ngram//suffix"):
+    for name in ("suffix:tree", "ngram//suffix"):
         with pytest.raises(UsageError, match=f"{name} makes trees, and a trace holds chains"):
             run("--drafter", name, "--trace", "x.jsonl")
 

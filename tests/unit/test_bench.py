@@ -15,7 +15,7 @@ from wager.bench.workload import OTHER, Prompt
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import AdversaryDrafter, RandomTreeDrafter, ToyDistribution
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats, StepRecord
 
 ROW_KEYS = [

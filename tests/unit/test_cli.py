@@ -181,7 +181,7 @@ def test_run_streams_to_stdout_and_prints_stats_on_stderr(wager: Call, flags: li
 
 def test_the_text_does_not_depend_on_the_drafter(wager: Call, flags: list[str]) -> None:
     texts = set()
-    for drafter in ("none", "ngram", "random-tree", "adversary"):
+    for drafter in ("none", "ngram", "recycle"):
         result = wager(
             "run",
             "abab abab",
@@ -227,7 +227,7 @@ def test_show_colours_guessed_tokens(wager: Call, flags: list[str], monkeypatch:
 
 
 @pytest.mark.parametrize("extra", [[], ["--temperature", "0.9", "--seed", "4"]], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafter", ["none", "ngram", "random-tree --depth 6", "ngram,adversary"])
+@pytest.mark.parametrize("drafter", ["none", "ngram", "recycle --depth 6", "ngram,recycle"])
 def test_rounds_show_every_guess_and_add_up(
     wager: Call, flags: list[str], drafter: str, extra: list[str], tmp_path: Path
 ) -> None:

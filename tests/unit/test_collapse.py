@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from wager.draft.history import TargetOracle
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.collapse import DrafterRecord, is_right
@@ -20,7 +19,8 @@ from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.kernels.base import TargetOutput
 from wager.testing import FakeClock, SetAcceptanceDrafter, ToyDistribution, ToyOracle
-from wager.testing.engines import toy_engine
+from wager.testing.drafters import TargetOracle
+from wager.testing.toy import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, DraftRequest, PackedBatch, Request, SamplingParams, StepRecord
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import pytest
 
 from wager.draft.base import Drafter
-from wager.draft.random_tree import RandomTreeDrafter
 from wager.engine.core import Engine
 from wager.testing import FakeClock, OracleDrafter, ToyDistribution, ToyOracle
-from wager.testing.engines import toy_engine
+from wager.testing.drafters import RandomTreeDrafter
+from wager.testing.toy import toy_engine
 from wager.trace import Trace
 from wager.types import OutputDelta, Request, SamplingParams, StepRecord
 

@@ -17,7 +17,7 @@ from wager.config import (
     parse_size,
     read_options,
 )
-from wager.draft.registry import DrafterSpec
+from wager.drafter_spec import DrafterSpec
 from wager.errors import UsageError
 from wager.types import RULES, SamplingParams, VerifyRule
 
@@ -43,7 +43,7 @@ def test_no_option_belongs_to_two_groups() -> None:
 
 
 def test_changes_are_checked_anew() -> None:
-    config = EngineConfig.from_options(drafter="random-tree")
+    config = EngineConfig.from_options(drafter="recycle")
     assert config.with_options(depth=0).speculation.parsed_policy.kind == "fixed"
     with pytest.raises(UsageError, match="makes trees"):
         config.with_options(verify="block")
@@ -90,9 +90,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"objective": "slo:20"}, "slo:20"),
     ({"objective": "latency", "policy": "fixed"}, "objective = 'latency' has no effect under policy 'fixed'"),
     ({"objective": "slo:20ms", "depth": 3}, "no effect under policy 'fixed'"),
-    ({"drafter": "ngram,adversary", "depth": 3}, "uses one drafter, but there are 2"),
-    ({"drafter": "ngram,adversary", "policy": "threshold"}, "uses one drafter"),
-    ({"drafter": "ngram,random-tree", "verify": "block"}, "'random-tree' makes trees"),
+    ({"drafter": "ngram,recycle", "depth": 3}, "uses one drafter, but there are 2"),
+    ({"drafter": "ngram,recycle", "policy": "threshold"}, "uses one drafter"),
+    ({"drafter": "ngram,recycle", "verify": "block"}, "'recycle' makes trees"),
     ({"verify": "mach"}, "'match'"),
     ({"top_p": 2}, "top_p = 2"),
     ({"stop": ""}, "stop = ''"),
@@ -109,8 +109,8 @@ def test_impossible_options_are_refused_by_name(options: dict[str, Any], named: 
     "options",
     [
         {"drafter": "none", "policy": "fixed", "objective": "latency"},
-        {"depth": 0, "drafter": "ngram,adversary"},
-        {"drafter": "random-tree", "verify": "rejection"},
+        {"depth": 0, "drafter": "ngram,recycle"},
+        {"drafter": "recycle", "verify": "rejection"},
         {"drafter": "ngram,model:x", "policy": "adaptive", "depth": 3, "objective": "slo:20ms"},
     ],
 )

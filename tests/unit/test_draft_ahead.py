@@ -22,7 +22,7 @@ from wager.draft.outcomes import OutcomeRates, below
 from wager.draft.stages import InnerDrafter
 from wager.engine.core import Engine
 from wager.testing import FailingDrafter, ToyDistribution, ToyOracle, ToyTarget
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Draft, DraftRequest, Request, SamplingParams
 
 VOCAB = 32

@@ -22,7 +22,7 @@ from wager.simulation.latency import PublishedLatency
 from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import RecordedTraces
 from wager.testing import FailingDrafter, SetAcceptanceDrafter, ToyDistribution, ToyOracle, ToyTarget
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams
 
 VOCAB = 12
@@ -109,8 +109,8 @@ def test_replaying_the_trace_at_a_fixed_depth_gives_the_rounds_of_the_engine(nam
 
 
 TREES: dict[str, Callable[[], Drafter]] = {
-    "suffix-tree": lambda: LookupDrafter("suffix-tree", LookupSources(4, 0, None), trees=True),
-    "model-tree": lambda: DraftModel(ToyTarget(SIMILAR), vocab=VOCAB, trees=True),
+    "suffix:tree": lambda: LookupDrafter("suffix:tree", LookupSources(4, 0, None), trees=True),
+    "model:tree": lambda: DraftModel(ToyTarget(SIMILAR), vocab=VOCAB, trees=True),
 }
 
 

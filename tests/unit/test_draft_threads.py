@@ -41,7 +41,7 @@ def _drafter(engine: LoadedEngine) -> AheadDrafter:
     return drafter
 
 
-WRITTEN = ["model:{1}", "model:{0}", "model:{1}+ngram", "model-tree:{0}", "layers:0-1", "layers-tree:0-1", "tli:{0}"]
+WRITTEN = ["model:{1}", "model:{0}", "model:{1}+ngram", "model:tree:{0}", "layers:0-1", "layers:tree:0-1", "tli:{0}"]
 
 
 @pytest.mark.parametrize("written", [*WRITTEN, "slem:{0}", "ngram,model:{0}"])

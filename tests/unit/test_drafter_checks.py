@@ -75,7 +75,7 @@ def test_the_first_token_that_differs_is_named_with_what_to_do(
 ) -> None:
     other = directory(tmp_path, swapped(train("gpt-2"), 100, 300))
     told = f"id 100 is {token(other, 100)!r}, but {token(target, 100)!r} in the target"
-    for drafter in (f"model:{other}", f"model-tree:{other}", f"model:{other}+ngram", f"ngram//model:{other}"):
+    for drafter in (f"model:{other}", f"model:tree:{other}", f"model:{other}+ngram", f"ngram//model:{other}"):
         with pytest.raises(TokenizerError) as refused:
             load(config.with_options(drafter=drafter))
         assert told in refused.value.message and str(other) in refused.value.message
@@ -203,7 +203,7 @@ def test_a_store_names_a_token_that_differs(config: wager.EngineConfig, target: 
         sample=vocabulary_sample(tokenizer),
         provenance={"target": "that one"},
     )
-    for name in ("store", "store-tree"):
+    for name in ("store", "store:tree"):
         with pytest.raises(UsageError) as refused:
             load(config.with_options(drafter=f"{name}:{store}"))
         told = f"id 100 is {token(other, 100)!r}, but {token(target, 100)!r} in the target"

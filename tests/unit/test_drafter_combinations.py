@@ -11,19 +11,18 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
-from wager.draft.history import HistoryDrafter
 from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.draft.option import parse_drafters
-from wager.draft.registry import DrafterSpec, makes_trees
+from wager.drafter_spec import DrafterSpec, parse_drafters
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.loading.load import load
 from wager.testing import FailingDrafter, FakeClock, ToyDistribution, ToyTarget
-from wager.testing.engines import toy_engine
+from wager.testing.drafters import HistoryDrafter
+from wager.testing.toy import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, DraftRequest, Request, SamplingParams, VerifyRule
 
@@ -38,7 +37,16 @@ def test_staged_and_merged_drafters_are_parsed() -> None:
     assert twice == DrafterSpec("model", "/b", inner=staged) and twice.models == ["/b", "/a"]
     (merged,) = parse_drafters("ngram:2//model:/a+ngram:2")
     assert merged.parts == (ngram, staged) and str(merged) == "ngram:2//model:/a+ngram:2"
-    assert makes_trees(merged) and not makes_trees(staged) and merged.models == ["/a"]
+    assert merged.makes_trees and not staged.makes_trees and merged.models == ["/a"]
+    (tree,) = parse_drafters("model:tree:/a")
+    assert tree == DrafterSpec("model", "/a", trees=True) and tree.makes_trees and str(tree) == "model:tree:/a"
+    assert (tree,) == parse_drafters("model-tree:/a") and tree.label == "model:tree"
+    assert parse_drafters("ngram//suffix-tree:3")[0].parts == parse_drafters("ngram,suffix:tree:3")
+    assert parse_drafters("mtp:tree,mtp:tree:a@before,model:./tree") == (
+        DrafterSpec("mtp", trees=True),
+        DrafterSpec("mtp", "a@before", trees=True),
+        DrafterSpec("model", "./tree"),
+    )
     assert parse_drafters("ngram, ngram//model:/a") == (DrafterSpec("ngram"), *parse_drafters("ngram//model:/a"))
 
 
@@ -52,7 +60,10 @@ def test_paths_may_hold_the_signs() -> None:
     [
         ("ngram+ngram", "'ngram' takes no drafter of its own"),
         ("none+ngram", "'none' takes no drafter of its own"),
-        ("model-tree:x+ngram", "takes no drafter of its own"),
+        ("model:tree:x+ngram", "takes no drafter of its own"),
+        ("model:tree", "'model:tree' needs an argument"),
+        ("ngram:tree", "takes a number, not 'tree'"),
+        ("ngram-tree", "takes a number, not 'tree'"),
         ("ngram//ngram", "named twice"),
         ("auto//ngram", "'auto' stands beside others"),
         ("ngram:99//model:x", "ngram:99 is out of range"),
@@ -185,9 +196,9 @@ TEXTS = ["one two three one two", "the quick brown fox", "the quick brown fox ju
 WRITTEN = [
     "model:{0}+ngram",
     "model:{1}+model:{0}+ngram",
-    "model-tree:{0}",
+    "model:tree:{0}",
     "ngram//model:{0}",
-    "ngram//model-tree:{1}",
+    "ngram//model:tree:{1}",
 ]
 
 
@@ -196,7 +207,8 @@ def test_loaded_combinations_change_no_text(models: tuple[str, str], written: st
     options = {"model": models[0], "max_rows": 32, "max_sequences": 4, "cache_tokens": 96}
     plain = load(wager.EngineConfig.from_options(**options, drafter="none"))
     engine = load(wager.EngineConfig.from_options(**options, drafter=written.format(*models), depth=4))
-    assert engine.drafter_name == (written.format(*models) if "//" in written else written.partition(":")[0])
+    (spec,) = engine.target.config.with_options(drafter=written.format(*models)).speculation.drafters
+    assert engine.drafter_name == spec.label
     wanted = plain.generate(requests(plain, TEXTS), concurrency=3)
     got = engine.generate(requests(engine, TEXTS), concurrency=3)
     assert [each.token_ids for each in got] == [each.token_ids for each in wanted]
@@ -210,10 +222,10 @@ def test_loaded_combinations_change_no_text(models: tuple[str, str], written: st
 def test_a_model_that_guesses_for_itself_is_always_right(models: tuple[str, str]) -> None:
     """A chain is; a tree spends guesses on what else a model might say that is only like the target."""
     options = {"model": models[0], "max_rows": 32, "max_sequences": 4}
-    for written in ("model:{0}+ngram", "model-tree:{0}", "model:{0}+model:{1}"):
+    for written in ("model:{0}+ngram", "model:tree:{0}", "model:{0}+model:{1}"):
         engine = load(wager.EngineConfig.from_options(**options, drafter=written.format(*models), depth=4))
         (answer, *_) = engine.generate(requests(engine, TEXTS)[1:2])
-        chain = written.startswith("model:")
+        chain = ":tree" not in written
         assert answer.stats.accepted == answer.stats.drafted if chain else answer.stats.accepted > 5
 
 

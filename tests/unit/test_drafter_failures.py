@@ -17,7 +17,6 @@ from grammar_toys import LAW as JSON_LAW
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import ComputedRows, Drafter
-from wager.draft.history import HistoryDrafter
 from wager.draft.merged import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
@@ -29,7 +28,8 @@ from wager.engine.proposer import FIRST_PAUSE, LONGEST_PAUSE, STRIKES
 from wager.kernels.base import TargetOutput
 from wager.loading.load import load
 from wager.testing import FakeClock, OracleDrafter, RandomTreeDrafter, ToyDistribution, ToyOracle, ToyTarget
-from wager.testing.engines import toy_engine
+from wager.testing.drafters import HistoryDrafter
+from wager.testing.toy import toy_engine
 from wager.trace import Trace
 from wager.types import (
     Completion,
@@ -350,12 +350,12 @@ def seen(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("method", ["read", "propose", "accept"])
-@pytest.mark.parametrize("name", [*HEADS, "eagle3-tree", "medusa-tree", "dflash-tree"])
+@pytest.mark.parametrize("name", [*HEADS, "eagle3:tree", "medusa:tree", "dflash:tree"])
 def test_heads_that_fail_draft_again(name: str, method: str, tmp_path: Path) -> None:
     """A head that failed is shown states again, and drafts, for running requests too, when its pause is over."""
     config = EngineConfig.from_options(model="random:llama:tiny", drafter="none", threads=1, max_rows=32)
     base = load(config)
-    path = HEADS[name.removesuffix("-tree")](tmp_path, base.spec)
+    path = HEADS[name.partition(":")[0]](tmp_path, base.spec)
     engine = load(config.with_options(drafter=f"{name}:{path}", depth=3, policy="fixed"), target=base.target)
     drafter: Drafter = engine.proposer.drafters[name]
     working, calls = getattr(drafter, method), 0
@@ -388,9 +388,9 @@ def test_trees_keep_within_the_context(verify: str, threads: int, tmp_path: Path
     base = {"model": "random:llama:tiny", "threads": 1, "max_rows": 64, "max_context": 96}
     engine = load(EngineConfig.from_options(**base, drafter="none"))
     written = every_drafter("random:llama:tiny", tmp_path)
-    names = ["model-tree", "layers-tree"]
+    names = ["model:tree", "layers:tree"]
     if not threads:
-        names += ["eagle3-tree", "mtp-tree", "medusa-tree", "dflash-tree"]
+        names += ["eagle3:tree", "mtp:tree", "medusa:tree", "dflash:tree"]
     elif verify != "match":
         return
     asked = [

@@ -20,7 +20,6 @@ from wager.arch import Dense, Gqa
 from wager.draft.heads.autoregressive import HeadDrafter
 from wager.draft.merged import MergedDrafter
 from wager.draft.ngram import NgramDrafter
-from wager.draft.random_tree import RandomTreeDrafter
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels, TargetOutput
 from wager.models.head_eagle import EagleHead, open_eagle
@@ -28,6 +27,7 @@ from wager.models.head_files import HeadFiles
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
+from wager.testing.drafters import RandomTreeDrafter
 from wager.types import PackedBatch, SamplingParams, VerifyRule
 
 TARGET = spec((Gqa(6, 2, 16),) * 5, (Dense(64),) * 5)

@@ -33,7 +33,7 @@ from wager.testing import (
     ToyOracle,
     ToyTarget,
 )
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Completion, Request, SamplingParams, StepRecord, VerifyRule
 from wager.verify.distribution import History, process
 
@@ -59,7 +59,7 @@ PARAMS = {
 DRAFTERS = {
     "ngram": lambda: NgramDrafter(),
     "recycle": lambda: RecyclingDrafter(LAW.vocab),
-    "suffix-tree": lambda: LookupDrafter("suffix-tree", LookupSources(4, shared_tokens=200), trees=True),
+    "suffix:tree": lambda: LookupDrafter("suffix:tree", LookupSources(4, shared_tokens=200), trees=True),
     "suffix": lambda: LookupDrafter("suffix", LookupSources(4, shared_tokens=200)),
     "oracle": lambda: OracleDrafter(ToyOracle(LAW)),
     "adversary": lambda: AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
@@ -72,7 +72,7 @@ DRAFTERS = {
     "twins": lambda: DuplicateSiblingsDrafter(),
     "dying": lambda: FailingDrafter(calls=20),
     "model": lambda: _model(),
-    "model-tree": lambda: _model(trees=True),
+    "model:tree": lambda: _model(trees=True),
     "staged": lambda: _model(inner=InnerDrafter(NgramDrafter(), vocab=LAW.vocab)),
     "staged-dying": lambda: _model(inner=InnerDrafter(FailingDrafter(calls=20), vocab=LAW.vocab)),
     "staged-twice": lambda: _model(

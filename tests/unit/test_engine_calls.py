@@ -12,7 +12,7 @@ from wager.draft.ngram import NgramDrafter
 from wager.engine.core import Engine
 from wager.errors import UsageError
 from wager.testing import ToyDistribution
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Completion, Draft, DraftRequest, Request, SamplingParams
 
 LAW = ToyDistribution(vocab=48, memory=0.5)

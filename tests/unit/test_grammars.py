@@ -34,7 +34,7 @@ from wager.testing import (
     ToyOracle,
     ToyTarget,
 )
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Completion, Grammar, Request, SamplingParams, VerifyRule
 
 SCHEMA = {
@@ -74,14 +74,14 @@ def model(**options: Any) -> DraftModel:
 DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
     "none": lambda: None,
     "ngram": NgramDrafter,
-    "suffix-tree": lambda: LookupDrafter("suffix-tree", LookupSources(4, shared_tokens=200), trees=True),
+    "suffix:tree": lambda: LookupDrafter("suffix:tree", LookupSources(4, shared_tokens=200), trees=True),
     "oracle": lambda: OracleDrafter(ToyOracle(LAW)),
     "adversary": lambda: AdversaryDrafter(VOCAB, oracle=ToyOracle(LAW)),
     "random-tree": lambda: RandomTreeDrafter(VOCAB, oracle=ToyOracle(LAW)),
     "outside": lambda: OutsideVocabularyDrafter(VOCAB),
     "dying": lambda: FailingDrafter(calls=20),
     "model": model,
-    "model-tree": lambda: model(trees=True),
+    "model:tree": lambda: model(trees=True),
     "merged": lambda: MergedDrafter([NgramDrafter(), model()], vocab=VOCAB),
 }
 SETTINGS = {

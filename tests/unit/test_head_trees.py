@@ -28,8 +28,9 @@ from wager.draft.base import Drafter
 from wager.draft.heads.block import BlockDrafter
 from wager.draft.heads.block_trees import BlockTreeDrafter, ParallelTreeDrafter
 from wager.draft.heads.head_trees import HeadTreeDrafter
-from wager.draft.heads.kinds import head_drafter
+from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.tree_templates import sequoia
+from wager.drafter_spec import DrafterSpec
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels, TargetOutput
 from wager.kernels.noise import gumbel
@@ -73,7 +74,7 @@ class Head:
             HeadFiles(self.folder), TARGET, quantised=quantised
         )
         head = opened.load(decoder, WEIGHTS, num_blocks=48)
-        return head_drafter(f"{self.kind}-tree" if trees else self.kind, head, kernels=kernels)
+        return build_drafter(DrafterSpec(self.kind, trees=trees), DrafterParts(VOCAB, head=head, kernels=kernels))
 
 
 @cache

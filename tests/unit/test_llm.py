@@ -200,7 +200,7 @@ def test_an_invalid_prompt_is_refused_and_none_of_its_list_runs(llm: wager.LLM) 
         ({"drafter": "ngrm"}, "'ngram'"),
         ({"depth": -1}, "depth = -1"),
         ({"policy": "threshold:2"}, "threshold:2"),
-        ({"drafter": "random-tree", "verify": "block"}, "makes trees"),
+        ({"drafter": "recycle", "verify": "block"}, "makes trees"),
         ({"temperature": -1}, "temperature = -1"),
     ],
 )

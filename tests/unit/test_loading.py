@@ -102,8 +102,8 @@ def test_a_calibration_belongs_to_one_type_of_cache(config: wager.EngineConfig) 
 
 
 def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig) -> None:
-    with pytest.raises(UsageError, match="'random-tree' makes trees"):
-        load(config.with_options(drafter="random-tree", verify="block"))
+    with pytest.raises(UsageError, match="'recycle' makes trees"):
+        load(config.with_options(drafter="recycle", verify="block"))
 
 
 def test_a_head_size_that_the_kernels_lack_is_refused(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_followers_agree_with_a_search(texts: list[list[int]], longest: int) -> 
 
 
 def test_a_tree_has_other_continuations_where_they_are_likelier_than_going_on() -> None:
-    drafter = LookupDrafter("suffix-tree", LookupSources(5, 0), trees=True)
+    drafter = LookupDrafter("suffix:tree", LookupSources(5, 0), trees=True)
     drafter.begin("s", [1, 40, 41, 1, 40, 42, 1, 50, 51, 1], PARAMS)
     draft = _drafted(drafter, depth=4)
     assert drafter.makes_trees and not draft.is_chain

@@ -14,6 +14,7 @@ from wager.loading.load import load
 from wager.models import hub
 from wager.models.random_models import MODELS, byte_tokenizer, make
 from wager.models.weights import ignored_tensors
+from wager.testing import PROOF_DRAFTERS
 from wager.types import Request, SamplingParams
 
 V3: dict[str, Any] = {
@@ -109,8 +110,9 @@ def test_the_text_of_every_family_is_the_same_with_any_drafter(family: str) -> N
         for i, text in enumerate(("to be or not to be or not", "abcabcabcabc", "x"))
     ]
     want = [completion.token_ids for completion in plain.generate(requests)]
-    for drafter in ("ngram", "adversary", "random-tree"):
-        engine = load(config.with_options(drafter=drafter), target=plain.target)
+    for drafter in ("adversary", "random-tree"):
+        made = PROOF_DRAFTERS[drafter](plain.target.decoder.vocab, None)
+        engine = load(config, target=plain.target, drafter=made)
         assert [completion.token_ids for completion in engine.generate(requests)] == want
         engine.check()
 

@@ -128,10 +128,10 @@ def directory(folder: Path, name: str) -> str:
 @pytest.mark.parametrize(
     ("name", "drafters"),
     [
-        ("deepseek", ["mtp", "mtp:@before", "mtp-tree"]),
+        ("deepseek", ["mtp", "mtp:@before", "mtp:tree"]),
         ("deepseek-three", ["mtp"]),
         ("qwen", ["mtp", "ngram//mtp", "mtp:{}@before"]),
-        ("speculators", ["mtp:{}/modules", "mtp:{}/modules@after", "mtp-tree:{}/modules"]),
+        ("speculators", ["mtp:{}/modules", "mtp:{}/modules@after", "mtp:tree:{}/modules"]),
     ],
 )
 def test_engines_with_modules_give_the_same_text(name: str, drafters: list[str], tmp_path: Path) -> None:
@@ -145,7 +145,8 @@ def test_engines_with_modules_give_the_same_text(name: str, drafters: list[str],
             assert drafted.memory_plan.drafter > 0 == plain.memory_plan.drafter
             (two,) = drafted.generate([request])
             assert one.token_ids == two.token_ids and two.stats.drafted > 0
-            assert drafted.drafter_name == drafter.partition(":")[0]
+            (spec,) = drafted.target.config.with_options(drafter=drafter.format(tmp_path)).speculation.drafters
+            assert drafted.drafter_name == spec.label
 
 
 def test_targets_without_modules_say_so(tmp_path: Path) -> None:
@@ -159,7 +160,7 @@ def test_targets_without_modules_say_so(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match="three has 3 MTP modules, which guess in turn; trees are those of a single one"
     ):
-        load(wager.EngineConfig.from_options(model=path, drafter="mtp-tree"))
+        load(wager.EngineConfig.from_options(model=path, drafter="mtp:tree"))
     with pytest.raises(ModelError, match="There is no head at nowhere@behind"):
         load(wager.EngineConfig.from_options(model=path, drafter="mtp:nowhere@behind"))
     with pytest.raises(UsageError, match="'mtp' reads the target's states, which a draft model"):

@@ -18,7 +18,9 @@ from tiny_models import TOKENS
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from wager.draft.base import Drafter
-from wager.draft.heads.kinds import head_drafter
+from wager.draft.heads.autoregressive import HeadDrafter
+from wager.draft.registry import DrafterParts, build_drafter
+from wager.drafter_spec import DrafterSpec
 from wager.kernels.arrays import Array
 from wager.kernels.base import Kernels
 from wager.models.head_files import HeadFiles
@@ -47,6 +49,13 @@ def head_of(reference: ReferenceModules, folder: Path, decoder: Decoder, *, quan
     return opened.load(decoder, open_weights(folder), num_blocks=48)
 
 
+def drafter_on(
+    head: MtpHead, *, kernels: Kernels | None, prefix_cache: bool = True, trees: bool = False
+) -> HeadDrafter:
+    parts = DrafterParts(VOCAB, head=head, kernels=kernels, prefix_cache=prefix_cache)
+    return build_drafter(DrafterSpec("mtp", trees=trees), parts)
+
+
 def states_of(weights: Weights, tokens: Sequence[int], kernels: Kernels) -> Array:
     """The states of a text behind all layers, f32 [tokens, hidden], by a decoder of their own."""
     decoder = decoder_on(weights, kernels, max_rows=96)
@@ -62,7 +71,7 @@ def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, 
     decoder = decoder_on(weights, kernels)
     prompts, params = [TOKENS[:7], TOKENS[:33], TOKENS[2:20]], SamplingParams(max_tokens=14)
     plain = answers(engine_on(decoder), requests(prompts, params))
-    drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder), kernels=None)
+    drafter = drafter_on(head_of(reference, tmp_path, decoder), kernels=None)
     recorded = Recorded(drafter, vocab=VOCAB)
     recorded.texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
     engine = engine_on(decoder, drafter, depth=depth, max_rows=11)
@@ -87,7 +96,7 @@ def test_the_text_is_that_of_plain_decoding(name: str, params: SamplingParams, q
     asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9], [5]], params)
 
     def made() -> Drafter:
-        return head_drafter("mtp", head_of(reference, tmp_path, decoder, quantised=quantised), kernels=kernels)
+        return drafter_on(head_of(reference, tmp_path, decoder, quantised=quantised), kernels=kernels)
 
     for drafter in check_text(decoder, asked, made, depth=4):
         drafter.block_pool.check({})
@@ -106,7 +115,7 @@ def test_entries_of_a_cached_prefix_are_found_or_left_out(name: str, tmp_path: P
     states = states_of(weights, text, kernels)
     for prefix_cache, seen in ((True, 0), (False, 32)):
         head = head_of(reference, tmp_path, decoder)
-        drafter = head_drafter("mtp", head, kernels=None, prefix_cache=prefix_cache)
+        drafter = drafter_on(head, kernels=None, prefix_cache=prefix_cache)
         recorded = Recorded(drafter, vocab=VOCAB)
         recorded.texts = {"r0": text}
         engine = engine_on(decoder, drafter, depth=4)
@@ -131,7 +140,7 @@ def test_modules_that_know_the_target_are_accepted(
     decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
     asked = requests([TOKENS[:20], TOKENS[3:40]], params)
     plain = answers(engine_on(decoder), asked)
-    drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder, quantised=quantised), kernels=kernels)
+    drafter = drafter_on(head_of(reference, tmp_path, decoder, quantised=quantised), kernels=kernels)
     engine = engine_on(decoder, drafter, depth=5)
     accepted = []
     for request in asked:
@@ -152,7 +161,7 @@ def test_trees_of_a_module_change_no_text(name: str, params: SamplingParams, tmp
     decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
     asked = requests([TOKENS[:20], TOKENS[3:40], TOKENS[5:9]], params)
     plain = answers(engine_on(decoder), asked)
-    drafter = head_drafter("mtp-tree", head_of(reference, tmp_path, decoder), kernels=kernels)
+    drafter = drafter_on(head_of(reference, tmp_path, decoder), kernels=kernels, trees=True)
     drafts = keep_drafts(drafter)
     engine = engine_on(decoder, drafter, depth=6)
     assert answers(engine, asked, preempt_every=5) == plain and drafter.name in engine.proposer.drafters
@@ -164,7 +173,7 @@ def test_trees_of_a_module_change_no_text(name: str, params: SamplingParams, tmp
 def test_rules_that_need_q_get_it(name: str, rule: VerifyRule, tmp_path: Path) -> None:
     reference, kernels = reference_of(name), native()
     decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
-    drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder), kernels=kernels)
+    drafter = drafter_on(head_of(reference, tmp_path, decoder), kernels=kernels)
     made = keep_drafts(drafter)
     engine = engine_on(decoder, drafter, rule=rule, depth=2)
     asked = requests([TOKENS[:20]], PARAMS[1])
@@ -221,7 +230,7 @@ def test_modules_that_fail_leave_the_text_as_it_is(name: str, failing: str, tmp_
     reference, kernels = reference_of(name), native()
     decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
     head, calls = head_of(reference, tmp_path, decoder), 0
-    drafter = head_drafter("mtp", head, kernels=kernels)
+    drafter = drafter_on(head, kernels=kernels)
     owner, method = (drafter, "read") if failing == "read" else (head, "forward")
     working = getattr(owner, method)
 
@@ -250,7 +259,7 @@ def test_a_cached_block_is_found_by_all_tokens_that_its_entries_embed(name: str,
     prompts = [TOKENS[:40], [*TOKENS[:17], *TOKENS[30:45]]]
     params = SamplingParams(max_tokens=5)
     plain = [answers(engine_on(decoder), requests([prompt], params))["r0#0"] for prompt in prompts]
-    drafter = head_drafter("mtp", head_of(reference, tmp_path, decoder), kernels=None)
+    drafter = drafter_on(head_of(reference, tmp_path, decoder), kernels=None)
     recorded = Recorded(drafter, vocab=VOCAB)
     engine = engine_on(decoder, drafter, depth=4)
     for prompt, answer in zip(prompts, plain, strict=True):

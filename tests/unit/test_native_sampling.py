@@ -12,9 +12,9 @@ from tiny_models import spec
 from wager.arch import Dense, Gqa
 from wager.draft.base import Drafter
 from wager.draft.ngram import NgramDrafter
-from wager.draft.random_tree import RandomTreeDrafter
 from wager.engine.core import Engine
 from wager.models.random_models import random_weights
+from wager.testing.drafters import RandomTreeDrafter
 from wager.types import Request, SamplingParams
 
 TARGET = spec((Gqa(6, 2, 16),) * 2, (Dense(64),) * 2)

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle.ngrams import PythonNgramTable
-from wager.draft.model import DraftModel
 from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter, ngram_table
-from wager.draft.option import AUTO, descriptions, parse_drafters
-from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter
+from wager.draft.registry import FACTORIES, DrafterParts, build_drafter
+from wager.drafter_spec import AUTO, DRAFTERS, DrafterSpec, descriptions, parse_drafters
 from wager.errors import UsageError
 from wager.types import Draft, DraftRequest, SamplingParams
 
@@ -138,16 +137,18 @@ def test_the_names_of_drafters() -> None:
     assert parse_drafters("ngram:4") == (DrafterSpec("ngram", "4"),)
     assert parse_drafters("model:/some/dir:x, ngram") == (DrafterSpec("model", "/some/dir:x"), DrafterSpec("ngram"))
     assert parse_drafters("none") == () and parse_drafters("auto") == AUTO
-    assert {"ngram[:N]", "model:PATH", "random-tree", "none", "auto"} <= set(descriptions())
-    assert KINDS["ngram"].range == (1, len(PRIOR))
+    assert {"ngram[:N]", "model[:tree]:PATH", "suffix[:tree][:N]", "none", "auto"} <= set(descriptions())
+    assert DRAFTERS["ngram"].range == (1, len(PRIOR))
 
 
 def test_a_kind_says_of_its_drafter_what_the_drafter_says_of_itself() -> None:
-    for name, kind in KINDS.items():
-        if kind.argument in ("none", "number"):
-            drafter = build_drafter(DrafterSpec(name), DrafterParts(vocab=50))
-            assert (drafter.name, drafter.makes_trees, drafter.samples) == (name, kind.makes_trees, kind.samples)
-    assert KINDS["model"].samples is DraftModel.samples
+    assert set(FACTORIES) == set(DRAFTERS)
+    for name, option in DRAFTERS.items():
+        for trees in (False, True) if option.trees == "optional" else (False,):
+            if option.argument in ("none", "number"):
+                spec = DrafterSpec(name, trees=trees)
+                drafter = build_drafter(spec, DrafterParts(vocab=50))
+                assert (drafter.name, drafter.makes_trees) == (spec.label, spec.makes_trees)
     with pytest.raises(UsageError, match="Unknown drafter 'oracle'"):
         build_drafter(DrafterSpec("oracle"), DrafterParts(vocab=50))
     with pytest.raises(UsageError, match="no loaded model"):

@@ -13,7 +13,7 @@ from tokenizer_models import train
 
 import wager
 from oracle.kernels import ReferenceKernels
-from wager.draft.own_layers import parse_layers
+from wager.drafter_spec import parse_layers
 from wager.errors import UsageError
 from wager.loading.load import load
 from wager.models.transformer import Decoder
@@ -58,7 +58,7 @@ def test_its_logits_are_those_of_a_model_that_has_no_other_layers(layers: tuple[
     assert np.allclose(decoder.forward(packed).logits, oracle_logits(kept, TOKENS), atol=2e-3)
 
 
-@pytest.mark.parametrize("written", ["layers:0-1", "layers-tree:0-1", "layers:0.2+ngram", "ngram//layers:1-2"])
+@pytest.mark.parametrize("written", ["layers:0-1", "layers:tree:0-1", "layers:0.2+ngram", "ngram//layers:1-2"])
 def test_the_text_is_the_targets(written: str, tmp_path: Path) -> None:
     tokenizer = train("gpt-2")
     path = str(save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size(), head_dim=16), tmp_path))

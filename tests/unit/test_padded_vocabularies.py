@@ -18,9 +18,10 @@ from tokenizer_models import train
 import wager
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.draft.registry import DrafterParts, DrafterSpec, build_drafter
+from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import build_store
 from wager.draft.vocabulary import vocabulary_difference, vocabulary_digest, vocabulary_sample
+from wager.drafter_spec import DrafterSpec
 from wager.economics.calibration import REQUESTS
 from wager.engine.proposer import Proposer
 from wager.errors import ModelError, TokenizerError
@@ -98,7 +99,7 @@ def test_padding_is_no_difference_at_load(
     models: dict[str, str], target: str, draft: str, target_form: str, draft_form: str
 ) -> None:
     path, other = models[target + target_form], models[draft + draft_form]
-    for drafter in (f"model:{other}", f"model-tree:{other}", f"model:{other}+model:{path}", f"ngram//model:{other}"):
+    for drafter in (f"model:{other}", f"model:tree:{other}", f"model:{other}+model:{path}", f"ngram//model:{other}"):
         engine = load(options(path, drafter=drafter, depth=2))
         assert engine.spec.vocab == ROWS[target] and engine.drafter_name != "none"
 
@@ -225,7 +226,7 @@ def count_guesses(engine: LoadedEngine) -> list[int]:
 
 
 PAIRS = [("few", "many"), ("many", "few"), ("few.gguf", "many.gguf"), ("many.gguf", "few.gguf")]
-WRITTEN = ["model:{0}", "model-tree:{0}", "model:{0}+model:{1}", "model:{0}+ngram", "ngram//model:{0}"]
+WRITTEN = ["model:{0}", "model:tree:{0}", "model:{0}+model:{1}", "model:{0}+ngram", "ngram//model:{0}"]
 TRANSLATING = ["tli:{0}", "slem:{0}"]
 
 
@@ -262,7 +263,7 @@ def test_no_text_changes(models: dict[str, str], target: str, draft: str, writte
 def test_drafting_ahead_changes_no_text(models: dict[str, str], target: str, draft: str) -> None:
     requests = asked(ROWS[target], "match")
     wanted = load(options(models[target], drafter="none")).generate(requests, concurrency=4)
-    for name in ("model", "model-tree"):
+    for name in ("model", "model:tree"):
         engine = load(options(models[target], drafter=f"{name}:{models[draft]}", depth=3, draft_threads=1))
         try:
             got = engine.generate(requests, concurrency=4)

@@ -31,7 +31,7 @@ from wager.testing import (
     ToyOracle,
     ToyTarget,
 )
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, DraftDecision, Plan, Request, SamplingParams, Span, StepRecord, Verdict
 

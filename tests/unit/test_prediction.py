@@ -16,7 +16,7 @@ from wager.draft.lookup_rates import LookupSources
 from wager.draft.prediction import LONGEST, MIN_SURVIVAL, PredictionDrafter
 from wager.errors import RequestError, UsageError
 from wager.testing import ToyDistribution
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Draft, DraftRequest, Request, SamplingParams
 
 TEXT = list(range(100, 300))

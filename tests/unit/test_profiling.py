@@ -24,7 +24,7 @@ from wager.profiling.calibrate import calibrate, check_calibration, quick_surfac
 from wager.profiling.timed_drafts import time_drafting
 from wager.profiling.timed_steps import StepTimer, time_steps
 from wager.testing import DecliningDrafter, FakeClock, ToyDistribution, ToyTarget
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, DraftRequest, PackedBatch, Request, SamplingParams
 

@@ -9,7 +9,7 @@ import pytest
 
 from wager.engine.row_shares import PromptRows
 from wager.testing import ToyDistribution
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Request, SamplingParams, StepRecord
 
 DISTRIBUTION = ToyDistribution(vocab=48, order=2, sharpness=6.0)

@@ -10,7 +10,7 @@ from wager.draft.merged import MergedDrafter
 from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import MIN_SURVIVAL, PRIOR, RANKS, RecyclingDrafter, successor_table
 from wager.testing import ToyDistribution
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import DraftRequest, Request, SamplingParams
 
 VOCAB = 100

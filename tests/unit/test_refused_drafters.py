@@ -101,7 +101,7 @@ def test_a_store_that_is_cut_off_or_of_another_tokenizer_is_refused(refusal: Ref
     store, cut, other = (tmp_path / f"{name}.store" for name in ("answers", "cut", "other"))
     cut.write_bytes(store.read_bytes()[:-8])
     build_store([([1], [5, 6, 7])], other, vocab=open_model(MODEL)[2].vocab_size, tokenizer="00")
-    for name in ("store", "store-tree"):
+    for name in ("store", "store:tree"):
         refusal(f"{name}:{store}", code=0)
         assert "is damaged" in refusal(f"{name}:{cut}", code=2)
         assert "was built for another tokenizer" in refusal(f"{name}:{other}", code=2)

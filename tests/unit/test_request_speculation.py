@@ -15,7 +15,7 @@ from wager.engine.draft_counts import DraftCounter
 from wager.engine.rounds import RoundRecorder
 from wager.errors import RequestError
 from wager.testing import AdversaryDrafter, OracleDrafter, ToyDistribution, ToyOracle
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Draft, Grammar, OutputDelta, Plan, Request, RequestSpeculation, SamplingParams, Span, Verdict
 
 LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0)

@@ -15,7 +15,6 @@ from test_collapse import LAW, ROWS, SECONDS, Service, TurningDrafter
 
 from wager.config import EngineConfig
 from wager.draft.base import ComputedRows, Drafter
-from wager.draft.history import TargetOracle
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.heuristics import FixedDepth
@@ -28,6 +27,7 @@ from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.loading.load import LoadedEngine, load
 from wager.testing import FakeClock, ToyOracle
+from wager.testing.drafters import TargetOracle
 from wager.types import (
     NO_TENANT,
     Draft,
@@ -304,7 +304,7 @@ def test_heads_that_rest_change_no_token_and_draft_again(kind: str, tmp_path: Pa
     config = EngineConfig.from_options(model="random:llama:tiny", drafter="none", threads=1, max_rows=32)
     plain = load(config)
     path = HEADS[kind](tmp_path, plain.spec)
-    name = f"{kind}-tree" if trees else kind
+    name = f"{kind}:tree" if trees else kind
     engine = load(config.with_options(drafter=f"{name}:{path}", depth=3, policy="fixed"), target=plain.target)
     drafter: Drafter = engine.proposer.drafters[name]
     engine.policy = Napping(3, frozenset({name}))

@@ -11,7 +11,7 @@ from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
 from wager.kernels.base import TargetOutput
 from wager.testing import FakeClock, OracleDrafter, ToyDistribution, ToyOracle
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, Plan, Request, SamplingParams, Span, StepRecord, Verdict
 

@@ -254,13 +254,13 @@ def test_auto_looks_in_the_store_that_comes_with_wager_for_the_tokenizer(
     build_store(pairs, tmp_path / "a.store", vocab=tokenizer.vocab_size, tokenizer="another")
     assert load(config).drafter_name == "suffix"
     build_store(pairs, tmp_path / "b.store", vocab=tokenizer.vocab_size, tokenizer=vocabulary_digest(tokenizer))
-    assert load(config).drafter_name == "store-tree"
+    assert load(config).drafter_name == "store:tree"
     assert load(config.with_options(verify="block")).drafter_name == "store"
     quantised = config.with_options(model="random:llama:tiny", dtype="q8")
     other = load(quantised.with_options(drafter="none")).tokenizer
     build_store(pairs, tmp_path / "c.store", vocab=other.vocab_size, tokenizer=vocabulary_digest(other))
     assert load(quantised).drafter_name == "store"
-    assert load(quantised.with_options(dtype="auto")).drafter_name == "store-tree"
+    assert load(quantised.with_options(dtype="auto")).drafter_name == "store:tree"
     assert load(config.with_options(drafter="suffix")).drafter_name == "suffix"
     (tmp_path / "b.store").write_bytes((tmp_path / "b.store").read_bytes()[:-8])
     with pytest.raises(WagerError, match=r"b\.store is damaged"):

@@ -22,7 +22,7 @@ from wager.engine.core import Engine
 from wager.errors import WagerError
 from wager.kernels import noise
 from wager.testing import FailingDrafter, RandomTreeDrafter, ToyDistribution
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import OutputDelta, Request, SamplingParams
 
 WARM = 300

@@ -19,14 +19,13 @@ from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Experts, Mla
 from wager.draft.base import ComputedRows
-from wager.draft.history import ReferenceOracle
-from wager.draft.random_tree import RandomTreeDrafter
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights
+from wager.testing.drafters import RandomTreeDrafter, ReferenceOracle
 from wager.types import SamplingParams
 
 LAYERS = int(SIZES["num_hidden_layers"])

@@ -23,7 +23,7 @@ from wager.testing import (
     ToyOracle,
     ToyTarget,
 )
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.types import Draft, DraftRequest, PackedBatch, Request, SamplingParams
 
 LAW = ToyDistribution(vocab=32, order=2, sharpness=9.0)
@@ -51,7 +51,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "adversary": lambda: AdversaryDrafter(LAW.vocab),
     "random-tree": lambda: RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
     "model": _model,
-    "model-tree": lambda: _model(trees=True),
+    "model:tree": lambda: _model(trees=True),
     "staged": lambda: _model(inner=InnerDrafter(NgramDrafter(), vocab=LAW.vocab)),
     "merged": lambda: MergedDrafter([NgramDrafter(), _model(trees=True)], vocab=LAW.vocab),
 }
@@ -95,7 +95,7 @@ def test_no_guess_below_the_threshold_is_verified_and_all_before_it_are(name: st
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["model", "model-tree", "staged"])
+@pytest.mark.parametrize("name", ["model", "model:tree", "staged"])
 def test_no_pass_is_made_behind_an_unlikely_guess(name: str, temperature: float) -> None:
     """A chain ends with the first unlikely guess; below an unlikely node of a tree there is none."""
     policy = _run(DRAFTERS[name](), threshold=0.4, temperature=temperature)
@@ -106,7 +106,7 @@ def test_no_pass_is_made_behind_an_unlikely_guess(name: str, temperature: float)
     assert any(0 < len(draft) < 8 for _, drafts, _ in policy.steps for draft in drafts.values())
 
 
-@pytest.mark.parametrize("name", ["model", "model-tree"])
+@pytest.mark.parametrize("name", ["model", "model:tree"])
 def test_a_higher_threshold_makes_fewer_passes(name: str) -> None:
     passes = {}
     for threshold in (0.02, 0.3, 0.9):

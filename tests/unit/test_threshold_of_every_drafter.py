@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from every_drafter import every_drafter
+from every_drafter import EVERY, every_drafter
 
 import wager
-from wager.draft.registry import KINDS
+from wager.drafter_spec import DRAFTERS
 from wager.economics.policy.heuristics import Threshold
 from wager.loading.load import LoadedEngine, load
 from wager.types import Draft, Request, SamplingParams
 
 MODEL = "random:llama:tiny"
 DEPTH = 6
-PER_GUESS = ("model", "layers", "slem", "tli", "eagle3", "mtp", "model-tree", "layers-tree", "eagle3-tree", "mtp-tree")
+PER_GUESS = ("model", "layers", "slem", "tli", "eagle3", "mtp", "model:tree", "layers:tree", "eagle3:tree", "mtp:tree")
 """Drafters that make a pass for each guess, or level of a tree."""
 
 
@@ -60,7 +60,7 @@ def serve(engine: LoadedEngine) -> list[tuple[int, ...]]:
     return [each.token_ids for each in engine.generate(asked, concurrency=1)]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", EVERY)
 def test_nothing_behind_an_unlikely_guess_is_verified(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +96,8 @@ def test_no_pass_is_made_behind_an_unlikely_guess(name: str, tmp_path: Path, mon
 
 
 def test_all_that_make_passes_are_tested() -> None:
-    runs = {name for name, kind in KINDS.items() if kind.argument in ("path", "head", "modules", "layers")}
-    one_pass = {"medusa", "medusa-tree", "dflash", "dflash-tree"}
+    runs = {
+        name for name in EVERY if DRAFTERS[name.partition(":")[0]].argument in ("path", "head", "modules", "layers")
+    }
+    one_pass = {"medusa", "medusa:tree", "dflash", "dflash:tree"}
     assert runs == {*PER_GUESS} | one_pass

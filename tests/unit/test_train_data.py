@@ -13,7 +13,7 @@ from trained import texts
 from wager.errors import UsageError
 from wager.models.opening import open_model
 from wager.testing import ToyDistribution
-from wager.testing.engines import toy_engine
+from wager.testing.toy import toy_engine
 from wager.train import answers
 from wager.train.examples import TextWeights, TrainingData, TrainingText, check_disjoint
 from wager.train.vocabulary import DraftVocabulary

@@ -11,15 +11,16 @@ import pytest
 
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import ComputedRows, Drafter, LogitsRows, RemembersRequests, RowReader, StateReader
-from wager.draft.history import HistoryDrafter
+from wager.draft.merged import MergedDrafter
 from wager.draft.ngram import NgramDrafter
-from wager.draft.option import can_draft_ahead, parse_drafters
 from wager.draft.recycling import RecyclingDrafter
-from wager.draft.registry import KINDS, DrafterParts, DrafterSpec, build_drafter, merge_drafters
+from wager.draft.registry import DrafterParts, build_drafter
+from wager.drafter_spec import DRAFTERS, DrafterSpec, parse_drafters
 from wager.errors import UsageError
 from wager.kernels.base import TargetOutput
 from wager.testing import ToyDistribution, ToyTarget
-from wager.testing.engines import toy_engine
+from wager.testing.drafters import HistoryDrafter
+from wager.testing.toy import toy_engine
 from wager.types import NO_TENANT, Draft, DraftRequest, Request, SamplingParams, StepRecord
 
 LAW = ToyDistribution(vocab=32, order=2, sharpness=9.0)
@@ -74,21 +75,21 @@ class Watched(HistoryDrafter):
 
 def _model(name: str, inner: Drafter | None) -> Drafter:
     parts = DrafterParts(LAW.vocab, model=ToyTarget(NEAR, num_blocks=80), inner=inner)
-    return build_drafter(DrafterSpec(name, ARGUMENTS[KINDS[name].argument]), parts)
+    return build_drafter(DrafterSpec(name, ARGUMENTS[DRAFTERS[name].argument]), parts)
 
 
 def _wrappers() -> dict[str, Callable[[Watched], Drafter]]:
     """All ways to put a drafter into another one."""
     found: dict[str, Callable[[Watched], Drafter]] = {}
-    for name in (name for name, kind in KINDS.items() if kind.takes_inner):
+    for name in (name for name, kind in DRAFTERS.items() if kind.takes_inner):
         found[f"{name}+"] = lambda inner, name=name: _model(name, inner)
-        for other in (name for name, kind in KINDS.items() if kind.takes_inner):
+        for other in (name for name, kind in DRAFTERS.items() if kind.takes_inner):
             found[f"{name}+{other}+"] = lambda inner, name=name, other=other: _model(name, _model(other, inner))
-        found[f"ngram//{name}+"] = lambda inner, name=name: merge_drafters(
+        found[f"ngram//{name}+"] = lambda inner, name=name: MergedDrafter(
             [NgramDrafter(), _model(name, inner)], vocab=LAW.vocab
         )
-    found["ngram//"] = lambda inner: merge_drafters([NgramDrafter(), inner], vocab=LAW.vocab)
-    found["//ngram"] = lambda inner: merge_drafters([inner, NgramDrafter()], vocab=LAW.vocab)
+    found["ngram//"] = lambda inner: MergedDrafter([NgramDrafter(), inner], vocab=LAW.vocab)
+    found["//ngram"] = lambda inner: MergedDrafter([inner, NgramDrafter()], vocab=LAW.vocab)
     return found
 
 
@@ -131,19 +132,19 @@ def test_a_drafter_in_another_one_is_told_everything(name: str) -> None:
 
 def test_heads_do_not_work_for_models() -> None:
     """The only capability that is not forwarded is refused by name."""
-    for name in (name for name, kind in KINDS.items() if kind.takes_inner):
-        for head in (name for name, kind in KINDS.items() if kind.argument in ("head", "modules")):
+    for name in (name for name, kind in DRAFTERS.items() if kind.takes_inner):
+        for head in (name for name, kind in DRAFTERS.items() if kind.argument in ("head", "modules")):
             with pytest.raises(UsageError, match="reads the target's states"):
-                parse_drafters(f"{name}:{ARGUMENTS[KINDS[name].argument]}+{head}:toy")
+                parse_drafters(f"{name}:{ARGUMENTS[DRAFTERS[name].argument]}+{head}:toy")
 
 
 def test_no_drafter_that_reads_rows_is_on_another_thread() -> None:
     """There nothing of the target is read."""
-    assert [can_draft_ahead(spec) for spec in parse_drafters("model:a,model:a+suffix,model:a+layers:0+suffix")] == [
+    assert [spec.can_draft_ahead for spec in parse_drafters("model:a,model:a+suffix,model:a+layers:0+suffix")] == [
         True
     ] * 3
     for text in ("model:a+recycle", "model:a+model:b+recycle", "recycle", "ngram//model:a"):
-        assert not can_draft_ahead(parse_drafters(text)[0])
+        assert not parse_drafters(text)[0].can_draft_ahead
 
 
 def test_a_drafter_on_another_thread_is_told_to_forget() -> None:

@@ -11,8 +11,7 @@ import click
 from wager.bench.workload import Prompt
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.config import EngineConfig
-from wager.draft.option import parse_drafters
-from wager.draft.registry import makes_trees
+from wager.drafter_spec import parse_drafters
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError
 from wager.terminal import console, flags
@@ -129,7 +128,7 @@ def _names(measured: Sequence[MeasuredDrafter]) -> list[str]:
 
 def _refuse_traces_of_trees(specs: Sequence[str]) -> None:
     for text in specs:
-        if any(makes_trees(spec) for spec in parse_drafters(text)):
+        if any(spec.makes_trees for spec in parse_drafters(text)):
             raise UsageError(f"Drafter {text} makes trees, and a trace holds chains.", "Leave out --trace, or it.")
 
 

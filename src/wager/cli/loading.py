@@ -12,7 +12,7 @@ from wager.terminal import console
 
 if TYPE_CHECKING:
     from wager.async_llm import AsyncLLM
-    from wager.draft.history import TargetOracle
+    from wager.draft.base import Drafter
     from wager.llm import LLM
     from wager.loading.load import LoadedEngine
     from wager.models.tokenizer import Tokenizer
@@ -55,13 +55,13 @@ def open_engine(
     config: EngineConfig,
     *,
     like: LoadedEngine | None = None,
-    oracle: TargetOracle | None = None,
+    drafter: Drafter | None = None,
     besides: Sequence[EngineConfig] = (),
     keep_expert_choices: bool = False,
 ) -> LoadedEngine:
     """Load an engine, and fetch its models first if they are not stored; for commands that compare engines.
 
-    `like` shares its target, so that weights load once; `oracle` and `besides` are those of `load`;
+    `like` shares its target, so that weights load once; `drafter` and `besides` are those of `load`;
     `keep_expert_choices` is Decoder's.
     """
     from wager.loading.load import load
@@ -73,7 +73,7 @@ def open_engine(
             config,
             report=report,
             target=like.target if like else None,
-            oracle=oracle,
+            drafter=drafter,
             besides=besides,
             keep_expert_choices=keep_expert_choices,
         )

@@ -17,9 +17,9 @@ from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.cli.prove_report import Proof, earlier_trials
 from wager.cli.prove_trials import Questions, Trials
 from wager.config import EngineConfig
-from wager.draft.registry import KINDS
 from wager.errors import UsageError
 from wager.terminal import console, flags
+from wager.testing.drafters import PROOF_DRAFTERS
 from wager.types import RULES, SamplingParams, VerifyRule
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 @click.command("prove", cls=flags.Verb)
 @flags.prompts_flags(limit=8)
 @flags.framing_flags
-@flags.engine_flags(drafter=flags.drafter_flag(several=True, default=DRAFTERS))
+@flags.engine_flags(drafter=flags.drafter_flag(several=True, default=DRAFTERS, further=PROOF_DRAFTERS))
 @flags.sampling_flags(max_tokens=64, temperature=None, seed=0)
 @click.option(
     "--concurrency",
@@ -106,6 +106,8 @@ def command(
 
 def _with_drafter(config: EngineConfig, drafter: str) -> EngineConfig:
     """With a drafter at a fixed depth, or with several, among which the policy chooses."""
+    if drafter in PROOF_DRAFTERS:  # it is no option of an engine: the trials make it
+        return config.with_options(policy=config.speculation.policy or "fixed")
     if config.speculation.policy is not None:
         return config.with_options(drafter=drafter)
     several = len(config.with_options(drafter=drafter, policy="adaptive").speculation.drafters) > 1
@@ -127,7 +129,7 @@ def _leave_out_trees(drafters: tuple[str, ...], verify: VerifyRule) -> tuple[str
     """The default drafters without those that make trees, under a rule that verifies none; others stay."""
     if drafters != DRAFTERS or RULES[verify].verifies_trees:
         return drafters
-    kept = tuple(name for name in drafters if not (name in KINDS and KINDS[name].makes_trees))
+    kept = tuple(name for name in drafters if name != "random-tree")
     console.say(f"--verify {verify} verifies chains: {', '.join(sorted({*drafters} - {*kept}))} is left out.")
     return kept
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from wager.bench.comparison import ALONE, Condition, OnDelta, TokenComparison, answers, compare_answers
 from wager.config import EngineConfig
-from wager.draft.history import ReferenceOracle
-from wager.draft.registry import KINDS, DrafterSpec
 from wager.errors import RequestError
+from wager.testing.drafters import PROOF_DRAFTERS, ReferenceOracle
 from wager.types import Completion, Request
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def edited(tokens: Sequence[int], *, vocab: int) -> tuple[int, ...]:
 
 
 class FailureCount(logging.Filter):
-    """Counts the warnings of drafters that failed; those of drafters that fail on purpose are not shown."""
+    """Counts the warnings of drafters that failed; those of a drafter that fails on purpose are not shown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,14 +123,15 @@ class Trials:
         from wager.cli.loading import open_engine
 
         config = config.with_options(prefix_cache=config.capacity.prefix_cache and group[0] is not ALONE)
-        oracle = ReferenceOracle({})
+        oracle, vocab = ReferenceOracle({}), self.plain.target.decoder.vocab
 
         def open_one() -> LoadedEngine:
-            return open_engine(config, like=self.plain, oracle=oracle)
+            made = PROOF_DRAFTERS[drafter](vocab, oracle) if drafter in PROOF_DRAFTERS else None
+            return open_engine(config, like=self.plain, drafter=made)
 
         engine = open_one()
         specs = [spec for each in config.speculation.drafters for spec in each.all]
-        breaks, predicts = any(map(_breaks, specs)), any(spec.name == "prediction" for spec in specs)
+        breaks, predicts = drafter == "failing", any(spec.name == "prediction" for spec in specs)
         for each in questions:
             oracle.texts = each.texts
             requests = each.with_predictions(self.plain.spec.vocab) if predicts else each.requests
@@ -163,7 +163,3 @@ class Trials:
             engine.proposer = renewed()
             done |= self.serve(engine, requests[first : first + size], condition, on_delta=self.on_delta)
         return done
-
-
-def _breaks(spec: DrafterSpec) -> bool:
-    return not spec.parts and KINDS[spec.name].breaks

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wager.config import EngineConfig
-from wager.draft.registry import KINDS, DrafterSpec
+from wager.drafter_spec import DrafterSpec
 from wager.errors import UsageError
 from wager.inputs import read_text
 from wager.terminal import console, flags
@@ -112,7 +112,7 @@ def _say_details(engine: LoadedEngine, *, explain: bool) -> None:
 def _check_predictions(drafters: Sequence[DrafterSpec]) -> None:
     """UsageError if none of the drafters reads predictions."""
     named = [part for spec in drafters for part in (spec.parts or (spec,))]
-    if not any(KINDS[spec.name].reads_predictions for spec in named):
+    if not any(spec.option.reads_predictions for spec in named):
         raise UsageError(
             f"--prediction has no effect with --drafter {','.join(map(str, drafters)) or 'none'}.",
             "Use --drafter prediction, or another that looks up.",

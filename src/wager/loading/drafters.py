@@ -6,33 +6,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter
-from wager.draft.history import TargetOracle
-from wager.draft.option import can_draft_ahead
-from wager.draft.registry import (
-    KINDS,
-    DrafterKind,
-    DrafterParts,
-    DrafterSpec,
-    build_drafter,
-    merge_drafters,
-)
+from wager.draft.merged import MergedDrafter
+from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest
+from wager.drafter_spec import DrafterSpec
 from wager.kernels import select
 from wager.kernels.base import Kernels
 from wager.loading.opened import OpenedModel, open_draft, open_layers
+from wager.loading.opened_heads import OpenedHead, open_head
 from wager.loading.shipped_store import shipped_store
 from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.models.transformer import Decoder
 from wager.types import RULES
-
-if TYPE_CHECKING:
-    from wager.loading.opened_heads import OpenedHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,42 +56,32 @@ def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDraft
     store = shipped_store(target.tokenizer) if config.speculation.drafter == "auto" else None
     if store is not None:
         trees = not target.quantised and RULES[config.speculation.verify].verifies_trees
-        name = "store-tree" if trees else "store"
-        return [OpenedDrafter(name, DrafterSpec(name, str(store.path)), store=store, target=target.tokenizer)]
-    counts = Counter(spec.name for spec in specs)
-    return [_open(config, target, spec, label=spec.name if counts[spec.name] == 1 else str(spec)) for spec in specs]
+        spec = DrafterSpec("store", str(store.path), trees)
+        return [OpenedDrafter(spec.label, spec, store=store, target=target.tokenizer)]
+    counts = Counter(spec.label for spec in specs)
+    return [_open(config, target, spec, label=spec.label if counts[spec.label] == 1 else str(spec)) for spec in specs]
 
 
 def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label: str) -> OpenedDrafter:
-    kind, argument = None if spec.parts else KINDS[spec.name], spec.argument or ""
-    return OpenedDrafter(
-        label,
-        spec,
-        _open_model(config, target, kind, argument) if kind else None,
-        _open_head(spec, target) if kind and kind.runs_a_head else None,
-        _open_store(Path(argument), target) if kind and kind.argument == "store" else None,
-        _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None,
-        tuple(_open(config, target, part, label=str(part)) for part in spec.parts),
-        target.tokenizer,
-    )
-
-
-def _open_model(config: EngineConfig, target: OpenedModel, kind: DrafterKind, argument: str) -> OpenedModel | None:
-    if kind.argument == "layers":
-        return open_layers(config, target, argument)
-    if not kind.runs_a_model:
-        return None
-    return open_draft(config, target, argument, other_vocabulary=kind.other_vocabulary)
-
-
-def _open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
-    from wager.loading.opened_heads import open_head  # a start without heads does not wait for all that they import
-
-    return open_head(spec, target)
-
-
-def _open_store(path: Path, target: OpenedModel) -> StoreFile:
     tokenizer = target.tokenizer
+    if spec.parts:
+        parts = tuple(_open(config, target, part, label=str(part)) for part in spec.parts)
+        return OpenedDrafter(label, spec, parts=parts, target=tokenizer)
+    option, argument = spec.option, spec.argument or ""
+    model = head = store = None
+    if option.argument == "layers":
+        model = open_layers(config, target, argument)
+    elif option.runs_a_model:
+        model = open_draft(config, target, argument, other_vocabulary=option.other_vocabulary)
+    elif option.runs_a_head:
+        head = open_head(spec, target)
+    elif option.argument == "store":
+        store = _open_store(Path(argument), tokenizer)
+    inner = _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None
+    return OpenedDrafter(label, spec, model, head, store, inner, target=tokenizer)
+
+
+def _open_store(path: Path, tokenizer: Tokenizer) -> StoreFile:
     digest = vocabulary_digest(tokenizer)
     return StoreFile(path.expanduser(), vocab=num_tokens(tokenizer), tokenizer=digest, vocabulary=tokenizer)
 
@@ -137,13 +117,12 @@ def build(
     *,
     decoder: Decoder,
     num_blocks: int,
-    oracle: TargetOracle | None = None,
 ) -> Drafter:
     """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks. One that
-    can draft ahead gets the threads that the configuration has for it. `oracle` is for drafters made for proofs."""
-    threads = config.speculation.draft_threads if can_draft_ahead(opened.spec) else 0
+    can draft ahead gets the threads that the configuration has for it."""
+    threads = config.speculation.draft_threads if opened.spec.can_draft_ahead else 0
     kernels = select(threads=threads) if threads else decoder.kernels
-    drafter = _build(opened, config, decoder, num_blocks=num_blocks, oracle=oracle, kernels=kernels)
+    drafter = _build(opened, config, decoder, num_blocks=num_blocks, kernels=kernels)
     if threads:
         drafter = AheadDrafter(drafter)
     drafter.name = opened.label
@@ -156,14 +135,13 @@ def _build(
     decoder: Decoder,
     *,
     num_blocks: int,
-    oracle: TargetOracle | None,
     kernels: Kernels,
 ) -> Drafter:
     def part(below: OpenedDrafter) -> Drafter:
-        return _build(below, config, decoder, num_blocks=num_blocks, oracle=oracle, kernels=kernels)
+        return _build(below, config, decoder, num_blocks=num_blocks, kernels=kernels)
 
     if opened.parts:
-        return merge_drafters([part(each) for each in opened.parts], vocab=decoder.vocab)
+        return MergedDrafter([part(each) for each in opened.parts], vocab=decoder.vocab)
     model, head = opened.model, opened.head
     parts = DrafterParts(
         decoder.vocab,
@@ -177,6 +155,5 @@ def _build(
         inner=part(opened.inner) if opened.inner else None,
         max_logits_rows=model.limits.logits_rows if model else None,
         vocabularies=(opened.target, model.tokenizer) if model and opened.target else None,
-        oracle=oracle,
     )
     return build_drafter(opened.spec, parts)

@@ -15,7 +15,6 @@ from wager.constrain.compiler import GrammarCompiler
 from wager.draft.ahead import AheadDrafter
 from wager.draft.ahead_figures import AheadFigures
 from wager.draft.base import Drafter
-from wager.draft.history import TargetOracle
 from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.engine.limits import check_length
@@ -140,7 +139,6 @@ def load(
     report: Report | None = None,
     target: LoadedTarget | None = None,
     drafter: Drafter | None = None,
-    oracle: TargetOracle | None = None,
     besides: Sequence[EngineConfig] = (),
     expected: Callable[[Tokenizer], Sequence[Request]] | None = None,
     keep_expert_choices: bool = False,
@@ -148,7 +146,7 @@ def load(
     """Build an engine. `report` is called with lines of progress.
 
     `target` is a loaded model to share instead of loading it again; `drafter` is used in place of those that the
-    configuration names; `oracle` is for drafters made for proofs; the memory is planned for each of the configurations
+    configuration names; the memory is planned for each of the configurations
     `besides` too, whose engines will share the target; `expected` makes requests to come, of which one that is too long
     is refused before weights are read; `keep_expert_choices` is Decoder's.
     Raises subclasses of WagerError that name the cause.
@@ -180,7 +178,7 @@ def load(
         for loaded in item.models:
             report(f"loading the {loaded.role} {loaded.path.name}")
     blocks, decoder = target.memory_plan.num_blocks, target.decoder
-    built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks, oracle=oracle) for item in opened]
+    built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks) for item in opened]
     engine = _assemble(config, target, [drafter] if drafter else built, plan, report=report)
     engine.notes = tuple(drafting.notes(opened))
     return engine

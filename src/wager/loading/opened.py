@@ -10,7 +10,7 @@ from wager.arch.config_keys import ConfigKeys, read_json
 from wager.arch.layers import Mla
 from wager.arch.spec import ModelSpec
 from wager.config import EngineConfig
-from wager.draft.own_layers import parse_layers
+from wager.drafter_spec import parse_layers
 from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Kernels
 from wager.loading.drafter_checks import check_draft_tokenizer, translation

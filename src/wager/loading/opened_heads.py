@@ -8,9 +8,8 @@ from pathlib import Path
 
 from wager.draft.heads.autoregressive import StateHead
 from wager.draft.heads.block import SlotHead
-from wager.draft.heads.kinds import head_kind
 from wager.draft.heads.parallel import ParallelHead
-from wager.draft.registry import KINDS, DrafterSpec
+from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.base import Kernels
 from wager.loading.drafter_checks import check_head_tokenizer, tokenizer_difference
@@ -61,7 +60,7 @@ class OpenedHead:
 def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     """The head that a drafter option names. Its matrices are quantised where the target's are. ModelError if it is
     absent, damaged, or was made for another target or tokenizer."""
-    modules = KINDS[spec.name].argument == "modules"
+    modules = spec.option.argument == "modules"
     where, side = _split_side(spec.argument or "") if modules else (spec.argument or "", None)
     inside = modules and not where
     path = target.path if inside else Path(where).expanduser()
@@ -74,12 +73,12 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     check_provenance(files, target)
     quantised = target.quantised
     if not modules:
-        opened = _OPEN[head_kind(spec.name)](files, target.spec, quantised=quantised)
+        opened = _OPEN[spec.name](files, target.spec, quantised=quantised)
         _check_taps(files, opened)
         return OpenedHead(path, target, opened)
     after_norm = None if side is None else side == "after"
     opened_mtp = open_mtp(files, target.spec, quantised=quantised, inside=inside, after_norm=after_norm)
-    if KINDS[spec.name].makes_trees and opened_mtp.spec.modules > 1:
+    if spec.trees and opened_mtp.spec.modules > 1:
         raise ModelError(
             f"{path.name} has {opened_mtp.spec.modules} MTP modules, which guess in turn; trees are those of a single "
             "one.",

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from wager.bench.workload import builtin, read_prompts, spread
 from wager.config import DEFAULT_MODEL, DTYPES, MOST_POSITIONS, OPTIONS, EngineConfig, parse_size, read_options
-from wager.draft.option import descriptions, parse_drafters
+from wager.drafter_spec import descriptions, parse_drafters
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError
 from wager.inputs import expand_path, shown
@@ -99,16 +99,9 @@ def _parse_memory(_ctx: click.Context, _param: click.Parameter, value: str | Non
     return None if value is None else as_bad_parameter(lambda: parse_size(value))
 
 
-def _check_drafters(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
-    """Refuse drafter names and arguments that do not exist."""
-    for text in value if isinstance(value, tuple) else (value,):
-        as_bad_parameter(functools.partial(parse_drafters, text))
-    return value
-
-
 def _refuse_without_drafter(drafters: tuple[str, ...], values: Mapping[str, Any]) -> None:
     """UsageError for an option of drafting that was given on the command line where no drafter is."""
-    if any(parse_drafters(drafter) for drafter in drafters):
+    if any(drafter.strip() != "none" for drafter in drafters):
         return
     given = click.get_current_context().get_parameter_source
     for name in ("depth", "policy", "objective", "draft_threads", "draft_device"):
@@ -151,12 +144,22 @@ def add(options: list[Function]) -> Decorator:
     return decorate
 
 
-def drafter_flag(*, several: bool = False, default: Any = "auto") -> Function:
+def drafter_flag(*, several: bool = False, default: Any = "auto", further: Collection[str] = ()) -> Function:
+    """`further`: names that a command knows besides those of an engine, alone."""
+
+    def check(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+        """Refuse drafter names and arguments that do not exist."""
+        for text in value if isinstance(value, tuple) else (value,):
+            if text not in further:
+                as_bad_parameter(functools.partial(parse_drafters, text))
+        return value
+
     listed = "; ".join(f"{name}: {description}" for name, description in descriptions().items())
     again = " Repeat it to try several." if several else ""
+    again += f" For proofs: {', '.join(further)}." if further else ""
     return click.option(
         "--drafter",
-        callback=_check_drafters,
+        callback=check,
         metavar="NAME[:ARG],...",
         multiple=several,
         default=default,

@@ -3,26 +3,33 @@
 It is part of the package so that users can test their own drafter or policy against a target whose output is known.
 """
 
-from wager.draft.adversary import AdversaryDrafter
-from wager.draft.history import HistoryDrafter, ReferenceOracle, TargetOracle
-from wager.draft.random_tree import RandomTreeDrafter
-from wager.testing.clock import FakeClock
-from wager.testing.drafters import OracleDrafter, SetAcceptanceDrafter, ToyOracle
-from wager.testing.faulty import (
+from wager.testing.drafters import (
+    PROOF_DRAFTERS,
+    AdversaryDrafter,
     DecliningDrafter,
     DuplicateSiblingsDrafter,
     FailingDrafter,
+    GarbageDrafter,
+    HistoryDrafter,
+    OracleDrafter,
     OutsideVocabularyDrafter,
     OverlongDrafter,
+    RandomTreeDrafter,
+    ReferenceOracle,
+    SetAcceptanceDrafter,
+    TargetOracle,
+    ToyOracle,
 )
-from wager.testing.toy import ToyCache, ToyDistribution, ToyTarget
+from wager.testing.toy import FakeClock, ToyCache, ToyDistribution, ToyTarget, toy_engine
 
 __all__ = [
+    "PROOF_DRAFTERS",
     "AdversaryDrafter",
     "DecliningDrafter",
     "DuplicateSiblingsDrafter",
     "FailingDrafter",
     "FakeClock",
+    "GarbageDrafter",
     "HistoryDrafter",
     "OracleDrafter",
     "OutsideVocabularyDrafter",
@@ -35,4 +42,5 @@ __all__ = [
     "ToyDistribution",
     "ToyOracle",
     "ToyTarget",
+    "toy_engine",
 ]

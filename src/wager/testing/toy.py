@@ -1,4 +1,5 @@
-"""A target with a closed-form distribution whose logits depend on what its cache holds.
+"""A target with a closed-form distribution whose logits depend on what its cache holds, an engine on it, and a manual
+clock.
 
 `ToyTarget` stores (token, position) at the slots a batch names and reads every context back through block tables,
 parents and positions before it computes a logit. A wrong slot, block table, parent or position, a stale block or a
@@ -13,10 +14,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.constrain.compiler import GrammarCompiler
+from wager.draft.base import Drafter
+from wager.economics.policy.base import Policy
+from wager.economics.policy.heuristics import FixedDepth
+from wager.engine.core import Engine
+from wager.engine.proposer import Proposer
+from wager.engine.runner import Runner
+from wager.engine.scheduler import Scheduler
 from wager.errors import CacheIntegrityError
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, KVCache, TargetOutput
-from wager.types import PackedBatch
+from wager.kv.blocks import BlockPool
+from wager.kv.paged_cache import PagedKVCache
+from wager.trace import Trace
+from wager.types import PackedBatch, VerifyRule
 
 _Words = NDArray[np.uint64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -214,3 +226,60 @@ def _path_sums(words: _Words, parents: NDArray[np.int64]) -> _Words:
         words = words + np.where(linked, words[above], np.uint64(0))
         above = np.where(linked, above[above], -1)
     return words
+
+
+class FakeClock:
+    """Stands in for `time.perf_counter`: call it for the seconds, `advance` it by hand."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def advance(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def toy_engine(
+    distribution: ToyDistribution,
+    *,
+    drafter: Drafter | None = None,
+    others: Sequence[Drafter] = (),
+    policy: Policy | None = None,
+    depth: int = 4,
+    rule: VerifyRule = "match",
+    num_blocks: int = 64,
+    max_rows: int = 64,
+    max_prefill_rows: int | None = None,
+    max_sequences: int = 8,
+    max_context: int = 512,
+    prefix_cache: bool = True,
+    grammars: GrammarCompiler | None = None,
+    trace: Trace | None = None,
+) -> Engine:
+    """An engine on a ToyTarget. Few `num_blocks` make preemption common, few `max_rows` split prompts into chunks.
+
+    `others` are drafters besides the first. Without a `policy` the first makes `depth` guesses; with one, `depth` is
+    the maximum that the policy may plan.
+    """
+    trace = trace or Trace()
+    target = ToyTarget(distribution, num_blocks=num_blocks, max_rows=max_rows, max_sequences=max_sequences)
+    scheduler = Scheduler(
+        PagedKVCache(BlockPool(num_blocks, prefix_cache=prefix_cache), target.cache),
+        max_rows=max_rows,
+        max_sequences=max_sequences,
+        max_context=max_context,
+        max_draft_tokens=depth if drafter else 0,
+        clock=trace.clock,
+        max_prefill_rows=max_prefill_rows,
+    )
+    return Engine(
+        Runner(target, rule=rule),
+        scheduler,
+        policy=policy or FixedDepth(depth),
+        proposer=Proposer(*([drafter] if drafter else []), *others, vocab=distribution.vocab, rule=rule),
+        eos=() if distribution.eos is None else (distribution.eos,),
+        grammars=grammars,
+        trace=trace,
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from wager.draft.guessing import Guess
 from wager.draft.heads.autoregressive import HeadDrafter, HeadRound, HeadSequence, StateHead
 from wager.draft.heads.pending_states import PendingStates
 from wager.kernels.arrays import FLOAT32, Array
-from wager.kernels.base import Kernels, TargetOutput
+from wager.kernels.base import TargetOutput
 from wager.types import Draft, DraftRequest, PackedBatch, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
@@ -141,10 +141,9 @@ class ModulesDrafter(HeadDrafter):
                 r.finish()
             self._rounds.clear()
 
-    def __init__(
-        self, head: ModulesHead, *, kernels: Kernels | None = None, prefix_cache: bool = True, depth: int | None = None
-    ) -> None:
-        super().__init__(head, kernels=kernels, prefix_cache=prefix_cache, depth=depth)
+    def __init__(self, head: ModulesHead, **options: Any) -> None:
+        """`options` are HeadDrafter's."""
+        super().__init__(head, **options)
         self._rounds: list[ModulesRound] = []
 
     def _sequence(self, history: History | None) -> ModulesSequence:
