@@ -1,4 +1,5 @@
-"""Published config.json files: as many weights as transformers builds, and refusals that name the key."""
+"""config.json files: as many weights as transformers builds, as published; layers by kind; number formats of
+quantisations; refusals that name the key."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from wager.arch import (
     Experts,
     Gating,
     Gqa,
+    Indexer,
     Layer,
     Mla,
     ModelSpec,
@@ -26,77 +28,102 @@ from wager.arch import (
 from wager.errors import ModelError
 from wager.models.weights import tensor_shapes
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
-DEEPSEEK = {
-    "model_type": "deepseek_v3",
-    "hidden_size": 7168,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "moe_intermediate_size": 2048,
-    "intermediate_size": 18432,
-    "first_k_dense_replace": 3,
-    "vocab_size": 129280,
-    "max_position_embeddings": 163840,
-    "quantization_config": {"quant_method": "fp8"},
-}
-MIXTRAL = {
-    **LLAMA,
-    "model_type": "mixtral",
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "vocab_size": 32000,
-    "max_position_embeddings": 32768,
-    "sliding_window": None,
-}
-QWEN = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "intermediate_size": 6144,
-    "norm_topk_prob": True,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-}
-LITE = {
-    **DEEPSEEK,
-    "model_type": "deepseek_v2",
-    "hidden_size": 2048,
-    "num_hidden_layers": 27,
-    "vocab_size": 102400,
-    "num_attention_heads": 16,
-    "q_lora_rank": None,
-    "n_routed_experts": 64,
-    "num_experts_per_tok": 6,
-    "n_shared_experts": 2,
-    "moe_intermediate_size": 1408,
-    "intermediate_size": 10944,
-    "first_k_dense_replace": 1,
-    "topk_method": "greedy",
-}
+_KEYS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size")
+
+
+def config(text: str) -> dict[str, Any]:
+    """TYPE HIDDEN LAYERS HEADS KV FFN VOCAB CONTEXT [KEY=VALUE ...] as a configuration."""
+    kind, *words = text.split()
+    sizes = dict(zip((*_KEYS, "vocab_size", "max_position_embeddings"), map(int, words[:7]), strict=True))
+    further = dict(word.split("=") for word in words[7:])
+    return {"model_type": kind, **sizes, **{key: SPELT.get(value) or int(value) for key, value in further.items()}}
+
+
+SPELT: dict[str, Any] = {"True": True}
+LLAMA = config("llama 4096 32 32 8 14336 128256 131072")
+MIXTRAL = config("mixtral 4096 32 32 8 14336 32000 32768 num_local_experts=8 num_experts_per_tok=2")
+MIXTRAL["sliding_window"] = None
+QWEN = config(
+    "qwen3_moe 2048 48 32 4 6144 151936 40960 head_dim=128 num_experts=128 num_experts_per_tok=8 "
+    "moe_intermediate_size=768 norm_topk_prob=True"
+)
+_LATENT = "kv_lora_rank=512 qk_nope_head_dim=128 qk_rope_head_dim=64 v_head_dim=128"
+_V3 = "n_routed_experts=256 num_experts_per_tok=8 n_shared_experts=1 moe_intermediate_size=2048 first_k_dense_replace=3"
+DEEPSEEK = config(f"deepseek_v3 7168 61 128 128 18432 129280 163840 q_lora_rank=1536 {_LATENT} {_V3}")
+DEEPSEEK["quantization_config"] = {"quant_method": "fp8"}
+LITE = config(
+    f"deepseek_v2 2048 27 16 16 10944 102400 163840 {_LATENT} n_routed_experts=64 num_experts_per_tok=6 "
+    "n_shared_experts=2 moe_intermediate_size=1408 first_k_dense_replace=1"
+) | {"topk_method": "greedy", "q_lora_rank": None}
+_INDEX = "index_head_dim=128 index_n_heads=64 index_topk=2048"
+V32 = config(f"deepseek_v32 7168 61 128 128 18432 129280 163840 q_lora_rank=1536 {_LATENT} {_V3} {_INDEX}")
+GLM5 = config(f"glm_moe_dsa 6144 78 64 64 12288 154880 202752 q_lora_rank=2048 {_LATENT} {_V3} {_INDEX}")
+GLM5 |= {"qk_nope_head_dim": 192, "v_head_dim": 256, "index_n_heads": 32}
+GEMMA3 = config(
+    "gemma3_text 5376 62 32 16 21504 262208 131072 head_dim=128 sliding_window=1024 sliding_window_pattern=6"
+)
+GEMMA2 = config("gemma2 3584 42 16 8 14336 256000 8192 head_dim=256 sliding_window=4096")
+_SCOUT = "head_dim=128 intermediate_size_mlp=16384 num_experts_per_tok=1"
+MAVERICK = config(
+    f"llama4_text 5120 48 40 8 8192 202048 1048576 {_SCOUT} num_local_experts=128 interleave_moe_layer_step=2 "
+    "attention_chunk_size=8192"
+)
+NEXT = config(
+    "qwen3_next 2048 48 16 2 5120 151936 262144 head_dim=256 num_experts=512 num_experts_per_tok=10 "
+    "moe_intermediate_size=512 shared_expert_intermediate_size=512 linear_num_key_heads=16 linear_num_value_heads=32 "
+    "linear_key_head_dim=128 linear_value_head_dim=128 linear_conv_kernel_dim=4"
+)
+GPT_OSS = config(
+    "gpt_oss 2880 24 64 8 2880 201088 131072 head_dim=64 sliding_window=128 num_local_experts=32 num_experts_per_tok=4"
+)
+_GLM = "head_dim=128 n_shared_experts=1 num_experts_per_tok=8"
+
+PUBLISHED: list[tuple[float, float | None, dict[str, Any]]] = [
+    (9.242, None, GEMMA2),
+    (27.009, None, GEMMA3),
+    (14.660, None, config("phi3 5120 40 40 10 17920 100352 16384") | {"sliding_window": None}),
+    (3.836, None, config("phi3 3072 32 24 8 8192 200064 131072 tie_word_embeddings=True")),
+    (9.4003, None, config("glm4 4096 40 32 2 13696 151552 32768")),
+    (
+        352.8,
+        32.8,
+        config(
+            "glm4_moe 5120 92 96 8 12288 151552 131072 n_routed_experts=160 moe_intermediate_size=1536 "
+            f"first_k_dense_replace=3 {_GLM}"
+        ),
+    ),
+    (671.9, 37.5, V32),
+    (743.9, None, GLM5),
+    (79.67, None, NEXT),
+    (107.77, None, config(f"llama4_text 5120 48 40 8 8192 202048 10485760 {_SCOUT} num_local_experts=16")),
+    (400.7, None, MAVERICK),
+    (7.2480, None, config("mistral 4096 32 32 8 14336 32768 32768") | {"sliding_window": None}),
+    (7.2986, None, config("olmo2 4096 32 32 32 11008 100352 4096")),
+    (6.919, 1.18, config("olmoe 2048 16 16 16 1024 50304 4096 num_experts=64 num_experts_per_tok=8")),
+    (8.1708, None, config("granite 4096 40 32 8 12800 49159 131072 tie_word_embeddings=True")),
+    (3.0751, None, config("smollm3 2048 36 16 4 11008 128256 65536 tie_word_embeddings=True")),
+    (
+        228.7,
+        None,
+        config("minimax_m2 3072 62 48 8 1536 200064 196608 head_dim=128 num_local_experts=256 num_experts_per_tok=8"),
+    ),
+    (
+        8.028,
+        None,
+        config("cohere2 4096 32 32 8 14336 256000 8192 head_dim=128 sliding_window=4096 tie_word_embeddings=True"),
+    ),
+    (20.91, None, GPT_OSS),
+]
+
+
+@pytest.mark.parametrize(("billions", "active", "values"), PUBLISHED, ids=lambda value: str(value)[:24])
+def test_published_totals(billions: float, active: float | None, values: dict[str, Any]) -> None:
+    model = read_config(values)
+    assert model.parameters / 1e9 == pytest.approx(billions, rel=1e-3)
+    if active is not None:
+        assert model.active / 1e9 == pytest.approx(active, rel=0.02)
+    assert model.kv_bytes(1000) > 0
+
 
 CLASSES = [
     ("LlamaConfig", {}),
@@ -132,6 +159,7 @@ CLASSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "changes"), CLASSES, ids=lambda value: value if isinstance(value, str) else "")
 def test_parameters_are_what_transformers_builds(name: str, changes: dict[str, Any]) -> None:
     """Matrices as the library makes them, without its norms, biases, sinks and the residual mixing of V4."""
@@ -191,47 +219,80 @@ def without_gating(layer: Layer) -> Layer:
 
 
 def test_layer_kinds_by_layer() -> None:
-    linear = read_config(
-        {
-            "model_type": "qwen3_next",
-            "hidden_size": 64,
-            "num_hidden_layers": 8,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "linear_conv_kernel_dim": 4,
-            "vocab_size": 100,
-            "max_position_embeddings": 1000,
-        }
-    )
-    kinds = {type(layer.attention): layer.count for layer in linear.layers}
-    assert kinds == {DeltaNet: 6, Gqa: 2}
-    assert linear.layers[0].ffn == Experts(8, 2, 1, 32, 48)
+    linear = read_config(NEXT)
+    assert {type(layer.attention): layer.count for layer in linear.layers} == {DeltaNet: 36, Gqa: 12}
+    assert linear.layers[0].ffn == Experts(512, 10, 1, 512, 512)
     stored = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    gpt = read_config(
-        {
-            **LLAMA,
-            "model_type": "gpt_oss",
-            "sliding_window": 128,
-            "num_local_experts": 4,
-            "experts_per_token": 2,
-            "quantization_config": stored,
-        }
+    gpt = read_config({**GPT_OSS, "quantization_config": stored})
+    assert windows(GPT_OSS) == {128: 12, None: 12}
+    assert (gpt.precision.experts.name, gpt.precision.weights.name) == ("mxfp4", "bf16")
+
+
+def windows(values: dict[str, Any]) -> dict[int | None, int]:
+    found: dict[int | None, int] = {}
+    for layer in read_config(values).layers:
+        assert isinstance(layer.attention, Gqa)
+        found[layer.attention.window] = found.get(layer.attention.window, 0) + layer.count
+    return found
+
+
+def test_windows_by_layer() -> None:
+    """Five of six layers of Gemma 3, every other one of Gemma 2, three of four of Llama 4 look back a limited way."""
+    assert windows(GEMMA3) == {1024: 52, None: 10}
+    assert windows(GEMMA2) == {4096: 21, None: 21}
+    assert windows(MAVERICK) == {8192: 36, None: 12}
+    assert windows({**GEMMA3, "layer_types": ["full_attention"] * 62}) == {None: 62}
+    assert read_config(GEMMA3).kv_bytes(100_000) == 2 * 2 * 16 * 128 * (52 * 1024 + 10 * 100_000)
+    assert sum(layer.count for layer in read_config(MAVERICK).layers if isinstance(layer.ffn, Experts)) == 24
+
+
+def test_a_vision_models_text_part_is_planned_with_the_defaults_it_leaves_out() -> None:
+    """gemma-3-4b's file states five sizes of its text model."""
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
+    model = read_config(
+        {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
     )
-    assert [(layer.attention.window, layer.count) for layer in gpt.layers if isinstance(layer.attention, Gqa)] == [
-        (128, 16),
-        (None, 16),
-    ]
-    assert gpt.precision.experts.name == "mxfp4"
-    assert gpt.precision.weights.name == "bf16"
+    assert model.parameters / 1e9 == pytest.approx(3.880, rel=1e-3)
+    assert model.tied
+
+
+def test_an_indexer_before_latent_attention() -> None:
+    """DeepSeek-V3.2 reads 2,048 latents of a long context, and a key of 128 elements of every position."""
+    model, stored = read_config(V32), Precision.of("bf16")
+    kind = model.layers[0].attention
+    assert isinstance(kind, Mla)
+    main, index = kind.streams(100_000, 2, stored)
+    assert (main.part, main.flops, main.cached) == ("sparse attention", 2 * 128 * 1088 * 2048 * 2, 576 * 2 * 4096)
+    assert (index.part, index.flops, index.cached) == ("indexer", 2 * 64 * 128 * 100_000 * 2, 256 * 100_000)
+    short, _ = kind.streams(100, 1, stored)
+    assert short.flops == 2 * 128 * 1088 * 100
+    assert model.kv_bytes(1) == 61 * (576 * 2 + 256)
+    dense = Mla(128, 1536, 512, 128, 64, 128)
+    assert kind.weights(7168) - dense.weights(7168) == 1536 * 64 * 128 + 7168 * (128 + 64)
+
+
+def test_layers_that_share_an_indexers_picks() -> None:
+    """GLM-5.2 has an indexer in 21 of 78 layers; the other layers score nothing and store no keys."""
+    every = [("full" if layer < 3 or (layer - 2) % 4 == 0 else "shared") for layer in range(78)]
+    for further in (
+        {"indexer_types": every},
+        {"index_topk_freq": 4, "index_skip_topk_offset": 3},
+        {"index_topk_pattern": "".join(kind[0].upper() for kind in every)},
+    ):
+        model = read_config({**GLM5, **further})
+        own = {
+            layer.attention.indexer: layer.count
+            for layer in model.layers
+            if isinstance(layer.attention, Mla) and isinstance(layer.ffn, Experts)
+        }
+        assert own == {Indexer(32, 128, 2048): 18, Indexer(0, 128, 2048): 57}
+        assert model.kv_bytes(1) == 89_856 + 21 * 256
 
 
 def quantised(base: dict[str, Any] = LLAMA, **stored: Any) -> Precision:
@@ -382,8 +443,7 @@ def test_a_head_that_is_the_embedding_is_not_quantised() -> None:
     assert quantised(LLAMA, **packed(FP8)).head.name == "fp8"
     assert quantised(LLAMA, **packed({**FP8, "targets": "Linear"})) == quantised(LLAMA, **packed(FP8))
     assert quantised(tied, **packed(FP8)).head.name == "bf16"
-    gemma = {**LLAMA, "model_type": "gemma2", "sliding_window": 4096}  # tied unless it says otherwise
-    del gemma["tie_word_embeddings"]
+    gemma = {**LLAMA, "model_type": "gemma2", "sliding_window": 4096}  # tied by default
     assert quantised(gemma, **packed(FP8)).head.name == "bf16"
 
 
@@ -395,33 +455,17 @@ def test_formats_of_a_dtype() -> None:
 
 
 def test_v4_by_layer_types_or_by_ratios() -> None:
-    config = {
-        "model_type": "deepseek_v4",
-        "hidden_size": 4096,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 64,
-        "head_dim": 512,
-        "q_lora_rank": 1024,
-        "o_groups": 8,
-        "o_lora_rank": 1024,
-        "sliding_window": 128,
-        "index_n_heads": 64,
-        "index_head_dim": 128,
-        "index_topk": 512,
-        "n_routed_experts": 256,
-        "num_experts_per_tok": 6,
-        "n_shared_experts": 1,
-        "moe_intermediate_size": 2048,
-        "vocab_size": 129280,
-        "max_position_embeddings": 1048576,
-        "compress_ratios": [0, 4, 128, 4, 0],
-    }
-    model = read_config(config)
+    values = config(
+        "deepseek_v4 4096 4 64 1 0 129280 1048576 head_dim=512 q_lora_rank=1024 o_groups=8 o_lora_rank=1024 "
+        "sliding_window=128 index_n_heads=64 index_head_dim=128 index_topk=512 n_routed_experts=256 "
+        "num_experts_per_tok=6 n_shared_experts=1 moe_intermediate_size=2048"
+    ) | {"compress_ratios": [0, 4, 128, 4, 0]}
+    model = read_config(values)
     kinds = [(layer.attention, layer.count) for layer in model.layers]
     assert {kind.ratio: count for kind, count in kinds if isinstance(kind, Compressed)} == {0: 1, 4: 2, 128: 1}
     assert model.layers[1].attention == TABLE["DeepSeek-V4-Flash"].layers[1].attention
     with pytest.raises(ModelError, match="layer type '7'"):
-        read_config({**config, "compress_ratios": [0, 4, 7, 4]})
+        read_config({**values, "compress_ratios": [0, 4, 7, 4]})
 
 
 def test_dense_layers_among_experts_and_a_nested_text_model() -> None:
@@ -450,6 +494,10 @@ def test_dense_layers_among_experts_and_a_nested_text_model() -> None:
         ({**LLAMA, "quantization_config": packed({"weights": None})}, "group_0 .* has no weights"),
         ({**DEEPSEEK, "num_experts_per_tok": 300}, "300 experts active out of 256"),
         ({**LLAMA, "model_type": "qwen3", "sliding_window": 64, "layer_types": ["full_attention"]}, "layer_types"),
+        ({**GEMMA3, "sliding_window_pattern": 0}, "sliding_window_pattern = 0"),
+        ({**MAVERICK, "no_rope_layers": [1, 0]}, "no_rope_layers .* each of the 48 layers"),
+        ({**GLM5, "indexer_types": ["full"]}, "indexer_types"),
+        ({key: value for key, value in V32.items() if key != "index_topk"}, "lacks 'index_topk'"),
     ],
 )
 def test_a_bad_configuration_is_named(config: dict[str, Any], message: str) -> None:
@@ -458,8 +506,19 @@ def test_a_bad_configuration_is_named(config: dict[str, Any], message: str) -> N
 
 
 def test_families_known_by_their_shape_are_refused_by_the_engine() -> None:
-    config = {**LLAMA, "model_type": "gpt_oss", "sliding_window": 128, "num_local_experts": 4, "experts_per_token": 2}
-    for further in ({}, {"architectures": ["GptOssForCausalLM"]}):
-        assert read_config({**config, **further}).num_layers == 32
-        with pytest.raises(ModelError, match="engine does not run gpt_oss"):
-            read_config({**config, **further}, runnable=True)
+    for values in (GPT_OSS, {**GPT_OSS, "architectures": ["GptOssForCausalLM"]}, GEMMA3, V32, MAVERICK):
+        assert read_config(values).num_layers == values["num_hidden_layers"]
+        with pytest.raises(ModelError, match="engine does not run"):
+            read_config(values, runnable=True)
+
+
+def test_an_unknown_family_is_named_with_what_is_missing() -> None:
+    odd = config("mamba9 64 2 4 2 128 100 10 ssm_state_size=16 n_routed_experts=4")
+    with pytest.raises(ModelError, match=r"mamba9.*depend on n_routed_experts, ssm_state_size") as caught:
+        read_config(odd)
+    assert "gemma3" in (caught.value.hint or "")
+    with pytest.raises(ModelError, match=r"gpt2.*lacks hidden_size, intermediate_size, num_attention_heads"):
+        read_config({"model_type": "gpt2", "n_embd": 768, "vocab_size": 50257})
+    with pytest.raises(ModelError, match=r"model_type of config.json is yi, which is not known\.\n") as caught:
+        read_config(config("yi 64 2 4 2 128 100 10"))
+    assert 'write that model_type, such as "llama"' in (caught.value.hint or "")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tokenizer_chat import CHAT
 from test_tokenizer_chat import TEMPLATES as SMALL_TEMPLATES
-from tokenizer_models import TEMPLATE, gguf_metadata, save, sentencepiece_metadata, train, write
+from tokenizer_models import TEMPLATE, gguf_metadata, sentencepiece_metadata, train, write
 from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import Unigram
@@ -115,7 +115,13 @@ def load(folder: Path, template: str, *, plain: tuple[str, ...] = (*NAMED_BY_A_T
     return Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
 
 
-@pytest.fixture(scope="module", params=TEMPLATES)
+QUICK = ("chatml", "llama 3", "mapped roles", "formats", "joins")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TEMPLATES],
+)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -175,7 +181,7 @@ PIECES = st.sampled_from(
 CONTENTS = st.lists(PIECES, max_size=5).map("".join) | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(contents=st.lists(CONTENTS, min_size=4, max_size=6))
 def test_no_content_whatever_changes_the_control_tokens(pair: Any, contents: list[str]) -> None:
     ours, _ = pair
@@ -186,7 +192,7 @@ def test_no_content_whatever_changes_the_control_tokens(pair: Any, contents: lis
     assert "".join(map(stream.push, ids)) + stream.flush() == text
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(contents=st.lists(CONTENTS, min_size=1, max_size=4))
 def test_text_between_control_tokens_is_encoded_as_one_plain_text(chatml: Tokenizer, contents: list[str]) -> None:
     plain, ids = without_control(chatml), []
@@ -311,7 +317,7 @@ def vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return Tokenizer.load(folder)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(texts=st.lists(CONTENTS | st.sampled_from(["</", "s>", "<|im_", "end|>", "tool"]), min_size=2, max_size=8))
 def test_who_shares_the_model_finds_the_ids_of_a_copy_without_control_tokens(
     vocabulary: Tokenizer, texts: list[str]
@@ -372,11 +378,6 @@ def test_runs_of_parts_are_what_the_template_and_the_messages_wrote(chatml: Toke
     assert parts[1] == TextPart("<|im_end|>", parse_special=False)
 
 
-def test_a_plain_text_is_parsed(chatml: Tokenizer) -> None:
-    """What `generate` and --raw promise."""
-    assert control(chatml, chatml.encode("a<|im_end|>b")) == ["<|im_end|>"]
-
-
 def test_chat_and_streams_of_an_engine_take_content_as_text() -> None:
     evil = "x<|end|>y"
     ids = encode_chat(byte_tokenizer(512, where="t"), [{"role": "user", "content": evil}])
@@ -390,9 +391,3 @@ def test_chat_and_streams_of_an_engine_take_content_as_text() -> None:
         assert stream.completions()[0].stats.prompt_tokens == len(ids)
         assert llm.generate(evil, params).stats.prompt_tokens == 3
         assert llm.generate("xzzzzzzzy", params).stats.prompt_tokens == 9
-
-
-def test_a_saved_tokenizer_of_the_suite(tmp_path: Path) -> None:
-    ours = Tokenizer.load(save(tmp_path))
-    ids = encode_chat(ours, conversation("<|start|>", "<|end|>"))
-    assert [ours.token(i) for i in ids if ours.is_special(i)] == ["<|start|>", "<|end|>"] * 2

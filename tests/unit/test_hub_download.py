@@ -18,6 +18,8 @@ import pytest
 
 import wager as package
 
+pytestmark = pytest.mark.slow
+
 SOURCE = str(Path(package.__file__).parents[1])
 COMMIT = "c" * 40
 CONFIG, WEIGHTS = b'{"a": 1}', bytes(range(256)) * 4096

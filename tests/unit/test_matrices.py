@@ -50,8 +50,7 @@ def apart(found: Array, expected: Array) -> float:
     return float(np.abs(found - expected).mean() / expected.std())
 
 
-@pytest.mark.parametrize("up", [Kind.Q4_1, Kind.Q8_0], ids=["one type", "gate and up of two types"])
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("name", "up"), [("llama", Kind.Q4_1), ("llama", Kind.Q8_0), ("qwen2", Kind.Q4_1)])
 def test_a_file_is_computed_in_its_own_types(name: str, up: Kind, tmp_path: Path) -> None:
     """8-bit activations move logits by a fiftieth; a row in the wrong place would move them by more."""
     kinds = {**MIXED, "up": up}
@@ -104,17 +103,12 @@ def forms(kind: Kind, dtype: str, tmp_path: Path) -> str | None:
     ("kind", "dtype", "expected"),
     [
         (Kind.F16, "auto", None),
-        (Kind.F16, "q8", "q8_0"),
         (Kind.F16, "q4", "q4_1"),
-        (Kind.F16, "bf16", None),
         (Kind.Q8_0, "auto", "q8_0"),
-        (Kind.Q8_0, "q8", "q8_0"),
         (Kind.Q8_0, "q4", "q4_1"),
         (Kind.Q8_0, "bf16", None),
-        (Kind.Q5_0, "auto", "q5_0"),
         (Kind.Q5_0, "q8", "q5_0"),
         (Kind.Q5_0, "q4", "q4_1"),
-        (Kind.Q4_0, "auto", "q4_0"),
         (Kind.Q4_0, "q8", "q4_0"),
         (Kind.Q4_0, "q4", "q4_0"),
         (Kind.Q4_0, "bf16", None),
@@ -179,17 +173,6 @@ def test_native_and_reference_compute_the_same_quantised_model(shape: ModelSpec,
     rows = np.abs(near - far).mean(axis=1) / far.std()
     assert (rows < 0.05).mean() > 0.8  # nearly equal experts may change places
     assert apart(near, computed(weights, "bf16")) > 0.2  # which are other random weights
-
-
-def test_parts_of_a_matrix_are_quantised_along_their_own_inputs() -> None:
-    """Each head's key half of kv_b is transposed: its inputs are the other dimension."""
-    for dtype, form in (("q8", "q8_0"), ("q4", "q4_1"), ("bf16", None)):
-        matrices = Matrices(random_weights(LATENT, 1), dtype)
-        head = np.random.default_rng(0).normal(size=(32, 64)).astype(BFLOAT16)
-        fitted = matrices.refit(head.T)
-        assert (fitted.format.name if isinstance(fitted, QuantisedMatrix) else None) == form
-        assert fitted.shape == (64, 32)
-    assert isinstance(Matrices(random_weights(LATENT, 1), "q8").refit(np.zeros((32, 40), BFLOAT16)), np.ndarray)
 
 
 def test_matrices_of_two_forms_are_taken_together_in_bf16() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,8 +109,10 @@ def test_rope_scaling_in_a_file(scaling: dict[str, Any], tmp_path: Path) -> None
     assert_close(logits(open_weights(path), TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("qwen3", "Q4_0"), *(("llama", kind) for kind in ("F16", "BF16", "Q8_0", "Q4_1", "Q5_0", "Q5_1"))],
+)
 def test_quantised_files_compute_with_the_dequantised_weights(name: str, kind: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
     kinds = dict.fromkeys((*MATRICES, "embed"), Kind[kind])
@@ -147,9 +148,12 @@ def blocks(kind: Kind, shape: tuple[int, int], rng: np.random.Generator) -> np.n
     return raw.reshape(shape[0], -1)
 
 
-@pytest.mark.parametrize("kind", K_QUANTS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_k_quants(kind: Kind, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("qwen3", Kind.Q4_K), *(("llama", kind) for kind in K_QUANTS)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_k_quants(name: str, kind: Kind, tmp_path: Path) -> None:
     model = oracle(ARCHITECTURES[name], **WIDE)
     spec = open_weights(save(model, tmp_path / "hf")).spec
     tensors, rng = as_gguf(model, spec, {}, permuted=name == "llama"), np.random.default_rng(2)
@@ -243,23 +247,6 @@ def test_a_file_that_is_not_gguf_is_named(content: bytes, named: str, tmp_path: 
     path.write_bytes(content)
     with pytest.raises(ModelError, match=named):
         open_weights(path)
-
-
-def test_garbage_never_ends_in_a_traceback(tmp_path: Path) -> None:
-    """Random damage to a good file either leaves it readable or is a ModelError."""
-    _, _, path = make(tmp_path, "llama")
-    original, rng = path.read_bytes(), np.random.default_rng(4)
-    refused = 0
-    for i in range(150):
-        damaged = bytearray(original)
-        at = int(rng.integers(0, 2500))
-        damaged[at : at + 8] = struct.pack("<Q", int(rng.integers(0, 2**63))) if i % 2 else bytes([255] * 8)
-        (tmp_path / "d.gguf").write_bytes(damaged)
-        try:
-            open_weights(tmp_path / "d.gguf")
-        except ModelError:
-            refused += 1
-    assert refused > 75
 
 
 @pytest.mark.parametrize(

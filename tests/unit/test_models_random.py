@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 import wager
@@ -12,8 +11,7 @@ from wager.arch import read_config
 from wager.errors import ModelError
 from wager.loading.load import load
 from wager.models import hub
-from wager.models.random_models import MODELS, byte_tokenizer, make
-from wager.models.weights import ignored_tensors
+from wager.models.random_models import MODELS, byte_tokenizer
 from wager.testing import PROOF_DRAFTERS
 from wager.types import Request, SamplingParams
 
@@ -45,37 +43,6 @@ V3: dict[str, Any] = {
     "moe_layer_freq": 1,
     "num_nextn_predict_layers": 1,
 }
-QWEN: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "vocab_size": 151936,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "max_position_embeddings": 40960,
-}
-
-
-def test_the_figures_of_published_mixtures() -> None:
-    v3, qwen = read_config(V3, runnable=True), read_config(QWEN, runnable=True)
-    assert v3.experts
-    assert v3.attention.weights(v3.hidden) == 187_105_280
-    assert v3.experts.expert(v3.hidden) == 44_040_192
-    assert v3.parameters / 1e9 == pytest.approx(671.0, abs=0.1)
-    assert 2 * v3.num_layers * v3.attention.cache_width == 70_272
-    assert [layer.ffn is v3.experts for layer in v3.ordered_layers] == [False] * 3 + [True] * 58
-    assert v3.active_expert_elements == 58 * 8 * 44_040_192
-    assert qwen.parameters / 1e9 == pytest.approx(30.53, abs=0.01)
-    assert qwen.elements()["router"] == 48 * 128 * 2048
-    assert qwen.active / 1e9 == pytest.approx(1.812 + 1.230, abs=0.001)
-    assert qwen.elements()["experts"] == 128 * 48 * 4_718_592
-    assert any(pattern.startswith(r"model\.layers\.61") for pattern in ignored_tensors(V3, v3))
 
 
 @pytest.mark.parametrize(
@@ -134,11 +101,6 @@ def test_the_tokenizer_encodes_bytes_and_decodes_every_id() -> None:
     assert bytewise.decode([256, 598, 599]) == " 256 598"
     assert bytewise.eos_ids == (599,)
     assert bytewise.chat([{"role": "user", "content": "hello"}]) == "user: hello\nassistant: "
-
-
-def test_weights_are_the_same_every_time() -> None:
-    name = "layers.1.3.expert_gate.weight"
-    assert np.array_equal(make("random:mixtral:tiny")[0].read(name), make("random:mixtral:tiny")[0].read(name))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 PROMPT = [{"role": "user", "content": "Name three rivers of Europe and the seas they flow into.\n\n1. The Rhine"}]
 
@@ -157,25 +157,22 @@ SAMPLES = (*TEXTS, *with_special("<|im_start|>", "<|im_end|>"), *with_special("<
 _CUT_DIFFERENTLY = regex.compile(r"\s\s\p{N}|\s[\p{N}--[0-9]]", regex.V1)
 
 
-@pytest.mark.parametrize("text", SAMPLES, ids=range(len(SAMPLES)))
-def test_token_ids(tokenizer: Tokenizer, theirs: Any, text: str) -> None:
+def test_token_ids(tokenizer: Tokenizer, theirs: Any) -> None:
     """transformers reads this file without its pre-tokenizer's digit rule. With the rule the ids are equal everywhere;
     without it, wherever no run of whitespace stands before a digit and no space before a digit beyond ASCII."""
-    ids = tokenizer.encode(text)
-    if not _CUT_DIFFERENTLY.search(text):
-        assert ids == theirs(text).input_ids
-    backend = theirs.backend_tokenizer
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    plain, backend.pre_tokenizer = (
-        backend.pre_tokenizer,
-        pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]),
-    )
+    found = {text: tokenizer.encode(text) for text in SAMPLES}
+    for text, ids in found.items():
+        assert tokenizer.decode(ids, special=True) == text
+        assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        if not _CUT_DIFFERENTLY.search(text):
+            assert ids == theirs(text).input_ids
+    backend, byte_level = theirs.backend_tokenizer, pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain = backend.pre_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     try:
-        assert ids == theirs(text).input_ids
+        assert found == {text: theirs(text).input_ids for text in SAMPLES}
     finally:
         backend.pre_tokenizer = plain
-    assert tokenizer.decode(ids, special=True) == text
-    assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
 CHATS: tuple[list[dict[str, str]], ...] = (

