@@ -1,7 +1,7 @@
 // One tile of attention: scores, softmax and values of a few rows against one segment of their keys.
 //
 // A tile is a few consecutive rows of one sequence; with the query heads of one kv head they share each load of a block.
-// Rows of a tree whose ancestors are scattered in the cache read, from a block on, copies in path order (scattered.h), so
+// Rows of a tree whose ancestors are scattered in the cache read, from a block on, copies in path order, so
 // that every row computes over the same blocks as in plain decoding. Keys that a row does not attend to have probability 0
 // and leave its sums unchanged, whatever their numbers; so a row's result does not depend on which rows share its tile.
 #pragma once
@@ -9,11 +9,248 @@
 #include <cmath>
 
 #include "attention_block.h"
-#include "block_copies.h"
-#include "scattered.h"
-#include "softmax_state.h"
 
 namespace wager::WAGER_NS {
+
+// Copies of the keys or values of one key tile, where a product cannot read them in the cache: widened from int8, latents
+// transposed into values, or values without those that are not finite.
+
+struct BlockCopies {
+    uint16_t* memory;                      // [kTileBlocks, size]
+    int size;                              // elements of a block
+    const uint16_t* sources[kTileBlocks];  // what was copied; null: nothing that can be used again
+    float scales[kKeyTile];                // of int8
+
+    BlockCopies(uint16_t* memory_, int size_) : memory(memory_), size(size_) { forget(); }
+    // To be called whenever the sources may have changed.
+    void forget() {
+        for (const uint16_t*& source : sources) source = nullptr;
+    }
+    uint16_t* at(int place) const { return memory + static_cast<size_t>(place) * size; }
+
+    const uint16_t* transposed(const uint16_t* latents, int d, int place) {
+        if (sources[place] != latents) transpose_latents(latents, d, at(place));
+        sources[place] = latents;
+        return at(place);
+    }
+    const uint16_t* without(uint32_t keys, const uint16_t* values, int d, int place) {
+        copy_without(keys, values, d, at(place));
+        sources[place] = nullptr;
+        return at(place);
+    }
+
+    // Replaces n blocks of int8, the first at `place` of the tile, by copies in bf16, which holds their numbers exactly, and
+    // keeps their scales. As many blocks of `next` are prefetched meanwhile, since this takes long beside a product of few rows.
+    void widen(const uint16_t** blocks, int n, int place, BlockFetch& next) {
+        for (int i = 0; i < n; ++i) {
+            const uint16_t* block = blocks[i];
+            const bool prefetch = i < next.blocks;
+            blocks[i] = at(place + i);
+            if (sources[place + i] == block) continue;
+            sources[place + i] = block;
+            std::memcpy(scales + (place + i) * kBlockSize, scales_of(block), kBlockSize * sizeof(float));
+            if (prefetch) fetch(next.at[i]);
+            for (int j = 0; j < size; j += 64) {
+                if (prefetch) fetch(next.at[i] + kBlockSize * sizeof(float) + j);
+                widen_bytes(at(place + i) + j, bytes_of(block) + j);
+                widen_bytes(at(place + i) + j + 32, bytes_of(block) + j + 32);
+            }
+        }
+        const int done = n < next.blocks ? n : next.blocks;
+        next.blocks -= done;
+        for (int i = 0; i < next.blocks; ++i) next.at[i] = next.at[i + done];
+    }
+};
+
+// Partial results of an online softmax over key tiles, and how those of earlier and later keys are combined.
+
+// The keys [low, high) that a row sees, counted from the first key of a tile, and the tile's blocks [first, last) that any
+// row sees.
+struct TileKeys {
+    int low, high, first, last;
+};
+
+// Partial result of an online softmax over some keys, for each row-head (a row and a query head): the weighted sum of
+// values, lane-wise sums of the probabilities and the score that they are relative to, in units of log2.
+struct SoftmaxState {
+    static constexpr float kNone = -1e30f, kSlack = 8.0f;
+    float *o, *sum, *top;  // [row-heads, d], [.., 16], [..]
+
+    SoftmaxState(float* memory, int group, int d) {
+        const size_t height = tile_height(group);
+        o = memory;
+        sum = o + height * d;
+        top = sum + height * 16;
+    }
+    void clear(int n, int d) {
+        std::memset(o, 0, static_cast<size_t>(n) * d * 4);
+        std::memset(sum, 0, static_cast<size_t>(n) * 16 * 4);
+        for (int i = 0; i < n; ++i) top[i] = kNone;
+    }
+
+    // Raises the reference of row-head i for scores whose lane-wise maximum is `best`: only where they exceed it by far, and
+    // with its sum and output. Probabilities relative to it are at most 2^kSlack, which changes no relative precision.
+    WAGER_INLINE void raise(int i, int d, F best, float scale) {
+        const float found = max_lane(best) * scale, before = top[i];
+        if (!(found > before + kSlack)) return;
+        top[i] = found;
+        if (before > kNone) rescale(i, d, exp2(splat(before - found)));
+    }
+    [[gnu::noinline]] void rescale(int i, int d, F factor) {
+        store(sum + 16 * i, mul(load(sum + 16 * i), factor));
+        float* at = o + static_cast<size_t>(i) * d;
+        for (int j = 0; j < d; j += 16) store(at + j, mul(load(at + j), factor));
+    }
+
+    // Looks at the scores of row-head i for a key tile; -inf replaces them where it does not see the key. `scales`: what they
+    // are multiplied by, or null.
+    WAGER_INLINE void look(int i, int d, float* scores, const float* scales, TileKeys keys, float scale) {
+        const F hidden = splat(-__builtin_inff());
+        F best = hidden;
+        for (int b = 0; b < keys.first; ++b) store(scores + 16 * b, hidden);
+        for (int b = keys.last; b < kTileBlocks; ++b) store(scores + 16 * b, hidden);
+        for (int b = keys.first; b < keys.last; ++b) {
+            const F raw = load(scores + 16 * b), scaled = scales ? mul(raw, load(scales + 16 * b)) : raw;
+            const F score = keep(scaled, hidden, keys.low - 16 * b, keys.high - 16 * b);
+            store(scores + 16 * b, score);
+            best = max(best, score);
+        }
+        raise(i, d, best, scale);
+    }
+    // The same where it sees every key of the tile.
+    WAGER_INLINE void look_at_all(int i, int d, const float* scores, float scale) {
+        static_assert(kTileBlocks == 4);
+        raise(i, d, max(max(load(scores), load(scores + 16)), max(load(scores + 32), load(scores + 48))), scale);
+    }
+    // Adds the probabilities of its scores of a key tile to its sum, and gives each sixteen of them to change(block, them)
+    // before they are stored.
+    template <class Change>
+    WAGER_INLINE void weigh(int i, const float* scores, uint16_t* p, float scale, Change change) {
+        static_assert(kTileBlocks % kExpBlocks == 0);
+        const F reference = splat(-top[i]), factor = splat(scale);
+        F total = load(sum + 16 * i);
+#pragma GCC unroll 2
+        for (int from = 0; from < kTileBlocks; from += kExpBlocks) {
+            F some[kExpBlocks];
+#pragma GCC unroll 4
+            for (int b = 0; b < kExpBlocks; ++b) some[b] = fma(load(scores + 16 * (from + b)), factor, reference);
+            exp2_short(some);
+#pragma GCC unroll 4
+            for (int b = 0; b < kExpBlocks; ++b) total = add(total, some[b]);
+#pragma GCC unroll 4
+            for (int b = 0; b < kExpBlocks; b += 2)
+                narrow_two(p + 16 * (from + b), change(from + b, some[b]), change(from + b + 1, some[b + 1]));
+        }
+        store(sum + 16 * i, total);
+    }
+    WAGER_INLINE void weigh(int i, const float* scores, uint16_t* p, float scale) {
+        weigh(i, scores, p, scale, [](int, F probability) { return probability; });
+    }
+    // The same with the values' scales in the probabilities. A key that is not seen keeps 0, whatever its scale.
+    WAGER_INLINE void weigh_scaled(int i, const float* scores, uint16_t* p, const float* scales, TileKeys keys, float scale) {
+        weigh(i, scores, p, scale, [=](int b, F probability) {
+            return keep(mul(probability, load(scales + 16 * b)), zero(), keys.low - 16 * b, keys.high - 16 * b);
+        });
+    }
+
+    // Adds the partial result of later keys. One without any key (top kNone) leaves every bit as it was.
+    void fold(const SoftmaxState& later, int n, int d) {
+        alignas(64) float scales[16], later_scales[16];
+        for (int i = 0; i < n; ++i) {
+            if (i % 16 == 0) {  // sixteen row-heads at once; there is room for them past the last
+                const F own = load(top + i), other = load(later.top + i), both = max(other, own);
+                store(scales, exp2(sub(own, both)));
+                store(later_scales, exp2(sub(other, both)));
+                store(top + i, both);
+            }
+            const F scale = splat(scales[i % 16]), later_scale = splat(later_scales[i % 16]);
+            float *s = sum + 16 * i, *at = o + static_cast<size_t>(i) * d;
+            const float* from = later.o + static_cast<size_t>(i) * d;
+            store(s, fma(load(s), scale, mul(load(later.sum + 16 * i), later_scale)));
+            for (int j = 0; j < d; j += 16) store(at + j, fma(load(at + j), scale, mul(load(from + j), later_scale)));
+        }
+    }
+};
+
+// Keys and values of rows of a tree whose ancestors are scattered in the cache, copied into path order.
+
+inline const int32_t* block_table(const Step& step, int row) {
+    return step.in.block_tables + static_cast<size_t>(step.in.seq_ids[row]) * step.in.max_blocks;
+}
+inline int first_key_of(const Attention& op, int position) {
+    const int low = position - op.window + 1;
+    return op.window && low > 0 ? low : 0;
+}
+inline const uint16_t* cached(const Attention& op, const uint16_t* all, int block, int head) {
+    return all + cache_offset(op.cache, op.layer, block, head);
+}
+
+// The copies of one tile's rows, made once per tile and kv head: from the block where a row's path leaves position order
+// (its tail), that block and then the row's ancestors in the step.
+struct Scattered {
+    const Attention* op;
+    const Step* step;
+    int row, rows, head;
+    int first;    // blocks below this one are read from the cache by all rows
+    bool copied;  // the copies are made
+    uint16_t *tail_keys, *tail_values;  // [rows, tail_blocks, cache_block]
+    size_t room;                        // of one row's tail
+
+    Scattered(const Attention& op_, const Step& step_, uint16_t* memory, int most_rows) : op(&op_), step(&step_) {
+        room = step->plan.tail_blocks * cache_block(op->cache);
+        tail_keys = memory;
+        tail_values = tail_keys + most_rows * room;
+    }
+
+    int tail(int t) const { return step->plan.tails[row + t]; }
+
+    void begin(int row_, int rows_, int head_) {
+        row = row_, rows = rows_, head = head_;
+        copied = false;
+        first = AttentionPlan::kDirect;
+        for (int t = 0; t < rows; ++t) first = tail(t) < first ? tail(t) : first;
+    }
+    // Makes the copies if blocks below `end` need them.
+    void gather(int end) {
+        if (first >= end || copied) return;
+        copied = true;
+        for (int t = 0; t < rows; ++t)
+            if (tail(t) != AttentionPlan::kDirect) copy(t);
+    }
+
+    bool holds(int t, int block) const { return block >= tail(t); }
+    const uint16_t* keys(int t, int block) const { return tail_keys + t * room + offset(block - tail(t)); }
+    const uint16_t* values(int t, int block) const { return tail_values + t * room + offset(block - tail(t)); }
+
+    size_t offset(int block) const { return block * cache_block(op->cache); }
+
+    void copy(int t) {
+        const CacheView& cache = op->cache;
+        const int from = tail(t), sequence = step->in.seq_ids[row], base = step->in.num_computed_tokens[sequence];
+        const int blocks = step->in.positions[row + t] / kBlockSize - from + 1, block = block_table(*step, row)[from];
+        const size_t block_bytes = offset(1) * 2;
+        uint16_t *keys = tail_keys + t * room, *values = tail_values + t * room;
+        std::memset(keys, 0, blocks * block_bytes);
+        std::memcpy(keys, cached(*op, cache.keys, block, head), block_bytes);
+        if (cache.values) {
+            std::memset(values, 0, blocks * block_bytes);
+            std::memcpy(values, cached(*op, cache.values, block, head), block_bytes);
+        }
+        const int start = step->in.query_start_loc[sequence];
+        for (int a = row + t; a >= start; a = step->in.parents[a]) {
+            const int at = step->in.positions[a];
+            if (a - start == at - base) break;  // from here down the path lies in position order
+            copy_slot(step->in.slot_mapping[a], keys, values, at - from * kBlockSize);
+        }
+        for (int i = 0; i < (cache.values ? 0 : blocks); ++i) transpose_latents(keys + offset(i), cache.value_dim, values + offset(i));
+    }
+    void copy_slot(int slot, uint16_t* keys, uint16_t* values, int to) const {
+        const int from = slot / kBlockSize, block = to / kBlockSize;
+        copy_key(op->cache, cached(*op, op->cache.keys, from, head), slot % kBlockSize, keys + offset(block), to % kBlockSize);
+        if (!op->cache.values) return;
+        copy_value(op->cache, cached(*op, op->cache.values, from, head), slot % kBlockSize, values + offset(block), to % kBlockSize);
+    }
+};
 
 // Blocks of a sequence's cache that will be read next, to be prefetched.
 struct NextBlocks {

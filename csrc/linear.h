@@ -2,7 +2,7 @@
 // its panels, then tiles of rows, so that a panel is read from memory once per block while what follows it is prefetched.
 #pragma once
 
-#include "block_product.h"
+#include "panel_products.h"
 #include "quantise_rows.h"
 
 namespace wager::WAGER_NS {

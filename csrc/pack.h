@@ -1,14 +1,118 @@
 // Weights into panels (weight_layout.h) from rows as they are stored: bf16, or GGUF's blocks. Runs once per matrix.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 
-#include "gguf_blocks.h"
 #include "ops.h"
 #include "pool.h"
 #include "weight_layout.h"
 
 namespace wager {
+
+// The blocks of a quantised row as GGUF stores them, read 32 inputs at a time.
+
+// 32 inputs of one output: the weights as unsigned integers, and its scales as GGUF has them. f16 are carried as uint16_t.
+struct StoredBlock {
+    uint8_t values[kBlockInputs];
+    uint16_t scale, minimum;      // of 32 inputs, or of the 256 that the block belongs to
+    uint8_t own_scale[2], own_minimum;  // K formats: this block's integers
+};
+
+constexpr int kWide = 256;  // inputs of a block of the K formats
+
+// Inputs and bytes of a stored block.
+struct StoredSize {
+    int inputs, bytes;
+};
+inline StoredSize stored_size(WeightFormat format) {
+    switch (format) {
+        case WeightFormat::bf16: return {1, 2};
+        case WeightFormat::q8_0: return {32, 34};
+        case WeightFormat::q4_0: return {32, 18};
+        case WeightFormat::q4_1: return {32, 20};
+        case WeightFormat::q5_0: return {32, 22};
+        case WeightFormat::q5_1: return {32, 24};
+        case WeightFormat::q4_k: return {kWide, 144};
+        case WeightFormat::q5_k: return {kWide, 176};
+        case WeightFormat::q6_k: return {kWide, 210};
+    }
+    return {};
+}
+
+// Sixteen bytes, whose low nibbles are the first sixteen values and whose high ones the others.
+inline void read_nibbles(const uint8_t* p, uint8_t* values) {
+    for (int i = 0; i < 16; ++i) {
+        values[i] = p[i] & 15;
+        values[i + 16] = p[i] >> 4;
+    }
+}
+inline void add_fifth_bits(const uint8_t* p, uint8_t* values) {
+    uint32_t bits;
+    std::memcpy(&bits, p, 4);
+    for (int i = 0; i < 32; ++i) values[i] = static_cast<uint8_t>(values[i] | (bits >> i & 1u) << 4);
+}
+
+// The six-bit scale and minimum of block `index` of a q4_k or q5_k.
+inline void read_six_bits(const uint8_t* p, int index, StoredBlock& to) {
+    if (index < 4) {
+        to.own_scale[0] = p[index] & 63;
+        to.own_minimum = p[index + 4] & 63;
+    } else {
+        to.own_scale[0] = static_cast<uint8_t>((p[index + 4] & 15) | p[index - 4] >> 6 << 4);
+        to.own_minimum = static_cast<uint8_t>(p[index + 4] >> 4 | p[index] >> 6 << 4);
+    }
+}
+inline void read_k_block(const uint8_t* p, int index, bool fifth, StoredBlock& to) {
+    std::memcpy(&to.scale, p, 2);
+    std::memcpy(&to.minimum, p + 2, 2);
+    to.minimum ^= 0x8000;  // GGUF subtracts it
+    read_six_bits(p + 4, index, to);
+    const uint8_t* high = p + 16;
+    const uint8_t* low = p + (fifth ? 48 : 16) + index / 2 * 32;
+    for (int i = 0; i < 32; ++i) {
+        to.values[i] = index % 2 ? low[i] >> 4 : low[i] & 15;
+        if (fifth) to.values[i] = static_cast<uint8_t>(to.values[i] | (high[i] >> index & 1) << 4);
+    }
+}
+inline void read_q6_block(const uint8_t* p, int index, StoredBlock& to) {
+    const int part = index / 4, quarter = index % 4;  // 128 inputs, and 32 of them
+    const uint8_t *low = p + 64 * part + 32 * (quarter % 2), *high = p + 128 + 32 * part, *scales = p + 192 + 8 * part + 2 * quarter;
+    for (int i = 0; i < 32; ++i) {
+        const int nibble = quarter < 2 ? low[i] & 15 : low[i] >> 4;
+        to.values[i] = static_cast<uint8_t>(nibble | (high[i] >> 2 * quarter & 3) << 4);
+    }
+    std::memcpy(to.own_scale, scales, 2);
+    std::memcpy(&to.scale, p + 208, 2);
+}
+
+// Inputs 32 * index to 32 * index + 31 of a row.
+inline StoredBlock read_stored(WeightFormat format, const uint8_t* row, int index) {
+    StoredBlock to{};
+    const StoredSize size = stored_size(format);
+    const int per_block = size.inputs / kBlockInputs;
+    const uint8_t* p = row + static_cast<size_t>(index / per_block) * size.bytes;
+    if (format == WeightFormat::q4_k || format == WeightFormat::q5_k) {
+        read_k_block(p, index % per_block, format == WeightFormat::q5_k, to);
+        return to;
+    }
+    if (format == WeightFormat::q6_k) {
+        read_q6_block(p, index % per_block, to);
+        return to;
+    }
+    const bool minimum = format == WeightFormat::q4_1 || format == WeightFormat::q5_1;
+    std::memcpy(&to.scale, p, 2);
+    if (minimum) std::memcpy(&to.minimum, p + 2, 2);
+    p += minimum ? 4 : 2;
+    if (format == WeightFormat::q8_0) {
+        for (int i = 0; i < 32; ++i) to.values[i] = static_cast<uint8_t>(p[i] ^ 0x80);
+        return to;
+    }
+    const bool fifth = format == WeightFormat::q5_0 || format == WeightFormat::q5_1;
+    read_nibbles(p + (fifth ? 4 : 0), to.values);
+    if (fifth) add_fifth_bits(p, to.values);
+    return to;
+}
 
 // Copies one block of output `lane` into its panel; memory comes zeroed.
 inline void place_block(const BlockLayout& layout, const StoredBlock& from, int lane, uint8_t* group, uint8_t* block) {

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "sizes.h"
 #include "weight_layout.h"
 
 namespace wager::WAGER_NS {

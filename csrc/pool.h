@@ -7,7 +7,9 @@
 // not change a row.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,14 +17,157 @@
 #include <thread>
 #include <vector>
 
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#else
+#include <condition_variable>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 #if defined(__unix__) || defined(__APPLE__)
 #include <unistd.h>
 #endif
 
-#include "thread_limit.h"
-#include "waiter.h"
-
 namespace wager {
+
+// Where one thread waits for others: it spins for a bounded time, then sleeps until it is woken. On Linux it sleeps on a futex,
+// elsewhere on a condition variable.
+
+using Clock = std::chrono::steady_clock;
+using Duration = Clock::duration;
+
+inline void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb");
+#else
+    std::this_thread::yield();
+#endif
+}
+
+class alignas(64) Waiter {
+  public:
+    // Some 10 us without a look at the clock: longer than most waits among threads that all run.
+    static constexpr int kUntimedSpins = 256, kSpinsPerLook = 16;
+    static constexpr Duration kSpinFor = std::chrono::microseconds(200);  // about what waking a thread costs
+
+    // Returns when ready() is true, and the time that it took beyond the untimed spins. The thread says that it sleeps, then
+    // asks may_sleep(): no wake-up is lost if that is false, or whoever makes ready() true sees afterwards that it sleeps.
+    template <class Ready, class MaySleep>
+    Duration wait(const Ready& ready, const MaySleep& may_sleep) {
+        for (int i = 0; i < kUntimedSpins; ++i) {
+            if (ready()) return Duration::zero();
+            relax();
+        }
+        const Clock::time_point begin = Clock::now();
+        for (Clock::time_point spun = begin, now = begin;; now = Clock::now()) {
+            for (int i = 0; i < kSpinsPerLook; ++i) {
+                if (ready()) return Clock::now() - begin;
+                relax();
+            }
+            if (now - spun < kSpinFor) continue;
+            state_.store(kAsleep, std::memory_order_seq_cst);
+            if (may_sleep()) sleep();
+            state_.store(kAwake, std::memory_order_seq_cst);
+            spun = Clock::now();
+        }
+    }
+
+    // For other threads. Whether it is awake is a hint: it may change at once.
+    bool awake() const { return state_.load(std::memory_order_relaxed) == kAwake; }
+    bool wake() {  // false: it does not sleep
+        int asleep = kAsleep;
+        if (state_.load(std::memory_order_seq_cst) != kAsleep) return false;
+        if (!state_.compare_exchange_strong(asleep, kWoken, std::memory_order_seq_cst)) return false;
+        notify();
+        return true;
+    }
+
+  private:
+    enum State : int { kAwake, kAsleep, kWoken };  // woken: until it runs again
+
+#if defined(__linux__)
+    static_assert(sizeof(std::atomic<int>) == sizeof(int), "a futex is an int");
+
+    void sleep() {
+        while (state_.load(std::memory_order_seq_cst) == kAsleep)
+            syscall(SYS_futex, reinterpret_cast<int*>(&state_), FUTEX_WAIT_PRIVATE, kAsleep, nullptr, nullptr, 0);
+    }
+    void notify() { syscall(SYS_futex, reinterpret_cast<int*>(&state_), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
+#else
+    void sleep() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        woken_.wait(lock, [&] { return state_.load(std::memory_order_seq_cst) != kAsleep; });
+    }
+    void notify() {
+        { std::lock_guard<std::mutex> lock(mutex_); }  // it is before its look at the state, or in its wait
+        woken_.notify_one();
+    }
+
+    std::mutex mutex_;
+    std::condition_variable woken_;
+#endif
+
+    std::atomic<int> state_{kAwake};
+};
+
+// How many threads are worth their waits. Where other programs use the cores too, a thread that is not running keeps all others
+// waiting at the next barrier, for milliseconds; then fewer threads are faster, and one waits for nobody.
+//
+// An account compares with half as many threads: they would take at most twice as long for what the threads do while none
+// waits, taken as half as long again because they share the memory. Time so gained is credit, up to a bound; what the first
+// thread waits is charged, and so is waking threads. Without credit half the threads go on alone for kFactor times what was
+// lost, and at least twice as long as before where the threads had not earned the full credit since: trying them again costs
+// a small share of the time, however busy the machine is. Only time at work counts.
+
+class ThreadLimit {
+  public:
+    static constexpr Duration kTrial = std::chrono::milliseconds(1), kMostCredit = std::chrono::milliseconds(10);
+    static constexpr Duration kLongPause = std::chrono::milliseconds(500);
+    static constexpr int kFactor = 16;
+
+    explicit ThreadLimit(int threads) : threads_(threads), limit_(threads) {}
+
+    int limit() const { return limit_; }
+
+    // Work begins.
+    void begin(Clock::time_point now) {
+        since_ = now;
+        if (limit_ == threads_ || left_ > Duration::zero()) return;
+        limit_ = std::min(threads_, 2 * limit_);
+        left_ = pause_;
+        credit_ = kTrial;
+    }
+
+    // Sleeping threads were woken.
+    void woke() { credit_ -= Waiter::kSpinFor; }
+
+    // `team` threads have shared the work since the last call; of that time the first one waited `waited` for the others.
+    void worked(Clock::time_point now, int team, Duration waited) {
+        const Duration passed = now - since_;
+        since_ = now;
+        left_ -= passed;
+        if (team > 1) credit_ = std::min(kMostCredit, credit_ + (passed - waited) / 2 - waited);
+        if (credit_ == kMostCredit) pause_ = Duration::zero();
+        if (credit_ < Duration::zero() && limit_ > 1) halve();
+    }
+
+  private:
+    void halve() {
+        limit_ /= 2;
+        pause_ = std::max(kFactor * (kTrial - credit_), std::min(kLongPause, 2 * pause_));
+        left_ = pause_;
+        credit_ = kTrial;
+    }
+
+    const int threads_;
+    int limit_;
+    Duration credit_ = kTrial, pause_ = Duration::zero(), left_ = Duration::zero();
+    Clock::time_point since_{};
+};
 
 class FloatModes {
   public:

@@ -5,8 +5,6 @@
 #include "ops.h"
 // (the isa_*.h header comes before)
 #include "sizes.h"
-#include "prefetch.h"
-#include "tile.h"
 #include "exp.h"
 #include "linear.h"
 #include "rows.h"

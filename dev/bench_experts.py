@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from wager.kernels.cpu import CpuKernels
+from wager.kernels.cpu import Kernels
 from wager.models.random_models import make
 from wager.models.transformer import Decoder
 from wager.types import PackedBatch
@@ -49,7 +49,7 @@ def main() -> None:
     arguments = parser.parse_args()
     weights, _ = make(arguments.model)
     spec, max_blocks = weights.spec, arguments.context // 16 + 1
-    kernels = CpuKernels(isa=arguments.isa, threads=arguments.threads)
+    kernels = Kernels(isa=arguments.isa, threads=arguments.threads)
     most = ROWS[-1]
     decoder = Decoder(
         weights, kernels, num_blocks=most * max_blocks, max_rows=most, max_sequences=most, max_blocks=max_blocks

@@ -17,9 +17,9 @@ from typing import get_args
 
 import numpy as np
 
-from wager.kernels import _native, physical_cores
+from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, Array, address, zeros
-from wager.kernels.cpu import CpuKernels
+from wager.kernels.cpu import Kernels, physical_cores
 from wager.types import KVDtype
 
 HIDDEN, FFN, QKV, VOCAB, LAYERS = 576, 1536, 960, 49152, 30
@@ -60,7 +60,7 @@ def _schedule(policy: int) -> None:
 class Linears:
     """Every matrix of SmolLM2-135M in order, over random weights, as one tape."""
 
-    def __init__(self, kernels: CpuKernels, max_rows: int) -> None:
+    def __init__(self, kernels: Kernels, max_rows: int) -> None:
         self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_blocks=64, heads=1, kv_heads=1, head_dim=16)
         self.out = zeros(max_rows, VOCAB)
         hidden, mixed, act = (noise(max_rows, n).astype(BFLOAT16) for n in (HIDDEN, HIDDEN, FFN))
@@ -101,7 +101,7 @@ class TorchLinears:
                 self.linear(self.inputs[weight.shape[1]][:rows], weight)
 
 
-def memory(kernels: CpuKernels, rounds: int) -> None:
+def memory(kernels: Kernels, rounds: int) -> None:
     buffer = _native.Buffer(WEIGHTS * 2)
     touch(kernels, buffer)
     low, mid = times([lambda: _native.sweep(kernels.pool, kernels.isa, buffer)], rounds)[0]
@@ -109,7 +109,7 @@ def memory(kernels: CpuKernels, rounds: int) -> None:
     print(f"memory: {WEIGHTS * 2 / 1e6:.0f} MB read in {low * 1e3:.2f} ms = {speed:.1f} GB/s (median {usual:.1f})")
 
 
-def touch(kernels: CpuKernels, buffer: _native.Buffer) -> None:
+def touch(kernels: Kernels, buffer: _native.Buffer) -> None:
     k = 1 << 12
     panels = buffer.nbytes // (2 * k) // 32
     ones = np.ones(k, BFLOAT16)
@@ -117,7 +117,7 @@ def touch(kernels: CpuKernels, buffer: _native.Buffer) -> None:
     _native.pack(kernels.pool, "bf16", address(rows), panels, k, buffer, 0)
 
 
-def linears(kernels: CpuKernels, rounds: int, *, against_torch: bool) -> None:
+def linears(kernels: Kernels, rounds: int, *, against_torch: bool) -> None:
     """Ours, the row counts in turns; then torch's, apart: its idle threads spin for a while and would slow ours."""
     ours = Linears(kernels, max(ROWS))
     taken = times([lambda n=rows: ours.run(n) for rows in ROWS], rounds)  # type: ignore[misc]
@@ -132,7 +132,7 @@ def linears(kernels: CpuKernels, rounds: int, *, against_torch: bool) -> None:
         print(f"torch F.linear, {rows:4d} rows: {low * 1e3:8.2f} ms (median {mid * 1e3:8.2f})")
 
 
-def overhead(kernels: CpuKernels, rounds: int) -> None:
+def overhead(kernels: Kernels, rounds: int) -> None:
     """240 ops on 16 numbers each: the overhead of a tape."""
     tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
     x, weight, out = np.ones((1, 16), np.float32), np.ones(16, np.float32), zeros(1, 16, dtype=BFLOAT16)
@@ -146,7 +146,7 @@ def overhead(kernels: CpuKernels, rounds: int) -> None:
 class Attention:
     """Attention alone of a model like SmolLM2-135M, each layer over a cache of its own."""
 
-    def __init__(self, kernels: CpuKernels, kv_dtype: KVDtype, *, sequences: int, rows: int, context: int) -> None:
+    def __init__(self, kernels: Kernels, kv_dtype: KVDtype, *, sequences: int, rows: int, context: int) -> None:
         blocks, total = (context + rows) // 16 + 1, sequences * rows
         sizes = {"max_rows": total, "max_sequences": sequences, "max_blocks": blocks}
         self.tape = kernels.tape(**sizes, heads=HEADS, kv_heads=KV_HEADS, head_dim=D)
@@ -172,7 +172,7 @@ class Attention:
         self.tape.run(**self.shape)
 
 
-def attention(kernels: CpuKernels, rounds: int) -> None:
+def attention(kernels: Kernels, rounds: int) -> None:
     """Both types of cache in turns; between runs a large buffer is read, so that the cache comes from memory."""
     buffer = _native.Buffer(WEIGHTS)
     touch(kernels, buffer)
@@ -192,7 +192,7 @@ def attention(kernels: CpuKernels, rounds: int) -> None:
             )
 
 
-def sampling(kernels: CpuKernels, rounds: int) -> None:
+def sampling(kernels: Kernels, rounds: int) -> None:
     logits = noise(8, VOCAB) * 3
     for n in (1, 8):
         rows, position = np.arange(n, dtype=np.int32), np.arange(n, dtype=np.int32)
@@ -212,7 +212,7 @@ def main() -> None:
     args = parser.parse_args()
     global REALTIME
     REALTIME = args.realtime
-    kernels = CpuKernels(isa=args.isa, threads=args.threads)
+    kernels = Kernels(isa=args.isa, threads=args.threads)
     print(f"{kernels.name}, {args.threads} threads")
     if "memory" in args.only:
         memory(kernels, args.rounds)

@@ -19,7 +19,7 @@ from bench_kernels import touch
 
 import wager
 from wager.kernels import _native
-from wager.kernels.cpu import CpuKernels
+from wager.kernels.cpu import Kernels
 from wager.loading.load import LoadedEngine
 from wager.loading.load import load as load_engine
 from wager.types import Request, SamplingParams, StepRecord
@@ -30,7 +30,7 @@ MODELS = ("random:llama:1b", "random:llama:8b", "random:qwen3-moe:1b")
 _READ = 512 << 20  # bytes: more than the caches hold
 
 
-def read_speed(kernels: CpuKernels) -> float:
+def read_speed(kernels: Kernels) -> float:
     """Bytes a second that all threads read together, the best of ten passes."""
     buffer = _native.Buffer(_READ)
     touch(kernels, buffer)
@@ -65,7 +65,7 @@ def report(model: str, dtype: str, threads: int, sequences: Sequence[int], token
     engine = load_engine(config)
     weights = engine.runner.target.weight_bytes
     kernels = engine.runner.target.kernels
-    assert isinstance(kernels, CpuKernels)
+    assert isinstance(kernels, Kernels)
     bandwidth = read_speed(kernels)
     floor = weights / bandwidth
     times = [step_seconds(engine, count, tokens) for count in sequences]

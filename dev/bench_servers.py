@@ -108,7 +108,7 @@ def known_servers(most_users: int) -> dict[str, list[str]]:
 
 
 def _cores() -> int:
-    from wager.kernels import physical_cores
+    from wager.kernels.cpu import physical_cores
 
     return physical_cores()
 

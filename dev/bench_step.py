@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from wager.kernels import _native, select
+from wager.kernels import _native
 from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.cpu import select
 from wager.models import hub
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights

@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize
 
-from wager.kernels import physical_cores
+from wager.kernels.cpu import physical_cores
 
 FALLBACKS = {
     "Q2_K": "Q4_0",

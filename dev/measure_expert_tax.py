@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from bench_experts import ROWS, batch
 
-from wager.kernels import _native, machine
+from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, zeros
-from wager.kernels.cpu import CpuKernels
+from wager.kernels.cpu import Kernels, machine
 from wager.models.random_models import make
 from wager.models.transformer import Decoder
 
@@ -51,14 +51,14 @@ def seconds(task: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def memory_read(kernels: CpuKernels) -> Callable[[], object]:
+def memory_read(kernels: Kernels) -> Callable[[], object]:
     """A plain read of memory by all threads."""
     block = _native.Buffer(SWEPT)
     ctypes.memset(block.address, 1, block.nbytes)  # memory that was never written is one mapped page of zeros
     return lambda: _native.sweep(kernels.pool, kernels.isa, block)
 
 
-def cached_product(kernels: CpuKernels, rows: int) -> Callable[[], object]:
+def cached_product(kernels: Kernels, rows: int) -> Callable[[], object]:
     """The product kernel on a matrix that stays in the processor's cache."""
     tape = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=rows // 16, heads=1, kv_heads=1, head_dim=16)
     noise = np.random.default_rng(0).standard_normal((rows + SQUARE, SQUARE), np.float32)
@@ -76,7 +76,7 @@ class TimedModel:
     """A model with a cache for the most rows, and some steps of each number of rows: different tokens choose different
     experts; the same again would find them in the processor's cache."""
 
-    def __init__(self, name: str, kernels: CpuKernels, *, context: int) -> None:
+    def __init__(self, name: str, kernels: Kernels, *, context: int) -> None:
         weights, _ = make(name)
         most, max_blocks = ROWS[-1], context // 16 + 1
         sizes = dict(num_blocks=most * max_blocks, max_rows=most, max_sequences=most, max_blocks=max_blocks)
@@ -103,7 +103,7 @@ class TimedModel:
 
 def measure(threads: int, context: int, *, limit: float) -> dict[str, Any]:
     """One run: medians of rounds that end once `limit` seconds have passed."""
-    kernels = CpuKernels(threads=threads)
+    kernels = Kernels(threads=threads)
     models = {name: TimedModel(name, kernels, context=context) for name in MODELS}
     sweep, multiply = memory_read(kernels), cached_product(kernels, TALL)
     swept, multiplied = list[float](), list[float]()

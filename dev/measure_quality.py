@@ -23,7 +23,7 @@ from llama_cpp import KINDS, LlamaCpp, LlamaModel, find_library
 
 from wager.bench.quality import WINDOW, Quality, compare_logits, fixed_text, windows
 from wager.config import DEFAULT_MODEL
-from wager.kernels import select
+from wager.kernels.cpu import select
 from wager.models import hub
 from wager.models.opening import open_model
 from wager.models.transformer import Decoder

@@ -69,7 +69,7 @@ def test_where_the_page_says_not_to_speculate_plain_decoding_is_fastest(example)
 @pytest.mark.real
 def test_the_lessons_commands_run_on_the_model(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the page, so that what one stores the next finds."""
-    from wager.kernels import select
+    from wager.kernels.cpu import select
 
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))  # nothing is stored among the user's own calibrations
     name = select().name

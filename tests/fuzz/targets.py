@@ -35,7 +35,7 @@ from wager.draft.lookup import lookup_table
 from wager.draft.lookup_rates import LookupSources
 from wager.economics.calibration import QUICK_FOLDER, Calibration, Setup, read_quick
 from wager.errors import UsageError, WagerError
-from wager.kernels import select
+from wager.kernels.cpu import select
 from wager.models import packed_cache
 from wager.models.head_block import read_block
 from wager.models.head_eagle import read_eagle

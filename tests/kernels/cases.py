@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from wager.kernels.arrays import INT32, Array, zeros
-from wager.kernels.base import BLOCK_SIZE, Kernels, Tape
+from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.cpu import Kernels
+from wager.kernels.tape import Tape
 from wager.types import KVDtype, PackedBatch
 
 _UNSEEDED = np.random.default_rng(0)

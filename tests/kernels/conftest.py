@@ -9,7 +9,7 @@ import pytest
 from cases import World
 
 from wager.kernels import _native
-from wager.kernels.cpu import CpuKernels
+from wager.kernels.cpu import Kernels
 from wager.types import KVDtype
 
 ISAS = ("avx512", "avxvnni", "avx2", "portable")
@@ -22,7 +22,7 @@ def native(isa: str, threads: int = 2) -> object:
     if not _native.Isa.has(isa):
         pytest.skip(f"this machine or build has no {isa}")
     if (isa, threads) not in _kernels:
-        made = _kernels[isa, threads] = CpuKernels(isa=isa, threads=threads)
+        made = _kernels[isa, threads] = Kernels(isa=isa, threads=threads)
         made.pool = _native.Pool(threads, always_all=True)
     return _kernels[isa, threads]
 

@@ -14,7 +14,8 @@ from oracle.kernels import top_experts
 from wager.arch import Experts, Gating
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, Array, zeros
-from wager.kernels.base import Kernels, Routing
+from wager.kernels.cpu import Kernels
+from wager.kernels.tape import Routing
 
 HIDDEN = 72
 SOFT = Experts(count=9, active=3, shared=0, width=40)
@@ -102,13 +103,13 @@ def test_rows_that_all_choose_the_same_experts_are_the_rows_alone(kernels):
 def test_threads_do_not_change_a_row(kernels, one_thread):
     if kernels.isa.name != one_thread.isa.name:
         pytest.skip("another instruction set")
-    from wager.kernels.cpu import CpuKernels
+    from wager.kernels.cpu import Kernels
 
     isa = {"avx512-bf16": "avx512"}.get(kernels.isa.name, kernels.isa.name)
     x = rows(70)
     alone = Mixture(one_thread, SIGMOID)(x)
     assert np.array_equal(Mixture(kernels, SIGMOID)(x), alone)
-    assert np.array_equal(Mixture(CpuKernels(isa=isa, threads=5), SIGMOID)(x), alone)
+    assert np.array_equal(Mixture(Kernels(isa=isa, threads=5), SIGMOID)(x), alone)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -12,7 +12,7 @@ from cases import LatentWorld, Piece, World, decode
 
 from wager.errors import CacheIntegrityError
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels
+from wager.kernels.cpu import Kernels
 
 SHAPES = [(6, 2, 32), (9, 3, 64), (4, 4, 16), (8, 1, 128), (14, 2, 80), (32, 1, 48)]
 LATENTS = [(5, 48, 16), (1, 16, 16), (32, 128, 32), (3, 512, 64)]

@@ -113,10 +113,10 @@ def test_threads_do_not_change_a_row(kernels, one_thread):
 
 
 def test_many_threads_on_few_panels(kernels):
-    from wager.kernels.cpu import CpuKernels
+    from wager.kernels.cpu import Kernels
 
     isa = {"avx512-bf16": "avx512"}.get(kernels.isa.name, kernels.isa.name)
-    crowd, x = CpuKernels(isa=isa, threads=5), activations(7, 64)
+    crowd, x = Kernels(isa=isa, threads=5), activations(7, 64)
     assert np.array_equal(Product(crowd, 40, 64)(x), Product(kernels, 40, 64)(x))
 
 

@@ -12,8 +12,7 @@ from cases import chain_inputs, run_chain
 
 from quantised_cases import matrix
 from wager.kernels.arrays import BFLOAT16, Array, WeightParts
-from wager.kernels.blocks import BLOCK_FORMATS, Matrix
-from wager.kernels.quantise import quantise
+from wager.kernels.blocks import BLOCK_FORMATS, Matrix, quantise
 
 cpu = pytest.importorskip("wager.kernels.cpu")
 
@@ -40,7 +39,7 @@ def given(name: str, n: int, k: int, seed: int = 0) -> Matrix:
 
 @pytest.fixture(scope="module")
 def kernels() -> Any:
-    return cpu.CpuKernels()
+    return cpu.Kernels()
 
 
 @pytest.fixture(params=["bf16", *BLOCK_FORMATS])

@@ -77,9 +77,9 @@ def test_no_wake_up_is_lost() -> None:
         import numpy as np
         from wager.kernels import _native
         from wager.kernels.arrays import BFLOAT16, zeros
-        from wager.kernels.cpu import CpuKernels
+        from wager.kernels.cpu import Kernels
         for always_all in (False, True):
-            kernels = CpuKernels(threads=3)
+            kernels = Kernels(threads=3)
             kernels.pool = _native.Pool(3, always_all=always_all)
             tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
             x, out = np.ones((1, 16), BFLOAT16), zeros(1, 320)

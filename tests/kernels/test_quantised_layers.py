@@ -12,8 +12,8 @@ from oracle.kernels import ReferenceQuantised, silu
 from wager.arch.layers import Experts
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, zeros
-from wager.kernels.base import Routing
 from wager.kernels.blocks import BLOCK_FORMATS
+from wager.kernels.tape import Routing
 
 FORMATS = tuple(BLOCK_FORMATS)
 ROWS = 64

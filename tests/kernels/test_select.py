@@ -12,8 +12,9 @@ import pytest
 
 import wager
 from wager.errors import UsageError
-from wager.kernels import _native, _quota, physical_cores, select
+from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16
+from wager.kernels.cpu import _quota, physical_cores, select
 
 
 def process(program):
@@ -96,8 +97,8 @@ def test_a_forked_child_can_compute():
         import os
         import numpy as np
         from wager.kernels.arrays import BFLOAT16, zeros
-        from wager.kernels.cpu import CpuKernels
-        kernels = CpuKernels(threads=3)
+        from wager.kernels.cpu import Kernels
+        kernels = Kernels(threads=3)
         tape = kernels.tape(max_rows=4, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
         x, out = np.ones((4, 16), BFLOAT16), zeros(4, 320)
         tape.linear(x, kernels.pack(np.ones((320, 16), np.float32)), out)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.kernels.base import BLOCK_SIZE, BatchBuffers
-from wager.kernels.cpu import CpuKernels
+from wager.kernels.cpu import Kernels
 from wager.kernels.inputs import Inputs
 from wager.kernels.matcher import token_matcher
 from wager.kernels.noise import argmax_gumbel
@@ -154,7 +154,7 @@ VOCAB = 40
 @given(steps(), st.data())
 def test_sampled_guesses_are_followed_as_by_the_rule(step, data):
     spans, drafts, _ = step
-    kernels, rng = CpuKernels(threads=1), np.random.default_rng(data.draw(st.integers(0, 99)))
+    kernels, rng = Kernels(threads=1), np.random.default_rng(data.draw(st.integers(0, 99)))
     spans = [replace(span, needs_logits=True) for span in spans]
     sequences, logits, expected = {}, [], {}
     for span in spans:
@@ -183,7 +183,7 @@ def test_sampled_guesses_are_followed_as_by_the_rule(step, data):
     assert complete == (None not in expected.values())
 
 
-def _sampled(kernels: CpuKernels, row: Any, sequence: Running, depth: int) -> int:
+def _sampled(kernels: Kernels, row: Any, sequence: Running, depth: int) -> int:
     """The token after a row of logits, -1 where there is none."""
     if np.isnan(row).any():
         return -1
@@ -199,7 +199,7 @@ def _sampled(kernels: CpuKernels, row: Any, sequence: Running, depth: int) -> in
 def test_logits_that_are_no_rows_of_floats_are_left_to_python(logits: Any) -> None:
     spans, drafts = [Span("a", 0, (1,), True, 4)], {"a": Draft.chain("a", (5, 6), drafter="d")}
     sampled = {"a": Running(False, 0.5, None, 0, 0, [1])}
-    assert token_matcher(CpuKernels(threads=1)).match(spans, drafts, [5, 6, 7], logits, sampled) is None
+    assert token_matcher(Kernels(threads=1)).match(spans, drafts, [5, 6, 7], logits, sampled) is None
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from wager.arch.layers import Experts
 from wager.errors import CacheIntegrityError, ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType
-from wager.kernels.base import BLOCK_SIZE, Routing, RowSet
+from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Floats, Matrix, QuantisedMatrix
 from wager.kernels.inputs import Inputs
 from wager.kernels.noise import argmax_gumbel
+from wager.kernels.tape import Routing, RowSet
 from wager.types import KVDtype
 
 

@@ -10,7 +10,8 @@ from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
-from wager.kernels.base import BLOCK_SIZE, Kernels
+from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.cpu import Kernels
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
 from wager.models.transformer import Decoder
@@ -22,9 +23,9 @@ MAX_CONTEXT = 96
 
 
 def native() -> Kernels:
-    from wager.kernels.cpu import CpuKernels
+    from wager.kernels.cpu import Kernels
 
-    return CpuKernels(threads=2)
+    return Kernels(threads=2)
 
 
 def decoder_on(weights: Weights, kernels: Kernels, *, num_blocks: int = 48, max_rows: int = 48) -> Decoder:

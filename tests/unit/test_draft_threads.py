@@ -16,7 +16,7 @@ from in_process import Call
 from in_process import wager as command  # noqa: F401
 from wager.draft.ahead import AheadDrafter
 from wager.errors import UsageError
-from wager.kernels import physical_cores
+from wager.kernels.cpu import physical_cores
 from wager.loading.load import LoadedEngine, load
 
 

@@ -21,7 +21,8 @@ from wager.draft.heads.autoregressive import HeadDrafter
 from wager.draft.merged import MergedDrafter
 from wager.draft.ngram import NgramDrafter
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels, TargetOutput
+from wager.kernels.base import TargetOutput
+from wager.kernels.cpu import Kernels
 from wager.models.head_eagle import EagleHead, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.random_models import random_weights

@@ -15,8 +15,7 @@ from oracle.kernels import ReferenceKernels
 from wager.cli import main
 from wager.config import EngineConfig
 from wager.errors import UsageError
-from wager.kernels import select
-from wager.kernels.base import Kernels
+from wager.kernels.cpu import Kernels, select
 from wager.models.random_models import MODELS, make
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights

@@ -32,7 +32,8 @@ from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.tree_templates import sequoia
 from wager.drafter_spec import DrafterSpec
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels, TargetOutput
+from wager.kernels.base import TargetOutput
+from wager.kernels.cpu import Kernels
 from wager.kernels.noise import gumbel
 from wager.models.head_block import open_block
 from wager.models.head_eagle import open_eagle

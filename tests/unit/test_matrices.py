@@ -18,9 +18,9 @@ from oracle.kernels import ReferenceKernels
 from quantised_cases import raw_rows
 from wager.arch import Dense, Experts, Mla, ModelSpec
 from wager.errors import ModelError
-from wager.kernels import select
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array
 from wager.kernels.blocks import QuantisedMatrix
+from wager.kernels.cpu import select
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import Matrices, Weights, in_one_form, open_weights
@@ -166,10 +166,10 @@ LATENT = wide(attention=(Mla(4, 64, 32, 32, 16, 32),) * 2, ffn=(Dense(64), Exper
 @pytest.mark.parametrize("dtype", ["q8", "q4"])
 @pytest.mark.parametrize("shape", [wide(), LATENT], ids=["grouped", "latent and experts"])
 def test_native_and_reference_compute_the_same_quantised_model(shape: ModelSpec, dtype: str) -> None:
-    from wager.kernels.cpu import CpuKernels
+    from wager.kernels.cpu import Kernels
 
     weights = random_weights(shape, 1)
-    far, near = computed(weights, dtype), computed(weights, dtype, CpuKernels(threads=2))
+    far, near = computed(weights, dtype), computed(weights, dtype, Kernels(threads=2))
     rows = np.abs(near - far).mean(axis=1) / far.std()
     assert (rows < 0.05).mean() > 0.8  # nearly equal experts may change places
     assert apart(near, computed(weights, "bf16")) > 0.2  # which are other random weights

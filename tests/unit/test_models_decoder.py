@@ -18,7 +18,8 @@ from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Experts, Gating, Gqa, Mla, ModelSpec, Rope
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
-from wager.kernels.base import BLOCK_SIZE, Kernels
+from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.cpu import Kernels
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder, block_bytes, weight_bytes, workspace_bytes
 from wager.models.weights import Matrices
@@ -190,10 +191,10 @@ def array_bytes() -> int:
 
 
 def test_the_native_kernels_compute_the_same_model() -> None:
-    from wager.kernels.cpu import CpuKernels
+    from wager.kernels.cpu import Kernels
 
     for shape in SHAPES.values():
-        ours = build(shape, CpuKernels(threads=1))
+        ours = build(shape, Kernels(threads=1))
         exact = build(shape, ReferenceKernels())
         packed = batch([chain(0, TOKENS[:40], [4, 5, 6])], range(40))
         near, far = ours.forward(packed).logits.copy(), exact.forward(packed).logits

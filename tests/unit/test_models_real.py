@@ -18,9 +18,8 @@ from tokenizers import pre_tokenizers
 
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
-from wager.kernels import select
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels
+from wager.kernels.cpu import Kernels, select
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights
@@ -147,10 +146,10 @@ def test_the_planned_bytes_are_the_allocated_ones(path: Path) -> None:
     q4_1, q8_0 = 4 + 8 / 32 + 20 / 32, 4 + 4 / 32 + 34 / 32  # codes, scales and minima in float32; the stored bytes
     assert ours.weight_bytes == layers * q4_1 + head * q8_0 + 4 * vectors
     assert decoder(path, ReferenceKernels(), "bf16").weight_bytes == 4 * (layers + head + vectors)
-    from wager.kernels.cpu import CpuKernels
+    from wager.kernels.cpu import Kernels
 
-    assert decoder(path, CpuKernels()).weight_bytes == layers * 5 / 8 + head * 8.5 / 8 + 4 * vectors
-    assert decoder(path, CpuKernels(), "bf16").weight_bytes == 2 * (layers + head) + 4 * vectors
+    assert decoder(path, Kernels()).weight_bytes == layers * 5 / 8 + head * 8.5 / 8 + 4 * vectors
+    assert decoder(path, Kernels(), "bf16").weight_bytes == 2 * (layers + head) + 4 * vectors
 
 
 SAMPLES = (*TEXTS, *with_special("<|im_start|>", "<|im_end|>"), *with_special("<|endoftext|>", "<repo_name>"))

@@ -22,7 +22,7 @@ from wager.draft.heads.autoregressive import HeadDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.drafter_spec import DrafterSpec
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels
+from wager.kernels.cpu import Kernels
 from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import MtpHead, open_mtp
 from wager.models.transformer import Decoder

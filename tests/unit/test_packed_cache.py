@@ -85,13 +85,13 @@ class Started(NamedTuple):
 def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Started]:
     packed: list[str] = []
     for name in ("pack", "pack_gated", "pack_heads", "pack_experts"):
-        real = getattr(cpu.CpuKernels, name)
+        real = getattr(cpu.Kernels, name)
 
         def counted(self: Any, *args: Any, real: Any = real, name: str = name, **more: Any) -> Any:
             packed.append(name)
             return real(self, *args, **more)
 
-        monkeypatch.setattr(cpu.CpuKernels, name, counted)
+        monkeypatch.setattr(cpu.Kernels, name, counted)
 
     def start(model: str, **options: Any) -> Started:
         packed.clear()
@@ -236,7 +236,7 @@ def test_another_layout_or_other_weights_are_another_file_and_the_old_one_goes(
 ) -> None:
     expected = start(directory).logits
     first = only(cache)
-    monkeypatch.setattr(cpu.CpuKernels, "weight_layout", cpu.CpuKernels.weight_layout + 1)
+    monkeypatch.setattr(cpu.Kernels, "weight_layout", cpu.Kernels.weight_layout + 1)
     assert start(directory).packed > 0
     second = only(cache)
     assert second != first

@@ -17,8 +17,8 @@ from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.errors import UsageError
-from wager.kernels import machine, select
 from wager.kernels.base import TargetOutput
+from wager.kernels.cpu import machine, select
 from wager.loading.latency import setup
 from wager.profiling.calibrate import calibrate, check_calibration, quick_surface
 from wager.profiling.timed_drafts import time_drafting

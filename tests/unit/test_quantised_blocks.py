@@ -10,8 +10,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from quantised_cases import HALVES, matrix, raw_rows
 from wager.errors import ModelError
-from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix, stack
-from wager.kernels.quantise import quantise
+from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix, quantise, stack
 from wager.models.gguf import converted, stored_as
 
 FORMATS = list(BLOCK_FORMATS)
@@ -143,7 +142,7 @@ def test_q8_0_rounds_to_the_nearest_code() -> None:
 def test_quantising_in_parts_is_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = normal(50, 96)
     whole = quantise(x, name)
-    monkeypatch.setattr("wager.kernels.quantise._PART", 400)
+    monkeypatch.setattr("wager.kernels.blocks._PART", 400)
     assert np.array_equal(quantise(x, name).data, whole.data)
 
 

@@ -12,10 +12,9 @@ from packing import batch, chain
 
 import wager
 from oracle.kernels import softmax
-from wager.kernels import select
 from wager.kernels.arrays import FLOAT32, Array, DType
-from wager.kernels.blocks import QuantisedMatrix
-from wager.kernels.quantise import quantise
+from wager.kernels.blocks import QuantisedMatrix, quantise
+from wager.kernels.cpu import select
 from wager.loading.load import load
 from wager.models.gguf import StoredAs
 from wager.models.random_models import MODELS, RandomWeights, make, spec_of

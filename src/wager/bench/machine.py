@@ -42,7 +42,7 @@ class Machine:
 
 def describe() -> Machine:
     """Read /proc on Linux; on other systems most values are unknown."""
-    from wager.kernels import physical_cores
+    from wager.kernels.cpu import physical_cores
 
     info, memory = _read("/proc/cpuinfo"), _read("/proc/meminfo")
     flags = set(_first(r"^(?:flags|Features)\s*:\s*(.*)$", info, "").split())
@@ -80,7 +80,7 @@ class MachineLoad:
 
 def machine_load(pressures: Sequence[str] = PRESSURES) -> MachineLoad:
     """The load now, by the files that state how long threads waited: of the whole machine, and of a container."""
-    from wager.kernels import physical_cores
+    from wager.kernels.cpu import physical_cores
 
     shares = [_first(r"^some avg10=([\d.]+)", _read(path), None) for path in pressures]
     waiting = max((float(share) / 100 for share in shares if share is not None), default=None)

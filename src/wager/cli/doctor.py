@@ -57,7 +57,7 @@ def examine() -> dict[str, Any]:
 
 
 def _kernels() -> dict[str, Any]:
-    from wager.kernels import select
+    from wager.kernels.cpu import select
 
     chosen = select()
     return {

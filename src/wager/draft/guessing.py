@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from wager.draft.trees import Candidate
 from wager.errors import GrammarError, NumericsError
-from wager.kernels.base import Kernels, TargetOutput
+from wager.kernels.base import TargetOutput
+from wager.kernels.cpu import Kernels
 from wager.kernels.noise import argmax_gumbel, gumbel
 from wager.kernels.row_sampler import row_sampler
 from wager.kernels.sampling import SampleRequest, sample_rows

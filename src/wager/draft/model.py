@@ -27,7 +27,8 @@ from wager.draft.model_rounds import ChainRound, DraftRound, TreeRound
 from wager.draft.stages import InnerDrafter, TellsInner
 from wager.draft.tree_templates import RankRates
 from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
-from wager.kernels.base import BLOCK_SIZE, Kernels, Target, TargetOutput
+from wager.kernels.base import BLOCK_SIZE, Target, TargetOutput
+from wager.kernels.cpu import Kernels
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
 from wager.tenants import PerTenant

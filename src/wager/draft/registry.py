@@ -26,7 +26,8 @@ from wager.draft.text_route import TextRouteDrafter
 from wager.draft.vocabulary import TextVocabulary
 from wager.drafter_spec import DrafterSpec
 from wager.errors import UsageError
-from wager.kernels.base import Kernels, Target
+from wager.kernels.base import Target
+from wager.kernels.cpu import Kernels
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from wager.engine.sequence import Sequence as RunningSequence
 from wager.errors import GrammarError, NumericsError, UsageError
-from wager.kernels.base import BatchBuffers, Kernels, TappedTarget, Target, TargetOutput
+from wager.kernels.base import BatchBuffers, TappedTarget, Target, TargetOutput
+from wager.kernels.cpu import Kernels
 from wager.kernels.matcher import token_matcher
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.row_sampler import RowSampler, row_sampler

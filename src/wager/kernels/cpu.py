@@ -1,11 +1,15 @@
-"""The native kernels as a Kernels backend: an instruction set, a pool of threads, and the objects made with them.
+"""The kernels: an instruction set, a pool of threads, and what is made with them. All arithmetic is in csrc/.
 
-All arithmetic is in csrc/.
+`select` returns those for this machine.
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -13,12 +17,24 @@ from wager.errors import ModelError, UsageError
 from wager.inputs import check_threads
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, WeightParts, address
+from wager.kernels.base import MAX_HEAD_DIM
 from wager.kernels.blocks import Matrix
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
-from wager.kernels.cpu_tape import CpuTape
 from wager.kernels.inputs import Inputs
-from wager.kernels.packed import PANEL, Packed, PackedExperts, PackedHeads, pack, pack_experts, pack_gated, pack_heads
-from wager.kernels.packed_parts import LAYOUT_VERSION, assemble, dismantle
+from wager.kernels.packed import (
+    LAYOUT_VERSION,
+    PANEL,
+    Packed,
+    PackedExperts,
+    PackedHeads,
+    assemble,
+    dismantle,
+    pack,
+    pack_experts,
+    pack_gated,
+    pack_heads,
+)
+from wager.kernels.tape import Tape
 from wager.types import GREEDY_TEMPERATURE, KVDtype
 
 ISAS = ("avx512", "avxvnni", "avx2", "portable")
@@ -26,8 +42,11 @@ ISAS = ("avx512", "avxvnni", "avx2", "portable")
 targets."""
 
 
-class CpuKernels:
-    """The native backend: bf16 weights, activations and cache, float32 sums, one reduction order per row."""
+class Kernels:
+    """An instruction set and a pool of threads: packs weights, allocates caches, records tapes and samples.
+
+    Weights, activations and cache are bfloat16 or quantised, sums float32; one reduction order per row.
+    """
 
     act = BFLOAT16
     weight_layout: int | None = LAYOUT_VERSION
@@ -51,40 +70,54 @@ class CpuKernels:
         return int(self.pool.threads)
 
     def pack(self, weight: Matrix, bias: Array | None = None) -> Packed:
+        """weight [N, K] (any float type, or quantised) in the kernels' layout, with its bias [N]."""
         return pack(self.pool, weight, bias)
 
     def pack_gated(self, gate: Matrix, up: Matrix, *, bias: tuple[Array, Array] | None = None) -> Packed:
+        """gate and up [N, K], of one format, in one layout, so that their product needs no round trip through
+        memory. `bias` is the gate's and the up projection's, [N] each."""
         return pack_gated(self.pool, gate, up, bias)
 
     def pack_experts(self, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> PackedExperts:
+        """Gate and up [width, hidden] and down [hidden, width] of `count` experts in order, taken one by one; all gates
+        and ups of one format, and all downs."""
         return pack_experts(self.pool, parts, count=count)
 
     def pack_heads(self, weight: Sequence[Matrix] | Array) -> PackedHeads:
+        """One matrix [N, K] per head, all of one format, for `per_head`."""
         return pack_heads(self.pool, weight)
 
     def dismantle(self, weight: Packed | PackedHeads | PackedExperts) -> WeightParts:
+        """A packed weight in parts that a file can hold."""
         return dismantle(weight)
 
     def assemble(self, parts: WeightParts) -> Packed | PackedHeads | PackedExperts:
+        """The packed weight of such parts, which uses their arrays as they are: they may be read-only. ValueError,
+        KeyError or TypeError if they are not those of a packed weight."""
         return assemble(parts)
 
     def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
+        """Bytes of a packed matrix [n, k] of floats (None) or of that block format."""
         return -(-n // PANEL) * int(_native.panel_bytes(format_name or "bf16", k))
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> CpuLatents:
+        """A cache of one vector of rank + rope per position and layer, for `latent`; its tape has kv_heads 1."""
         return CpuLatents(self.pool, layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
 
     def cache(
         self, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
     ) -> CpuCache:
+        """A cache of keys and values in `act`, or (q8) each as whole numbers of -127 to 127 times a float32 scale of
+        its own: x / s rounded to nearest even, s the largest |x| / 127. Below 1e-30 all are zero; where some x is not
+        finite the scale is NaN, and so is what attends to it."""
         shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
         return CpuCache(self.pool, **shape, kv_dtype=kv_dtype)
 
     def tape(
         self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int
-    ) -> CpuTape:
+    ) -> Tape:
         inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks)
-        return CpuTape(self.pool, self.isa, inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+        return Tape(self.pool, self.isa, inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
     def sample(
         self, logits: Array, rows: Array, temperatures: Array, seeds: Array, positions: Array, choices: Array
@@ -114,3 +147,58 @@ class CpuKernels:
             address(out),
         )
         return out
+
+
+def select(
+    *, threads: int | None = None, head_dim: int | None = None, latent: tuple[int, int] | None = None
+) -> Kernels:
+    """Kernels of the best instruction set that this machine has, or of the one that the environment variable WAGER_ISA
+    (avx512, avxvnni, avx2, portable) names. `threads` None: one per physical core this process has.
+
+    `head_dim` is the model's, or `latent` the rank and rotated part of its latent attention, if known: UsageError if
+    the kernels do not support that size, or if the instruction set is unknown or missing here.
+    """
+    sizes = {"head_dim": head_dim}
+    if latent is not None:
+        sizes = {"latent's rank": latent[0], "latent's rotated part": latent[1]}
+    for name, size in sizes.items():
+        if size is not None and (size % 16 or size > MAX_HEAD_DIM):
+            raise UsageError(
+                f"A {name} of {size} is not supported: the kernels need a multiple of 16 up to {MAX_HEAD_DIM}.",
+                "`wager plan` knows such a model; the engine cannot run it.",
+            )
+    forced = os.environ.get("WAGER_ISA")
+    reason = "this is the best instruction set the machine has" if forced is None else f"WAGER_ISA is {forced}"
+    return Kernels(isa=forced, threads=physical_cores() if threads is None else threads, reason=reason)
+
+
+def machine() -> str:
+    """The processor's name and how many of its cores this process may use: the key of speed measurements."""
+    try:
+        cpu = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        cpu = None
+    cores = physical_cores()
+    return f"{cpu[1].strip() if cpu else platform.machine()}, {cores} core{'s' * (cores > 1)}"
+
+
+def physical_cores() -> int:
+    """Physical cores this process may use: hyper-threads of a core count once; at most a container's CPU quota."""
+    processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores: set[str] = set()
+    for processor in processors:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:
+            cores.add(str(processor))
+    return max(1, min(len(cores), _quota()))
+
+
+def _quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """The control group's CPU quota in processors, rounded down; all processors without one."""
+    try:
+        granted, period = path.read_text().split()
+        return max(1, int(granted) // int(period))
+    except (OSError, ValueError):  # no control group, or no limit ("max")
+        return os.cpu_count() or 1

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from wager.kernels import _native
 from wager.kernels.arrays import Array
-from wager.kernels.cpu import CpuKernels
+from wager.kernels.cpu import Kernels
 from wager.types import GREEDY_TEMPERATURE, Draft, Outcome, Span, Verdict
 
 
@@ -34,6 +34,6 @@ class TokenMatcher(Protocol):
 def token_matcher(kernels: object) -> TokenMatcher:
     """One that samples with `kernels` if these are native; otherwise all of its sequences are greedy ones."""
     matcher = _native.TokenMatcher(Verdict, Outcome)
-    if isinstance(kernels, CpuKernels):
+    if isinstance(kernels, Kernels):
         matcher.sample_with(kernels.pool, kernels.isa, GREEDY_TEMPERATURE)
     return matcher

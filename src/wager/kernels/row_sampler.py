@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.kernels import _native
-from wager.kernels.cpu import CpuKernels
+from wager.kernels.cpu import Kernels
 from wager.types import GREEDY_TEMPERATURE, SamplingParams
 
 NO_IDS, NO_LOGITS = np.zeros(0, np.int64), np.zeros(0, np.float64)
@@ -56,4 +56,4 @@ class RowSampler:
 
 def row_sampler(kernels: object) -> RowSampler | None:
     """None unless the kernels are native."""
-    return RowSampler(_native.RowSampler(), kernels.isa) if isinstance(kernels, CpuKernels) else None
+    return RowSampler(_native.RowSampler(), kernels.isa) if isinstance(kernels, Kernels) else None

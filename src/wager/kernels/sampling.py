@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels
+from wager.kernels.cpu import Kernels
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest
 from wager.drafter_spec import DrafterSpec
-from wager.kernels import select
-from wager.kernels.base import Kernels
+from wager.kernels.cpu import Kernels, select
 from wager.loading.opened import OpenedModel, open_draft, open_layers
 from wager.loading.opened_heads import OpenedHead, open_head
 from wager.loading.shipped_store import shipped_store

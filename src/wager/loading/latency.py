@@ -10,8 +10,7 @@ from wager.economics.calibration import FOLDER, Setup, find_calibration, fingerp
 from wager.economics.surface import MAX_UNCERTAINTY, LatencySurface
 from wager.engine.runner import Runner
 from wager.errors import NumericsError, UsageError
-from wager.kernels import machine
-from wager.kernels.base import Kernels
+from wager.kernels.cpu import Kernels, machine
 from wager.loading.opened import OpenedModel
 from wager.models import hub
 

@@ -23,8 +23,7 @@ from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.engine.tenant_policies import TenantPolicies
 from wager.errors import UsageError
-from wager.kernels import physical_cores, select
-from wager.kernels.base import Kernels
+from wager.kernels.cpu import Kernels, physical_cores, select
 from wager.kv.blocks import BlockPool
 from wager.kv.paged_cache import PagedKVCache
 from wager.loading import drafters as drafting

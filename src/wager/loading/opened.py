@@ -12,7 +12,8 @@ from wager.arch.spec import ModelSpec
 from wager.config import EngineConfig
 from wager.drafter_spec import parse_layers
 from wager.errors import UsageError
-from wager.kernels.base import BLOCK_SIZE, Kernels
+from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.cpu import Kernels
 from wager.loading.drafter_checks import check_draft_tokenizer, translation
 from wager.models.opening import open_model, trained_for_another
 from wager.models.packed_cache import open_store

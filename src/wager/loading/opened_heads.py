@@ -11,7 +11,7 @@ from wager.draft.heads.block import SlotHead
 from wager.draft.heads.parallel import ParallelHead
 from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError
-from wager.kernels.base import Kernels
+from wager.kernels.cpu import Kernels
 from wager.loading.drafter_checks import check_head_tokenizer, tokenizer_difference
 from wager.loading.opened import OpenedModel
 from wager.models.head_block import OpenedBlock, open_block

@@ -28,8 +28,7 @@ from wager.arch.config_keys import shown
 from wager.arch.gguf_config import TensorSize, check_tokenizer_keys, read_alignment
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, Array, DType
-from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Bytes, QuantisedMatrix
-from wager.kernels.quantise import quantise
+from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Bytes, QuantisedMatrix, quantise
 
 # ---- types -----------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,8 @@ from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, INT32, Array, empty
-from wager.kernels.base import BLOCK_SIZE, Kernels, TargetOutput
+from wager.kernels.base import BLOCK_SIZE, TargetOutput
+from wager.kernels.cpu import Kernels
 from wager.models.head_files import (
     TREE_ROWS,
     HeadFiles,

@@ -18,7 +18,9 @@ from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, INT32, Array, DType, empty, zeros
-from wager.kernels.base import Kernels, RowSet, Tape, TargetOutput
+from wager.kernels.base import TargetOutput
+from wager.kernels.cpu import Kernels
+from wager.kernels.tape import RowSet, Tape
 from wager.models.head_files import (
     CachedHead,
     HeadFiles,

@@ -20,9 +20,10 @@ from wager.arch.layers import Dense, Gqa, Mla
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
 from wager.kernels.arrays import FLOAT32, INT32, Array, DType, all_finite, empty
-from wager.kernels.base import BLOCK_SIZE, Kernels, Tape, TargetOutput
-from wager.kernels.blocks import BLOCK, Matrix, QuantisedMatrix
-from wager.kernels.quantise import quantise
+from wager.kernels.base import BLOCK_SIZE, TargetOutput
+from wager.kernels.blocks import BLOCK, Matrix, QuantisedMatrix, quantise
+from wager.kernels.cpu import Kernels
+from wager.kernels.tape import Tape
 from wager.models.gguf import StoredAs
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights

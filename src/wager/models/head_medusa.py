@@ -19,7 +19,9 @@ from wager.arch.config_keys import shown
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, INT32, Array, empty
-from wager.kernels.base import Kernels, Tape, TargetOutput
+from wager.kernels.base import TargetOutput
+from wager.kernels.cpu import Kernels
+from wager.kernels.tape import Tape
 from wager.models.head_files import (
     HeadFiles,
     HeadVocabulary,

@@ -21,7 +21,9 @@ from wager.arch.layers import Dense, Experts
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, INT32, Array, DType, empty
-from wager.kernels.base import BLOCK_SIZE, Kernels, Tape, TargetOutput
+from wager.kernels.base import BLOCK_SIZE, TargetOutput
+from wager.kernels.cpu import Kernels
+from wager.kernels.tape import Tape
 from wager.models.head_files import (
     TREE_ROWS,
     CachedHead,

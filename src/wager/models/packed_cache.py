@@ -38,7 +38,7 @@ import numpy as np
 
 from wager.errors import MALFORMED
 from wager.kernels.arrays import WeightParts
-from wager.kernels.base import Kernels
+from wager.kernels.cpu import Kernels
 from wager.models import hub
 from wager.models.integrity import FileIdentity, Finding, PublishedFile, VerifiedFiles
 

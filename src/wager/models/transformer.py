@@ -17,8 +17,11 @@ from wager.arch.layers import Experts, Gqa, Mla
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import UsageError
 from wager.kernels.arrays import INT32, Array, DType, empty, zeros
-from wager.kernels.base import BLOCK_SIZE, Kernels, KVCache, Routing, RowSet, Tap, Tape, TargetOutput
+from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.blocks import Matrix, stack
+from wager.kernels.cpu import Kernels
+from wager.kernels.cpu_cache import CpuCache
+from wager.kernels.tape import Routing, RowSet, Tap, Tape
 from wager.models.packed_cache import PackedStore
 from wager.models.weights import Matrices, Weights, in_one_form, tensor_shapes
 from wager.types import KVDtype, PackedBatch
@@ -149,7 +152,7 @@ class LayerWeights:
         return np.concatenate(biases) if biases else None
 
 
-def layer_cache(spec: ModelSpec, kernels: Kernels, *, layers: int, num_blocks: int, kv_dtype: KVDtype) -> KVCache:
+def layer_cache(spec: ModelSpec, kernels: Kernels, *, layers: int, num_blocks: int, kv_dtype: KVDtype) -> CpuCache:
     """A cache for so many layers of a model's kind: keys and values, or latents."""
     attention = spec.attention
     if isinstance(attention, Mla):
@@ -206,7 +209,7 @@ class LayerRecorder:
         spec: ModelSpec,
         kernels: Kernels,
         tape: Tape,
-        kv_cache: KVCache,
+        kv_cache: CpuCache,
         buffers: LayerBuffers,
         *,
         keep_expert_choices: bool = False,

@@ -24,8 +24,7 @@ from wager.arch.layers import Dense, Experts, Gqa, Mla
 from wager.arch.spec import DecoderDetails, Layer, ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType, all_finite
-from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix
-from wager.kernels.quantise import quantise
+from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix, quantise
 from wager.models.gguf import GgufFile, StoredAs, open_gguf
 
 # ---- names and shapes ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from wager.bench.machine import describe
 from wager.economics.calibration import FOLDER, Calibration, fingerprint, latest_calibration
 from wager.errors import ModelError, UsageError
 from wager.inputs import expand_path
-from wager.kernels import machine
+from wager.kernels.cpu import machine
 from wager.models import hub, random_models
 from wager.models.gguf import open_gguf
 from wager.models.weights import open_weights

@@ -25,7 +25,8 @@ from wager.draft.base import ComputedRows
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
 from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.kernels.arrays import FLOAT32, Array, DType
-from wager.kernels.base import BatchBuffers, Kernels, KVCache, TargetOutput
+from wager.kernels.base import BatchBuffers, KVCache, TargetOutput
+from wager.kernels.cpu import Kernels
 from wager.kv.blocks import BlockPool
 from wager.types import NO_TENANT, Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.distribution import History
@@ -44,8 +45,10 @@ class StateHead(Protocol):
     taps: tuple[int, ...]
     state_width: int
     state_dtype: DType
-    cache: KVCache
     buffers: BatchBuffers | None
+
+    @property
+    def cache(self) -> KVCache: ...
 
     def forward(self, batch: PackedBatch, states: Array, fed: Array) -> TargetOutput:
         """One pass: the first rows have the target's states, the others what the head gave before."""

@@ -19,7 +19,8 @@ from wager.draft.guessing import GuessedRow, GuessSampler
 from wager.draft.heads.chain_guesses import ChainGuesses, draft_some
 from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.kernels.arrays import Array, DType
-from wager.kernels.base import Kernels, TargetOutput
+from wager.kernels.base import TargetOutput
+from wager.kernels.cpu import Kernels
 from wager.models.head_block import BlockContext
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History

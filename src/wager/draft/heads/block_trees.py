@@ -18,7 +18,8 @@ from wager.draft.heads.block import BlockDrafter, BlockSequence, SlotHead
 from wager.draft.heads.parallel import ParallelDrafter, ParallelHead
 from wager.draft.tree_templates import LearnsRanks, RankRates, sequoia
 from wager.draft.trees import Candidate, best_first
-from wager.kernels.base import Kernels, TargetOutput
+from wager.kernels.base import TargetOutput
+from wager.kernels.cpu import Kernels
 from wager.tenants import PerTenant
 from wager.types import Draft, DraftRequest
 from wager.verify.distribution import History

@@ -18,7 +18,8 @@ from wager.draft.guessed_tree import MOST_NODES, FedNodes, GuessedTree, TreeShap
 from wager.draft.heads.autoregressive import HeadDrafter, HeadRound, HeadSequence, StateHead, stacked_rows
 from wager.draft.tree_templates import LearnsRanks, RankRates
 from wager.kernels.arrays import INT32, Array
-from wager.kernels.base import BLOCK_SIZE, Kernels, TargetOutput
+from wager.kernels.base import BLOCK_SIZE, TargetOutput
+from wager.kernels.cpu import Kernels
 from wager.tenants import PerTenant
 from wager.types import Draft, DraftRequest, PackedBatch, Span
 

@@ -17,7 +17,8 @@ from wager.draft.base import ComputedRows
 from wager.draft.guessing import GuessedRow, GuessSampler
 from wager.draft.heads.chain_guesses import ChainGuesses, draft_some
 from wager.kernels.arrays import Array
-from wager.kernels.base import Kernels, TargetOutput
+from wager.kernels.base import TargetOutput
+from wager.kernels.cpu import Kernels
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History
 

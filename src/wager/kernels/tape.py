@@ -1,32 +1,78 @@
-"""The native tape: checks the types and shapes of arrays, passes their addresses to the C++ side, keeps them alive."""
+"""The tape: ops recorded once over fixed buffers and replayed for any number of rows in one parallel region.
+
+A tape is to a CPU what a captured CUDA graph is to a GPU: the decoder describes its pass once, in the ops below, and a
+step only fills the integer inputs and replays. Every op computes a row with one reduction order, whatever the other
+rows of the batch; that is what makes verification bit-equal to plain decoding. All arithmetic is in csrc/: this module
+checks the types and shapes of arrays, passes their addresses on and keeps them alive.
+
+Shapes: R rows of the step, S sequences, L logits rows (those whose logits are computed), d head_dim.
+Types: `act` is the activation type, bfloat16; residual stream, q/k/v before rotation and logits are float32. Keys and
+values are rounded to the cache's type *before* their first use.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from wager.arch.layers import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels import _native
-from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address
-from wager.kernels.base import Routing, RowSet
+from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address, empty, zeros
+from wager.kernels.base import BatchBuffers
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.inputs import Inputs
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
 from wager.kernels.packer import input_packer
 
+KEY_TILE = 64
+"""Keys whose scores are weighed together in attention; tiles begin at absolute positions."""
+
+RowSet = Literal["rows", "logits"]
+"""The rows an op runs over: all rows of the step, or the logits rows that `Tape.select` copied."""
+
 MAX_EXPERTS = 1024
-"""Most experts of a layer that the native router takes."""
+"""Most experts of a layer that the router takes."""
 
 
-class CpuTap:
-    """A copy that was recorded without a place to copy to."""
+@dataclass(frozen=True)
+class Routing:
+    """Buffers between `route` and `experts`, allocated once for all layers. A pair is a row and one of its experts."""
 
-    def __init__(self, tape: CpuTape, copy: int, n: int) -> None:
+    logits: Array  # float32 [max_rows, experts]
+    ids: Array  # int32 [max_rows, top_k], ascending in each row
+    shares: Array  # float32 [max_rows, top_k]: the weight of each expert's output
+    groups: Array  # int32 [max_rows * top_k + 2 * experts + 2]: the pairs in order of their experts
+    gathered: Array  # act [max_rows * top_k, hidden]: the pairs' rows in that order
+    inner: Array  # act [max_rows * top_k, width]: the values between the projections of their experts
+
+    @classmethod
+    def allocate(cls, spec: Experts, *, max_rows: int, hidden: int, act: DType) -> Routing:
+        pairs = max_rows * spec.active
+        return cls(
+            empty(max_rows, spec.count),
+            zeros(max_rows, spec.active, dtype=INT32),
+            empty(max_rows, spec.active),
+            zeros(pairs + 2 * spec.count + 2, dtype=INT32),
+            empty(pairs, hidden, dtype=act),
+            empty(pairs, spec.width, dtype=act),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, name).nbytes for name in self.__dataclass_fields__)
+
+
+class Tap:
+    """A place in a tape where rows can be copied out: a copy that was recorded without a place to copy to."""
+
+    def __init__(self, tape: Tape, copy: int, n: int) -> None:
         self._tape, self._copy, self._n = tape, copy, n
         self._out: Array | None = None
 
     def copy_to(self, out: Array | None) -> None:
+        """From now on every pass copies its rows to out f32 [max_rows, n]; None: no more."""
         self._tape.redirect(self._copy, out, self._n)
         self._out = out  # kept alive
 
@@ -36,29 +82,21 @@ def _stride(rows: Array) -> int:
     return int(rows.strides[0] // rows.itemsize)
 
 
-class CpuTape:
-    """Ops recorded once and replayed in one parallel region; see kernels/base.py for what each computes."""
+class Tape:
+    """Ops over fixed buffers. `out` buffers have room for max_rows; only the rows of the step are written.
+
+    `of` names the rows an op runs over, see RowSet. A tape is used by one thread at a time.
+    """
 
     def __init__(self, pool: Any, isa: Any, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
         if heads % kv_heads:
             raise ModelError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
         self.inputs = inputs
-        self.buffers = input_packer(inputs)
+        self.buffers: BatchBuffers | None = input_packer(inputs)
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._rows = self._logits_rows = len(inputs.tokens)
         self._kept: list[Any] = [inputs]
-        names = (
-            "tokens",
-            "positions",
-            "parents",
-            "slot_mapping",
-            "seq_ids",
-            "logits_indices",
-            "query_start_loc",
-            "num_computed_tokens",
-            "block_tables",
-        )
-        addresses = tuple(address(getattr(inputs, name)) for name in names)
+        addresses = tuple(address(getattr(inputs, field.name)) for field in fields(Inputs))
         sizes = (self._rows, len(inputs.num_computed_tokens), inputs.block_tables.shape[1])
         self._tape = _native.Tape(pool, isa, addresses, *sizes, heads, kv_heads, head_dim)
         self._threads = pool, isa
@@ -104,11 +142,14 @@ class CpuTape:
             raise ModelError(f"{name} has room for {len(array)} rows; the tape's max_rows is {self._rows}.")
 
     def embed(self, table: Packed, out: Array) -> None:
+        """out f32 [R, hidden] = table[inputs.tokens]; table [vocab, hidden] from `Kernels.pack`. A quantised row is
+        dequantised: scale * code, then + minimum, each rounded to float32."""
         self._kept.append(table)
         target = self._buffer("out", out, FLOAT32, table.k)
         self._tape.embed(table.buffer.address, table.format, table.n, table.k, target)
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, of: RowSet = "rows") -> None:
+        """out act = x / sqrt(mean(x^2) + eps) * weight; x f32 [*, n], weight f32 [n]."""
         n = x.shape[-1]
         source = self._buffer("x", x, FLOAT32, n, of=of)
         scale = self._take("weight", weight, FLOAT32, (n,))
@@ -116,10 +157,13 @@ class CpuTape:
         self._tape.rms_norm(source, scale, n, eps, target, of == "logits")
 
     def linear(self, x: Array, weight: Packed, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
+        """out f32 [*, N] = x W^T (+ bias), or out += when `add`; x act [*, K]; weight from `Kernels.pack`. out may be
+        columns of a wider buffer. Where weights are quantised, so is x; see docs/quantisation.md."""
         target = self._columns("out", out, weight.n, of=of)
         self._product(x, weight, target, _stride(out), add=add, of=of)
 
     def gated(self, x: Array, weight: Packed, out: Array, *, of: RowSet = "rows") -> None:
+        """out act [*, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
         target = self._buffer("out", out, BFLOAT16, weight.n, of=of)
         self._product(x, weight, target, weight.n, add=False, of=of)
 
@@ -131,6 +175,8 @@ class CpuTape:
         self._tape.linear(source, *panels, add, target, stride, of == "logits")
 
     def per_head(self, x: Array, weight: PackedHeads, out: Array) -> None:
+        """out act [R, heads * step]: of each head's `step` elements the first N are its own x [R, heads * K] times its
+        own W^T; weight from `Kernels.pack_heads`, N <= step."""
         if out.shape[-1] % weight.heads or out.shape[-1] < weight.heads * weight.n:
             raise ModelError(f"out of {out.shape[-1]} elements has no room for {weight.heads} heads of {weight.n}.")
         source = self._buffer("x", x, BFLOAT16, weight.heads * weight.k)
@@ -141,8 +187,13 @@ class CpuTape:
         self._tape.per_head(source, *matrices, step, target)
 
     def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
+        """Select each row's top experts and their shares, by arch.feed_forward.Experts; x act [R, hidden].
+
+        Logits are x W^T in float32, weight f32 [experts, hidden], and are compared as they are under softmax; scores
+        are, under sigmoid. `bias` f32 [experts] is added for the selection alone. Ties, of experts and of groups, go to
+        the lowest. A row whose logits are not finite has shares that are NaN and does not affect the other rows."""
         if spec.count > MAX_EXPERTS:
-            raise ModelError(f"{spec.count} experts are more than the {MAX_EXPERTS} the native kernels support.")
+            raise ModelError(f"{spec.count} experts are more than the {MAX_EXPERTS} the kernels support.")
         hidden = x.shape[-1]
         params = (spec.count, spec.active, spec.gating.groups, spec.gating.top_groups, spec.gating.group_best)
         self._tape.route(
@@ -158,6 +209,9 @@ class CpuTape:
         )
 
     def experts(self, x: Array, weight: PackedExperts, spec: Experts, routing: Routing, out: Array) -> None:
+        """out f32 [R, hidden] += share * expert(x) for each expert selected by `route`, in order of their ids; x act
+        [R, hidden]; weight from `Kernels.pack_experts`. Only the weights of experts that some row selected are read.
+        The values between an expert's projections are rounded to act."""
         if (weight.count, weight.width) != (spec.count, spec.width):
             raise ModelError(f"{weight.count} experts of {weight.width} are packed, not {spec.count} of {spec.width}.")
         pairs = len(routing.ids) * spec.active
@@ -181,12 +235,20 @@ class CpuTape:
         kv: Array,
         table: Array,
         norm: tuple[Array, float],
-        cache: CpuLatents,
+        cache: CpuCache,
         layer: int,
         q_nope: Array,
         query: Array,
     ) -> None:
+        """Latent attention's rotation, and the write of its latent to a cache from `Kernels.latent_cache`.
+
+        q f32 [R, heads * (nope + rope)]: the first part of each head goes to q_nope act [R, heads * nope], the second,
+        rotated, to the last `rope` of the head's rank + rope in query act [R, heads * (rank + rope)]. kv f32 [R, rank +
+        rope]: RMS norm (weight f32 [rank], eps) of the first part, rotation of the second, then the cache. table f32
+        [positions, rope] and the rotation as in `rotary`."""
         self._check_cache(cache, layer)
+        if not isinstance(cache, CpuLatents):
+            raise ModelError("Latent attention needs a cache of latents.")
         rank, rope, heads = cache.rank, self._head_dim - cache.rank, self._heads
         nope = q_nope.shape[-1] // heads
         self._tape.latent(
@@ -213,6 +275,10 @@ class CpuTape:
         layer: int,
         q: Array,
     ) -> None:
+        """Per-head q/k RMS norm (q weight, k weight, eps) if given, rotation, and the write of k, v to the cache.
+
+        qkv f32 [R, (heads + 2 kv_heads) * d]; table f32 [positions, d] = cos | sin of each angle, [d/2] each;
+        rotation is half-split (dimension i pairs with i + d/2). q act [R, heads * d]."""
         d, width = self._head_dim, (self._heads + 2 * self._kv_heads) * self._head_dim
         self._check_cache(cache, layer)
         source = self._buffer("qkv", qkv, FLOAT32, width)
@@ -238,6 +304,11 @@ class CpuTape:
         scale: float | None = None,
         of: RowSet = "rows",
     ) -> None:
+        """out act [*, heads * d] for the rows `of` those in q [R, heads * d]: each attends to its own path: cached
+        positions below its span's base, then its ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window`
+        w keeps positions > p - w. Keys are taken in path order in tiles of KEY_TILE that begin at absolute positions.
+        Over a latent cache d is rank + rope, a value is the first `rank` of what is its key, and out is [*, heads *
+        rank]."""
         self._check_cache(cache, layer)
         if window is not None and window < 1:
             raise ModelError(f"A sliding window of {window} positions holds no key.")
@@ -247,18 +318,21 @@ class CpuTape:
         self._tape.attention(source, cache.view, layer, self._heads, window or 0, scale or 0.0, target, of == "logits")
 
     def select(self, x: Array, out: Array) -> None:
+        """out f32 [L, n] = x[inputs.logits_indices]."""
         n = x.shape[-1]
         source = self._buffer("x", x, FLOAT32, n)
         self._tape.select(source, self._buffer("out", out, FLOAT32, n, of="logits"), n)
 
     def copy(self, x: Array, out: Array) -> None:
+        """out f32 [R, n] = x [R, n], which is f32 or act; out may be columns of a wider buffer."""
         n, wide = x.shape[-1], x.dtype == BFLOAT16
         source = self._buffer("x", x, BFLOAT16 if wide else FLOAT32, n)
         self._tape.copy(source, self._columns("out", out, n, of="rows"), n, _stride(out), wide)
 
-    def tap(self, x: Array) -> CpuTap:
+    def tap(self, x: Array) -> Tap:
+        """A place where the rows of x f32 [R, n] can be read. A pass spends nothing on it until it is given an out."""
         n = x.shape[-1]
-        return CpuTap(self, self._tape.copy(self._buffer("x", x, FLOAT32, n), 0, n, n, False), n)
+        return Tap(self, self._tape.copy(self._buffer("x", x, FLOAT32, n), 0, n, n, False), n)
 
     def redirect(self, copy: int, out: Array | None, n: int) -> None:
         """Let the op of that number copy to `out` from now on; None: nowhere."""
@@ -269,15 +343,17 @@ class CpuTape:
             self._tape.redirect(copy, address(out), _stride(out))
 
     def argmax(self, logits: Array, out: Array) -> None:
+        """out int32 [L]: the lowest id of the largest logit; -1 if any logit of the row is not finite."""
         n = logits.shape[-1]
         source = self._buffer("logits", logits, FLOAT32, n, of="logits")
         if len(out) < len(logits):
             raise ModelError(f"argmax has {len(logits)} rows of logits and room for {len(out)} results.")
         self._tape.argmax(source, self._take("out", out, INT32, (None,)), n)
 
-    def beside(self) -> CpuTape:
+    def beside(self) -> Tape:
+        """An empty tape of the same shape that reads the same `inputs`."""
         sizes = {"heads": self._heads, "kv_heads": self._kv_heads, "head_dim": self._head_dim}
-        return CpuTape(*self._threads, self.inputs, **sizes)
+        return Tape(*self._threads, self.inputs, **sizes)
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         if logits_rows > self._logits_rows:
