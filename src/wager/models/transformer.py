@@ -76,7 +76,7 @@ def _latent_row(attention: Mla, act: int) -> int:
 
 
 def _expert_row(hidden: int, experts: Experts, act: int) -> int:
-    """Bytes per row of kernels.base.Routing and of the shared experts' inner layer."""
+    """Bytes per row of kernels.tape.Routing and of the shared experts' inner layer."""
     choice = 4 + 4 + 4 + act * (hidden + experts.width)
     return 4 * experts.count + experts.active * choice + act * experts.shared_inner
 
