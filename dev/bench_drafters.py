@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import wager
-from wager.bench.drafter_runs import (
+from drafter_table import (
     PLAIN,
     DecodeSeconds,
     DrafterCurve,
@@ -33,10 +32,12 @@ from wager.bench.drafter_runs import (
     RunFile,
     Turn,
     TurnAnswer,
+    tables,
 )
-from wager.bench.drafter_table import Goal, tables
+
+import wager
+from wager.bench.machine import card
 from wager.bench.measure import short_request
-from wager.bench.report import card
 from wager.bench.workload import Prompt, read_prompts, spread
 from wager.cli.bench import to_requests
 from wager.engine.proposer import Proposer
@@ -51,10 +52,6 @@ from wager.types import Request, SamplingParams
 
 DEEPEST = 7
 CACHE_TOKENS = 16_384
-GOALS = {
-    "auto": (Goal("auto", 0.0, 1.7, family=1.25), Goal("auto", 0.8, 1.45)),
-    "bf16": (Goal("auto", 0.0, 2.2),),
-}
 
 
 @dataclass(frozen=True)
@@ -247,7 +244,7 @@ def page(runs: DrafterRuns) -> str:
     )
     if runs.card["apart_from"]:
         head += f" None of the prompts is among those trained on ({', '.join(runs.card['apart_from'])})."
-    return f"{head}\n\n{tables(runs, goals=GOALS.get(settings['dtype'], ()))}"
+    return f"{head}\n\n{tables(runs)}"
 
 
 def write(runs: DrafterRuns, path: Path | None) -> None:

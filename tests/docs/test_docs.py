@@ -80,7 +80,7 @@ def test_every_drafter_is_in_the_table_of_drafters() -> None:
     page = (ROOT / "docs" / "drafters.md").read_text(encoding="utf-8")
     table = "\n".join(line for line in page.partition("\n## ")[0].splitlines() if line.startswith("| `"))
     for name in descriptions():
-        assert "`" + (re.split("[[:]", name)[0] or name) in table, name
+        assert "`" + (re.split(r"[\[:]", name)[0] or name) in table, name
 
 
 def test_the_readme_is_short() -> None:
@@ -104,7 +104,8 @@ def test_ci_runs_the_readmes_test_command() -> None:
     [line] = [line for line in README.splitlines() if line.endswith(".venv/bin/pytest")]
     places = [next(i for i, text in enumerate(script) if step in text) for step in line.split(" && ")]
     assert places == sorted(places)
-    assert script[-1] == line.split(" && ")[-1], "the tests come last, so that their summary does"
+    tests = line.split(" && ")[-1]
+    assert script[-2:] == [tests, f"{tests} -m slow"], "the tests come last, so that their summary does"
 
 
 def test_constraints_pin_everything_exactly() -> None:
@@ -124,19 +125,19 @@ def test_the_readmes_python_uses_names_that_exist() -> None:
 
 def test_the_bench_page_lists_the_fields_of_a_row() -> None:
     page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
-    from wager.bench import report
-    from wager.bench.measure import Measurement
+    from wager.bench import measure
+    from wager.bench.machine import card as conditions
     from wager.bench.workload import Prompt
     from wager.types import Completion, Stats
 
     stats = Stats(prompt_tokens=1, completion_tokens=1, seed=0, rounds=1)
-    record = Measurement([[Completion("p", 0, (1,), "", "length", stats)]], [1.0])
-    rows = report.rows([Prompt("p", "qa", "?")], record)
+    record = measure.Measurement([[Completion("p", 0, (1,), "", "length", stats)]], [1.0])
+    rows = measure.rows([Prompt("p", "qa", "?")], record)
     listed = re.findall(r'"rows":\s+\[\{(.*?)\}\]', page, re.DOTALL)[0]
     assert re.findall(r'"(\w+)"', listed) == list(rows[0])
     summary = re.findall(r'"summary": \{(.*?)"per_category"', page, re.DOTALL)[0]
-    assert re.findall(r'"(\w+)"', summary) == [k for k in report.summary(rows, wall_s=1.0) if k != "per_category"]
-    card = report.card(model="", kernels={}, settings={})
+    assert re.findall(r'"(\w+)"', summary) == [k for k in measure.summary(rows, wall_s=1.0) if k != "per_category"]
+    card = conditions(model="", kernels={}, settings={})
     assert all(f'"{key}"' in page for key in card)
     assert isinstance(card["machine"], dict)
     assert set(card["machine"]) == set(Machine.__dataclass_fields__)

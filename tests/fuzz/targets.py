@@ -25,10 +25,9 @@ from safetensors.numpy import save_file
 from wager.arch.families import FAMILIES
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
-from wager.bench.drafter_runs import RunFile
 from wager.bench.workload import read_prompts
 from wager.cli.bench import read_key
-from wager.cli.prove_report import earlier_trials
+from wager.cli.prove import earlier_trials
 from wager.config import read_options
 from wager.draft import store_file
 from wager.draft.lookup import lookup_table
@@ -262,9 +261,9 @@ def plan_inputs(data: bytes, folder: Path) -> None:
 
 
 def results(data: bytes, folder: Path) -> None:
-    """What a command goes on from: results of `wager prove`, of measured drafters."""
+    """What a command goes on from: results of `wager prove`."""
     path = _file(data, folder, "r.json")
-    _attempt(lambda: earlier_trials(path, {"model": "m"}), lambda: RunFile(path).read())
+    _attempt(lambda: earlier_trials(path, {"model": "m"}))
 
 
 def traces(data: bytes, folder: Path) -> None:

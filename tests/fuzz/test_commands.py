@@ -299,7 +299,7 @@ def test_json_on_a_terminal_of_another_encoding_is_json(tmp_path: Path) -> None:
 
 
 def test_unbuffered_output_stays_unbuffered() -> None:
-    script = "import os, sys; from wager.cli.streams import standard_streams; standard_streams().__enter__(); "
+    script = "import os, sys; from wager.cli.process import standard_streams; standard_streams().__enter__(); "
     script += "sys.stdout.write('out'); sys.stderr.write('err'); os._exit(0)"
     found = subprocess.run([sys.executable, "-u", "-c", script], capture_output=True, text=True, env=ENVIRONMENT)
     assert (found.stdout, found.stderr) == ("out", "err")

@@ -98,7 +98,7 @@ def test_every_file_is_in_a_known_package_and_imports_what_it_may() -> None:
         ("economics.surface", "from wager.economics.policy.base import Policy", "economics.policy"),
         ("kernels.reference", "def f():\n    import torch.nn", "imports torch"),
         ("models.transformer", "from torch import nn", "imports torch"),
-        ("engine.core", "from wager.bench import report", "imports bench"),
+        ("engine.core", "from wager.bench import measure", "imports bench"),
         ("engine.core", "from wager import LLM", "imports wager/__init__.py"),
         ("engine.core", "from wager.loading.load import load", "imports loading"),
         ("engine.core", "from wager.testing import ToyTarget", "imports testing"),
@@ -192,7 +192,7 @@ def test_the_public_names() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["wager.cli", "wager.bench.report", "wager.economics.policy.base", "wager.models.hub", "wager.llm"],
+    ["wager.cli", "wager.bench.measure", "wager.economics.policy.base", "wager.models.hub", "wager.llm"],
 )
 def test_torch_is_not_imported(name: str) -> None:
     """Not by what wager imports either."""

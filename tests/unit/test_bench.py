@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from wager.bench import comparison, measure, report, workload
+from wager.bench import comparison, measure, workload
+from wager.bench.machine import card as conditions
 from wager.bench.machine import describe, versions
 from wager.bench.workload import OTHER, Prompt
 from wager.engine.core import Engine
@@ -169,16 +170,16 @@ def test_rows_summary_and_comparison() -> None:
     prompts = [Prompt("p", "qa", "?"), Prompt(7, OTHER, "!")]
     fast = measure.measure({"f": Scripted("f", [9.0, 1.0, 4.0], [])}, REQUESTS)["f"]
     plain = measure.measure({"p": Scripted("p", [9.0, 2.0, 2.0], [])}, REQUESTS)["p"]
-    rows, plain_rows = report.rows(prompts, fast), report.rows(prompts, plain)
+    rows, plain_rows = measure.rows(prompts, fast), measure.rows(prompts, plain)
     assert [list(row) for row in rows] == [ROW_KEYS, ROW_KEYS]
     assert [row["id"] for row in rows] == ["p", 7]
-    summary = report.summary(rows, wall_s=10.0)
+    summary = measure.summary(rows, wall_s=10.0)
     assert summary["decode_tok_s"] == 8 / 5
     assert summary["e2e_tok_s"] == 8 / 10
     assert summary["mean_acceptance_length"] == 2
     assert summary["per_category"]["qa"]["e2e_tok_s"] == 4 / 1.5
     plain_rows[1]["token_ids"] = [1, 2, 3, 5]
-    ratios = report.compare(plain_rows, rows, plain_wall_s=30.0, wall_s=10.0)
+    ratios = measure.compare(plain_rows, rows, plain_wall_s=30.0, wall_s=10.0)
     assert (ratios["decode_speedup"], ratios["e2e_speedup"]) == (4 / 5, 3.0)
     assert (ratios["median_decode_speedup"], ratios["slower"], ratios["differing"]) == (1.25, 1, 1)
     assert ratios["per_category"]["qa"]["decode_speedup"] == 2
@@ -187,14 +188,14 @@ def test_rows_summary_and_comparison() -> None:
 
 def test_an_answer_of_one_token_has_no_decoding_speed() -> None:
     record = measure.measure({"f": Scripted("f", [0.0] * 3, [])}, REQUESTS)["f"]
-    rows = report.rows([Prompt("p", "qa", "?"), Prompt("q", "qa", "?")], record)
-    assert report.summary(rows, wall_s=1.0)["decode_tok_s"] is None
-    ratios = report.compare(rows, rows, plain_wall_s=1.0, wall_s=1.0)
+    rows = measure.rows([Prompt("p", "qa", "?"), Prompt("q", "qa", "?")], record)
+    assert measure.summary(rows, wall_s=1.0)["decode_tok_s"] is None
+    ratios = measure.compare(rows, rows, plain_wall_s=1.0, wall_s=1.0)
     assert ratios["median_decode_speedup"] is None
 
 
 def test_the_card_names_the_conditions() -> None:
-    card = report.card(model="m", kernels={"name": "k", "reason": "r"}, settings={"depth": 3})
+    card = conditions(model="m", kernels={"name": "k", "reason": "r"}, settings={"depth": 3})
     assert list(card) == ["model", "kernels", "machine", "settings", "versions", "date"]
     assert card["machine"]["hardware_threads"] >= 1
     assert card["versions"]["torch"] == versions()["torch"]

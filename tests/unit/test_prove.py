@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from every_drafter import every_drafter
 
-from wager.bench.comparison import ALONE, compare_answers
-from wager.bench.variety import TextVariety, entropy_bits, variety_of
+from wager.bench.comparison import ALONE, TextVariety, compare_answers, entropy_bits, variety_of
 from wager.cli import main, prove
-from wager.cli.prove_trials import Trials, edited
+from wager.cli.prove import Trials, edited
 from wager.draft.ngram import NgramDrafter
 from wager.models.random_models import MODELS
 from wager.testing import PROOF_DRAFTERS

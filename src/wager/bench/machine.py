@@ -1,12 +1,13 @@
-"""Describes this machine, for the card of a measurement and `doctor`. Unknown values are None."""
+"""Describes this machine, for `doctor` and the card of a measurement. Unknown values are None."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,18 @@ def machine_load(pressures: Sequence[str] = PRESSURES) -> MachineLoad:
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages a measurement depends on; None where one is missing."""
     return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+def card(*, model: str, settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """The conditions of a measurement: model, machine, settings, versions, date, and what is given."""
+    return {
+        "model": model,
+        **more,
+        "machine": describe().as_dict(),
+        "settings": dict(settings),
+        "versions": versions(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def _version(package: str) -> str | None:

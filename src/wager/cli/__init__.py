@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import click
 
 from wager import __version__
-from wager.cli import signals, streams
+from wager.cli import process
 from wager.errors import UsageError, WagerError
 from wager.inputs import did_you_mean, shown
 
@@ -81,12 +81,12 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; `arguments` defaults to the process's own."""
-    return signals.ends_in_order(lambda: _main(arguments))
+    return process.ends_in_order(lambda: _main(arguments))
 
 
 def _main(arguments: Sequence[str] | None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # starting numpy's threads takes time, and none is used
-    with streams.standard_streams():
+    with process.standard_streams():
         try:
             code = cli.main(
                 _as_text(sys.argv[1:] if arguments is None else arguments), prog_name="wager", standalone_mode=False
@@ -98,8 +98,8 @@ def _main(arguments: Sequence[str] | None) -> int:
             error.show(shown_error)
             click.echo(_legible(shown_error.getvalue()), nl=False, err=True)
             return error.exit_code
-        except streams.OutputError as error:
-            streams.drop_output()
+        except process.OutputError as error:
+            process.drop_output()
             return _explain(error) if error.message else 1
         except WagerError as error:
             return _explain(error)

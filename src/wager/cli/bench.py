@@ -237,10 +237,10 @@ def settings_of(config: EngineConfig, params: SamplingParams, framing: flags.Fra
 
 def card_of(config: EngineConfig, engine: LoadedEngine, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The conditions of a measurement: model, kernels, machine, settings, versions."""
-    from wager.bench import report
+    from wager.bench.machine import card
 
     kernels = {"name": engine.kernels.name, "reason": engine.kernels.reason}
-    return report.card(model=config.model.model, kernels=kernels, settings=settings)
+    return card(model=config.model.model, kernels=kernels, settings=settings)
 
 
 def _result(
@@ -250,18 +250,18 @@ def _result(
     card: dict[str, Any],
 ) -> dict[str, Any]:
     """The JSON of --json; see docs/bench.md."""
-    from wager.bench import report
+    from wager.bench import measure
 
-    rows = {name: report.rows(prompts, record) for name, record in records.items()}
+    rows = {name: measure.rows(prompts, record) for name, record in records.items()}
     walls = {name: record.wall_s for name, record in records.items()}
     result: dict[str, Any] = {
         "card": card,
         "rows": rows[FAST],
-        "summary": {**report.summary(rows[FAST], wall_s=walls[FAST]), "decode_steps": steps[FAST].as_dict()},
+        "summary": {**measure.summary(rows[FAST], wall_s=walls[FAST]), "decode_steps": steps[FAST].as_dict()},
     }
     if PLAIN in records:
-        ratios = report.compare(rows[PLAIN], rows[FAST], plain_wall_s=walls[PLAIN], wall_s=walls[FAST])
-        plain = {**report.summary(rows[PLAIN], wall_s=walls[PLAIN]), "decode_steps": steps[PLAIN].as_dict()}
+        ratios = measure.compare(rows[PLAIN], rows[FAST], plain_wall_s=walls[PLAIN], wall_s=walls[FAST])
+        plain = {**measure.summary(rows[PLAIN], wall_s=walls[PLAIN]), "decode_steps": steps[PLAIN].as_dict()}
         fast_rate, plain_rate = steps[FAST].rate, steps[PLAIN].rate
         speedup = fast_rate / plain_rate if fast_rate and plain_rate else None
         result["compare"] = {"plain": plain, **ratios, "decode_step_speedup": speedup}
@@ -327,10 +327,8 @@ def _bench_server(
     json_path: Path | None,
 ) -> None:
     """Measure a server, write the results and show them. WagerError if no request was answered."""
-    from datetime import UTC, datetime
-
     from wager.bench import load
-    from wager.bench.machine import describe, versions
+    from wager.bench.machine import card
 
     fields = _request_fields(params) | _body_fields(options["body"])
     server = load.OpenAIServer.parse(options["url"], key=read_key(options["api_key_file"]))
@@ -360,18 +358,16 @@ def _bench_server(
             run = load.closed_loop(server, prompts, numbers=group, users=users, timeout=timeout, on_answer=count)
             runs.append(run)
     settings = {**options, **asdict(params), **asdict(framing)}
-    card = {
-        "kind": "load",
-        "model": server.fields["model"],
-        "url": server.url,
-        "server": software,
-        "prompts": len(prompts),
-        "machine": describe().as_dict(),
-        "settings": {key: value for key, value in settings.items() if key != "api_key_file"},
-        "versions": versions(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    result: dict[str, Any] = {"card": card, "rows": load.rows(runs), "summary": load.summary(runs)}
+    settings.pop("api_key_file")
+    conditions = card(
+        model=server.fields["model"],
+        settings=settings,
+        kind="load",
+        url=server.url,
+        server=software,
+        prompts=len(prompts),
+    )
+    result: dict[str, Any] = {"card": conditions, "rows": load.rows(runs), "summary": load.summary(runs)}
     if json_path:
         console.write_json(result, json_path)
     _show_server(result, to_stdout=str(json_path) != "-")

@@ -3,26 +3,39 @@ conditions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.bench.comparison import CONDITIONS, answers, conditions
-from wager.bench.variety import variety_of
+from wager.bench.comparison import (
+    ALONE,
+    CONDITIONS,
+    Condition,
+    Difference,
+    OnDelta,
+    TextVariety,
+    TokenComparison,
+    answers,
+    compare_answers,
+    conditions,
+    variety_of,
+)
 from wager.bench.workload import Prompt
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
-from wager.cli.prove_report import Proof, earlier_trials
-from wager.cli.prove_trials import Questions, Trials
 from wager.config import EngineConfig
-from wager.errors import UsageError
+from wager.errors import MALFORMED, RequestError, UsageError, WagerError
 from wager.terminal import console, flags
-from wager.testing.drafters import PROOF_DRAFTERS
-from wager.types import RULES, SamplingParams, VerifyRule
+from wager.testing.drafters import PROOF_DRAFTERS, ReferenceOracle
+from wager.types import RULES, Completion, Request, SamplingParams, VerifyRule
 
 if TYPE_CHECKING:
+    from wager.engine.proposer import Proposer
     from wager.loading.load import LoadedEngine
 
 TEMPERATURE = 0.8
@@ -96,7 +109,7 @@ def command(
     proof = Proof(card_of(config, plain, settings), json_path, [trial for each in done.values() for trial in each])
     total = len(modes) * len(prompts) * (1 + len(configs) * len(chosen))
     with console.meter("answers") as update:
-        trials = Trials(plain, chosen, count_answers(update, "Proving", total), answers)
+        trials = Trials(plain, chosen, count_answers(update, "Proving", total))
         questions = _questions(prompts, framing, modes, trials)
         proof.varieties = [variety_of(each.mode, each.plain.values()) for each in questions]
         for drafter, each in configs.items():
@@ -157,3 +170,365 @@ def _modes(params: SamplingParams, *, sampled: bool, verify: VerifyRule) -> dict
     if sampled:
         return greedy if params.greedy else {"sampled": params}
     return greedy | {"sampled": replace(params, temperature=TEMPERATURE)}
+
+
+# ---- trials ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """The requests of one sampling mode, and their plain answers by request id."""
+
+    mode: str
+    requests: Sequence[Request]
+    plain: Mapping[str, Completion]
+
+    @property
+    def texts(self) -> dict[str, list[int]]:
+        """All tokens of every sequence, for an oracle."""
+        return {request.id: [*request.prompt, *self.plain[request.id].token_ids] for request in self.requests}
+
+    def with_predictions(self, vocab: int) -> list[Request]:
+        """The requests, each with its plain answer as its predicted output, in which some tokens are changed."""
+        return [
+            replace(
+                request,
+                params=replace(request.params, prediction=edited(self.plain[request.id].token_ids, vocab=vocab)),
+            )
+            for request in self.requests
+        ]
+
+
+def edited(tokens: Sequence[int], *, vocab: int) -> tuple[int, ...]:
+    """The tokens with one replaced a third of the way on, two inserted in the middle, and one left out near the end."""
+    third, half, late = len(tokens) // 3, len(tokens) // 2, 5 * len(tokens) // 6
+    strange = [(token + 1) % vocab for token in tokens]
+    return (
+        *tokens[:third],
+        *strange[third : third + 1],
+        *tokens[third + 1 : half],
+        *strange[half : half + 2],
+        *tokens[half:late],
+        *tokens[late + 1 :],
+    )
+
+
+class FailureCount(logging.Filter):
+    """Counts the warnings of drafters that failed; those of a drafter that fails on purpose are not shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.last, self.expected = 0, "", False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = str(record.msg)
+        if not (message.startswith("Drafter %r") and "failed" in message):
+            return True
+        self.count, self.last = self.count + 1, record.getMessage()
+        return not self.expected
+
+
+@contextmanager
+def counted_failures() -> Iterator[FailureCount]:
+    """Count the drafters that fail meanwhile."""
+    log, found = logging.getLogger("wager"), FailureCount()
+    log.addFilter(found)
+    try:
+        yield found
+    finally:
+        log.removeFilter(found)
+
+
+@dataclass(slots=True)
+class Trials:
+    """One loaded model and the conditions under which its drafters are tried. `failures` are drafters
+    that failed and were not made to, by name, with the reason."""
+
+    plain: LoadedEngine
+    conditions: Sequence[Condition]
+    on_delta: OnDelta
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def plain_answers(self, requests: Sequence[Request]) -> dict[str, Completion]:
+        """What every trial is compared with; RequestError if one fails."""
+        expected = answers(self.plain, requests, ALONE, on_delta=self.on_delta)
+        for name, answer in expected.items():
+            if answer.finish_reason == "error":
+                raise RequestError(f"Prompt {name} fails even without speculation: {answer.error}", "Leave it out.")
+        return expected
+
+    def run(self, drafter: str, config: EngineConfig, questions: Sequence[Questions]) -> list[TokenComparison]:
+        """The answers with one drafter in every mode under every condition, compared with the plain ones."""
+        found = [trial for group in self._groups() for trial in self._run(drafter, config, questions, group)]
+        order = [each.mode for each in questions]
+        return sorted(found, key=lambda trial: order.index(trial.mode))
+
+    def _groups(self) -> list[list[Condition]]:
+        """The conditions of an engine without a prefix cache, and those of one with it."""
+        alone = [each for each in self.conditions if each is ALONE]
+        cached = [each for each in self.conditions if each is not ALONE]
+        return [group for group in (alone, cached) if group]
+
+    def _run(
+        self, drafter: str, config: EngineConfig, questions: Sequence[Questions], group: Sequence[Condition]
+    ) -> Iterator[TokenComparison]:
+        """The conditions of one engine, which serves all modes: what a drafter remembers of one it has in the next."""
+        from wager.cli.loading import open_engine
+
+        config = config.with_options(prefix_cache=config.capacity.prefix_cache and group[0] is not ALONE)
+        oracle, vocab = ReferenceOracle({}), self.plain.target.decoder.vocab
+
+        def open_one() -> LoadedEngine:
+            made = PROOF_DRAFTERS[drafter](vocab, oracle) if drafter in PROOF_DRAFTERS else None
+            return open_engine(config, like=self.plain, drafter=made)
+
+        engine = open_one()
+        specs = [spec for each in config.speculation.drafters for spec in each.all]
+        breaks, predicts = drafter == "failing", any(spec.name == "prediction" for spec in specs)
+        for each in questions:
+            oracle.texts = each.texts
+            requests = each.with_predictions(self.plain.spec.vocab) if predicts else each.requests
+            for condition in group:
+                with counted_failures() as failures:
+                    failures.expected = breaks
+                    renewed = (lambda: open_one().proposer) if breaks else None
+                    tried = self._answers(engine, requests, condition, renewed)
+                if failures.count and not breaks:
+                    self.failures[drafter] = failures.last
+                yield compare_answers(
+                    each.plain, tried, mode=each.mode, drafter=drafter, condition=condition, failures=failures.count
+                )
+        engine.check()
+
+    def _answers(
+        self,
+        engine: LoadedEngine,
+        requests: Sequence[Request],
+        condition: Condition,
+        renewed: Callable[[], Proposer] | None,
+    ) -> dict[str, Completion]:
+        """The answers; with a drafter that fails on purpose some requests at a time, each with a new one."""
+        if renewed is None:
+            return answers(engine, requests, condition, on_delta=self.on_delta)
+        done: dict[str, Completion] = {}
+        size = 2 * condition.concurrency
+        for first in range(0, len(requests), size):
+            engine.proposer = renewed()
+            done |= answers(engine, requests[first : first + size], condition, on_delta=self.on_delta)
+        return done
+
+
+# ---- the report -----------------------------------------------------------------------------------------------------
+
+_WRONG = frozenset({"none", "adversary"})
+"""Drafters of which no accepted guess is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterProof:
+    """All trials of one drafter together. `failure`: why it failed, if it did and was not made to; `note` says what
+    they do not show."""
+
+    drafter: str
+    trials: int
+    tokens: int
+    differing: int
+    finish_reasons: int
+    finish_reasons_differing: int
+    drafted: int
+    accepted: int
+    failures: int
+    failure: str
+    note: str
+
+    @property
+    def line(self) -> str:
+        """In words."""
+        note = f"; {self.note}" if self.note else ""
+        failures = f", {self.failures} warnings that it failed" if self.failures else ""
+        return (
+            f"{self.drafter}: {self.tokens} token ids and {self.finish_reasons} finish reasons, "
+            f"{self.differing + self.finish_reasons_differing} differ; {self.drafted} guesses, {self.accepted} "
+            f"accepted{failures}{note}."
+        )
+
+
+def summed_up(trials: Sequence[TokenComparison], *, failure: str = "") -> DrafterProof:
+    """The trials of one drafter, at least one."""
+    drafter, drafted = trials[0].drafter, sum(trial.drafted for trial in trials)
+    accepted = sum(trial.accepted for trial in trials)
+    note = ""
+    if drafter != "none" and not drafted:
+        note = "it guessed nothing, so nothing is proven of it"
+    elif drafter not in _WRONG and not accepted:
+        note = "no guess was accepted, so nothing is proven of accepted ones"
+    return DrafterProof(
+        drafter,
+        len(trials),
+        sum(trial.tokens for trial in trials),
+        sum(trial.differing for trial in trials),
+        sum(trial.answers for trial in trials),
+        sum(trial.finish_reasons_differing for trial in trials),
+        drafted,
+        accepted,
+        sum(trial.failures for trial in trials),
+        failure,
+        note,
+    )
+
+
+def earlier_trials(path: Path | None, settings: Mapping[str, Any]) -> dict[str, list[TokenComparison]]:
+    """The trials in a file of --json by drafter, none if there is no file yet. UsageError if it was written with other
+    settings, or is none of `wager prove`."""
+    if path is None or str(path) == "-":
+        raise UsageError("--resume needs a file to go on from.", "Give it with --json PATH.")
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        found = dict(value["card"]["settings"])
+        trials = [_comparison(trial) for trial in value["outcomes"]]
+        failed = {str(each["drafter"]) for each in value["drafters"] if each["failure"]}
+    except (OSError, *MALFORMED) as error:
+        raise UsageError(f"{path} is no file of `wager prove` to go on from: {error}.", "Give another path.") from error
+    now = json.loads(json.dumps(settings))
+    other = [name for name in now if name != "drafter" and found.get(name) != now[name]]
+    if other:
+        raise UsageError(
+            f"{path} was written with another {other[0]}: {found.get(other[0])!r}, not {now[other[0]]!r}.",
+            "Give another path, or the same options.",
+        )
+    by_drafter: dict[str, list[TokenComparison]] = {}
+    for trial in trials:
+        if trial.drafter not in failed:
+            by_drafter.setdefault(trial.drafter, []).append(trial)
+    return by_drafter
+
+
+def _comparison(value: Mapping[str, Any]) -> TokenComparison:
+    known = {each.name: value[each.name] for each in fields(TokenComparison)}
+    texts = {each.name for each in fields(TokenComparison) if each.type == "str"}
+    counts = {each.name for each in fields(TokenComparison) if each.type == "int"}
+    if not all(isinstance(known[name], str) for name in texts) or not all(type(known[name]) is int for name in counts):
+        raise TypeError("a text or a count is of another type")
+    known |= {"notes": tuple(known["notes"]), "first": Difference(**known["first"]) if known["first"] else None}
+    return TokenComparison(**known)
+
+
+@dataclass(slots=True)
+class Proof:
+    """The trials so far: `card` says under which conditions, `path` is that of --json."""
+
+    card: dict[str, Any]
+    path: Path | None
+    trials: list[TokenComparison]
+    drafters: list[DrafterProof] = field(init=False)
+    varieties: Sequence[TextVariety] = ()
+
+    def __post_init__(self) -> None:
+        names = dict.fromkeys(trial.drafter for trial in self.trials)
+        self.drafters = [summed_up([trial for trial in self.trials if trial.drafter == name]) for name in names]
+
+    def add(self, trials: Sequence[TokenComparison], *, failure: str) -> None:
+        """All the trials of one drafter. The file of --json is written, and a line says what was found."""
+        self.trials += trials
+        self.drafters.append(summed_up(trials, failure=failure))
+        console.say(self.drafters[-1].line)
+        if self.path and str(self.path) != "-":
+            console.write_json(self.as_dict(), self.path)
+
+    @property
+    def summary(self) -> dict[str, int]:
+        return {
+            "tokens": sum(trial.tokens for trial in self.trials),
+            "differing": sum(trial.differing for trial in self.trials),
+            "finish_reasons": sum(trial.answers for trial in self.trials),
+            "finish_reasons_differing": sum(trial.finish_reasons_differing for trial in self.trials),
+        }
+
+    @property
+    def warnings(self) -> list[str]:
+        return [variety.warning for variety in self.varieties if variety.warning]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON of --json; see docs/guarantees.md."""
+        return {
+            "card": self.card,
+            "plain": [variety.as_dict() for variety in self.varieties],
+            "outcomes": [trial.as_dict() for trial in self.trials],
+            "drafters": [asdict(drafter) for drafter in self.drafters],
+            "summary": self.summary,
+            "warnings": self.warnings,
+        }
+
+    def report(self) -> None:
+        """The tables. WagerError if anything differs, or a drafter failed that was not made to."""
+        if self.path:
+            console.write_json(self.as_dict(), self.path)
+        to_stdout = str(self.path) != "-"
+        _show_trials(f"{self.card['model']}, {self.card['kernels']['name']} kernels", self.trials, to_stdout=to_stdout)
+        _show_drafters(self.drafters, to_stdout=to_stdout)
+        for warning in self.warnings:
+            console.say(f"Warning: {warning} Give other prompts, or a model whose texts vary.")
+        summary = self.summary
+        if summary["differing"] or summary["finish_reasons_differing"]:
+            raise _difference_error(self.trials, summary)
+        for drafter in self.drafters:
+            if drafter.failure:
+                raise WagerError(
+                    f"Drafter {drafter.drafter} failed during the proof: {drafter.failure}.",
+                    "Without guesses nothing is proven.",
+                )
+        count = f"{summary['tokens']} token ids and {summary['finish_reasons']} finish reasons"
+        console.say(f"{count} compared, none differs.")
+
+
+def _show_trials(title: str, trials: Sequence[TokenComparison], *, to_stdout: bool) -> None:
+    columns = ["trial", "tokens", "differ", "ends differ", "τ", "guesses", "accepted", "preempted", "cached"]
+    notes = list(dict.fromkeys(note for trial in trials for note in trial.notes))
+    columns += ["note"] if notes else []
+    lines = [_line(trial, notes) for trial in trials]
+    caption = "\n".join(f"Note {number}: {note}." for number, note in enumerate(notes, 1))
+    console.table(title, columns, lines, to_stdout=to_stdout, caption=caption)
+
+
+def _show_drafters(drafters: Sequence[DrafterProof], *, to_stdout: bool) -> None:
+    columns = ["drafter", "tokens", "differ", "ends differ", "guesses", "accepted", "log warnings"]
+    lines = [
+        [
+            each.drafter,
+            *map(str, (each.tokens, each.differing, each.finish_reasons_differing)),
+            *map(str, (each.drafted, each.accepted, each.failures)),
+        ]
+        for each in drafters
+    ]
+    caption = "\n".join(f"{each.drafter}: {each.note}." for each in drafters if each.note)
+    console.table("By drafter", columns, lines, to_stdout=to_stdout, caption=caption)
+
+
+def _difference_error(comparisons: Sequence[TokenComparison], summary: Mapping[str, int]) -> WagerError:
+    """The error that counts the differences and names the first."""
+    trial, first = next((trial, trial.first) for trial in comparisons if trial.first)
+    count = f"{summary['differing']} of {summary['tokens']} token ids"
+    if reasons := summary["finish_reasons_differing"]:
+        count += f" and {reasons} of {summary['finish_reasons']} finish reasons"
+    place = f"token {first.position}: plain {first.plain}, speculative {first.speculative}"
+    if first.plain is None and first.speculative is None:
+        place = f"after token {first.position}: plain ends with {first.plain_finish_reason}, "
+        place += f"speculative with {first.finish_reason}"
+    cause = f" ({first.error})" if first.error else ""
+    return WagerError(
+        f"{count} differ; first with {trial.drafter}, {trial.mode}, {trial.condition}: prompt {first.prompt}, "
+        f"{place}{cause}.",
+        "This is a defect in wager: please report it with the output of --json.",
+    )
+
+
+def _line(trial: TokenComparison, notes: Sequence[str]) -> list[str]:
+    """A line of the table; `notes` are those of all trials, referred to by number."""
+    tau = trial.tokens / trial.rounds if trial.rounds else 0.0
+    counts = (trial.drafted, trial.accepted, trial.preemptions, trial.prefix_hit_tokens)
+    name = f"{trial.drafter}, {trial.mode}, {trial.condition}"
+    line = [name, str(trial.tokens), str(trial.differing), str(trial.finish_reasons_differing), f"{tau:.2f}"]
+    numbers = ", ".join(str(notes.index(note) + 1) for note in trial.notes)
+    return [*line, *map(str, counts), *([numbers] if notes else [])]

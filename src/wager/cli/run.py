@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wager.config import EngineConfig
 from wager.drafter_spec import DrafterSpec
+from wager.engine.guessed_text import GuessedText, TokenText
 from wager.errors import UsageError
 from wager.inputs import read_text
 from wager.terminal import console, flags
-from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
+from wager.types import Completion, Draft, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
-    from wager.cli.coloring import DraftColorer
-    from wager.cli.rounds import RoundReport
+    from wager.engine.rounds import Round, RoundSeconds
     from wager.llm import LLM
     from wager.loading.load import LoadedEngine
     from wager.models.tokenizer import Tokenizer
@@ -65,6 +66,7 @@ def command(
     Without PROMPT, or with -, it is read from standard input.
     """
     from wager.cli.loading import open_llm
+    from wager.models.tokenizer import IncrementalDecoder
 
     text = _prompt(prompt)
     if show and rounds:
@@ -80,7 +82,7 @@ def command(
 
     with open_llm(config, expected=expected) as llm:
         stream = llm.stream(requests[0].prompt, params)
-        colorer = _colorer(llm.tokenizer, stream.request.prompt) if show else None
+        colorer = DraftColorer(IncrementalDecoder(llm.tokenizer, after=stream.request.prompt)) if show else None
         to_stdout = str(json_path) != "-"
         report = _print_rounds(stream, llm, to_stdout=to_stdout) if rounds else None
         if to_stdout:
@@ -121,7 +123,6 @@ def _check_predictions(drafters: Sequence[DrafterSpec]) -> None:
 
 def _print_rounds(deltas: Iterable[OutputDelta], llm: LLM, *, to_stdout: bool) -> RoundReport:
     """Collect every round; print it as it ends, and the sums over all, unless stdout is for something else."""
-    from wager.cli.rounds import RoundReport
     from wager.engine.rounds import RoundRecorder
 
     recorder, report = RoundRecorder.attach(llm.engine), RoundReport(llm.tokenizer)
@@ -171,13 +172,6 @@ def _prompt(prompt: str | None) -> str:
     return prompt
 
 
-def _colorer(tokenizer: Tokenizer, prompt: Sequence[int]) -> DraftColorer:
-    from wager.cli.coloring import DraftColorer
-    from wager.models.tokenizer import IncrementalDecoder
-
-    return DraftColorer(IncrementalDecoder(tokenizer, after=prompt))
-
-
 def _result(answer: Completion, config: EngineConfig, engine: LoadedEngine) -> dict[str, object]:
     stats = answer.stats
     ahead = {name: figures.as_dict() for name, figures in engine.ahead.items()}
@@ -201,3 +195,149 @@ def _result(answer: Completion, config: EngineConfig, engine: LoadedEngine) -> d
         "mean_acceptance_length": stats.mean_acceptance_length,
         **({"ahead": ahead} if ahead else {}),
     }
+
+
+class RoundReport:
+    """Collects the rounds of one answer, in order."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.rounds: list[Round] = []
+
+    def add(self, item: Round) -> str:
+        """Take the next round; its lines."""
+        self.rounds.append(item)
+        return "\n".join(self._lines(len(self.rounds), item))
+
+    def _lines(self, number: int, item: Round) -> list[str]:
+        """Each part of a round with its tokens, separated by spaces."""
+        tokens = item.draft.tokens
+        own = [] if item.target_token is None else [item.target_token]
+        parts = [
+            (f"guessed by {item.draft.drafter}", self._guesses(item.draft)),
+            (f"accepted {len(item.accepted)}", self._shown([tokens[node] for node in item.accepted])),
+            (_own_kind(item), self._shown(own)),
+            (f"discarded {len(item.discarded)}", self._shown([tokens[node] for node in item.discarded])),
+            (f"not verified {len(item.unverified)}", self._shown([tokens[node] for node in item.unverified])),
+        ]
+        rows = f"{item.rows} row{'s' * (item.rows != 1)}"
+        return [
+            f"round {number}: {rows}, {_times(item.seconds)}",
+            *(f"  {name}: {text}" for name, text in parts if text),
+        ]
+
+    def _guesses(self, draft: Draft) -> str:
+        """The draft's paths, from the first guess to each last one."""
+        inner = set(draft.parents)
+        paths = [draft.path(node) for node in range(len(draft)) if node not in inner]
+        return " / ".join(self._shown([draft.tokens[node] for node in path]) for path in paths)
+
+    def _shown(self, tokens: Sequence[int]) -> str:
+        return " ".join(visible(self._text(token)) for token in tokens)
+
+    def _text(self, token: int) -> str:
+        """The token's text; bytes of a character that it holds only in part as \\xNN."""
+        return self._tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
+
+    def summary(self) -> str:
+        """The sums over all rounds."""
+        rounds = self.rounds
+        accepted, discarded = sum(len(item.accepted) for item in rounds), sum(len(item.discarded) for item in rounds)
+        unverified, emitted = sum(len(item.unverified) for item in rounds), sum(len(item.emitted) for item in rounds)
+        kinds = [_own_kind(item) for item in rounds if item.target_token is not None]
+        own = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        return "\n".join(
+            [
+                f"total: {len(rounds)} rounds, {sum(item.rows for item in rounds)} rows, "
+                + _times(*(item.seconds for item in rounds)),
+                f"  {accepted + discarded + unverified} guessed: {accepted} accepted, {discarded} discarded, "
+                f"{unverified} not verified",
+                f"  {emitted} tokens: {accepted} guessed and accepted, {len(kinds)} of the target's own ({own})",
+            ]
+        )
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """The rounds for JSON. `text` of all rounds, joined, is the answer."""
+        return [
+            {
+                "drafted": list(item.draft.tokens),
+                "drafted_text": [self._text(token) for token in item.draft.tokens],
+                "parents": list(item.draft.parents),
+                "verified": list(item.verified),
+                "accepted": len(item.accepted),
+                "accepted_nodes": list(item.accepted),
+                "discarded": list(item.discarded),
+                "emitted": list(item.emitted),
+                "corrected": item.corrected,
+                "text": item.text,
+                "drafter": item.draft.drafter,
+                "rows": item.rows,
+                "seconds": {
+                    "draft": item.seconds.draft,
+                    "forward": item.seconds.forward,
+                    "rest": item.seconds.rest,
+                },
+            }
+            for item in self.rounds
+        ]
+
+
+def visible(text: str) -> str:
+    """Text with spaces as · and whatever cannot be printed as an escape (a newline is \\n)."""
+    return "".join(
+        "·" if character == " " else character if character.isprintable() else _escaped(character) for character in text
+    )
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def _own_kind(item: Round) -> str:
+    """What the target's own token is: it replaces a wrong guess, follows the last guess, or nothing was verified."""
+    if item.corrected:
+        return "corrected"
+    return "bonus" if item.verified else "no guess"
+
+
+def _times(*seconds: RoundSeconds) -> str:
+    """The sums, in milliseconds."""
+    parts = {name: sum(getattr(each, name) for each in seconds) for name in ("draft", "forward", "rest")}
+    listed = ", ".join(f"{name} {1e3 * value:.2f}" for name, value in parts.items())
+    return f"{1e3 * sum(parts.values()):.2f} ms ({listed})"
+
+
+_COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
+
+
+class DraftColorer:
+    """Colours streamed text. `token_text` gives the text that each token adds, so that text is assigned to its drafter.
+
+    Text may lag behind its tokens (stop strings, unfinished characters); it is assigned in order of arrival.
+    """
+
+    def __init__(self, token_text: TokenText) -> None:
+        self._text = GuessedText(token_text)
+        self._colours: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+        self._plain = bool(os.environ.get("NO_COLOR"))
+
+    def paint(self, text: str, tokens: Sequence[int], drafted_by: Sequence[str]) -> str:
+        """`text` with colours; `tokens` and the drafter of each ("": the target) arrived with it."""
+        for drafter in drafted_by:
+            self._counts[drafter] = self._counts.get(drafter, 0) + 1
+        parts = self._text.split(text, tokens, drafted_by)
+        return "".join(self._style(part.drafter)(part.text) for part in parts)
+
+    def legend(self) -> str:
+        """How many tokens came from the target and from each drafter, in their colours."""
+        drafters = [self._style(name)(f"{name} {count}") for name, count in sorted(self._counts.items()) if name]
+        return ", ".join([f"target {self._counts.get('', 0)}", *drafters])
+
+    def _style(self, drafter: str) -> Callable[[str], str]:
+        if not drafter:
+            return lambda text: text
+        if self._plain:
+            return lambda text: f"[{text}]"
+        colour = self._colours.setdefault(drafter, _COLOURS[len(self._colours) % len(_COLOURS)])
+        return lambda text: click.style(text, fg=colour)

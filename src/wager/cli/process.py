@@ -1,7 +1,9 @@
-"""Standard input, output and error of the command line, whatever the caller has closed, filled or broken.
+"""The process of a command: how signals end it, and its standard streams.
 
-What is wrong with standard input is an error that names it; standard output that cannot be written ends the command,
-quietly if its reader went away; messages that cannot be written are lost, as there is nowhere to say so.
+SIGTERM and SIGHUP end it as Ctrl-C does: by an exception, so that its temporary files and children go too. Its streams
+may be closed, full or broken: what is wrong with standard input is an error that names it; standard output that cannot
+be written ends the command, quietly if its reader went away; messages that cannot be written are lost, as there is
+nowhere to say so.
 """
 
 from __future__ import annotations
@@ -9,11 +11,71 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from wager.errors import UsageError, WagerError
+
+_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+_PATIENCE_S = 5.0
+"""How long the removal of files and children may take before a second signal ends the process at once."""
+
+
+class _Ended(BaseException):
+    """A signal came. Not an Exception nor a SystemExit: nothing on the way takes it for something else."""
+
+
+def ends_in_order(command: Callable[[], int]) -> int:
+    """Run `command` and return its exit code, or 128 + the number of the signal that ended it.
+
+    A signal that the process was started to ignore, as under nohup, stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():  # Python leaves signals to the main thread
+        return command()
+    received: list[int] = []
+    patience = float("inf")
+
+    def end(number: int, _frame: Any) -> None:
+        nonlocal patience
+        if not received:
+            received.append(number)
+            patience = time.monotonic() + _PATIENCE_S
+            raise _Ended
+        if time.monotonic() > patience:  # not before: `timeout` sends its signal twice, and the files are being removed
+            os._exit(128 + number)
+
+    taken = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        code = command()
+    except (_Ended, OSError):  # OSError: of a progress bar on a terminal that hung up
+        if not received:
+            raise
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+    if received:
+        _report(received[0])
+        return 128 + received[0]
+    return code
+
+
+def _report(number: int) -> None:
+    """One line on stderr. A terminal that hung up takes no more output: it is replaced, or Python complains at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            if stream is sys.stderr:
+                stream.write("\n" + ("terminated" if number == signal.SIGTERM else "hung up") + "\n")
+            try:
+                stream.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class _Input(io.TextIOWrapper):
