@@ -1,5 +1,7 @@
-// Which drafter each sequence of a small batch uses, and how deep: economics/policy/plan_choice.py has the same with arrays, and
-// says why; AcceptanceModel.forecast and forecast_admission are in economics/acceptance.py. Knows no Python.
+// Before drafting: which drafter each sequence uses, and how deep. Each drafter is evaluated for every sequence and depth; plans
+// are made for assumed costs of a row, and the most profitable one is kept. Profit is weighted tokens - goodput * seconds.
+// Draft tokens with scores can still be rejected before they are verified: one gains what survives that, and takes a row only
+// then. tests/oracle/planning.py has the same in numpy. Knows no Python.
 #pragma once
 
 #include <algorithm>
@@ -30,6 +32,7 @@ struct PlanRules {
 struct PlannedDrafter {
     Numbers log_odds, means, deviations, catch_up;
     Table seconds, shifts, survival;
+    Numbers shifts_by_depth;  // the same, column by column
     std::vector<bool> unjudged;
     bool has_scores = false, stops_early = false;
 };
@@ -46,6 +49,7 @@ struct ChosenPlan {
     double profit = 0.0;
 };
 
+// Survival of depths 1, 2, ... averaged over what the offset of a sequence in log-odds may be (Gauss-Hermite quadrature).
 inline void forecast_survival(PlannedDrafter& drafter, const std::vector<long>& rooms) {
     const double points[] = {-std::sqrt(3.0), 0.0, std::sqrt(3.0)}, weights[] = {1.0 / 6, 2.0 / 3, 1.0 / 6};
     Table& survival = drafter.survival;
@@ -80,6 +84,7 @@ class PlanChooser {
             for (const PlannedDrafter& drafter : drafters_) worths.push_back(worth(drafter, row_cost));
             ChosenPlan plan = depths(worths, assign(worths));
             if (plan.profit > best.profit) best = std::move(plan);
+            // once all draft, the plan for another cost is no better
             if (std::all_of(best.depths.begin(), best.depths.end(), [](long depth) { return depth > 0; })) break;
         }
         return best;
@@ -130,15 +135,15 @@ class PlanChooser {
             return;
         }
         const double least_admitted = row_cost / batch_.weights[row], least = worth.min_survival[row];
-        Numbers later(samples), before(samples);
+        Numbers &later = later_, &before = before_;
+        later.resize(samples), before.resize(samples);
         for (size_t k = 0; k < columns; ++k) {
             const double survival = drafter.survival.at(row, k), odds = survival / std::max(1 - survival, 1e-6);
             double sum = 0.0, gain = 0.0;
             size_t verified = 0, drafted = 0;
-            for (size_t i = 0; i < samples; ++i) {
-                const double moved = odds * drafter.shifts.at(i, std::min(k, drafter.shifts.columns - 1));
-                sum += later[i] = moved / (1 + moved);
-            }
+            const double* const shift = drafter.shifts_by_depth.data() + std::min(k, drafter.shifts.columns - 1) * samples;
+            for (size_t i = 0; i < samples; ++i) later[i] = odds * shift[i] / (1 + odds * shift[i]);
+            for (size_t i = 0; i < samples; ++i) sum += later[i];
             const double scale = survival / std::max(sum / samples, 1e-9);
             for (size_t i = 0; i < samples; ++i) {
                 later[i] = std::min(later[i] * scale, 1.0);
@@ -221,22 +226,26 @@ class PlanChooser {
     }
 
     struct Cell {
-        size_t row;
+        size_t row, depth;
         double net, gain, rows, seconds;
     };
 
     ChosenPlan depths(const std::vector<DrafterWorth>& worths, std::vector<long> assigned) const {
         std::vector<Cell> cells;
-        for (size_t row = 0; row < size_; ++row) {
-            if (assigned[row] < 0) continue;
-            const DrafterWorth& worth = worths[assigned[row]];
-            const Table& seconds = drafters_[assigned[row]].seconds;
-            for (size_t k = 0; k < worth.depth && static_cast<long>(k) < batch_.rooms[row]; ++k) {
-                const double taken = seconds.at(rank(worth.net, assigned, row, k), k) * worth.drafted.at(row, k);
-                cells.push_back({row, worth.net.at(row, k), worth.gain.at(row, k), worth.rows.at(row, k), taken});
+        for (size_t index = 0; index < worths.size(); ++index) {
+            const DrafterWorth& worth = worths[index];
+            for (size_t k = 0; k < worth.depth; ++k) {
+                const std::vector<size_t> rank = ranks(worth.net, assigned, static_cast<long>(index), k);
+                for (size_t row = 0; row < size_; ++row) {
+                    if (assigned[row] != static_cast<long>(index) || static_cast<long>(k) >= batch_.rooms[row]) continue;
+                    const double taken = drafters_[index].seconds.at(rank[row], k) * worth.drafted.at(row, k);
+                    cells.push_back({row, k, worth.net.at(row, k), worth.gain.at(row, k), worth.rows.at(row, k), taken});
+                }
             }
         }
-        std::stable_sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) { return a.net > b.net; });
+        std::sort(cells.begin(), cells.end(), [](const Cell& a, const Cell& b) {
+            return a.net != b.net ? a.net > b.net : a.row != b.row ? a.row < b.row : a.depth < b.depth;
+        });
         double gain = 0.0, rows = 0.0, seconds = 0.0;
         ChosenPlan plan{assigned, std::vector<long>(size_, 0), Numbers(size_, -1.0), 0.0};
         plan.profit = -batch_.goodput * batch_.extra[0];
@@ -255,21 +264,21 @@ class PlanChooser {
         return plan;
     }
 
-    // Of a sequence among those of its drafter, from 0 for the greatest net gain at depth k.
-    size_t rank(const Table& net, const std::vector<long>& assigned, size_t row, size_t k) const {
-        size_t rank = 0;
-        for (size_t other = 0; other < size_; ++other) {
-            if (assigned[other] != assigned[row] || other == row) continue;
-            const double theirs = net.at(other, k), mine = net.at(row, k);
-            rank += theirs > mine || (theirs == mine && other < row);
-        }
-        return rank;
+    // Of each sequence at depth k the rank of its net gain among those of its drafter, from 0 for the greatest.
+    static std::vector<size_t> ranks(const Table& net, const std::vector<long>& assigned, long drafter, size_t k) {
+        std::vector<size_t> order, ranks(assigned.size());
+        for (size_t row = 0; row < assigned.size(); ++row)
+            if (assigned[row] == drafter) order.push_back(row);
+        std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return net.at(a, k) > net.at(b, k); });
+        for (size_t place = 0; place < order.size(); ++place) ranks[order[place]] = place;
+        return ranks;
     }
 
     const PlanRules& rules_;
     const PlannedSequences& batch_;
     const std::vector<PlannedDrafter>& drafters_;
     size_t size_;
+    mutable Numbers later_, before_;
 };
 
 }  // namespace wager

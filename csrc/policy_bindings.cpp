@@ -1,156 +1,143 @@
-// The bindings of what the policy computes in small batches. As in step_bindings.cpp, they read the engine's own values.
+// The bindings of the policy's inner loops: numbers and arrays in, numbers out.
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "judging.h"
 #include "kalman.h"
 #include "planning.h"
-#include "step_bindings.h"
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::Items, wager::Name, wager::ValueType;
+using wager::as_int, wager::Items;
+using Numbers = std::vector<double>;
 
 namespace {
 
-bool read_floats(PyObject* value, std::vector<double>& out, Py_ssize_t first = 0, Py_ssize_t most = PY_SSIZE_T_MAX) {
+void read_floats(PyObject* value, Numbers& out, Py_ssize_t first = 0, Py_ssize_t most = PY_SSIZE_T_MAX) {
     Items items;
-    if (!items.read(value)) return false;
+    if (!items.read(value)) throw std::invalid_argument("numbers must be a list or a tuple");
     out.clear();
     for (Py_ssize_t i = first; i < items.size && i - first < most; ++i) {
-        if (!PyFloat_Check(items.items[i])) return false;
-        out.push_back(PyFloat_AS_DOUBLE(items.items[i]));
+        const double number = PyFloat_AsDouble(items.items[i]);
+        if (number == -1.0 && PyErr_Occurred()) throw nb::python_error();
+        out.push_back(number);
     }
-    return true;
+}
+
+Items items_of(nb::handle value, const char* error) {
+    Items items;
+    if (!items.read(value.ptr())) throw std::invalid_argument(error);
+    return items;
 }
 
 class Filter {
   public:
-    Filter(nb::tuple rules, std::vector<double> change, double noise, double uncertainty)
-        : filter_(read(rules), std::move(change), noise, uncertainty) {}
+    Filter(double max_surprise, double drift, double noise_weight, double most_noise, double trend_weight, double trend,
+           int drift_interval, Numbers change, double noise, double uncertainty)
+        : filter_({max_surprise, drift, noise_weight, most_noise, trend_weight, trend, drift_interval}, std::move(change), noise,
+                  uncertainty) {}
 
     void update(nb::handle slopes, double error) { filter_.update(checked(slopes), error); }
     double deviation(nb::handle slopes) { return filter_.deviation(checked(slopes)); }
-
-    nb::list values() const {
-        nb::list values;
-        for (const double value : filter_.values()) values.append(value);
-        return values;
-    }
+    const Numbers& values() const { return filter_.values(); }
 
   private:
-    static wager::FilterRules read(nb::tuple rules) {
-        const auto at = [&](int i) { return nb::cast<double>(rules[i]); };
-        return {at(0), at(1), at(2), at(3), at(4), at(5), static_cast<int>(at(6))};
-    }
-
-    const std::vector<double>& checked(nb::handle slopes) {
-        if (!read_floats(slopes.ptr(), slopes_) || slopes_.size() != filter_.size())
-            throw std::invalid_argument("slopes must be one float for each unknown");
+    const Numbers& checked(nb::handle slopes) {
+        read_floats(slopes.ptr(), slopes_);
+        if (slopes_.size() != filter_.size()) throw std::invalid_argument("slopes must be one float for each unknown");
         return slopes_;
     }
 
     wager::KalmanFilter filter_;
-    std::vector<double> slopes_;
+    Numbers slopes_;
 };
 
 class TokenJudge {
   public:
-    TokenJudge(nb::handle draft, std::vector<double> borders, double highest)
-        : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs"}), rules_{std::move(borders), highest} {}
+    TokenJudge(Numbers borders, double highest) : rules_{std::move(borders), highest} {}
 
-    // (what is taken of each of `drafts`, how many tokens, gain, cut or None, benefit) for drafts whose tokens have scores;
-    // None for drafts without, or with draft_probs, or that are not as they should be. `corrections` and `weights` are one of
-    // each draft, or one for all (no weights: 1), `seconds` those of 0, 1, ... more rows from `first` on.
-    nb::object judge(nb::handle drafts, nb::handle corrections, nb::handle weights, nb::handle seconds, Py_ssize_t first,
-                     double goodput, long limit) {
-        Items tables, each_weight;
-        const bool weighted = !weights.is_none();
-        if (!PyDict_Check(drafts.ptr()) || !tables.read(corrections.ptr())) return nb::none();
-        const Py_ssize_t count = PyDict_Size(drafts.ptr());
-        if (tables.size != count && tables.size != 1) return nb::none();
-        if (weighted && (!each_weight.read(weights.ptr()) || each_weight.size != count)) return nb::none();
+    // Of drafts, given by their `scores` (empty: none) and `parents`: (nodes kept of each, or None where all are; how many; their
+    // gain; cut or None; benefit). `confidence_odds` and `depth_odds` are one list for each draft, or one for all; `offsets` the
+    // odds of each sequence (needed without scores, may be None); `weights` of each one's tokens (None: 1); `seconds` those that
+    // 0, 1, ... more rows add, from `first` on.
+    nb::tuple judge(nb::handle scores, nb::handle parents, nb::handle confidence_odds, nb::handle depth_odds, nb::handle offsets,
+                    nb::handle weights, nb::handle seconds, Py_ssize_t first, double goodput, long limit) {
+        const Items each_scores = items_of(scores, "scores must be a list"), each_parents = items_of(parents, "parents must be a list");
+        const Items tables = items_of(confidence_odds, "odds must be a list"), depths = items_of(depth_odds, "odds must be a list");
+        if (each_parents.size != each_scores.size || (tables.size != 1 && tables.size != each_scores.size) || tables.size != depths.size)
+            throw std::invalid_argument("each draft must have one value");
+        values(offsets, each_scores.size, offsets_);
+        values(weights, each_scores.size, weights_);
         gains_.clear();
         starts_.clear();
-        PyObject *key = nullptr, *draft = nullptr;
-        Py_ssize_t at = 0;
-        for (Py_ssize_t i = 0; PyDict_Next(drafts.ptr(), &at, &key, &draft); ++i) {
+        for (Py_ssize_t i = 0; i < each_scores.size; ++i) {
             starts_.push_back(gains_.size());
-            const double weight = weighted ? PyFloat_AsDouble(each_weight.items[i]) : 1.0;
-            if ((i < tables.size && !read_floats(tables.items[i], corrections_)) || !add(draft, weight)) {
-                PyErr_Clear();
-                return nb::none();
-            }
+            if (i < tables.size) read_odds(tables.items[i], depths.items[i]);
+            add(each_scores.items[i], each_parents.items[i], offsets_.empty() ? 1.0 : offsets_[i],
+                weights_.empty() ? 1.0 : weights_[i]);
         }
         starts_.push_back(gains_.size());
-        if (!read_floats(seconds.ptr(), seconds_, first, gains_.size() + 1)) return nb::none();
-        if (seconds_.size() <= gains_.size()) return nb::none();
-        return result(drafts, wager::select_tokens(gains_, seconds_, goodput, limit));
+        read_floats(seconds.ptr(), seconds_, first, gains_.size() + 1);
+        if (seconds_.size() <= gains_.size()) throw std::invalid_argument("seconds of too few rows");
+        wager::TakenTokens taken = wager::select_tokens(gains_, seconds_, goodput, limit);
+        const nb::object cut = taken.has_cut ? nb::object(nb::float_(taken.cut)) : nb::object(nb::none());
+        const size_t count = taken.nodes.size();
+        const nb::object kept = count < gains_.size() ? nb::object(by_draft(taken.nodes)) : nb::object(nb::none());
+        return nb::make_tuple(kept, count, taken.gain, cut, taken.benefit);
+    }
+
+    // Of each node of one draft.
+    Numbers survival(nb::handle scores, nb::handle parents, nb::handle confidence_odds, nb::handle depth_odds, double offset) {
+        gains_.clear();
+        read_odds(confidence_odds.ptr(), depth_odds.ptr());
+        add(scores.ptr(), parents.ptr(), offset, 1.0);
+        return gains_;
     }
 
   private:
-    bool add(PyObject* draft, double weight) {
-        const nb::object scores = scores_of_.of(draft), parents = parents_of_.of(draft), probs = draft_probs_.of(draft);
+    static void values(nb::handle from, Py_ssize_t size, Numbers& out) {
+        out.clear();
+        if (from.is_none()) return;
+        read_floats(from.ptr(), out);
+        if (static_cast<Py_ssize_t>(out.size()) != size) throw std::invalid_argument("each draft must have one value");
+    }
+
+    void read_odds(PyObject* confidence, PyObject* depth) {
+        read_floats(confidence, odds_.confidence);
+        read_floats(depth, odds_.depth);
+    }
+
+    void add(PyObject* scores, PyObject* parents, double offset, double weight) {
         Items before;
-        if (!read_floats(scores.ptr(), scores_) || !before.read(parents.ptr()) || !probs.is_none()) return false;
-        if (scores_.size() != static_cast<size_t>(before.size)) return false;
-        parents_.clear();
+        if (!before.read(parents)) throw std::invalid_argument("parents must be tuples");
+        read_floats(scores, draft_.scores);
+        draft_.parents.clear();
         for (Py_ssize_t i = 0; i < before.size; ++i) {
             int64_t parent = 0;
-            if (!as_int(before.items[i], parent)) return false;
-            parents_.push_back(parent);
+            if (!as_int(before.items[i], parent)) throw std::invalid_argument("a parent must be an int");
+            draft_.parents.push_back(parent);
         }
-        if (corrections_.size() != rules_.borders.size() + 1) return false;
-        return wager::add_survival(rules_, scores_, parents_, corrections_, weight, gains_);
+        if (!wager::add_survival(rules_, draft_, odds_, offset, weight, gains_))
+            throw std::invalid_argument("a draft whose parents do not precede their children, or odds of another size");
     }
 
-    nb::object result(nb::handle drafts, const wager::TakenTokens& taken) {
-        const nb::object cut = taken.has_cut ? nb::object(nb::float_(taken.cut)) : nb::object(nb::none());
-        nb::object admitted = nb::borrow(drafts);
-        if (taken.nodes.size() < gains_.size()) admitted = kept(drafts, taken.nodes);
-        return nb::make_tuple(admitted, taken.nodes.size(), taken.gain, cut, taken.benefit);
-    }
-
-    // The drafts with these nodes alone.
-    nb::object kept(nb::handle drafts, std::vector<size_t> nodes) {
+    nb::list by_draft(std::vector<size_t>& nodes) const {
         std::sort(nodes.begin(), nodes.end());
-        nb::dict admitted;
-        PyObject *key = nullptr, *draft = nullptr;
-        Py_ssize_t at = 0;
+        nb::list kept;
         size_t next = 0;
-        for (size_t i = 0; PyDict_Next(drafts.ptr(), &at, &key, &draft); ++i) {
-            const size_t begin = next;
-            while (next < nodes.size() && nodes[next] < starts_[i + 1]) nodes[next++] -= starts_[i];
-            const size_t size = next - begin;
-            if (size == starts_[i + 1] - starts_[i])
-                admitted[nb::handle(key)] = nb::borrow(draft);
-            else if (size > 0)
-                admitted[nb::handle(key)] = part(draft, &nodes[begin], size);
+        for (size_t i = 0; i + 1 < starts_.size(); ++i) {
+            nb::list mine;
+            for (; next < nodes.size() && nodes[next] < starts_[i + 1]; ++next) mine.append(nodes[next] - starts_[i]);
+            kept.append(mine);
         }
-        return admitted;
+        return kept;
     }
 
-    nb::object part(PyObject* draft, const size_t* nodes, size_t size) {
-        const nb::object all[] = {tokens_of_.of(draft), parents_of_.of(draft), scores_of_.of(draft)};
-        std::vector<long> renamed(PyTuple_Size(all[1].ptr()), -1);
-        nb::object parts[3];
-        for (nb::object& each : parts) each = nb::steal(PyTuple_New(size));
-        for (size_t i = 0; i < size; ++i) {
-            renamed[nodes[i]] = static_cast<long>(i);
-            const long parent = PyLong_AsLong(PyTuple_GetItem(all[1].ptr(), nodes[i]));
-            PyTuple_SET_ITEM(parts[1].ptr(), i, PyLong_FromLong(parent < 0 ? -1 : renamed[parent]));
-            for (const int same : {0, 2})
-                PyTuple_SET_ITEM(parts[same].ptr(), i, nb::borrow(PyTuple_GetItem(all[same].ptr(), nodes[i])).release().ptr());
-        }
-        return draft_.make({seq_id_.of(draft), parts[0], parts[1], parts[2], drafter_.of(draft), nb::none()});
-    }
-
-    ValueType draft_;
     wager::ConfidenceRules rules_;
-    std::vector<double> gains_, seconds_, scores_, corrections_;
-    std::vector<long> parents_;
+    wager::JudgedDraft draft_;
+    wager::AcceptanceOdds odds_;
+    Numbers gains_, seconds_, offsets_, weights_;
     std::vector<size_t> starts_;
-    const Name scores_of_{"scores"}, parents_of_{"parents"}, tokens_of_{"tokens"}, draft_probs_{"draft_probs"};
-    const Name seq_id_{"seq_id"}, drafter_{"drafter"};
 };
 
 // The numbers of an array [rows, columns] of float64, by Python's buffer protocol: nanobind's own way takes Python calls.
@@ -167,71 +154,87 @@ class Matrix {
     Matrix(const Matrix&) = delete;
     Matrix& operator=(const Matrix&) = delete;
 
-    wager::Table shaped() const { return wager::Table(view_.shape[0], view_.shape[1]); }
+    wager::Table table() const {
+        wager::Table table(view_.shape[0], view_.shape[1]);
+        std::copy_n(data(), table.values.size(), table.values.begin());
+        return table;
+    }
     double* data() const { return static_cast<double*>(view_.buf); }
 
   private:
     Py_buffer view_;
 };
 
-// A drafter as plan_choice.py gives it: log-odds by depth, shifts [samples, depth], seconds [sequences, depth], means, variances,
-// seconds of catching up and what is unjudged, by sequence, whether it has scores and stops early, and where the survival goes.
-wager::PlannedDrafter planned_drafter(nb::tuple from) {
-    using Numbers = std::vector<double>;
-    wager::PlannedDrafter drafter;
-    drafter.log_odds = nb::cast<Numbers>(from[0]);
-    const Matrix shifts(from[1]), survival(from[9]);
-    drafter.shifts = shifts.shaped();
-    std::copy_n(shifts.data(), drafter.shifts.values.size(), drafter.shifts.values.begin());
-    const auto seconds = nb::cast<std::vector<Numbers>>(from[2]);
-    drafter.means = nb::cast<Numbers>(from[3]), drafter.deviations = nb::cast<Numbers>(from[4]);
-    for (double& each : drafter.deviations) each = std::sqrt(each);
-    drafter.catch_up = nb::cast<Numbers>(from[5]), drafter.unjudged = nb::cast<std::vector<bool>>(from[6]);
-    drafter.has_scores = nb::cast<bool>(from[7]), drafter.stops_early = nb::cast<bool>(from[8]);
-    drafter.survival = survival.shaped();
-    drafter.seconds = wager::Table(seconds.size(), drafter.survival.columns);
-    for (size_t row = 0; row < seconds.size(); ++row) {
-        if (seconds[row].size() < drafter.seconds.columns) throw std::invalid_argument("seconds must be given for every depth");
-        std::copy_n(seconds[row].begin(), drafter.seconds.columns, &drafter.seconds.at(row, 0));
+// The plans of the sequences of one step: `add` each drafter, then `choose`.
+class DraftPlanner {
+  public:
+    DraftPlanner(std::vector<long> rooms, Numbers weights, Numbers extra, double goodput, double several_drafters,
+                 double max_min_survival)
+        : batch_{std::move(rooms), std::move(weights), std::move(extra), goodput}, rules_{several_drafters, max_min_survival} {
+        if (batch_.rooms.size() != batch_.weights.size()) throw std::invalid_argument("each sequence must have one value");
     }
-    for (const size_t size : {seconds.size(), drafter.means.size(), drafter.deviations.size(), drafter.catch_up.size(),
-                              drafter.unjudged.size()})
-        if (size != drafter.survival.rows) throw std::invalid_argument("each sequence must have one value");
-    return drafter;
-}
 
-nb::tuple plan_drafts(nb::list drafters, std::vector<long> rooms, std::vector<double> weights, std::vector<double> extra,
-                      double goodput, std::vector<double> row_costs, double several_drafters, double max_min_survival) {
-    std::vector<wager::PlannedDrafter> planned;
-    for (nb::handle each : drafters) {
-        planned.push_back(planned_drafter(nb::cast<nb::tuple>(each)));
-        wager::PlannedDrafter& drafter = planned.back();
-        if (drafter.survival.rows != weights.size() || rooms.size() != weights.size())
-            throw std::invalid_argument("each sequence must have one value");
-        if (extra.size() < drafter.survival.values.size() + 2) throw std::invalid_argument("seconds of too few rows");
-        wager::forecast_survival(drafter, rooms);
-        const Matrix out(nb::cast<nb::tuple>(each)[9]);
+    // A drafter: log-odds by depth, mean and variance of each sequence's offset, the seconds that the j-th sequence to draft at a
+    // depth adds, [sequences, depth], those of catching up by sequence, which sequences' drafts are verified whatever their scores,
+    // samples of how scores move the odds of survival, [samples, depth]. Fills `survival`, [sequences, depth].
+    void add(Numbers log_odds, Numbers means, Numbers variances, nb::handle seconds, Numbers catch_up, std::vector<bool> unjudged,
+             nb::handle shifts, bool has_scores, bool stops_early, nb::handle survival) {
+        wager::PlannedDrafter drafter;
+        drafter.log_odds = std::move(log_odds), drafter.means = std::move(means), drafter.deviations = std::move(variances);
+        for (double& each : drafter.deviations) each = std::sqrt(each);
+        drafter.catch_up = std::move(catch_up), drafter.unjudged = std::move(unjudged);
+        drafter.has_scores = has_scores, drafter.stops_early = stops_early;
+        const Matrix out(survival);
+        drafter.seconds = Matrix(seconds).table(), drafter.shifts = Matrix(shifts).table(), drafter.survival = out.table();
+        for (size_t column = 0; column < drafter.shifts.columns; ++column)
+            for (size_t row = 0; row < drafter.shifts.rows; ++row)
+                drafter.shifts_by_depth.push_back(drafter.shifts.at(row, column));
+        std::fill(drafter.survival.values.begin(), drafter.survival.values.end(), 0.0);
+        for (const size_t size : {drafter.means.size(), drafter.deviations.size(), drafter.catch_up.size(), drafter.unjudged.size(),
+                                  drafter.seconds.rows, drafter.survival.rows})
+            if (size != batch_.weights.size()) throw std::invalid_argument("each sequence must have one value");
+        if (drafter.seconds.columns != drafter.survival.columns) throw std::invalid_argument("each depth must have its seconds");
+        if (batch_.extra.size() < drafter.survival.values.size() + 2) throw std::invalid_argument("seconds of too few rows");
+        wager::forecast_survival(drafter, batch_.rooms);
         std::copy(drafter.survival.values.begin(), drafter.survival.values.end(), out.data());
+        drafters_.push_back(std::move(drafter));
     }
-    const wager::PlannedSequences batch{std::move(rooms), std::move(weights), std::move(extra), goodput};
-    const wager::PlanRules rules{several_drafters, max_min_survival};
-    const wager::ChosenPlan plan = wager::PlanChooser(rules, batch, planned).choose(row_costs);
-    return nb::make_tuple(plan.drafters, plan.depths, plan.min_survival, plan.profit);
-}
+
+    // Each sequence's drafter (-1: none), depth and min_survival (-1: none).
+    nb::tuple choose(const Numbers& row_costs) const {
+        const wager::ChosenPlan plan = wager::PlanChooser(rules_, batch_, drafters_).choose(row_costs);
+        return nb::make_tuple(plan.drafters, plan.depths, plan.min_survival);
+    }
+
+  private:
+    wager::PlannedSequences batch_;
+    wager::PlanRules rules_;
+    std::vector<wager::PlannedDrafter> drafters_;
+};
 
 }  // namespace
 
 void bind_policy(nb::module_& m) {
-    m.def("plan_drafts", &plan_drafts);
     nb::class_<Filter>(m, "KalmanFilter")
-        .def(nb::init<nb::tuple, std::vector<double>, double, double>())
+        .def(nb::init<double, double, double, double, double, double, int, Numbers, double, double>(), nb::kw_only(),
+             nb::arg("max_surprise"), nb::arg("drift"), nb::arg("noise_weight"), nb::arg("most_noise"), nb::arg("trend_weight"),
+             nb::arg("trend"), nb::arg("drift_interval"), nb::arg("change"), nb::arg("noise"), nb::arg("uncertainty"))
         .def("update", &Filter::update)
         .def("deviation", &Filter::deviation)
         .def("values", &Filter::values)
         .def("__deepcopy__", [](const Filter& filter, nb::handle) { return Filter(filter); });
     nb::class_<TokenJudge>(m, "TokenJudge")
-        .def(nb::init<nb::handle, std::vector<double>, double>())
-        .def("__deepcopy__", [](nb::handle judge, nb::handle) { return nb::borrow(judge); })
-        .def("judge", &TokenJudge::judge, nb::arg("drafts"), nb::arg("corrections"), nb::arg("weights").none(),
-             nb::arg("seconds"), nb::arg("first"), nb::arg("goodput"), nb::arg("limit"));
+        .def(nb::init<Numbers, double>())
+        .def("judge", &TokenJudge::judge, nb::arg("scores"), nb::arg("parents"), nb::arg("confidence_odds"), nb::arg("depth_odds"),
+             nb::arg("offsets").none(), nb::arg("weights").none(), nb::arg("seconds"), nb::arg("first"), nb::arg("goodput"),
+             nb::arg("limit"))
+        .def("survival", &TokenJudge::survival)
+        .def("__deepcopy__", [](nb::handle judge, nb::handle) { return nb::borrow(judge); });
+    nb::class_<DraftPlanner>(m, "DraftPlanner")
+        .def(nb::init<std::vector<long>, Numbers, Numbers, double, double, double>(), nb::kw_only(), nb::arg("rooms"),
+             nb::arg("weights"), nb::arg("extra"), nb::arg("goodput"), nb::arg("several_drafters"), nb::arg("max_min_survival"))
+        .def("add", &DraftPlanner::add, nb::kw_only(), nb::arg("log_odds"), nb::arg("means"), nb::arg("variances"),
+             nb::arg("seconds"), nb::arg("catch_up"), nb::arg("unjudged"), nb::arg("shifts"), nb::arg("has_scores"),
+             nb::arg("stops_early"), nb::arg("survival"))
+        .def("choose", &DraftPlanner::choose);
 }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from oracle.planning import forecast, forecast_admission
 from wager.economics.acceptance import DFLASH_SURVIVAL, MTP_SURVIVAL, AcceptanceModel, SequenceAcceptance
 from wager.simulation.traces import DraftTrace, SyntheticDrafter, SyntheticTraces
 from wager.types import Draft
@@ -39,16 +40,16 @@ def opened(count: int) -> tuple[AcceptanceModel, list[SequenceAcceptance]]:
 
 def conditional(model: AcceptanceModel, sequences: Sequence[SequenceAcceptance], depth: int) -> np.ndarray:
     """Mean acceptance rate of each depth given the one above."""
-    survival = model.forecast(sequences, depth).mean(axis=0)
+    survival = forecast(model, sequences, depth).mean(axis=0)
     quotient: np.ndarray = survival / np.concatenate([[1.0], survival[:-1]])
     return quotient
 
 
 def test_the_prior_is_the_published_curve() -> None:
     for model, curve in ((AcceptanceModel(), MTP_SURVIVAL), (AcceptanceModel(DFLASH_SURVIVAL), DFLASH_SURVIVAL)):
-        survival = model.forecast([model.start_sequence()], 8)[0]
+        survival = forecast(model, [model.start_sequence()], 8)[0]
         assert survival == pytest.approx(curve[:8], abs=0.12), "a little optimistic, since sequences differ"
-        certain = model.forecast([SequenceAcceptance(0.0, 0.0)], 8)[0]
+        certain = forecast(model, [SequenceAcceptance(0.0, 0.0)], 8)[0]
         assert certain == pytest.approx(curve[:8], abs=1e-6)
 
 
@@ -59,7 +60,7 @@ def test_the_nodes_of_a_tree_stand_for_the_depths_of_a_chain() -> None:
     for _ in range(400):
         first = draw.uniform(0.2, 0.6)
         model.learn_tree(sequences[0], [0.5 * first, first, 0.4 * first, 0.1 * first])
-    survival = model.forecast(sequences, 4)[0]
+    survival = forecast(model, sequences, 4)[0]
     assert survival == pytest.approx([0.4, 0.2, 0.16, 0.04], abs=0.02)
 
 
@@ -83,7 +84,7 @@ def test_untested_depths_follow_the_ones_above() -> None:
 def test_censored_depths_are_unobserved_not_failed() -> None:
     model, sequences = opened(8)
     play(model, sequences, [1.0] * DEPTH, rounds=200, depth=3)
-    survival = model.forecast(sequences, DEPTH)
+    survival = forecast(model, sequences, DEPTH)
     assert survival[:, 2].min() > 0.95
     assert survival[:, 6].min() > 0.8, "always right as far as it was tried"
 
@@ -93,28 +94,28 @@ def test_sequences_are_distinguished_and_a_new_one_is_an_average_one() -> None:
     for block in range(12):
         play(model, sequences[:10], [0.9] * 4, rounds=5, depth=4, seed=block)
         play(model, sequences[10:], [0.5] * 4, rounds=5, depth=4, seed=100 + block)
-    first = model.forecast(sequences, 4)[:, 0]
+    first = forecast(model, sequences, 4)[:, 0]
     assert first[:10].mean() == pytest.approx(0.9, abs=0.08)
     assert first[10:].mean() == pytest.approx(0.5, abs=0.13)
     assert first[:10].min() > first[10:].max()
-    assert first[10:].mean() < model.forecast([model.start_sequence()], 1)[0, 0] < first[:10].mean()
+    assert first[10:].mean() < forecast(model, [model.start_sequence()], 1)[0, 0] < first[:10].mean()
 
 
 def test_a_new_sequence_is_expected_to_be_like_those_that_ended() -> None:
     model = AcceptanceModel()
-    prior = model.forecast([model.start_sequence()], 1)[0, 0]
+    prior = forecast(model, [model.start_sequence()], 1)[0, 0]
     for number in range(60):
         sequence = model.start_sequence()
         play(model, [sequence], [0.2], rounds=30, depth=1, seed=number)
         model.end_sequence(sequence)
-    assert model.forecast([model.start_sequence()], 1)[0, 0] < prior - 0.3
+    assert forecast(model, [model.start_sequence()], 1)[0, 0] < prior - 0.3
 
 
 def test_a_change_is_followed() -> None:
     model, sequences = opened(8)
     play(model, sequences, [0.9] * DEPTH, rounds=200, depth=DEPTH)
     play(model, sequences, [0.2] * DEPTH, rounds=100, depth=DEPTH)
-    assert model.forecast(sequences, 1).max() < 0.4
+    assert forecast(model, sequences, 1).max() < 0.4
 
 
 def drafts(texts: Sequence[DraftTrace], position: int) -> list[Draft]:
@@ -181,13 +182,13 @@ def test_drafting_gains_more_than_the_average_token_where_confidence_distinguish
     survival = np.full((1, 2), 0.5)
     limit, never, judged = np.array([0.6]), np.array([-1.0]), np.array([False])
     model.has_scores = True
-    gain, rows, _ = model.forecast_admission(survival, min_admitted=limit, min_survival=never, unjudged=judged)
+    gain, rows, _ = forecast_admission(model, survival, min_admitted=limit, min_survival=never, unjudged=judged)
     assert gain.max() == rows.max() == 0, "the estimate is 0.5 for every score"
     for _ in range(200):
         model.learn_shift([0.5, 0.5], [0.95, 0.95])
         model.learn_shift([0.5, 0.5], [0.05, 0.05])
     stop = np.array([0.99])
-    gain, rows, drafted = model.forecast_admission(survival, min_admitted=limit, min_survival=stop, unjudged=judged)
+    gain, rows, drafted = forecast_admission(model, survival, min_admitted=limit, min_survival=stop, unjudged=judged)
     assert rows[0, 0] == pytest.approx(0.5, abs=0.02)
     assert gain[0, 0] == pytest.approx(0.48, abs=0.05)
     assert drafted[0].tolist() == [1.0, 0.0], "after an unlikely token none is drafted"

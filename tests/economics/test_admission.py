@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oracle.judging import select
 from wager.economics.latency import LatencyCache, StaticLatency
-from wager.economics.policy.admission import keep_nodes, select
 from wager.economics.policy.goodput import GoodputEstimator
+from wager.economics.policy.judging import keep_nodes
 from wager.types import Draft
 
 # economics reference, section 11: conditional confidences of three requests, and two cost curves by rows of the step

@@ -1,24 +1,20 @@
-"""What the policy itself takes: the same decisions by arrays as one by one, and less work where it does not pay."""
+"""What the policy itself takes: less work where it does not pay."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from wager.economics.acceptance import MTP_SURVIVAL, AcceptanceModel
+from oracle.planning import shared_seconds
+from wager.economics.acceptance import MTP_SURVIVAL
 from wager.economics.latency import LatencyCache, StaticLatency
-from wager.economics.policy import judging
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.admission import select, select_prefixes
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.policy.own_seconds import OwnSeconds
-from wager.economics.policy.plan_choice import shared_seconds
 from wager.economics.surface import LatencySurface
 from wager.simulation.latency import PublishedLatency
 from wager.simulation.server import SimulatedServer, Workload
@@ -39,93 +35,6 @@ class Rows(StaticLatency):
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
         return 1e-6 * depth
-
-
-# ---- the same by arrays as one by one -------------------------------------------------------------------------------
-
-chains = st.lists(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=5), min_size=1, max_size=8)
-
-
-@settings(max_examples=80, deadline=None)
-@given(chains, st.integers(0, 40), st.floats(0.0, 0.6))
-def test_prefixes_are_selected_as_tokens_are(rates: list[list[float]], limit: int, price: float) -> None:
-    survival = [np.cumprod(chain).tolist() for chain in rates]
-    gains = np.zeros((len(rates), max(map(len, rates))))
-    for row, chain in enumerate(survival):
-        gains[row, : len(chain)] = chain
-    flat = [gain for chain in survival for gain in chain]
-    seconds = [price * rows for rows in range(len(flat) + 1)]
-    one, many = (
-        select(flat, seconds, goodput=1.0, limit=limit),
-        select_prefixes(gains, seconds, goodput=1.0, limit=limit),
-    )
-    assert many.count == len(one.taken) == int(many.lengths.sum())
-    assert (many.gain, many.cut) == (pytest.approx(one.gain), one.cut if one.cut is None else pytest.approx(one.cut))
-    assert (many.lengths <= [len(chain) for chain in survival]).all()
-    everything = sum(flat) - seconds[-1]
-    profit = many.gain - seconds[many.count]
-    assert many.benefit == pytest.approx(profit - everything, abs=1e-9)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6), min_size=1, max_size=6), st.booleans())
-def test_the_survival_of_chains_is_that_of_each(rates: list[list[float]], scored: bool) -> None:
-    model = AcceptanceModel()
-    for number in range(60):
-        model.learn_scores(Draft.chain("r", [1, 2], drafter="d", scores=[0.8, 0.3]), [0, 1], [0] * (number % 3 > 0))
-    sequences = [model.start_sequence() for _ in rates]
-    for number, sequence in enumerate(sequences):
-        model.learn_round(sequence, accepted=number % 3, tested=3)
-    drafts = [
-        Draft.chain("r", range(len(chain)), drafter="d", scores=np.cumprod(chain).tolist() if scored else ())
-        for chain in rates
-    ]
-    sizes = np.array([len(draft) for draft in drafts])
-    scores = np.array([score for draft in drafts for score in draft.scores]) if scored else None
-    together = model.chain_survival(scores, sizes, sequences, int(sizes.max()))
-    for draft, sequence, row in zip(drafts, sequences, together, strict=True):
-        assert row[: len(draft)].tolist() == pytest.approx(model.survival(draft, sequence))
-        assert not row[len(draft) :].any()
-
-
-def admitted(users: int, *, one_by_one: bool, monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Draft]]:
-    monkeypatch.setattr(judging, "LARGE_BATCH", BUDGET if one_by_one else 0)
-    policy = Adaptive(Rows(0.1), drafters={"d": DrafterCapabilities(6)})
-    draw, seen = np.random.default_rng(3), []
-    for step in range(30):
-        plan = policy.plan([Span(f"r{i}", 100 + step, (0,), True, 6) for i in range(users)], BUDGET)
-        drafts = {
-            name: Draft.chain(
-                name, range(each.depth), drafter="d", scores=np.cumprod(draw.random(each.depth) ** 0.2).tolist()
-            )
-            for name, each in plan.items()
-        }
-        seen.append(policy.admit(drafts, BUDGET))
-        policy.learn([Verdict(f"r{i}", (0, 1, 2), (0, 1, 2, 9)) for i in range(users)])
-        policy.observe(StepRecord(users, users, 0, 0, users, {"forward": 5e-3}, (100,) * users))
-    return seen
-
-
-def test_a_policy_admits_the_same_by_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_arrays = admitted(6, one_by_one=False, monkeypatch=monkeypatch)
-    assert by_arrays == admitted(6, one_by_one=True, monkeypatch=monkeypatch)
-    sizes = [len(draft) for step in by_arrays for draft in step.values()]
-    assert min(sizes) < max(sizes), "some drafts are cut"
-
-
-def test_admission_forecast_by_groups_is_about_that_of_each_sequence() -> None:
-    model, draw = AcceptanceModel(), np.random.default_rng(1)
-    model.has_scores = True
-    for _ in range(64):
-        model.learn_shift([0.6, 0.4, 0.3], np.cumprod(draw.random(3) ** 0.4).tolist())
-    log_odds = np.array([1.5, 1.0, 0.5]) + draw.normal(0.0, 0.6, (300, 1))  # sequences that differ
-    survival = np.cumprod(1 / (1 + np.exp(-log_odds)), axis=1)
-    limit, stop = np.full(300, 0.25), np.full(300, 0.2)
-    one_by_one = model._admission(survival, limit, stop)
-    grouped = model.forecast_admission(survival, min_admitted=limit, min_survival=stop, unjudged=np.zeros(300, bool))
-    for each, groups in zip(one_by_one, grouped, strict=True):
-        assert groups.sum() == pytest.approx(each.sum(), rel=0.01)
-        assert np.abs(groups - each).mean() < 0.02
 
 
 # ---- less work where it does not pay --------------------------------------------------------------------------------

@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections import Counter
 from collections.abc import Container, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wager.errors import UsageError
+from wager.kernels import _native
 from wager.types import Draft
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
-Bools = NDArray[np.bool_]
 
 MTP_SURVIVAL = (0.779, 0.583, 0.444, 0.349, 0.279, 0.226, 0.185, 0.155)
 """S_1 to S_8 of a multi-token-prediction head."""
@@ -149,8 +146,10 @@ _ENDED = 0.97  # weight that sequences that ended keep at each further end
 _DRIFT = 0.0025  # variance of the change of a sequence's log-odds per round, as a share of that between sequences
 _TRIAL_WEIGHT = 0.5  # of a trial in a sequence's offset: trials of one round are correlated
 _CONFIDENCE_SHIFTS = 64  # drafts remembered for how much confidence moved their survival
-_HERMITE_POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None]  # Gauss-Hermite quadrature
-_HERMITE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])[:, None, None]
+
+
+token_judge = _native.TokenJudge(BIN_BORDERS, HIGHEST_RATE)
+"""Survival of the nodes of drafts, and which of them are worth their rows (csrc/judging.h)."""
 
 
 class SequenceAcceptance:
@@ -171,14 +170,6 @@ class SequenceAcceptance:
     def set(self, mean: float, variance: float) -> None:
         self.mean, self.variance = min(MAX_LOG_ODDS, max(-MAX_LOG_ODDS, mean)), variance
         self.odds = math.exp(self.mean)
-
-
-class ExpectedAdmission(NamedTuple):
-    """Probabilities, [sequences, depth]: that a token is drafted, verified too, and accepted too."""
-
-    accepted: Floats
-    verified: Floats
-    drafted: Floats
 
 
 class AcceptanceModel:
@@ -222,59 +213,6 @@ class AcceptanceModel:
         """Samples of how scores moved the odds of survival, [samples, depth]."""
         return self._shifts[: max(4, self._num_shifts)]
 
-    def forecast(self, sequences: Sequence[SequenceAcceptance], depth: int) -> Floats:
-        """Survival of depths 1 .. `depth`, [sequences, depth], averaged over what the offset of a sequence may be."""
-        log_odds = np.array([self.depths.log_odds[min(index, _MAX_DEPTH - 1)] for index in range(depth)])
-        mean = np.array([sequence.mean for sequence in sequences])[:, None]
-        deviation = np.sqrt(np.array([sequence.variance for sequence in sequences]))[:, None]
-        log_odds = log_odds + mean + deviation * _HERMITE_POINTS  # [points, sequences, depth]
-        survival = np.cumprod(1.0 / (1.0 + np.exp(-log_odds)), axis=2)
-        expected: Floats = (survival * _HERMITE_WEIGHTS).sum(0)
-        return expected
-
-    def forecast_admission(
-        self, survival: Floats, *, min_admitted: Floats, min_survival: Floats, unjudged: Bools
-    ) -> ExpectedAdmission:
-        """What to expect of drafting tokens of this survival, [sequences, depth]. Once drafted, those with scores are
-        verified only above `min_admitted`, and the drafter stops after one below `min_survival`, except for sequences
-        that are `unjudged` (each [sequences]). Scores are taken to move survival as they lately did; they
-        distinguish tokens and leave the average unchanged."""
-        everything = ExpectedAdmission(survival, (survival > 0).astype(np.float64), np.ones_like(survival))
-        if not self.has_scores:
-            return everything
-        if len(survival) > LARGE_BATCH and np.ptp(min_admitted) == 0 and np.ptp(min_survival) == 0:
-            judged = self._admission_of_groups(survival, float(min_admitted[0]), float(min_survival[0]))
-        else:
-            judged = self._admission(survival, min_admitted, min_survival)
-        if not unjudged.any():
-            return judged
-        return ExpectedAdmission(*(np.where(unjudged[:, None], *pair) for pair in zip(everything, judged, strict=True)))
-
-    def _admission_of_groups(self, survival: Floats, min_admitted: float, min_survival: float) -> ExpectedAdmission:
-        """`_admission` of many sequences, those of about the same survival together."""
-        order = np.argsort(survival.sum(1))
-        first = np.linspace(0, len(order), LARGE_BATCH, endpoint=False).astype(np.intp)
-        sizes = np.diff(np.append(first, len(order)))
-        groups = np.add.reduceat(survival[order], first, axis=0) / sizes[:, None]
-        limits = np.full(len(groups), min_admitted), np.full(len(groups), min_survival)
-        group = np.empty(len(order), np.intp)
-        group[order] = np.repeat(np.arange(len(groups)), sizes)
-        accepted, verified, drafted = (each[group] for each in self._admission(groups, *limits))
-        return ExpectedAdmission(accepted * (survival > 0), verified * (survival > 0), drafted)
-
-    def _admission(self, survival: Floats, min_admitted: Floats, min_survival: Floats) -> ExpectedAdmission:
-        columns = np.minimum(np.arange(survival.shape[1]), _MAX_DEPTH - 1)
-        shifts = self.confidence_shifts[:, columns]
-        later = (survival / np.maximum(1 - survival, 1e-6))[:, None] * shifts  # odds, [sequences, samples, depth]
-        later /= 1 + later
-        number = later.shape[1]  # sums over it take half the time that means do
-        later *= (survival / np.maximum(later.sum(1) / number, 1e-9))[:, None]
-        np.minimum(later, 1.0, out=later)
-        drafted = np.ones(later.shape, dtype=bool)
-        drafted[:, :, 1:] = later[:, :, :-1] > min_survival[:, None, None]
-        verified = drafted & (later > min_admitted[:, None, None])
-        return ExpectedAdmission(*(each.sum(1) / number for each in (later * verified, verified, drafted)))
-
     def score_of(self, survival: float) -> float:
         """About the score that the drafter itself gives a first token with this survival."""
         odds = survival / max(1e-9, 1.0 - survival) / self.bins.odds[bisect(BIN_BORDERS, survival)]
@@ -282,44 +220,8 @@ class AcceptanceModel:
 
     def survival(self, draft: Draft, sequence: SequenceAcceptance) -> list[float]:
         """Survival of every node: by its confidence if it has one, by its depth if not."""
-        survival: list[float] = []
         self.has_scores = len(draft.scores) == len(draft.tokens)
-        if not self.has_scores:
-            siblings = Counter(draft.parents)  # they share the rate of their depth: at most one of them is accepted
-            for depth, parent in zip(draft.depths, draft.parents, strict=True):
-                odds = self.depths.odds[min(depth, _MAX_DEPTH) - 1] * sequence.odds
-                above = survival[parent] if parent >= 0 else 1.0
-                survival.append(above * odds / (1 + odds) / siblings[parent])
-            return survival
-        scores, corrections = draft.scores, self.bins.odds
-        for score, parent in zip(scores, draft.parents, strict=True):
-            score_above, above = (scores[parent], survival[parent]) if parent >= 0 else (1.0, 1.0)
-            confidence = _conditional_confidence(score, score_above)
-            odds = confidence * corrections[bisect(BIN_BORDERS, confidence)]
-            survival.append(above * odds / (odds + 1.0 - confidence))
-        return survival
-
-    def chain_survival(
-        self, scores: Floats | None, sizes: Ints, sequences: Sequence[SequenceAcceptance], width: int
-    ) -> Floats:
-        """`survival` of many drafts that are chains of `sizes` tokens, [drafts, width], 0 beyond their ends. `scores`
-        are those of all drafts in a row (None: they have none)."""
-        inside = np.arange(width) < sizes[:, None]
-        self.has_scores = scores is not None
-        if scores is None:
-            by_depth = np.array([self.depths.odds[min(depth, _MAX_DEPTH - 1)] for depth in range(width)])
-            odds = by_depth * np.array([sequence.odds for sequence in sequences])[:, None]
-            rates = np.where(inside, odds / (1.0 + odds), 0.0)
-        else:
-            confidence = np.zeros(inside.shape)
-            confidence[inside] = scores
-            above = confidence[:, :-1]
-            confidence[:, 1:] /= np.where(above > 0, above, np.inf)
-            np.minimum(confidence, HIGHEST_RATE, out=confidence)
-            scored = confidence * np.array(self.bins.odds)[np.searchsorted(BIN_BORDERS, confidence, side="right")]
-            rates = scored / (scored + 1.0 - confidence)
-        survival: Floats = np.cumprod(rates, axis=1, dtype=np.float64)
-        return survival
+        return token_judge.survival(draft.scores, draft.parents, self.bins.odds, self.depths.odds, sequence.odds)
 
     def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int, known: int = 0) -> None:
         """Of depths 1, 2, ... `tested` were tested and the first `accepted` accepted; `known` were learned before."""

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -93,14 +93,12 @@ class LatencyCache:
         self._latency, self._steps = latency, 0
         self._plain: dict[tuple[int, int], float] = {}
         self._extra: dict[tuple[int, int, int], list[float]] = {}
-        self._extra_arrays: dict[tuple[int, int, int], NDArray[np.float64]] = {}  # the same
         self._last_shape, self._last_curve = (0, 0, 0), list[float]()  # of the last answer, which most others repeat
         self._draft: dict[tuple[str, int, int], float] = {}
         # models that have a quicker method for all depths together (LatencySurface)
         self._by_depth: Callable[[str, int, int], list[float]] | None = getattr(latency, "draft_seconds_by_depth", None)
         self._draft_curves: dict[tuple[str, int], Sequence[float]] = {}
         self._marginal: dict[tuple[str, int, int], NDArray[np.float64]] = {}
-        self._listed: dict[tuple[str, int, int], list[list[float]]] = {}  # the same
 
     def tick(self, steps: int = 1) -> None:
         """So many steps began."""
@@ -112,7 +110,7 @@ class LatencyCache:
     def clear(self) -> None:
         """The model has learned something new."""
         self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
-        self._extra_arrays, self._listed, self._draft_curves = {}, {}, {}
+        self._draft_curves = {}
         self._last_shape, self._last_curve = (0, 0, 0), []
 
     def plain_seconds(self, sequences: int, context_sum: int) -> float:
@@ -137,17 +135,8 @@ class LatencyCache:
             if len(knots) <= knots[-1]:
                 curve = _between(knots, curve)
             self._extra[key] = curve
-            self._extra_arrays.pop(key, None)
         self._last_shape, self._last_curve = shape, curve
         return curve
-
-    def extra_array(self, rows: int, sequences: int, context_sum: int, *, count: int) -> NDArray[np.float64]:
-        """`extra_seconds` as an array."""
-        curve = self.extra_seconds(rows, sequences, context_sum, count=count)
-        key = rows, sequences, _context_key(context_sum)
-        if key not in self._extra_arrays:
-            self._extra_arrays[key] = np.array(curve)
-        return self._extra_arrays[key]
 
     def draft_seconds(self, drafter: str, sequences: int, depth: int) -> float:
         """Drafting for `sequences`, each to `depth`."""
@@ -175,18 +164,6 @@ class LatencyCache:
                 done = depth
             left -= count
         return total
-
-    def listed_draft_seconds(self, drafter: str, sequences: int, depth: int) -> list[list[float]]:
-        """`marginal_draft_seconds` as lists."""
-        key = drafter, sequences, depth
-        if key not in self._listed:
-            knots = _draft_knots(sequences)
-            totals = [[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots]
-            passes = [[after - before for before, after in pairwise(each)] for each in totals]
-            every = zip(*[_between(knots, column) for column in zip(*passes, strict=True)], strict=True)
-            rows = pairwise(every)
-            self._listed[key] = [[high - low for low, high in zip(*pair, strict=True)] for pair in rows]
-        return self._listed[key]
 
     def marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> NDArray[np.float64]:
         """What the j-th sequence that drafts at depth k adds, [sequences, depth], at j - 1 and k - 1."""

@@ -444,16 +444,18 @@ def latency_filter(change: NDArray[np.float64], *, noise_sd: float, uncertainty:
 
     Robust in two ways: one observation that is far off moves little (a pause of the machine), and several in a row that
     are off in the same direction make all unknowns more uncertain (the machine has changed)."""
-    rules = (
-        _MAX_SURPRISE,
-        _DRIFT_INTERVAL / _MEMORY,
-        _NOISE_WEIGHT,
-        _MOST_NOISE,
-        _TREND_WEIGHT,
-        _TREND,
-        _DRIFT_INTERVAL,
+    return _native.KalmanFilter(
+        max_surprise=_MAX_SURPRISE,
+        drift=_DRIFT_INTERVAL / _MEMORY,
+        noise_weight=_NOISE_WEIGHT,
+        most_noise=_MOST_NOISE,
+        trend_weight=_TREND_WEIGHT,
+        trend=_TREND,
+        drift_interval=_DRIFT_INTERVAL,
+        change=change.ravel().tolist(),
+        noise=noise_sd**2,
+        uncertainty=uncertainty,
     )
-    return _native.KalmanFilter(rules, change.ravel().tolist(), noise_sd**2, uncertainty)
 
 
 def covariance(

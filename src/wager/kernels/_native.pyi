@@ -258,32 +258,72 @@ class NgramTable:
     def propose(self, requests: Sequence[Any], /) -> list[Any]: ...
 
 class KalmanFilter:
-    def __init__(self, rules: tuple[float, ...], change: Sequence[float], noise: float, uncertainty: float) -> None: ...
+    def __init__(
+        self,
+        *,
+        max_surprise: float,
+        drift: float,
+        noise_weight: float,
+        most_noise: float,
+        trend_weight: float,
+        trend: float,
+        drift_interval: int,
+        change: Sequence[float],
+        noise: float,
+        uncertainty: float,
+    ) -> None: ...
     def update(self, slopes: Sequence[float], error: float) -> None: ...
     def deviation(self, slopes: Sequence[float]) -> float: ...
     def values(self) -> list[float]: ...
 
 class TokenJudge:
-    def __init__(self, draft: type, borders: Sequence[float], highest: float) -> None: ...
+    def __init__(self, borders: Sequence[float], highest: float) -> None: ...
     def judge(
         self,
-        drafts: Mapping[str, Any],
-        corrections: Sequence[Sequence[float]],
+        scores: Sequence[Sequence[float]],
+        parents: Sequence[Sequence[int]],
+        confidence_odds: Sequence[Sequence[float]],
+        depth_odds: Sequence[Sequence[float]],
+        offsets: Sequence[float] | None,
         weights: Sequence[float] | None,
         seconds: Sequence[float],
         first: int,
         goodput: float,
         limit: int,
-    ) -> tuple[dict[str, Any], int, float, float | None, float] | None: ...
+    ) -> tuple[list[list[int]] | None, int, float, float | None, float]: ...
+    def survival(
+        self,
+        scores: Sequence[float],
+        parents: Sequence[int],
+        confidence_odds: Sequence[float],
+        depth_odds: Sequence[float],
+        offset: float,
+        /,
+    ) -> list[float]: ...
 
-def plan_drafts(
-    drafters: Sequence[tuple[Any, ...]],
-    rooms: Sequence[int],
-    weights: Sequence[float],
-    extra: Sequence[float],
-    goodput: float,
-    row_costs: Sequence[float],
-    several_drafters: float,
-    max_min_survival: float,
-    /,
-) -> tuple[list[int], list[int], list[float], float]: ...
+class DraftPlanner:
+    def __init__(
+        self,
+        *,
+        rooms: Sequence[int],
+        weights: Sequence[float],
+        extra: Sequence[float],
+        goodput: float,
+        several_drafters: float,
+        max_min_survival: float,
+    ) -> None: ...
+    def add(
+        self,
+        *,
+        log_odds: Sequence[float],
+        means: Sequence[float],
+        variances: Sequence[float],
+        seconds: NDArray[Any],
+        catch_up: Sequence[float],
+        unjudged: Sequence[bool],
+        shifts: NDArray[Any],
+        has_scores: bool,
+        stops_early: bool,
+        survival: NDArray[Any],
+    ) -> None: ...
+    def choose(self, row_costs: Sequence[float], /) -> tuple[list[int], list[int], list[float]]: ...

@@ -6,16 +6,11 @@ drafts of the next steps are verified as they are.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from wager.economics.acceptance import BIN_BORDERS, HIGHEST_RATE, LARGE_BATCH, Floats, Ints
+from wager.economics.acceptance import token_judge
 from wager.economics.latency import LatencyCache
-from wager.economics.policy.admission import keep_nodes, select, select_prefixes
 from wager.economics.policy.base import SMOOTHING, UPDATE_INTERVAL
 from wager.economics.policy.draft_seconds import DraftSeconds
 from wager.economics.policy.goodput import ADJACENT_ROWS, GoodputEstimator
@@ -24,7 +19,6 @@ from wager.economics.policy.own_seconds import OwnSeconds
 from wager.economics.policy.planning import MAX_INTERVAL
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
 from wager.economics.policy.step_load import StepLoad
-from wager.kernels import _native
 from wager.types import Draft
 
 _NEGLIGIBLE = 0.002  # share of the step's weight that judging must gain beyond what it takes
@@ -60,11 +54,6 @@ class DraftJudge:
         self._drafting, self._own = drafting, own
         self._interval = self._skipped = self._judged = self._recorded = 0
         self._record_interval = UPDATE_INTERVAL  # steps between those whose goodput is recorded
-        self._native = native_judge()
-        # of the last step with scores and equal weights, of one drafter: its load, and what judging it needs
-        self._scored_load: StepLoad | None = None
-        self._curve: Sequence[float] = ()
-        self._corrections = [profile.acceptance.bins.odds for profile in drafters[:1]]
         self._benefit = 0.0  # of judging lately, as a share of the weight of one token of each sequence
 
     def judge_next(self) -> None:
@@ -76,25 +65,16 @@ class DraftJudge:
         drafts, records = step.drafted, now >= self._recorded + self._record_interval
         if not step.spans or not (drafts or records):
             return {}
-        if drafts and not (step.draws_tokens or step.explored):
-            if deepest * len(drafts) <= budget:
-                self._skipped += 1
-                if self._skipped <= self._interval:
-                    return drafts
-            load = step.load
-            if load is self._scored_load and not records:  # as the last one was: nothing else is done in most steps
-                quick = self._native.judge(drafts, self._corrections, None, self._curve, 0, load.goodput, budget)
-                if quick is not None:
-                    step.judged = True
-                    self._schedule(load, quick[-1])
-                    admitted: Mapping[str, Draft] = quick[0]
-                    return admitted
+        if drafts and not (step.draws_tokens or step.explored) and deepest * len(drafts) <= budget:
+            self._skipped += 1
+            if self._skipped <= self._interval:
+                return drafts
         step.judged = bool(drafts)
         unjudged, rest, rows = self._unjudged(step) if step.draws_tokens else {}, drafts, 0
         if unjudged:
             rest = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in unjudged}
             rows = sum([len(draft) for draft in unjudged.values()])
-        judged = self._judge(step, rest, limit=budget - rows, unjudged_rows=rows)
+        judged = self._judge(step, rest, limit=budget - rows, first=rows)
         if rest and not unjudged:
             self._schedule(step.load, judged.benefit)
         if records:
@@ -141,134 +121,52 @@ class DraftJudge:
             decoding, extra=judged.extra, rows=rows, cut=judged.cut, goodput=load.goodput, steps=steps
         )
 
-    def _judge(self, step: PolicyStep, drafts: Mapping[str, Draft], *, limit: int, unjudged_rows: int) -> JudgedDrafts:
-        """The most profitable tokens of `drafts`, at most `limit`, beside `unjudged_rows` that are verified in any
-        case."""
-        sizes = [len(draft.tokens) for draft in drafts.values()]
-        count = unjudged_rows + sum(sizes) + ADJACENT_ROWS
+    def _judge(self, step: PolicyStep, drafts: Mapping[str, Draft], *, limit: int, first: int) -> JudgedDrafts:
+        """The most profitable tokens of `drafts`, at most `limit`, beside `first` other rows."""
+        count = first + sum([len(draft.tokens) for draft in drafts.values()]) + ADJACENT_ROWS
         extra = self._latency.extra_seconds(*step.load.shape, count=count)
-        seconds = extra[unjudged_rows:] if unjudged_rows else extra
-        self._scored_load = None
-        if self._native is not None and drafts:
-            judged = self._judge_natively(step, drafts, extra, limit=limit, first=unjudged_rows)
-            if judged is not None:
-                return judged
-        if len(drafts) > LARGE_BATCH and are_chains(list(drafts.values()), sizes):
-            return self._judge_chains(step, drafts, seconds, limit=limit, extra=extra)
-        return self._judge_each(step, drafts, seconds, limit=limit, extra=extra)
-
-    def _judge_natively(
-        self, step: PolicyStep, drafts: Mapping[str, Draft], extra: Sequence[float], *, limit: int, first: int
-    ) -> JudgedDrafts | None:
-        """`_judge_each` in C++, of drafts with scores; None for others. `extra` counts from `first`."""
-        used, weights, alone = self._drafters[:1], None, len(self._drafters) == 1
-        if not alone:
-            used = [self._drafters[step.drafter_index[step.plan[seq_id].drafter]] for seq_id in drafts]
+        if not drafts:
+            return JudgedDrafts({}, 0, 0.0, None, 0.0, extra)
+        used, offsets, weights, states = self._drafters, None, None, step.states
+        if len(used) > 1:
+            used = [used[step.drafter_index[step.plan[seq_id].drafter]] for seq_id in drafts]
+        scores = [draft.scores for draft in drafts.values()]
+        if not all(scores):
+            index, plan = step.drafter_index, step.plan
+            offsets = [states[seq_id].acceptance[index[plan[seq_id].drafter]].odds for seq_id in drafts]
         if not self._weights.uniform:
-            weights = [float(self._weights.weight(step.states[seq_id].weight)) for seq_id in drafts]
-        corrections = [profile.acceptance.bins.odds for profile in used]
-        judged = self._native.judge(drafts, corrections, weights, extra, first, step.load.goodput, limit)
-        if judged is None:
-            return None
-        for profile in used:
-            profile.acceptance.has_scores = True
-        if alone and weights is None and not first:
-            self._scored_load, self._curve = step.load, extra
-        admitted, rows, gain, cut, benefit = judged
-        return JudgedDrafts(admitted, rows, gain, cut, benefit, extra)
-
-    def _by_drafter(self, step: PolicyStep, drafts: Mapping[str, Draft]) -> dict[int, list[Draft]]:
-        if len(self._drafters) == 1:
-            return {0: list(drafts.values())}
-        parts: dict[int, list[Draft]] = {}
-        for seq_id, draft in drafts.items():
-            parts.setdefault(step.drafter_index[step.plan[seq_id].drafter], []).append(draft)
-        return parts
-
-    def _judge_chains(
-        self,
-        step: PolicyStep,
-        drafts: Mapping[str, Draft],
-        seconds: Sequence[float],
-        *,
-        limit: int,
-        extra: Sequence[float],
-    ) -> JudgedDrafts:
-        parts = self._by_drafter(step, drafts)
-        ordered = [draft for part in parts.values() for draft in part]
-        sizes = np.array([len(draft.tokens) for draft in ordered])
-        gains = np.zeros((len(ordered), int(sizes.max())))
-        first = 0
-        for index, part in parts.items():
-            last = first + len(part)
-            survival = self._chain_survival(step, index, part, sizes[first:last])
-            gains[first:last, : survival.shape[1]] = survival
-            first = last
-        if not self._weights.uniform:
-            states = step.states
-            gains *= np.array([self._weights.weight(states[draft.seq_id].weight) for draft in ordered])[:, None]
-        chosen = select_prefixes(gains, seconds, goodput=step.load.goodput, limit=limit)
-        admitted = {draft.seq_id: draft for draft in ordered}
-        for cut in np.flatnonzero(chosen.lengths < sizes).tolist():
-            draft, length = ordered[cut], int(chosen.lengths[cut])
-            if length:
-                admitted[draft.seq_id] = draft.truncate(length)
-            else:
-                del admitted[draft.seq_id]
-        return JudgedDrafts(admitted, chosen.count, chosen.gain, chosen.cut, chosen.benefit, extra)
-
-    def _chain_survival(self, step: PolicyStep, index: int, drafts: Sequence[Draft], sizes: Ints) -> Floats:
-        width, model = int(sizes.max()), self._drafters[index].acceptance
-        if drafts[0].scores:
-            scores = chain.from_iterable([draft.scores for draft in drafts])
-            return model.chain_survival(np.fromiter(scores, np.float64, int(sizes.sum())), sizes, (), width)
-        states = step.states
-        return model.chain_survival(None, sizes, [states[draft.seq_id].acceptance[index] for draft in drafts], width)
-
-    def _judge_each(
-        self,
-        step: PolicyStep,
-        drafts: Mapping[str, Draft],
-        seconds: Sequence[float],
-        *,
-        limit: int,
-        extra: Sequence[float],
-    ) -> JudgedDrafts:
-        gains: list[float] = []
-        first: list[int] = []
-        states, plan, indices, uniform = step.states, step.plan, step.drafter_index, self._weights.uniform
-        for seq_id, draft in drafts.items():
-            state, index = states[seq_id], indices[plan[seq_id].drafter]
-            survival = self._drafters[index].acceptance.survival(draft, state.acceptance[index])
-            weight = 1.0 if uniform else self._weights.weight(state.weight)
-            first.append(len(gains))
-            gains += survival if weight == 1.0 else [weight * each for each in survival]
-        chosen = select(gains, seconds, goodput=step.load.goodput, limit=limit)
-        admitted: dict[str, Draft] = {}
-        taken = chosen.taken
-        if len(taken) == len(gains):
-            return JudgedDrafts(drafts, len(taken), chosen.gain, chosen.cut, chosen.benefit, extra)
-        if taken:
-            taken = sorted(taken)
-            for start, (seq_id, draft) in zip(first, drafts.items(), strict=True):
-                nodes = taken[bisect_left(taken, start) : bisect_left(taken, start + len(draft.tokens))]
-                if nodes:
-                    admitted[seq_id] = keep_nodes(draft, [node - start for node in nodes])
-        return JudgedDrafts(admitted, len(taken), chosen.gain, chosen.cut, chosen.benefit, extra)
+            weights = [self._weights.weight(states[seq_id].weight) for seq_id in drafts]
+        kept, rows, gain, cut, benefit = token_judge.judge(
+            scores,
+            [draft.parents for draft in drafts.values()],
+            [profile.acceptance.bins.odds for profile in used],
+            [profile.acceptance.depths.odds for profile in used],
+            offsets,
+            weights,
+            extra,
+            first,
+            step.load.goodput,
+            limit,
+        )
+        for profile, draft in zip(used, drafts.values(), strict=False):
+            profile.acceptance.has_scores = len(draft.scores) == len(draft.tokens)
+        if kept is not None:
+            kept_of = zip(drafts.items(), kept, strict=True)
+            drafts = {seq_id: keep_nodes(draft, nodes) for (seq_id, draft), nodes in kept_of if nodes}
+        return JudgedDrafts(drafts, rows, gain, cut, benefit, extra)
 
 
-def native_judge() -> Any:
-    """What judges drafts with scores in C++ (csrc/judging.h), as `select` with AcceptanceModel.survival."""
-    return _native.TokenJudge(Draft, BIN_BORDERS, HIGHEST_RATE)
-
-
-_CHAIN_PARENTS = [tuple(range(-1, size - 1)) for size in range(64)]
-
-
-def are_chains(drafts: Sequence[Draft], sizes: Sequence[int]) -> bool:
-    """Whether all drafts, of these sizes, are short chains, with scores for all tokens of all of them or for none."""
-    if max(sizes) >= len(_CHAIN_PARENTS):
-        return False
-    if any(draft.scores for draft in drafts) and [len(draft.scores) for draft in drafts] != sizes:
-        return False
-    return [draft.parents for draft in drafts] == [_CHAIN_PARENTS[size] for size in sizes]
+def keep_nodes(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """The draft with these nodes alone, ascending and closed under parents."""
+    size = len(nodes)
+    if not size or nodes[-1] == size - 1:
+        return draft.truncate(size)
+    new_index = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
+    return Draft(
+        draft.seq_id,
+        tuple([draft.tokens[node] for node in nodes]),
+        tuple([new_index[draft.parents[node]] for node in nodes]),
+        tuple([draft.scores[node] for node in nodes]) if draft.scores else (),
+        draft.drafter,
+        None if draft.draft_probs is None else draft.draft_probs[list(nodes)],
+    )

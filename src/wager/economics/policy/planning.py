@@ -12,25 +12,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wager.economics.acceptance import LARGE_BATCH, Floats, Ints
+from wager.economics.acceptance import Floats
 from wager.economics.latency import LatencyCache
 from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL
 from wager.economics.policy.goodput import GoodputEstimator
 from wager.economics.policy.objective import ObjectiveWeights
 from wager.economics.policy.own_seconds import OwnSeconds
-from wager.economics.policy.plan_choice import (
-    DrafterForecast,
-    ListedForecast,
-    PlannedBatch,
-    choose_natively,
-    most_profitable,
-)
 from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePlan, SequencePolicyState
+from wager.kernels import _native
 from wager.types import DraftDecision
 
 MAX_INTERVAL = 32  # steps between plans; as many plans in which the interval grows to that
 _EARLY_PLANNING = 2.0  # by how much the first plans may exceed the time that planning may take
 _NEVER = -50.0  # log-odds of what is not expected
+SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
+MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
 _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
 
 
@@ -93,8 +89,7 @@ class Planner:
         self._due = self._now + round(self._interval)
         self._planned, self._newcomers = step.decoding, 0
         candidates = step.candidates
-        small = len(candidates) <= LARGE_BATCH
-        drafters, depths, min_survival, survival = (self._choose_natively if small else self._choose)(step, weights)
+        drafters, depths, min_survival, survival = self._choose(step, weights)
         self.standing = {}
         keys = list(zip(drafters, depths, min_survival, strict=True))
         plans = {key: self._decide(*key) for key in set(keys)}
@@ -112,27 +107,38 @@ class Planner:
         self._uniform = len(order) > 1 and keys[order[0]][:2] == keys[order[-1]][:2]
 
     def _choose(self, step: PolicyStep, weights: ObjectiveWeights) -> ChosenDrafts:
-        candidates = step.candidates
-        rooms = np.array([state.room for state in candidates])
-        each = (
-            np.ones(len(rooms)) if weights.uniform else np.array([weights.weight(state.weight) for state in candidates])
-        )
-        batch = PlannedBatch(step.load, rooms, each)
-        forecasts = [self._forecast(index, candidates, rooms) for index in range(len(self._drafters))]
-        costs = self._row_costs(step)
-        choice = most_profitable(forecasts, batch, self._latency, row_costs=costs)
-        columns = choice.drafters.tolist(), choice.depths.tolist(), choice.min_survival.tolist()
-        return ChosenDrafts(*columns, [forecast.survival for forecast in forecasts])
-
-    def _choose_natively(self, step: PolicyStep, weights: ObjectiveWeights) -> ChosenDrafts:
-        candidates = step.candidates
+        candidates, load = step.candidates, step.load
         rooms = [state.room for state in candidates]
-        each = [1.0] * len(rooms) if weights.uniform else [float(weights.weight(state.weight)) for state in candidates]
-        forecasts = [self._listed(index, candidates, rooms) for index in range(len(self._drafters))]
-        chosen = choose_natively(
-            forecasts, step.load, self._latency, rooms=rooms, weights=each, row_costs=self._row_costs(step)
+        each = [1.0] * len(rooms) if weights.uniform else [weights.weight(state.weight) for state in candidates]
+        deepest = [min(profile.capabilities.max_depth, max(rooms)) for profile in self._drafters]
+        survival = [np.empty((len(rooms), depth)) for depth in deepest]
+        extra = self._latency.extra_seconds(*load.shape, count=len(rooms) * max(deepest) + 2)
+        native = _native.DraftPlanner(
+            rooms=rooms,
+            weights=each,
+            extra=extra,
+            goodput=load.goodput,
+            several_drafters=SEVERAL_DRAFTERS,
+            max_min_survival=MAX_MIN_SURVIVAL,
         )
-        return ChosenDrafts(*chosen[:3], [forecast.survival for forecast in forecasts])
+        unjudged = [state.unjudged for state in candidates]
+        for index, (name, capabilities, model) in enumerate(self._drafters):
+            sequences = [state.acceptance[index] for state in candidates]
+            model.compare_sequences(sequences)
+            unused = name in self.unused or name in self.left_out
+            native.add(
+                log_odds=model.depths.log_odds,
+                means=[_NEVER if unused else sequence.mean for sequence in sequences],
+                variances=[sequence.variance for sequence in sequences],
+                seconds=self._latency.marginal_draft_seconds(name, len(rooms), deepest[index]),
+                catch_up=self._catch_up(index, candidates),
+                unjudged=unjudged,
+                shifts=model.confidence_shifts,
+                has_scores=model.has_scores,
+                stops_early=capabilities.stops_early,
+                survival=survival[index],
+            )
+        return ChosenDrafts(*native.choose(self._row_costs(step)), survival)
 
     def _row_costs(self, step: PolicyStep) -> list[float]:
         """Two costs of a row, for which plans are made: the recent one and, if it is less, that of one draft token for
@@ -150,35 +156,6 @@ class Planner:
         name, _, model = self._drafters[drafter]
         score = model.score_of(stop) if stop > 0 else 0.0
         return score, DraftDecision(depth, name, score)
-
-    def _forecast(self, index: int, states: Sequence[SequencePolicyState], rooms: Ints) -> DrafterForecast:
-        name, capabilities, model = self._drafters[index]
-        depth = min(capabilities.max_depth, int(rooms.max()))
-        model.compare_sequences([state.acceptance[index] for state in states])
-        survival = model.forecast([state.acceptance[index] for state in states], depth)
-        survival = np.where(np.arange(depth) < rooms[:, None], survival, 0.0) * (not self._gives_nothing(name))
-        seconds = self._latency.marginal_draft_seconds(name, len(states), depth)
-        unjudged = np.array([state.unjudged for state in states])
-        catch_up = np.array(self._catch_up(index, states))
-        return DrafterForecast(model, survival, seconds, catch_up, unjudged, capabilities.stops_early)
-
-    def _listed(self, index: int, states: Sequence[SequencePolicyState], rooms: Sequence[int]) -> ListedForecast:
-        name, capabilities, model = self._drafters[index]
-        depth, sequences = min(capabilities.max_depth, max(rooms)), [state.acceptance[index] for state in states]
-        model.compare_sequences(sequences)
-        return ListedForecast(
-            model,
-            [_NEVER if self._gives_nothing(name) else sequence.mean for sequence in sequences],
-            [sequence.variance for sequence in sequences],
-            self._latency.listed_draft_seconds(name, len(states), depth),
-            self._catch_up(index, states),
-            [state.unjudged for state in states],
-            capabilities.stops_early,
-            np.empty((len(states), depth)),
-        )
-
-    def _gives_nothing(self, name: str) -> bool:
-        return name in self.unused or name in self.left_out
 
     def _catch_up(self, index: int, states: Sequence[SequencePolicyState]) -> list[float]:
         """What catching up adds to each step until the next plan, by sequence."""

@@ -1,31 +1,76 @@
-"""How much each sequence is to draft: each drafter's worth for every sequence and depth, and the plan of most profit.
-
-`most_profitable` is with arrays; csrc/planning.h has the same for small batches (`choose_natively`), since a hundred
-calls of numpy take 1 ms between two passes of the target.
-"""
+"""How much each sequence is to draft, with arrays: the reference of csrc/planning.h."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from wager.economics.acceptance import AcceptanceModel, Bools, Floats, Ints
-from wager.economics.latency import LatencyCache
-from wager.economics.policy.step_load import StepLoad
-from wager.kernels import _native
+from wager.economics.acceptance import _MAX_DEPTH, AcceptanceModel, Floats, SequenceAcceptance
 
-SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
-MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
+SEVERAL_DRAFTERS, MAX_MIN_SURVIVAL = 0.93, 0.95
+Ints = NDArray[np.intp]
+Bools = NDArray[np.bool_]
+_HERMITE_POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None]  # Gauss-Hermite quadrature
+_HERMITE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])[:, None, None]
+
+
+class ExpectedAdmission(NamedTuple):
+    """Probabilities, [sequences, depth]: that a token is drafted, verified too, and accepted too."""
+
+    accepted: Floats
+    verified: Floats
+    drafted: Floats
+
+
+def forecast(model: AcceptanceModel, sequences: Sequence[SequenceAcceptance], depth: int) -> Floats:
+    """Survival of depths 1 .. `depth`, [sequences, depth], averaged over what the offset of a sequence may be."""
+    log_odds = np.array([model.depths.log_odds[min(index, _MAX_DEPTH - 1)] for index in range(depth)])
+    mean = np.array([sequence.mean for sequence in sequences])[:, None]
+    deviation = np.sqrt(np.array([sequence.variance for sequence in sequences]))[:, None]
+    log_odds = log_odds + mean + deviation * _HERMITE_POINTS  # [points, sequences, depth]
+    survival = np.cumprod(1.0 / (1.0 + np.exp(-log_odds)), axis=2)
+    expected: Floats = (survival * _HERMITE_WEIGHTS).sum(0)
+    return expected
+
+
+def forecast_admission(
+    model: AcceptanceModel, survival: Floats, *, min_admitted: Floats, min_survival: Floats, unjudged: Bools
+) -> ExpectedAdmission:
+    """What to expect of drafting tokens of this survival, [sequences, depth]. Once drafted, those with scores are
+    verified only above `min_admitted`, and the drafter stops after one below `min_survival`, except for sequences that
+    are `unjudged` (each [sequences]). Scores are taken to move survival as they lately did; they distinguish tokens
+    and leave the average unchanged."""
+    everything = ExpectedAdmission(survival, (survival > 0).astype(np.float64), np.ones_like(survival))
+    if not model.has_scores:
+        return everything
+    judged = _judged(model, survival, min_admitted, min_survival)
+    return ExpectedAdmission(*(np.where(unjudged[:, None], *pair) for pair in zip(everything, judged, strict=True)))
+
+
+def _judged(model: AcceptanceModel, survival: Floats, min_admitted: Floats, min_survival: Floats) -> ExpectedAdmission:
+    columns = np.minimum(np.arange(survival.shape[1]), _MAX_DEPTH - 1)
+    shifts = model.confidence_shifts[:, columns]
+    later = (survival / np.maximum(1 - survival, 1e-6))[:, None] * shifts  # odds, [sequences, samples, depth]
+    later /= 1 + later
+    number = later.shape[1]  # sums over it take half the time that means do
+    later *= (survival / np.maximum(later.sum(1) / number, 1e-9))[:, None]
+    np.minimum(later, 1.0, out=later)
+    drafted = np.ones(later.shape, dtype=bool)
+    drafted[:, :, 1:] = later[:, :, :-1] > min_survival[:, None, None]
+    verified = drafted & (later > min_admitted[:, None, None])
+    return ExpectedAdmission(*(each.sum(1) / number for each in (later * verified, verified, drafted)))
 
 
 class PlannedBatch(NamedTuple):
-    """The step without drafts; of each candidate the room for draft tokens and the weight of a token, [sequences]."""
+    """Goodput, and of each candidate the room for draft tokens and the weight of a token, [sequences]."""
 
-    load: StepLoad
+    goodput: float
     rooms: Ints
     weights: Floats
 
@@ -48,7 +93,7 @@ class DrafterForecast:
         if not (self.stops_early and self.model.has_scores):
             return np.full(len(batch.weights), -1.0)
         next_rate = float(1.0 / (1.0 + np.exp(-self.model.depths.log_odds[1])))
-        cost = (row_cost + batch.load.goodput * float(self.seconds[-1, 0])) / next_rate
+        cost = (row_cost + batch.goodput * float(self.seconds[-1, 0])) / next_rate
         return np.minimum(cost / batch.weights, MAX_MIN_SURVIVAL)
 
 
@@ -77,10 +122,14 @@ class PlanChoice(NamedTuple):
 
 def evaluate(forecast: DrafterForecast, batch: PlannedBatch, *, row_cost: float) -> DrafterValue:
     """What one drafter is worth to each sequence."""
-    seconds, weights, goodput = forecast.seconds, batch.weights, batch.load.goodput
+    seconds, weights, goodput = forecast.seconds, batch.weights, batch.goodput
     min_survival = forecast.min_survival(batch, row_cost)
-    accepted, rows, drafted = forecast.model.forecast_admission(
-        forecast.survival, min_admitted=row_cost / weights, min_survival=min_survival, unjudged=forecast.unjudged
+    accepted, rows, drafted = forecast_admission(
+        forecast.model,
+        forecast.survival,
+        min_admitted=row_cost / weights,
+        min_survival=min_survival,
+        unjudged=forecast.unjudged,
     )
     gain = accepted * weights[:, None]
     net = np.minimum.accumulate(gain - row_cost * rows, axis=1)
@@ -128,11 +177,9 @@ def _ranks(values: Floats) -> Ints:
     return ranks
 
 
-def choose_depths(
-    values: Sequence[DrafterValue], drafters: Ints, batch: PlannedBatch, latency: LatencyCache
-) -> PlanChoice:
+def choose_depths(values: Sequence[DrafterValue], drafters: Ints, batch: PlannedBatch, extra: Floats) -> PlanChoice:
     """How deep each sequence drafts: the tokens of greatest net gain, as many as are most profitable."""
-    size, width, load = len(drafters), max([value.net.shape[1] for value in values]), batch.load
+    size, width = len(drafters), max([value.net.shape[1] for value in values])
     net, gain, rows, seconds, possible = (np.zeros((size, width)) for _ in range(5))
     for index, value in enumerate(values):
         mine, depth = np.flatnonzero(drafters == index), value.net.shape[1]
@@ -143,72 +190,24 @@ def choose_depths(
     cells = np.flatnonzero(possible)
     cells = cells[np.argsort(-net.ravel()[cells], kind="stable")]
     sums = [np.concatenate([[0.0], np.cumsum(amount.ravel()[cells])]) for amount in (gain, rows, seconds)]
-    extra = latency.extra_array(*load.shape, count=int(sums[1][-1]) + 2)
     below = sums[1].astype(np.intp)  # rows, between which the extra seconds are interpolated
     of_rows = (extra[below + 1] - extra[below]) * (sums[1] - below) + extra[below]
-    profit = sums[0] - load.goodput * (of_rows + sums[2])
+    profit = sums[0] - batch.goodput * (of_rows + sums[2])
     taken = cells[: int(profit.argmax())]
     min_survival = np.choose(drafters + 1, [np.full(size, -1.0), *[value.min_survival for value in values]])
     return PlanChoice(drafters, np.bincount(taken // width, minlength=size), min_survival, float(profit.max()))
 
 
 def most_profitable(
-    forecasts: Sequence[DrafterForecast], batch: PlannedBatch, latency: LatencyCache, *, row_costs: Sequence[float]
+    forecasts: Sequence[DrafterForecast], batch: PlannedBatch, extra: Floats, *, row_costs: Sequence[float]
 ) -> PlanChoice:
     """Of the plans for each cost of a row, in turn until one drafts for every sequence."""
     size = len(batch.weights)
     best = PlanChoice(np.full(size, -1), np.zeros(size, np.intp), np.full(size, -1.0))
     for row_cost in row_costs:
         values = [evaluate(forecast, batch, row_cost=row_cost) for forecast in forecasts]
-        choice = choose_depths(values, choose_drafters(values), batch, latency)
+        choice = choose_depths(values, choose_drafters(values), batch, extra)
         best = choice if choice.profit > best.profit else best
         if best.depths.all():
             break
     return best
-
-
-@dataclass(frozen=True, slots=True)
-class ListedForecast:
-    """A DrafterForecast of few sequences: mean and variance of each one's log-odds in place of survival, the rest as
-    there; the survival is written to `survival`."""
-
-    model: AcceptanceModel
-    means: Sequence[float]
-    variances: Sequence[float]
-    seconds: Sequence[Sequence[float]]
-    catch_up: Sequence[float]
-    unjudged: Sequence[bool]
-    stops_early: bool
-    survival: Floats
-
-
-def choose_natively(
-    forecasts: Sequence[ListedForecast],
-    load: StepLoad,
-    latency: LatencyCache,
-    *,
-    rooms: Sequence[int],
-    weights: Sequence[float],
-    row_costs: Sequence[float],
-) -> tuple[list[int], list[int], list[float], float]:
-    """`most_profitable` in C++: drafters, depths, min_survival and the profit."""
-    drafters = [
-        (
-            each.model.depths.log_odds,
-            each.model.confidence_shifts,
-            each.seconds,
-            each.means,
-            each.variances,
-            each.catch_up,
-            each.unjudged,
-            each.model.has_scores,
-            each.stops_early,
-            each.survival,
-        )
-        for each in forecasts
-    ]
-    rows = max([each.survival.size for each in forecasts])
-    extra = latency.extra_seconds(*load.shape, count=rows + 2)
-    return _native.plan_drafts(
-        drafters, rooms, weights, extra, load.goodput, row_costs, SEVERAL_DRAFTERS, MAX_MIN_SURVIVAL
-    )
