@@ -47,8 +47,7 @@ from wager.models.weights import open_weights, tensor_shapes
 from wager.planner.acceptance import parse_acceptances
 from wager.planner.inputs import find_hardware, find_plan_model, read_popularity
 from wager.simulation.traces import RecordedTraces, read_arrivals
-from wager.train.answers import read_answers, read_prompt_texts
-from wager.train.collection import read_made_up
+from wager.train.answers import read_answers, read_made_up, read_prompt_texts
 from wager.types import DraftRequest, SamplingParams
 
 Read = Callable[[bytes, Path], None]

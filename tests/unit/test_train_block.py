@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from trained import states_of, target_of, texts, torch_target
 
 from wager.train.block import BlockModule
+from wager.train.data import DraftVocabulary
 from wager.train.draft_module import DraftSizes
 from wager.train.session import RunOptions, TrainingSession
-from wager.train.target_states import TorchTarget
+from wager.train.target import TorchTarget
 from wager.train.trainer import StepReport, TrainSettings, unrolled_loss
-from wager.train.vocabulary import DraftVocabulary
 
 TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5]]
 SLOTS, MASK = 3, 500
@@ -132,6 +132,7 @@ def test_every_weight_learns_the_confidence_too() -> None:
     assert len(agreement) == 3
 
 
+@pytest.mark.slow
 def test_the_confidence_comes_to_be_the_acceptance(tmp_path: Path) -> None:
     run = TrainingSession(target_of(), texts(150), replace(SETTINGS, steps=40, rate=1e-2), OPTIONS, tmp_path)
     result = run.run(lambda _: None)

@@ -15,7 +15,7 @@ from in_process import Call
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.models.opening import open_model
-from wager.train.training_target import TrainingTarget
+from wager.train.data import TrainingTarget
 
 torch.set_num_threads(1)
 SHORT = (

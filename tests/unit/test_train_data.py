@@ -15,8 +15,7 @@ from wager.models.opening import open_model
 from wager.testing import ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.train import answers
-from wager.train.examples import TextWeights, TrainingData, TrainingText, check_disjoint
-from wager.train.vocabulary import DraftVocabulary
+from wager.train.data import DraftVocabulary, TextWeights, TrainingData, TrainingText, check_disjoint
 from wager.types import SamplingParams
 
 KNOWN = np.ones(512, bool)
@@ -52,7 +51,7 @@ def test_weights_leave_out_what_all_texts_share_unknown_tokens_and_the_end() -> 
     known = KNOWN.copy()
     known[41] = False
     found = TextWeights(known, 0.25, shared=3).of(TrainingText((1, 2, 3, 40, 41, 42, 43), 5), 7)
-    # laws after tokens 0 and 1 guess shared tokens; after 2 and 3 prompt tokens, of which 41 is not known
+    # distributions after tokens 0 and 1 guess shared tokens; after 2 and 3 prompt tokens, of which 41 is not known
     assert found.tolist() == [0, 0, 0.25, 0, 1, 1, 0]
 
 

@@ -10,11 +10,10 @@ import torch
 from safetensors.torch import load_file
 from trained import states_of, target_of, texts, torch_target
 
-from wager.train.draft_module import DraftSizes
-from wager.train.medusa import MedusaModule
+from wager.train.data import DraftVocabulary
+from wager.train.draft_module import DraftSizes, MedusaModule
 from wager.train.session import RunOptions, TrainingSession
 from wager.train.trainer import TrainSettings
-from wager.train.vocabulary import DraftVocabulary
 
 TOKENS = [[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]]
 SETTINGS = TrainSettings(kind="medusa", steps=40, batch=160, depth=3, precision="float32", rate=3e-3, warmup=2)

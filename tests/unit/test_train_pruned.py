@@ -33,11 +33,10 @@ from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
 from wager.profiling.acceptance import estimate_acceptance
 from wager.profiling.draft_records import record_drafts
-from wager.train.evaluate import held_out_acceptance
-from wager.train.examples import TrainingText
+from wager.train.data import TrainingText
 from wager.train.pruned import chosen_layers
-from wager.train.session import RunOptions, TrainingSession
-from wager.train.target_states import TorchTarget
+from wager.train.session import RunOptions, TrainingSession, held_out_acceptance
+from wager.train.target import TorchTarget
 from wager.train.trainer import StepReport, TrainSettings
 from wager.types import Request, SamplingParams
 
@@ -194,6 +193,7 @@ def test_further_guesses_are_the_same_rows_further_on(tmp_path: Path) -> None:
     assert len(list(run.module.steps(states, 3, torch.Generator()))) == 1
 
 
+@pytest.mark.slow
 def test_the_estimate_agrees_with_the_engine_and_the_text_is_the_targets(tmp_path: Path) -> None:
     """On greedy answers that it was trained on: those of a random model are learned by heart or not at all."""
     noise = np.random.default_rng(7)

@@ -13,7 +13,7 @@ from trained import states_of
 from wager.errors import UsageError
 from wager.models.opening import open_model
 from wager.models.weights import open_weights
-from wager.train.target_states import TorchTarget, default_taps
+from wager.train.target import TorchTarget, default_taps
 
 
 @pytest.mark.parametrize(

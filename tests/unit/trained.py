@@ -9,12 +9,10 @@ import numpy as np
 import torch
 
 from wager.models.opening import open_model
+from wager.train.data import DraftVocabulary, TrainingTarget, TrainingText
 from wager.train.draft_module import DraftSizes
 from wager.train.eagle import EagleModule
-from wager.train.examples import TrainingText
-from wager.train.target_states import TargetStates, TorchTarget
-from wager.train.training_target import TrainingTarget
-from wager.train.vocabulary import DraftVocabulary
+from wager.train.target import TargetStates, TorchTarget
 
 torch.set_num_threads(1)
 MODEL = "random:llama:tiny"

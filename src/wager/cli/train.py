@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from wager.arch.spec import ModelSpec
     from wager.loading.load import LoadedEngine
     from wager.models.tokenizer import Tokenizer
-    from wager.train.examples import TrainingText
+    from wager.train.data import TrainingTarget, TrainingText
     from wager.train.session import TrainingSession
     from wager.train.trainer import StepReport
-    from wager.train.training_target import TrainingTarget
 
 KINDS = ("eagle3", "dspark", "medusa", "pruned", "store")
 _DRAFTERS = {"eagle3": "eagle3", "dspark": "dflash", "medusa": "medusa", "pruned": "model"}
@@ -263,17 +262,16 @@ def command(*, kind: str, output: str, config: EngineConfig, json_path: Path | N
 
 
 def _session(kind: str, folder: Path, config: EngineConfig, options: Mapping[str, Any]) -> TrainingSession:
-    from wager.train.torch_extra import require_torch
+    from wager.train import require_torch
 
     require_torch()
-    from wager.train import devices
     from wager.train.session import RunOptions, TrainingSession
-    from wager.train.target_states import check_trainable
+    from wager.train.target import check_trainable, choose_device, choose_precision, use_threads
     from wager.train.trainer import TrainSettings
 
-    devices.use_threads(config.model.threads)
-    device = devices.choose_device(options["device"])
-    precision = devices.choose_precision(options["precision"], device)
+    use_threads(config.model.threads)
+    device = choose_device(options["device"])
+    precision = choose_precision(options["precision"], device)
     target, _, texts = _collected(config, folder, options, check=check_trainable)
     settings = TrainSettings(
         kind=kind,
@@ -329,8 +327,8 @@ def _collected(
     from wager.cli.bench import count_answers
     from wager.cli.loading import open_engine
     from wager.models.opening import open_model
-    from wager.train.collection import TextSources, collect_texts
-    from wager.train.training_target import TrainingTarget
+    from wager.train.answers import TextSources, collect_texts
+    from wager.train.data import TrainingTarget
 
     path, weights, tokenizer = open_model(config.model.model)
     if check is not None:

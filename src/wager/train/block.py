@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wager.train.data import DraftVocabulary
 from wager.train.draft_module import DraftModule, DraftSizes, OutputRows, StepRows
-from wager.train.layers import DraftNorm, GatedMlp, Projections, attend, rotate
-from wager.train.target_states import TargetStates, TorchTarget
-from wager.train.vocabulary import DraftVocabulary
+from wager.train.target import DraftNorm, GatedMlp, Projections, TargetStates, TorchTarget, attend, rotate
 
 
 class BlockAttention(Projections):
@@ -102,7 +101,7 @@ class BlockModule(DraftModule):
         tokens, count = states.tokens, states.tokens.shape[1] - 1
         rows = self._anchors(len(tokens), count, generator).to(tokens.device)
         slots = torch.arange(depth, device=tokens.device)
-        places = rows[..., None] + 1 + slots  # [B, A, S], of the slots' inputs and of the laws they guess
+        places = rows[..., None] + 1 + slots  # [B, A, S], of the slots' inputs and of the distributions they guess
         x = self._inputs(tokens, rows, depth)
         context = self.hidden_norm(self.fc(states.taps[:, :-1].flatten(2)))
         rotation = self.rotation[places.flatten(1)]

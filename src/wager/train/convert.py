@@ -14,7 +14,7 @@ from typing import Any
 
 from wager.errors import ModelError, UsageError, WagerError
 from wager.models.safetensors_files import pickled_weights
-from wager.train.torch_extra import require_torch
+from wager.train import require_torch
 
 
 def convert(folder: Path) -> Path:

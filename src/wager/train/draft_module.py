@@ -1,4 +1,6 @@
-"""What every trained drafter shares: sizes, the target's embedding and positions, the output over its vocabulary."""
+"""What every trained drafter shares: sizes, the target's embedding and positions, the output over its vocabulary; and
+the simplest of them, Medusa heads (arXiv 2401.10774).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wager.train.target_states import TargetStates, TorchTarget
-from wager.train.vocabulary import DraftVocabulary
+from wager.train.data import DraftVocabulary
+from wager.train.target import TargetStates, TorchTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,8 @@ class DraftSizes:
 @dataclass(frozen=True)
 class StepRows:
     """What a module computed at one depth: `states` [B, n, H] that enter its output matrix, and for each row the
-    position whose law it guesses (`positions` int64 [B, n]), where `valid` bool [B, n], and the token there (`previous`
-    int64 [B, n])."""
+    position whose distribution it guesses (`positions` int64 [B, n]), where `valid` bool [B, n], and the token there
+    (`previous` int64 [B, n])."""
 
     states: Tensor
     positions: Tensor
@@ -119,3 +121,32 @@ class DraftModule(nn.Module):
     def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:
         """The rows of every depth, the first guess first. With `generator` rows may be left out at random."""
         raise NotImplementedError
+
+
+class MedusaBlock(nn.Module):
+    """The residual block of one head, W and b zero at first, so that it begins as the target's state."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(hidden, hidden)])
+        for value in self.parameters():
+            nn.init.zeros_(value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + functional.silu(self.layers[0](x)).float()
+
+
+class MedusaModule(DraftModule):
+    """`sizes.layers` heads."""
+
+    def __init__(self, sizes: DraftSizes) -> None:
+        super().__init__(sizes)
+        self.blocks = nn.ModuleList(MedusaBlock(sizes.hidden) for _ in range(sizes.layers))
+
+    def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:
+        last = states.tokens.shape[1] - 1
+        rows = torch.arange(last, device=states.tokens.device).expand(len(states.tokens), last)
+        for step, block in enumerate(list(self.blocks)[:depth]):
+            ahead = (rows + 1 + step).clamp(max=last)
+            known = states.tokens.gather(1, ahead)
+            yield StepRows(block(states.final[:, :-1]), ahead, rows + 1 + step <= last, known)

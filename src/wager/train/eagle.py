@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wager.train.data import DraftVocabulary
 from wager.train.draft_module import DraftModule, DraftSizes, StepRows
-from wager.train.layers import DraftNorm, GatedMlp, Projections, attend, rotate
-from wager.train.target_states import TargetStates, TorchTarget
-from wager.train.vocabulary import DraftVocabulary
+from wager.train.target import DraftNorm, GatedMlp, Projections, TargetStates, TorchTarget, attend, rotate
 
 _MLP_SCALE = 0.05
 """The target's residual at its last layer is about this much larger than a normed one."""

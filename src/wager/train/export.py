@@ -1,7 +1,9 @@
-"""Writes a trained head in speculators' format, EAGLE-3's and DSpark's (Medusa in vLLM's), and reads the first back.
+"""Writes what was trained: a head in speculators' format, EAGLE-3's and DSpark's (Medusa in vLLM's), or a pruned model
+as a Hugging Face directory.
 
 config.json with every flag, because readers differ in what a missing one means; model.safetensors with bfloat16 tensors
-under the format's names, d2t as offsets. The embedding is the target's and is not written.
+under the format's names, d2t as offsets. A head's embedding is the target's and is not written. A pruned model is one
+like any other of its family, for `--drafter model:PATH`, transformers and other engines.
 """
 
 from __future__ import annotations
@@ -13,17 +15,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from wager.arch.config_keys import read_json
+from wager.arch.families import FAMILIES
+from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
-from wager.train.checkpoint import Provenance
+from wager.train.data import DraftVocabulary, TrainingTarget
 from wager.train.draft_module import DraftModule, DraftSizes
-from wager.train.vocabulary import DraftVocabulary
+from wager.train.pruned import PrunedModule
+from wager.train.trainer import Provenance
 
 _USUAL_TAPS = 3
 """Taps that readers assume where nothing else is written."""
@@ -234,33 +238,62 @@ def replace_file(path: Path, data: bytes) -> None:
     part.replace(path)
 
 
-def read_export(folder: Path, size: int) -> tuple[DraftSizes, DraftVocabulary, dict[str, Tensor]]:
-    """Sizes, vocabulary and weights of an EAGLE-3 export for a target of `size` token ids. ModelError names what is
-    absent or does not agree."""
-    config = read_json(folder / "config.json")
-    try:
-        tensors = load_file(folder / "model.safetensors")
-    except Exception as error:  # of several kinds, for files that are absent, cut off or damaged
-        raise ModelError(f"{folder / 'model.safetensors'} cannot be read: {error}.", "Export it again.") from error
-    try:
-        layer = config["transformer_layer_config"]
-        sizes = DraftSizes(
-            layer["hidden_size"],
-            layer["intermediate_size"],
-            layer["num_attention_heads"],
-            layer["num_key_value_heads"],
-            layer["head_dim"],
-            layer["rms_norm_eps"],
-            tuple(config["eagle_aux_hidden_state_layer_ids"]),
-            norm_before_residual=config["norm_before_residual"],
-            fc_norm=config["fc_norm"],
-            norm_output=config["norm_output"],
+def check_prunable(spec: ModelSpec) -> None:
+    """UsageError for a model whose layers no configuration that is written here describes."""
+    if any(isinstance(layer.attention, Gqa) and layer.attention.window is not None for layer in spec.layers):
+        raise UsageError(
+            f"{spec.name} has layers with a sliding window, of which no draft model is made.",
+            "Give a model with full attention, or train a head: --kind eagle3.",
         )
-        known = tensors.pop("t2d", torch.ones(size, dtype=torch.bool)).numpy()
-        offsets = tensors.pop("d2t", torch.zeros(size, dtype=torch.int64)).numpy()
-    except (KeyError, TypeError) as error:
-        raise ModelError(f"{folder / 'config.json'} lacks {error}.", "Export it again.") from error
-    ids = np.arange(len(offsets)) + offsets
-    if len(known) != size or not np.array_equal(np.flatnonzero(known), ids):
-        raise ModelError(f"d2t and t2d in {folder} do not agree with each other and {size} token ids.", "Export again.")
-    return sizes, DraftVocabulary(ids, size), tensors
+
+
+def model_config(
+    sizes: DraftSizes, target: TrainingTarget, provenance: Provenance, scaling: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """config.json of a model with the target's shape and fewer layers."""
+    spec = target.weights.spec
+    details = spec.details
+    kind = "qwen3" if details.qk_norm else "qwen2" if details.qkv_bias and not details.output_bias else "llama"
+    return {
+        "architectures": [FAMILIES[kind].architecture],
+        "model_type": kind,
+        "hidden_size": spec.hidden,
+        "intermediate_size": sizes.inner,
+        "num_hidden_layers": len(sizes.kept_layers),
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": sizes.norm_eps,
+        "rope_theta": details.rope.theta,
+        "rope_scaling": dict(scaling) if scaling else None,
+        "max_position_embeddings": spec.context,
+        "vocab_size": spec.vocab,
+        "tie_word_embeddings": spec.tied,
+        "attention_bias": details.output_bias,
+        "mlp_bias": details.mlp_bias,
+        "use_sliding_window": False,
+        "eos_token_id": list(target.eos_ids),
+        "torch_dtype": "bfloat16",
+        "wager": {**asdict(provenance), "kept_layers": list(sizes.kept_layers)},
+    }
+
+
+def write_pruned(
+    folder: Path,
+    module: PrunedModule,
+    target: TrainingTarget,
+    provenance: Provenance,
+    scaling: Mapping[str, Any] | None,
+) -> None:
+    """Write all files, each under another name first. ModelError for weights that are no numbers."""
+    tensors = {**module.state_dict(), "model.embed_tokens.weight": module.embedding}
+    if not target.weights.spec.tied:
+        tensors["lm_head.weight"] = module.head
+    config = model_config(module.sizes, target, provenance, scaling)
+    texts = {**target.tokenizer.files(), "config.json": json.dumps(config, indent=2) + "\n"}
+    written = float_tensors(tensors)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tensors(folder / "model.safetensors", written)
+    for name, text in texts.items():
+        replace_file(folder / name, text.encode())

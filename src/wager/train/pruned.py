@@ -1,5 +1,5 @@
-"""A draft model made of some of the target's own layers (depth pruning), trained to give the target's law (Minitron,
-arXiv 2407.14679).
+"""A draft model made of some of the target's own layers (depth pruning), trained to give the target's distribution
+(Minitron, arXiv 2407.14679).
 
 Layers and the last norm begin as the target's and learn; embedding and output matrix are the target's and stay. It
 reads the text alone, so what it gives at a position is what it will draft there once all guesses before were right:
@@ -17,10 +17,9 @@ from torch.nn import functional
 
 from wager.arch.spec import ModelSpec
 from wager.errors import UsageError
+from wager.train.data import DraftVocabulary
 from wager.train.draft_module import DraftModule, DraftSizes, OutputRows, StepRows
-from wager.train.layers import DraftNorm, GatedMlp, Projections, rotate
-from wager.train.target_states import TargetStates, TorchTarget
-from wager.train.vocabulary import DraftVocabulary
+from wager.train.target import DraftNorm, GatedMlp, Projections, TargetStates, TorchTarget, rotate
 
 _PLACES: Mapping[str, str] = {
     "attn_norm": "input_layernorm.weight",

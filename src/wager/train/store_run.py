@@ -11,8 +11,7 @@ from wager.draft.store_file import StoreFile, StoreHeader, build_store
 from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.errors import UsageError
 from wager.models.tokenizer import Tokenizer, num_tokens
-from wager.train.examples import TrainingData, TrainingText
-from wager.train.training_target import TrainingTarget
+from wager.train.data import TrainingData, TrainingTarget, TrainingText
 
 STORE = "answers.store"
 

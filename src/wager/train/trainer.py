@@ -1,26 +1,116 @@
-"""The training loop: batches to states of the target, to losses of every depth, to a step of the optimiser.
+"""The training loop: batches to states of the target, to losses of every depth, to a step of the optimiser; its losses
+and its checkpoints.
 
-Everything random is drawn from (seed, step), so a resumed run computes the same numbers as an uninterrupted one.
+Everything random is drawn from (seed, step), so a run that goes on from its checkpoint ends in the same weights as one
+that was never interrupted. What decides the numbers (settings, sizes, data, target) must be equal, or it is refused by
+name. A loss compares a draft distribution q with the target's p over the draft vocabulary, one number per row:
+
+kl   forward Kullback-Leibler divergence, sum p log(p / q)
+tv   total variation 1 - sum min(p, q): one minus the acceptance of rejection rules
+ce   cross-entropy on the target's likeliest token
+lk   l KL + (1 - l) TV with l = exp(-3 (1 - TV)), not differentiated (arXiv 2602.23881)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from wager.errors import UsageError
-from wager.train.chunked_loss import RowsLoss, rows_loss
-from wager.train.draft_module import DraftModule, OutputRows
-from wager.train.examples import TextWeights, TrainingData, TrainingText
-from wager.train.losses import divergence
-from wager.train.stored_states import StateSource
-from wager.train.target_states import TargetStates
+from wager.errors import ModelError, UsageError
+from wager.train.data import TextWeights, TrainingData, TrainingText
+from wager.train.draft_module import DraftModule, DraftSizes, OutputRows
+from wager.train.target import StateSource, TargetStates
+
+
+def _kl(log_q: Tensor, log_p: Tensor) -> Tensor:
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def _tv(log_q: Tensor, log_p: Tensor) -> Tensor:
+    return 1 - torch.minimum(log_q.exp(), log_p.exp()).sum(-1)
+
+
+def _ce(log_q: Tensor, log_p: Tensor) -> Tensor:
+    return -log_q.gather(-1, log_p.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def _lk(log_q: Tensor, log_p: Tensor) -> Tensor:
+    distance = _tv(log_q, log_p)
+    share = (-3 * (1 - distance)).exp().detach()
+    return share * _kl(log_q, log_p) + (1 - share) * distance
+
+
+LOSSES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": _kl, "tv": _tv, "ce": _ce, "lk": _lk}
+
+
+def divergence(loss: str, logits: Tensor, target_logits: Tensor) -> Tensor:
+    """float32 [...] from logits [..., Vd] of the draft and of the target; the latter get no gradient."""
+    log_p = target_logits.detach().float().log_softmax(-1)
+    return LOSSES[loss](logits.float().log_softmax(-1), log_p)
+
+
+_ROWS = 512
+
+
+@dataclass(frozen=True)
+class RowsLoss:
+    """`total` is the sum of weighted losses of all rows, differentiable; `right` the weight of rows whose choice is
+    the target's."""
+
+    total: Tensor
+    right: float
+
+
+class _Computed(torch.autograd.Function):
+    """A number whose gradients to some tensors are known."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> Any:
+        return (None, None, *(gradient * outputs[0] for gradient in ctx.gradients))
+
+
+def rows_loss(
+    states: Tensor,
+    weights: Tensor,
+    parameters: list[torch.nn.Parameter],
+    compute: Callable[[Tensor, slice], tuple[Tensor, Tensor]],
+) -> RowsLoss:
+    """The loss of states [n, H], each counted by `weights` [n]. `compute(states, rows)` gives losses of these rows and
+    whether their first choice is right, from the states and `parameters` alone."""
+    total, right = torch.zeros((), device=states.device), 0.0
+    tensors = [states, *parameters]
+    wanted = torch.is_grad_enabled() and states.requires_grad
+    gradients = [torch.zeros_like(tensor) for tensor in tensors] if wanted else []
+    for first in range(0, len(states), _ROWS):
+        rows = slice(first, first + _ROWS)
+        part = states[rows].detach().requires_grad_(wanted)
+        losses, correct = compute(part, rows)
+        loss = (losses * weights[rows]).sum()
+        right += float((correct * weights[rows]).sum())
+        total += loss.detach()
+        if wanted:
+            found = torch.autograd.grad(loss, [part, *parameters])
+            gradients[0][rows] = found[0]
+            for gradient, piece in zip(gradients[1:], found[1:], strict=True):
+                gradient += piece
+    if wanted:
+        total = _Computed.apply(total, gradients, *tensors)  # type: ignore[no-untyped-call]
+    return RowsLoss(total, right)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +237,7 @@ def unrolled_loss(
 
 
 def _step_loss(module: DraftModule, taken: OutputRows, final: Tensor, counted: Tensor, loss: str) -> RowsLoss:
-    """The loss of one depth's rows, whose labels are the laws of the target's states `final` [n, H]."""
+    """The loss of one depth's rows, whose labels are the distributions of the target's states `final` [n, H]."""
 
     def compute(part: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         entering = OutputRows(part, taken.previous[rows])
@@ -158,3 +248,147 @@ def _step_loss(module: DraftModule, taken: OutputRows, final: Tensor, counted: T
         return losses if further is None else losses + further, right
 
     return rows_loss(taken.states, counted, module.output_parameters(), compute)
+
+
+_FORMAT = 1
+NAME = "checkpoint.pt"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the weights come from: the target's name and fingerprint, its tokenizer's, the data's digest and size, the
+    command, and `figures` of the run: tokens, seconds, held-out acceptance."""
+
+    target: str
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    data_digest: str
+    texts: int
+    command: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainingCheckpoint:
+    """A run at a step. `module` and `optimiser` are state dictionaries."""
+
+    settings: TrainSettings
+    sizes: DraftSizes
+    vocabulary: NDArray[np.int64]
+    provenance: Provenance
+    step: int
+    module: Mapping[str, Any]
+    optimiser: Mapping[str, Any]
+    history: tuple[dict[str, Any], ...] = ()
+
+    @classmethod
+    def of(
+        cls, trainer: Trainer, vocabulary: NDArray[np.int64], provenance: Provenance, history: list[dict[str, Any]]
+    ) -> TrainingCheckpoint:
+        module = trainer.module
+        return cls(
+            trainer.settings,
+            module.sizes,
+            vocabulary,
+            provenance,
+            trainer.step,
+            module.state_dict(),
+            trainer.optimiser.state_dict(),
+            tuple(history),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write it to `folder`; at every moment there is the old one or the new one, whole."""
+        values = {
+            "format": _FORMAT,
+            "settings": asdict(self.settings),
+            "sizes": {name: _listed(value) for name, value in asdict(self.sizes).items()},
+            "vocabulary": torch.from_numpy(self.vocabulary),
+            "provenance": asdict(self.provenance),
+            "step": self.step,
+            "module": dict(self.module),
+            "optimiser": dict(self.optimiser),
+            "history": list(self.history),
+        }
+        part = folder / f"{NAME}.part"
+        with part.open("wb") as file:
+            torch.save(values, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(folder / NAME)
+
+    @classmethod
+    def load(cls, folder: Path) -> TrainingCheckpoint:
+        """The checkpoint of `folder`. ModelError if it is damaged."""
+        path = folder / NAME
+        try:
+            values = torch.load(path, map_location="cpu", weights_only=True)
+            if values["format"] != _FORMAT:
+                raise ModelError(f"{path} is a checkpoint of format {values['format']}.", "Train again.")
+            sizes = values["sizes"]
+            lists = {name: tuple(value) for name, value in sizes.items() if isinstance(value, list)}
+            sizes = DraftSizes(**{**sizes, **lists})
+            return cls(
+                TrainSettings(**values["settings"]),
+                sizes,
+                values["vocabulary"].numpy(),
+                Provenance(**values["provenance"]),
+                values["step"],
+                values["module"],
+                values["optimiser"],
+                tuple(values["history"]),
+            )
+        except ModelError:
+            raise
+        except Exception as error:  # torch raises many kinds for a damaged file
+            raise ModelError(f"{path} cannot be read: {error}.", "The file is damaged; train again.") from error
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the module's weights, in hex."""
+        found = hashlib.sha256()
+        for name, value in sorted(self.module.items()):
+            found.update(name.encode() + value.float().numpy().tobytes())
+        return found.hexdigest()
+
+    def check_can_begin(self, kind: str, sizes: DraftSizes, fingerprint: str, where: Path) -> None:
+        """UsageError unless a run of this kind, of these sizes and for this target can begin with these weights."""
+        old = {**asdict(self.sizes), "kind": self.settings.kind, "target": self.provenance.target_fingerprint}
+        new = {**asdict(sizes), "kind": kind, "target": fingerprint}
+        for name, value in new.items():
+            if old[name] != value and name not in ("mask_token", "depth_share", "anchor_share"):
+                raise UsageError(
+                    f"The weights in {where} are of {name} = {old[name]!r}, and this run has {value!r}.",
+                    "Begin with a run of the same kind, sizes and target.",
+                )
+
+    def check_same(self, settings: TrainSettings, sizes: DraftSizes, provenance: Provenance) -> None:
+        """UsageError that names what differs from the run that this checkpoint is of."""
+        old = {**asdict(self.settings), **asdict(self.sizes), **_identity(self.provenance)}
+        new = {**asdict(settings), **asdict(sizes), **_identity(provenance)}
+        for name, value in new.items():
+            if old[name] != value:
+                raise UsageError(
+                    f"The checkpoint was made with {name} = {old[name]!r}, and this run has {value!r}.",
+                    "Resume with the options and data it was begun with, or write to another folder.",
+                )
+
+    def restore(self, trainer: Trainer) -> None:
+        """Set the trainer to this step."""
+        self.restore_module(trainer.module)
+        trainer.optimiser.load_state_dict(dict(self.optimiser))
+        trainer.step = self.step
+
+    def restore_module(self, module: DraftModule) -> None:
+        try:
+            module.load_state_dict(dict(self.module))
+        except RuntimeError as error:
+            raise ModelError(f"The checkpoint does not fit this drafter: {error}.", "Train again.") from error
+
+
+def _identity(provenance: Provenance) -> dict[str, str]:
+    return {"target": provenance.target_fingerprint, "data": provenance.data_digest}
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value

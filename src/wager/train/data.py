@@ -1,4 +1,4 @@
-"""Training texts as token ids: prompts, answers of the target, their digest, held-out ones, and batches of them.
+"""What a run trains on, as plain values: the target, texts as token ids, batches of them, and the draft vocabulary.
 
 Batches are a pure function of the texts, the seed and the pass, so that a run can be resumed at any step.
 """
@@ -8,12 +8,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wager.errors import UsageError
 from wager.inputs import shown
+from wager.models.opening import target_fingerprint, tokenizer_fingerprint
+from wager.models.tokenizer import Tokenizer
+from wager.models.weights import Weights
 
 _HELD_OUT = 40
 """One text in so many is held out, by its digest."""
@@ -47,8 +51,8 @@ class TrainingText:
 
 @dataclass(frozen=True)
 class TextWeights:
-    """What the law after each token counts: 1 in answers, `prompt` in prompts, nothing in the beginning that all texts
-    share and where the next token is not in the draft vocabulary (`known` bool [V])."""
+    """The weight of the distribution after each token: 1 in answers, `prompt` in prompts, 0 in the beginning that all
+    texts share and where the next token is not in the draft vocabulary (`known` bool [V])."""
 
     known: NDArray[np.bool_]
     prompt: float
@@ -149,3 +153,66 @@ def check_disjoint(texts: Iterable[str], measured: Iterable[str], *, where: str)
             raise UsageError(
                 f"The prompt {shown(text)} is in {where} too.", "Train on other prompts than those that are measured."
             )
+
+
+@dataclass(frozen=True, eq=False)
+class DraftVocabulary:
+    """`ids` int64 [Vd], ascending: draft token j is the target's token ids[j], of `size` in all."""
+
+    ids: NDArray[np.int64]
+    size: int
+
+    @classmethod
+    def of(
+        cls, texts: Iterable[Sequence[int]], *, size: int, most: int | None, always: Iterable[int] = ()
+    ) -> DraftVocabulary:
+        """The `most` most frequent ids of the texts (None: all of the target's `size`), equals by id; `always` among
+        them whatever their frequency."""
+        if most is None or most >= size:
+            return cls(np.arange(size, dtype=np.int64), size)
+        counts = np.zeros(size, np.int64)
+        for text in texts:
+            np.add.at(counts, np.asarray(text, np.int64), 1)
+        kept = set(always)
+        if most < max(1, len(kept)):
+            raise UsageError(f"A draft vocabulary of {most} tokens is too small.", f"Take {max(1, len(kept))} or more.")
+        for token in np.argsort(-counts, kind="stable").tolist():
+            if len(kept) >= most:
+                break
+            kept.add(token)
+        return cls(np.array(sorted(kept), np.int64), size)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every token of the target can be guessed."""
+        return len(self.ids) == self.size
+
+    def offsets(self) -> NDArray[np.int64]:
+        """d2t as the format has it: target id minus draft id."""
+        found: NDArray[np.int64] = self.ids - np.arange(len(self.ids))
+        return found
+
+    def known(self) -> NDArray[np.bool_]:
+        """t2d: bool [size], whether the target's token can be guessed."""
+        found = np.zeros(self.size, bool)
+        found[self.ids] = True
+        return found
+
+
+@dataclass(frozen=True)
+class TrainingTarget:
+    """A target by the name it was given by, with its tokenizer, its fingerprints and the ids that end its
+    texts."""
+
+    name: str
+    path: Path
+    weights: Weights
+    tokenizer: Tokenizer
+    fingerprint: str
+    tokenizer_fingerprint: str
+    eos_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, path: Path, weights: Weights, tokenizer: Tokenizer) -> TrainingTarget:
+        prints = target_fingerprint(weights), tokenizer_fingerprint(tokenizer)
+        return cls(name, path, weights, tokenizer, *prints, tuple(tokenizer.eos_ids))
