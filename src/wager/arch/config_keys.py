@@ -100,7 +100,7 @@ class ConfigKeys:
             raise self.wrong(name, f"from {least:g} to {most:g}")
         return float(value)
 
-    def flag(self, name: bool | str, *, default: bool = False) -> bool:
+    def flag(self, name: bool | str, *, default: bool = False) -> bool:  # noqa: FBT001
         """A constant, or whether the key of that name is set: true or false, or 1 or 0."""
         if isinstance(name, bool):
             return name

@@ -23,7 +23,7 @@ class _Mean:
 class MissChoice:
     """`always`: what is chosen, whatever is measured (None: what pays)."""
 
-    def __init__(self, always: bool | None = None) -> None:
+    def __init__(self, always: bool | None = None) -> None:  # noqa: FBT001
         self._always = always
         self._gained, self._seconds, self._tokens, self._step = _Mean(), _Mean(), _Mean(), _Mean()
         self._known_since = 0

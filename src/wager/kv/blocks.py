@@ -305,7 +305,7 @@ def blocks_for(length: int) -> int:
     return -(-length // BLOCK_SIZE)
 
 
-def _require(condition: bool, message: str) -> None:
+def _require(condition: bool, message: str) -> None:  # noqa: FBT001
     if not condition:
         raise CacheIntegrityError(
             message, "This is a defect in wager: please report it, with the command that led here."
