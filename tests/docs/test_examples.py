@@ -49,18 +49,21 @@ def test_chat_answers_every_line(tmp_path: Path) -> None:
     assert printed.count("tokens a pass") == 2
 
 
+@pytest.mark.slow
 def test_batch_answers_every_prompt(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in run("batch.py", TINY, given="a\nb\n", tmp_path=tmp_path).splitlines()]
     assert [row["prompt"] for row in rows] == ["a", "b"]
     assert all(0 < row["passes"] <= row["tokens"] for row in rows)
 
 
+@pytest.mark.slow
 def test_the_server_gives_one_text_with_and_without_speculation(tmp_path: Path) -> None:
     pytest.importorskip("openai")
     on, off = run("server_and_openai_client.py", TINY, tmp_path=tmp_path).splitlines()
     assert on.removeprefix("speculation on: ") == off.removeprefix("speculation off: ") != "''"
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_the_drafter_is_accepted_and_changes_nothing(smollm2: Path, tmp_path: Path) -> None:
     guesses, same = run("custom_drafter.py", str(smollm2), tmp_path=tmp_path).splitlines()
@@ -68,15 +71,18 @@ def test_the_drafter_is_accepted_and_changes_nothing(smollm2: Path, tmp_path: Pa
     assert same == "same token ids: True"
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_the_policy_drafts(smollm2: Path, tmp_path: Path) -> None:
     assert accepted(run("custom_policy.py", str(smollm2), tmp_path=tmp_path))[0] > 0
 
 
+@pytest.mark.slow
 def test_a_plan_has_a_row_for_every_machine_and_batch(tmp_path: Path) -> None:
     printed = run("plan_a_deployment.py", "Qwen3-30B-A3B", "H100", "B200", tmp_path=tmp_path)
     assert [line.split()[0] for line in printed.splitlines()[2:]] == ["H100"] * 4 + ["B200"] * 4
 
 
+@pytest.mark.slow
 def test_a_head_is_trained_and_drafts(tmp_path: Path) -> None:
     assert accepted(run("train_a_head.py", TINY, "4", tmp_path=tmp_path).splitlines()[-1])[1] > 0

@@ -38,20 +38,21 @@ IN_TABLES = [
 ]
 
 
-def names(found: list) -> list[str]:
-    return [example.code.splitlines()[0][:60] for example in found]
-
-
 COMPUTED = [example for example in EXAMPLES if not example.uses_model]
 LOSING = [example for example in IN_TABLES if not example.uses_model]
 
 
-@pytest.mark.parametrize("example", COMPUTED, ids=names(COMPUTED))
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(example, marks=pytest.mark.slow if at else ()) for at, example in enumerate(COMPUTED)],
+    ids=lambda example: example.code.splitlines()[0][:60],
+)
 def test_computed_figures_are_those_of_the_page(example) -> None:  # type: ignore[no-untyped-def]
     assert lesson.differences(example, lesson.output_of(example)) == [], "run: python dev/lesson.py --write"
 
 
-@pytest.mark.parametrize("example", LOSING, ids=names(LOSING))
+@pytest.mark.slow
+@pytest.mark.parametrize("example", LOSING, ids=lambda example: example.code.splitlines()[0][:60])
 def test_where_the_page_says_not_to_speculate_plain_decoding_is_fastest(example) -> None:  # type: ignore[no-untyped-def]
     output = lesson.output_of(example)
     if "--drafter-shape model:" in example.code:
@@ -67,6 +68,7 @@ def test_where_the_page_says_not_to_speculate_plain_decoding_is_fastest(example)
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_the_lessons_commands_run_on_the_model(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the page, so that what one stores the next finds."""
     from wager.kernels.cpu import select
