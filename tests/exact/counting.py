@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy import stats
 
-from wager.draft.merged import MergedDrafter
+from wager.draft.combined import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.kernels.base import TargetOutput

@@ -30,8 +30,7 @@ from wager.cli.bench import read_key
 from wager.cli.prove import earlier_trials
 from wager.config import read_options
 from wager.draft import store_file
-from wager.draft.lookup import lookup_table
-from wager.draft.lookup_rates import LookupSources
+from wager.draft.lookup import LookupSources, lookup_table
 from wager.economics.calibration import QUICK_FOLDER, Calibration, Setup, read_quick
 from wager.errors import UsageError, WagerError
 from wager.kernels.cpu import select

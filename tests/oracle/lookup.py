@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from oracle.suffix_tree import SuffixCounts
-from wager.draft.lookup_rates import (
+from wager.draft.lookup import (
     ALWAYS,
     CONTINUATIONS,
     LESS,

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from serve.api_bodies import Call, calls, send
 from serve.serving import CHAT, LONG, Running, running
 from serve.test_metrics import values
-from wager.draft.lookup import LookupDrafter
-from wager.draft.lookup_rates import LookupSources
+from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.serve.metrics import resident_bytes
 from wager.types import DraftRequest, SamplingParams
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Gqa
-from wager.draft.heads.block import BlockDrafter
+from wager.draft.heads.one_pass import BlockDrafter
 from wager.errors import ModelError
 from wager.kernels.arrays import Array
 from wager.models.head_block import BlockHead, open_block

@@ -15,11 +15,11 @@ import pytest
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter
 from wager.draft.branches import BranchingDrafter
+from wager.draft.combined import InnerDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.ordered_calls import OrderedCalls, StalledError
 from wager.draft.outcomes import OutcomeRates, below
-from wager.draft.stages import InnerDrafter
 from wager.engine.core import Engine
 from wager.testing import FailingDrafter, ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.toy import toy_engine

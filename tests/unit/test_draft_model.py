@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from wager.draft.base import Drafter
-from wager.draft.model import DraftModel, check_same_vocabulary
+from wager.draft.combined import InnerDrafter
+from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.draft.stages import InnerDrafter
+from wager.draft.vocabulary import check_same_vocabulary
 from wager.errors import TokenizerError
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, TargetOutput

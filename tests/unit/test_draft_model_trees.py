@@ -11,8 +11,7 @@ import pytest
 
 from wager.draft.guessing import GuessedRow, GuessSampler
 from wager.draft.model import DraftModel
-from wager.draft.tree_templates import sequoia
-from wager.draft.trees import GrowingTree, TokenTree
+from wager.draft.trees import GrowingTree, TokenTree, sequoia
 from wager.kernels.base import TargetOutput
 from wager.testing import ToyDistribution, ToyOracle, ToyTarget
 from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from wager.draft.base import Drafter
-from wager.draft.lookup import LookupDrafter
-from wager.draft.lookup_rates import LookupSources
+from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.economics.policy.heuristics import FixedDepth

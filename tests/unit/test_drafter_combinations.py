@@ -11,7 +11,7 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
-from wager.draft.merged import MergedDrafter
+from wager.draft.combined import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.drafter_spec import DrafterSpec, parse_drafters

@@ -17,10 +17,9 @@ from grammar_toys import LAW as JSON_LAW
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import ComputedRows, Drafter
-from wager.draft.merged import MergedDrafter
+from wager.draft.combined import InnerDrafter, MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.draft.stages import InnerDrafter
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.surface import LatencySurface

@@ -17,8 +17,8 @@ from tiny_models import TOKENS, spec
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Gqa
+from wager.draft.combined import MergedDrafter
 from wager.draft.heads.autoregressive import HeadDrafter
-from wager.draft.merged import MergedDrafter
 from wager.draft.ngram import NgramDrafter
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from wager.draft.base import Drafter
-from wager.draft.lookup import LookupDrafter
-from wager.draft.lookup_rates import LookupSources
-from wager.draft.merged import MergedDrafter
+from wager.draft.combined import InnerDrafter, MergedDrafter
+from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import RecyclingDrafter
-from wager.draft.stages import InnerDrafter
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.proposer import Proposer
 from wager.errors import RequestError, UsageError

@@ -18,9 +18,8 @@ from scipy import stats
 from wager.constrain import compiler
 from wager.constrain.compiler import GrammarCompiler
 from wager.draft.base import Drafter
-from wager.draft.lookup import LookupDrafter
-from wager.draft.lookup_rates import LookupSources
-from wager.draft.merged import MergedDrafter
+from wager.draft.combined import MergedDrafter
+from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.errors import GrammarError, RequestError, UsageError

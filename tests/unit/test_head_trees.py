@@ -25,11 +25,10 @@ from tiny_models import TOKENS
 
 from oracle.kernels import ReferenceKernels
 from wager.draft.base import Drafter
-from wager.draft.heads.block import BlockDrafter
-from wager.draft.heads.block_trees import BlockTreeDrafter, ParallelTreeDrafter
-from wager.draft.heads.head_trees import HeadTreeDrafter
+from wager.draft.heads.autoregressive import HeadTreeDrafter
+from wager.draft.heads.one_pass import BlockDrafter, BlockTreeDrafter, ParallelTreeDrafter
 from wager.draft.registry import DrafterParts, build_drafter
-from wager.draft.tree_templates import sequoia
+from wager.draft.trees import sequoia
 from wager.drafter_spec import DrafterSpec
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput

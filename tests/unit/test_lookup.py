@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from oracle.lookup import PythonLookupTable
 from oracle.suffix_tree import SuffixCounts
-from wager.draft.lookup import LookupDrafter, LookupTexts, lookup_table
-from wager.draft.lookup_rates import MIN_SURVIVAL, MOST_LONGEST, OTHER_WEIGHTS, OWN_PRIOR, STORE_PRIOR, LookupSources
+from wager.draft.lookup import (
+    MIN_SURVIVAL,
+    MOST_LONGEST,
+    OTHER_WEIGHTS,
+    OWN_PRIOR,
+    STORE_PRIOR,
+    LookupDrafter,
+    LookupSources,
+    LookupTexts,
+    lookup_table,
+)
 from wager.draft.store_file import StoreFile, build_store
 from wager.errors import UsageError
 from wager.types import Draft, DraftRequest, SamplingParams

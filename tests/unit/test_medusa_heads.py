@@ -19,7 +19,7 @@ from tiny_models import TOKENS, spec
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Gqa
-from wager.draft.heads.parallel import ParallelDrafter
+from wager.draft.heads.one_pass import ParallelDrafter
 from wager.errors import ModelError
 from wager.kernels.arrays import Array
 from wager.models.head_files import HeadFiles

@@ -15,9 +15,8 @@ from tiny_models import oracle, save
 from tokenizer_models import SPECIAL, train
 
 import wager
-from wager.draft.intersection import SharedIds
 from wager.draft.model import DraftModel
-from wager.draft.text_route import TextRouteDrafter
+from wager.draft.other_vocabulary import IntersectionSampler, SharedIds, TextRouteDrafter
 from wager.errors import TokenizerError
 from wager.kernels.base import TargetOutput
 from wager.loading.load import load
@@ -78,7 +77,9 @@ TARGET, OTHER = Words(WORDS, 27), Words([WORDS[i] for i in ORDER], ORDER.index(2
 
 
 def permuted(**options: object) -> DraftModel:
-    return DraftModel(Permuted(), vocab=VOCAB, shared=SharedIds(TARGET, OTHER), **options)  # type: ignore[arg-type]
+    model = Permuted()
+    sampler = IntersectionSampler(model.vocab, vocab=VOCAB, shared=SharedIds(TARGET, OTHER))
+    return DraftModel(model, vocab=VOCAB, sampler=sampler, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("params", PARAMS)
@@ -125,7 +126,8 @@ def test_tokens_that_only_one_has() -> None:
     assert shared.own(24) == [0, 1] and shared.own(25) == [0, 1, 2] and shared.own(3) == [3]
     assert shared.own(26) == [24] and shared.own(27) == [25]  # special tokens: as they are written; the end as the end
     assert shared.own_id(24) == -1 and shared.verified_id(25) == 27
-    drafter = DraftModel(ToyTarget(ToyDistribution(vocab=29)), vocab=VOCAB, shared=shared)
+    sampler = IntersectionSampler(29, vocab=VOCAB, shared=shared)
+    drafter = DraftModel(ToyTarget(ToyDistribution(vocab=29)), vocab=VOCAB, sampler=sampler)
     params = SamplingParams(temperature=1.5)
     for seed in range(30):
         drafter.begin("s", [24, 1, 25, 2], params)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from wager.cli import main
 from wager.draft.base import Drafter
-from wager.draft.lookup import LookupDrafter
-from wager.draft.lookup_rates import LookupSources
+from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.prediction import LONGEST, MIN_SURVIVAL, PredictionDrafter
 from wager.errors import RequestError, UsageError
 from wager.testing import ToyDistribution

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from oracle.successors import PythonSuccessors
-from wager.draft.merged import MergedDrafter
+from wager.draft.combined import MergedDrafter
 from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import MIN_SURVIVAL, PRIOR, RANKS, RecyclingDrafter, successor_table
 from wager.testing import ToyDistribution

@@ -15,10 +15,8 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
-from wager.draft.lookup import LookupDrafter
-from wager.draft.lookup_rates import LookupSources
-from wager.draft.store_counts import MOST_CONTINUATIONS
-from wager.draft.store_file import LARGEST_VOCABULARY, LONGEST, StoreFile, build_store
+from wager.draft.lookup import LookupDrafter, LookupSources
+from wager.draft.store_file import LARGEST_VOCABULARY, LONGEST, MOST_CONTINUATIONS, StoreFile, build_store
 from wager.draft.vocabulary import vocabulary_digest
 from wager.errors import UsageError, WagerError
 from wager.loading import shipped_store
@@ -191,7 +189,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_table_without_a_free_slot_at_its_end_is_refused_natively() -> None:
-    from wager.draft.lookup_rates import prior_rates
+    from wager.draft.lookup import prior_rates
     from wager.kernels import _native
     from wager.types import Draft
 
@@ -219,7 +217,7 @@ def test_a_table_without_a_free_slot_at_its_end_is_refused_natively() -> None:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with random weights and a trained tokenizer."""
     path, tokenizer = tmp_path_factory.mktemp("model"), train("gpt-2")
-    save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size()), path)
+    save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size(), head_dim=16), path)
     tokenizer.save(str(path / "tokenizer.json"))
     return path
 

@@ -15,8 +15,7 @@ from types import FunctionType, ModuleType
 import pytest
 
 from wager.draft.base import Drafter
-from wager.draft.lookup import LookupDrafter
-from wager.draft.lookup_rates import LookupSources
+from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.ngram import NgramDrafter
 from wager.engine.core import Engine
 from wager.errors import WagerError

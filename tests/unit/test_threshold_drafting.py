@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from wager.draft.base import Drafter
-from wager.draft.merged import MergedDrafter
+from wager.draft.combined import InnerDrafter, MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.draft.stages import InnerDrafter
 from wager.economics.policy.heuristics import Threshold
 from wager.kernels.base import TargetOutput
 from wager.testing import (

@@ -17,8 +17,7 @@ from eagle_heads import HIDDEN, VARIANTS, VOCAB
 from oracle.kernels import ReferenceKernels
 from wager.draft.base import ComputedRows, Drafter
 from wager.draft.heads.autoregressive import HeadDrafter
-from wager.draft.heads.block import BlockDrafter
-from wager.draft.heads.parallel import ParallelDrafter
+from wager.draft.heads.one_pass import BlockDrafter, ParallelDrafter
 from wager.draft.recycling import RecyclingDrafter
 from wager.engine.proposer import Proposer
 from wager.kernels.base import TargetOutput

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from wager.draft.tree_templates import RankRates, TreeTemplate, of_paths, sequoia
+from wager.draft.trees import RankRates, TreeTemplate, of_paths, sequoia
 from wager.errors import UsageError
 
 Shape = tuple["Shape", ...]  # of a node: the subtrees of its children, by rank

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from wager.draft.trees import Candidate, GrowingTree, TokenTree, best_first, best_first_of_marginals, merge
+from wager.draft.guessing import Candidate
+from wager.draft.trees import GrowingTree, TokenTree, best_first, best_first_of_marginals, merge
 
 Path = tuple[int, ...]
 VOCAB, DEPTH = 3, 3

@@ -11,7 +11,7 @@ import pytest
 
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import ComputedRows, Drafter, LogitsRows, RemembersRequests, RowReader, StateReader
-from wager.draft.merged import MergedDrafter
+from wager.draft.combined import MergedDrafter
 from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import RecyclingDrafter
 from wager.draft.registry import DrafterParts, build_drafter

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.draft.trees import Candidate
 from wager.errors import GrammarError, NumericsError
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
@@ -66,6 +65,13 @@ class Guess(NamedTuple):
     others: tuple[int, ...] = ()
 
 
+class Candidate(NamedTuple):
+    """A token that may follow a node, and the probability that it is right if the node is."""
+
+    token: int
+    probability: float
+
+
 class GuessSampler:
     """Guesses of a model with `width` logits, for a verified model of `vocab`: ids beyond either are never guessed.
 
@@ -83,6 +89,10 @@ class GuessSampler:
         """The logits of a row by the verified model's ids, float32 [ids]."""
         logits: NDArray[np.float32] = output.logits[index][: self.vocab]
         return logits
+
+    def known_ids(self, tokens: Sequence[int]) -> list[int]:
+        """Known tokens of the verified model in the draft model's ids."""
+        return list(tokens)
 
     def verified_ids(self, tokens: Sequence[int]) -> Sequence[int]:
         """The verified model's ids of the draft model's; the others below return the draft model's."""

@@ -2,7 +2,7 @@
 after the other.
 
 It has a cache and a block pool of its own. A round computes every known token that it has not seen yet and draws the
-first guesses from the same pass, then feeds guesses to draw the next ones, batched over sequences (model_rounds.py).
+first guesses from the same pass, then feeds guesses to draw the next ones, batched over sequences.
 Keys and values of guesses are provisional: those of guesses that turn out right are kept, moved to the slots of their
 positions where they lay in a tree, and the others are overwritten. A sequence for which no draft was requested for a
 while has more tokens to compute the next time.
@@ -14,19 +14,16 @@ is the product along the path, and drafting ends after the first guesses whose s
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from wager.draft.drafted_sequence import DraftedSequence
-from wager.draft.guessed_tree import LEVELS, TreeShape
+from wager.draft.combined import HasInnerDrafter, InnerDrafter
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
-from wager.draft.intersection import IntersectionSampler, SharedIds
-from wager.draft.model_rounds import ChainRound, DraftRound, TreeRound
-from wager.draft.stages import InnerDrafter, TellsInner
-from wager.draft.tree_templates import RankRates
-from wager.draft.vocabulary import Vocabulary, check_same_vocabulary
+from wager.draft.trees import LEVELS, GuessedTree, RankRates, TreeShape
 from wager.kernels.base import BLOCK_SIZE, Target, TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kv.blocks import BlockPool
@@ -36,19 +33,243 @@ from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
 
-__all__ = ["DraftModel", "Vocabulary", "check_same_vocabulary"]
+
+@dataclass(slots=True)
+class FedTree:
+    """Guesses whose keys and values are in the cache, provisionally: node i at the slot of position `start` + i."""
+
+    start: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+
+    def append(self, token: int) -> None:
+        """One more node of a chain."""
+        self.parents.append(len(self.tokens) - 1)
+        self.tokens.append(token)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of a node (-1: the root) with that token."""
+        edges = zip(self.parents, self.tokens, strict=True)
+        return next((child for child, edge in enumerate(edges) if edge == (node, token)), None)
 
 
-class DraftModel(TellsInner):
+@dataclass(slots=True)
+class DraftedSequence:
+    """One sequence in the drafter's cache, whose first `num_computed_tokens` have final keys and values. `fed` are
+    guesses that have provisional ones, and `reached` the last of them that turned out right (-1: the root; None:
+    another token came, so none of the others can). `unknown` is the place of the first token that the model has no row
+    for: nothing can be computed from there on."""
+
+    tokens: list[int]
+    history: History | None
+    prompt_tokens: int = 0
+    num_computed_tokens: int = 0
+    fed: FedTree = field(default_factory=lambda: FedTree(0))
+    reached: int | None = None
+    others: Sequence[tuple[int, ...]] = ()  # of each guess of the last draft, if it was a chain, those next after it
+    unknown: int | None = None
+
+    def extend(self, tokens: Sequence[int], vocab: int) -> None:
+        """Tokens became known; ids from `vocab` on are unknown to the model."""
+        if self.unknown is None and max(tokens, default=-1) >= vocab:
+            self.unknown = len(self.tokens) + next(at for at, token in enumerate(tokens) if token >= vocab)
+        self.tokens += tokens
+
+    def computed_with(self, tokens: Sequence[int]) -> int:
+        """For how many tokens, known ones and `tokens` behind them, keys and values are in place: those of fed guesses
+        where they lie in the slots of their positions."""
+        known, node = len(self.tokens), self.reached
+        if node is None or (node < 0 and self.num_computed_tokens < known):
+            return self.num_computed_tokens
+        computed = self.num_computed_tokens
+        for position, token in enumerate(tokens, known):
+            node = self.fed.child(node, token)
+            if node is None or self.fed.start + node != position:
+                break
+            computed = position + 1
+        return computed
+
+
+class DraftRound(ABC):
+    """One draft request in progress: the rows that it wants of a pass, and what it makes of their logits."""
+
+    def __init__(self, request: DraftRequest, state: DraftedSequence, depth: int) -> None:
+        self.request = request
+        self.state = state
+        self.depth = depth
+        state.fed, state.reached = FedTree(len(state.tokens)), -1
+
+    def num_pending(self) -> int:
+        """Known tokens that were not computed yet."""
+        return len(self.state.tokens) - self.state.num_computed_tokens
+
+    def known_span(self, room: int) -> Span:
+        """Known tokens that are not computed yet, at most `room` of them."""
+        state, rows = self.state, min(self.num_pending(), room)
+        start, state.num_computed_tokens = state.num_computed_tokens, state.num_computed_tokens + rows
+        tokens = tuple(state.tokens[start : start + rows])
+        return Span(self.request.seq_id, start, tokens, start + rows == len(state.tokens))
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether it wants no further pass."""
+
+    @property
+    def wanted_of_inner(self) -> tuple[DraftRequest, list[int], int]:
+        """What a drafter of its own may guess: tokens as far as they are guessed, and how many guesses behind them may
+        be right without a further pass."""
+        return self.request, self.state.tokens, 0
+
+    @property
+    def least_rows(self) -> int:
+        """With less room in a pass, for rows and for those with logits, it waits for the next one."""
+        return 1
+
+    @abstractmethod
+    def rows(self, room: int, logits_room: int, guessed: Draft | None) -> tuple[Span, Draft | None, list[int]]:
+        """The rows of the next pass, at most `room`, and those of them whose logits it wants, at most `logits_room`: 0
+        is that of the span's last token, 1 + i that of node i behind it. `guessed` is what a drafter of its own guesses
+        of the next tokens."""
+
+    @abstractmethod
+    def wanted(self, first: int, sampler: GuessSampler, output: TargetOutput) -> list[GuessedRow]:
+        """After a pass whose rows of logits begin at `first`: the rows of which it wants a token each."""
+
+    def take(self, guess: Guess) -> GuessedRow | None:
+        """The token of the row that it wanted; the row that it wants next of the same pass, if any."""
+        return None
+
+    @abstractmethod
+    def draft(self, drafter: str) -> Draft:
+        """What was drafted."""
+
+
+class ChainRound(DraftRound):
+    """Guesses one after the other."""
+
+    def __init__(self, request: DraftRequest, state: DraftedSequence, depth: int) -> None:
+        super().__init__(request, state, depth)
+        self.guesses: list[int] = []
+        self.others: list[tuple[int, ...]] = []
+        """Of each guess, the tokens that come next after it."""
+        self._probs: list[NDArray[np.float64]] = []
+        self._survival: list[float] = []
+        self._guessed: Draft | None = None
+        self._node = -1  # of what was guessed, the last token that turned out right
+        self.right_guesses: list[int] = []
+        """Of what was guessed for the last pass, the nodes that were right, from the root down."""
+        self._first = 0
+
+    @property
+    def done(self) -> bool:
+        unlikely = bool(self._survival) and self._survival[-1] < self.request.min_survival
+        return unlikely or len(self.guesses) >= self.depth
+
+    @property
+    def wanted_of_inner(self) -> tuple[DraftRequest, list[int], int]:
+        return self.request, [*self.state.tokens, *self.guesses], self.depth - len(self.guesses) - 1
+
+    def rows(self, room: int, logits_room: int, guessed: Draft | None) -> tuple[Span, Draft | None, list[int]]:
+        if self.num_pending():
+            span = self.known_span(room)
+        else:
+            position = len(self.state.tokens) + len(self.state.fed.tokens)
+            self.state.fed.append(self.guesses[-1])
+            span = Span(self.request.seq_id, position, (self.guesses[-1],), True)
+        size = 0
+        if guessed is not None and span.needs_logits:
+            size = min(len(guessed), room - len(span.tokens), logits_room - 1)
+        self._guessed = guessed.truncate(size) if guessed is not None and size > 0 else None
+        self._node, self.right_guesses = -1, []
+        behind = len(self._guessed) if self._guessed is not None else 0
+        return span, self._guessed, list(range(1 + behind)) if span.needs_logits else []
+
+    def wanted(self, first: int, sampler: GuessSampler, output: TargetOutput) -> list[GuessedRow]:
+        self._first = first
+        return [self._row(first)]
+
+    def _row(self, row: int) -> GuessedRow:
+        return GuessedRow(row, self.request, tuple(self.guesses), self.state.history)
+
+    def take(self, guess: Guess) -> GuessedRow | None:
+        token, probability, probs, others = guess
+        if token < 0:  # not finite: this chain ends here, the others go on
+            self.depth = len(self.guesses)
+            return None
+        self.guesses.append(token)
+        self.others.append(others)
+        self._survival.append((self._survival[-1] if self._survival else 1.0) * probability)
+        if probs is not None:
+            self._probs.append(probs)
+        node = None if self._guessed is None or self.done else self._child(self._guessed, token)
+        if node is None:
+            return None
+        self._node = node
+        self.right_guesses.append(node)
+        self.state.fed.append(token)
+        return self._row(self._first + 1 + node)
+
+    def _child(self, guessed: Draft, token: int) -> int | None:
+        edges = zip(guessed.parents, guessed.tokens, strict=True)
+        return next((child for child, edge in enumerate(edges) if edge == (self._node, token)), None)
+
+    def draft(self, drafter: str) -> Draft:
+        draft = Draft.chain(self.request.seq_id, self.guesses, drafter=drafter, scores=self._survival)
+        if not self._probs:
+            return draft
+        return Draft(draft.seq_id, draft.tokens, draft.parents, draft.scores, drafter, np.stack(self._probs))
+
+
+class TreeRound(DraftRound):
+    """A tree of the shape, see GuessedTree."""
+
+    def __init__(self, request: DraftRequest, state: DraftedSequence, shape: TreeShape) -> None:
+        super().__init__(request, state, shape.nodes)
+        self._tree = GuessedTree(request, state.history, shape)
+
+    @property
+    def done(self) -> bool:
+        return self._tree.done
+
+    @property
+    def wanted_of_inner(self) -> tuple[DraftRequest, list[int], int]:
+        """What a drafter of its own may guess: tokens as far as they are guessed, and how many guesses behind them may
+        be right without a further pass."""
+        return self.request, self.state.tokens, 0
+
+    @property
+    def least_rows(self) -> int:
+        return 1 + self.depth if self._tree.level else 1
+
+    def rows(self, room: int, logits_room: int, guessed: Draft | None) -> tuple[Span, Draft | None, list[int]]:
+        if self.num_pending():
+            span = self.known_span(room)
+            return span, None, [0] if span.needs_logits else []
+        state, fed = self.state, self._tree.fed(room - 1, logits_room)
+        state.fed = FedTree(len(state.tokens), list(fed.tokens), list(fed.parents))
+        span = Span(self.request.seq_id, len(state.tokens) - 1, (state.tokens[-1],), True)
+        return span, Draft(self.request.seq_id, fed.tokens, fed.parents), [1 + place for place in fed.wanted]
+
+    def wanted(self, first: int, sampler: GuessSampler, output: TargetOutput) -> list[GuessedRow]:
+        """It needs several candidates of a row, so it takes them here."""
+        self._tree.grow(sampler, output, range(first, first + len(self._tree.frontier)))
+        return []
+
+    def draft(self, drafter: str) -> Draft:
+        return self._tree.draft(drafter)
+
+
+class DraftModel(HasInnerDrafter):
     """Drafts with `target`, a model that is not the one to be verified.
 
-    `vocab` is the verified model's number of logits; ids beyond it are never guessed, and rows of draft_probs have that
-    width (None: the draft model's own). `max_context` bounds positions (None: the cache alone does). `kernels` sample
-    natively where given. `trees`: it drafts trees of as many nodes as guesses are requested. `inner` guesses what it
-    will draw, so that one pass gives several guesses of a chain. `max_logits_rows` bounds the rows with logits of one
-    pass (None: its rows). `shared` are the ids of a model with another vocabulary, which guesses those it has in common
-    with the verified one. A sequence is declined when the cache has no blocks for it or the context is too long, and as
-    soon as it holds an id that the draft model has no row for, since everything behind it depends on it.
+    `vocab` is the verified model's number of logits; ids beyond it are never guessed, and rows of draft_probs have
+    that width (None: the draft model's own). `max_context` bounds positions (None: the cache alone does). `kernels`
+    sample natively where given. `trees`: it drafts trees of as many nodes as guesses are requested. `inner` guesses
+    what it will draw, so that one pass gives several guesses of a chain. `max_logits_rows` bounds the rows with
+    logits of one pass (None: its rows). `sampler` draws for a model with another vocabulary. A sequence is declined
+    when the cache has no blocks for it or the context is too long, and as soon as it holds an id that the draft model
+    has no row for, since everything behind it depends on it.
     """
 
     default_depth = 4
@@ -68,7 +289,7 @@ class DraftModel(TellsInner):
         trees: bool = False,
         inner: InnerDrafter | None = None,
         max_logits_rows: int | None = None,
-        shared: SharedIds | None = None,
+        sampler: GuessSampler | None = None,
     ) -> None:
         self.name = name
         self.makes_trees = trees
@@ -81,13 +302,8 @@ class DraftModel(TellsInner):
         self._max_context = max_context
         self._max_logits_rows = target.max_rows if max_logits_rows is None else max_logits_rows
         self._inner = inner
-        self._shared = shared
-        width, verified = target.vocab, target.vocab if vocab is None else vocab
-        self._sampler = (
-            GuessSampler(width, vocab=verified, kernels=kernels)
-            if shared is None
-            else IntersectionSampler(width, vocab=verified, shared=shared)
-        )
+        verified = target.vocab if vocab is None else vocab
+        self._sampler = sampler or GuessSampler(target.vocab, vocab=verified, kernels=kernels)
         self._states: dict[str, DraftedSequence] = {}
 
     # ---- several continuations of one sequence (see draft/branches.py) -----------------------------------------------
@@ -95,7 +311,7 @@ class DraftModel(TellsInner):
     def fork(self, seq_id: str, new_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """See ForksSequences: keys and values of known tokens, and of guesses where they lie in their places, are
         shared or copied."""
-        source, own = self._states[seq_id], self._own(tokens)
+        source, own = self._states[seq_id], self._sampler.known_ids(tokens)
         history = source.history and source.history.copy()
         if history is not None:
             history.append(tokens)
@@ -126,13 +342,13 @@ class DraftModel(TellsInner):
         self.end(seq_id)
         self.rank_rates.enter(seq_id, tenant)
         self._states[seq_id] = state = DraftedSequence([], History.of(tokens, params), len(tokens))
-        state.extend(self._own(tokens), self._target.vocab)
+        state.extend(self._sampler.known_ids(tokens), self._target.vocab)
         if self._inner is not None:
             self._inner.begin(seq_id, tokens, params, tenant=tenant)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Compare the tokens that became known with the guesses: right guesses keep their keys and values."""
-        state, own = self._states[seq_id], self._own(tokens)
+        state, own = self._states[seq_id], self._sampler.known_ids(tokens)
         self.rank_rates.of(seq_id).compare(seq_id, own)
         for position, token in enumerate(own, len(state.tokens)):
             self._compare(seq_id, state, token, position)
@@ -148,10 +364,6 @@ class DraftModel(TellsInner):
         if state.unknown is not None:
             self.block_pool.release(seq_id)
             state.num_computed_tokens, state.reached, state.others = 0, None, ()
-
-    def _own(self, tokens: Sequence[int]) -> list[int]:
-        """Known tokens in the model's own ids."""
-        return list(tokens) if self._shared is None else [own for token in tokens for own in self._shared.own(token)]
 
     def rewind(self, seq_id: str, length: int) -> None:
         """Only the first `length` known tokens, of the model's own, remain. For a request without penalties."""
@@ -194,7 +406,7 @@ class DraftModel(TellsInner):
         draft = r.draft(self.name)
         if self.makes_trees:  # chains have no ranks, and nobody reads what was learned of them
             self.rank_rates.of(draft.seq_id).drafted(draft)
-        return draft if self._shared is None else replace(draft, tokens=tuple(self._sampler.verified_ids(draft.tokens)))
+        return replace(draft, tokens=tuple(self._sampler.verified_ids(draft.tokens)))
 
     # ---- one round --------------------------------------------------------------------------------------------------
 
@@ -230,7 +442,7 @@ class DraftModel(TellsInner):
 
     def _pass(self, waiting: Sequence[DraftRound]) -> None:
         """One pass of the model for as many rounds as it has room for."""
-        guessed = {} if self._inner is None else self._inner.guess([r for r in waiting if isinstance(r, ChainRound)])
+        guessed = {} if self._inner is None else self._inner.guess([r.wanted_of_inner for r in waiting])
         spans: list[Span] = []
         behind: dict[str, Draft] = {}
         served: list[tuple[DraftRound, list[int]]] = []  # with the rows whose logits it wants

@@ -7,22 +7,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.draft.base import Drafter
-from wager.draft.heads.autoregressive import HeadDrafter, StateHead
-from wager.draft.heads.block import BlockDrafter, SlotHead
-from wager.draft.heads.block_trees import BlockTreeDrafter, ParallelTreeDrafter
-from wager.draft.heads.head_trees import HeadTreeDrafter
-from wager.draft.heads.modules import ModulesDrafter
-from wager.draft.heads.parallel import ParallelDrafter, ParallelHead
-from wager.draft.intersection import SharedIds
-from wager.draft.lookup import LookupDrafter
-from wager.draft.lookup_rates import DEFAULT_LONGEST, SHARED_TOKENS, LookupSources
+from wager.draft.combined import InnerDrafter
+from wager.draft.heads.autoregressive import HeadDrafter, HeadTreeDrafter, ModulesDrafter, StateHead
+from wager.draft.heads.one_pass import (
+    BlockDrafter,
+    BlockTreeDrafter,
+    ParallelDrafter,
+    ParallelHead,
+    ParallelTreeDrafter,
+    SlotHead,
+)
+from wager.draft.lookup import DEFAULT_LONGEST, SHARED_TOKENS, LookupDrafter, LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
+from wager.draft.other_vocabulary import IntersectionSampler, SharedIds, TextRouteDrafter
 from wager.draft.prediction import PredictionDrafter
 from wager.draft.recycling import RecyclingDrafter
-from wager.draft.stages import InnerDrafter
 from wager.draft.store_file import StoreFile
-from wager.draft.text_route import TextRouteDrafter
 from wager.draft.vocabulary import TextVocabulary
 from wager.drafter_spec import DrafterSpec
 from wager.errors import UsageError
@@ -51,7 +52,7 @@ class DrafterParts:
 
 
 def build_drafter(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    """The drafter of a spec that joins none (see merged.py for those); UsageError for one that is not registered."""
+    """The drafter of a spec that joins none (see combined.MergedDrafter); UsageError for one that is not registered."""
     if spec.name not in FACTORIES:
         raise UsageError(f"Unknown drafter {spec.name!r}.", f"Known drafters: {', '.join(FACTORIES)}.")
     return FACTORIES[spec.name](spec, parts)
@@ -87,7 +88,11 @@ def _model(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
 
 
 def _intersection(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    return _draft_model(spec, parts, shared=SharedIds(*parts.vocabularies) if parts.vocabularies else None)
+    if parts.vocabularies is None or parts.model is None:
+        return _draft_model(spec, parts)
+    shared = SharedIds(*parts.vocabularies)
+    sampler = IntersectionSampler(parts.model.vocab, vocab=parts.vocab, shared=shared)
+    return _draft_model(spec, parts, sampler=sampler)
 
 
 def _text_route(spec: DrafterSpec, parts: DrafterParts) -> Drafter:

@@ -10,7 +10,7 @@ from pathlib import Path
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter
-from wager.draft.merged import MergedDrafter
+from wager.draft.combined import MergedDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import vocabulary_digest

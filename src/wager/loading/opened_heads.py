@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wager.draft.heads.autoregressive import StateHead
-from wager.draft.heads.block import SlotHead
-from wager.draft.heads.parallel import ParallelHead
+from wager.draft.heads.one_pass import ParallelHead, SlotHead
 from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.cpu import Kernels

@@ -1,33 +1,44 @@
-"""A drafter that runs a head on the target's states, one guess after the other: EAGLE-3 and its like.
+"""Drafters that run a head on the target's states, one guess after the other: EAGLE-3 and its like.
 
 The head has a cache and a block pool of its own. Its entry i has the state of position i and the embedding of the
 token after it. A round computes the entries whose states came since the last one, all from the target's own states,
 and draws the first guess from the same pass; then each guess is fed with what the head gave for the entry before: k
 guesses, k passes, batched over sequences. Entries of guesses are provisional; none is kept, right or wrong.
 
-Guesses are drawn, and their confidence is computed, as those of a draft model (draft/model.py).
-
 States of a prefix that the target found in its cache never come. Its entries are then in the head's own prefix cache,
 or the head begins behind the prefix: it sees less context, and its positions are counted from there, which rotary
 embedding does not notice.
+
+**Trees**: a level is one pass for all sequences and nodes. The entries of guesses lie behind those of known tokens:
+of every node that is expanded, and of those between it and the root, each fed with what the head gave for its parent.
+They are computed again in every level, since a pass lets a row see what is cached before its sequence's rows, and
+their own ancestors among these.
+
+**Several modules of multi-token prediction** take turns. Module m's entry of a position has what module m - 1 gave
+there (the first: the target's state) beside the token m + 1 places behind it, and guesses the token after that. So
+module m makes guess m of a round, from its entry of the last position that has a state; its last m entries embed
+guesses and are provisional. Known ones are computed once, when their token and the entry of the module before are
+there. Guesses beyond the number of modules are made by the last one again, which is fed with what it gave itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from wager.draft.base import ComputedRows
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
 from wager.draft.heads.pending_states import PendingStates, StateFormat
-from wager.kernels.arrays import FLOAT32, Array, DType
-from wager.kernels.base import BatchBuffers, KVCache, TargetOutput
+from wager.draft.trees import MOST_NODES, FedNodes, GuessedTree, LearnsRanks, RankRates, TreeShape
+from wager.kernels.arrays import FLOAT32, INT32, Array, DType
+from wager.kernels.base import BLOCK_SIZE, BatchBuffers, KVCache, TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kv.blocks import BlockPool
+from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
@@ -290,3 +301,321 @@ class HeadDrafter:
 def stacked_rows(rows: Sequence[Array], width: int) -> Array:
     """f32 [rows, width]."""
     return np.stack(rows) if rows else np.empty((0, width), FLOAT32)
+
+
+class HeadTreeRound(HeadRound):
+    """One tree in progress. `given` has what the head gave for a node (-1: the last known token) that was expanded."""
+
+    def __init__(self, request: DraftRequest, state: HeadSequence, tree: GuessedTree) -> None:
+        super().__init__(request, state, request.depth)
+        self.tree = tree
+        self.given: dict[int, Array] = {}
+
+    @property
+    def done(self) -> bool:
+        return self.tree.done
+
+    def fits(self, room: int, logits_room: int) -> bool:
+        """Whether a pass with that room for rows, and for those with logits, has all of its next level."""
+        return len(self.tree.frontier) <= logits_room and len(self.tree.paths()) <= room
+
+    def inputs(self, fed: FedNodes) -> list[Array]:
+        """What is fed with each node."""
+        return [self.given[self.tree.parent(node)] for node in fed.nodes]
+
+    def draft(self, drafter: str) -> Draft:
+        return self.tree.draft(drafter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A round in a pass, and its rows: known entries, or nodes."""
+
+    round: HeadTreeRound
+    start: int
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    wanted: Sequence[int]  # those with logits
+
+
+class HeadTreeDrafter(LearnsRanks, HeadDrafter):
+    """Drafts trees with `head`, of as many nodes as guesses are requested; nothing follows where its logits are not
+    finite. See HeadDrafter."""
+
+    makes_trees = True
+    max_depth = MOST_NODES
+
+    def __init__(
+        self,
+        head: StateHead,
+        *,
+        kernels: Kernels | None = None,
+        prefix_cache: bool = True,
+        depth: int | None = None,
+        name: str = "head-tree",
+    ) -> None:
+        super().__init__(head, kernels=kernels, prefix_cache=prefix_cache, depth=depth, name=name)
+        self.rank_rates = PerTenant(RankRates)
+
+    def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> HeadTreeRound | None:
+        """Blocks for a tree's rows behind `known` entries, or for those of a narrower one if they are too few."""
+        shape = TreeShape.reserved(
+            request,
+            room=self._head.max_context - known,
+            logits_rows=self._head.max_logits_rows,
+            rates=self.rank_rates.of(request.seq_id).rates,
+            reserve=lambda rows: self.block_pool.reserve(request.seq_id, known + rows),
+        )
+        return HeadTreeRound(request, state, GuessedTree(request, state.history, shape)) if shape else None
+
+    def _pass(self, waiting: Sequence[HeadRound]) -> None:
+        """One pass of the head for as many rounds as it has room for: those with states to compute are its first."""
+        room, logits_room = self._head.max_rows, self._head.max_logits_rows
+        known: list[_Served] = []
+        grown: list[_Served] = []
+        inputs: list[Array] = []
+        for r in cast(Sequence[HeadTreeRound], waiting[: self._head.max_sequences]):
+            if min(room, logits_room) < 1:
+                break
+            if r.num_pending():
+                served = _known(r, r.known_span(room))
+                known.append(served)
+            else:
+                if grown and not r.fits(room, logits_room):
+                    break
+                fed = r.tree.fed(room, logits_room)
+                if not fed.wanted:
+                    continue
+                inputs += r.inputs(fed)
+                served = _Served(r, r.state.num_entries, fed.tokens, fed.parents, fed.wanted)
+                grown.append(served)
+            room, logits_room = room - len(served.tokens), logits_room - len(served.wanted)
+        if not known and not grown:
+            return
+        states = self._take([(each.round, len(each.tokens)) for each in known])
+        batch = _packed([*known, *grown], self.block_pool.block_tables)
+        output = self._head.forward(batch, states, stacked_rows(inputs, self._head.hidden))
+        self._commit([each.round for each in known])
+        self._grow([*known, *grown], output)
+
+    def _grow(self, served: Sequence[_Served], output: TargetOutput) -> None:
+        first = 0
+        for each in served:
+            rows, tree = range(first, first + len(each.wanted)), each.round.tree
+            first += len(each.wanted)
+            if not rows or output.last_hidden is None:
+                continue
+            for node, row in zip(tree.frontier, rows, strict=True):
+                each.round.given[node] = output.last_hidden[row].copy()
+            tree.grow(self._sampler, output, rows)
+
+
+def _known(r: HeadTreeRound, span: Span) -> _Served:
+    rows = len(span.tokens)
+    wanted = [rows - 1] if span.needs_logits else []
+    return _Served(r, span.num_computed_tokens, span.tokens, range(-1, rows - 1), wanted)
+
+
+def _packed(served: Sequence[_Served], block_tables: Mapping[str, Sequence[int]]) -> PackedBatch:
+    """The rows of a pass. Several rows of a sequence may be the first of their path (parent -1), which spans with
+    drafts behind them (verify/pack.py) cannot say. Row j of a sequence is cached at place `start` + j."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    parents: list[int] = []
+    slots: list[int] = []
+    indices: list[int] = []
+    starts = [0]
+    for each in served:
+        first, table = len(tokens), block_tables[each.round.request.seq_id]
+        tokens += each.tokens
+        for row, parent in enumerate(each.parents):
+            positions.append(each.start if parent < 0 else positions[first + parent] + 1)
+            parents.append(parent if parent < 0 else first + parent)
+            place = each.start + row
+            slots.append(table[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE)
+        indices += [first + row for row in each.wanted]
+        starts.append(len(tokens))
+    blocks = [block_tables[each.round.request.seq_id] for each in served]
+    tables = np.zeros((len(served), max(map(len, blocks))), INT32)
+    for index, table in enumerate(blocks):
+        tables[index, : len(table)] = table
+    return PackedBatch(
+        tokens=np.array(tokens, INT32),
+        positions=np.array(positions, INT32),
+        parents=np.array(parents, INT32),
+        slot_mapping=np.array(slots, INT32),
+        seq_ids=np.repeat(np.arange(len(served), dtype=INT32), np.diff(starts)),
+        query_start_loc=np.array(starts, INT32),
+        num_computed_tokens=np.array([each.start for each in served], INT32),
+        block_tables=tables,
+        logits_indices=np.array(indices, INT32),
+    )
+
+
+class ModulesHead(StateHead, Protocol):
+    """Modules that share a cache, in which each has a layer; see models/head_mtp.py."""
+
+    modules: int
+
+    def forward(self, batch: PackedBatch, states: Array, fed: Array, module: int = 0) -> TargetOutput:
+        """One pass of a module: the first rows have the target's states, the others what a module gave before. Under
+        tap 0 of the result is what all rows gave."""
+
+
+@dataclass(slots=True)
+class ModulesSequence(HeadSequence):
+    """`num_entries` are those of the first module. `given[m]` is what module m gave at positions of which module m + 1
+    has no final entry, `entries[m]` how many final entries that one has."""
+
+    given: list[PendingStates] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)
+
+    def begin_anew(self) -> None:
+        """All modules have the entries that the first one has."""
+        self.entries = [self.num_entries for _ in self.entries]
+        self.given = [PendingStates() for _ in self.given]
+
+
+class ModulesRound(HeadRound):
+    """One draft request in progress. All modules take part even where fewer guesses are wanted, so that none falls
+    behind; `computed` are the entries of the module whose turn it is."""
+
+    state: ModulesSequence
+
+    def __init__(self, request: DraftRequest, state: ModulesSequence, depth: int, modules: int) -> None:
+        super().__init__(request, state, max(depth, modules))
+        self._wanted, self._modules, self._computed = depth, modules, state.num_entries
+        self._known = len(state.tokens) - 1 - state.origin  # places of positions that have a state
+
+    @property
+    def done(self) -> bool:
+        return super().done and len(self.tokens) >= min(self._modules, self.depth)
+
+    @property
+    def module(self) -> int:
+        return min(len(self.tokens), self._modules - 1)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether all modules had their turn."""
+        return len(self.tokens) >= self._modules
+
+    def num_pending(self) -> int:
+        return 0 if self.repeats else self._known - self._computed
+
+    def next_span(self, room: int) -> Span:
+        """The next entries of the module whose turn it is, at most `room` of them."""
+        seq_id, step, state = self.request.seq_id, len(self.tokens), self.state
+        if self.repeats:
+            return Span(seq_id, self._known + step - self._modules, (self.tokens[-1],), True)
+        start, rows = self._computed, min(self.num_pending(), room)
+        first = state.origin + start + 1 + step
+        text = [*state.tokens[first:], *self.tokens[max(0, first - len(state.tokens)) :]]
+        return Span(seq_id, start, tuple(text[:rows]), start + rows == self._known)
+
+    def inputs(self, span: Span) -> Array:
+        """What the rows of a span are fed with."""
+        if self.repeats:
+            return self.fed[None]
+        if self.module == 0:
+            return self.state.states.take(len(span.tokens))
+        start = self.state.origin + span.num_computed_tokens
+        return self.state.given[self.module - 1].rows(start, start + len(span.tokens))
+
+    def computed(self, span: Span, given: Array) -> None:
+        """The entries of a span are there: what the module gave for them."""
+        if self.repeats:
+            return
+        state, module, start = self.state, self.module, span.num_computed_tokens
+        self._computed = start + len(span.tokens)
+        if module < self._modules - 1:
+            state.given[module].add(state.origin + start, given.copy())
+        if module == 0:
+            state.num_entries = self._computed
+        else:
+            state.entries[module - 1] = max(0, min(self._computed, self._known - module))
+            state.given[module - 1].drop(state.origin + state.entries[module - 1])
+
+    def take(self, guess: Guess, fed: Array) -> None:
+        super().take(guess, fed)
+        if self.tokens and not self.repeats:
+            self._computed = self.state.entries[len(self.tokens) - 1]
+
+    def finish(self) -> None:
+        """Forget what was given for guesses."""
+        for module, given in enumerate(self.state.given):
+            given.cut(self.state.origin + max(0, self._known - module))
+
+    def draft(self, drafter: str) -> Draft:
+        """The guesses that were wanted."""
+        unlikely = (i for i, survival in enumerate(self.survival) if survival < self.request.min_survival)
+        length = min(self._wanted, next(unlikely, self._wanted) + 1)
+        self.tokens, self.survival, self.probs = self.tokens[:length], self.survival[:length], self.probs[:length]
+        return super().draft(drafter)
+
+
+class ModulesDrafter(HeadDrafter):
+    """Drafts chains with the modules of `head` in turn; the rest is as for any head."""
+
+    _head: ModulesHead
+    _states: dict[str, ModulesSequence]  # type: ignore[assignment]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        try:
+            return super().propose(requests)
+        finally:
+            for r in self._rounds:
+                r.finish()
+            self._rounds.clear()
+
+    def __init__(self, head: ModulesHead, **options: Any) -> None:
+        """`options` are HeadDrafter's."""
+        super().__init__(head, **options)
+        self._rounds: list[ModulesRound] = []
+
+    def _sequence(self, history: History | None) -> ModulesSequence:
+        further = self._head.modules - 1
+        given = [PendingStates() for _ in range(further)]
+        return ModulesSequence([], history, ahead=further + 1, given=given, entries=[0] * further)
+
+    def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> ModulesRound | None:
+        depth = min(request.depth, self._head.max_context - known + 1)
+        if depth < 1 or not self.block_pool.reserve(request.seq_id, known + depth - 1):
+            return None
+        made = ModulesRound(request, self._states[request.seq_id], depth, self._head.modules)
+        if made.num_pending() < 1:
+            return None
+        self._rounds.append(made)
+        return made
+
+    def _join(self, seq_id: str, state: HeadSequence) -> None:
+        before = state.origin, state.num_entries
+        super()._join(seq_id, state)
+        if (state.origin, state.num_entries) != before:
+            self._states[seq_id].begin_anew()
+
+    def _pass(self, waiting: Sequence[HeadRound]) -> None:
+        """One pass of the module whose turn comes first, for as many rounds as it has room for."""
+        rounds = [r for r in waiting if isinstance(r, ModulesRound)]
+        module, room = min(r.module for r in rounds), self._head.max_rows
+        spans: list[tuple[ModulesRound, Span]] = []
+        for r in [r for r in rounds if r.module == module][: self._head.max_sequences]:
+            if room < 1:
+                break
+            spans.append((r, r.next_span(room)))
+            room -= len(spans[-1][1].tokens)
+        inputs = [r.inputs(span) for r, span in spans]
+        if module == 0:
+            self._kept -= sum(len(part) for part in inputs)
+        batch = pack([span for _, span in spans], {}, self.block_pool.block_tables, into=self._head.buffers)
+        none = np.empty((0, self._head.hidden), FLOAT32)
+        given = np.concatenate(inputs)
+        states, fed = (none, given) if module else (given, none)
+        output = self._head.forward(batch, states, fed, module)
+        first = 0
+        for r, span in spans:
+            r.computed(span, output.taps[0][first : first + len(span.tokens)])
+            first += len(span.tokens)
+            if not r.state.origin:
+                self.block_pool.commit(r.request.seq_id, r.state.keys, length=r.state.entries[-1])
+        self._draw([r for r, span in spans if span.needs_logits], output)

@@ -1,0 +1,410 @@
+"""Drafters made of others: one that guesses for a draft model (A+B), and one tree of the guesses of several (A//B).
+
+**A+B**, staged drafting (Spector and Re 2023, arXiv 2308.04623): every stage is a drafter and its verification, and
+equality with the token that a stage draws itself accepts a guess, so the draft is the same with an inner drafter and
+without; one pass of the draft model gives several tokens. The inner drafter is told what the draft model guessed as
+if it were known, and begins again where the text went on differently.
+
+**A//B**: under `match` equal paths share their nodes, and of all nodes those are kept that are likeliest to be
+accepted: by the score that its drafter gives a node, times how much oftener, lately, that drafter was right than it
+thought. Under a rule that keeps the distribution nothing may depend on what was drawn: every drafter gets a fixed
+share of the guesses, and its tree hangs from the root beside the others, with the q that each node was drawn from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from wager.draft.base import (
+    ComputedRows,
+    Drafter,
+    LogitsRows,
+    RemembersRequests,
+    RowReader,
+    StateReader,
+    remembers_requests,
+)
+from wager.draft.trees import TokenTree, merge
+from wager.kernels.base import TargetOutput
+from wager.tenants import PerTenant
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
+
+log = logging.getLogger("wager")
+
+_LONGEST_PAUSE = 256
+
+
+class GuardedDrafter:
+    """`drafter`, whose drafts are cut where they are no trees of ids below `vocab`. No call raises."""
+
+    def __init__(self, drafter: Drafter, *, vocab: int) -> None:
+        self.drafter = drafter
+        self._vocab = vocab
+        self._begun: set[str] = set()
+        self._failures = self._pause = self._left = 0  # the last pause, and what is left of it, in sequences
+
+    def has(self, seq_id: str) -> bool:
+        """Whether the drafter was given this sequence, and has not failed since."""
+        return seq_id in self._begun
+
+    # ---- the interface of a drafter ----------------------------------------------------------------------------------
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        if self._left:
+            self._left -= 1
+            return
+        self._begun.add(seq_id)
+        self._call(lambda: self.drafter.begin(seq_id, tokens, params, tenant=tenant))
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        if seq_id in self._begun:
+            self._call(lambda: self.drafter.accept(seq_id, tokens))
+
+    def end(self, seq_id: str) -> None:
+        if seq_id in self._begun:
+            self._begun.discard(seq_id)
+            if self._call(lambda: self.drafter.end(seq_id)):
+                self._pause = 0
+
+    def observe(self, output: TargetOutput) -> None:
+        if not self._left:
+            self._call(lambda: self.drafter.observe(output))
+
+    def forget(self) -> None:
+        """See RemembersRequests."""
+        drafter: object = self.drafter
+        if isinstance(drafter, RemembersRequests):
+            self._call(drafter.forget)
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        """See StateReader."""
+        drafter: object = self.drafter
+        if isinstance(drafter, StateReader) and not self._left:
+            self._call(lambda: drafter.read(output, computed))
+
+    @property
+    def reads_rows(self) -> bool:
+        """See RowReader."""
+        drafter: object = self.drafter
+        return isinstance(drafter, RowReader) and drafter.reads_rows
+
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        """See RowReader."""
+        drafter: object = self.drafter
+        if isinstance(drafter, RowReader) and drafter.reads_rows and not self._left:
+            self._call(lambda: drafter.read_rows(output, rows))
+
+    def propose(self, requests: Sequence[DraftRequest]) -> dict[str, Draft]:
+        """The valid part of each draft, by sequence, none larger than was requested."""
+        asked = {request.seq_id: request for request in requests if request.seq_id in self._begun}
+        valid: dict[str, Draft] = {}
+
+        def propose() -> None:
+            for draft in self.drafter.propose(list(asked.values())):
+                if draft.seq_id in asked:
+                    valid[draft.seq_id] = self._valid_part(draft, asked[draft.seq_id].depth)
+
+        return valid if asked and self._call(propose) else {}
+
+    def _call(self, call: Callable[[], None]) -> bool:
+        """Whether it succeeded; else the drafter has failed."""
+        try:
+            call()
+        except Exception as error:
+            self._failures += 1
+            self._pause = min(_LONGEST_PAUSE, max(1, 2 * self._pause))
+            self._left = self._pause
+            for seq_id in self._begun:
+                with suppress(Exception):
+                    self.drafter.end(seq_id)
+            self._begun.clear()
+            if self._failures.bit_count() == 1:
+                name, kind = self.drafter.name, type(error).__name__
+                log.warning("Drafter %r, which works for another one, failed: %s: %s", name, kind, error)
+            return False
+        return True
+
+    def _valid_part(self, draft: Draft, limit: int) -> Draft:
+        size = min(limit, len(draft.tokens), len(draft.parents))
+        for node in range(size):
+            if not (0 <= draft.tokens[node] < self._vocab and -1 <= draft.parents[node] < node):
+                size = node
+                break
+        tokens, parents, scores = tuple(draft.tokens[:size]), tuple(draft.parents[:size]), tuple(draft.scores[:size])
+        has_scores = len(scores) == size and all(0.0 <= score <= 1.0 for score in scores)
+        probs = draft.draft_probs
+        if probs is not None and probs.shape != (len(draft.tokens), self._vocab):
+            return Draft(draft.seq_id, drafter=draft.drafter)
+        kept = None if probs is None else probs[:size]
+        return Draft(draft.seq_id, tokens, parents, scores if has_scores else (), draft.drafter, kept)
+
+
+@dataclass(slots=True)
+class _ToldSequence:
+    """What the inner drafter was told of a sequence: the prompt, and all tokens until now."""
+
+    params: SamplingParams
+    tenant: str
+    prompt_tokens: int
+    tokens: list[int]
+
+
+class InnerDrafter:
+    """`drafter` guesses for a draft model of `vocab` logits. One that raises: see GuardedDrafter."""
+
+    def __init__(self, drafter: Drafter, *, vocab: int) -> None:
+        self._guarded = GuardedDrafter(drafter, vocab=vocab)
+        self._told: dict[str, _ToldSequence] = {}
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        """A sequence starts; the inner drafter learns of it when it is to guess."""
+        self._told[seq_id] = _ToldSequence(params, tenant, len(tokens), [])
+
+    def end(self, seq_id: str) -> None:
+        self._told.pop(seq_id, None)
+        self._guarded.end(seq_id)
+
+    def forget(self) -> None:
+        """See RemembersRequests."""
+        self._guarded.forget()
+
+    @property
+    def remembers_requests(self) -> bool:
+        """See RemembersRequests."""
+        return remembers_requests(self._guarded.drafter)
+
+    @property
+    def reads_rows(self) -> bool:
+        """See RowReader."""
+        return self._guarded.reads_rows
+
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        """The verified model's rows: what it finds likely a draft model mostly does, too."""
+        self._guarded.read_rows(output, rows)
+
+    def guess(self, wanted: Sequence[tuple[DraftRequest, list[int], int]]) -> dict[str, Draft]:
+        """Its guesses of what follows the tokens of each request, at most so many: valid trees of known tokens; none
+        where it has none."""
+        requests: list[DraftRequest] = []
+        for request, tokens, depth in wanted:
+            if depth > 0:
+                self._tell(request.seq_id, tokens)
+                place = len(tokens)
+                inner = DraftRequest(request.seq_id, place, depth, request.params, request.seed, request.choice)
+                requests.append(inner)
+        return self._guarded.propose(requests)
+
+    def _tell(self, seq_id: str, tokens: list[int]) -> None:
+        """Bring the drafter's sequence to `tokens`; it begins again where it was told others."""
+        told, drafter = self._told[seq_id], self._guarded
+        known = len(told.tokens) if drafter.has(seq_id) else 0
+        if not known or told.tokens != tokens[:known]:
+            drafter.end(seq_id)
+            drafter.begin(seq_id, tokens[: told.prompt_tokens], told.params, tenant=told.tenant)
+            known = told.prompt_tokens
+        if len(tokens) > known:
+            drafter.accept(seq_id, tokens[known:])
+        told.tokens = tokens
+
+
+class HasInnerDrafter:
+    """A drafter that may have an inner one, which is told what it is told of requests and rows."""
+
+    _inner: InnerDrafter | None
+
+    @property
+    def remembers_requests(self) -> bool:
+        """See RemembersRequests."""
+        return self._inner is not None and self._inner.remembers_requests
+
+    def forget(self) -> None:
+        """See RemembersRequests."""
+        if self._inner is not None:
+            self._inner.forget()
+
+    @property
+    def reads_rows(self) -> bool:
+        """See RowReader."""
+        return self._inner is not None and self._inner.reads_rows
+
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        """See RowReader."""
+        if self._inner is not None:
+            self._inner.read_rows(output, rows)
+
+
+_UNKNOWN = 0.5
+"""Probability of a guess of a drafter without scores, until something was learned of it."""
+
+_PRIOR = 10.0
+"""Guesses for which the assumption counts that a drafter is right as often as it thinks."""
+
+
+@dataclass(slots=True)
+class _Reliability:
+    """How often a drafter was right where it guessed, and how often it should have been by its scores."""
+
+    right: float = _PRIOR
+    expected: float = _PRIOR
+
+    @property
+    def factor(self) -> float:
+        return self.right / self.expected
+
+
+class MergedDrafter:
+    """The trees of `drafters` as one. One that raises: see GuardedDrafter; `vocab` as in DraftParts."""
+
+    makes_trees = True
+
+    def __init__(self, drafters: Sequence[Drafter], *, vocab: int) -> None:
+        self.name = "//".join(drafter.name for drafter in drafters)
+        self.default_depth = max(drafter.default_depth for drafter in drafters)
+        self.max_depth = max(drafter.max_depth for drafter in drafters)
+        self.samples = any(drafter.samples for drafter in drafters)
+        self._vocab = vocab
+        self._members = [GuardedDrafter(drafter, vocab=vocab) for drafter in drafters]
+        self._reliability = PerTenant(lambda: [_Reliability() for _ in drafters])
+        self._last: dict[str, list[tuple[int, Draft]]] = {}  # of each sequence the drafts that are not refuted yet
+
+    @property
+    def taps(self) -> Sequence[int] | None:
+        """Those of all its drafters; see StateReader."""
+        found = [reader.taps for reader in self._readers() if reader.taps is not None]
+        return sorted({tap for taps in found for tap in taps}) if found else None
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        for member in self._members:
+            member.read(output, computed)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether one of its drafters does; see RowReader."""
+        return any(member.reads_rows for member in self._members)
+
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        for member in self._members:
+            member.read_rows(output, rows)
+
+    def _readers(self) -> list[StateReader]:
+        drafters: list[object] = [member.drafter for member in self._members]
+        return [drafter for drafter in drafters if isinstance(drafter, StateReader)]
+
+    @property
+    def remembers_requests(self) -> bool:
+        """Whether one of its drafters does."""
+        return any(remembers_requests(member.drafter) for member in self._members)
+
+    def forget(self) -> None:
+        """See RemembersRequests."""
+        for member in self._members:
+            member.forget()
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        self._reliability.enter(seq_id, tenant)
+        for member in self._members:
+            member.begin(seq_id, tokens, params, tenant=tenant)
+
+    def observe(self, output: TargetOutput) -> None:
+        for member in self._members:
+            member.observe(output)
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        for index, draft in self._last.pop(seq_id, ()):
+            self._learn(self._reliability.of(seq_id)[index], draft, tokens)
+        for member in self._members:
+            member.accept(seq_id, tokens)
+
+    def end(self, seq_id: str) -> None:
+        self._last.pop(seq_id, None)
+        self._reliability.leave(seq_id)
+        for member in self._members:
+            member.end(seq_id)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One tree per request, of at most `depth` nodes."""
+        drafts: dict[str, list[tuple[int, Draft]]] = {request.seq_id: [] for request in requests}
+        for index, member in enumerate(self._members):
+            asked = [self._share(request, index) for request in requests]
+            for seq_id, draft in member.propose([request for request in asked if request.depth > 0]).items():
+                if len(draft):
+                    drafts[seq_id].append((index, draft))
+        self._last |= drafts
+        return [self._merge(request, drafts[request.seq_id]) for request in requests]
+
+    def _share(self, request: DraftRequest, index: int) -> DraftRequest:
+        """What one drafter is asked for: everything, or its share, the first ones' the larger."""
+        if not _draws(request):
+            return request
+        count = len(self._members)
+        share = request.depth // count + (index < request.depth % count)
+        return replace(request, depth=share)
+
+    def _merge(self, request: DraftRequest, drafts: Sequence[tuple[int, Draft]]) -> Draft:
+        if _draws(request):
+            return self._beside(request, [draft for index, draft in drafts if self._has_needed_probs(index, draft)])
+        reliability = self._reliability.of(request.seq_id)
+        trees = [_scored(draft, reliability[index].factor) for index, draft in drafts]
+        return merge(trees, request.depth).draft(request.seq_id, self.name)
+
+    def _has_needed_probs(self, index: int, draft: Draft) -> bool:
+        return draft.draft_probs is not None or not self._members[index].drafter.samples
+
+    def _beside(self, request: DraftRequest, drafts: Sequence[Draft]) -> Draft:
+        """The drafts one after the other, each from the root, deterministic ones with point masses."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        probs: list[np.ndarray] = []
+        for draft in drafts:
+            first = len(tokens)
+            tokens += draft.tokens
+            parents += [parent + first if parent >= 0 else -1 for parent in draft.parents]
+            masses = np.zeros((len(draft), self._vocab))
+            masses[range(len(draft)), draft.tokens] = 1.0
+            probs.append(masses if draft.draft_probs is None else draft.draft_probs)
+        q = np.concatenate(probs) if self.samples and probs else None
+        return Draft(request.seq_id, tuple(tokens), tuple(parents), (), self.name, q)
+
+    @staticmethod
+    def _learn(reliability: _Reliability, draft: Draft, tokens: Sequence[int]) -> None:
+        """Compare a drafter's guesses with the tokens that became known, as far as its path was right."""
+        node = -1
+        rates = _rates(draft)
+        for token in tokens:
+            children = [child for child, parent in enumerate(draft.parents) if parent == node]
+            if not children:
+                return
+            reliability.expected += min(1.0, sum(rates[child] for child in children))
+            right = next((child for child in children if draft.tokens[child] == token), None)
+            if right is None:
+                return
+            reliability.right += 1
+            node = right
+
+
+def _scored(draft: Draft, factor: float) -> TokenTree:
+    """With scores as they were lately borne out: `factor` times as often as the drafter thought."""
+    scores: list[float] = []
+    for rate, parent in zip(_rates(draft), draft.parents, strict=True):
+        scores.append((scores[parent] if parent >= 0 else 1.0) * min(1.0, rate * factor))
+    return TokenTree(draft.tokens, draft.parents, tuple(scores))
+
+
+def _draws(request: DraftRequest) -> bool:
+    """Whether guesses are drawn from a q that the rule needs."""
+    return request.needs_draft_probs and not request.params.greedy
+
+
+def _rates(draft: Draft) -> list[float]:
+    """Of each node the probability that it is right if its parent is, by the drafter's own scores."""
+    scores, parents = draft.scores, draft.parents
+    if not scores:
+        siblings = [parents.count(parent) for parent in parents]
+        return [_UNKNOWN / count for count in siblings]
+    above = [scores[parent] if parent >= 0 else 1.0 for parent in parents]
+    return [min(1.0, score / over) if over > 0 else 0.0 for score, over in zip(scores, above, strict=True)]
