@@ -424,6 +424,7 @@ def test_limits_leave_long_chats_alone(directory: Callable[..., Path]) -> None:
     assert Tokenizer.load(path).chat(messages) == ("a" * 200 + "|") * 2000
 
 
+@pytest.mark.slow
 def test_lists_that_a_template_makes_are_counted_by_their_entries(directory: Callable[..., Path]) -> None:
     path = directory("llama")
     (path / "chat_template.jinja").write_text(

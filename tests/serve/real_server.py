@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx2
-
 import wager
-from serve.serving import CHAT, metrics_of
+from serve.serving import CHAT, LONG, HttpServer
 
 TINY = ("--model", "random:llama:tiny", "--threads", "1")
 
@@ -56,8 +54,24 @@ def read_answer(connection: socket.socket) -> bytes:
     return got
 
 
+_EVERYTHING = {"speculation_stats": True, "logprobs": True, "top_logprobs": 20}
+
+MUCH = {**LONG, **_EVERYTHING, "max_tokens": 450, "n": 8, "stream": True}
+"""An answer of megabytes, more than the system's buffers take."""
+
+
+def deaf(url: str, body: Any = MUCH) -> socket.socket:
+    """A client that asks and reads nothing."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    host, port = url.removeprefix("http://").split(":")
+    made.connect((host, int(port)))
+    made.sendall(http_request(body))
+    return made
+
+
 @dataclass
-class RealServer:
+class RealServer(HttpServer):
     """The process; `lines` are those of its log so far."""
 
     process: subprocess.Popen[str]
@@ -65,19 +79,8 @@ class RealServer:
     lines: list[str] = field(default_factory=list)
 
     @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
-
-    @property
     def log(self) -> str:
         return "".join(self.lines)
-
-    def client(self, **options: Any) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=60, **options)
-
-    def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
-        with self.client() as client:
-            return client.post(path, json=body, **options)
 
     def chat(self, **body: Any) -> Any:
         return self.post(CHAT, body).json()
@@ -87,20 +90,10 @@ class RealServer:
         assert response.status_code == 200, response.text
         return str(response.json()["choices"][0]["message"]["content"])
 
-    def connect(self, data: bytes = b"") -> socket.socket:
-        made = socket.create_connection(("127.0.0.1", self.port), timeout=30)
-        made.sendall(data)
-        return made
-
     def live(self) -> Mapping[str, Any]:
         with self.client() as client:
             found: dict[str, Any] = client.get("/live").json()
         return found
-
-    def metrics(self) -> Mapping[str, float]:
-        """Samples by name, with the labels but the model's, of which there may be none."""
-        with self.client() as client:
-            return metrics_of(client.get("/metrics").text)
 
     def is_idle(self) -> bool:
         """Whether no request is open and every block is free."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -68,16 +69,14 @@ def called_both_ways(client: openai.OpenAI, **options: Any) -> tuple[Any, list[t
     return whole, calls[0]
 
 
-@dataclass(frozen=True)
-class Running:
+class HttpServer:
+    """A server at `url`."""
+
     url: str
-    server: Server
-    stop: Callable[[], None]
-    """Ends it as SIGTERM does."""
 
     @property
-    def llm(self) -> AsyncLLM:
-        return self.server.llm
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
     def client(self, **options: Any) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=60, **options)
@@ -87,8 +86,27 @@ class Running:
             return client.post(path, json=body, **options)
 
     def metrics(self) -> Mapping[str, float]:
+        """Samples by name, with the labels but the model's, of which there may be none."""
         with self.client() as client:
             return metrics_of(client.get("/metrics").text)
+
+    def connect(self, data: bytes = b"") -> socket.socket:
+        made = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        made.sendall(data)
+        return made
+
+
+@dataclass
+class Running(HttpServer):
+    """A server in a thread; `stop` ends it as SIGTERM does."""
+
+    url: str
+    server: Server
+    stop: Callable[[], None]
+
+    @property
+    def llm(self) -> AsyncLLM:
+        return self.server.llm
 
 
 @contextmanager

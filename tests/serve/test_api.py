@@ -1,7 +1,8 @@
-"""The API through the official client: whole and streamed answers, every sampling field, and what is refused."""
+"""The API as OpenAI's client and clients of vLLM use it: whole and streamed answers, every sampling field."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -10,11 +11,13 @@ import openai
 import pytest
 
 import wager
-from serve.serving import MESSAGES, NAME, OPTIONS, Running, running
+from serve.serving import CHAT, MESSAGES, NAME, OPTIONS, SHORT, Running, running, tool
 from wager.serve.formats import encoded, encoded_in_parts
 from wager.types import SamplingParams
 
 VOCABULARY = 512
+
+
 SAMPLED: Any = dict(temperature=0.8, seed=3)
 
 
@@ -84,7 +87,28 @@ def test_every_sampling_field_reaches_the_engine(client: openai.OpenAI) -> None:
     assert stopped.choices[0].message.content == cut.text
 
 
-def test_logprobs_in_both_forms(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("more", [{"store": True, "metadata": {"a": "b"}, "user": "u"}, {"max_completion_tokens": 4}])
+def test_what_has_no_effect_or_says_the_same_is_taken(server: Running, more: Any) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    answers = [server.post("/v1/chat/completions", each).json() for each in (body, {**body, **more})]
+    assert answers[0]["choices"] == answers[1]["choices"] and answers[1]["usage"]["completion_tokens"] == 4
+
+
+def test_the_client_raises_what_it_raises_with_openai(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="other") as wrong_model:
+        client.chat.completions.create(model="other", messages=MESSAGES)
+    assert (wrong_model.value.code, wrong_model.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": "x" * 5000}])
+    assert too_long.value.code == "context_length_exceeded" and too_long.value.request_id
+    with running(api_keys=("first-key-0123456789",)) as server:
+        stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="another", max_retries=0)
+        with stranger, pytest.raises(openai.AuthenticationError) as unknown:
+            stranger.models.list()
+    assert unknown.value.code == "invalid_api_key"
+
+
+def test_logprobs_of_a_chat_hold_the_bytes_of_its_text(client: openai.OpenAI) -> None:
     [plain] = expected(MESSAGES, max_tokens=6, logprobs=3, ignore_eos=True)
     chat = client.chat.completions.create(
         model=NAME,
@@ -100,14 +124,26 @@ def test_logprobs_in_both_forms(client: openai.OpenAI) -> None:
     assert [item.logprob for item in content] == pytest.approx([item.logprob for item in plain.logprobs])
     assert all(len(item.top_logprobs) == 3 and item.bytes is not None for item in content)
     assert b"".join(bytes(item.bytes or []) for item in content).decode("utf-8", "replace") == plain.text
-    [other] = expected("abc", max_tokens=6, logprobs=2, ignore_eos=True)
-    completion = client.completions.create(
-        model=NAME, prompt="abc", max_tokens=6, temperature=0, logprobs=2, extra_body={"ignore_eos": True}
-    )
-    lists = completion.choices[0].logprobs
-    assert lists is not None and lists.tokens is not None and lists.text_offset is not None
-    assert lists.token_logprobs == pytest.approx([item.logprob for item in other.logprobs])
-    assert len(lists.tokens) == 6 and lists.text_offset[0] == 0
+
+
+def test_logprobs_of_a_completion_hold_the_token_itself_and_its_place(client: openai.OpenAI) -> None:
+    options: Any = dict(model=NAME, prompt="abc", max_tokens=40, seed=6, extra_body={"ignore_eos": True})
+    choice = client.completions.create(logprobs=2, **options).choices[0]
+    lists = choice.logprobs
+    assert lists is not None and lists.tokens and lists.token_logprobs and lists.top_logprobs and lists.text_offset
+    for token, logprob, top in zip(lists.tokens, lists.token_logprobs, lists.top_logprobs, strict=True):
+        assert top[token] == logprob and len(top) <= 3
+    places = dict(zip(lists.text_offset, lists.tokens, strict=True))  # the last token of each place
+    assert sum(not token.startswith("bytes:") for token in places.values()) > 3
+    for place, token in places.items():
+        assert token.startswith("bytes:") or choice.text[place:].startswith(token)
+    streamed = [chunk.choices[0].logprobs for chunk in client.completions.create(logprobs=2, stream=True, **options)]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for item in streamed if item for value in getattr(item, name)] == getattr(lists, name)
+    alone = client.completions.create(logprobs=0, **options).choices[0].logprobs
+    assert alone is not None and alone.top_logprobs == [
+        {token: logprob} for token, logprob in zip(lists.tokens, lists.token_logprobs, strict=True)
+    ]
 
 
 def test_statistics_of_speculation_when_asked(server: Running) -> None:
@@ -134,6 +170,13 @@ def test_statistics_of_speculation_when_asked(server: Running) -> None:
     assert any(item["rejected"] for item in told)
 
 
+def test_seconds_by_stage_count_a_step_once_however_many_choices_it_serves(server: Running) -> None:
+    body = {**SHORT, "max_tokens": 60, "n": 6, "speculation_stats": True}
+    found = server.post(CHAT, body).json()["speculation"]
+    longest = max(choice["prefill_s"] + choice["decode_s"] for choice in found["choices"])
+    assert 0 < sum(found["stage_seconds"].values()) <= 1.5 * longest
+
+
 def test_usage_in_every_chunk_counts_up(server: Running) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"messages": MESSAGES, "max_tokens": 30, "ignore_eos": True, "stream": True, "stream_options": options}
@@ -143,83 +186,6 @@ def test_usage_in_every_chunk_counts_up(server: Running) -> None:
     assert (
         counts == sorted(counts) and counts[-1] == 30 and len({usage["prompt_tokens"] for usage in used if usage}) == 1
     )
-
-
-def test_models_tokens_version_and_health(server: Running, client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [NAME]
-    assert client.models.retrieve(NAME).id == NAME
-    tokens = server.post("/tokenize", {"prompt": "hello there"}).json()
-    assert tokens["count"] == len(tokens["tokens"]) > 0
-    assert server.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "hello there"}
-    assert server.post("/tokenize", {"messages": MESSAGES}).json()["count"] > 20
-    with server.client() as http:
-        assert http.get("/health").json() == {"status": "ok"}
-        assert http.get("/version").json() == {"version": wager.__version__}
-
-
-@pytest.mark.parametrize("more", [{"store": True, "metadata": {"a": "b"}, "user": "u"}, {"max_completion_tokens": 4}])
-def test_what_has_no_effect_or_says_the_same_is_taken(server: Running, more: Any) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-    answers = [server.post("/v1/chat/completions", each).json() for each in (body, {**body, **more})]
-    assert answers[0]["choices"] == answers[1]["choices"] and answers[1]["usage"]["completion_tokens"] == 4
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({}, "messages", "messages"),
-        ({"messages": []}, "messages", "messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "content"),
-        ({"messages": MESSAGES, "temprature": 1}, "temprature", "temprature"),
-        ({"messages": MESSAGES, "temperature": "1"}, "temperature", "temperature"),
-        ({"messages": MESSAGES, "temperature": 3}, "temperature", "temperature"),
-        ({"messages": MESSAGES, "top_p": 0}, "top_p", "top_p"),
-        ({"messages": MESSAGES, "n": 65}, "n", "n"),
-        ({"messages": MESSAGES, "logit_bias": {"a": 1}}, "logit_bias", "logit_bias"),
-        ({"messages": MESSAGES, "logit_bias": {"999999": 1}}, "logit_bias", "999999"),
-        ({"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs", "logprobs"),
-        ({"messages": MESSAGES, "seed": 2**70}, "seed", "64"),
-        ({"messages": MESSAGES, "max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "differ"),
-        ({"messages": MESSAGES, "audio": {}}, "audio", "audio"),
-        ({"messages": MESSAGES, "max_tokens": 0}, "max_tokens", "max_tokens"),
-        ({"messages": MESSAGES, "speculation": {"depth": -1}}, "speculation", "depth"),
-        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "512"),
-    ],
-)
-def test_a_field_that_cannot_be_honoured_is_refused_by_name(
-    server: Running, body: Any, param: str | None, words: str
-) -> None:
-    response = server.post("/v1/chat/completions", body)
-    error = response.json()["error"]
-    assert response.status_code == 400, error
-    assert error["param"] == param and words in error["message"] and error["type"] == "invalid_request_error"
-
-
-def test_what_is_not_there(server: Running, client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="other"):
-        client.chat.completions.create(model="other", messages=MESSAGES)
-    with server.client() as http:
-        assert http.get("/v1/nothing").status_code == 404
-        assert http.get("/v1/chat/completions").status_code == 405
-        for content in (b"", b"{", b"[1]", b"\xff\xfe", b'"x"', b"[" * 100_000):
-            response = http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
-            assert response.status_code == 400 and "error" in response.json()
-        response = http.post("/v1/completions", content=b"a=b", headers={"content-type": "text/plain"})
-        assert response.status_code == 415
-
-
-def test_user_text_never_becomes_a_control_token(server: Running) -> None:
-    """A message or a prompt that spells a control token is encoded letter by letter."""
-    tokenizer = server.llm.tokenizer
-    control = [tokenizer.token(token) for token in range(VOCABULARY) if tokenizer.is_control(token)]
-    assert control
-    spelled = "\n".join(control)
-    tokens = server.post("/tokenize", {"messages": [{"role": "user", "content": spelled}]}).json()["tokens"]
-    plain = server.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]}).json()["tokens"]
-    special = [token for token in tokens if tokenizer.is_special(token)]
-    assert special == [token for token in plain if tokenizer.is_special(token)]
-    assert not any(map(tokenizer.is_special, server.post("/tokenize", {"prompt": spelled}).json()["tokens"]))
 
 
 def test_a_prediction_is_guessed_from_and_counted() -> None:
@@ -281,3 +247,76 @@ def test_a_long_answer_is_written_in_parts_as_it_would_be_at_once() -> None:
     choice = {"index": 0, "message": {"content": None, "none": {}, "empty": []}, "logprobs": {"content": content}}
     answer = {"id": "x", "choices": [choice, choice], "usage": {"prompt_tokens": 1}}
     assert encoded_in_parts(answer) == encoded(answer)
+
+
+def test_large_answers_are_not_written_in_the_event_loop(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stream would wait for it."""
+    threads: list[bool] = []
+
+    def write(value: Any) -> bytes:
+        try:
+            asyncio.get_running_loop()
+            threads.append(False)
+        except RuntimeError:
+            threads.append(True)
+        return encoded(value)
+
+    monkeypatch.setattr("wager.serve.generation.encoded", write)
+    monkeypatch.setattr("wager.serve.generation.encoded_in_parts", write)
+    body = {**SHORT, "max_tokens": 150, "n": 2, "seed": 1, "logprobs": True, "top_logprobs": 20}
+    large = server.post(CHAT, body).json()["choices"]
+    small = server.post(CHAT, {**body, "n": 1, "max_tokens": 40}).json()["choices"]
+    assert threads == [True, False]
+    contents = [choice["logprobs"]["content"] for choice in (*large, *small)]
+    assert contents[0][:40] == contents[2] and [*map(len, contents)] == [150, 150, 40]
+
+
+def test_models_tokens_version_and_health(server: Running, client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [NAME]
+    assert client.models.retrieve(NAME).id == NAME
+    tokens = server.post("/tokenize", {"prompt": "hello there"}).json()
+    assert tokens["count"] == len(tokens["tokens"]) > 0
+    assert server.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "hello there"}
+    assert server.post("/tokenize", {"messages": MESSAGES}).json()["count"] > 20
+    with server.client() as http:
+        assert http.get("/health").json() == {"status": "ok"}
+        assert http.get("/version").json() == {"version": wager.__version__}
+
+
+def test_user_text_never_becomes_a_control_token(server: Running) -> None:
+    """A message or a prompt that spells a control token is encoded letter by letter."""
+    tokenizer = server.llm.tokenizer
+    control = [tokenizer.token(token) for token in range(VOCABULARY) if tokenizer.is_control(token)]
+    assert control
+    spelled = "\n".join(control)
+    tokens = server.post("/tokenize", {"messages": [{"role": "user", "content": spelled}]}).json()["tokens"]
+    plain = server.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]}).json()["tokens"]
+    special = [token for token in tokens if tokenizer.is_special(token)]
+    assert special == [token for token in plain if tokenizer.is_special(token)]
+    assert not any(map(tokenizer.is_special, server.post("/tokenize", {"prompt": spelled}).json()["tokens"]))
+
+
+TOOLS: Any = [tool("weather", strict=True, at={"enum": ["Oslo", "Rome"]})]
+
+
+def test_token_paths_take_the_fields_of_vllm(server: Running) -> None:
+    plain = server.post("/tokenize", {"prompt": "hello there"}).json()
+    told = server.post("/tokenize", {"prompt": "hello there", "return_token_strs": True}).json()
+    assert told["tokens"] == plain["tokens"] and len(told["token_strs"]) == plain["count"]
+    bare = server.post("/tokenize", {"prompt": "hello there", "add_special_tokens": False}).json()["tokens"]
+    assert plain["tokens"][-len(bare) :] == bare
+    whole = server.post("/tokenize", {"messages": MESSAGES}).json()["tokens"]
+    before = server.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}).json()["tokens"]
+    assert len(before) < len(whole) and whole[: len(before)] == before
+    with_tools = server.post("/tokenize", {"messages": MESSAGES, "tools": TOOLS}).json()["count"]
+    asked = server.post(CHAT, {**SHORT, "ignore_eos": False, "tools": TOOLS}).json()["usage"]["prompt_tokens"]
+    assert with_tools == asked > len(whole)
+    for body, param in (
+        ({"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
+        ({"prompt": "a", "tools": TOOLS}, "tools"),
+        ({"messages": []}, "messages"),
+        ({}, "prompt"),
+        ({"prompt": "a", "chat_template": "x"}, "chat_template"),
+    ):
+        assert server.post("/tokenize", body).json()["error"]["param"] == param
+    assert json.loads(server.post("/detokenize", {"tokens": []}).text) == {"prompt": ""}

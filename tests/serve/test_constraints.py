@@ -1,14 +1,15 @@
-"""Schemas, tools and speculation by request over HTTP: answers follow them, and are the same without speculation."""
+"""Schemas and tools: answers follow them, whatever is guessed, and calls are written as the chat template does."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from serve.serving import CHAT, MESSAGES, NAME, Running, eventually, running, tool
+from serve.serving import CHAT, MESSAGES, NAME, Running, called_both_ways, eventually, running, tool
 
 SCHEMA: Any = {
     "type": "object",
@@ -16,7 +17,8 @@ SCHEMA: Any = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-WEATHER = tool("weather", place={"enum": ["Oslo", "Rome"]})
+
+
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
 
 
@@ -61,85 +63,166 @@ def test_any_object_and_completions_with_a_schema(server: Running, client: opena
     assert set(json.loads(server.post("/v1/completions", body).json()["choices"][0]["text"])) == {"name", "age"}
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
-def test_a_demanded_tool_is_called_whole_and_streamed(client: openai.OpenAI, choice: Any) -> None:
-    options: Any = dict(
-        model=NAME,
-        messages=MESSAGES,
-        tools=[WEATHER],
-        tool_choice=choice,
-        seed=3,
-        max_tokens=200,
-        parallel_tool_calls=False,
-    )
-    whole = client.chat.completions.create(**options).choices[0]
-    assert whole.finish_reason == "tool_calls" and whole.message.tool_calls
-    [call] = whole.message.tool_calls
-    assert call.type == "function" and call.function.name == "weather" and call.id
-    assert json.loads(call.function.arguments)["place"] in ("Oslo", "Rome")
-    name, arguments, reasons = "", "", []
-    for chunk in client.chat.completions.create(**options, stream=True):
-        for part in chunk.choices:
-            reasons.append(part.finish_reason)
-            for piece in part.delta.tool_calls or []:
-                assert piece.function is not None
-                name += piece.function.name or ""
-                arguments += piece.function.arguments or ""
-    assert (name, arguments) == ("weather", call.function.arguments)
-    assert reasons[-1] == "tool_calls"
-
-
-def test_earlier_calls_and_their_results_are_part_of_the_conversation(client: openai.OpenAI) -> None:
-    call: Any = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"place": "Oslo"}'}}
-    messages: Any = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
-    ]
-    answer = client.chat.completions.create(model=NAME, messages=messages, tools=[WEATHER], max_tokens=8, temperature=0)
-    without = client.chat.completions.create(model=NAME, messages=MESSAGES, tools=[WEATHER], max_tokens=8)
-    assert answer.usage is not None and without.usage is not None
-    assert answer.usage.prompt_tokens > without.usage.prompt_tokens
-
-
-def test_a_drafter_that_the_server_has_not_is_refused_in_words_of_the_api(server: Running) -> None:
-    error = server.post(CHAT, {"messages": MESSAGES, "speculation": {"drafter": "eagle3"}}).json()["error"]
-    assert "'eagle3'" in error["message"] and "this engine has ngram" in error["message"]
-    assert '"speculation": "off"' in error["message"] and "async-" not in error["message"]
-    for wrong in ("on", True, 3, ["off"]):
-        error = server.post(CHAT, {"messages": MESSAGES, "speculation": wrong}).json()["error"]
-        assert error["param"] == "speculation", error
-        assert 'it is "off", or an object of drafter, depth and weight' in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"response_format": {"type": "xml"}}, "response_format"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wizard"}}}},
-            "response_format",
-        ),
-        ({"response_format": FORMAT, "ignore_eos": True}, "ignore_eos"),
-        ({"response_format": FORMAT, "tools": [WEATHER]}, "response_format"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": "maybe"}, "tool_choice"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
-        ({"tools": [WEATHER, WEATHER]}, "tools"),
-        ({"speculation": {"drafter": "eagle3"}}, "speculation"),
-    ],
-)
-def test_what_cannot_be_constrained_is_refused(server: Running, fields: Any, param: str | None) -> None:
-    answer = server.post(CHAT, {"messages": MESSAGES, "max_tokens": 5, **fields})
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param
-
-
 def test_the_tables_of_grammars_are_made_before_the_first_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     """Making them holds the interpreter's lock for a while, once."""
     monkeypatch.setattr("wager.serve.app._FIRST_REQUESTS_S", 0.0)
     with running() as started:
         grammars = started.llm.engine.grammars
         eventually(lambda: "_built_vocabulary" in vars(grammars), "they are not made")
+
+
+# ---- tools -----------------------------------------------------------------------------------------------------------
+
+
+TOOLS: Any = [
+    tool("weather", strict=True, at={"enum": ["Oslo", "Rome"]}),
+    tool("time", strict=True, at={"type": ["integer", "null"]}),
+]
+
+
+ONE_FUNCTION = {"type": "function", "function": {"name": "time"}}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    """Descriptions of tools are long in bytes."""
+    with running({"max_context": 1024}) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel"),
+    [("auto", True), ("required", True), ("required", False), (ONE_FUNCTION, True), ("none", True)],
+)
+def test_the_clients_own_assembly_of_a_stream_is_the_whole_answer(
+    client: openai.OpenAI, choice: Any, parallel: bool
+) -> None:
+    options: Any = dict(
+        model=NAME,
+        messages=MESSAGES,
+        tools=TOOLS,
+        tool_choice=choice,
+        seed=4,
+        max_tokens=80,
+        parallel_tool_calls=parallel,
+    )
+    _, calls = called_both_ways(client, **options)
+    if choice == "none":
+        assert not calls
+    elif choice != "auto":
+        assert calls
+
+
+def test_without_permission_what_looks_like_a_call_is_text(server: Running) -> None:
+    """tool_choice "none": the answer may spell a call, and is content all the same."""
+    call = {"name": "weather", "arguments": {"at": "Oslo"}}
+    form = {"type": "json_schema", "json_schema": {"schema": {"const": call}}}
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "none", "response_format": form, "max_tokens": 100}
+    [choice] = server.post(CHAT, body).json()["choices"]
+    assert json.loads(choice["message"]["content"]) == call and "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_an_answer_goes_into_the_next_request_as_it_came(client: openai.OpenAI) -> None:
+    options: Any = dict(model=NAME, tools=TOOLS, seed=4, max_tokens=60)
+    message = client.chat.completions.create(messages=MESSAGES, tool_choice="required", **options).choices[0].message
+    assert message.tool_calls
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in message.tool_calls]
+    cut_off = message.model_copy(deep=True)
+    cut_off.tool_calls[0].function.arguments = '{"at": "Os'  # type: ignore[index, union-attr]
+    for answer in (message, message.model_dump(), cut_off):
+        client.chat.completions.create(messages=[*MESSAGES, answer, *results], tool_choice="auto", **options)
+
+
+# ---- forms of chat templates -----------------------------------------------------------------------------------------
+
+
+_TEMPLATE = """{% if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}A call: OPEN{"name": ..., "ARGUMENTS": ...}CLOSE<|im_end|>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}
+OPEN{"name": "{{ call.function.name }}", "ARGUMENTS": {{ call.function.arguments | tojson }}}CLOSE{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+FORMS = {
+    "hermes": ("<tool_call>\n", "\n</tool_call>", "arguments"),
+    "mistral": ("[TOOL_CALLS][", "]", "arguments"),
+    "llama3": ("{# ipython #}", "", "parameters"),
+}
+
+
+FORM_TOOLS: Any = [tool("weather", at={"enum": ["Oslo", "Röm"]}), tool("open", at={"type": ["boolean", "null"]})]
+
+
+@pytest.fixture(
+    scope="module", params=["hermes", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral", "llama3"))]
+)
+def form(request: pytest.FixtureRequest) -> Iterator[tuple[Running, tuple[str, str, str]]]:
+    opening, closing, arguments = FORMS[request.param]
+    with running({"max_context": 1024}) as server:
+        template = _TEMPLATE.replace("OPEN", opening).replace("CLOSE", closing).replace("ARGUMENTS", arguments)
+        server.llm.tokenizer.chat_template = template
+        yield server, FORMS[request.param]
+
+
+@pytest.mark.parametrize("choice", ["required", "auto", {"type": "function", "function": {"name": "open"}}])
+def test_calls_are_found_in_the_templates_form(form: tuple[Running, tuple[str, str, str]], choice: Any) -> None:
+    ended = 0
+    with openai.OpenAI(base_url=f"{form[0].url}/v1", api_key="none", max_retries=0) as client:
+        for seed in range(2):
+            options: Any = dict(
+                model=NAME,
+                messages=MESSAGES,
+                tools=FORM_TOOLS,
+                tool_choice=choice,
+                seed=seed,
+                max_tokens=150,
+                parallel_tool_calls=seed % 2 == 0,
+            )
+            whole, calls = called_both_ways(client, **options)
+            if choice != "auto":
+                assert calls and (whole.finish_reason == "length" or not whole.message.content)
+            if whole.finish_reason == "tool_calls":
+                ended += 1
+                for name, arguments in calls:
+                    assert (
+                        json.loads(arguments)["at"] in {"weather": ("Oslo", "Röm"), "open": (True, False, None)}[name]
+                    )
+    assert ended or choice == "auto"
+
+
+def test_what_the_model_writes_is_the_templates_form(form: tuple[Running, tuple[str, str, str]]) -> None:
+    server, (opening, closing, arguments) = form
+    body = {
+        "messages": MESSAGES,
+        "tools": FORM_TOOLS,
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "max_tokens": 150,
+        "seed": 1,
+        "logprobs": True,
+    }
+    [choice] = server.post("/v1/chat/completions", body).json()["choices"]
+    written = b"".join(bytes(item["bytes"]) for item in choice["logprobs"]["content"]).decode()
+    [call] = choice["message"]["tool_calls"]
+    name, given = call["function"]["name"], call["function"]["arguments"]
+    shown = opening.replace("{# ipython #}", "")
+    assert written == f'{shown}{{"name": "{name}", "{arguments}": {given}}}{closing}'
+
+
+def test_earlier_calls_are_written_in_it(form: tuple[Running, tuple[str, str, str]]) -> None:
+    server, (opening, closing, arguments) = form
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"at": "Röm"}'}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "rain"},
+    ]
+    tokens = server.post("/tokenize", {"messages": messages, "tools": FORM_TOOLS}).json()["tokens"]
+    prompt = server.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+    shown = opening.replace("{# ipython #}", "")
+    assert f'{shown}{{"name": "weather", "{arguments}": {{"at": "Röm"}}}}{closing}<|im_end|>' in prompt
+    assert prompt.endswith("<|im_start|>tool\nrain<|im_end|>\n<|im_start|>assistant\n")

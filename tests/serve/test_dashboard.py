@@ -1,11 +1,12 @@
-"""The dashboard in a real browser: its numbers while requests run, the playground, errors, hostile text, API keys."""
+"""The dashboard in a real browser: its numbers while requests run, the playground, errors, hostile text, keys, and how
+it is reached by keyboard, by screen readers and on narrow screens.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,8 +16,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from serve.browsing import HOSTILE, WATCH, visiting
+from serve.browsing import HOSTILE, WATCH, Visit, visiting
 from serve.real_server import TINY, RealServer, server_process
+
+pytestmark = pytest.mark.slow
+
 
 PROMPTS = [
     "Write a short note about lighthouses, and then write it again.",
@@ -65,9 +69,6 @@ def load(server: RealServer, *, clients: int = 4) -> Iterator[None]:
         each.result()
 
 
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_page_loads_from_the_server_alone_and_without_an_error(browser: Any, tiny: RealServer) -> None:
     with visiting(browser, tiny.url) as visit:
         visit.wait_for_text("status", "live")
@@ -108,30 +109,6 @@ def test_numbers_move_while_requests_run(browser: Any, real: RealServer) -> None
         visit.wait("document.getElementById('speed').textContent == '0'")
 
 
-def test_counts_are_those_of_the_server(browser: Any, tiny: RealServer) -> None:
-    with visiting(browser, tiny.url) as visit:
-        visit.wait_for_text("status", "live")
-        tiny.chat(
-            messages=[{"role": "user", "content": "one two one two one two"}],
-            max_tokens=200,
-            ignore_eos=True,
-            temperature=0,
-            speculation={"depth": 3},
-        )
-        time.sleep(1.6)
-        visit.page.get_by_text("The same as tables").click()
-        visit.wait("document.getElementById('depth-table').rows.length > 1")
-        found = tiny.live()
-        accepted = sum(each["accepted"] for each in found["drafts"].values())
-        assert float(visit.text("#tau")) == pytest.approx(found["tokens"] / (found["tokens"] - accepted), abs=0.011)
-        chosen = [
-            float(visit.text(f"#depth-table tr:nth-child({depth + 1}) td:nth-child(2)").split()[0])
-            for depth in range(4)
-        ]
-        shares = [100 * count / sum(found["planned_depths"]) for count in found["planned_depths"]]
-        assert chosen[: len(shares)] == pytest.approx(shares[:4], abs=0.51)
-
-
 def test_nothing_is_asked_while_the_page_is_hidden(browser: Any, tiny: RealServer) -> None:
     with visiting(browser, tiny.url) as visit:
         visit.page.evaluate("Object.defineProperty(document, 'hidden', { get: () => window.away === true })")
@@ -159,9 +136,6 @@ def test_a_collapsed_drafter_is_an_alarm_that_is_given_once(browser: Any, tiny: 
         assert visit.page.get_by_role("alert").filter(has_text=sentence).is_visible()
         visit.page.wait_for_timeout(2500)
         assert visit.page.evaluate("window.said") == [["alarm", sentence]]
-
-
-# ---- the playground --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.real
@@ -296,9 +270,6 @@ def test_scripts_cannot_make_markup_of_text(browser: Any, tiny: RealServer) -> N
         visit.asked[:] = [url for url in visit.asked if ":9/" not in url]
 
 
-# ---- without a server, and with keys ---------------------------------------------------------------------------------
-
-
 @pytest.mark.real
 def test_a_server_that_goes_is_reported_in_the_answer_and_above(browser: Any, smollm2: Path) -> None:
     with server_process("--model", str(smollm2)) as server, visiting(browser, server.url, refusals=True) as visit:
@@ -346,9 +317,6 @@ def test_a_key_is_asked_for_and_used(browser: Any, tmp_path: Path) -> None:
         assert not any("horse" in url for url in visit.asked)
 
 
-# ---- the picture of the documents ------------------------------------------------------------------------------------
-
-
 @pytest.mark.real
 def test_the_picture_of_the_documents(browser: Any, real: RealServer, tmp_path: Path) -> None:
     """With WAGER_DASHBOARD_IMAGE=FILE the picture is taken after two minutes of changing load, for the documents."""
@@ -370,3 +338,108 @@ def test_the_picture_of_the_documents(browser: Any, real: RealServer, tmp_path: 
                     visit.page.screenshot(path=picture, full_page=True)
     data = picture.read_bytes()
     assert data.startswith(b"\x89PNG") and 20_000 < len(data) < 300_000
+
+
+# ---- for everybody ---------------------------------------------------------------------------------------------------
+
+
+FORMAT: Any = {
+    "type": "json_schema",
+    "json_schema": {
+        "schema": {
+            "type": "object",
+            "required": ["fixed", "free"],
+            "additionalProperties": False,
+            "properties": {
+                "fixed": {"const": "guessed by the grammar"},
+                "free": {"type": "string", "minLength": 60, "maxLength": 60},
+            },
+        }
+    },
+}
+"""Of an answer with guesses that are right and guesses that are wrong."""
+
+
+def fill(visit: Visit) -> None:
+    """Every part has something to show: an answer with guesses and rejected ones, tables, the policy's words."""
+    visit.change_request(response_format=FORMAT, speculation={"depth": 3})
+    visit.write_over("#prompt", "one two one two one two")
+    visit.page.locator("#rejected").check()
+    visit.page.locator("#prompt").press("Enter")
+    visit.wait_for_text("outcome", "tokens in")
+    assert visit.page.locator("#answer del").count() and visit.page.locator("#answer mark").count()
+    for summary in visit.page.locator("summary").all():
+        summary.click()
+    visit.wait("document.getElementById('depth-table').rows.length > 1")
+
+
+def show_key_form(visit: Visit) -> None:
+    """Show the form for the API key beside everything else, for good."""
+    visit.page.evaluate("""() => {
+        const form = document.getElementById("key-form");
+        form.removeAttribute("hidden");
+        Object.defineProperty(form, "hidden", { value: false, writable: true });
+    }""")
+
+
+def test_tab_reaches_every_control_in_the_pages_order_and_shows_where_it_is(browser: Any, tiny: RealServer) -> None:
+    with visiting(browser, tiny.url) as visit:
+        visit.wait_for_text("status", "live")
+        focused = """() => {
+          const one = document.activeElement, style = getComputedStyle(one), box = one.getBoundingClientRect();
+          return [one.id || one.tagName.toLowerCase(), style.outlineStyle, parseFloat(style.outlineWidth), box.width > 0
+            && box.left >= 0];
+        }"""
+        order = [
+            "a",
+            "summary",
+            "summary",
+            "prompt",
+            "temperature",
+            "tokens",
+            "speculate",
+            "rejected",
+            "send",
+            "stop",
+            "answer",
+        ]
+        for way, wanted in (("Tab", order), ("Shift+Tab", order[-2::-1])):
+            found = []
+            for _ in wanted:
+                visit.page.keyboard.press(way)
+                name, style, width, seen = visit.page.evaluate(focused)
+                assert style == "solid" and width >= 2 and seen, f"the focus on {name} is not to be seen"
+                found.append(name)
+            assert found == wanted
+        controls = "a, button, input, textarea, summary, select, [tabindex]"
+        reachable = visit.page.locator(f"{controls} >> visible=true").count()
+        assert reachable == len(order)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 320])
+def test_axe_finds_nothing(browser: Any, tiny: RealServer, scheme: str, width: int) -> None:
+    """Names, roles, contrast, structure: all rules of axe-core, WCAG and best practices."""
+    axe = pytest.importorskip("axe_playwright_python")
+    script = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    options: Any = dict(color_scheme=scheme, viewport={"width": width, "height": 900}, bypass_csp=True)
+    with visiting(browser, tiny.url, **options) as visit:
+        visit.wait_for_text("status", "live")
+        fill(visit)
+        visit.collapse("Drafter ngram has collapsed.")
+        visit.wait_for_text("alarm", "Drafter ngram has collapsed.")
+        show_key_form(visit)
+        visit.page.evaluate(script)
+        found = visit.page.evaluate("axe.run()")
+        assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
+        assert len(found["passes"]) > 20 and any(rule["id"] == "color-contrast" for rule in found["passes"])
+
+
+@pytest.mark.parametrize("width", [320, 480, 1280])
+def test_nothing_is_wider_than_the_screen(browser: Any, tiny: RealServer, width: int) -> None:
+    with visiting(browser, tiny.url, viewport={"width": width, "height": 700}) as visit:
+        visit.wait_for_text("status", "live")
+        fill(visit)
+        show_key_form(visit)
+        visit.page.evaluate("document.getElementById('model').textContent = 'm'.repeat(200)")
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,13 +106,20 @@ LEARNING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNING)
+def few(names: Iterable[str], *quick: str) -> list[Any]:
+    """All but the quick ones are slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", few(LEARNING, "auto", "suffix, fixed depth", "cached keys of a head"))
 def test_a_key_sees_the_same_whatever_another_one_asked(name: str, drafters: dict[str, str]) -> None:
     engine = LEARNING[name] | {"drafter": drafters.get(str(LEARNING[name]["drafter"]), LEARNING[name]["drafter"])}
     assert seen_by_ben(engine, after_anna=True) == seen_by_ben(engine, after_anna=False)
 
 
-@pytest.mark.parametrize("name", ["auto", "suffix, fixed depth", "recycle, fixed depth", "several"])
+@pytest.mark.parametrize(
+    "name", few(["auto", "suffix, fixed depth", "recycle, fixed depth", "several"], "suffix, fixed depth")
+)
 def test_keys_that_share_see_each_others_traces(name: str) -> None:
     """What the walls keep apart is there to be seen without them."""
     engine = LEARNING[name]
@@ -122,7 +130,9 @@ def test_keys_that_share_see_each_others_traces(name: str) -> None:
     assert shared[0]["choices"] == alone[0]["choices"]
 
 
-@pytest.mark.parametrize("name", ["suffix, fixed depth", "recycle, fixed depth", "merged", "suffix:tree"])
+@pytest.mark.parametrize(
+    "name", few(["suffix, fixed depth", "recycle, fixed depth", "merged", "suffix:tree"], "suffix, fixed depth")
+)
 def test_rejected_guesses_that_may_be_another_text_are_counted_and_not_shown(name: str) -> None:
     body = {**PLAIN, "speculation_stats": True, "stream": True, "logit_bias": {"198": 100}}
 
@@ -159,8 +169,6 @@ def test_figures_of_all_keys_are_for_operators() -> None:
 
 def test_keys_whose_requests_run_together_get_their_own_texts() -> None:
     """One policy decides for both while both run; texts, cached tokens and tables stay apart."""
-    from concurrent.futures import ThreadPoolExecutor
-
     with server_of_two({"drafter": "suffix,recycle"}) as server:
         alone = {key: ask(server, key, {**PLAIN, "temperature": 0.8})["choices"] for key in (ANNA, BEN)}
         assert alone[ANNA] == alone[BEN]

@@ -1,31 +1,32 @@
-"""Metrics: what Prometheus reads agrees with what clients were told."""
+"""Figures of the server: metrics agree with what clients were told, and the dashboard's numbers with both."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+import time
+import tracemalloc
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.serving import CHAT, Running, running
-from wager.engine.draft_counts import DrafterCounts
+from serve.api_bodies import Call, calls, send
+from serve.serving import CHAT, LONG, Running, running
+from wager.economics.policy.heuristics import FixedDepth
+from wager.engine.draft_counts import DraftCounter, DrafterCounts
+from wager.engine.grammar_drafts import DraftOfSeveral
+from wager.serve import live
+from wager.serve.live import PAGE_PATHS
+from wager.serve.metrics import WeightedHistogram, resident_bytes
+from wager.types import Draft, Verdict
 
 MESSAGES: Any = [{"role": "user", "content": "one two three one two three one two three"}]
 BODY: Any = {"messages": MESSAGES, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "speculation_stats": True}
-
-
-def values(server: Running) -> Mapping[str, float]:
-    """Every sample by its name and labels (but the model's)."""
-    with server.client() as http:
-        response = http.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain")
-    found = {}
-    for family in text_string_to_metric_families(response.text):
-        for sample in family.samples:
-            labels = [f"{name}={value}" for name, value in sample.labels.items() if name not in ("model_name", "le")]
-            if "le" not in sample.labels:
-                found[",".join([sample.name, *sorted(labels)])] = sample.value
-    return found
 
 
 def test_counters_are_those_of_the_answers() -> None:
@@ -33,7 +34,7 @@ def test_counters_are_those_of_the_answers() -> None:
         answers = [server.post(CHAT, {**BODY, "n": n}).json() for n in (1, 2)]
         assert server.post(CHAT, {**BODY, "max_tokens": 0}).status_code == 400
         assert server.post("/no/such/path", {}).status_code == 404
-        found = values(server)
+        found = server.metrics()
     usage = [answer["usage"] for answer in answers]
     choices = [choice for answer in answers for choice in answer["speculation"]["choices"]]
     assert found["wager:generation_tokens_total"] == 180 == sum(each["completion_tokens"] for each in usage)
@@ -77,7 +78,7 @@ def test_names_are_those_of_vllm() -> None:
         again = server.post(CHAT, BODY).json()["usage"]
         with server.client() as http:
             families = {each.name: each for each in text_string_to_metric_families(http.get("/metrics").text)}
-        found = values(server)
+        found = server.metrics()
     assert {f"wager:{name}" for name in VLLM.split()} <= {*families}
     assert families["wager:iteration_tokens_total"].type == "histogram"
     assert found["wager:request_params_n_sum"] == 4 and found["wager:request_params_max_tokens_sum"] == 120
@@ -90,7 +91,7 @@ def test_what_the_adaptive_policy_expects_and_gets() -> None:
     with running({"depth": None}) as server:
         for _ in range(3):
             server.post(CHAT, {**BODY, "max_tokens": 200})
-        found = values(server)
+        found = server.metrics()
     assert found["wager:plain_step_seconds"] > 0
     assert found["wager:predicted_speedup"] > 0 < found["wager:observed_speedup"]
     assert found["wager:row_cost_tokens"] >= 0
@@ -101,11 +102,162 @@ def test_requests_of_vanished_clients_count_as_aborted() -> None:
         with http.stream("POST", CHAT, json={**BODY, "max_tokens": 400, "stream": True}) as answer:
             next(answer.iter_lines())
         server.post(CHAT, BODY)
-        assert values(server)["wager:request_success_total,finished_reason=abort"] == 1
+        assert server.metrics()["wager:request_success_total,finished_reason=abort"] == 1
         assert server.server.metrics._times == {}
 
 
-def test_positions_are_counted_from_lengths() -> None:
-    counts = DrafterCounts(verified=[0, 2, 0, 4], accepted=[1, 2, 0, 3])
-    assert (counts.drafts, counts.verified_tokens, counts.accepted_tokens) == (6, 14, 11)
-    assert counts.accepted_by_position == [5, 3, 3]
+def test_a_histogram_of_many_equal_values_says_what_the_librarys_says() -> None:
+    bounds = (0.001, 0.0025, 0.1, 1, 60)
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    counted = WeightedHistogram("wager:seconds", "Words.", bounds, model="m")
+    ours.register(counted)
+    observed = Histogram("wager:seconds", "Words.", ("model_name",), registry=theirs, buckets=bounds).labels("m")
+    for times, seconds in enumerate((*bounds, 0.0, 0.0011, 0.5, 1000.0), 1):
+        counted.add(seconds, times)
+        for _ in range(times):
+            observed.observe(seconds)
+    values, wanted = (
+        {name: float(value) for name, _, value in (line.rpartition(" ") for line in text if "{" in line)}
+        for text in (generate_latest(each).decode().splitlines() for each in (ours, theirs))
+    )
+    assert values == pytest.approx({name: value for name, value in wanted.items() if "_created" not in name})
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+HOSTILE = 300
+
+
+def hostile_calls() -> list[Call]:
+    found: list[Call] = []
+
+    @settings(
+        max_examples=HOSTILE,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(call=calls())
+    def collect(call: Call) -> None:
+        found.append(call)
+
+    collect()
+    return found
+
+
+def objects(server: Running) -> Counter[str]:
+    """Objects by type, without those of prefixes, which are kept on purpose as long as there are blocks."""
+    server.llm.engine.scheduler.block_pool.reset_prefix_cache()
+    gc.collect()
+    return Counter(type(each).__name__ for each in gc.get_objects())
+
+
+@pytest.mark.slow
+def test_hostile_requests_leave_nothing() -> None:
+    """The same requests twice: what the first time kept (modules, compiled grammars) is not kept again."""
+    sent = hostile_calls()
+    with running({"drafter": "ngram"}) as server, server.client() as http:
+
+        def send_all() -> Counter[int]:
+            return Counter(send(http, call).status_code for call in sent)
+
+        statuses = send_all()
+        send_all()
+        before = objects(server)
+        tracemalloc.start()
+        assert send_all() == statuses and set(statuses) > {200, 400}
+        after, kept = objects(server), tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+    # Views of the buffers are kept by the sizes of a step, 256 at most.
+    grown = +(after - before)
+    del grown["PackedBatch"]
+    assert sum(grown.values()) < len(sent) / 4, grown.most_common(10)
+    assert kept < 500 * len(sent), f"{kept} bytes of {len(sent)} requests"
+
+
+def test_the_gauges_of_memory() -> None:
+    with running({"drafter": "suffix"}) as server:
+        fresh = server.metrics()
+        for number in range(3):
+            prompt = [{"role": "user", "content": f"{number} " * 60}]
+            assert server.post(CHAT, {**LONG, "messages": prompt, "max_tokens": 100}).status_code == 200
+        used = server.metrics()
+        plan = server.llm.engine.memory_plan
+    assert used["wager:memory_planned_bytes,use=cache"] == plan.cache > 0
+    assert used["wager:memory_planned_bytes,use=weights"] == plan.weights > 0
+    assert used["wager:drafter_texts_bytes,drafter=suffix"] > fresh["wager:drafter_texts_bytes,drafter=suffix"]
+    assert used["wager:process_resident_bytes,kind=anonymous"] > 0 < used["wager:process_resident_bytes,kind=file"]
+    reserved, name = plan.cache - plan.draft_cache, "wager:kv_cache_bytes,kind="
+    assert used[name + "reserved"] == reserved
+    assert fresh[name + "resident"] < used[name + "resident"] <= reserved
+
+
+def test_where_the_system_does_not_say_what_is_resident(tmp_path: Path) -> None:
+    assert resident_bytes(tmp_path / "none") == {}
+    (tmp_path / "status").write_text("VmRSS:\t 4 kB\n")
+    assert resident_bytes(tmp_path / "status") == {}
+
+
+# ---- the dashboard's numbers, without a browser ----------------------------------------------------------------------
+
+
+def test_every_file_of_the_page_is_served_without_a_key_and_may_load_nothing_else() -> None:
+    folder = Path(live.__file__).parent / "dashboard"
+    assert {f"/{path.name}" for path in folder.iterdir()} - {"/index.html"} == set(PAGE_PATHS) - {"/"}
+    with running(api_keys=("correct-horse-battery",)) as server, server.client() as http:
+        assert http.get("/live").status_code == 401
+        for path in PAGE_PATHS:
+            answer = http.get(path)
+            assert answer.status_code == 200 and answer.text.strip()
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+            kind = {"css": "text/css", "js": "text/javascript"}.get(path.rpartition(".")[2], "text/html")
+            assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
+        assert "<style" not in (page := http.get("/").text) and "style=" not in page and "onclick" not in page
+
+
+def test_the_numbers_add_up(server: Running) -> None:
+    answer = server.post(CHAT, {**BODY, "max_tokens": 20}).json()
+    time.sleep(live._FRESH_S)
+    with server.client() as http:
+        found = http.get("/live").json()
+    assert found["tokens"] == answer["usage"]["completion_tokens"] == 20
+    assert (found["running"], found["waiting"], found["max_running"]) == (0, 0, 8)
+    assert found["steps"] > 0 < found["stage_seconds"]["forward"]
+    assert found["collapsed"] == {} and "figures" in found and isinstance(found["policy"], str)
+
+
+def test_many_pages_ask_the_engine_no_more_often_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as server, server.client() as http:
+        asked = []
+        explain = server.llm.engine.policy.explain
+        monkeypatch.setattr(server.llm.engine.policy, "explain", lambda: (asked.append(time.monotonic()), explain())[1])
+        end = time.monotonic() + 0.7
+        answers = []
+        while time.monotonic() < end:
+            answers.append(http.get("/live").json()["uptime_s"])
+        assert len(answers) > len(asked) <= 3
+        assert len(set(answers)) == len(asked)
+
+
+def test_a_failed_engine_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running() as server, server.client() as http:
+        monkeypatch.setattr(server.llm.engine.runner.target, "forward", lambda _batch: 1 / 0)
+        assert server.post("/v1/chat/completions", BODY).status_code >= 500
+        answer = http.get("/live")
+        assert answer.status_code == 503 and "engine" in answer.json()["error"]["message"].lower()
+
+
+def test_drafts_are_counted_by_their_depth_and_by_their_guesses() -> None:
+    tree = Draft("s", (1, 2, 3, 4), (-1, 0, 0, 1), drafter="suffix")  # three deep
+    chain = Draft.chain("s", (1, 2), drafter="suffix")
+    forced = DraftOfSeveral("s", (1, 2, 3), (-1, 0, 1), (), "ngram", None, ("grammar", "ngram", "ngram"))
+    counter = DraftCounter(FixedDepth(3))
+    for draft, accepted in ((tree, (0, 2)), (chain, ()), (forced, (0, 1))):
+        counter._count_draft(draft, Verdict("s", accepted, (9,) * (len(accepted) + 1)))
+    assert counter.drafters["suffix"] == DrafterCounts([0, 0, 1, 0, 1], [1, 0, 1], [0, 0, 1, 1])
+    assert counter.drafters["ngram"] == DrafterCounts([0, 0, 1], [0, 1], [0, 0, 1])
+    assert counter.drafters["grammar"] == DrafterCounts([0, 1], [0, 1], [0, 1])

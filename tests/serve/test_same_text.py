@@ -20,7 +20,7 @@ from wager.loading.shipped_store import FOLDER
 from wager.prompts import encode_chat
 from wager.types import SamplingParams
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 CASES = cases()
 ALONE = Variant(stream=True, stats=True)

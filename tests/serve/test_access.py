@@ -1,0 +1,123 @@
+"""Who may ask, and what is said about it: keys, origins, request ids, the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+import wager
+from in_process import Call
+from in_process import wager as command  # noqa: F401
+from serve.serving import CHAT, SHORT, running
+from wager.serve.limits import ServeOptions, read_api_keys
+from wager.serve.run import JsonLines
+
+
+def test_keys_are_needed_but_not_for_health(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# keys\n\nfirst-key-0123456789\n second-key-0123456789 \n")
+    with running(api_keys=read_api_keys(path)) as server:
+        assert server.post(CHAT, SHORT).status_code == 401
+        for wrong in ("Bearer first-key-012345678", "Basic first-key-0123456789", "first-key-0123456789", "Bearer"):
+            refused = server.post(CHAT, SHORT, headers={"authorization": wrong})
+            assert refused.status_code == 401 and refused.headers["www-authenticate"] == "Bearer"
+        for key in ("first-key-0123456789", "second-key-0123456789"):
+            assert server.post(CHAT, SHORT, headers={"authorization": f"Bearer {key}"}).status_code == 200
+        with server.client() as http:
+            assert http.get("/health").status_code == 200
+            assert http.get("/v1/models").status_code == 401
+    path.write_text("short\n")
+    with pytest.raises(wager.UsageError, match="Line 1"):
+        read_api_keys(path)
+    path.write_text("#\n")
+    with pytest.raises(wager.UsageError, match="no API key"):
+        read_api_keys(path)
+
+
+def test_other_origins_may_call_only_if_they_were_named_and_read_why_they_are_refused() -> None:
+    asked = {"origin": "https://example.org", "access-control-request-method": "POST"}
+    with running() as server, server.client() as http:
+        assert "access-control-allow-origin" not in http.get("/health", headers=asked).headers
+    with running(cors=("https://example.org",), api_keys=("first-key-0123456789",)) as server, server.client() as http:
+        assert http.options(CHAT, headers=asked).headers["access-control-allow-origin"] == "https://example.org"
+        other = http.get("/health", headers={"origin": "https://example.com"})
+        assert "access-control-allow-origin" not in other.headers
+        refused = http.post(CHAT, json=SHORT, headers={"origin": "https://example.org"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://example.org"
+    assert "x-request-id" in refused.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize("origin", ["*", "null", "https://a.example", "http://[::1]:3000", "tauri://localhost"])
+def test_origins_of_pages_are_taken(origin: str) -> None:
+    assert ServeOptions("m", cors=(origin,)).cors == (origin,)
+
+
+@pytest.mark.parametrize("origin", ["a.example", "https://a.example/", "https://", "HTTPS://a.example", "https:// a"])
+def test_others_are_refused_before_a_model_is_loaded(command: Call, origin: str) -> None:  # noqa: F811
+    ended = command("serve", "--cors", origin, "--port", "0", "--model", "nope")
+    assert ended.code == 2 and f"{origin!r} is not an origin" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)],
+)
+def test_what_others_can_reach(host: str, loopback: bool) -> None:
+    assert ServeOptions("m", host=host).is_loopback == loopback
+
+
+def test_request_ids_come_back() -> None:
+    with running() as server:
+        given = server.post(CHAT, SHORT, headers={"x-request-id": "my-id.1"})
+        assert given.headers["x-request-id"] == "my-id.1" and given.json()["id"] == "chatcmpl-my-id.1"
+        strange = server.post(CHAT, SHORT, headers={"x-request-id": "a b"}).headers["x-request-id"]
+        assert len(strange) == 32
+
+
+ROOMY = {"max_context": 8192}
+
+
+def test_the_log_says_how_a_stream_was_cut(caplog: pytest.LogCaptureFixture) -> None:
+    """Its status is 200: the head was sent before."""
+    logger, endless = logging.getLogger("wager.serve"), {**SHORT, "max_tokens": 8000, "n": 8, "stream": True}
+    with caplog.at_level(logging.INFO, logger.name), running(ROOMY, request_timeout=0.2) as server:
+        assert "was not complete" in server.post(CHAT, endless).text
+    with (
+        caplog.at_level(logging.INFO, logger.name),
+        running(ROOMY, drain_timeout=0.05) as server,
+        server.client() as client,
+        client.stream("POST", CHAT, json=endless) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        server.stop()
+        assert '"finish_reason":"abort"' in "".join(lines)
+    timed_out, drained = (record for record in caplog.records if hasattr(record, "said"))
+    assert timed_out.said["status"] == drained.said["status"] == 200  # type: ignore[attr-defined]
+    assert timed_out.fields["error"] == 504 and "finish_reason" not in timed_out.fields  # type: ignore[attr-defined]
+    assert "abort" in drained.fields["finish_reason"].split(",")  # type: ignore[attr-defined]
+
+
+def test_the_log_is_json_with_the_tokens_of_every_request(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("wager.serve")
+    with caplog.at_level(logging.INFO, logger.name), running() as server:
+        usage = server.post(CHAT, SHORT, headers={"x-request-id": "told"}).json()["usage"]
+        server.post(CHAT, {**SHORT, "stream": True}, headers={"x-request-id": "streamed"})
+        server.post(CHAT, {**SHORT, "speculation": {"drafter": "eagle3"}})
+        server.post("/no%0D%0Asuch", {})
+    lines = [json.loads(JsonLines().format(record)) for record in caplog.records if record.name == logger.name]
+    told, streamed, refused, wrong, *ended = lines[-6:]
+    assert refused["status"] == 400 and "finish_reason" not in refused, "it did not begin"
+    assert told["request_id"] == "told" and streamed["request_id"] == "streamed"
+    for line in (told, streamed):
+        assert (line["method"], line["path"], line["status"]) == ("POST", CHAT, 200)
+        assert line["finish_reason"] == "length" and "error" not in line
+        assert {name: line[name] for name in ("prompt_tokens", "completion_tokens")} == {
+            name: usage[name] for name in ("prompt_tokens", "completion_tokens")
+        }
+    assert [line["message"].split(":")[0] for line in ended] == ["draining", "ended"]
+    assert wrong["path"] == "/no??such" and wrong["status"] == 404 and "prompt_tokens" not in wrong

@@ -1,0 +1,261 @@
+"""Beginnings and ends: vanished clients, a full queue, requests out of time, failures while they run, signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+import wager
+from serve.real_server import RealServer, deaf, http_request, served
+from serve.serving import CHAT, LONG, MESSAGES, SHORT, Running, eventually, running
+from wager.constrain import compiler
+from wager.constrain.compiler import GrammarMatcher
+from wager.engine import runner
+from wager.serve.limits import ServeOptions
+from wager.serve.run import bind
+
+
+def slow_down(server: Running, seconds: float) -> None:
+    """Every pass of the target takes so much longer."""
+    forward = server.llm.engine.runner.target.forward
+
+    def slow(batch: Any) -> Any:
+        time.sleep(seconds)
+        return forward(batch)
+
+    server.llm.engine.runner.target.forward = slow  # type: ignore[method-assign]
+
+
+def test_a_full_queue_answers_429_and_keeps_what_it_accepted() -> None:
+    with running({"max_sequences": 1}, max_waiting=2) as server, ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: server.post(CHAT, {**LONG, "max_tokens": 100}), range(12)))
+        codes = [answer.status_code for answer in answers]
+        assert set(codes) == {200, 429} and codes.count(200) >= 3
+        for answer in answers:
+            if answer.status_code == 429:
+                assert 1 <= int(answer.headers["retry-after"]) <= 60
+                assert answer.json()["error"]["type"] == "rate_limit_error"
+            else:
+                assert answer.json()["usage"]["completion_tokens"] == 100
+        assert server.post(CHAT, SHORT).status_code == 200
+
+
+def test_a_request_that_takes_too_long_ends_by_name() -> None:
+    with running(request_timeout=0.05) as server:
+        slow_down(server, 0.02)
+        whole = server.post(CHAT, LONG)
+        assert whole.status_code == 504 and "0.05 s" in whole.json()["error"]["message"]
+        lines = [line for line in server.post(CHAT, {**LONG, "stream": True}).text.splitlines() if line]
+        assert "0.05 s" in lines[-2] and lines[-1] == "data: [DONE]"
+        eventually(lambda: not server.llm.engine.scheduler.busy, "a request goes on after its time")
+
+
+def test_an_engine_that_fails_ends_every_answer_by_name() -> None:
+    with running() as server:
+        with httpx2.stream("POST", server.url + CHAT, json={**LONG, "stream": True}, timeout=30) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+
+            def fail() -> Any:
+                raise wager.CacheIntegrityError("Two blocks are one.")
+
+            server.llm.engine.step = fail  # type: ignore[method-assign]
+            rest = [line for line in lines if line]
+        assert "Two blocks are one." in rest[-2] and rest[-1] == "data: [DONE]"
+        with server.client() as http:
+            health = http.get("/health")
+            assert health.status_code == 503 and "Two blocks" in health.json()["error"]["message"]
+            assert http.post(CHAT, json=SHORT).status_code == 503
+
+
+def test_an_orderly_end_answers_what_runs_and_takes_nothing_new() -> None:
+    answers: list[httpx2.Response] = []
+    with running(drain_timeout=20.0) as server:
+        thread = threading.Thread(target=lambda: answers.append(server.post(CHAT, LONG)))
+        thread.start()
+        eventually(lambda: server.llm.engine.scheduler.busy, "nothing runs")
+        url = server.url
+    thread.join(30)
+    assert answers[0].json()["usage"]["completion_tokens"] == 400
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(f"{url}/health")
+
+
+def test_what_does_not_end_in_time_is_ended_by_name() -> None:
+    lines: list[str] = []
+
+    def read(url: str) -> None:
+        with httpx2.stream("POST", url + CHAT, json={**LONG, "stream": True, "n": 8}, timeout=60) as answer:
+            lines.extend(line for line in answer.iter_lines() if line)
+
+    with running({"max_rows": 8}, drain_timeout=1.0) as server:
+        slow_down(server, 0.05)
+        thread = threading.Thread(target=read, args=(server.url,))
+        thread.start()
+        eventually(lambda: bool(lines), "nothing runs")
+    thread.join(30)
+    assert not thread.is_alive() and lines[-1] == "data: [DONE]"
+    assert "".join(lines).count('"finish_reason":"abort"') == 8
+
+
+def test_an_address_in_use_is_named() -> None:
+    with bind(ServeOptions("m", port=0)) as taken:
+        taken.listen()
+        with pytest.raises(wager.UsageError, match="in use"):
+            bind(ServeOptions("m", port=taken.getsockname()[1]))
+    with pytest.raises(wager.UsageError, match=r"no-such-host\.invalid"):
+        bind(ServeOptions("m", host="no-such-host.invalid"))
+
+
+# ---- choices that fail while they run --------------------------------------------------------------------------------
+
+
+BODY: Any = {"messages": MESSAGES, "max_tokens": 60, "temperature": 1, "seed": 1}
+
+
+PATTERN = {"type": "string", "pattern": "^[ab]*a[ab]{9}(c[ab]*a[ab]{9}){5}$"}
+
+
+TOO_COSTLY: Any = {**BODY, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": PATTERN}}}
+
+
+def failures(server: Running, body: Any) -> tuple[int, list[dict[str, Any]]]:
+    """The status of a request, and the errors of it and of the same one streamed, whose answer has begun."""
+    whole = server.post(CHAT, body)
+    streamed = server.post(CHAT, {**body, "stream": True})
+    assert streamed.status_code == 200
+    *_, last, done = [line for line in streamed.text.splitlines() if line]
+    assert done == "data: [DONE]"
+    return whole.status_code, [whole.json()["error"], json.loads(last.removeprefix("data: "))["error"]]
+
+
+def test_a_grammar_that_cannot_be_fulfilled_is_the_requests_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "No token is left."
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 60)
+    monkeypatch.setattr(GrammarMatcher, "_failure", lambda self: wager.GrammarError(words, "Let it\nend."))
+    with running() as server:
+        status, errors = failures(server, TOO_COSTLY)
+    assert status == 400
+    for error in errors:
+        assert (error["type"], error["message"]) == ("invalid_request_error", f"{words} Let it end.")
+
+
+def test_a_fault_of_the_engine_is_none_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "What the grammar read at position {} is no number."
+    monkeypatch.setattr(runner, "NOT_FINITE", words)
+    with running() as server:
+        target = server.llm.engine.runner.target
+        forward = target.forward
+
+        def invalid(batch: Any) -> Any:
+            output = forward(batch)
+            output.logits[:] = float("nan")
+            return output
+
+        monkeypatch.setattr(target, "forward", invalid)
+        status, errors = failures(server, BODY)
+    assert status == 500
+    for error in errors:
+        assert error["type"] == "server_error" and error["message"].startswith(words.split("{")[0])
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+
+SAMPLED: Any = {"messages": MESSAGES, "max_tokens": 200, "temperature": 0.8, "seed": 11, "ignore_eos": True}
+
+
+MINUTES: Any = {**LONG, "max_tokens": 8000, "stream": True, "n": 8}
+"""Some ten seconds of answers, in a context of 8192."""
+
+
+ROOMY = ("--max-context", "8192", "--drafter", "none")
+
+
+def stream_in_background(server: RealServer, body: Any) -> tuple[threading.Thread, list[str]]:
+    lines: list[str] = []
+
+    def read() -> None:
+        try:
+            with httpx2.stream("POST", server.url + CHAT, json=body, timeout=60) as answer:
+                lines.extend(line for line in answer.iter_lines() if line)
+        except httpx2.TransportError as error:
+            lines.append(f"lost: {type(error).__name__}")
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread, lines
+
+
+@pytest.mark.slow
+def test_killed_within_answers_it_starts_again_at_once_at_the_same_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No lock, no socket, no half-written file is in the way; the answers are the same."""
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    texts, port, files = [], "0", []
+    for _ in range(3):
+        with served(*ROOMY[:2], "--port", port) as server:
+            texts.append((server.text(SAMPLED), server.text(LONG)))
+            port = str(server.port)
+            reading = [stream_in_background(server, MINUTES) for _ in range(4)]
+            eventually(lambda: server.live()["running"] > 0, "nothing runs")
+            server.process.send_signal(signal.SIGKILL)
+            assert server.process.wait(10) == -signal.SIGKILL
+            for thread, lines in reading:
+                thread.join(10)
+                assert lines[-1].startswith("lost") and not any("[DONE]" in line for line in lines)
+        files.append(sorted(path.name for path in tmp_path.rglob("*") if path.is_file()))
+    assert len(set(texts)) == 1
+    assert files[1] == files[2] and not [name for name in files[2] if "tmp" in name or "part" in name]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_drains(number: signal.Signals) -> None:
+    """What runs is answered whole; half a request and new connections are not taken; it exits with 0."""
+    with served() as server, ThreadPoolExecutor(4) as pool:
+        plain = server.text(LONG)
+        half = server.connect(http_request(LONG)[:-5])
+        answers = [pool.submit(server.post, CHAT, LONG) for _ in range(4)]
+        eventually(lambda: server.live()["open"] == 4 or all(each.done() for each in answers), "nothing runs")
+        server.process.send_signal(number)
+        time.sleep(0.3)
+        half.sendall(b"e}".rjust(5))
+        with pytest.raises(httpx2.TransportError):
+            server.post(CHAT, SHORT)
+        assert [each.result().json()["choices"][0]["message"]["content"] for each in answers] == [plain] * 4
+        assert b" 4" in (head := half.recv(200)) or b" 503 " in head
+        assert server.process.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_it_at_once_without_a_traceback() -> None:
+    with served(*ROOMY) as server:
+        _, lines = stream_in_background(server, MINUTES)
+        eventually(lambda: server.live()["running"] == 8, "nothing runs")
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(30) in (0, 130)
+        assert time.monotonic() - begin < 15, lines[-1:]
+
+
+@pytest.mark.slow
+def test_clients_that_do_not_read_do_not_hold_up_the_end() -> None:
+    with served(*ROOMY, "--drain-timeout", "1") as server:
+        connections = [deaf(server.url, {**MINUTES, "speculation_stats": True}) for _ in range(3)]
+        eventually(lambda: server.live()["running"] > 0, "nothing runs")
+        time.sleep(1)
+        server.process.terminate()
+        assert server.process.wait(30) == 0
+        for connection in connections:
+            connection.close()

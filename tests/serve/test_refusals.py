@@ -1,0 +1,302 @@
+"""What is refused: each row of the table of statuses in docs/serve.md, each field that cannot be honoured by name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from pydantic import ValidationError
+
+import wager
+from serve.real_server import http_request, read_answer
+from serve.serving import CHAT, LONG, MESSAGES, SHORT, Running, eventually, running
+from wager.serve.bodies import ChatBody, parse
+from wager.serve.errors import ApiError
+from wager.serve.openapi import ErrorAnswer
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+
+
+ROWS = dict(re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE, re.MULTILINE))
+
+
+KEY = "a-key-of-sixteen-letters"
+
+
+Response = tuple[int, Any, dict[str, str]]
+"""Status, JSON and headers."""
+
+
+def raw(server: Running, data: bytes) -> Response:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(data)
+        head, _, body = read_answer(connection).partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(first.split()[1]), httpx2.Response(200, content=body).json(), headers
+
+
+def post(server: Running, body: Any, path: str = CHAT, **options: Any) -> Response:
+    found = server.post(path, body, **options)
+    return found.status_code, found.json(), dict(found.headers)
+
+
+def fields(server: Running) -> list[Response]:
+    twice = b'{"messages": [], "messages": [{"role": "user", "content": "x"}]}'
+    deep = b'{"messages": ' + b"[" * 101 + b"]" * 101 + b"}"
+    bodies = (b"{", twice, b'{"seed": NaN}', b'{"model": "\\ud800"}', deep)
+    prompts = ("word " * 500, "x" * 40_000)
+    schema = {"type": "json_schema", "json_schema": {"schema": {"type": "wizard"}}}
+    return [
+        post(server, {**SHORT, "temperature": 3}),
+        *(raw(server, http_request(body)) for body in bodies),
+        *(post(server, {"prompt": prompt}, "/v1/completions") for prompt in prompts),
+        post(server, {**SHORT, "ignore_eos": False, "response_format": schema}),
+        raw(server, b"nonsense\r\n\r\n"),
+    ]
+
+
+def key(server: Running) -> list[Response]:
+    return [post(server, SHORT, headers={"authorization": given}) for given in ("", "Bearer x")]
+
+
+def figures(server: Running) -> list[Response]:
+    """One of several keys asks for the figures of all."""
+    asked = f"host: x\r\nauthorization: Bearer {KEY}\r\n\r\n"
+    return [raw(server, f"GET {path} HTTP/1.1\r\n{asked}".encode()) for path in ("/metrics", "/live")]
+
+
+def nothing_there(server: Running) -> list[Response]:
+    return [post(server, {**SHORT, "model": "other"}), post(server, SHORT, "/nothing")]
+
+
+def other_method(server: Running) -> list[Response]:
+    found = raw(server, b"GET " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert found[2]["allow"] == "post"
+    return [found]
+
+
+def late(server: Running) -> list[Response]:
+    return [raw(server, b"GET /health HTTP/1.1\r\n"), raw(server, http_request(SHORT)[:-1])]
+
+
+def too_long(server: Running) -> list[Response]:
+    chunked = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    many = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+    return [raw(server, http_request(b" " * ((4 << 20) + 1))), raw(server, chunked + many * 4 + b"1\r\n \r\n0\r\n\r\n")]
+
+
+def other_kind(server: Running) -> list[Response]:
+    return [post(server, SHORT, headers={"content-type": "text/plain"})]
+
+
+def full(server: Running) -> list[Response]:
+    server.server.admission.open += server.server.admission._most
+    try:
+        found = post(server, SHORT)
+    finally:
+        server.server.admission.open -= server.server.admission._most
+    assert 1 <= int(found[2]["retry-after"]) <= 60
+    return [found]
+
+
+def long_head(server: Running) -> list[Response]:
+    head = b"GET /health HTTP/1.1\r\na: " + b"x" * 70_000
+    return [raw(server, head), raw(server, head + b"\r\n\r\n")]
+
+
+def failure(server: Running) -> list[Response]:
+    """A defect in the server, logits that are not finite, and a step that fails."""
+    llm, forward = server.llm, server.llm.engine.runner.target.forward
+    llm.request = lambda *prompt, **options: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    found = [post(server, SHORT)]
+    assert found[0][2]["x-request-id"] and "ZeroDivisionError" in str(found[0][1])
+    del llm.request  # type: ignore[method-assign]
+
+    def invalid(batch: Any) -> Any:
+        output = forward(batch)
+        output.logits[:] = float("nan")
+        return output
+
+    server.llm.engine.runner.target.forward = invalid  # type: ignore[method-assign]
+    found.append(post(server, {**SHORT, "logit_bias": {"1": 1}}))
+    break_engine(server)
+    return [*found, post(server, SHORT)]
+
+
+def break_engine(server: Running) -> None:
+    def fail() -> Any:
+        raise wager.CacheIntegrityError("Two blocks are one.")
+
+    server.llm.engine.step = fail  # type: ignore[method-assign]
+
+
+def ending(server: Running) -> list[Response]:
+    """It drains; then its engine fails."""
+    server.server.admission.draining = True
+    found = [post(server, SHORT), raw(server, b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")]
+    assert found[0][2]["retry-after"] == "30"
+    server.server.admission.draining = False
+    break_engine(server)
+    assert post(server, SHORT)[0] == 500
+    return [*found, post(server, SHORT)]
+
+
+def timeout(server: Running) -> list[Response]:
+    found = post(server, {**LONG, "n": 8})
+    eventually(lambda: server.server.admission.open == 0, "it goes on")
+    return [found]
+
+
+CAUSES: dict[str, Callable[[Running], list[Response]]] = {
+    "400": fields,
+    "401": key,
+    "403": figures,
+    "404": nothing_there,
+    "405": other_method,
+    "408": late,
+    "413": too_long,
+    "415": other_kind,
+    "429": full,
+    "431": long_head,
+    "500": failure,
+    "503": ending,
+    "504": timeout,
+}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "401": {"api_keys": (KEY,)},
+    "403": {"api_keys": (KEY, KEY[::-1])},
+    "408": {"body_timeout": 0.3},
+    "504": {"request_timeout": 0.01},
+}
+
+
+def test_the_table_has_every_status_and_no_other() -> None:
+    assert set(ROWS) == set(CAUSES)
+
+
+@pytest.mark.parametrize("status", sorted(CAUSES))
+def test_a_row_of_the_table(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wager.serve.connections.HEAD_TIMEOUT_S", 0.3)
+    with running(**OPTIONS.get(status, {})) as server:
+        for found, body, _ in CAUSES[status](server):
+            error = ErrorAnswer.model_validate(body).error
+            assert found == int(status), error
+            assert len(error.message) > 15 and "Traceback" not in error.message
+
+
+# ---- fields ----------------------------------------------------------------------------------------------------------
+
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "any", "schema": {"type": "object"}}}
+WIZARD: Any = {"type": "json_schema", "json_schema": {"schema": {"type": "wizard"}}}
+PICTURE: Any = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}]
+LONG_TEXT = "x" * 5000
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+def function(**fields: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": "f", **fields}}]
+
+
+TOO_LONG, UNKNOWN, UNSUPPORTED = "context_length_exceeded", "unknown_parameter", "unsupported_parameter"
+
+REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
+    ({"messages": None}, "messages", None, ("messages",)),
+    ({"messages": []}, "messages", None, ("messages",)),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", None, ("role",)),
+    ({"messages": [*MESSAGES, *user(PICTURE)]}, "messages", None, ("'messages.1.content.1.type'", "text")),
+    ({"messages": user(LONG_TEXT)}, "messages", TOO_LONG, ("512",)),
+    ({"messages": user("x" * 400_000)}, "messages", TOO_LONG, ("400000", "characters", "512")),
+    ({"temprature": 1}, "temprature", UNKNOWN, ("temprature",)),
+    ({f"k{number}": 1 for number in range(20_000)}, "k0", UNKNOWN, ("k0",)),
+    ({"functions": []}, "functions", UNSUPPORTED, ()),
+    ({"audio": {}}, "audio", UNSUPPORTED, ()),
+    ({"temperature": "1"}, "temperature", None, ()),
+    ({"temperature": 3}, "temperature", None, ()),
+    ({"temperature": 10**400}, "temperature", None, ()),
+    ({"top_p": 0}, "top_p", None, ()),
+    ({"n": 65}, "n", None, ("64",)),
+    ({"max_tokens": 0}, "max_tokens", None, ()),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", None, ("differ",)),
+    ({"seed": 2**70}, "seed", None, ("64 bits",)),
+    ({"seed": 10**4000}, "seed", None, ("64 bits",)),
+    ({"stop": ["x"] * 17}, "stop", None, ("16",)),
+    ({"stop": [""]}, "stop", None, ("empty",)),
+    ({"stop_token_ids": [999999]}, "stop_token_ids", None, ()),
+    ({"stop_token_ids": [None] * 50_000}, "stop_token_ids", None, ()),
+    ({"logit_bias": {"a": 1}}, "logit_bias", None, ("'a'",)),
+    ({"logit_bias": {"1": 101}}, "logit_bias", None, ("100",)),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", None, ("9" * 80,)),
+    ({"logit_bias": {str(token): 1 for token in range(10_000)}}, "logit_bias", None, ("token 512",)),
+    ({"top_logprobs": 2}, "top_logprobs", None, ("logprobs",)),
+    ({"stream_options": {"include_usage": True}}, "stream_options", None, ()),
+    ({"speculation": "on"}, "speculation", None, ('it is "off", or an object of drafter, depth and weight',)),
+    ({"speculation": {"depth": -1}}, "speculation", None, ("depth",)),
+    ({"speculation": {"weight": 1e300}}, "speculation", None, ("weight",)),
+    ({"speculation": {"drafter": "eagle3"}}, "speculation", None, ("'eagle3'", "has ngram", '"speculation": "off"')),
+    ({"prediction": {"type": "content", "content": LONG_TEXT}}, "prediction", None, ()),
+    ({"response_format": {"type": "json_schema"}}, "response_format", None, ()),
+    ({"response_format": {"type": "xml"}}, "response_format", None, ()),
+    ({"response_format": WIZARD}, "response_format", None, ()),
+    ({"response_format": FORMAT, "ignore_eos": True}, "ignore_eos", None, ()),
+    ({"response_format": FORMAT, "tools": function()}, "response_format", None, ()),
+    ({"tool_choice": "required"}, "tool_choice", None, ()),
+    ({"tools": function(), "tool_choice": "maybe"}, "tool_choice", None, ()),
+    ({"tools": function(), "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", None, ()),
+    ({"tools": function(parameters={"type": "wizard"})}, "tools", None, ()),
+    ({"tools": function(paramters={})}, "tools", None, ("paramters",)),
+    ({"tools": [{**function()[0], "nmae": 1}]}, "tools", None, ("nmae",)),
+    ({"tools": function() * 2}, "tools", None, ("twice",)),
+    ({"tools": function() * 1000}, "tools", None, ("128",)),
+]
+
+REFUSED_COMPLETIONS: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
+    ({"echo": True}, "echo", UNSUPPORTED, ()),
+    ({"suffix": "x"}, "suffix", UNSUPPORTED, ()),
+    ({"best_of": 2}, "best_of", UNSUPPORTED, ()),
+    ({"prompt": [999999]}, "prompt", None, ()),
+    ({"prompt": [1] * 50_000}, "prompt", TOO_LONG, ("50000 prompt tokens",)),
+    ({"prompt": [[1]] * 65}, "prompt", None, ("65 prompts",)),
+]
+
+
+def test_a_field_that_cannot_be_honoured_is_refused_by_name(server: Running) -> None:
+    for path, required, rows in (
+        (CHAT, {"messages": MESSAGES}, REFUSED),
+        ("/v1/completions", {"prompt": "abc"}, REFUSED_COMPLETIONS),
+    ):
+        for fields_, param, code, words in rows:
+            response = server.post(path, {**required, "max_tokens": 4, **fields_})
+            error = response.json()["error"]
+            assert (response.status_code, error["type"]) == (400, "invalid_request_error"), error
+            assert (error["param"], error["code"]) == (param, code), error
+            assert all(word in error["message"] for word in words) and len(error["message"]) < 2500, error
+
+
+@pytest.mark.parametrize("place", ["body", "message", "bias"])
+def test_a_body_of_many_mistakes_is_refused_by_the_first(place: str) -> None:
+    """An error for each would take more than ten times what reading the body does, and with 300,000 a gigabyte."""
+    many = {f"{number:x}": None for number in range(20_000)}
+    values = {"message": {"messages": [many]}, "bias": {**SHORT, "logit_bias": many}}.get(place, many)
+    with pytest.raises(ApiError) as caught:
+        parse(ChatBody, json.dumps(values).encode())
+    found = caught.value.__context__
+    assert isinstance(found, ValidationError) and found.error_count() < 10
+
+
+def test_errors_survive_the_way_to_another_process() -> None:
+    error = pickle.loads(pickle.dumps(ApiError(429, "a", "b", param="c", code="d", retry_after=7)))
+    assert (str(error), error.status, error.param, error.code, error.retry_after) == ("a\nb", 429, "c", "d", 7)
