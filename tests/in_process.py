@@ -19,9 +19,10 @@ Call = Callable[..., Result]
 
 @pytest.fixture
 def wager(capfd: pytest.CaptureFixture[str]) -> Call:
-    def call(*arguments: str) -> Result:
+    def call(*arguments: str, more: str = "") -> Result:
+        """`more` are further arguments, separated by blanks."""
         capfd.readouterr()
-        code = main(arguments)
+        code = main([*arguments, *more.split()])
         return Result(code, *capfd.readouterr())
 
     return call

@@ -18,149 +18,50 @@ from wager.cli import VERBS, cli
 
 MODEL = "random:llama:tiny"
 
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split())
+
+
 NOT_NUMBERS = ("", " ", "nan", "inf", "-inf", "²", "1" * 5000, "0x10", "1,5", "one", "-", "1e999", "NaN%", "１")
 """No option takes these as one number; the last is a fullwidth digit, which int() reads."""
 NOT_WHOLE = ("1.5", "1e-400", "1e3", "1_000", "2+2")
 HUGE = (str(10**30), "-" + str(10**30))
-NUMBERS = (
-    "-1",
-    "0",
-    "1",
-    "2",
-    "3",
-    "7",
-    "-2147483649",
-    "2147483648",
-    "4294967296",
-    "-9223372036854775809",
-    "9223372036854775808",
-    "18446744073709551616",
-    "00",
-    "-0",
+NUMBERS = words(
+    "-1 0 1 2 3 7 -2147483649 2147483648 4294967296 -9223372036854775809 9223372036854775808 18446744073709551616 00 -0"
 )
 FRACTIONS = ("0.0", "0.5", "0.999", "1.0", "1.5", "-0.5", "1e-400", "1e-30", "1e30", "1e308", "5e-324")
 TEXTS = (
+    *words(
+        "~nosuchuser/x ~ é ² １ 😀 , : = -- - nan inf -1 0 1e-400 1e999 .. . /dev/null /dev/full /proc/x "
+        "a:b:c:d none auto none,none % {} []"
+    ),
     "",
     " ",
     "\t",
-    "~nosuchuser/x",
-    "~",
     "x" * 5000,
     "/" * 300,
-    "é",
-    "²",
-    "１",
-    "\U0001f600",
-    ",",
-    ":",
-    "=",
-    "--",
-    "-",
-    "nan",
-    "inf",
-    "-1",
-    "0",
     str(2**63),
     str(10**30),
-    "1e-400",
-    "1e999",
-    "..",
-    ".",
-    "/dev/null",
-    "/dev/full",
-    "/proc/x",
-    "a:b:c:d",
-    "none",
-    "auto",
-    "none,none",
-    "%",
-    "{}",
-    "[]",
     "\x1b[31m",
     "a\nb",
 )
 
-_TIMES = (
-    "0us",
-    "20us",
-    "2ms",
-    "0.1s",
-    "1e6s",
-    "1e7s",
-    "20",
-    "20 parsecs",
-    "-1us",
-    "nanus",
-    "1e-400s",
-    "1e400s",
-    "infs",
-)
+_TIMES = (*words("0us 20us 2ms 0.1s 1e6s 1e7s 20 -1us nanus 1e-400s 1e400s infs"), "20 parsecs")
 _MODELS = ("Llama-3.1-8B", "DeepSeek-V3", "Qwen3-30B-A3B", "gpt-oss-120b", "llama", "x/y/z", "{config}", "{text}")
-_SHAPES = (
-    "free",
-    "mtp",
-    "eagle",
-    "eagle:32000",
-    "eagle:0",
-    "eagle:9999999999",
-    "block",
-    "block:8",
-    "block:257",
-    "medusa:3",
-    "medusa:0",
-    "model:Llama-3.2-1B",
-    "model:",
-    "model:x",
-    "staged:Llama-3.2-1B,free,0.5",
-    "staged:Llama-3.2-1B,mtp,2,3",
-    "staged:Llama-3.2-1B,free,nan,3",
-    "staged:Llama-3.2-1B,free,0.5,257",
-    "staged:a,b",
-    "block:²",
-    "free:1",
+_SHAPES = words(
+    "free mtp eagle eagle:32000 eagle:0 eagle:9999999999 block block:8 block:257 medusa:3 medusa:0 "
+    "model:Llama-3.2-1B model: model:x staged:Llama-3.2-1B,free,0.5 staged:Llama-3.2-1B,mtp,2,3 "
+    "staged:Llama-3.2-1B,free,nan,3 staged:Llama-3.2-1B,free,0.5,257 staged:a,b block:² free:1"
 )
 _HARDWARE = ("H100", "B200", "cpu", "published", "this", "RTX-4090", "H10", "{device}", "{text}", "{missing}.json", "")
 _LISTS = (
-    "1",
-    "1,2",
-    "4k",
-    "0",
-    "1,,2",
-    "1,",
-    "-1",
-    "1.5",
-    "nan",
-    "inf",
-    "1e308",
+    *words("1 1,2 4k 0 1,,2 1, -1 1.5 nan inf 1e308 ² １ 100000000 9007199254740993 1,2,3,4,5,6,7,8,9 1m 1k"),
     "1" * 400,
-    "²",
-    "１",
-    "100000000",
-    "9007199254740993",
-    "1,2,3,4,5,6,7,8,9",
     str(2**63),
-    "1m",
-    "1k",
 )
-_CURVES = (
-    "mtp",
-    "dflash",
-    "0.5",
-    "0",
-    "1",
-    "nan",
-    "inf",
-    "-0.1",
-    "1.1",
-    "1e-400",
-    "{curve}",
-    "{text}",
-    "{missing}",
-    "mtp,mtp",
-    "mtp,0.5",
-    "０.5",
-    "0_1",
-)
+_CURVES = words("mtp dflash 0.5 0 1 nan inf -0.1 1.1 1e-400 {curve} {text} {missing} mtp,mtp mtp,0.5 ０.5 0_1")
 _FORMATS = ("fp8", "bf16:mxfp4", "awq", "q4_k_m", "fp8::fp8", ":", "::", "fp", "bf16:bf16:bf16:bf16", "int8")
 
 VALID: dict[str, tuple[str, ...]] = {
@@ -168,91 +69,31 @@ VALID: dict[str, tuple[str, ...]] = {
     "system": ("be brief", "é" * 100),
     "model": (MODEL, "random:mixtral:tiny", "random:qwen3:huge", "random:", "random:llama:tiny:1", *_MODELS),
     "drafter": (
-        "none",
-        "auto",
-        "ngram",
-        "ngram:3",
-        "ngram:0",
-        "ngram:9",
-        "ngram:²",
-        "suffix:tree",
-        "recycle",
-        "model",
+        *words(
+            "none auto ngram ngram:3 ngram:0 ngram:9 ngram:² suffix:tree recycle model model:{missing} "
+            "ngram,recycle ngram,ngram ngram:１ ngrm"
+        ),
         f"model:{MODEL}",
-        "model:{missing}",
-        "ngram,recycle",
-        "ngram,ngram",
-        "ngram:１",
-        "ngrm",
     ),
-    "policy": (
-        "adaptive",
-        "fixed",
-        "threshold",
-        "threshold:0.3",
-        "threshold:nan",
-        "threshold:2",
-        "threshold:",
-        "fixed:3",
-        "adaptve",
-    ),
+    "policy": words("adaptive fixed threshold threshold:0.3 threshold:nan threshold:2 threshold: fixed:3 adaptve"),
     "policies": (
-        "none",
-        "adaptive",
-        "fixed:3",
-        "fixed:mtp:3",
-        "fixed:²",
-        "fixed:１",
+        *words(
+            "none adaptive fixed:3 fixed:mtp:3 fixed:² fixed:１ fixed:x:3 fixed:-1 threshold:0.3 threshold:mtp:0.3 "
+            "threshold:x:0.3 threshold:nan adaptve"
+        ),
         f"fixed:{10**30}",
-        "fixed:x:3",
-        "fixed:-1",
         "fixed:" + "9" * 5000,
-        "threshold:0.3",
-        "threshold:mtp:0.3",
-        "threshold:x:0.3",
-        "threshold:nan",
-        "adaptve",
     ),
     "objective": ("throughput", "latency", "slo:20ms", "slo:0us", "slo:", "slo:1e400s", "slo:1", "fast"),
-    "memory": (
-        "64MiB",
-        "256MiB",
-        "1",
-        "1k",
-        "0",
-        "1e9",
-        f"{10**30}TiB",
-        "9" * 5000,
-        "1.5GiB",
-        "-1GiB",
-        "nan",
-        "４GiB",
-        "0.5",
-        "0.0001k",
-    ),
+    "memory": (*words("64MiB 256MiB 1 1k 0 1e9 1.5GiB -1GiB nan ４GiB 0.5 0.0001k"), f"{10**30}TiB", "9" * 5000),
     "stop": ("a", "\n", "stop" * 1000),
     "batches": _LISTS,
     "contexts": _LISTS,
     "concurrency": _LISTS,
     "rate": (*_LISTS, "0.5", "1e-300"),
-    "load": (
-        "day:10",
-        "day:10:1",
-        "day:10:1:2s",
-        "day:1e308:1e308",
-        "day:1e-300:0",
-        "day:10:20",
-        "day:0",
-        "day:nan",
-        "day",
-        "day:",
-        "day:1:1:1:1",
-        "recorded",
-        "{arrivals}",
-        "{text}",
-        "{missing}",
-        "day:1:1:1e-400s",
-        "day:1e-300:0:1e6s",
+    "load": words(
+        "day:10 day:10:1 day:10:1:2s day:1e308:1e308 day:1e-300:0 day:10:20 day:0 day:nan day day: "
+        "day:1:1:1:1 recorded {arrivals} {text} {missing} day:1:1:1e-400s day:1e-300:0:1e6s"
     ),
     "curves": _CURVES,
     "acceptances": (*_CURVES, "75%", "0.1,0.5"),
@@ -267,16 +108,9 @@ VALID: dict[str, tuple[str, ...]] = {
     "precision": _FORMATS,
     "cache": _FORMATS,
     "output": ("{folder}/trained", "{folder}", "{missing}", "{text}"),
-    "url": (
-        "http://127.0.0.1:9",
-        "https://127.0.0.1:9/v1",
-        "127.0.0.1:9",
-        "http://",
-        "http://[::1",
-        "ftp://x",
-        "http://127.0.0.1:99999",
-        "http://127.0.0.1:9/\u00e9",
-        "http://u:p@127.0.0.1:9",
+    "url": words(
+        "http://127.0.0.1:9 https://127.0.0.1:9/v1 127.0.0.1:9 http:// http://[::1 ftp://x "
+        "http://127.0.0.1:99999 http://127.0.0.1:9/é http://u:p@127.0.0.1:9"
     ),
     "body": ("{}", "[]", '{"a": 1}', "{", '{"stream": 1}', "[" * 5000),
     "timeout": _TIMES,
@@ -296,56 +130,16 @@ BASES: dict[str, tuple[str, ...]] = {
     "chat": ("--model", MODEL, "--max-tokens", "3", "--memory", "64MiB", "--threads", "1"),
     "serve": ("--model", "{missing}.gguf", "--port", "0"),
     "bench": ("--model", MODEL, "--max-tokens", "2", "--memory", "64MiB", "--threads", "1", "--limit", "1"),
-    "prove": (
-        "--model",
-        MODEL,
-        "--max-tokens",
-        "2",
-        "--memory",
-        "64MiB",
-        "--threads",
-        "1",
-        "--limit",
-        "1",
-        "--drafter",
-        "ngram",
-        "--concurrency",
-        "2",
+    "prove": words(
+        "--model random:llama:tiny --max-tokens 2 --memory 64MiB --threads 1 --limit 1 --drafter ngram --concurrency 2"
     ),
     "plan": ("--model", "Llama-3.1-8B", "--hardware", "H100", "--batch", "1,8"),
     "acceptance": ("--model", MODEL, "--max-tokens", "2", "--memory", "64MiB", "--threads", "1", "--limit", "1"),
-    "popularity": (
-        "--model",
-        "random:mixtral:tiny",
-        "--max-tokens",
-        "1",
-        "--memory",
-        "64MiB",
-        "--threads",
-        "1",
-        "--limit",
-        "1",
-    ),
+    "popularity": words("--model random:mixtral:tiny --max-tokens 1 --memory 64MiB --threads 1 --limit 1"),
     "calibrate": ("--model", MODEL, "--memory", "64MiB", "--threads", "1", "--seconds", "0.2", "--drafter", "none"),
-    "train": (
-        "--model",
-        MODEL,
-        "--memory",
-        "64MiB",
-        "--threads",
-        "1",
-        "--prompts",
-        "{prompts}",
-        "--answer-tokens",
-        "2",
-        "--steps",
-        "1",
-        "--batch",
-        "16",
-        "--vocabulary",
-        "100",
-        "--output",
-        "{folder}/trained",
+    "train": words(
+        "--model random:llama:tiny --memory 64MiB --threads 1 --prompts {prompts} --answer-tokens 2 --steps 1 "
+        "--batch 16 --vocabulary 100 --output {folder}/trained"
     ),
     "replay": ("--rounds", "50", "--concurrency", "1", "--output", "16", "--policy-time", "0us"),
     "doctor": (),

@@ -39,11 +39,11 @@ def refused(result: Result, *words: str, code: int = 2) -> None:
 # ---- fuzzing --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_composed_command_lines_end_well(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "count"), [(1, 12), pytest.param(2, 160, marks=pytest.mark.slow)])
+def test_composed_command_lines_end_well(seed: int, count: int) -> None:
     script = [sys.executable, str(ROOT / "dev" / "fuzz_commands.py")]
     found = subprocess.run(
-        [*script, "--seed", str(seed), "--values", "0", "--count", "80", "--minutes", "5"],
+        [*script, "--seed", str(seed), "--values", "0", "--count", str(count), "--minutes", "5"],
         capture_output=True,
         text=True,
         timeout=400,
@@ -51,7 +51,7 @@ def test_composed_command_lines_end_well(seed: int) -> None:
         stdin=subprocess.DEVNULL,
     )
     assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
-    assert re.search(r"^80 command lines .*: 0 ended badly\.$", found.stdout, re.MULTILINE), found.stdout[-500:]
+    assert re.search(rf"^{count} command lines .*: 0 ended badly\.$", found.stdout, re.MULTILINE), found.stdout[-500:]
 
 
 def test_the_fuzzer_finds_what_is_wrong() -> None:
@@ -251,10 +251,7 @@ def shell(command: str, *, encoding: str = "utf-8") -> tuple[list[int], str]:
     return [int(word) for word in found.stdout.split()], found.stderr
 
 
-CALLS = ["wager --version", *(f"wager {verb} --help" for verb in ("", *VERBS))]
-
-
-@pytest.mark.parametrize("call", [*CALLS, "wager plan --hardware H100", "wager run hi BASE"])
+@pytest.mark.parametrize("call", ["wager --version", "wager run --help", "wager run hi BASE"])
 def test_output_that_cannot_be_written_is_an_error(call: str) -> None:
     for closed in (">&-", ">/dev/full"):
         codes, err = shell(f"{call} {closed}")
@@ -264,14 +261,14 @@ def test_output_that_cannot_be_written_is_an_error(call: str) -> None:
         assert "Traceback" not in err and "Exception ignored" not in err
 
 
-@pytest.mark.parametrize("call", ["wager plan --help", "wager plan --hardware H100", "wager run hi BASE"])
+@pytest.mark.parametrize("call", ["wager plan --help", "wager run hi BASE"])
 def test_a_reader_that_goes_away_ends_the_command_quietly(call: str) -> None:
     [code, _], err = shell(f"{call} | head -0")
     assert code == 1
     assert "error" not in err.lower() and "Exception ignored" not in err and "Traceback" not in err
 
 
-@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "<&-", "<&- 2>&-"])
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "<&- 2>&-"])
 def test_messages_and_input_may_be_missing(redirection: str) -> None:
     codes, err = shell(f"wager plan --hardware H100 {redirection}")
     assert codes == [0]

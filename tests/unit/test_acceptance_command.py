@@ -70,7 +70,10 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return call
 
 
-@pytest.mark.parametrize("sampling", [[], ["--temperature", "0.8", "--top-p", "0.95", "--seed", "4"]])
+SAMPLED = ["--temperature", "0.8", "--top-p", "0.95", "--seed", "4"]
+
+
+@pytest.mark.parametrize("sampling", [[], pytest.param(SAMPLED, marks=pytest.mark.slow)])
 def test_the_estimates_hold_the_truth(run: Any, tmp_path: Path, sampling: list[str]) -> None:
     out = tmp_path / "acceptance.json"
     result = run("--drafter", "ngram", "-o", str(out), *sampling)
@@ -119,28 +122,11 @@ def test_rounds_without_a_draft_count_as_not_accepted(run: Any, tmp_path: Path) 
 
 def test_plan_and_replay_read_the_files(run: Any, tmp_path: Path) -> None:
     out, trace = tmp_path / "acceptance.json", tmp_path / "trace.jsonl"
-    run("--drafter", "ngram", "-o", str(out), "--trace", str(trace))
-    planned = CliRunner().invoke(
-        cli,
-        [
-            "plan",
-            "--model",
-            "Llama-3.1-8B",
-            "--hardware",
-            "H100",
-            "--batch",
-            "4",
-            "--acceptance",
-            str(out),
-            "--depth",
-            "3",
-            "--drafter-shape",
-            "free",
-            "--json",
-            "-",
-        ],
-        catch_exceptions=False,
+    run("--drafter", "ngram", "-o", str(out), "--trace", str(trace), "--max-tokens", "30")
+    options = (
+        f"--model Llama-3.1-8B --hardware H100 --batch 4 --acceptance {out} --depth 3 --drafter-shape free --json -"
     )
+    planned = CliRunner().invoke(cli, ["plan", *options.split()], catch_exceptions=False)
     [point] = json.loads(planned.stdout)["points"]
     value = json.loads(out.read_text())
     assert point["tokens_per_round"] == pytest.approx(value["tau"])
@@ -153,11 +139,22 @@ def test_plan_and_replay_read_the_files(run: Any, tmp_path: Path) -> None:
 
 def test_several_drafters_are_measured_side_by_side(run: Any, tmp_path: Path) -> None:
     out, trace, picture = tmp_path / "all.json", tmp_path / "trace.jsonl", tmp_path / "survival.svg"
-    result = run("--drafter", "ngram,ngram:1", "--json", str(out), "--trace", str(trace), "--plot", str(picture))
+    result = run(
+        "--drafter",
+        "ngram,ngram:1",
+        "--json",
+        str(out),
+        "--trace",
+        str(trace),
+        "--plot",
+        str(picture),
+        "--max-tokens",
+        "20",
+    )
     assert result.exit_code == 0
     value = json.loads(out.read_text())
     assert list(value["drafters"]) == ["set", "gaps"]
-    assert value["card"]["settings"]["max_tokens"] == 100
+    assert value["card"]["settings"]["max_tokens"] == 20
     rows = [json.loads(line) for line in trace.read_text().splitlines()]
     assert len(rows) == 40
     assert list(rows[0]["drafters"]) == ["set", "gaps"]
@@ -183,7 +180,7 @@ def test_misuse_is_named(run: Any, arguments: list[str], complaint: str) -> None
 
 def test_auto_is_what_the_engine_takes_it_for(run: Any) -> None:
     """The store that comes with a model, not what `auto` is where there is none."""
-    result = run("--drafter", "auto", "--depth", "1")
+    result = run("--drafter", "auto", "--depth", "1", "--max-tokens", "4")
     assert result.exit_code == 0, result.stderr
     assert "set, drafts of 1, by category" in " ".join(result.stdout.split())
 

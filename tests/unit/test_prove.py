@@ -158,7 +158,7 @@ def test_the_variety_of_texts() -> None:
 # ---- every drafter ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", ["64MiB", ""])
+@pytest.mark.parametrize("memory", ["64MiB", pytest.param("", marks=pytest.mark.slow)])
 def test_every_drafter_of_the_registry_can_be_proven(proof: Proof, tmp_path: Path, memory: str) -> None:
     """Each guesses in both modes; combined, too. The cache leaves room for what models and heads keep."""
     options = every_drafter(MODEL, tmp_path)
