@@ -15,6 +15,8 @@ from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 
 WARM_UP, STEPS = 40, 60
+
+
 BEST = {
     ("Qwen3-30B-A3B", 0.6, 128): 4,
     ("Qwen3-30B-A3B", 0.6, 256): 3,
@@ -53,6 +55,7 @@ def regret(model: str, rate: float, users: int, drafter: SyntheticDrafter) -> fl
     return 1 - rate_of(setting, "adaptive", users) / best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "rate", "users"), BEST)
 def test_it_loses_nothing_against_the_best_fixed_depth(model: str, rate: float, users: int) -> None:
     survival = tuple(rate**depth for depth in range(1, 9))

@@ -19,7 +19,6 @@ from wager.planner.figures import (
     feed_forward_curves,
     step_intensity,
 )
-from wager.planner.routing import ExpertRouting
 
 B200, H100, H200 = DEVICES["B200"], DEVICES["H100"], DEVICES["H200"]
 
@@ -65,15 +64,15 @@ DENSE_KNEES = [
 ]
 
 
-@pytest.mark.parametrize(("device", "kept", "knee"), DENSE_KNEES)
-def test_the_knee_of_a_dense_model(device: str, kept: str, knee: float) -> None:
+def test_the_knee_of_a_dense_model() -> None:
     """R b / 2 tokens: 4-bit weights multiplied in bf16 turn compute-bound earlier."""
-    model = replace(TABLE["Llama-3.1-8B"], precision=Precision.of(kept))
-    [curve] = feed_forward_curves(CostModel(model, DEVICES[device]), [1, 64])
-    assert curve.name == FEED_FORWARD
-    assert curve.knee == pytest.approx(knee, abs=0.55)
-    bytes_each = {"bf16": 2, "fp8": 1}.get(kept, 0.53)
-    assert curve.values == pytest.approx([2 / bytes_each, 128 / bytes_each])
+    for device, kept, knee in DENSE_KNEES:
+        model = replace(TABLE["Llama-3.1-8B"], precision=Precision.of(kept))
+        [curve] = feed_forward_curves(CostModel(model, DEVICES[device]), [1, 64])
+        assert curve.name == FEED_FORWARD
+        assert curve.knee == pytest.approx(knee, abs=0.55), (device, kept)
+        bytes_each = {"bf16": 2, "fp8": 1}.get(kept, 0.53)
+        assert curve.values == pytest.approx([2 / bytes_each, 128 / bytes_each])
 
 
 MIXTURE_KNEES = [
@@ -86,36 +85,13 @@ MIXTURE_KNEES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "b200", "h200"), MIXTURE_KNEES)
-def test_the_knee_of_a_mixture(model: ModelSpec | str, b200: float | None, h200: float) -> None:
+def test_the_knee_of_a_mixture() -> None:
     """(E + s) b R / (2 (k + s)), where all experts are read long before."""
-    shape = TABLE[model] if isinstance(model, str) else model
-    for device, expected in ((B200, b200), (H200, h200)):
-        mixture = by_name(feed_forward_curves(CostModel(shape, device), [1]))[MIXTURE]
-        if expected is not None:
-            assert mixture.knee == pytest.approx(expected, abs=0.7)
-
-
-def test_a_knee_before_all_experts_are_read() -> None:
-    """On a CPU a mixture turns compute-bound while experts are still unread: at the knee 2 t k = R b A(t), by hand."""
-    cpu = DEVICES["CPU-2core-AVX512"]
-    mixture = by_name(feed_forward_curves(CostModel(TABLE["Qwen3-30B-A3B"], cpu), [1]))[MIXTURE]
-    knee, ridge = mixture.knee, cpu.ridge("bf16")
-    assert knee is not None
-    assert 2 * knee * 8 == pytest.approx(ridge * 2 * 128 * (1 - (1 - 8 / 128) ** knee), rel=1e-6)
-
-
-def test_skew_and_locality_show_in_the_intensity() -> None:
-    """Fewer distinct experts mean fewer bytes for the same FLOPs."""
-    model = TABLE["Qwen3-30B-A3B"]
-    popularity = (0.5,) * 8 + (4 / 120,) * 120
-    uniform, skewed = (
-        by_name(feed_forward_curves(CostModel(model, B200, routing=routing), [8]))[MIXTURE]
-        for routing in (ExpertRouting(), ExpertRouting(popularity))
-    )
-    read = sum(1 - (1 - p) ** 8 for p in popularity)
-    assert skewed.values[0] == pytest.approx(2 * 8 * 8 / (2 * read))
-    assert skewed.values[0] > uniform.values[0]
+    for model, b200, h200 in MIXTURE_KNEES:
+        shape = TABLE[model] if isinstance(model, str) else model
+        for device, expected in ((B200, b200), (H200, h200)):
+            mixture = by_name(feed_forward_curves(CostModel(shape, device), [1]))[MIXTURE]
+            assert expected is None or mixture.knee == pytest.approx(expected, abs=0.7), shape.name
 
 
 def test_the_whole_step_is_flops_over_bytes() -> None:
@@ -215,10 +191,3 @@ def test_attention_without_work_has_no_curve() -> None:
     assert attention_curves(CostModel(TABLE["Llama-3.1-8B"], B200), [1], context=0) == []
     early = by_name(attention_curves(CostModel(TABLE["DeepSeek-V4-Flash"], B200), [1], context=3))
     assert "indexer" not in early
-
-
-def test_short_compressed_contexts_never_become_compute_bound() -> None:
-    """Where queries weigh more than entries the intensity stays below the ridge at any number of rows."""
-    heavy = by_name(attention_curves(CostModel(TABLE["DeepSeek-V4-Flash"], B200), [1], context=1024))["HCA"]
-    assert heavy.ridge > 128 + 1024 // 128  # the limit of many rows: FLOPs over query bytes
-    assert heavy.knee is None

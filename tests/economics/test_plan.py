@@ -13,15 +13,13 @@ import pytest
 from gguf import GGUFWriter
 
 from wager.cli import main
-from wager.planner.cost import CostModel, SequenceLoad
-from wager.planner.devices import B200_CHARTS
-from wager.planner.drafting import ConstantDraftCost, FractionalDraftCost, PassDraftCost
-from wager.planner.options import PlanSettings, draft_cost
-from wager.planner.published import FLAT_ATTENTION
 
 Run = Callable[..., tuple[int, str, str]]
 
+
 CHARTS = ["--model", "DeepSeek-V4-Flash-charts", "--hardware", "B200-charts", "--drafter-cost", "0.1"]
+
+
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -212,62 +210,6 @@ def test_popular_experts_are_shared_by_more_tokens(run: Run, tmp_path: Path) -> 
     assert "gives no popularity" in err
 
 
-BAD = [
-    (["--batch", "-1"], "batch = '-1'"),
-    (["--batch", "0"], "batch = 0"),
-    (["--batch", "1,x"], "batch = 'x'"),
-    (["--context", "-5"], "context = '-5'"),
-    (["--context", "9999999"], "context = 9999999"),
-    (["--acceptance", "1.5"], "acceptance = 1.5"),
-    (["--acceptance", "nan"], "acceptance = nan"),
-    (["--acceptance", "nowhere.json"], "no file nowhere.json"),
-    (["--hardware", "H1000"], "Hardware 'H1000' is not known"),
-    (["--hardware", "nowhere.json"], "no file nowhere.json"),
-    (["--drafter-shape", "eagel"], "drafter shape 'eagel'"),
-    (["--drafter-shape", "block:0"], "drafter shape 'block:0'"),
-    (["--drafter-cost", "cheap"], "drafter-cost = 'cheap'"),
-    (["--drafter-cost", "-0.1"], "drafter-cost = '-0.1'"),
-    (["--drafter-cost", "0.1", "--drafter-shape", "mtp"], "--drafter-shape and --drafter-cost"),
-    (["--depth", "-2"], "Depth -2"),
-    (["--depth", "20", "--drafter-shape", "block:8"], "Depth 20"),
-    (["--max-depth", "-1"], "largest depth of -1"),
-    (["--locality", "0"], "locality = 0"),
-    (["--precision", "fp7"], "Number format 'fp7'"),
-    (["--cache", "fp7"], "Number format 'fp7'"),
-    (["--precision", "fp32"], "no known peak for fp32"),
-    (["--overhead", "5"], "overhead = '5'"),
-    (["--tp", "0"], "tp = 0"),
-    (["--ep", "2"], "has no experts to spread over 2 ranks"),
-    (["--plot", "picture.bmp"], "picture.bmp is not a picture"),
-    (["--json", "nowhere/x.json"], "'--json': 'nowhere/x.json' cannot be written"),
-]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
-)
-def test_an_invalid_argument_is_named(run: Run, arguments: list[str], message: str) -> None:
-    code, out, err = run("--model", "Llama-3.1-8B", "--hardware", "H100", *arguments)
-    assert code == 2
-    assert message in err
-    assert out == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "Lama-3.1-8B"], "Model 'Lama-3.1-8B' is not known"),
-        (["--model", "nowhere/config.json"], "no file nowhere/config.json"),
-        (["--drafter-shape", "model:nobody"], "Model 'nobody' is not known"),
-    ],
-)
-def test_an_unknown_model_fails_as_in_run(run: Run, arguments: list[str], message: str) -> None:
-    code, out, err = run("--hardware", "H100", *arguments)
-    assert code == main(["run", "hello", "--model", "nobody"]) == 1
-    assert message in err
-    assert out == ""
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [({**CONFIG, "model_type": "gpt2"}, "gpt2"), ({"model_type": "llama"}, "'num_hidden_layers'"), ([], "JSON object")],
@@ -279,45 +221,8 @@ def test_a_configuration_that_says_too_little(run: Run, tmp_path: Path, content:
     assert message in err
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({}, "gives no acceptance"),
-        ({"survival": [0.5, 0.9]}, "rises with depth"),
-        ({"acceptance": [1.5]}, "outside 0 to 1"),
-        ({"acceptance": [0.5], "survival": [0.5]}, "gives no acceptance"),
-    ],
-)
-def test_an_acceptance_file_that_is_none(run: Run, tmp_path: Path, content: Any, message: str) -> None:
-    path = tmp_path / "rates.json"
-    path.write_text(json.dumps(content))
-    code, _, err = run("--hardware", "H100", "--acceptance", str(path))
-    assert code == 2
-    assert message in err
-
-
-def test_depths_deeper_than_the_file_are_refused(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "rates.json"
-    path.write_text(json.dumps({"acceptance": [0.5, 0.5]}))
-    code, _, err = run("--hardware", "H100", "--acceptance", str(path), "--depth", "3")
-    assert code == 2
-    assert "Depth 3 is deeper than acceptance rates is known for (2)" in err
-
-
-def test_costs_and_shapes_of_drafters() -> None:
-    cost = CostModel(FLAT_ATTENTION, B200_CHARTS)
-    shapes = {None: PassDraftCost, "block:8": PassDraftCost, "model:SmolLM2-135M": PassDraftCost}
-    for shape, kind in shapes.items():
-        assert isinstance(draft_cost(cost, PlanSettings(shape=shape)), kind)
-    share = draft_cost(cost, PlanSettings(drafter_cost="0.25"))
-    assert isinstance(share, FractionalDraftCost)
-    assert share.seconds(4, 2, context=10) == pytest.approx(0.5 * cost.seconds([SequenceLoad(10, 1, 4)]))
-    timed = draft_cost(cost, PlanSettings(drafter_cost="300us"))
-    assert isinstance(timed, ConstantDraftCost)
-    assert timed.seconds(4, 2, context=10) == pytest.approx(6e-4)
-
-
 # ---- the page about it --------------------------------------------------------------------------------------------
+
 
 PAGE = (Path(__file__).parents[2] / "docs" / "economics.md").read_text(encoding="utf-8")
 

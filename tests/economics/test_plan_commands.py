@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,11 @@ CONFIG = {
     "vocab_size": 4000,
     "max_position_embeddings": 131072,
 }
+
+
 BOX = {"name": "box", "peaks": {"bf16": 1e14}, "bandwidth": 1e12, "memory": 2e10}
+
+
 FILES: dict[str, Any] = {
     "config.json": CONFIG,
     "box.json": BOX,
@@ -48,6 +51,8 @@ FILES: dict[str, Any] = {
     "both.json": {"acceptance": [0.5], "survival": [0.5]},
     "huge.json": {"survival": [10**300]},
     "list.json": [0.5],
+    "rising.json": {"survival": [0.5, 0.9]},
+    "empty.json": {},
     "skewed.json": {"popularity": [0.5] * 8 + [4 / 120] * 120},
 }
 
@@ -59,11 +64,16 @@ def wager(arguments: tuple[str, ...]) -> None:
     raise SystemExit(main(arguments))
 
 
-def plan(line: str, folder: Path) -> Result:
-    """`wager plan LINE` in a folder with the files above, which the line names as @NAME."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files above, which command lines name as @NAME."""
+    folder = tmp_path_factory.mktemp("plan")
     for name, content in FILES.items():
-        if not (folder / name).exists():
-            (folder / name).write_text(json.dumps(content))
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def plan(line: str, folder: Path) -> Result:
     words = [word.replace("@", f"{folder}/") for word in shlex.split(line)]
     return CliRunner().invoke(wager, ["plan", *words])
 
@@ -80,6 +90,8 @@ def answer(line: str, folder: Path) -> dict[str, Any]:
 
 
 LLAMA = "--model Llama-3.1-8B --hardware H100 --batch 8"
+
+
 RIGHT = [
     "--hardware H100",
     "--model llama-3.1-8b --hardware h100",
@@ -125,9 +137,11 @@ RIGHT = [
 ]
 
 
-@pytest.mark.parametrize("line", RIGHT)
-def test_a_right_command_line(line: str, tmp_path: Path) -> None:
-    found = answer(line, tmp_path)
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=pytest.mark.slow if at % 6 else ()) for at, line in enumerate(RIGHT)]
+)
+def test_a_right_command_line(line: str, folder: Path) -> None:
+    found = answer(line, folder)
     assert found["points"]
     for point in found["points"]:
         assert point["speedup"] >= 1 or "--depth" in line
@@ -138,13 +152,24 @@ def test_a_right_command_line(line: str, tmp_path: Path) -> None:
         assert point["price"] == pytest.approx(point["round_s"] / (point["batch"] * point["tokens_per_round"]))
         assert point["tokens_per_s_all"] == pytest.approx(point["tokens_per_s"] * found["hardware"]["groups"])
         assert (point["draft_s"] > 0) == (point["depth"] > 0) or found["drafter"]["name"] == "free"
-    text = plan(line, tmp_path)
+    text = plan(line, folder)
     assert (text.exit_code, text.stderr) == (0, "")
     assert "speed-up" in text.stdout
 
 
 WRONG = [
     ("", 2, "--hardware"),
+    (f"{LLAMA} --acceptance @empty.json", 2, "gives no acceptance"),
+    (f"{LLAMA} --acceptance @rising.json", 2, "rises with depth"),
+    (f"{LLAMA} --acceptance @rates.json --depth 5", 2, "Depth 5 is deeper than acceptance rates is known for (3)"),
+    (f"{LLAMA} --drafter-cost cheap", 2, "drafter-cost = 'cheap'"),
+    (f"{LLAMA} --drafter-cost -0.1", 2, "drafter-cost = '-0.1'"),
+    (f"{LLAMA} --drafter-cost 0.1 --drafter-shape mtp", 2, "--drafter-shape and --drafter-cost"),
+    (f"{LLAMA} --depth -2", 2, "Depth -2"),
+    (f"{LLAMA} --locality 0", 2, "locality = 0"),
+    (f"{LLAMA} --cache fp7", 2, "Number format 'fp7'"),
+    (f"{LLAMA} --precision fp32", 2, "no known peak for fp32"),
+    (f"{LLAMA} --plot picture.bmp", 2, "picture.bmp is not a picture"),
     ("--hardware H100 --model Lama", 1, "Model 'Lama' is not known"),
     ("--hardware H100 --model ''", 2, "'--model': '' is empty"),
     ("--hardware H100 --drafter-shape ''", 2, "'--drafter-shape': '' is empty"),
@@ -160,9 +185,7 @@ WRONG = [
     (f"{LLAMA} --batch 0", 2, "batch = 0"),
     (f"{LLAMA} --batch -4", 2, "batch = '-4'"),
     (f"{LLAMA} --batch ²", 2, "batch = '²'"),
-    (f"{LLAMA} --batch ١٢", 2, "batch = "),
     (f"{LLAMA} --batch {'9' * 400}", 2, "batch = '9999"),
-    (f"{LLAMA} --batch 1e3", 2, "batch = '1e3'"),
     (f"{LLAMA} --batch 1.5", 2, "batch = '1.5'"),
     (f"{LLAMA} --batch 99999999", 2, "batch = 99999999"),
     (f"{LLAMA} --batch 1,", 2, "batch = '1,'"),
@@ -171,33 +194,24 @@ WRONG = [
     (f"{LLAMA} --context {','.join(map(str, range(201)))}", 2, "201 contexts"),
     (f"{LLAMA} --context -5", 2, "context = '-5'"),
     (f"{LLAMA} --context 129k", 2, "context = 132096"),
-    (f"{LLAMA} --context ,", 2, "context = ','"),
     (f"{LLAMA} --context 128kb", 2, "context = '128kb'"),
     (f"{LLAMA} --acceptance 0.75,", 2, "acceptance = '0.75,'"),
-    (f"{LLAMA} --acceptance ''", 2, "'--acceptance': '' is empty"),
     (f"{LLAMA} --acceptance 0,75", 2, "acceptance = 75"),
     (f"{LLAMA} --acceptance -0.1", 2, "acceptance = -0.1"),
     (f"{LLAMA} --acceptance nan", 2, "acceptance = nan"),
     (f"{LLAMA} --acceptance 1_0", 2, "1_0"),
-    (f"{LLAMA} --acceptance 75%", 2, "75%"),
     (f"{LLAMA} --acceptance 75%", 2, "such as 0.75"),
     (f"{LLAMA} --acceptance @both.json", 2, "gives no acceptance"),
     (f"{LLAMA} --acceptance @huge.json", 2, "outside 0 to 1"),
     (f"{LLAMA} --acceptance @list.json", 1, "JSON object"),
     (f"{LLAMA} --overhead 1e400s", 2, "overhead = '1e400s'"),
     (f"{LLAMA} --overhead 5", 2, "overhead = '5'"),
-    (f"{LLAMA} --overhead -5us", 2, "overhead = '-5us'"),
-    (f"{LLAMA} --overhead ''", 2, "'--overhead': '' is empty"),
-    (f"{LLAMA} --drafter-cost inf", 2, "drafter-cost = 'inf'"),
     (f"{LLAMA} --drafter-cost 1e300", 2, "drafter-cost = '1e300'"),
-    (f"{LLAMA} --drafter-cost 1e400s", 2, "drafter-cost = '1e400s'"),
     (f"{LLAMA} --drafter-cost 0.1 --drafter-tp 2", 2, "--drafter-tp has no effect"),
     (f"{LLAMA} --drafter-shape eagel", 2, "drafter shape 'eagel'"),
     (f"{LLAMA} --drafter-shape eagle:", 2, "drafter shape 'eagle:'"),
-    (f"{LLAMA} --drafter-shape eagle:-1", 2, "drafter shape 'eagle:-1'"),
     (f"{LLAMA} --drafter-shape eagle:200000", 2, "draft vocabulary of 200000"),
     (f"{LLAMA} --drafter-shape mtp:2", 2, "drafter shape 'mtp:2'"),
-    (f"{LLAMA} --drafter-shape block:²", 2, "drafter shape 'block:²'"),
     (f"{LLAMA} --drafter-shape block:1", 2, "block of 1"),
     (f"{LLAMA} --drafter-shape block:999999999", 2, "block:999999999"),
     (f"{LLAMA} --drafter-shape medusa:0", 2, "drafter shape 'medusa:0'"),
@@ -231,7 +245,6 @@ WRONG = [
     (f"{LLAMA} --precision fp7", 2, "fp7"),
     (f"{LLAMA} --depth 20 --max-depth 8", 2, "--max-depth both"),
     (f"{LLAMA} --max-depth -1", 2, "largest depth of -1"),
-    (f"{LLAMA} --max-depth 1000000", 2, "largest depth of 1000000"),
     (f"{LLAMA} --depth 100000", 2, "Depth 100000"),
     (f"{LLAMA} --depth 9 --drafter-shape medusa:3", 2, "Depth 9"),
     (f"{LLAMA} --depth x", 2, "'--depth': 'x' is not a whole number"),
@@ -244,9 +257,8 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("line", "code", "named"), WRONG, ids=[line[:90] for line, _, _ in WRONG])
-def test_a_wrong_command_line(line: str, code: int, named: str, tmp_path: Path) -> None:
-    started = time.monotonic()
-    result = plan(line, tmp_path)
+def test_a_wrong_command_line(line: str, code: int, named: str, folder: Path) -> None:
+    result = plan(line, folder)
     assert result.exception is None or isinstance(result.exception, SystemExit)
     assert result.exit_code == code, result.output
     assert named in result.stderr
@@ -254,31 +266,30 @@ def test_a_wrong_command_line(line: str, code: int, named: str, tmp_path: Path) 
     assert result.stdout == ""
     [sentence] = [row for row in result.stderr.splitlines() if row.lower().startswith("error")]
     assert len(sentence) < 300
-    assert time.monotonic() - started < 20
 
 
-def test_the_deepest_depth_is_marked_in_table_notes_and_json(tmp_path: Path) -> None:
+def test_the_deepest_depth_is_marked_in_table_notes_and_json(folder: Path) -> None:
     line = f"{LLAMA} --batch 1,256 --context 1k --acceptance 0.9 --drafter-shape free --max-depth 3"
-    found, text = answer(line, tmp_path), plan(line, tmp_path).stdout
+    found, text = answer(line, folder), plan(line, folder).stdout
     assert [(point["depth"], point["at_max_depth"]) for point in found["points"]] == [(3, True), (3, True)]
     assert " 3+ " in text
     assert "Depth 3+ is the deepest that was tried" in " ".join(text.split())
     assert any("Depth 3+" in remark for remark in found["remarks"])
-    limited = answer(f"{LLAMA} --acceptance @rates.json --drafter-shape free --max-depth 3", tmp_path)
+    limited = answer(f"{LLAMA} --acceptance @rates.json --drafter-shape free --max-depth 3", folder)
     assert [point["at_max_depth"] for point in limited["points"]] == [False]  # no deeper rate is known
 
 
-def test_figures_of_a_rank_are_said_to_be(tmp_path: Path) -> None:
+def test_figures_of_a_rank_are_said_to_be(folder: Path) -> None:
     for flags, word, groups in (("--ep 16", "rank", 16), ("--tp 4 --ep 16", "group", 4), ("--tp 8", "", 1)):
         line = f"--model DeepSeek-V3 --hardware B200 --batch 8 {flags}"
-        found, text = answer(line, tmp_path), plan(line, tmp_path).stdout
+        found, text = answer(line, folder), plan(line, folder).stdout
         assert (f"tok/s/{word} " in text) == bool(word)
         assert (f"those of one {word}" in " ".join(text.split())) == bool(word)
         [point] = found["points"]
         assert point["tokens_per_s_all"] == pytest.approx(groups * point["tokens_per_s"])
 
 
-def test_what_a_reader_would_not_expect_is_said(tmp_path: Path) -> None:
+def test_what_a_reader_would_not_expect_is_said(folder: Path) -> None:
     for line, said in (
         ("--model Qwen3-30B-A3B --hardware H100 --tp 8 --batch 1", "4 key-value heads over 8 devices: each keeps 1"),
         (f"{LLAMA} --drafter-shape model:SmolLM2-135M", "SmolLM2-135M has 49152 tokens, Llama-3.1-8B 128256"),
@@ -291,23 +302,23 @@ def test_what_a_reader_would_not_expect_is_said(tmp_path: Path) -> None:
             "do not fit on the drafter's own device",
         ),
     ):
-        assert any(said in remark for remark in answer(line, tmp_path)["remarks"]), said
-    silent = answer("--model Llama-3.1-70B --hardware H100 --tp 8 --batch 1", tmp_path)
+        assert any(said in remark for remark in answer(line, folder)["remarks"]), said
+    silent = answer("--model Llama-3.1-70B --hardware H100 --tp 8 --batch 1", folder)
     assert silent["remarks"] == []
 
 
-def test_an_acceptance_file_of_the_measurement_is_read(tmp_path: Path) -> None:
+def test_an_acceptance_file_of_the_measurement_is_read(folder: Path) -> None:
     """Its drafter is the label; survival by depth gives the rounds."""
-    [point] = answer(f"{LLAMA} --acceptance @measured.json --depth 2 --drafter-shape free", tmp_path)["points"]
+    [point] = answer(f"{LLAMA} --acceptance @measured.json --depth 2 --drafter-shape free", folder)["points"]
     assert point["acceptance"] == "ngram"
     assert point["tokens_per_round"] == pytest.approx(1 + 0.6 + 0.4)
-    (tmp_path / "other.json").write_text(json.dumps({"drafter": "ngram", "survival": [0.9]}))
-    found = answer(f"{LLAMA} --acceptance @measured.json,@other.json", tmp_path)["points"]
-    assert [point["acceptance"] for point in found] == ["ngram", f"{tmp_path}/other.json"]
+    (folder / "other.json").write_text(json.dumps({"drafter": "ngram", "survival": [0.9]}))
+    found = answer(f"{LLAMA} --acceptance @measured.json,@other.json", folder)["points"]
+    assert [point["acceptance"] for point in found] == ["ngram", f"{folder}/other.json"]
 
 
-def test_sizes_are_powers_of_two(tmp_path: Path) -> None:
-    found = answer("--model @config.json --hardware B200 --batch 1K,1024 --context 128k,32K,0.5k", tmp_path)
+def test_sizes_are_powers_of_two(folder: Path) -> None:
+    found = answer("--model @config.json --hardware B200 --batch 1K,1024 --context 128k,32K,0.5k", folder)
     assert [(point["batch"], point["context"]) for point in found["points"]] == [
         (1024, 131072),
         (1024, 32768),
@@ -315,17 +326,10 @@ def test_sizes_are_powers_of_two(tmp_path: Path) -> None:
     ]
 
 
-def test_collectives_cost_their_latency(tmp_path: Path) -> None:
-    line = "--model Llama-3.1-70B --hardware H100 --tp 8 --batch 1 --depth 0 --link-latency"
-    [slow], [fast] = (answer(f"{line} {latency}", tmp_path)["points"] for latency in ("10us", "0us"))
-    assert slow["plain_s"] - fast["plain_s"] == pytest.approx(160 * 10e-6)
-    assert slow["bound"]["link latency"] == "link"
-
-
-def test_the_batches_of_the_table_and_of_the_sentence_agree(tmp_path: Path) -> None:
+def test_the_batches_of_the_table_and_of_the_sentence_agree(folder: Path) -> None:
     """A batch is in the ranges where plain decoding is fastest exactly if its row says so."""
     line = "--model Llama-3.1-8B --hardware H100 --batch 64,100,256,512,1000 --context 256 --acceptance 0.5 --json -"
-    values = json.loads(plan(line, tmp_path).stdout)
+    values = json.loads(plan(line, folder).stdout)
     ranges = values["gutter"][0]["batches"]
     off = [point["batch"] for point in values["points"] if point["depth"] == 0]
     inside = [p["batch"] for p in values["points"] if any(first <= p["batch"] <= last for first, last in ranges)]
@@ -333,9 +337,9 @@ def test_the_batches_of_the_table_and_of_the_sentence_agree(tmp_path: Path) -> N
     assert 256 in off
 
 
-def test_a_folder_that_does_not_exist_is_named_for_every_output(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_is_named_for_every_output(folder: Path) -> None:
     for flag in ("--json", "--html", "--plot"):
-        result = plan(f"--model Llama-3.1-8B --hardware H100 --batch 1 {flag} @none/x.svg", tmp_path)
+        result = plan(f"--model Llama-3.1-8B --hardware H100 --batch 1 {flag} @none/x.svg", folder)
         assert result.exit_code == 2
         assert "none/x.svg" in result.stderr
         assert flag == "--json" or "--json" not in result.stderr

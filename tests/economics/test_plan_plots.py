@@ -13,7 +13,6 @@ import pytest
 
 import wager
 from wager.cli import main
-from wager.errors import UsageError
 from wager.planner import figures
 from wager.planner import inputs as plan_inputs
 from wager.planner.acceptance import AcceptanceRates
@@ -24,6 +23,8 @@ from wager.planner.report import PlanReport
 from wager.planner.routing import ExpertRouting
 
 HALF, OFTEN = AcceptanceRates("0.5", 0.5), AcceptanceRates("0.8", 0.8)
+
+
 BY_DEPTH = AcceptanceRates("measured", (0.8, 0.7, 0.6))
 
 
@@ -66,6 +67,7 @@ def words(axes: Any) -> set[str]:
     return {text.get_text().strip() for text in axes.texts}
 
 
+@pytest.mark.slow
 def test_the_mixture_stands_beside_its_dense_twin_with_both_knees() -> None:
     report = planned("DeepSeek-V4-Flash", precision="fp8:fp4", contexts=(1024, 32768))
     [axes] = titled(panels(report), "Intensity by batch")
@@ -82,13 +84,7 @@ def test_the_mixture_stands_beside_its_dense_twin_with_both_knees() -> None:
     assert {"whole step, context 1024", "whole step, context 32k"} <= set(drawn)
 
 
-def test_a_dense_model_has_one_curve_and_one_knee() -> None:
-    [axes] = titled(panels(planned("Llama-3.1-8B", device="H100")), "Intensity by batch")
-    assert points(lines(axes)["feed-forward (bf16)"])[64] == pytest.approx(64)
-    assert "knee: 295" in words(axes)
-    assert not any("twin" in label for label in lines(axes))
-
-
+@pytest.mark.slow
 def test_attention_is_drawn_by_kind_and_context() -> None:
     [axes] = titled(panels(planned("DeepSeek-V4-Flash", contexts=(1024, 32768))), "Intensity of attention")
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
@@ -104,6 +100,7 @@ def test_attention_is_drawn_by_kind_and_context() -> None:
         assert points(curve)[rows] == pytest.approx(intensity, abs=0.0051)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [None, 2])
 def test_every_context_and_every_acceptance_is_drawn(depth: int | None) -> None:
     """The speed-ups of the table, those of a fixed depth too, at each planned batch."""
@@ -124,35 +121,13 @@ def test_every_context_and_every_acceptance_is_drawn(depth: int | None) -> None:
     assert len(titled(found, f"Speed-up at {at}")) == 3
 
 
-def test_a_single_acceptance_is_shown_among_others() -> None:
-    [axes] = titled(panels(planned("Llama-3.1-8B", rates=(OFTEN,))), "Speed-up")
-    assert {"0.5", "0.6", "0.7", "0.9"} == words(axes)
-    assert "0.8" in lines(axes)
-
-
-def test_the_best_depths_are_those_of_the_plan() -> None:
-    report = planned("Llama-3.1-8B")
-    [axes] = titled(panels(report), "Best depth")
-    shown = axes.collections[0].get_array()
-    assert shown.shape[0] == 24
-    rate = 0.3 + 0.68 * 7 / 23
-    expected = report.deployment.point(AcceptanceRates("", rate), batch=256, context=4096).chosen.depth
-    assert shown[7][-1] == expected
-
-
-def test_experts_are_drawn_with_and_without_locality() -> None:
-    [axes] = titled(panels(planned("Qwen3-30B-A3B", locality=0.79)), "Distinct experts per layer, of 128 with 8")
-    drawn = [line for line in axes.get_lines() if line.get_label().startswith("the same")]
-    assert len(drawn) == 3
-    assert points(lines(axes)["plain decoding"])[16] == pytest.approx(82.42, abs=0.006)
-    assert points(drawn[0])[1] == pytest.approx(128 * (1 - (1 - 8 / 128) ** 2**0.79))
-
-
+@pytest.mark.slow
 def test_what_fills_the_memory_is_marked() -> None:
     [axes] = titled(panels(planned("Llama-3.1-8B", device="H100", contexts=(32768,))), "Speed-up")
     assert any(text.startswith("memory is full at ") for text in words(axes))
 
 
+@pytest.mark.slow
 def test_parts_are_coloured_by_what_bounds_them() -> None:
     report = planned("DeepSeek-V4-Flash")
     [axes] = titled(panels(report), "Parts of the planned steps")
@@ -182,6 +157,7 @@ CROWDED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", CROWDED)
 def test_nothing_overlaps_and_nothing_is_cut_off(model: str) -> None:
     """Neither plots with their titles, labels and legends, nor words within a plot with each other."""
@@ -214,6 +190,7 @@ def test_pictures_and_a_page_are_written(tmp_path: Path, capsys: pytest.CaptureF
     assert "speed-up" in out
 
 
+@pytest.mark.slow
 def test_without_matplotlib_drawing_is_an_error_and_the_table_is_not() -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
@@ -227,8 +204,3 @@ def test_without_matplotlib_drawing_is_an_error_and_the_table_is_not() -> None:
     assert "matplotlib, which is not installed" in done.stderr
     assert 'pip install "wager[plots]"' in done.stderr
     assert "speed-up" in done.stdout
-
-
-def test_a_suffix_that_is_no_picture_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a picture"):
-        figures.write_plot(planned("Llama-3.1-8B", batches=(1,)), tmp_path / "x.gif")

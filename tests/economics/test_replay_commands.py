@@ -14,7 +14,11 @@ from wager.cli import cli
 from wager.errors import WagerError
 
 QUICK = ["--rounds", "120", "--output", "48", "--policy-time", "0us", "--policy", "none"]
+
+
 LOOKUP = {"right": [2, 0, 0], "scores": [[0.9, 0.8], [], []]}
+
+
 ROW: dict[str, Any] = {"id": 1, "prompt_tokens": 3, "tokens": 3, "drafters": {"ngram": LOOKUP}}
 
 
@@ -41,41 +45,40 @@ def with_draft(**changes: Any) -> dict[str, Any]:
     return {**ROW, "drafters": {"ngram": {**LOOKUP, **changes}}}
 
 
-# ---- what works -----------------------------------------------------------------------------------------------------
+LINES = [
+    "--concurrency 1,4",
+    "--concurrency 4,4",
+    "--concurrency 1e1",
+    "--rate 0.5,20",
+    "--rate 1e-6",
+    "--rate 100000",
+    "--load day:40",
+    "--load day:40:0 --load day:8:4:20s",
+    "--curve dflash --concurrency 2",
+    "--curve mtp,dflash,0.6 --concurrency 2",
+    "--curve 0.9 --drafter-shape block:4 --concurrency 2",
+    "--curve 1.0 --curve 0 --concurrency 2 --drafter-shape 1.0=free",
+    "--hardware published --curve 0.5 --concurrency 2",
+    "--hardware published --curve dflash --drafter-shape free --concurrency 2",
+    "--model Qwen3-8B --hardware H100 --concurrency 8 --drafter-shape free",
+    "--model Llama-3.1-70B --hardware H100 --tp 4 --concurrency 8 --objective latency",
+    "--model DeepSeek-V3 --hardware H200 --ep 16 --locality 0.79 --concurrency 8 --drafter-shape mtp",
+    "--hardware RTX-4090 --concurrency 2",
+    "--hardware cpu --concurrency 2 --drafter-shape model:SmolLM2-135M",
+    "--policy fixed:3 --policy fixed:mtp:3 --policy threshold:0.5 --policy adaptive --concurrency 2",
+    "--objective slo:20ms --concurrency 2 --policy adaptive",
+    "--prompt 3000 --concurrency 2",
+    "--model Llama-3.1-8B --hardware L4 --precision fp8 --cache fp8 --overhead 50us --concurrency 2",
+    "--max-depth 1 --concurrency 1",
+    "--max-depth 20 --curve 0.95 --concurrency 1",
+    "--policy-time measured --concurrency 2 --policy adaptive",
+    "--policy-time 1ms --concurrency 2",
+    "--concurrency 1024 --rounds 1 --max-depth 1",
+]
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "--concurrency 1,4",
-        "--concurrency 4,4",
-        "--concurrency 1e1",
-        "--rate 0.5,20",
-        "--rate 1e-6",
-        "--rate 100000",
-        "--load day:40",
-        "--load day:40:0 --load day:8:4:20s",
-        "--curve dflash --concurrency 2",
-        "--curve mtp,dflash,0.6 --concurrency 2",
-        "--curve 0.9 --drafter-shape block:4 --concurrency 2",
-        "--curve 1.0 --curve 0 --concurrency 2 --drafter-shape 1.0=free",
-        "--hardware published --curve 0.5 --concurrency 2",
-        "--hardware published --curve dflash --drafter-shape free --concurrency 2",
-        "--model Qwen3-8B --hardware H100 --concurrency 8 --drafter-shape free",
-        "--model Llama-3.1-70B --hardware H100 --tp 4 --concurrency 8 --objective latency",
-        "--model DeepSeek-V3 --hardware H200 --ep 16 --locality 0.79 --concurrency 8 --drafter-shape mtp",
-        "--hardware RTX-4090 --concurrency 2",
-        "--hardware cpu --concurrency 2 --drafter-shape model:SmolLM2-135M",
-        "--policy fixed:3 --policy fixed:mtp:3 --policy threshold:0.5 --policy adaptive --concurrency 2",
-        "--objective slo:20ms --concurrency 2 --policy adaptive",
-        "--prompt 3000 --concurrency 2",
-        "--model Llama-3.1-8B --hardware L4 --precision fp8 --cache fp8 --overhead 50us --concurrency 2",
-        "--max-depth 1 --concurrency 1",
-        "--max-depth 20 --curve 0.95 --concurrency 1",
-        "--policy-time measured --concurrency 2 --policy adaptive",
-        "--policy-time 1ms --concurrency 2",
-        "--concurrency 1024 --rounds 1 --max-depth 1",
-    ],
+    "line", [pytest.param(line, marks=() if at % 9 == 1 else pytest.mark.slow) for at, line in enumerate(LINES)]
 )
 def test_a_line_that_works(line: str) -> None:
     found = replay(*QUICK, *line.split())
@@ -96,6 +99,7 @@ def test_every_drafter_has_a_price_and_the_output_says_which() -> None:
     assert "Qwen3.6-35B-A3B on B200, by the cost model" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hardware", [["--hardware", "published"], []])
 def test_a_curve_of_another_name_does_not_draft_for_free(hardware: list[str]) -> None:
     found = replay(*QUICK, *hardware, "--concurrency", "1", "--curve", "0.6", "--policy", "fixed:0.6:8")
@@ -108,6 +112,7 @@ def test_a_block_drafts_no_deeper_than_it_is_wide() -> None:
     assert {point["policy"] for point in found["points"]} == {"none", "fixed:0.9:1"}
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_said() -> None:
     found = replay(*QUICK, "--model", "Llama-3.1-70B", "--hardware", "H100", "--concurrency", "1")
     assert all(point["memory"]["fits"] is False for point in found["points"])
@@ -117,6 +122,7 @@ def test_what_does_not_fit_is_said() -> None:
     assert not any("do not fit" in note for note in roomy["notes"])
 
 
+@pytest.mark.slow
 def test_an_slo_that_cannot_be_met_is_said() -> None:
     impossible = replay(*QUICK, "--concurrency", "4", "--objective", "slo:1us")
     assert {point["within_slo"] for point in impossible["points"]} == {0.0}
@@ -127,6 +133,7 @@ def test_an_slo_that_cannot_be_met_is_said() -> None:
     assert replay(*QUICK, "--concurrency", "4")["points"][0]["within_slo"] is None
 
 
+@pytest.mark.slow
 def test_a_fixed_policy_time_gives_the_same_figures_twice() -> None:
     line = [*QUICK, "--policy", "adaptive", "--concurrency", "3", "--policy-time", "50us"]
     first, second = replay(*line), replay(*line)
@@ -163,6 +170,18 @@ def refusal(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("--policy adaptve", "adaptive"),
+        ("--concurrency 1,x", "concurrency"),
+        ("--model Qwen3-8B", "together"),
+        ("--model Qwen3-8C --hardware H100", "Qwen3-8B"),
+        ("--hardware published --ep 8", "--ep"),
+        ("--hardware published --drafter-shape block:4", "block:4"),
+        ("--curve 1.5", "1.5"),
+        ("--curve eagle.json", "eagle.json"),
+        ("--objective speed", "objective"),
+        ("--objective slo:soon", "time"),
+        ("nowhere.jsonl", "nowhere.jsonl"),
+        ("--json /nowhere/at/all.json", "/nowhere"),
         ("--curve foo", "mtp, dflash"),
         ("--curve nan", "nan"),
         ("--curve -0.1", "-0.1"),
@@ -270,6 +289,7 @@ def test_a_file_that_is_no_trace_is_named(text: str, tmp_path: Path) -> None:
 
 
 def test_a_directory_and_bytes_are_named(tmp_path: Path) -> None:
+    assert "--curve" in refusal(trace_file(tmp_path, ROW), "--curve", "mtp")
     assert "directory" in refusal(str(tmp_path))
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe\x00")
     assert "UTF-8" in refusal(str(tmp_path / "b.jsonl"))
@@ -280,3 +300,23 @@ def test_arrivals_that_are_no_times_are_named(text: str, tmp_path: Path) -> None
     path = tmp_path / "arrivals.txt"
     path.write_text(text, encoding="utf-8")
     assert "arrivals.txt" in refusal("--load", str(path))
+
+
+def test_the_table_has_the_best_fixed_depth_and_the_policies() -> None:
+    line = [*QUICK[:-2], "--concurrency", "1,2", "--policy", "adaptive", "--policy", "threshold"]
+    shown = CliRunner().invoke(cli, ["replay", *line]).stdout
+    lines = [line.split() for line in shown.splitlines() if " user" in line and "per" not in line]
+    assert [line[0] for line in lines] == ["1", "1", "1", "2", "2", "2"]
+    assert {line[2] for line in lines} >= {"adaptive", "threshold"}
+    assert sum("(best)" in line or line[2] == "none" for line in lines) == 2
+
+
+def test_a_trace_at_the_step_times_of_a_model(tmp_path: Path) -> None:
+    row = {**ROW, "drafters": {"ngram": {"right": [1, 0, 0], "scores": [[0.5], [], []]}}}
+    options = ["--model", "Qwen3-8B", "--hardware", "H100", "--drafter-shape", "free", "--concurrency", "1"]
+    points = {point["policy"]: point for point in replay(trace_file(tmp_path, row), *options)["points"]}
+    assert set(points) == {"none", "fixed:ngram:1", "threshold", "adaptive"}
+    assert set(points["none"]) >= {"throughput", "per_user", "per_device", "tau", "regret", "frontier", "pace_p90"}
+    assert points["none"]["tau"] == 1.0
+    assert points["fixed:ngram:1"]["tau"] == 1.5
+    assert 1 / points["none"]["throughput"] > 2e-3, "eight billion weights take milliseconds to read"

@@ -1,5 +1,6 @@
 """What the simulated server charges and counts: steps by the latency model, the policy's own time, tokens by the curve,
-arrivals by their times, memory by the cost model."""
+arrivals by their times, memory by the cost model.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +166,10 @@ def test_the_share_of_the_policy_is_reported_and_slows_it_down() -> None:
 
 # ---- synthetic texts keep their curve -------------------------------------------------------------------------------
 
+
 STEEP = (0.9, 0.5, 0.1, 0.02)
+
+
 KEPT = {
     "mtp": CURVES["mtp"],
     "dflash": CURVES["dflash"],
@@ -185,6 +189,7 @@ def test_over_rounds_every_depth_yields_the_tokens_of_the_curve(name: str) -> No
         assert tau == pytest.approx(1 + sum(KEPT[name][:depth]), rel=0.008), depth
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "depth", "users"),
     [
@@ -239,6 +244,11 @@ def test_recorded_arrivals_start_when_they_were_recorded() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
+        {},
+        {"concurrency": 1, "rate": 1.0},
+        {"concurrency": 0},
+        {"concurrency": 1, "rounds": 0},
+        {"rate": -1.0},
         {"arrivals": ()},
         {"arrivals": (2.0, 1.0)},
         {"arrivals": (-1.0,)},

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wager.arch import find_model
-from wager.economics.acceptance import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL, conditional
+from wager.economics.acceptance import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import Policy
 from wager.economics.policy.heuristics import FixedDepth
@@ -27,12 +27,17 @@ from wager.types import DraftDecision
 
 LATENCY = PublishedLatency()
 
+
 # economics reference, section 15: tokens a second by concurrency 1, 2, 4, ... 2048, and the best fixed depths
 PLAIN = [1394, 2076, 2789, 3488, 4292, 5561, 8157, 14096, 25788, 45169, 72388, 103604]
+
+
 BEST = {
     "mtp": [1618, 2263, 2925, 3680, 6197, 11701, 22073, 41889, 78841, 140324, 196811, 235818],
     "dflash": [1658, 2222, 2868, 4044, 7891, 15241, 28301, 50046, 80753, 102539, 112607, 114318],
 }
+
+
 DEPTHS = {"mtp": [1, 1, 1, 2, 8, 8, 8, 8, 8, 7, 4, 3], "dflash": [3, 2, 2, 15, 15, 15, 15, 15, 14, 8, 5, 4]}
 
 
@@ -90,11 +95,6 @@ def test_only_drafters_with_a_published_price_are_priced() -> None:
         LATENCY.draft_seconds("x", 4, 3)
     with pytest.raises(UsageError, match="block:4"):
         PublishedLatency({"x": "block:4"})
-
-
-def test_conditional_rates_rise_with_depth() -> None:
-    found = [round(rate, 3) for rate in conditional(MTP_SURVIVAL)]
-    assert found == [0.779, 0.748, 0.762, 0.786, 0.799, 0.810, 0.819, 0.838]
 
 
 # ---- synthetic requests ---------------------------------------------------------------------------------------------
@@ -173,23 +173,6 @@ def test_requests_that_arrive_on_their_own_wait_only_when_they_must() -> None:
     assert max(arrived) > 0.5 * busy.seconds, "with four places the last ones wait"
 
 
-def test_a_simulation_is_the_same_twice() -> None:
-    def seconds() -> float:
-        policy = replay.build_policy("adaptive", ReplaySetting(synthetic("mtp"), LATENCY))
-        workload = Workload(concurrency=3, rounds=600)
-        return serve(synthetic("mtp"), policy, workload).seconds
-
-    assert seconds() == seconds()
-
-
-@pytest.mark.parametrize(
-    "wrong", [{}, {"concurrency": 1, "rate": 1.0}, {"concurrency": 0}, {"rate": -1.0}, {"concurrency": 1, "rounds": 0}]
-)
-def test_a_workload_that_is_not_valid_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError):
-        Workload(**wrong)  # type: ignore[arg-type]
-
-
 # ---- regret and uneven depths ---------------------------------------------------------------------------------------
 
 
@@ -199,6 +182,7 @@ def gain(setting: ReplaySetting, users: int, fixed: list[str], *, rounds: int) -
     return -next(point.regret for point in points if point.policy == "adaptive")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("users", "rounds", "depths", "ahead"),
     [
@@ -217,6 +201,7 @@ def test_of_the_published_head_the_best_fixed_depth_is_reached_or_beaten(
     assert adaptive > ahead
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("users", "rounds", "depths", "ahead"),
     [
@@ -235,12 +220,14 @@ def test_of_the_published_block_drafter_uneven_depths_are_ten_to_thirty_per_cent
     assert adaptive > ahead
 
 
+@pytest.mark.slow
 def test_without_confidence_nothing_is_lost() -> None:
     setting = ReplaySetting(synthetic("mtp", drafter=SyntheticDrafter(MTP_SURVIVAL, score_sd=None)), LATENCY)
     adaptive = gain(setting, 32, ["none", "fixed:mtp:7", "fixed:mtp:8"], rounds=12_000)
     assert adaptive > -0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("users", "rounds", "better"), [(32, 9000, "dflash"), (1024, 60_000, "mtp")])
 def test_of_two_drafters_the_right_one_is_chosen(users: int, rounds: int, better: str) -> None:
     both = SyntheticTraces({name: SyntheticDrafter(CURVES[name]) for name in ("dflash", "mtp")}, output_tokens=256)
@@ -275,29 +262,6 @@ def test_a_trace_is_replayed_token_by_token(tmp_path: Path) -> None:
     )
     # from 0: two right and one more; from 3: none right; from 4: one right and the end
     assert (result.tokens, result.rounds, result.drafted, result.accepted) == (12, 6, 8, 6)
-
-
-@pytest.mark.parametrize(
-    ("row", "complaint"),
-    [
-        ({"tokens": 3}, "line 2"),
-        (answer(tokens=5), "line 2"),
-        (answer(right=[2, 2, 0, 0, 1, 0]), "more matching tokens than drafted"),
-        (answer(scores=[[1.9, 0.8], [0.7], [], [0.4], [0.9], []]), "outside"),
-        ([1, 2], "line 2"),
-    ],
-)
-def test_a_damaged_trace_names_the_line(tmp_path: Path, row: dict[str, object], complaint: str) -> None:
-    with pytest.raises(UsageError, match=f"(?i){complaint}"):
-        RecordedTraces.read(trace(tmp_path / "t.jsonl", [answer(), row]))
-
-
-def test_a_missing_or_empty_trace_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere"):
-        RecordedTraces.read(tmp_path / "nowhere.jsonl")
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(UsageError, match="no answers"):
-        RecordedTraces.read(tmp_path / "empty.jsonl")
 
 
 # ---- side by side ---------------------------------------------------------------------------------------------------
