@@ -20,7 +20,7 @@ import pytest
 from examine import examine
 from safetensors.numpy import load_file, save_file
 
-from wager.arch.config_keys import ConfigKeys, read_json, shown
+from wager.arch.config_keys import ConfigKeys, read_json, short_repr
 from wager.errors import ModelError, TokenizerError
 from wager.kernels.arrays import BFLOAT16
 from wager.models.gguf import GgufFile
@@ -90,7 +90,7 @@ def array(key: str, kind: int, values: bytes, count: int) -> Callable[[Any], Non
 WRONG_TYPES: tuple[Any, ...] = ("a", 1.5, True, 10**30, [[1]], [float("nan")])
 
 
-@pytest.mark.parametrize("value", WRONG_TYPES, ids=shown)
+@pytest.mark.parametrize("value", WRONG_TYPES, ids=short_repr)
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters", "layer_types"])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_sections_and_lists_of_another_type(name: str, key: str, value: Any, directory: Callable[..., Path]) -> None:
@@ -101,7 +101,7 @@ def test_sections_and_lists_of_another_type(name: str, key: str, value: Any, dir
 
 
 @pytest.mark.parametrize(
-    "value", ["x", 1.5, True, [[1]], [1, "a"], {"a": 1}, -1, 288, HUGE, float("nan"), "1e400"], ids=shown
+    "value", ["x", 1.5, True, [[1]], [1, "a"], {"a": 1}, -1, 288, HUGE, float("nan"), "1e400"], ids=short_repr
 )
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 def test_eos_ids_must_be_ids_of_the_vocabulary(file: str, value: Any, directory: Callable[..., Path]) -> None:
@@ -185,7 +185,7 @@ def test_the_reader_of_keys() -> None:
     assert keys.token_ids("a", vocab=4) == (3,) and keys.token_ids("b", vocab=3) == (1, 2)
     with pytest.raises(ModelError, match=r"c\.d = 'x' in w must be a number above 0"):
         keys.section("c").number("d")
-    assert len(shown("x" * 10**6)) < 100 and "bits" in shown(1 << 100_000)
+    assert len(short_repr("x" * 10**6)) < 100 and "bits" in short_repr(1 << 100_000)
 
 
 # ---- GGUF ----------------------------------------------------------------------------------------------------------

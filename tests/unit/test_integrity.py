@@ -15,7 +15,7 @@ from wager.cli import main
 from wager.errors import ModelError
 from wager.models import hub
 from wager.models.download import WheelModel
-from wager.models.integrity import PublishedFile, VerifiedFiles, examine, require_intact
+from wager.models.integrity import PublishedFile, VerifiedFiles, check_file, require_intact
 
 BODY = b"GGUF" + bytes(range(256)) * 64
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -203,12 +203,12 @@ def test_several_processes_at_once(cache: Path, tmp_path: Path) -> None:
 def test_a_file_that_is_written_while_it_is_hashed_is_not_remembered(tmp_path: Path) -> None:
     file = PublishedFile(tmp_path / "file", SHA256, "")
     file.path.write_bytes(BODY)
-    finding = examine(file, lambda *_: os.utime(file.path, ns=(1, 1)))
+    finding = check_file(file, lambda *_: os.utime(file.path, ns=(1, 1)))
     assert finding.intact
     assert finding.identity is None
     verified = VerifiedFiles(tmp_path / "memory.json")
     verified.record([finding])
-    assert verified.unknown([file]) == [file]
+    assert verified.unverified([file]) == [file]
 
 
 # ---- files of a Hub -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import wager
 from wager.errors import ModelError, UsageError
 from wager.loading.load import load
 from wager.models.head_files import HeadFiles
-from wager.models.head_mtp import FORMATS, OpenedMtp, find_format, open_mtp
+from wager.models.head_mtp import FORMATS, OpenedMtp, find_mtp_format, open_mtp
 from wager.models.weights import open_weights
 from wager.types import Request, SamplingParams
 
@@ -55,7 +55,7 @@ def test_a_target_with_modules_is_the_same_model(name: str, tmp_path: Path) -> N
 def test_formats_are_told_apart_and_stand_alone_too(name: str, tmp_path: Path) -> None:
     reference, variant = reference_of(name), VARIANTS[name]
     target, alone = reference.save_target(tmp_path / "target"), reference.save_modules(tmp_path / "alone")
-    found = find_format(HeadFiles(alone))
+    found = find_mtp_format(HeadFiles(alone))
     assert found is not None and found.name == variant.format
     spec = opened(alone, target=target).spec
     assert spec.modules == variant.modules and spec.after_norm is (variant.format != "speculators")

@@ -212,7 +212,7 @@ def test_data_is_hashed_again_when_the_file_is_another(
     assert start(directory).packed == 0
     assert start(directory).packed == 0
     assert hashed == [True]
-    monkeypatch.setattr(packed_cache, "_boot", lambda: "after the next start of the system")
+    monkeypatch.setattr(packed_cache, "_boot_id", lambda: "after the next start of the system")
     assert start(directory).packed == 0
     assert start(directory).packed == 0
     assert hashed == [True, True]

@@ -1,7 +1,7 @@
 """A model's configuration whose values are checked as they are read: each key has a type and a range; null counts as
 absent.
 
-Used for config.json of Hugging Face, for the files beside it, and for the metadata of GGUF files.
+Used for config.json of Hugging Face, the other JSON files of a model, and the metadata of GGUF files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 _SHORT.maxlevel = 3
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value of a configuration for a message: its repr, shortened, on one line."""
     try:
         return _SHORT.repr(value)
@@ -35,7 +35,7 @@ def shown(value: Any) -> str:
         return f"a number of {value.bit_length()} bits"
 
 
-def brief(error: object) -> str:
+def one_line(error: object) -> str:
     """What another library says about a file, for a message: on one line and not too long."""
     return " ".join(str(error).split())[:300].rstrip(".")
 
@@ -65,7 +65,10 @@ class ConfigKeys:
         prefix: str = "",
         error: type[ModelError] = ModelError,
     ) -> None:
-        self.values, self.where, self.prefix, self.error = values, where, prefix, error
+        self.values = values
+        self.where = where
+        self.prefix = prefix
+        self.error = error
 
     def get(self, name: str) -> Any:
         return self.values.get(name)
@@ -156,7 +159,7 @@ class ConfigKeys:
         if value is None:
             return None
         if not isinstance(value, list) or len(value) < layers:
-            cause = f"has {len(value)} entries" if isinstance(value, list) else f"is {shown(value)}"
+            cause = f"has {len(value)} entries" if isinstance(value, list) else f"is {short_repr(value)}"
             raise self.error(f"{self.prefix}{name} in {self.where} {cause}; it must list each of the {layers} layers.")
         if not all(isinstance(entry, str | int) for entry in value):
             raise self.wrong(name, "a list of words")
@@ -164,7 +167,7 @@ class ConfigKeys:
         unknown = sorted(set(words) - set(known)) if known else []
         if unknown:
             raise self.error(
-                f"{self.prefix}{name} in {self.where} has {shown(unknown[0])}, which is not supported for this "
+                f"{self.prefix}{name} in {self.where} has {short_repr(unknown[0])}, which is not supported for this "
                 "architecture.",
                 f"Supported are: {', '.join(known)}.",
             )
@@ -212,7 +215,7 @@ class ConfigKeys:
         return value
 
     def _named(self, name: str, value: Any) -> str:
-        return f"{self.prefix}{name} = {shown(value)} in {self.where}"
+        return f"{self.prefix}{name} = {short_repr(value)} in {self.where}"
 
 
 # ---- sizes that every configuration has, within plausible limits ----------------------------------------------------

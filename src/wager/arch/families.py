@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from wager.arch.config_keys import MOST_WINDOW, ConfigKeys, check_grouped_query, check_head_dim, read_head_dim, shown
+from wager.arch.config_keys import (
+    MOST_WINDOW,
+    ConfigKeys,
+    check_grouped_query,
+    check_head_dim,
+    read_head_dim,
+    short_repr,
+)
 from wager.arch.layers import Attention, Compressed, DeltaNet, Dense, Experts, Gqa, Indexer, Mla
 from wager.errors import ModelError
 
@@ -20,7 +27,9 @@ FeedForward = Dense | Experts
 AttentionReader = Callable[[ConfigKeys, int], Sequence[Attention]]
 FeedForwardReader = Callable[[ConfigKeys, int], Sequence[FeedForward]]
 
-_FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
+_LINEAR = "linear_attention"
 
 
 # ---- attention ----------------------------------------------------------------------------------------------------
@@ -73,7 +82,8 @@ def interleaved_windows(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     given."""
     every = keys.integer("sliding_window_pattern", "_sliding_window_pattern")
     pattern = [(layer + 1) % every != 0 for layer in range(layers)]
-    narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window", most=MOST_WINDOW)), _gqa(keys)
+    narrow = _gqa(keys, window=keys.integer("sliding_window", most=MOST_WINDOW))
+    everywhere = _gqa(keys)
     return [narrow if sliding else everywhere for sliding in _sliding_types(keys, layers) or pattern]
 
 
@@ -90,7 +100,8 @@ def chunked_attention(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
 def alternating_windows(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     """gpt-oss, Gemma 2: every other layer has a window, unless layer_types is given."""
     types = keys.per_layer("layer_types", layers, known=(_FULL, _SLIDING)) or [_SLIDING, _FULL] * layers
-    narrow, everywhere = _gqa(keys, window=keys.integer("sliding_window", most=MOST_WINDOW)), _gqa(keys)
+    narrow = _gqa(keys, window=keys.integer("sliding_window", most=MOST_WINDOW))
+    everywhere = _gqa(keys)
     return [narrow if types[layer] == _SLIDING else everywhere for layer in range(layers)]
 
 
@@ -149,7 +160,8 @@ def indexed_attention(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
             "index_topk_pattern", layers
         )
     if kinds is None:
-        every, first = keys.integer("index_topk_freq", default=1), keys.count("index_skip_topk_offset", default=2)
+        every = keys.integer("index_topk_freq", default=1)
+        first = keys.count("index_skip_topk_offset", default=2)
         kinds = ["shared" if max(layer - first + 1, 0) % every else "full" for layer in range(layers)]
     own = Indexer(keys.integer("index_n_heads"), keys.integer("index_head_dim"), keys.integer("index_topk"))
     kind = _mla(keys)
@@ -202,7 +214,7 @@ def compressed_attention(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     unknown = sorted(set(named) - set(kinds))
     if unknown:
         known = f"Known are: {', '.join(kinds)}."
-        raise ModelError(f"The layer type {shown(unknown[0])} in {keys.where} is not known.", known)
+        raise ModelError(f"The layer type {short_repr(unknown[0])} in {keys.where} is not known.", known)
     return [kinds[kind] for kind in named]
 
 
@@ -231,7 +243,8 @@ def experts_stepped(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
         width=keys.integer("moe_intermediate_size"),
         shared_width=shared or None,
     )
-    step, without = keys.integer("decoder_sparse_step", default=1), set(keys.integers("mlp_only_layers") or ())
+    step = keys.integer("decoder_sparse_step", default=1)
+    without = set(keys.integers("mlp_only_layers") or ())
     return _mixture(keys, experts, [layer not in without and (layer + 1) % step == 0 for layer in range(layers)])
 
 
@@ -243,7 +256,8 @@ def experts_after_dense(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
         shared=keys.count("n_shared_experts"),
         width=keys.integer("moe_intermediate_size"),
     )
-    first, step = keys.count("first_k_dense_replace"), keys.integer("moe_layer_freq", default=1)
+    first = keys.count("first_k_dense_replace")
+    step = keys.integer("moe_layer_freq", default=1)
     return _mixture(keys, experts, [layer >= first and layer % step == 0 for layer in range(layers)])
 
 
@@ -476,19 +490,21 @@ def find_family(config: Mapping[str, Any], *, runnable: bool) -> Family:
     named = config.get("architectures")
     named = [] if named is None else named
     if not isinstance(named, list | tuple):
-        raise ModelError(f"config.json names no architecture: architectures = {shown(named)}.", "It must be a list.")
+        raise ModelError(
+            f"config.json names no architecture: architectures = {short_repr(named)}.", "It must be a list."
+        )
     for name in named:
         for family in FAMILIES.values():
             if family.architecture == name:
                 return family
     model_type = str(config.get("model_type") or "")
     if named and (runnable or not model_type):
-        raise ModelError(f"Architecture {shown(named[0])} is not supported.", _known_families(config))
+        raise ModelError(f"Architecture {short_repr(named[0])} is not supported.", _known_families(config))
     known_family = FAMILIES.get(model_type.removesuffix("_text"))
     if known_family is None:
         cause = "which is not known" if model_type else "and it names no architecture"
         raise ModelError(
-            f"The model_type of config.json is {shown(model_type)[1:-1] or 'none'}, {cause}.{_unread(config)}",
+            f"The model_type of config.json is {short_repr(model_type)[1:-1] or 'none'}, {cause}.{_unread(config)}",
             _known_families(config),
         )
     return known_family
@@ -505,7 +521,7 @@ def _unread(config: Mapping[str, Any]) -> str:
     """What keeps a configuration from being read as a plain decoder, as a sentence that begins with a space."""
     missing = sorted(name for name in _PLAIN if config.get(name) is None)
     shaping = sorted(name for name, value in config.items() if _SHAPING.search(name) and value not in (None, False, 0))
-    cause = f" Of a plain decoder's keys it lacks {', '.join(missing)}." if missing else ""
+    cause = f" It lacks {', '.join(missing)}." if missing else ""
     if shaping:
         cause += f" Its layers depend on {', '.join(shaping[:8])}, which were not understood."
     return cause

@@ -81,7 +81,7 @@ _GGUF_BITS = {
     "q4_0": 4.5,
     "q3_k_m": 3.85,
 }
-"""Bits of a weight by llama.cpp's file types, scales included. Of a _K_M file it is the mean over the layers of
+"""Bits of a weight by llama.cpp's file types, scales included. For a _K_M file they are the mean over the layers of
 Llama-3.1-8B: half of the value and down projections are stored two bits wider. Products are of 8-bit integers."""
 
 FILE_TYPES: Mapping[str, Format] = {name: Format(name, bits / 8, "int8") for name, bits in _GGUF_BITS.items()}
@@ -164,7 +164,9 @@ class Precision:
         if len(words) > 3 or not words[0]:
             raise UsageError(f"precision = {text!r} is not understood.", "Write WEIGHTS[:EXPERTS[:HEAD]], as in fp8.")
         named = [find_format(word) if word else None for word in (*words, "", "")][:3]
-        weights, experts, head = named[0] or FORMATS["bf16"], named[1], named[2]
+        weights = named[0] or FORMATS["bf16"]
+        experts = named[1]
+        head = named[2]
         wide = weights if weights.bytes >= 2 else FORMATS["bf16"]
         if head is None and weights.name in FILE_TYPES:
             head = max(weights, FILE_TYPES["q6_k"], key=lambda kind: kind.bytes)
@@ -277,7 +279,7 @@ def read_precision(config: Mapping[str, Any], layers: int, *, cache: str | None 
     formats = {part: scheme.format_of(part, layers) or wide for part in (*_MODULES, "head")}
     if config.get("tie_word_embeddings"):  # the head is the embedding, which is no module of its own
         formats["head"] = wide
-    if config.get("expert_dtype") == "fp4":  # DeepSeek-V4 states it beside an fp8 quantisation
+    if config.get("expert_dtype") == "fp4":  # DeepSeek-V4 states it in addition to an fp8 quantisation
         formats["experts"] = FORMATS["fp4"]
     return Precision.of(**formats, embedding=wide, cache=scheme.cache or cache or "bf16")
 

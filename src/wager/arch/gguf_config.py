@@ -1,5 +1,5 @@
-"""The metadata of a GGUF file, whose keys are llama.cpp's: a ModelSpec from those of the architecture, checks of those
-that every architecture shares, and number formats from the types of the tensors."""
+"""Reads the metadata of a GGUF file, whose keys are llama.cpp's: a ModelSpec from the keys of its architecture, checks
+of the keys that all architectures share, and number formats from the types of the tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from wager.arch.config_keys import (
     check_grouped_query,
     read_head_dim,
     read_num_layers,
-    shown,
+    short_repr,
 )
 from wager.arch.families import FAMILIES, EngineSupport, GgufLayout
 from wager.arch.formats import FORMATS, Format, Precision
@@ -162,7 +162,7 @@ def _support(architecture: str) -> tuple[EngineSupport, GgufLayout]:
     }
     if architecture not in known:
         raise ModelError(
-            f"Architecture {shown(architecture)} is not supported in a GGUF file.",
+            f"Architecture {short_repr(architecture)} is not supported in a GGUF file.",
             f"Supported are: {', '.join(known)}.",
         )
     return known[architecture]
@@ -184,7 +184,7 @@ def _attention(keys: ConfigKeys, layout: GgufLayout) -> Gqa:
     for name in ("attention.value_length", "rope.dimension_count"):
         if keys.integer(name, default=head_dim) != head_dim:
             raise ModelError(
-                f"{keys.prefix}{name} = {shown(keys.get(name))} in {keys.where} is not the head size {head_dim}, "
+                f"{keys.prefix}{name} = {short_repr(keys.get(name))} in {keys.where} is not the head size {head_dim}, "
                 "which is not supported.",
                 "Supported are models whose keys, values and rotation have the size of a head.",
             )
@@ -207,7 +207,7 @@ def _refuse_unsupported(keys: ConfigKeys) -> None:
     for name in _REFUSED:
         if keys.get(name):
             raise ModelError(
-                f"The GGUF key {name} = {shown(keys.get(name))} is not supported.",
+                f"The GGUF key {name} = {short_repr(keys.get(name))} is not supported.",
                 "The engine's decoder does not support this computation.",
             )
 
@@ -222,7 +222,7 @@ def _rope(keys: ConfigKeys, *, head_dim: int, context: int) -> Rope:
         values |= {"rope_type": "linear", "factor": keys.number("rope.scale_linear")}
     if keys.get("rope.scaling.yarn_ext_factor") not in (None, 1):
         raise ModelError(
-            f"rope.scaling.yarn_ext_factor = {shown(keys.get('rope.scaling.yarn_ext_factor'))} is not supported.",
+            f"rope.scaling.yarn_ext_factor = {short_repr(keys.get('rope.scaling.yarn_ext_factor'))} is not supported.",
             "Supported are models that use YaRN in full (a factor of 1).",
         )
     scaling = ConfigKeys(values, where=keys.where, prefix=f"{keys.prefix}rope.scaling.")
@@ -236,7 +236,9 @@ def _rope(keys: ConfigKeys, *, head_dim: int, context: int) -> Rope:
 
 log = logging.getLogger("wager")
 
-_ALIGNMENT, _MOST_ALIGNMENT, _MOST_PARTS = 32, 1 << 20, 1 << 16
+_ALIGNMENT = 32
+_MOST_ALIGNMENT = 1 << 20
+_MOST_PARTS = 1 << 16
 _TOKENS = "tokenizer.ggml.tokens"
 _TEXTS = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template")
 _FLAGS = ("tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token", "tokenizer.ggml.add_space_prefix")
@@ -283,7 +285,7 @@ def check_tokenizer_keys(metadata: Mapping[str, Any], where: str) -> None:
 
 
 def _check_id(keys: ConfigKeys, name: str, vocab: int) -> None:
-    """Of the tokens that a model can do without, one outside the vocabulary is only warned of, as llama.cpp does."""
+    """A token that a model can do without only gets a warning if it is outside the vocabulary, as in llama.cpp."""
     key = f"tokenizer.ggml.{name}_token_id"
     if isinstance(keys.get(key), list):
         raise keys.wrong(key, "one token id")

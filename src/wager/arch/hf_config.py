@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, shown
+from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, short_repr
 from wager.arch.families import EngineSupport, Family, FeedForward, GatingKeys, find_family
 from wager.arch.formats import Precision, read_precision
 from wager.arch.layers import Experts, Gating, Mla
@@ -75,7 +75,7 @@ def _refuse_unsupported(keys: ConfigKeys) -> None:
     if method:
         name = method.get("quant_method", "unnamed") if isinstance(method, Mapping) else method
         raise ModelError(
-            f"quantization_config ({shown(name)}) is not supported in a Hugging Face directory.",
+            f"quantization_config ({short_repr(name)}) is not supported in a Hugging Face directory.",
             "Use the unquantised checkpoint, or a GGUF of the model.",
         )
     keys.refuse("hidden_act", unless=("silu", "swish"))
@@ -105,7 +105,8 @@ def _rope(keys: ConfigKeys, rope_dim: int, context: int) -> Rope:
     nested = [name for name, value in scaling.values.items() if isinstance(value, Mapping)]
     if nested:
         raise ModelError(
-            f"rope_parameters differ by layer type ({shown(', '.join(map(str, nested)))}), which is not supported.",
+            f"rope_parameters differ by layer type ({short_repr(', '.join(map(str, nested)))}), which is not "
+            "supported.",
             "Supported are models with one rotation for all layers.",
         )
     theta = read_theta(scaling if scaling.get("rope_theta") is not None else keys, "rope_theta")
@@ -153,7 +154,10 @@ def _with_gating(keys: ConfigKeys, known: GatingKeys, ffn: Sequence[FeedForward]
 
 
 def _gated(experts: Experts, gating: Gating, known: GatingKeys) -> Experts:
-    count, active, groups, top_groups = experts.count, experts.active, gating.groups, gating.top_groups
+    count = experts.count
+    active = experts.active
+    groups = gating.groups
+    top_groups = gating.top_groups
     if count > _MOST_EXPERTS:
         raise ModelError(f"{active} of {count} experts cannot be right.", "The model's configuration is damaged.")
     if count % groups or top_groups > groups or active > count // groups * top_groups:

@@ -94,7 +94,7 @@ class Indexer:
         return q_rank * self.heads * self.dim + hidden * self.heads
 
     def key_bytes(self, precision: Precision) -> float:
-        """Of an entry's key; at 8 bits with a scale of 4 bytes."""
+        """Bytes of an entry's key; at 8 bits with a scale of 4 bytes."""
         return (self.dim * precision.cache + (0 if precision.cache >= 2 else 4)) if self.heads else 0.0
 
     def stream(self, entries: float, rows: float, precision: Precision) -> Stream:
@@ -171,10 +171,12 @@ class Mla:
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
         attended = read = context
         if self.indexer:
-            attended, read = min(self.indexer.picks, context), min(self.indexer.picks * rows, context)
+            attended = min(self.indexer.picks, context)
+            read = min(self.indexer.picks * rows, context)
         flops = 2 * self.heads * (2 * self.kv_rank + self.rope) * attended * rows
         query = self.heads * (self.kv_rank + self.rope) * precision.query * rows
-        name, cached = "sparse attention" if self.indexer else "latent attention", self.cache_width * precision.cache
+        name = "sparse attention" if self.indexer else "latent attention"
+        cached = self.cache_width * precision.cache
         streams = (Stream(name, flops, query, precision.attention, cached * read),)
         if not self.indexer or not self.indexer.heads:
             return streams
@@ -286,7 +288,8 @@ class Compressed:
             attended, read = min(self.indexer.picks, far), min(self.indexer.picks * rows, far)
         query = self.heads * self.width
         name = "sparse attention" if self.indexer else "compressed attention" if self.ratio else "window attention"
-        flops, cached = 4 * query * (near + attended) * rows, (near + read) * self._entry(precision)
+        flops = 4 * query * (near + attended) * rows
+        cached = (near + read) * self._entry(precision)
         streams = (Stream(name, flops, 2 * query * precision.query * rows, precision.attention, cached),)
         if not self.indexer:
             return streams

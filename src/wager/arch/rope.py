@@ -1,6 +1,6 @@
 """Rotary position embedding (RoPE) and its published scalings, each reduced to the factors and magnitude of a Rope.
 
-Scaling parameters have the names of Hugging Face configurations; those of GGUF metadata are renamed to them.
+Scaling parameters have the names of Hugging Face configurations; keys of GGUF metadata are renamed to them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.arch.config_keys import ConfigKeys, shown
+from wager.arch.config_keys import ConfigKeys, short_repr
 from wager.errors import ModelError
 
 _SMALLEST, _LARGEST = 1e-6, 1e6
-"""Of factors and bounds of a scaling: published ones lie between 0.1 and 1000."""
+"""Limits of the factors and bounds of a scaling: published ones lie between 0.1 and 1000."""
 _LARGEST_THETA = 1e15
 """Published bases lie between 10^4 and 10^11."""
 
@@ -78,7 +78,7 @@ def read_rope(keys: ConfigKeys, *, theta: float, head_dim: int, context: int) ->
     scaling = _SCALINGS.get(kind)
     if scaling is None:
         raise ModelError(
-            f"RoPE scaling {shown(kind)} is not supported.",
+            f"RoPE scaling {short_repr(kind)} is not supported.",
             f"Supported are: {', '.join(_SCALINGS)}. If the model works without it, remove the scaling.",
         )
     partial = keys.number("partial_rotary_factor", default=1)
@@ -133,7 +133,8 @@ def _yarn(scaling: _Scaling) -> Rope:
     def pair_of(rotations: float) -> float:
         return pairs * math.log(scaling.original / (rotations * 2 * math.pi)) / math.log(scaling.theta)
 
-    first, last = pair_of(scaling.number("beta_fast", 32)), pair_of(scaling.number("beta_slow", 1))
+    first = pair_of(scaling.number("beta_fast", 32))
+    last = pair_of(scaling.number("beta_slow", 1))
     if scaling.keys.flag("truncate", default=True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, scaling.head_dim - 1)

@@ -188,7 +188,7 @@ def not_runnable(name: str) -> ModelError:
 
 
 def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
-    """Elements of a layer's biases, and of its norms beside the two of width `hidden`."""
+    """Elements of a layer's biases, and of its norms other than the two of width `hidden`."""
     attention, total = layer.attention, hidden if decoder.output_bias else 0
     if isinstance(attention, Mla):
         total += attention.kv_rank + (attention.q_rank or 0)

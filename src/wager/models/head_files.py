@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from wager.arch.config_keys import ConfigKeys, brief, read_json, shown
+from wager.arch.config_keys import ConfigKeys, one_line, read_json, short_repr
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, Gqa, Mla
 from wager.arch.spec import ModelSpec
@@ -62,7 +62,7 @@ class HeadFiles:
         self._names = renamed
 
     def check(self, expected: Mapping[str, tuple[int, ...]], *, optional: Sequence[str] = ()) -> None:
-        """ModelError unless there are exactly these tensors in these shapes, and beside them none but names that match
+        """ModelError unless there are exactly these tensors in these shapes, and no others but those whose names match
         a pattern of `optional`."""
         shapes = self.shapes
         for name, shape in expected.items():
@@ -75,7 +75,7 @@ class HeadFiles:
         for name in shapes:
             if name not in expected and not any(re.fullmatch(pattern, name) for pattern in optional):
                 raise ModelError(
-                    f"The head in {self.where} has a tensor {brief(self._names[name])} that is not used.",
+                    f"The head in {self.where} has a tensor {one_line(self._names[name])} that is not used.",
                     "It has parts that its config.json does not describe, so its guesses would be wrong.",
                 )
 
@@ -119,7 +119,7 @@ def read_head_decoder(layer: ConfigKeys, where: str) -> tuple[ModelSpec, Gqa, in
     model_type = layer.text("model_type") or "llama"
     if model_type not in _ARCHITECTURES:
         raise ModelError(
-            f"The head in {where} has layers of model_type {shown(model_type)}, which are not supported.",
+            f"The head in {where} has layers of model_type {short_repr(model_type)}, which are not supported.",
             f"Supported are: {', '.join(_ARCHITECTURES)}.",
         )
     config: dict[str, Any] = {**layer.values, "architectures": [_ARCHITECTURES[model_type]]}
@@ -256,7 +256,7 @@ class HeadForm:
     quantised: bool
 
     def format_of(self, inputs: int) -> str | None:
-        """The format of matrices of so many inputs; None: floats."""
+        """The format of matrices with that number of inputs; None: floats."""
         return _ROUNDED if self.quantised and inputs % BLOCK == 0 else None
 
     def matrix(self, values: Array) -> Matrix:
@@ -307,14 +307,16 @@ def _biases(names: Sequence[str]) -> Iterator[str]:
 
 
 def row_tape(weights: HeadWeights, rows: int) -> Tape:
-    """A tape for ops that know no positions: its rows are those of one sequence, for which `run_rows` runs it."""
+    """A tape for ops without positions: its rows are one sequence; `run_rows` runs it."""
     blocks = -(-rows // BLOCK_SIZE)
     tape = weights.form.kernels.tape(
         max_rows=rows, max_sequences=1, max_blocks=blocks, heads=1, kv_heads=1, head_dim=16
     )
     places = np.arange(rows, dtype=INT32)
     inputs = tape.inputs
-    inputs.positions[:], inputs.slot_mapping[:], inputs.parents[:] = places, places, places - 1
+    inputs.positions[:] = places
+    inputs.slot_mapping[:] = places
+    inputs.parents[:] = places - 1
     inputs.block_tables[0] = np.arange(blocks)
     return tape
 
@@ -351,7 +353,7 @@ class TargetLogits:
 
 
 def output_matrix(weights: HeadWeights, vocabulary: HeadVocabulary, decoder: Decoder, target: Weights) -> Any:
-    """The target's output matrix, or those of its rows that a head guesses."""
+    """The target's output matrix, or only the rows that a head guesses."""
     if vocabulary.whole:
         return decoder.head
     name = "embed.weight" if target.spec.tied else "head.weight"

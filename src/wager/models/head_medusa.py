@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from wager.arch.config_keys import shown
+from wager.arch.config_keys import short_repr
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, INT32, Array, empty
@@ -62,13 +62,16 @@ class MedusaSpec:
 
 
 class MedusaHead:
-    """Medusa heads beside the target `decoder`, for as many sequences as a pass of it has."""
+    """Medusa heads for the target `decoder`, for as many sequences as its passes may have."""
 
     def __init__(self, spec: MedusaSpec, weights: HeadWeights, decoder: Decoder, target: Weights) -> None:
-        self.spec, self.vocab, self.max_depth = spec, decoder.vocab, spec.heads
+        self.spec = spec
+        self.vocab = decoder.vocab
+        self.max_depth = spec.heads
         self.max_sequences = decoder.max_sequences
         act, rows = weights.form.kernels.act, decoder.max_sequences
-        self._state, self._normed = empty(rows, spec.hidden), empty(rows, spec.hidden, dtype=act)
+        self._state = empty(rows, spec.hidden)
+        self._normed = empty(rows, spec.hidden, dtype=act)
         self._norm = row_tape(weights, rows)
         self._norm.rms_norm(self._state, target.read("norm.weight"), target.spec.details.norm_eps, self._normed)
         self._x = empty(rows, spec.hidden, dtype=act)
@@ -157,7 +160,7 @@ def read_medusa(files: HeadFiles, target: ModelSpec) -> MedusaSpec:
     if kind not in ("medusa", target.details.architecture.lower(), "llama") or "speculators_model_type" in files.config:
         key = "speculators_model_type" if "speculators_model_type" in files.config else "model_type"
         raise ModelError(
-            f"The head in {files.where} is no Medusa head: its {key} is {shown(str(files.config.get(key)))}.",
+            f"The head in {files.where} is no Medusa head: its {key} is {short_repr(str(files.config.get(key)))}.",
             "Medusa heads are wanted here.",
         )
     heads = keys.integer("num_heads", "medusa_num_heads", default=5, most=_MOST_HEADS)

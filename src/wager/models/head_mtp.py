@@ -43,8 +43,8 @@ from wager.models.transformer import (
     LayerRecorder,
     LayerWeights,
     block_bytes,
+    last_layer_rows,
     layer_cache,
-    needed_rows,
     workspace_bytes,
 )
 from wager.models.weights import Matrices, StoredWeights, Weights, checkpoint_names, source_name, tensor_shapes
@@ -147,7 +147,7 @@ class MtpSpec:
         return self.decoder.layers[0]
 
 
-def find_format(files: HeadFiles) -> MtpFormat | None:
+def find_mtp_format(files: HeadFiles) -> MtpFormat | None:
     """The format of the modules in some files; None if there are none."""
     return next((known for known in FORMATS if any(re.fullmatch(known.found, name) for name in files.shapes)), None)
 
@@ -155,7 +155,7 @@ def find_format(files: HeadFiles) -> MtpFormat | None:
 def read_mtp(files: HeadFiles, target: ModelSpec, *, inside: bool, after_norm: bool | None = None) -> MtpSpec:
     """The modules in the files; the names and shapes of all their tensors are checked. `inside`: they are the target's
     own files; `after_norm` overrides the format's. ModelError names what does not fit, and what is not supported."""
-    known = find_format(files)
+    known = find_mtp_format(files)
     if known is None:
         raise ModelError(
             f"{files.where} has no MTP weights: no tensor is named as in modules of DeepSeek (model.layers.N.eh_proj), "
@@ -208,7 +208,7 @@ def _rename(files: HeadFiles, known: MtpFormat) -> int:
 
 
 def _read_base(files: HeadFiles, target: ModelSpec) -> ModelSpec:
-    """The model whose last layer is shaped as the modules', by the configuration beside them."""
+    """The model whose last layer is shaped as the modules', by their own configuration."""
     keys = files.keys
     layer = keys.section("transformer_layer_config") if "transformer_layer_config" in files.config else keys
     base = read_config(layer.values, runnable=True, where=f"{files.where}/config.json")
@@ -230,7 +230,9 @@ def _feed_forward(files: HeadFiles, layer: Layer) -> Dense | Experts:
 
 
 def _tensors(spec: MtpSpec, files: HeadFiles) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, vocab, names = spec.decoder.hidden, spec.decoder.vocab, layer_names(spec.decoder)
+    hidden = spec.decoder.hidden
+    vocab = spec.decoder.vocab
+    names = layer_names(spec.decoder)
     for module in range(1 if spec.shared else spec.modules):
         for part, shape in (("enorm", (hidden,)), ("hnorm", (hidden,)), ("norm", (hidden,))):
             yield f"modules.{module}.{part}.weight", shape
@@ -244,7 +246,7 @@ def _tensors(spec: MtpSpec, files: HeadFiles) -> Iterator[tuple[str, tuple[int, 
 
 
 class MtpHead(CachedHead):
-    """The modules beside the target `decoder`, whose embedding and output matrix they use where they have none of their
+    """The modules for the target `decoder`, whose embedding and output matrix they use where they have none of their
     own. `num_blocks` is the size of their cache, which holds a layer for each.
 
     `taps`: the target's layer whose states they need; a position's are `state_width` elements of `state_dtype`.
@@ -255,7 +257,9 @@ class MtpHead(CachedHead):
     ) -> None:
         kernels = weights.form.kernels
         super().__init__(decoder, kernels, spec.decoder.attention, spec.decoder.hidden)
-        self.spec, self.modules, self.state_width = spec, spec.modules, self.hidden
+        self.spec = spec
+        self.modules = spec.modules
+        self.state_width = self.hidden
         self.state_dtype: DType = FLOAT32
         self.taps: tuple[int, ...] = (target.spec.num_layers,)
         self.cache = layer_cache(spec.decoder, kernels, layers=spec.modules, num_blocks=num_blocks, kv_dtype="bf16")
@@ -285,7 +289,8 @@ class _TargetNorm:
 
     def __init__(self, weights: HeadWeights, target: Weights, rows: int) -> None:
         hidden = target.spec.hidden
-        self._states, self._normed = empty(rows, hidden), empty(rows, hidden, dtype=weights.form.kernels.act)
+        self._states = empty(rows, hidden)
+        self._normed = empty(rows, hidden, dtype=weights.form.kernels.act)
         self._tape = row_tape(weights, rows)
         self._tape.rms_norm(self._states, target.read("norm.weight"), target.spec.details.norm_eps, self._normed)
 
@@ -325,10 +330,13 @@ class _ModuleRecorder:
 
     def __init__(self, head: MtpHead, weights: HeadWeights, decoder: Decoder) -> None:
         spec = self.spec = head.spec
-        self.head, self.weights, self.decoder, kernels = head, weights, decoder, weights.form.kernels
+        self.head = head
+        self.weights = weights
+        self.decoder = decoder
+        kernels = weights.form.kernels
         rotation = spec.decoder.details.rope.table(head.max_context, spec.decoder.attention.rope_dim)
         rows, self._logits_rows = head.max_rows, head.max_logits_rows
-        self.to = LayerBuffers(spec.decoder, kernels, rotation, max_rows=rows, max_logits_rows=self._logits_rows)
+        self.buffers = LayerBuffers(spec.decoder, kernels, rotation, max_rows=rows, max_logits_rows=self._logits_rows)
         self.embedded = empty(rows, head.hidden)
         self.embedded_normed, self.state_normed = (empty(rows, head.hidden, dtype=kernels.act) for _ in range(2))
         layers = StoredWeights(spec.decoder, weights.files, layer_names(spec.decoder))
@@ -339,7 +347,10 @@ class _ModuleRecorder:
         ]
 
     def record(self, module: int, tape: Tape, state: Array) -> _Module:
-        spec, to, weights, eps = self.spec, self.to, self.weights, self.spec.decoder.details.norm_eps
+        spec = self.spec
+        buffers = self.buffers
+        weights = self.weights
+        eps = self.spec.decoder.details.norm_eps
         embed = row_tape(weights, self.head.max_rows) if spec.zeroed else None
         (embed or tape).embed(self._matrix(module, "embed", self.decoder.embedding), self.embedded)
         tape.rms_norm(self.embedded, self._vector(module, "enorm"), eps, self.embedded_normed)
@@ -348,30 +359,28 @@ class _ModuleRecorder:
         if spec.hidden_first:
             first, second = second, first
         hidden, name = self.head.hidden, self._name(module, "proj")
-        tape.linear(first, weights.pack([name], slice(hidden)), to.x)
-        tape.linear(second, weights.pack([name], slice(hidden, None)), to.x, add=True)
-        of = needed_rows(spec.layer) if spec.modules == 1 else "rows"
-        recorder = LayerRecorder(spec.decoder, weights.form.kernels, tape, self.head.cache, to)
+        tape.linear(first, weights.pack([name], slice(hidden)), buffers.x)
+        tape.linear(second, weights.pack([name], slice(hidden, None)), buffers.x, add=True)
+        of = last_layer_rows(spec.layer) if spec.modules == 1 else "rows"
+        recorder = LayerRecorder(spec.decoder, weights.form.kernels, tape, self.head.cache, buffers)
         recorder.record(self._layers[module], spec.layer, module, of=of)
         if of == "rows":
-            tape.select(to.x, to.selected)
+            tape.select(buffers.x, buffers.selected)
         return self._record_output(module, tape, embed)
 
     def _record_output(self, module: int, tape: Tape, embed: Tape | None) -> _Module:
-        to, rows, eps, act = (
-            self.to,
-            self._logits_rows,
-            self.spec.decoder.details.norm_eps,
-            self.weights.form.kernels.act,
-        )
+        buffers = self.buffers
+        rows = self._logits_rows
+        eps = self.spec.decoder.details.norm_eps
+        act = self.weights.form.kernels.act
         norm = self._vector(module, "norm")
         every = None
         if self.spec.modules > 1:
             every = empty(self.head.max_rows, self.head.hidden, dtype=act)
-            tape.rms_norm(to.x, norm, eps, every)
+            tape.rms_norm(buffers.x, norm, eps, every)
         normed = empty(rows, self.head.hidden, dtype=act)
         logits, greedy = empty(rows, self.head.vocab), empty(rows, dtype=INT32)
-        tape.rms_norm(to.selected, norm, eps, normed, of="logits")
+        tape.rms_norm(buffers.selected, norm, eps, normed, of="logits")
         tape.linear(normed, self._matrix(module, "head", self.decoder.head), logits, of="logits")
         tape.argmax(logits, greedy)
         return _Module(tape, embed, self.embedded, logits, greedy, normed, every)
@@ -397,8 +406,11 @@ class OpenedMtp(OpenedHeadFiles[MtpSpec]):
 
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         """Bytes of the buffers of a pass."""
-        spec, act, hidden = self.spec, kernels.act.itemsize, self.spec.decoder.hidden
-        limits, logits_rows = {"max_rows": rows, "max_sequences": sequences}, min(rows, max(sequences, TREE_ROWS))
+        spec = self.spec
+        act = kernels.act.itemsize
+        hidden = self.spec.decoder.hidden
+        limits = {"max_rows": rows, "max_sequences": sequences}
+        logits_rows = min(rows, max(sequences, TREE_ROWS))
         blocks = -(-context // BLOCK_SIZE)
         layer = workspace_bytes(spec.decoder, kernels, **limits, max_blocks=blocks, max_logits_rows=logits_rows)
         several = spec.modules - 1

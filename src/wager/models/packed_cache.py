@@ -219,7 +219,9 @@ class PackedStore:
 
     def __init__(self, kernels: Kernels, path: Path | None = None, facts: dict[str, Any] | None = None) -> None:
         """`path` is the file, which need not be there, None to keep nothing; `facts` are what it must be made from."""
-        self._kernels, self._path, self._facts = kernels, path, facts or {}
+        self._kernels = kernels
+        self._path = path
+        self._facts = facts or {}
         self._file = None if path is None else _open(path, self._facts)
         self._weights: dict[str, Any] = {}
         self._made = False
@@ -231,7 +233,7 @@ class PackedStore:
             try:
                 weight = self._kernels.assemble(self._file[name])
             except (ValueError, KeyError, TypeError) as error:
-                _say_damaged(self._path, str(error))
+                _warn_damaged(self._path, str(error))
         if weight is None:
             weight, self._made = make(), True
         if self._path is not None:
@@ -239,9 +241,11 @@ class PackedStore:
         return weight
 
     def save(self) -> None:
-        """Write the file if a weight was not in it, and remove files that it replaces. Says nothing where it fails: the
+        """Write the file if a weight was not in it, and remove files that it replaces. A failure is no error: the
         next start packs again."""
-        weights, self._weights, self._file = self._weights, {}, None
+        weights = self._weights
+        self._weights = {}
+        self._file = None
         if self._path is None or not self._made:
             return
         parts = {name: self._kernels.dismantle(weight) for name, weight in weights.items()}
@@ -326,19 +330,19 @@ def _open(path: Path, facts: dict[str, Any]) -> PackedFile | None:
             raise DamagedFileError("it was made from something else")
         finding = _finding(path, file.header.digest, file.status)
         verified = _verified()
-        if verified.unknown([finding.file]):
+        if verified.unverified([finding.file]):
             if not file.is_intact():
                 raise DamagedFileError("its data is damaged")
             verified.record([finding])
         return file
-    except OSError:  # there is none, or none that this user may read
+    except OSError:  # absent, or not readable for this user
         return None
     except ValueError as error:
-        _say_damaged(path, str(error))
+        _warn_damaged(path, str(error))
         return None
 
 
-def _say_damaged(path: Path | None, cause: str) -> None:
+def _warn_damaged(path: Path | None, cause: str) -> None:
     log.warning("The packed weights in %s are not used and are made again: %s.", path, cause)
 
 
@@ -356,11 +360,11 @@ def _sweep(where: Path) -> None:
     """Remove what processes that were killed left half written."""
     for path in where.iterdir():
         process = _TEMPORARY.fullmatch(path.suffix)
-        if process and not _runs(int(process[1])):
+        if process and not _process_exists(int(process[1])):
             remove(path)
 
 
-def _runs(process: int) -> bool:
+def _process_exists(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -375,13 +379,13 @@ def _verified() -> VerifiedFiles:
 
 
 def _finding(path: Path, digest: str, status: os.stat_result) -> Finding:
-    """That the file with this status has the digest of its header, in this run of the system: what was written before a
+    """The file with this status has the digest of its header, in this run of the system: what was written before a
     power failure may be known to the folder and yet not have reached the disk."""
-    known = f"{digest} {_boot()}"
-    return Finding(PublishedFile(path, known, again=""), known, FileIdentity.of(status))
+    known = f"{digest} {_boot_id()}"
+    return Finding(PublishedFile(path, known, refetch=""), known, FileIdentity.of(status))
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:  # another system than Linux

@@ -77,7 +77,7 @@ class PartEncoder:
 @dataclass(frozen=True, slots=True)
 class _SharedModel:
     """A tokenizer with the model of another one, and with its added tokens, of which control tokens have other `names`.
-    `ids` are those of the added tokens in the other one, by their ids here; `spelled` finds a control token."""
+    `ids` maps the ids of added tokens here to their ids in the other one; `spelled` finds a control token."""
 
     backend: Backend
     names: dict[str, str]
@@ -89,7 +89,9 @@ class _SharedModel:
         """None where it might encode text otherwise than a copy would that lacks the control tokens."""
         if not isinstance(backend.model, models.BPE | models.Unigram):
             return None
-        made, names, ids = Backend(backend.model), _new_names(control), {}
+        made = Backend(backend.model)
+        names = _new_names(control)
+        ids = {}
         made.normalizer, made.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
         for i, token in sorted(backend.get_added_tokens_decoder().items()):
             name = names.get(token.content, token.content)

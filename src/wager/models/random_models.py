@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,9 @@ class RandomWeights:
 
         Products of normalised activations are of order one; so is what a feed-forward adds to the residual stream.
         """
-        spec, shape, part = self.spec, self._shapes[name], name.split(".")[-2]
+        spec = self.spec
+        shape = self._shapes[name]
+        part = name.split(".")[-2]
         if part == "norm":
             return LOGIT_STD_PER_BIT * math.log2(spec.vocab) / (math.sqrt(spec.hidden) if spec.tied else 1.0)
         scale = 1.0 if part == "embed" or len(shape) == 1 else shape[1] ** -0.5
@@ -129,153 +131,87 @@ _TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-_KEYS = (
+_SIZES = (
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
     "intermediate_size",
     "vocab_size",
 )
+_HEADS = (*_SIZES, "num_key_value_heads", "head_dim")
+_ROPE = ("rope_theta", "tie_word_embeddings")
+_QWEN = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_DEEPSEEK = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "moe_intermediate_size")
 
 
-def _dense(*sizes: int, **further: Any) -> dict[str, Any]:
-    return {**dict(zip(_KEYS, sizes, strict=True)), "max_position_embeddings": 8192, **further}
+def _family(
+    architecture: str, keys: Sequence[str], sizes: Mapping[str, Sequence[float]], **common: Any
+) -> tuple[str, dict[str, dict[str, Any]]]:
+    """A row of MODELS: the values of `keys` for each size, and those that all sizes have."""
+    common["max_position_embeddings"] = 8192
+    return architecture, {size: {**dict(zip(keys, row, strict=True)), **common} for size, row in sizes.items()}
 
-
-def _deepseek(*sizes: int, q: int, rank: int, nope: int, rope: int, value: int, **further: Any) -> dict[str, Any]:
-    hidden, layers, heads, width, vocab = sizes
-    return {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": width,
-        "vocab_size": vocab,
-        "q_lora_rank": q,
-        "kv_lora_rank": rank,
-        "qk_nope_head_dim": nope,
-        "qk_rope_head_dim": rope,
-        "v_head_dim": value,
-        "first_k_dense_replace": 1,
-        "n_shared_experts": 1,
-        "routed_scaling_factor": 2.5,
-        "max_position_embeddings": 8192,
-        **further,
-    }
-
-
-_MIXTRAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
-_QWEN = {"norm_topk_prob": True, "num_experts_per_tok": 8}
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
-    "llama": (
+    "llama": _family(
         "LlamaForCausalLM",
+        (*_HEADS, *_ROPE),
         {
-            "tiny": _dense(64, 2, 4, 2, 16, 160, 512, tie_word_embeddings=True),
-            "135m": _dense(576, 30, 9, 3, 64, 1536, 49152, rope_theta=1e5, tie_word_embeddings=True),
-            "1b": _dense(2048, 16, 32, 8, 64, 8192, 128256, rope_theta=5e5, tie_word_embeddings=True),
-            "8b": _dense(4096, 32, 32, 8, 128, 14336, 128256, rope_theta=5e5),
+            "tiny": (64, 2, 4, 160, 512, 2, 16, 1e4, True),
+            "135m": (576, 30, 9, 1536, 49152, 3, 64, 1e5, True),
+            "1b": (2048, 16, 32, 8192, 128256, 8, 64, 5e5, True),
+            "8b": (4096, 32, 32, 14336, 128256, 8, 128, 5e5, False),
         },
     ),
-    "qwen3": (
+    "qwen3": _family(
         "Qwen3ForCausalLM",
+        (*_HEADS, *_ROPE),
         {
-            "tiny": _dense(64, 2, 4, 2, 16, 192, 512, tie_word_embeddings=True),
-            "0.6b": _dense(1024, 28, 16, 8, 128, 3072, 151936, rope_theta=1e6, tie_word_embeddings=True),
-            "1.7b": _dense(2048, 28, 16, 8, 128, 6144, 151936, rope_theta=1e6, tie_word_embeddings=True),
+            "tiny": (64, 2, 4, 192, 512, 2, 16, 1e4, True),
+            "0.6b": (1024, 28, 16, 3072, 151936, 8, 128, 1e6, True),
+            "1.7b": (2048, 28, 16, 6144, 151936, 8, 128, 1e6, True),
         },
     ),
-    "mixtral": (
+    "mixtral": _family(
         "MixtralForCausalLM",
+        _HEADS,
         {
-            "tiny": _dense(64, 2, 4, 2, 16, 224, 512, **_MIXTRAL),
-            "300m": _dense(640, 9, 10, 2, 64, 2240, 32000, **_MIXTRAL),
-            "1b": _dense(1024, 10, 8, 2, 128, 3584, 32000, **_MIXTRAL),
+            "tiny": (64, 2, 4, 224, 512, 2, 16),
+            "300m": (640, 9, 10, 2240, 32000, 2, 64),
+            "1b": (1024, 10, 8, 3584, 32000, 2, 128),
         },
+        num_local_experts=8,
+        num_experts_per_tok=2,
     ),
-    "qwen3-moe": (
+    "qwen3-moe": _family(
         "Qwen3MoeForCausalLM",
+        (*_HEADS, *_QWEN),
         {
-            "tiny": _dense(
-                64,
-                2,
-                4,
-                2,
-                16,
-                192,
-                512,
-                num_experts=16,
-                moe_intermediate_size=24,
-                **{**_QWEN, "num_experts_per_tok": 4},
-            ),
-            "300m": _dense(512, 7, 8, 1, 128, 1536, 32000, num_experts=128, moe_intermediate_size=192, **_QWEN),
-            "1b": _dense(768, 10, 12, 2, 128, 2304, 32000, num_experts=128, moe_intermediate_size=288, **_QWEN),
+            "tiny": (64, 2, 4, 192, 512, 2, 16, 16, 4, 24),
+            "300m": (512, 7, 8, 1536, 32000, 1, 128, 128, 8, 192),
+            "1b": (768, 10, 12, 2304, 32000, 2, 128, 128, 8, 288),
         },
+        norm_topk_prob=True,
     ),
-    "deepseek": (
+    "deepseek": _family(
         "DeepseekV3ForCausalLM",
+        (*_SIZES, *_LATENT, *_DEEPSEEK),
         {
-            "tiny": _deepseek(
-                64,
-                3,
-                4,
-                160,
-                512,
-                q=48,
-                rank=32,
-                nope=16,
-                rope=16,
-                value=16,
-                n_routed_experts=16,
-                num_experts_per_tok=4,
-                n_group=4,
-                topk_group=2,
-                moe_intermediate_size=24,
-            ),
-            "300m": _deepseek(
-                512,
-                8,
-                8,
-                1536,
-                32000,
-                q=192,
-                rank=128,
-                nope=64,
-                rope=32,
-                value=64,
-                n_routed_experts=64,
-                num_experts_per_tok=6,
-                n_group=8,
-                topk_group=4,
-                moe_intermediate_size=320,
-            ),
-            "1b": _deepseek(
-                1024,
-                10,
-                8,
-                2816,
-                32000,
-                q=384,
-                rank=256,
-                nope=64,
-                rope=32,
-                value=64,
-                n_routed_experts=64,
-                num_experts_per_tok=6,
-                n_group=8,
-                topk_group=4,
-                moe_intermediate_size=448,
-            ),
+            "tiny": (64, 3, 4, 160, 512, 48, 32, 16, 16, 16, 16, 4, 4, 2, 24),
+            "300m": (512, 8, 8, 1536, 32000, 192, 128, 64, 32, 64, 64, 6, 8, 4, 320),
+            "1b": (1024, 10, 8, 2816, 32000, 384, 256, 64, 32, 64, 64, 6, 8, 4, 448),
         },
+        first_k_dense_replace=1,
+        n_shared_experts=1,
+        routed_scaling_factor=2.5,
     ),
 }
 """Family -> its architecture, and by size the configuration keys of a model of about that many parameters.
 
 135m, 1b and 8b (llama), 0.6b and 1.7b (qwen3) are the shapes of SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B, Qwen3-0.6B
-and 1.7B. The mixtures
-keep the proportions of Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3 (experts to choose from, their width to the hidden
-size, groups, latent to hidden size) at a size that fits on a small machine; vocabularies are 32,000.
+and 1.7B. The mixtures keep the proportions of Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3 (experts to choose from,
+their width to the hidden size, groups, latent to hidden size) at a size that fits on a small machine.
 """
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from wager.arch.config_keys import brief, read_json
+from wager.arch.config_keys import one_line, read_json
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, Array, DType
 from wager.kernels.blocks import QuantisedMatrix
@@ -79,7 +79,7 @@ class SafetensorsSource:
                 f"{name} in {self.where} is stored as {stored.kind}, which is not supported.",
                 f"Supported are: {', '.join(_FLOATS)}. Use the unquantised checkpoint.",
             )
-        with np.errstate(all="ignore"):  # whoever reads weights checks that they are finite
+        with np.errstate(all="ignore"):  # Weights.read checks that they are finite
             return stored.view(_FLOATS[stored.kind]).astype(dtype)  # a copy outlives the mapped file
 
     def read_integers(self, name: str) -> Array:
@@ -110,7 +110,7 @@ def _shards(path: Path) -> list[Path]:
     files = [path / name for name in dict.fromkeys(weight_map.values())]
     for file in files:
         if not os.path.isfile(file):  # which takes a name that no file can have
-            raise ModelError(f"{brief(file)}, which {index.name} lists, is absent.", "Fetch the model again.")
+            raise ModelError(f"{one_line(file)}, which {index.name} lists, is absent.", "Fetch the model again.")
     return files
 
 
@@ -133,7 +133,7 @@ def _open_shard(file: Path) -> dict[str, _Stored]:
             data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
-            f"{file} cannot be read: {brief(error)}.", "The file is truncated or damaged; fetch it again."
+            f"{file} cannot be read: {one_line(error)}.", "The file is truncated or damaged; fetch it again."
         ) from error
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
-from wager.arch.config_keys import ConfigKeys, brief, read_json
+from wager.arch.config_keys import ConfigKeys, one_line, read_json
 from wager.errors import TokenizerError, WagerError
 from wager.models.gguf import open_gguf
 
@@ -64,7 +64,7 @@ def library_errors(where: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Rust, by PyO3
             raise
         raise TokenizerError(
-            f"The tokenizer of {where} is damaged: {brief(error)}.", "Fetch the model again."
+            f"The tokenizer of {where} is damaged: {one_line(error)}.", "Fetch the model again."
         ) from error
 
 
@@ -185,7 +185,10 @@ def _warn_of(keys: ConfigKeys, name: str, vocab: int) -> None:
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+_UNKNOWN = 2
+_CONTROL = 3
+_USER_DEFINED = 4
+_BYTE = 6
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 _GGUF_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}

@@ -96,7 +96,11 @@ class LayerWeights:
         *,
         index: int,
     ) -> None:
-        self._weights, self._matrices, self._store, self._known, self._index = weights, matrices, store, known, index
+        self._weights = weights
+        self._matrices = matrices
+        self._store = store
+        self._known = known
+        self._index = index
         self._packed: dict[str, Any] = {}
 
     def _name(self, part: str, suffix: str) -> str:
@@ -153,7 +157,7 @@ class LayerWeights:
 
 
 def layer_cache(spec: ModelSpec, kernels: Kernels, *, layers: int, num_blocks: int, kv_dtype: KVDtype) -> CpuCache:
-    """A cache for so many layers of a model's kind: keys and values, or latents."""
+    """A cache for that number of layers of a model's kind: keys and values, or latents."""
     attention = spec.attention
     if isinstance(attention, Mla):
         rank, rope = attention.kv_rank, attention.rope
@@ -162,7 +166,7 @@ def layer_cache(spec: ModelSpec, kernels: Kernels, *, layers: int, num_blocks: i
     return kernels.cache(**shape, head_dim=attention.head_dim, kv_dtype=kv_dtype)
 
 
-def needed_rows(layer: Layer) -> RowSet:
+def last_layer_rows(layer: Layer) -> RowSet:
     """The rows that a last layer must compute past its keys and values where nothing reads the rows without logits.
     (Latent attention has products of all rows, and the choice of experts is recorded.)"""
     plain = isinstance(layer.attention, Gqa) and not isinstance(layer.ffn, Experts)
@@ -177,7 +181,9 @@ class LayerBuffers:
     def __init__(
         self, spec: ModelSpec, kernels: Kernels, rotation: Array, *, max_rows: int, max_logits_rows: int
     ) -> None:
-        rows, act, attention = max_rows, kernels.act, spec.attention
+        rows = max_rows
+        act = kernels.act
+        attention = spec.attention
         heads = attention.heads
         self.rotation = rotation
         self.x, self.normed = empty(rows, spec.hidden), empty(rows, spec.hidden, dtype=act)
@@ -186,7 +192,8 @@ class LayerBuffers:
         self.attention_out = empty(rows, attention.output_width, dtype=act)
         if isinstance(attention, Mla):
             q_rank = attention.q_rank or 0
-            self.qkv, self.kv = empty(rows, attention.query_width), empty(rows, attention.cache_width)
+            self.qkv = empty(rows, attention.query_width)
+            self.kv = empty(rows, attention.cache_width)
             self.q_latent = empty(rows, q_rank)
             self.q_latent_normed = empty(rows, q_rank, dtype=act)
             self.q_nope = empty(rows, heads * attention.nope, dtype=act)
@@ -214,14 +221,18 @@ class LayerRecorder:
         *,
         keep_expert_choices: bool = False,
     ) -> None:
-        self.spec, self.kernels, self.tape, self.cache, self.to = spec, kernels, tape, kv_cache, buffers
+        self.spec = spec
+        self.kernels = kernels
+        self.tape = tape
+        self.cache = kv_cache
+        self.buffers = buffers
         self.expert_choices: list[Array] = []
         self._keep_expert_choices = keep_expert_choices
 
     def record(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
         """A layer over `x`, whose keys and values are layer `index` of the cache. With `of` "logits" only those rows
         are computed past the keys and values, to `selected`, and x stays as it was."""
-        self.tape.rms_norm(self.to.x, tensors.vector("attn_norm"), self.spec.details.norm_eps, self.to.normed)
+        self.tape.rms_norm(self.buffers.x, tensors.vector("attn_norm"), self.spec.details.norm_eps, self.buffers.normed)
         if isinstance(layer.attention, Mla):
             self._latent_attention(tensors, layer.attention, index)
         else:
@@ -230,30 +241,36 @@ class LayerRecorder:
 
     def record_rest(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
         """What follows the keys and values of a layer: attention (of plain layers), its output and the feed-forward."""
-        to, tape, kernels, x = self.to, self.tape, self.kernels, self.to.x
+        buffers = self.buffers
+        tape = self.tape
+        kernels = self.kernels
+        x = self.buffers.x
         if isinstance(layer.attention, Gqa):
             window = layer.attention.window
-            tape.attention(to.q, self.cache, index, window=window, out=to.attention_out, of=of)
+            tape.attention(buffers.q, self.cache, index, window=window, out=buffers.attention_out, of=of)
         if of == "logits":
-            x = to.selected
-            tape.select(to.x, x)
+            x = buffers.selected
+            tape.select(buffers.x, x)
         out = tensors.packed("o", lambda: kernels.pack(tensors.matrix("o"), tensors.bias("o")))
-        tape.linear(to.attention_out, out, x, add=True, of=of)
-        tape.rms_norm(x, tensors.vector("mlp_norm"), self.spec.details.norm_eps, to.normed, of=of)
+        tape.linear(buffers.attention_out, out, x, add=True, of=of)
+        tape.rms_norm(x, tensors.vector("mlp_norm"), self.spec.details.norm_eps, buffers.normed, of=of)
         if isinstance(layer.ffn, Experts):
             self._experts(tensors, layer.ffn)
         else:
-            self._feed_forward(tensors, "", to.inner, of=of)
+            self._feed_forward(tensors, "", buffers.inner, of=of)
 
     def _projections(self, tensors: LayerWeights, index: int) -> None:
-        details, tape, to, first = self.spec.details, self.tape, self.to, 0
+        details = self.spec.details
+        tape = self.tape
+        buffers = self.buffers
+        first = 0
         for group in tensors.groups("q", "k", "v"):
             packed = tensors.packed("+".join(group), partial(self._pack_stacked, tensors, group))
             last = first + tensors.outputs(group)
-            tape.linear(to.normed, packed, to.qkv[:, first:last])
+            tape.linear(buffers.normed, packed, buffers.qkv[:, first:last])
             first = last
         norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), details.norm_eps) if details.qk_norm else None
-        tape.rotary(to.qkv, to.rotation, norms, self.cache, index, to.q)
+        tape.rotary(buffers.qkv, buffers.rotation, norms, self.cache, index, buffers.q)
 
     def _pack_stacked(self, tensors: LayerWeights, group: Sequence[str]) -> Any:
         return self.kernels.pack(*tensors.stacked(group))
@@ -261,17 +278,20 @@ class LayerRecorder:
     def _latent_attention(self, tensors: LayerWeights, attention: Mla, index: int) -> None:
         """The absorbed form: each head's key half of kv_b is applied to its query, so that queries are compared with
         latents, and its value half to the attention output."""
-        details, tape, kernels, to = self.spec.details, self.tape, self.kernels, self.to
-        eps, normed = details.latent_norm_eps, to.normed
+        details = self.spec.details
+        tape = self.tape
+        kernels = self.kernels
+        buffers = self.buffers
+        eps, normed = details.latent_norm_eps, buffers.normed
         if attention.q_rank:
-            tape.linear(normed, tensors.packed("q_a", lambda: kernels.pack(tensors.matrix("q_a"))), to.q_latent)
-            tape.rms_norm(to.q_latent, tensors.vector("q_a_norm"), eps, to.q_latent_normed)
-            normed = to.q_latent_normed
+            tape.linear(normed, tensors.packed("q_a", lambda: kernels.pack(tensors.matrix("q_a"))), buffers.q_latent)
+            tape.rms_norm(buffers.q_latent, tensors.vector("q_a_norm"), eps, buffers.q_latent_normed)
+            normed = buffers.q_latent_normed
         query = "q_b" if attention.q_rank else "q"
-        tape.linear(normed, tensors.packed(query, lambda: kernels.pack(tensors.matrix(query))), to.qkv)
-        tape.linear(to.normed, tensors.packed("kv_a", lambda: kernels.pack(tensors.matrix("kv_a"))), to.kv)
+        tape.linear(normed, tensors.packed(query, lambda: kernels.pack(tensors.matrix(query))), buffers.qkv)
+        tape.linear(buffers.normed, tensors.packed("kv_a", lambda: kernels.pack(tensors.matrix("kv_a"))), buffers.kv)
         norm = (tensors.vector("kv_a_norm"), eps)
-        tape.latent(to.qkv, to.kv, to.rotation, norm, self.cache, index, to.q_nope, to.q)
+        tape.latent(buffers.qkv, buffers.kv, buffers.rotation, norm, self.cache, index, buffers.q_nope, buffers.q)
 
         @cache
         def kv_b() -> Array:
@@ -283,25 +303,27 @@ class LayerRecorder:
         def values() -> Any:
             return kernels.pack_heads(tensors.refit(kv_b()[:, attention.nope :]))
 
-        tape.per_head(to.q_nope, tensors.packed("kv_b_keys", keys), to.q)
-        tape.attention(to.q, self.cache, index, window=None, out=to.latent_out, scale=details.attention_scale)
-        tape.per_head(to.latent_out, tensors.packed("kv_b_values", values), to.attention_out)
+        tape.per_head(buffers.q_nope, tensors.packed("kv_b_keys", keys), buffers.q)
+        tape.attention(buffers.q, self.cache, index, window=None, out=buffers.latent_out, scale=details.attention_scale)
+        tape.per_head(buffers.latent_out, tensors.packed("kv_b_values", values), buffers.attention_out)
 
     def _experts(self, tensors: LayerWeights, experts: Experts) -> None:
-        tape, to, routing = self.tape, self.to, self.to.routing
+        tape = self.tape
+        buffers = self.buffers
+        routing = self.buffers.routing
         if self._keep_expert_choices:
             routing = replace(routing, ids=zeros(*routing.ids.shape, dtype=INT32))
             self.expert_choices.append(routing.ids)
         bias = tensors.vector("correction", "bias") if experts.gating.correction_bias else None
-        tape.route(to.normed, tensors.vector("router"), bias, experts, routing)
+        tape.route(buffers.normed, tensors.vector("router"), bias, experts, routing)
 
         def pack() -> Any:
             parts = (tensors.expert(expert) for expert in range(experts.count))
             return self.kernels.pack_experts(parts, count=experts.count)
 
-        tape.experts(to.normed, tensors.packed("experts", pack), experts, routing, to.x)
+        tape.experts(buffers.normed, tensors.packed("experts", pack), experts, routing, buffers.x)
         if experts.shared:
-            self._feed_forward(tensors, "shared_", to.shared_inner, of="rows")
+            self._feed_forward(tensors, "shared_", buffers.shared_inner, of="rows")
 
     def _feed_forward(self, tensors: LayerWeights, prefix: str, inner: Array, *, of: RowSet) -> None:
         kernels = self.kernels
@@ -315,8 +337,8 @@ class LayerRecorder:
         def down() -> Any:
             return kernels.pack(tensors.matrix(prefix + "down"), tensors.bias(prefix + "down"))
 
-        out = self.to.x if of == "rows" else self.to.selected
-        self.tape.gated(self.to.normed, tensors.packed(prefix + "gate+up", into), inner, of=of)
+        out = self.buffers.x if of == "rows" else self.buffers.selected
+        self.tape.gated(self.buffers.normed, tensors.packed(prefix + "gate+up", into), inner, of=of)
         self.tape.linear(inner, tensors.packed(prefix + "down", down), out, add=True, of=of)
 
 
@@ -330,7 +352,7 @@ class LastLayer:
 
     def rows(self, batch: PackedBatch) -> Array:
         """The residual stream of all rows behind the layer, f32 [R, hidden], after the decoder's pass over the batch.
-        Where all rows have logits, as those of a step that decodes do, nothing is computed."""
+        Where all rows have logits, as in a step that only decodes, nothing is computed."""
         rows, indices = batch.rows, batch.logits_indices
         if len(indices) == rows and np.array_equal(indices, np.arange(rows)):
             return self._buffers.selected[:rows]
@@ -359,7 +381,7 @@ class Decoder:
     of them with logits (None: all), `max_sequences` the maximum sequences of one pass, `max_blocks` the maximum cache
     blocks of one sequence. ModelError if a tensor cannot be read.
 
-    `dtype` says in which form matrices are multiplied, see matrices.WANTED (with kernels of float32 all are floats);
+    `dtype` says in which form matrices are multiplied, see weights.WANTED;
     `weight_form` describes the result. `store` has packed weights, or keeps those that are packed here.
     `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
@@ -387,7 +409,9 @@ class Decoder:
         attention = spec.attention
         self.layers = tuple(range(spec.num_layers)) if layers is None else tuple(layers)
         self.kernels = kernels
-        self.vocab, self.max_rows, self.max_sequences = spec.vocab, max_rows, max_sequences
+        self.vocab = spec.vocab
+        self.max_rows = max_rows
+        self.max_sequences = max_sequences
         self.max_logits_rows = max_rows if max_logits_rows is None else min(max_logits_rows, max_rows)
         self.max_blocks = max_blocks
         if isinstance(attention, Mla):
@@ -395,7 +419,8 @@ class Decoder:
         self.cache = layer_cache(spec, kernels, layers=len(self.layers), num_blocks=num_blocks, kv_dtype=kv_dtype)
         limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         matrices = Matrices(weights, dtype, kernels.act)
-        self.weight_form, self.weight_bytes = matrices.description, weight_bytes(matrices, kernels)
+        self.weight_form = matrices.description
+        self.weight_bytes = weight_bytes(matrices, kernels)
         self.workspace_bytes = workspace_bytes(spec, kernels, **limits, max_logits_rows=self.max_logits_rows)
         kv_heads, head_dim = attention.kv_heads, attention.head_dim
         self._tape: Tape = kernels.tape(**limits, heads=attention.heads, kv_heads=kv_heads, head_dim=head_dim)
@@ -419,7 +444,9 @@ class Decoder:
         else:
             self._check(batch)
             self._tape.inputs.fill(batch)
-            rows, sequences, logits_rows = batch.rows, batch.num_sequences, len(batch.logits_indices)
+            rows = batch.rows
+            sequences = batch.num_sequences
+            logits_rows = len(batch.logits_indices)
         self._tape.run(rows=rows, sequences=sequences, logits_rows=logits_rows)
         output = self._outputs.get(logits_rows)
         if output is None:
@@ -444,8 +471,8 @@ class Decoder:
                 raise UsageError(f"A pass of {size} {name} exceeds this decoder's limit of {limit}.")
 
     def tap(self, layers: Collection[int]) -> None:
-        """From now on passes give the residual stream after so many layers, from 0 (the embeddings) to all (before the
-        last norm), and after no other number: TargetOutput.taps. UsageError for a layer that there is not.
+        """From now on passes give the residual stream after these numbers of layers, from 0 (the embeddings) to all
+        (before the last norm), in TargetOutput.taps. UsageError for a layer that the model does not have.
 
         Rows without logits are computed past the last layer's keys and values only while that layer is tapped."""
         last = len(self.layers)
@@ -467,7 +494,9 @@ class Decoder:
     def _record(self, weights: Weights, matrices: Matrices, store: PackedStore, *, keep_expert_choices: bool) -> None:
         """Record a pass. A matrix that the store does not have is read and packed, one after the other, so that at most
         one layer is in memory twice."""
-        spec, tape, kernels = self.spec, self._tape, self.kernels
+        spec = self.spec
+        tape = self._tape
+        kernels = self.kernels
         rotation = spec.details.rope.table(self.max_blocks * BLOCK_SIZE, spec.attention.rope_dim)
         rows, logits_rows = self.max_rows, self.max_logits_rows
         buffers = LayerBuffers(spec, kernels, rotation, max_rows=rows, max_logits_rows=logits_rows)
@@ -478,10 +507,11 @@ class Decoder:
         known, last = tensor_shapes(spec), len(self.layers) - 1
         for place, index in enumerate(self.layers):
             self._places.append(tape.tap(buffers.x))
-            tensors, layer = LayerWeights(weights, matrices, store, known, index=index), spec.ordered_layers[index]
-            recorder.record(tensors, layer, place, of=needed_rows(layer) if place == last else "rows")
+            tensors = LayerWeights(weights, matrices, store, known, index=index)
+            layer = spec.ordered_layers[index]
+            recorder.record(tensors, layer, place, of=last_layer_rows(layer) if place == last else "rows")
         self.expert_choices = recorder.expert_choices
-        if needed_rows(layer) == "logits":
+        if last_layer_rows(layer) == "logits":
             self._last = LastLayer(buffers, partial(self._record_last, tensors, layer, buffers))
         else:
             self._places.append(tape.tap(buffers.x))

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from wager.arch.config_keys import ConfigKeys, brief, read_json
+from wager.arch.config_keys import ConfigKeys, one_line, read_json
 from wager.arch.gguf_config import gguf_layout, read_gguf, read_parts_count
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, Experts, Gqa, Mla
@@ -230,7 +230,9 @@ class StoredWeights:
 
     def __init__(self, spec: ModelSpec, source: Source, names: Mapping[str, str], *, permuted: bool = False) -> None:
         self.spec = spec
-        self._source, self._names, self._permuted = source, names, permuted
+        self._source = source
+        self._names = names
+        self._permuted = permuted
 
     def read(self, name: str, dtype: DType = FLOAT32) -> Array:
         tensor = self._source.read(source_name(self._names, name), dtype)
@@ -346,7 +348,7 @@ def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, 
     for name in shapes:
         if name not in expected and not any(re.fullmatch(pattern, name) for pattern in ignored):
             raise ModelError(
-                f"{source.where} has a tensor {brief(name)} that {spec.details.architecture} does not use.",
+                f"{source.where} has a tensor {one_line(name)} that {spec.details.architecture} does not use.",
                 "The model has parts that its configuration does not describe, so the result would be wrong.",
             )
 
@@ -377,7 +379,9 @@ class Matrices:
     for. Floats are of the kernels' activation type `act`."""
 
     def __init__(self, weights: Weights, dtype: str, act: DType = BFLOAT16, *, only_layers: bool = False) -> None:
-        self._weights, self.spec, self.act = weights, weights.spec, act
+        self._weights = weights
+        self.spec = weights.spec
+        self.act = act
         self._dtype = dtype
         self._shapes = {name: shape for name, shape in tensor_shapes(weights.spec).items() if len(shape) == 2}
         if only_layers:
