@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import sys
+import random
+import shutil
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import fuzz_models
 import numpy as np
+from binary_mutators import mutate_gguf, mutate_safetensors
 from fuzz_models import MESSAGES, PROMPT
+from json_mutators import mutate_json, mutate_template
 
 from wager.arch.config_keys import read_json
+from wager.arch.families import FAMILIES
 from wager.arch.gguf_config import gguf_precision, read_gguf
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
@@ -110,6 +116,50 @@ def _place(error: BaseException) -> str:
     return f"at {place}"
 
 
-if __name__ == "__main__":
-    for given in sys.argv[1:]:
-        print(examine(Path(given)))  # noqa: T201
+# ---- mutants by number -----------------------------------------------------------------------------------------------
+
+MUTANTS = {"gguf": 400, "safetensors": 250, "config": 400, "shape": 400, "tokenizer": 250, "template": 150}
+"""How many of each kind the tests open."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+def make(kind: str, number: int, models: Mapping[str, Path], folder: Path) -> tuple[Path, str]:
+    """Writes the mutant into `folder`: the path of its model, and what was done."""
+    rng = random.Random(f"{kind} {number}")
+    if kind == "gguf":
+        name = rng.choice(("gguf", "gguf-sentencepiece"))
+        raw, done = mutate_gguf(models[name].read_bytes(), rng)
+        path = folder / f"{kind}-{number}.gguf"
+        path.write_bytes(raw)
+        return path, f"{name}: {done}"
+    if kind == "shape":
+        values = {**fuzz_models.SHAPE, "model_type": rng.choice(tuple(FAMILIES))}
+        text, done = mutate_json(json.dumps(values), "config.json", rng)
+        path = folder / f"{kind}-{number}.json"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        return path, f"{values['model_type']}: {done}"
+    name = rng.choice(tuple(fuzz_models.CONFIGS)) if kind in ("config", "safetensors") else "qwen3"
+    path = folder / f"{kind}-{number}"
+    shutil.copytree(models[name], path)
+    if kind == "safetensors":
+        raw, done = mutate_safetensors((path / "model.safetensors").read_bytes(), rng)
+        (path / "model.safetensors").write_bytes(raw)
+        return path, f"{name}: {done}"
+    if kind == "template":
+        text, done = mutate_template(fuzz_models.TEMPLATE, rng)
+        (path / "chat_template.jinja").write_bytes(text.encode("utf-8", "surrogatepass"))
+        return path, f"{name}: {done} {text[:80]!r}"
+    file = path / ("config.json" if kind == "config" else rng.choice(_TOKENIZER_FILES))
+    text, done = mutate_json(file.read_text(encoding="utf-8"), file.name, rng)
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    return path, f"{name}: {file.name}: {done}"
+
+
+def examine_mutant(kind: str, number: int, models: Mapping[str, Path], folder: Path) -> tuple[Examined, str]:
+    """What becomes of a mutant, and what was done to make it. Its files stay in `folder` if that is a fault."""
+    path, done = make(kind, number, models, folder)
+    found = examine(path)
+    if found.outcome != FAULT:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return found, done
