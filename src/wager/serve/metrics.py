@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -16,35 +17,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from wager.async_llm import AsyncLLM
 from wager.economics.policy.base import PolicyFigures
 from wager.engine.draft_counts import DraftCounter
-from wager.loading.load import LoadedEngine
 from wager.serve.limits import Admission
 from wager.types import OutputDelta, Request, Stats, StepRecord
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-_SECONDS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    10,
-    30,
-    60,
-    120,
-    300,
-    600,
-)
+_FRACTIONS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+_SECONDS = (*_FRACTIONS_S, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
 
 
@@ -94,18 +73,13 @@ class Metrics:
         self._rows = self._histogram(
             "iteration_tokens_total", "Rows of a step: prompt tokens, tokens and guesses.", _TOKENS
         )
-        self.registry.register(_EngineGauges(self._gauges))
-        self._memory = MemoryGauges(llm.engine, model=model)
-        self.registry.register(self._memory)
+        self._texts: Mapping[str, int] = {}  # bytes of those that each drafter looks up
+        self.registry.register(self)
 
     async def render(self) -> bytes:
         """The text that Prometheus reads. The policy is asked in the engine's thread, between two steps."""
         if self._llm.failure is None:
-            policy = self._llm.engine.policy
-            await self._llm.between_steps(self._memory.read)
-            self._figures, self._collapsed = await self._llm.between_steps(
-                lambda: (policy.figures(), dict(policy.collapsed))
-            )
+            await self._llm.between_steps(self._read_engine)
         return generate_latest(self.registry)
 
     # ---- what happens ------------------------------------------------------------------------------------------------
@@ -122,7 +96,7 @@ class Metrics:
     def request_dropped(self, request_id: str) -> None:
         """Nobody waits for it any more. Unknown ones are ignored."""
         if self._times.pop(request_id, None) is not None:
-            self._success.labels("abort").inc()
+            self._success.labels(self._model, "abort").inc()
 
     def step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
         """A step was taken."""
@@ -139,7 +113,7 @@ class Metrics:
 
     def http(self, path: str, status: int) -> None:
         """A request over HTTP was answered; `path` is one of the server's own."""
-        self._http.labels(path, str(status)).inc()
+        self._http.labels(self._model, path, str(status)).inc()
 
     def _delta(self, delta: OutputDelta, times: _Times, now: float, intervals: dict[float, int]) -> None:
         if times.uncounted is not None:
@@ -153,7 +127,7 @@ class Metrics:
                 self._ttft.observe(now - times.arrived)
             times.last[delta.index] = now
         if delta.finish_reason is not None:
-            self._success.labels(delta.finish_reason).inc()
+            self._success.labels(self._model, delta.finish_reason).inc()
             if delta.stats is not None:
                 self._ended(delta.stats, now - times.arrived)
             del times.last[delta.index]
@@ -182,7 +156,16 @@ class Metrics:
 
     # ---- the engine as it is -----------------------------------------------------------------------------------------
 
-    def _gauges(self) -> Iterable[Metric]:
+    def _read_engine(self) -> None:
+        """What only the engine's thread may read, between two steps."""
+        engine = self._llm.engine
+        self._figures = engine.policy.figures()
+        self._collapsed = dict(engine.policy.collapsed)
+        drafters = engine.proposer.drafters.items()
+        self._texts = {name: drafter.nbytes for name, drafter in drafters if hasattr(drafter, "nbytes")}
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by the registry."""
         scheduler = self._llm.engine.scheduler
         pool = scheduler.block_pool
         yield self._gauge("num_requests_running", "Sequences that decode or compute prompts.", len(scheduler.running))
@@ -190,118 +173,90 @@ class Metrics:
         yield self._gauge("num_requests_open", "Sequences that were let in.", self._admission.open)
         used = 1 - pool.num_free_blocks / pool.num_blocks if pool.num_blocks else 0.0
         yield self._gauge("kv_cache_usage_perc", "Share of the cache's blocks in use, 1 is all.", used)
-        yield from self._step_totals()
-        yield from self._speculation()
-
-    def _step_totals(self) -> Iterable[Metric]:
         totals = self._totals
-        for name, text, value in (
-            ("steps", "Steps of the engine.", totals.steps),
-            ("generation_tokens", "Generated tokens.", totals.tokens),
-        ):
-            family = CounterMetricFamily(f"wager:{name}", text, labels=("model_name",))
-            family.add_metric((self._model,), value)
-            yield family
-        stages = CounterMetricFamily(
-            "wager:step_stage_seconds", "Seconds of steps by stage.", labels=("model_name", "stage")
-        )
-        for stage, seconds in totals.stage_seconds.items():
-            stages.add_metric((self._model, stage), seconds)
-        yield stages
+        yield self._total("steps", "Steps of the engine.", {(): totals.steps})
+        yield self._total("generation_tokens", "Generated tokens.", {(): totals.tokens})
+        stages = {(stage,): seconds for stage, seconds in totals.stage_seconds.items()}
+        yield self._total("step_stage_seconds", "Seconds of steps by stage.", stages, "stage")
+        yield from self._speculation()
+        yield from self._policy()
+        yield from self._memory()
 
     def _speculation(self) -> Iterable[Metric]:
-        labels = ("model_name", "drafter")
-        drafts = CounterMetricFamily("wager:spec_decode_num_drafts", "Drafts that were verified.", labels=labels)
-        tokens = CounterMetricFamily("wager:spec_decode_num_draft_tokens", "Guesses verified.", labels=labels)
-        accepted = CounterMetricFamily("wager:spec_decode_num_accepted_tokens", "Guesses accepted.", labels=labels)
-        positions = CounterMetricFamily(
-            "wager:spec_decode_num_accepted_tokens_per_pos",
-            "Guesses accepted by their position in the draft.",
-            labels=(*labels, "position"),
-        )
-        for name, counts in list(self.drafts.drafters.items()):
-            drafts.add_metric((self._model, name), counts.drafts)
-            tokens.add_metric((self._model, name), counts.verified_tokens)
-            accepted.add_metric((self._model, name), counts.accepted_tokens)
-            for position, count in enumerate(counts.accepted_by_position):
-                positions.add_metric((self._model, name, str(position)), count)
-        yield from (drafts, tokens, accepted, positions)
-        depths = CounterMetricFamily(
-            "wager:spec_decode_planned_depth",
-            "Draft decisions by the guesses they ask for.",
-            labels=("model_name", "depth"),
-        )
-        for depth, count in enumerate(list(self.drafts.planned)):
-            depths.add_metric((self._model, str(depth)), count)
-        yield depths
-        yield from self._policy()
+        counts = dict(self.drafts.drafters)
+        for name, text, attribute in (
+            ("spec_decode_num_drafts", "Drafts that were verified.", "drafts"),
+            ("spec_decode_num_draft_tokens", "Guesses verified.", "verified_tokens"),
+            ("spec_decode_num_accepted_tokens", "Guesses accepted.", "accepted_tokens"),
+        ):
+            yield self._total(name, text, {(each,): getattr(counts[each], attribute) for each in counts}, "drafter")
+        positions = {
+            (each, str(position)): count
+            for each in counts
+            for position, count in enumerate(counts[each].accepted_by_position)
+        }
+        text = "Guesses accepted by their position in the draft."
+        yield self._total("spec_decode_num_accepted_tokens_per_pos", text, positions, "drafter", "position")
+        depths = {(str(depth),): count for depth, count in enumerate(list(self.drafts.planned))}
+        yield self._total("spec_decode_planned_depth", "Draft decisions by the guesses they ask for.", depths, "depth")
 
     def _policy(self) -> Iterable[Metric]:
-        collapsed = GaugeMetricFamily(
-            "wager:drafter_collapsed",
-            "1 for a drafter that is not used since its acceptance collapsed.",
-            labels=("model_name", "drafter"),
-        )
-        failed = GaugeMetricFamily(
-            "wager:drafter_failed",
-            "1 for a drafter that raised an error and is not called until a pause is over.",
-            labels=("model_name", "drafter"),
-        )
-        failures = CounterMetricFamily(
-            "wager:drafter_failures", "Errors that a drafter raised.", labels=("model_name", "drafter")
-        )
         proposer = self._llm.engine.proposer
-        for name in proposer.drafters:
-            failures.add_metric((self._model, name), float(proposer.pauses.failures(name)))
-            collapsed.add_metric((self._model, name), float(name in self._collapsed))
-            failed.add_metric((self._model, name), float(name in proposer.failed))
-        yield from (collapsed, failed, failures)
+        collapsed = {name: name in self._collapsed for name in proposer.drafters}
+        failed = {name: name in proposer.failed for name in proposer.drafters}
+        text = "1 for a drafter that is not used since its acceptance collapsed."
+        yield self._gauges("drafter_collapsed", text, collapsed, "drafter")
+        text = "1 for a drafter that raised an error and is not called until a pause is over."
+        yield self._gauges("drafter_failed", text, failed, "drafter")
+        failures = {(name,): float(proposer.pauses.failures(name)) for name in proposer.drafters}
+        yield self._total("drafter_failures", "Errors that a drafter raised.", failures, "drafter")
         figures = self._figures
         if figures is None:
             return
         if figures.row_cost is not None:
             yield self._gauge("row_cost_tokens", "What one more row costs, in tokens given up.", figures.row_cost)
-        yield self._gauge(
-            "predicted_speedup", "Tokens a second over plain decoding's, as planned.", figures.predicted_speedup
-        )
+        text = "Tokens a second over plain decoding's, as planned."
+        yield self._gauge("predicted_speedup", text, figures.predicted_speedup)
         if figures.observed_speedup is not None:
             yield self._gauge("observed_speedup", "The same in the latest steps.", figures.observed_speedup)
         yield self._gauge("plain_step_seconds", "A step without drafts, as estimated.", figures.plain_step_s)
+
+    def _memory(self) -> Iterable[Metric]:
+        plan, cache = self._llm.engine.memory_plan, self._llm.engine.target.decoder.cache
+        planned = {"weights": plan.weights, "workspace": plan.workspace, "drafter": plan.drafter, "cache": plan.cache}
+        resident = getattr(cache, "resident_bytes", None)  # of native caches
+        parts = {} if resident is None else {"reserved": plan.cache - plan.draft_cache, "resident": resident}
+        text = "Bytes of the memory plan; the cache is reserved."
+        yield self._gauges("memory_planned_bytes", text, planned, "use")
+        text = "The target's cache: reserved, and resident once written."
+        yield self._gauges("kv_cache_bytes", text, parts, "kind")
+        yield self._gauges("drafter_texts_bytes", "Bytes of the texts that a drafter looks up.", self._texts, "drafter")
+        yield self._gauges("process_resident_bytes", "Bytes of the process in memory.", resident_bytes(), "kind")
 
     # ---- making them -------------------------------------------------------------------------------------------------
 
     def _counter(self, name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
         made = Counter(f"wager:{name}", help_text, ("model_name", *labels), registry=self.registry)
-        return _Labelled(made, self._model) if labels else made.labels(self._model)  # type: ignore[return-value]
+        return made if labels else made.labels(self._model)
 
     def _histogram(self, name: str, help_text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
         made = Histogram(f"wager:{name}", help_text, ("model_name",), registry=self.registry, buckets=buckets)
         return made.labels(self._model)
 
-    def _gauge(self, name: str, help_text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"wager:{name}", help_text, labels=("model_name",))
-        family.add_metric((self._model,), value)
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        return self._filled(GaugeMetricFamily(f"wager:{name}", text, labels=("model_name",)), {(): value})
+
+    def _gauges(self, name: str, text: str, values: Mapping[str, float], label: str) -> Metric:
+        family = GaugeMetricFamily(f"wager:{name}", text, labels=("model_name", label))
+        return self._filled(family, {(key,): value for key, value in values.items()})
+
+    def _total(self, name: str, text: str, values: Mapping[Any, float], *labels: str) -> Metric:
+        return self._filled(CounterMetricFamily(f"wager:{name}", text, labels=("model_name", *labels)), values)
+
+    def _filled(self, family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[Any, float]) -> Metric:
+        for labels, value in values.items():
+            family.add_metric((self._model, *labels), value)
         return family
-
-
-class _Labelled:
-    """A counter with the model's label already given."""
-
-    def __init__(self, counter: Counter, model: str) -> None:
-        self._counter, self._model = counter, model
-
-    def labels(self, *values: str) -> Counter:
-        return self._counter.labels(self._model, *values)
-
-
-class _EngineGauges:
-    """A collector: asked for its values whenever the metrics are read."""
-
-    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        self._collect = collect
-
-    def collect(self) -> Iterable[Metric]:
-        yield from self._collect()
 
 
 @dataclass(slots=True)
@@ -340,36 +295,6 @@ class WeightedHistogram:
         names = [*map(str, self._bounds), "+Inf"]
         family.add_metric((self._model,), list(zip(names, accumulate(self._counts), strict=True)), self._sum)
         yield family
-
-
-class MemoryGauges:
-    """A collector. `read` is called in the engine's thread, between two steps."""
-
-    def __init__(self, engine: LoadedEngine, *, model: str) -> None:
-        self._engine, self._model = engine, model
-        self._drafters: Mapping[str, int] = {}
-
-    def read(self) -> None:
-        """Weigh what the drafters keep that have no model: texts that ended and are looked up."""
-        drafters = self._engine.proposer.drafters.items()
-        self._drafters = {name: drafter.nbytes for name, drafter in drafters if hasattr(drafter, "nbytes")}
-
-    def collect(self) -> Iterable[Metric]:
-        """Called by the registry."""
-        plan, cache = self._engine.memory_plan, self._engine.target.decoder.cache
-        planned = {"weights": plan.weights, "workspace": plan.workspace, "drafter": plan.drafter, "cache": plan.cache}
-        resident = getattr(cache, "resident_bytes", None)  # of native caches
-        parts = {} if resident is None else {"reserved": plan.cache - plan.draft_cache, "resident": resident}
-        for name, text, label, values in (
-            ("memory_planned_bytes", "Bytes of the memory plan; the cache is reserved.", "use", planned),
-            ("kv_cache_bytes", "The target's cache: reserved, and resident once written.", "kind", parts),
-            ("drafter_texts_bytes", "Bytes of the texts that a drafter looks up.", "drafter", self._drafters),
-            ("process_resident_bytes", "Bytes of the process in memory.", "kind", resident_bytes()),
-        ):
-            family = GaugeMetricFamily(f"wager:{name}", text, labels=("model_name", label))
-            for key, value in values.items():
-                family.add_metric((self._model, key), value)
-            yield family
 
 
 def resident_bytes(status: Path = Path("/proc/self/status")) -> Mapping[str, int]:
