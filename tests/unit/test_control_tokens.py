@@ -22,9 +22,8 @@ from transformers import PreTrainedTokenizerFast
 
 import wager
 from wager.errors import RequestError
-from wager.models.part_encoder import PartEncoder, _RenamedTokens
 from wager.models.random_models import byte_tokenizer
-from wager.models.tokenizer import IncrementalDecoder, Tokenizer
+from wager.models.tokenizer import IncrementalDecoder, PartEncoder, Tokenizer, _RenamedTokens
 from wager.prompts import TextPart, encode_chat
 
 CONTROL = (

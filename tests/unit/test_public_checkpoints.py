@@ -30,106 +30,51 @@ from wager.models.head_medusa import open_medusa
 from wager.models.weights import open_weights
 from wager.train.convert import convert, main
 
-LLAMA_8B: Mapping[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "rope_scaling": {
-        "factor": 8.0,
-        "high_freq_factor": 4.0,
-        "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-    },
-}
-VICUNA_7B: Mapping[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "vocab_size": 32000,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
+LLAMA_8B: Mapping[str, Any] = json.loads(
+    """
+    {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": false,
+    "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192, "rope_type": "llama3"}}
+    """
+)
+VICUNA_7B: Mapping[str, Any] = json.loads(
+    """
+    {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-06, "tie_word_embeddings": false}
+    """
+)
 
-EAGLE_REPOSITORY: Mapping[str, Any] = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "bos_token_id": 128000,
-    "eos_token_id": 128001,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 2048,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "num_hidden_layers": 1,
-    "pad_token_id": 0,
-    "rms_norm_eps": 1e-05,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float16",
-    "transformers_version": "4.28.1",
-    "use_cache": True,
-    "vocab_size": 128256,
-    "draft_vocab_size": 32000,
-}
+EAGLE_REPOSITORY: Mapping[str, Any] = json.loads(
+    """
+    {"architectures": ["LlamaForCausalLMEagle3"], "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act":
+    "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings":
+    2048, "model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 1,
+    "pad_token_id": 0, "rms_norm_eps": 1e-05, "tie_word_embeddings": false, "torch_dtype": "float16",
+    "transformers_version": "4.28.1", "use_cache": true, "vocab_size": 128256, "draft_vocab_size": 32000}
+    """
+)
 """EAGLE3-LLaMA3.1-Instruct-8B."""
 
-SPECULATORS: Mapping[str, Any] = {
-    "architectures": ["Eagle3Speculator"],
-    "auto_map": {"": "config.Eagle3SpeculatorConfig"},
-    "draft_vocab_size": 32000,
-    "eagle_aux_hidden_state_layer_ids": None,
-    "has_no_defaults_at_init": False,
-    "norm_before_residual": True,
-    "speculators_model_type": "eagle3",
-    "speculators_version": "0.1.0.dev42",
-    "target_hidden_size": None,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "speculators_config": {
-        "algorithm": "eagle3",
-        "default_proposal_method": "greedy",
-        "proposal_methods": [
-            {"accept_tolerance": 0.0, "proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1}
-        ],
-        "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": "meta-llama/Llama-3.1-8B-Instruct"},
-    },
-    "transformer_layer_config": {
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "hidden_size": 4096,
-        "initializer_range": 0.02,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 131072,
-        "mlp_bias": False,
-        "model_type": "llama",
-        "num_attention_heads": 32,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": 8,
-        "pretraining_tp": 1,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 500000.0,
-        "use_cache": True,
-        "vocab_size": 128256,
-        "rope_scaling": LLAMA_8B["rope_scaling"],
-    },
-}
+SPECULATORS: Mapping[str, Any] = json.loads(
+    """
+    {"architectures": ["Eagle3Speculator"], "auto_map": {"": "config.Eagle3SpeculatorConfig"}, "draft_vocab_size":
+    32000, "eagle_aux_hidden_state_layer_ids": null, "has_no_defaults_at_init": false, "norm_before_residual":
+    true, "speculators_model_type": "eagle3", "speculators_version": "0.1.0.dev42", "target_hidden_size": null,
+    "tie_word_embeddings": false, "torch_dtype": "float32", "speculators_config": {"algorithm": "eagle3",
+    "default_proposal_method": "greedy", "proposal_methods": [{"accept_tolerance": 0.0, "proposal_type": "greedy",
+    "speculative_tokens": 5, "verifier_accept_k": 1}], "verifier": {"architectures": ["LlamaForCausalLM"],
+    "name_or_path": "meta-llama/Llama-3.1-8B-Instruct"}}, "transformer_layer_config": {"attention_bias": false,
+    "attention_dropout": 0.0, "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "initializer_range":
+    0.02, "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 1, "num_key_value_heads": 8, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "use_cache": true, "vocab_size": 128256, "rope_scaling":
+    {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+    "rope_type": "llama3"}}}
+    """
+)
 
 MEDUSA_REPOSITORY: Mapping[str, Any] = {
     "base_model_name_or_path": "lmsys/vicuna-7b-v1.3",

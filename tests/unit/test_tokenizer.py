@@ -24,9 +24,8 @@ from tokenizer_models import (
 from tokenizers.processors import TemplateProcessing
 
 from wager.errors import ModelError, RequestError, TokenizerError
-from wager.models.part_encoder import token_ids
 from wager.models.random_models import byte_tokenizer
-from wager.models.tokenizer import IncrementalDecoder, Tokenizer
+from wager.models.tokenizer import IncrementalDecoder, Tokenizer, token_ids
 
 SAMPLES = (*TEXTS, *with_special(*SPECIAL))
 
