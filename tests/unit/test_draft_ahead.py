@@ -12,14 +12,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from wager.draft.ahead import AheadDrafter
+from wager.draft.ahead import AheadDrafter, BranchingDrafter, OrderedCalls, OutcomeRates, StalledError
 from wager.draft.base import Drafter
-from wager.draft.branches import BranchingDrafter
 from wager.draft.combined import InnerDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.draft.ordered_calls import OrderedCalls, StalledError
-from wager.draft.outcomes import OutcomeRates, below
+from wager.draft.trees import below
 from wager.engine.core import Engine
 from wager.testing import FailingDrafter, ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.toy import toy_engine
@@ -55,7 +53,7 @@ def threads() -> list[threading.Thread]:
 def test_guesses_are_the_models_own_through_any_history(params: SamplingParams, num_blocks: int, staged: bool) -> None:
     rng, oracle = random.Random(num_blocks), ToyOracle(NEAR)
     inner = draft_model(num_blocks=num_blocks, staged=staged)
-    drafter = AheadDrafter(inner, rows=6, redrafts=True)
+    drafter = AheadDrafter(inner, rows=6)
     known: dict[str, list[int]] = {}
     guessed = 0
     for step in range(60):
@@ -94,7 +92,7 @@ def test_guesses_are_the_models_own_through_any_history(params: SamplingParams, 
 
 def test_a_whole_draft_and_a_second_choice_are_hits() -> None:
     """With a draft model that equals the target every round is accepted to its end, and foreseen."""
-    drafter = AheadDrafter(DraftModel(ToyTarget(LAW)), redrafts=True)
+    drafter = AheadDrafter(DraftModel(ToyTarget(LAW)))
     engine = toy_engine(LAW, drafter=drafter, depth=3)
     engine.generate([Request("a", (1, 2, 3), SamplingParams(max_tokens=40, temperature=0.9, seed=3))])
     assert drafter.figures.misses == 0 and drafter.figures.hits >= 8
@@ -163,15 +161,6 @@ def test_texts_are_the_targets_own(params: SamplingParams, trees: bool, disturbe
     assert not threads()
 
 
-def test_what_is_missed_may_be_left_out() -> None:
-    drafter = AheadDrafter(draft_model(), redrafts=False)
-    engine = toy_engine(LAW, drafter=drafter, depth=4)
-    assert texts(engine, PARAMS[1]) == texts(toy_engine(LAW), PARAMS[1])
-    figures = drafter.figures
-    assert figures.left_out >= figures.misses > 0 and figures.hits > 20  # the first of a sequence is no miss
-    drafter.close()
-
-
 # --- failures -------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +189,7 @@ class Dead(DraftModel):
 def test_a_drafter_that_fails_or_talks_nonsense_changes_nothing(
     made: Callable[[], Drafter], caplog: pytest.LogCaptureFixture
 ) -> None:
-    drafter = AheadDrafter(made(), redrafts=True)
+    drafter = AheadDrafter(made())
     engine = toy_engine(LAW, drafter=drafter, depth=4)
     assert texts(engine, PARAMS[1]) == texts(toy_engine(LAW), PARAMS[1])
     if drafter.name == "failing":
@@ -213,7 +202,7 @@ def test_a_drafter_that_hangs_is_not_waited_for_again_and_no_request_is_lost(
     calls: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     dead = Dead(ToyTarget(NEAR), calls)
-    drafter = AheadDrafter(dead, patience_s=0.2, redrafts=True)
+    drafter = AheadDrafter(dead, patience_s=0.2)
     engine = toy_engine(LAW, drafter=drafter, depth=4)
     begin = time.monotonic()
     assert texts(engine, PARAMS[0]) == texts(toy_engine(LAW), PARAMS[0])
@@ -250,7 +239,7 @@ def test_calls_are_made_in_order_and_an_error_ends_them() -> None:
     calls.close()
     assert not calls.thread.is_alive()
     calls = OrderedCalls("wager-draft-test", patience_s=0.05)
-    sign, released = calls.sign(), threading.Event()
+    sign, released = calls.sign, threading.Event()
 
     def slow() -> str:
         for _ in range(4):  # longer than the patience, but with signs of life

@@ -62,7 +62,8 @@ def test_loaded_drafters_with_threads_change_no_text(models: tuple[str, str], wr
     (figures,) = engine.ahead.values()
     if policy:
         assert figures.hits + figures.misses > 10 and figures.waited_s > 0 and figures.drafted_s > 0
-    if "{0}" in written and policy and not written.startswith("slem"):  # random models write no whole characters
+    # random models write no whole characters, and end within a tree
+    if "{0}" in written and policy and not written.startswith(("slem", "model:tree")):
         assert figures.hits > 10 and sum(each.stats.accepted for each in got) > 10
     engine.close()
     engine.close()

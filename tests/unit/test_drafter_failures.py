@@ -307,7 +307,7 @@ class FailingModel(DraftModel):
 @pytest.mark.parametrize("made", [FailingModel, lambda *calls: FailingModel(*calls, trees=True)])
 def test_one_with_threads_gets_a_new_one(made: Callable[..., DraftModel], caplog: pytest.LogCaptureFixture) -> None:
     inner = made(5, 20)
-    drafter = AheadDrafter(inner, redrafts=True)
+    drafter = AheadDrafter(inner)
     engine = toy_engine(LAW, drafter=drafter, num_blocks=200)
     asked = requests(40, tokens=60)
     answers = engine.generate(asked, concurrency=3)
@@ -416,7 +416,7 @@ def test_trees_keep_within_the_context(verify: str, threads: int, tmp_path: Path
 def test_grammars_and_drafts_made_ahead_go_together(*, as_trees: bool) -> None:
     """Continuations copy how far a sequence has come in its grammar, or in its counts for penalties."""
     near = ToyTarget(replace(JSON_LAW, drift=0.2, salt=4), num_blocks=120, max_rows=64)
-    drafter = AheadDrafter(DraftModel(near, trees=as_trees), redrafts=True)
+    drafter = AheadDrafter(DraftModel(near, trees=as_trees))
     engine = toy_engine(JSON_LAW, drafter=drafter, num_blocks=200, grammars=COMPILER)
     alone = toy_engine(JSON_LAW, num_blocks=200, grammars=COMPILER)
     grammar = Grammar.regex('(true|ab|name|"[abc]*"){3,30}')

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from wager.draft.combined import HasInnerDrafter, InnerDrafter
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
-from wager.draft.trees import LEVELS, GuessedTree, RankRates, TreeShape
+from wager.draft.trees import LEVELS, GuessedTree, RankRates, TreeShape, child_of
 from wager.kernels.base import BLOCK_SIZE, Target, TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kv.blocks import BlockPool
@@ -202,17 +202,13 @@ class ChainRound(DraftRound):
         self._survival.append((self._survival[-1] if self._survival else 1.0) * probability)
         if probs is not None:
             self._probs.append(probs)
-        node = None if self._guessed is None or self.done else self._child(self._guessed, token)
+        node = None if self._guessed is None or self.done else child_of(self._guessed, self._node, token)
         if node is None:
             return None
         self._node = node
         self.right_guesses.append(node)
         self.state.fed.append(token)
         return self._row(self._first + 1 + node)
-
-    def _child(self, guessed: Draft, token: int) -> int | None:
-        edges = zip(guessed.parents, guessed.tokens, strict=True)
-        return next((child for child, edge in enumerate(edges) if edge == (self._node, token)), None)
 
     def draft(self, drafter: str) -> Draft:
         draft = Draft.chain(self.request.seq_id, self.guesses, drafter=drafter, scores=self._survival)
@@ -306,7 +302,7 @@ class DraftModel(HasInnerDrafter):
         self._sampler = sampler or GuessSampler(target.vocab, vocab=verified, kernels=kernels)
         self._states: dict[str, DraftedSequence] = {}
 
-    # ---- several continuations of one sequence (see draft/branches.py) -----------------------------------------------
+    # ---- several continuations of one sequence (see draft/ahead.py) -----------------------------------------------
 
     def fork(self, seq_id: str, new_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """See ForksSequences: keys and values of known tokens, and of guesses where they lie in their places, are

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from wager.arch import Mla, ModelSpec
 from wager.config import EngineConfig, check_rule_for_trees
 from wager.constrain.compiler import GrammarCompiler
-from wager.draft.ahead import AheadDrafter
-from wager.draft.ahead_figures import AheadFigures
+from wager.draft.ahead import AheadDrafter, AheadFigures
 from wager.draft.base import Drafter
 from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
