@@ -39,7 +39,7 @@ from wager.types import (
 R = TypeVar("R")
 
 StepListener = Callable[[Sequence[OutputDelta], StepRecord | None], object]
-"""Is told, in the event loop, what every step emitted and took."""
+"""Gets, in the event loop, what every step emitted and took."""
 
 
 _MAX_STEPS_PER_CHUNK = 4
@@ -158,7 +158,9 @@ class AsyncLLM:
     async def add(self, stream: AsyncOutputStream) -> None:
         """Give the engine the request of a stream; raises what `Engine.add` raises."""
         self._use(asyncio.get_running_loop())
-        request_id, grammar, grammars = stream.request.id, stream.request.params.grammar, self.engine.grammars
+        request_id = stream.request.id
+        grammar = stream.request.params.grammar
+        grammars = self.engine.grammars
         if request_id in self._streams:
             raise RequestError(f"Request id {request_id!r} is in use.", "Give every request its own id.")
         self._streams[request_id] = stream
@@ -222,7 +224,8 @@ class AsyncLLM:
             self._recorder.requests.add(request_id)
 
     def _deliver(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
-        recorder, rounds = self._recorder, {}
+        recorder = self._recorder
+        rounds = {}
         if recorder is not None and recorder.requests:
             recorded = [delta for delta in deltas if delta.request_id in recorder.requests]
             rounds = {(delta.request_id, delta.index): recorder.take(delta) for delta in recorded}
@@ -254,16 +257,20 @@ class AsyncLLM:
             self.on_step(deltas, record)
 
     def _steps_per_chunk(self) -> int:
-        most, streams = self.streams_per_step, len(self._streams)
+        most = self.streams_per_step
+        streams = len(self._streams)
         return 1 if most is None or streams <= most else min(_MAX_STEPS_PER_CHUNK, -(-2 * streams // most))
 
     def _wake_all(self) -> None:
-        self._steps_since_wake, unread, self._unread = 0, self._unread, set()
+        self._steps_since_wake = 0
+        unread = self._unread
+        self._unread = set()
         for stream in unread:
             stream.wake()
 
     def _forget_rounds(self, stream: AsyncOutputStream) -> None:
-        recorder, request = self._recorder, stream.request
+        recorder = self._recorder
+        request = stream.request
         if stream.with_rounds and recorder is not None:
             with suppress(ClosedError):
                 self._thread.call(lambda: recorder.forget(request))
@@ -314,7 +321,8 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         self.request = request
         self.with_rounds = False
         """Whether to record what was guessed in every round; set it before the stream starts."""
-        self._llm, self._collector = llm, OutputCollector()
+        self._llm = llm
+        self._collector = OutputCollector()
         self._uncollected: list[OutputDelta] = []
         self._deltas: deque[ChoiceDelta] = deque()
         self._readers: list[asyncio.Future[None]] = []  # who waits for deltas; an asyncio.Event takes twice the time
@@ -334,7 +342,7 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Of the choices that have ended, in that order, read or not."""
+        """The finish reasons of the choices that have ended, in that order, read or not."""
         return self._collected().finish_reasons
 
     @property
@@ -440,7 +448,7 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
 
     @property
     def waits_for_first(self) -> bool:
-        """Whether its reader has not been told of any delta."""
+        """Whether its reader has never been woken."""
         return not (self._woken or self._whole)
 
     @property
@@ -459,7 +467,8 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         self._wake()
 
     def _wake(self) -> None:
-        readers, self._readers = self._readers, []
+        readers = self._readers
+        self._readers = []
         for reader in readers:
             if not reader.done():  # its task may have been cancelled
                 reader.set_result(None)

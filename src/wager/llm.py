@@ -158,8 +158,12 @@ class OutputStream(Iterator[OutputDelta]):
             collector.add(delta)
             deltas.append(delta)
 
-        self._shared, self._id, self._deltas, self._collector = shared, request.id, deltas, collector
-        self._closed, self.request = False, request
+        self._shared = shared
+        self._id = request.id
+        self._deltas = deltas
+        self._collector = collector
+        self._closed = False
+        self.request = request
         collector.expect(request)
         shared.add(request, take)
 

@@ -23,7 +23,8 @@ class PerTenant(Generic[T]):
     no sequence uses are dropped, the least recently used first."""
 
     def __init__(self, make: Callable[[], T], *, most: int = MOST_TENANTS) -> None:
-        self._make, self._most = make, most
+        self._make = make
+        self._most = most
         self._values: OrderedDict[str, T] = OrderedDict()
         self._tenants: dict[str, str] = {}  # of sequences
         self._sequences: dict[str, int] = {}  # of tenants, how many there are
@@ -32,7 +33,7 @@ class PerTenant(Generic[T]):
         return len(self._values)
 
     def values(self) -> list[T]:
-        """Those of all tenants."""
+        """The values of all tenants."""
         return list(self._values.values())
 
     @property

@@ -24,7 +24,8 @@ class Trace:
     def timed(self, stage: str, function: Callable[..., R], *last: object) -> Callable[..., R]:
         """`function`, with its wall seconds added to `stage`. It is called with a few arguments, by position, and then
         with `last`."""
-        clock, seconds = self.clock, self._seconds
+        clock = self.clock
+        seconds = self._seconds
         seconds.setdefault(stage, 0.0)
 
         def run(*args: object) -> R:

@@ -69,7 +69,7 @@ def _named(value: object) -> str:
 GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
 
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
-"""Of a grammar's text: larger ones are refused before they are compiled."""
+"""The most characters of a grammar: larger ones are refused before they are compiled."""
 
 
 class AllowedTokens(Protocol):
@@ -706,7 +706,9 @@ class Completion:
     error_status: int = 0
 
 
-DRAFT_STAGE, POLICY_STAGE, FORWARD_STAGE = "draft", "policy", "forward"
+DRAFT_STAGE = "draft"
+POLICY_STAGE = "policy"
+FORWARD_STAGE = "forward"
 """The stages of StepRecord.seconds that are the drafters', the policy's and the target's."""
 
 

@@ -26,12 +26,12 @@ from wager.errors import GrammarError, RequestError, UsageError
 from wager.types import Grammar, Request
 
 MAX_LEXER_STATES = 20_000
-"""Of one grammar, each of 1 to 2 kB: what a grammar may take of memory. Other limits are llguidance's own: some 20 ms
-for a regular expression, 500,000 symbols."""
+"""The most states of one grammar, each of 1 to 2 kB: they bound its memory. Other limits are llguidance's own: some
+20 ms for a regular expression, 500,000 symbols."""
 
 MAX_LEXER_FUEL = 2_000_000
-"""For one mask: some 150 ms. What is known from earlier masks costs none, so it is ten times the library's default: no
-grammar in use must reach it, since whether one does depends on what was asked before."""
+"""The most for one mask, some 150 ms. What is known from earlier masks costs none, so it is ten times the library's
+default: no grammar in use must reach it, since whether one does depends on what was asked before."""
 
 MAX_COMPILE_S = 0.1
 """Processor seconds that compiling may take; grammars in use take milliseconds. Once in a while it is done again
@@ -65,7 +65,8 @@ class GrammarCompiler:
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
         self._compiled: OrderedDict[Grammar, LLGrammar] = OrderedDict()
-        self._lock, self._vocabulary_lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
+        self._vocabulary_lock = threading.Lock()
 
     def has_compiled(self, grammar: Grammar) -> bool:
         """Whether `compile` gives it back as it is."""
@@ -100,11 +101,13 @@ class GrammarCompiler:
 
     @cached_property
     def _built_vocabulary(self) -> Any:
-        tokenizer, library = self._tokenizer, _library()
+        tokenizer = self._tokenizer
+        library = _library()
         if not tokenizer.eos_ids:
             raise RequestError("The model has no token that ends a text, which a grammar needs.", "Use another model.")
         wrapped = _WrappedTokenizer(tokenizer)
-        wrapper, eos = library.TokenizerWrapper(wrapped), list(tokenizer.eos_ids)
+        wrapper = library.TokenizerWrapper(wrapped)
+        eos = list(tokenizer.eos_ids)
         # in two calls, each of which holds the interpreter's lock for some 60 ms: other threads run between them
         tokens = library.LLTokenizer(wrapper, eos_token=eos, slices=[])
         vocabulary = tokens.with_slices(library.LLTokenizer.general_slices())
@@ -112,7 +115,8 @@ class GrammarCompiler:
         return vocabulary
 
     def _compile(self, grammar: Grammar) -> LLGrammar:
-        library, vocabulary = _library(), self._vocabulary
+        library = _library()
+        vocabulary = self._vocabulary
         limits = library.LLParserLimits(
             max_lexer_states=MAX_LEXER_STATES, step_lexer_fuel=MAX_LEXER_FUEL, verbose_errors=False
         )
@@ -169,7 +173,9 @@ class LLGrammar:
     of them has met, and these are limited; `renew` begins with none."""
 
     def __init__(self, make: Callable[[], Any], vocab_size: int, compiler: GrammarCompiler | None = None) -> None:
-        self._make, self.vocab_size, self.compiler = make, vocab_size, compiler
+        self._make = make
+        self.vocab_size = vocab_size
+        self.compiler = compiler
         self.matcher = make()
 
     def start(self) -> GrammarMatcher:
@@ -181,7 +187,7 @@ class LLGrammar:
 
 
 class _WrappedTokenizer:
-    """In the form that llguidance takes. `longest_first` encodes what the tokenizer would change."""
+    """A tokenizer in the form that llguidance takes. `longest_first` encodes what the tokenizer would change."""
 
     bos_token_id = None
     longest_first: Callable[[str], list[int]] | None = None
@@ -292,7 +298,7 @@ class TokenMask:
 
 
 class GrammarMatcher:
-    """A `GrammarState`: starts from a copy of the matcher of `grammar`.
+    """A `GrammarState`, whose methods are documented there: starts from a copy of the matcher of `grammar`.
 
     Copies share what the lexer has met, and it may get too much for its limits because of others. A question that fails
     is asked again of a new matcher that has met nothing but the tokens before it: so whether it fails depends on
@@ -316,15 +322,16 @@ class GrammarMatcher:
         self._masks.clear()
 
     def copy(self) -> GrammarMatcher:
-        """See GrammarState."""
         made = object.__new__(GrammarMatcher)
-        made._grammar, made._matcher = self._grammar, self._matcher.deep_copy()
-        made._output, made._ahead, made._left = self._output.copy(), self._ahead.copy(), self._left
+        made._grammar = self._grammar
+        made._matcher = self._matcher.deep_copy()
+        made._output = self._output.copy()
+        made._ahead = self._ahead.copy()
+        made._left = self._left
         made._masks = self._masks.copy()
         return made
 
     def allowed(self, path: Sequence[int], /) -> TokenMask | None:
-        """See GrammarState."""
         if self._left is not None:
             raise GrammarError(self._left.message, self._left.hint)
         key = tuple(path)
@@ -343,7 +350,6 @@ class GrammarMatcher:
         return mask
 
     def forced(self, path: Sequence[int], /) -> list[int]:
-        """See GrammarState."""
         if self._left is not None or not self._move(path) or self._matcher.is_stopped():
             return []
         tokens: list[int] = self._matcher.compute_ff_tokens()
@@ -355,7 +361,6 @@ class GrammarMatcher:
             raise self._failure()
 
     def complete(self) -> bool:
-        """See GrammarState."""
         return self._left is None and self._move(()) and bool(self._matcher.is_stopped())
 
     def _mask(self) -> TokenMask | None:
@@ -377,7 +382,8 @@ class GrammarMatcher:
             return False  # an id of the model's own, of which the tokenizer knows nothing
         if self._matcher.is_error():
             return self._renewed(path)
-        ahead, same = self._ahead, 0
+        ahead = self._ahead
+        same = 0
         while same < len(ahead) and same < len(path) and ahead[same] == path[same]:
             same += 1
         if same < len(ahead):
@@ -400,7 +406,8 @@ class GrammarMatcher:
     def _renewed(self, path: Sequence[int]) -> bool:
         """A new matcher behind output and path; False if the path leaves the grammar, or the matcher fails there."""
         self._grammar.renew()
-        self._matcher, self._ahead = self._grammar.matcher.deep_copy(), []
+        self._matcher = self._grammar.matcher.deep_copy()
+        self._ahead = []
         if self._matcher.try_consume_tokens(self._output) < len(self._output):
             return False
         self._ahead = list(path[: self._matcher.try_consume_tokens(list(path))])

@@ -2,7 +2,7 @@
 
 Models are trained on a form of their own, which their chat template shows: JSON between <tool_call> tags (Hermes,
 Qwen), a JSON object with "parameters" (Llama 3), a JSON list after [TOOL_CALLS] (Mistral). A model whose template knows
-no tools writes a JSON object with "arguments", and is told of its tools by `tools_message`. Tools and the choice among
+no tools writes a JSON object with "arguments", and learns of its tools from `tools_message`. Tools and the choice among
 them are given as in OpenAI's API.
 """
 
@@ -106,7 +106,8 @@ def tool_grammar(
     if isinstance(tool_choice, Mapping):
         function = tool_choice.get("function")
         name = function.get("name") if isinstance(function, Mapping) else None
-        found, parallel = [tool for tool in found if tool.name == name], False
+        found = [tool for tool in found if tool.name == name]
+        parallel = False
         if not found:
             raise UsageError(f"tool_choice names {name!r}, which is not among the tools.", "Name one of the tools.")
     elif tool_choice not in ("auto", "required"):
@@ -135,7 +136,8 @@ def _calls(form: ToolFormat, *, parallel: bool) -> list[str]:
     """The rule of one call or several."""
     one = " ".join([*_terminal(form.begin, form), "tool", *_terminal(form.end, form)])
     more = f"({json.dumps(form.separator)} {one})*" if parallel else ""
-    opening, closing = " ".join(_terminal(form.opening, form)), " ".join(_terminal(form.closing, form))
+    opening = " ".join(_terminal(form.opening, form))
+    closing = " ".join(_terminal(form.closing, form))
     return [f"calls: {opening} {one} {more} {closing}"]
 
 
@@ -203,7 +205,8 @@ def _read_tool(tool: object, number: int) -> Tool:
         raise UsageError(
             f"{where} has the unknown key {str(unknown[0])[:80]!r}.", f"A function has {', '.join(_FUNCTION_KEYS)}."
         )
-    name, parameters = function.get("name"), function.get("parameters")
+    name = function.get("name")
+    parameters = function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(f"{where} has the name {name!r}.", "Names have 1 to 64 letters, digits, _ . and -.")
     if parameters is not None and not isinstance(parameters, Mapping):
@@ -251,7 +254,8 @@ class ToolCallParser:
     """
 
     def __init__(self, form: ToolFormat) -> None:
-        opening, begin = _visible(form.opening, form), _visible(form.begin, form)
+        opening = _visible(form.opening, form)
+        begin = _visible(form.begin, form)
         self._tag = "" if form.hidden else (opening + begin).strip()
         self._end = _visible(form.end, form).strip()
         before = [r"[\s,;]", *(re.escape(text.strip()) for text in (begin, opening) if text.strip())]
@@ -305,7 +309,8 @@ class ToolCallParser:
         at = self._held.find(self._tag)
         if at >= 0:
             content.append(self._held[:at].rstrip())
-            self._held, self._state = self._held[at:], "call"
+            self._held = self._held[at:]
+            self._state = "call"
             return True
         kept = 0 if last else _kept(self._held, self._tag)
         content.append(self._held[: len(self._held) - kept])
@@ -314,10 +319,10 @@ class ToolCallParser:
 
     def _read_start(self, content: list[str]) -> bool:
         """Without a tag an answer is a call if it begins as one."""
-        begun = self._held.lstrip()
-        if not begun:
+        text = self._held.lstrip()
+        if not text:
             return False
-        self._state = "call" if begun[0] in "{[" else "content"
+        self._state = "call" if text[0] in "{[" else "content"
         return True
 
     def _read_head(self, calls: list[ToolCallDelta]) -> bool:
@@ -328,7 +333,9 @@ class ToolCallParser:
             return False
         calls.append(ToolCallDelta(self.calls, json.loads(head[1])))
         self.calls += 1
-        self._held, self._state, self._value = rest[head.end() :], "arguments", _JsonValue()
+        self._held = rest[head.end() :]
+        self._state = "arguments"
+        self._value = _JsonValue()
         return True
 
     def _read_arguments(self, calls: list[ToolCallDelta]) -> bool:
@@ -388,7 +395,8 @@ class _JsonValue:
 def parse_tool_calls(text: str, form: ToolFormat) -> tuple[str, list[ToolCall]]:
     """The content and the calls of a whole answer."""
     parser = ToolCallParser(form)
-    content, calls = "", list[ToolCall]()
+    content = ""
+    calls = list[ToolCall]()
     for delta in (parser.push(text), parser.flush()):
         content += delta.content
         for part in delta.calls:

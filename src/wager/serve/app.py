@@ -53,14 +53,17 @@ class Server:
     """
 
     def __init__(self, llm: AsyncLLM, options: ServeOptions) -> None:
-        self.llm, self.options = llm, options
+        self.llm = llm
+        self.options = options
         self.admission = Admission(running=llm.engine.scheduler.max_sequences, max_waiting=options.max_waiting)
-        self._totals, name = StepTotals(), options.model_name
+        self._totals = StepTotals()
+        name = options.model_name
         self.metrics = Metrics(llm, self.admission, self._totals, model=name)
         self.live = LiveView(llm, self.admission, self._totals, self.metrics.drafts, model=name)
         llm.on_step = self._on_step
         llm.streams_per_step = _STREAMS_PER_STEP
-        self.limits, self.bodies = BodyLimits(options), BodyReader(_served_model(llm, options))
+        self.limits = BodyLimits(options)
+        self.bodies = BodyReader(_served_model(llm, options))
         self.generation = Generation(llm, options, self.limits, self.bodies, self.admission, self.metrics)
         self._started = int(time.time())
 
@@ -89,7 +92,7 @@ class Server:
         options = self.options
         keys = ApiKeys(options.api_keys, operators=options.operator_keys, share=options.share_between_keys)
         middleware = [Middleware(AccessMiddleware, keys=keys, report=report)]
-        if self.options.cors:  # around the gate, so that a page can read why it was refused
+        if self.options.cors:  # outermost, so that a page can read why it was refused
             middleware.insert(
                 0,
                 Middleware(
@@ -263,16 +266,20 @@ class ApiKeys:
 
 
 class AccessMiddleware:
-    """ASGI middleware. `report` is told path and status of every request that has ended."""
+    """ASGI middleware. `report` gets path and status of every request that has ended."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, report: Callable[[str, int], object]) -> None:
-        self._app, self._keys, self._report = app, keys, report
+        self._app = app
+        self._keys = keys
+        self._report = report
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, path, begin = Headers(scope=scope), scope["path"], time.perf_counter()
+        headers = Headers(scope=scope)
+        path = scope["path"]
+        begin = time.perf_counter()
         request_id = _request_id(headers.get("x-request-id"))
         scope.setdefault("state", {})["request_id"] = request_id
         status = _GONE
@@ -318,7 +325,8 @@ class AccessMiddleware:
 
 
 def _log_end(scope: Scope, status: int, seconds: float) -> None:
-    client, state = scope.get("client"), scope["state"]
+    client = scope.get("client")
+    state = scope["state"]
     fields = {
         "request_id": state["request_id"],
         "client": client[0] if client else "",

@@ -131,7 +131,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _know_all(cls, values: Any) -> Any:
-        """Of thousands of unknown fields the first alone is an error."""
+        """Report the first of thousands of unknown fields alone."""
         if isinstance(values, dict) and len(values) > 2 * len(_names(cls)) + 10:
             unknown = next(name for name in values if name not in _names(cls))
             raise PydanticCustomError(_UNKNOWN, "unknown field", {"name": unknown})
@@ -327,7 +327,8 @@ def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
     place[1:] = [part for part in place[1:] if not _UNION.fullmatch(part)]
     if first["type"] == _UNKNOWN:
         place.append(str(first["ctx"]["name"]))
-    field, param = ".".join(place)[:200] or "body", place[0][:200] if place else None
+    field = ".".join(place)[:200] or "body"
+    param = place[0][:200] if place else None
     if first["type"] in (_UNKNOWN, "extra_forbidden"):
         hint = f"Fields are {', '.join(kind.model_fields)}." if len(place) == 1 else "Leave it out."
         message = f"The field {field!r} is not supported."

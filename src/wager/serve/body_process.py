@@ -25,7 +25,7 @@ QUICK_BYTES = 16_000
 _PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from wager.serve.body_process import serve; serve()"
 
 _NICENESS = 5
-"""Of the process: streams come first where there are fewer cores than threads."""
+"""The niceness of the process: streams come first where there are fewer cores than threads."""
 
 _SIZE_BYTES = 8
 
@@ -48,7 +48,8 @@ class BodyReader:
     process is started with the first long body, and again if it was ended."""
 
     def __init__(self, model: ParsingContext) -> None:
-        self._here, self._tokenizer = _readers(model), model.tokenizer
+        self._here = _readers(model)
+        self._tokenizer = model.tokenizer
         self._model = pickle.dumps(model)  # now: it takes some 20 ms in which nothing else runs
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wager-bodies")
@@ -110,7 +111,8 @@ class BodyReader:
         return self._process
 
     def _end(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             process.kill()
             with suppress(OSError):
@@ -119,7 +121,8 @@ class BodyReader:
 
 def serve() -> None:
     """The process: reads bodies from its standard input, until that is closed, and writes what they are."""
-    source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    source = sys.stdin.buffer
+    target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     if hasattr(os, "nice"):
         os.nice(_NICENESS)

@@ -66,7 +66,8 @@ class BoundedConnection(HttpToolsProtocol):
         rest = memoryview(data)
         while rest and not (self._refused or self.transport.is_closing()):
             most = min(_PIECE_BYTES, MOST_HEAD_BYTES + 1 - self._head_bytes) if self._in_head else _PIECE_BYTES
-            piece, rest = bytes(rest[:most]), rest[most:]
+            piece = bytes(rest[:most])
+            rest = rest[most:]
             if self._in_head:
                 self._head_bytes += len(piece)
             super().data_received(piece)
@@ -141,7 +142,8 @@ class BoundedConnection(HttpToolsProtocol):
     # ---- time --------------------------------------------------------------------------------------------------------
 
     def _begin_head(self) -> None:
-        self._in_head, self._head_bytes = True, 0
+        self._in_head = True
+        self._head_bytes = 0
         late = f"The head of the request did not arrive within {HEAD_TIMEOUT_S:g} seconds."
         self._start("head", HEAD_TIMEOUT_S, self._refuse, 408, late)
 

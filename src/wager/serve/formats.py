@@ -57,7 +57,8 @@ class CompletionFormat:
     def __init__(self, head: AnswerHead, token_bytes: TokenBytes, *, logprobs: bool) -> None:
         self.head = head
         self.plain = not logprobs
-        self._token_bytes, self._logprobs = token_bytes, logprobs
+        self._token_bytes = token_bytes
+        self._logprobs = logprobs
         self._characters: dict[int, tuple[codecs.IncrementalDecoder, int]] = {}  # of a choice's text so far
 
     def first(self, index: int) -> None:
@@ -81,7 +82,8 @@ class CompletionFormat:
 
     def _lists(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         characters, offset = self._characters.get(index) or (codecs.getincrementaldecoder("utf-8")("replace"), 0)
-        tokens, offsets = [self._text(item.token_id) for item in logprobs], []
+        tokens = [self._text(item.token_id) for item in logprobs]
+        offsets = []
         for item, token in zip(logprobs, tokens, strict=True):
             added = characters.decode(self._token_bytes(item.token_id))
             before = len(added) - len(token) if added.endswith(token) else 0  # what earlier bytes did not complete
@@ -119,7 +121,9 @@ class ChatFormat:
     ) -> None:
         self.head = head
         self.plain = not logprobs and calls is None
-        self._token_bytes, self._logprobs, self._calls = token_bytes, logprobs, calls
+        self._token_bytes = token_bytes
+        self._logprobs = logprobs
+        self._calls = calls
         self._writers: dict[int, CallWriter] = {}
 
     def first(self, index: int) -> Mapping[str, Any]:
@@ -234,7 +238,8 @@ def prediction_use(prediction: Sequence[int], completions: Sequence[Completion])
 
 def _places(prediction: Sequence[int], completion: Completion) -> set[int]:
     """The places of the prediction whose tokens appeared."""
-    alignment, found = Alignment(list(prediction)), set[int]()
+    alignment = Alignment(list(prediction))
+    found = set[int]()
     for token in completion.token_ids:
         place = alignment.next
         if alignment.agreed and place < len(prediction) and alignment.tokens[place] == token:

@@ -41,8 +41,12 @@ class Generation:
         admission: Admission,
         metrics: Metrics,
     ) -> None:
-        self._llm, self._options, self._admission, self._metrics = llm, options, admission, metrics
-        self._limits, self._bodies = limits, bodies
+        self._llm = llm
+        self._options = options
+        self._admission = admission
+        self._metrics = metrics
+        self._limits = limits
+        self._bodies = bodies
         self._compiling = asyncio.Semaphore()
 
     async def completions(self, http: HttpRequest) -> Response:
@@ -76,7 +80,8 @@ class Generation:
 
     async def _ready(self, parsed: ParsedRequest) -> ParsedRequest:
         """The request with its grammar compiled, one at a time and in a thread, so that no step waits for it."""
-        params, grammars = parsed.params, self._llm.engine.grammars
+        params = parsed.params
+        grammars = self._llm.engine.grammars
         if params.grammar is None or grammars is None:
             return parsed
         try:

@@ -117,7 +117,7 @@ class Admission:
 
     @contextmanager
     def place(self, sequences: int) -> Iterator[None]:
-        """Room for so many sequences, while the block lasts. ApiError 400, 429 or 503 if there is none."""
+        """Room for `sequences` while the block lasts. ApiError 400, 429 or 503 if there is none."""
         if self.draining:
             raise ApiError(503, "The server is shutting down.", "Try another one.", retry_after=30)
         if sequences > self._most:
@@ -135,7 +135,7 @@ class Admission:
             self._ended.extend([self._clock()] * min(sequences, _RECENT))
 
     def retry_after(self, places: int) -> int:
-        """Whole seconds, 1 to 60, in which so many sequences end at the rate of late."""
+        """Whole seconds, 1 to 60, in which `places` sequences end at the recent rate."""
         if len(self._ended) < 2:
             return 1
         spent = self._clock() - self._ended[0]

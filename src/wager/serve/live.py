@@ -50,11 +50,15 @@ class LiveView:
     def __init__(
         self, llm: AsyncLLM, admission: Admission, totals: StepTotals, drafts: DraftCounter, *, model: str
     ) -> None:
-        self._llm, self._admission, self._totals, self._drafts = llm, admission, totals, drafts
+        self._llm = llm
+        self._admission = admission
+        self._totals = totals
+        self._drafts = drafts
         self._model = model
         self._started = time.monotonic()
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)  # seconds of the latest steps
-        self._answer, self._answered = b"", -math.inf
+        self._answer = b""
+        self._answered = -math.inf
 
     def step(self, record: StepRecord) -> None:
         self._recent.append(sum(record.seconds.values()))
@@ -64,7 +68,8 @@ class LiveView:
         del http
         now = time.monotonic()
         if now - self._answered >= _FRESH_S:
-            self._answer, self._answered = encoded(await self._numbers()), now
+            self._answer = encoded(await self._numbers())
+            self._answered = now
         return Response(self._answer, media_type="application/json")
 
     async def _numbers(self) -> dict[str, Any]:

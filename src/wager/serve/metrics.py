@@ -41,7 +41,10 @@ class Metrics:
     """Everything that is counted. `request_opened`, `step` and `http` are called in the event loop."""
 
     def __init__(self, llm: AsyncLLM, admission: Admission, totals: StepTotals, *, model: str) -> None:
-        self._llm, self._admission, self._totals, self._model = llm, admission, totals, model
+        self._llm = llm
+        self._admission = admission
+        self._totals = totals
+        self._model = model
         self._times: dict[str, _Times] = {}
         self._figures: PolicyFigures | None = None
         self._collapsed: Mapping[str, str] = {}
@@ -222,7 +225,8 @@ class Metrics:
         yield self._gauge("plain_step_seconds", "A step without drafts, as estimated.", figures.plain_step_s)
 
     def _memory(self) -> Iterable[Metric]:
-        plan, cache = self._llm.engine.memory_plan, self._llm.engine.target.decoder.cache
+        plan = self._llm.engine.memory_plan
+        cache = self._llm.engine.target.decoder.cache
         planned = {"weights": plan.weights, "workspace": plan.workspace, "drafter": plan.drafter, "cache": plan.cache}
         resident = getattr(cache, "resident_bytes", None)  # of native caches
         parts = {} if resident is None else {"reserved": plan.cache - plan.draft_cache, "resident": resident}
@@ -280,7 +284,9 @@ class WeightedHistogram:
     """Seconds by the `bounds` of their buckets, in ascending order; a value that equals a bound is below it."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], *, model: str) -> None:
-        self._name, self._text, self._model = name, text, model
+        self._name = name
+        self._text = text
+        self._model = model
         self._bounds = [float(bound) for bound in bounds]
         self._counts = [0] * (len(self._bounds) + 1)
         self._sum = 0.0

@@ -138,7 +138,7 @@ class ModelAnswer(AnswerFields):
 
 
 class TextAnswer(ModelAnswer):
-    """Of /v1/completions: whole, and each event of a stream."""
+    """An answer of /v1/completions: whole, and each event of a stream."""
 
     object: Literal["text_completion"]
     choices: list[TextChoice]
@@ -175,7 +175,7 @@ class ChatChoice(AnswerFields):
 
 
 class ChatAnswer(ModelAnswer):
-    """Of /v1/chat/completions."""
+    """An answer of /v1/chat/completions."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]

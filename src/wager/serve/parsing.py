@@ -194,7 +194,8 @@ class BodyParser:
 
     def check_characters(self, count: int, name: str) -> None:
         """ApiError for a text that is too long to be worth encoding."""
-        context, most = self.model.max_context, _LONGEST_TOKENS * self.model.max_context
+        context = self.model.max_context
+        most = _LONGEST_TOKENS * self.model.max_context
         if count > most:
             raise ApiError(
                 400,
@@ -225,7 +226,8 @@ class BodyParser:
     def _predicted(self, body: ChatBody) -> list[int] | None:
         if body.prediction is None:
             return None
-        text, most = body.prediction.text, self.model.max_context
+        text = body.prediction.text
+        most = self.model.max_context
         self.check_characters(len(text), "prediction")
         tokens = self.model.tokenizer.encode_text(text)
         if len(tokens) > most:
@@ -253,7 +255,8 @@ class BodyParser:
         **more: Any,
     ) -> ParsedRequest:
         """ApiError for prompts and parameters that the engine would refuse, which need not reach its thread."""
-        choice, model = body.speculation, self.model
+        choice = body.speculation
+        model = self.model
         parsed = ParsedRequest(
             kind=type(body),
             head=head,
@@ -367,10 +370,11 @@ class ChatTools:
         """The conversation, with a system message of the tools where the template does not know them."""
         if self.form.in_template:
             return list(messages)
-        told, first = tools_message(self.tools), messages[0]
+        description = tools_message(self.tools)
+        first = messages[0]
         if first["role"] == "system":
-            return [{**first, "content": f"{first['content']}\n\n{told}"}, *messages[1:]]
-        return [{"role": "system", "content": told}, *messages]
+            return [{**first, "content": f"{first['content']}\n\n{description}"}, *messages[1:]]
+        return [{"role": "system", "content": description}, *messages]
 
 
 def _hidden(tokenizer: Tokenizer, text: str) -> bool:

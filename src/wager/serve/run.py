@@ -106,7 +106,8 @@ class _DrainingServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, server: Server, ready: Callable[[str], None]) -> None:
         super().__init__(config)
-        self._server, self._ready = server, ready
+        self._server = server
+        self._ready = ready
         self._ends: list[asyncio.TimerHandle] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -115,7 +116,8 @@ class _DrainingServer(uvicorn.Server):
             self._ready(_url(self._server.options, sockets[0]))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        admission, seconds = self._server.admission, self._server.options.drain_timeout
+        admission = self._server.admission
+        seconds = self._server.options.drain_timeout
         admission.draining = True
         log.info("draining: %d sequences run or wait, and have %g s to end", admission.open, seconds)
         self._end_answers(seconds)
@@ -130,7 +132,7 @@ class _DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     def _end_answers(self, seconds: float) -> None:
-        """End in so many seconds what still runs, and soon after it connections whose clients do not take the rest."""
+        """End in `seconds` what still runs, and soon after it connections whose clients do not take the rest."""
         loop = asyncio.get_running_loop()
         self._ends += [
             loop.call_later(seconds, self._server.llm.abort_all),

@@ -89,7 +89,7 @@ class Answer:
 
     @property
     def finish_reason(self) -> str:
-        """Those of the choices, each once; "abort" where one has not ended."""
+        """The finish reasons of the choices, each once; "abort" where one has not ended."""
         reasons = [reason for stream in self.streams for reason in stream.finish_reasons]
         missing = len(reasons) < self._choices * len(self.streams)
         return ",".join(dict.fromkeys([*reasons, *(["abort"] if missing else [])]))
@@ -128,14 +128,16 @@ class GuessReport:
     def __init__(
         self, tokenizer: Tokenizer, requests: Sequence[Request], *, shown: Collection[str] | None = None
     ) -> None:
-        self._tokenizer, self._shown = tokenizer, shown
+        self._tokenizer = tokenizer
+        self._shown = shown
         prompts = [request.prompt for request in requests for _ in range(request.params.n)]
         self._texts = [GuessedText(IncrementalDecoder(tokenizer, after=prompt)) for prompt in prompts]
 
     def of(self, item: ChoiceDelta) -> dict[str, Any]:
         """`parts` of the text with the drafter of each ("": the model itself), the number of rejected guesses, and
         those of them that are shown."""
-        delta, made = item.delta, item.round
+        delta = item.delta
+        made = item.round
         parts = self._texts[item.choice].split(delta.text, delta.token_ids, delta.drafted_by)
         discarded = made.discarded if made else ()
         rejected = [made.draft.tokens[node] for node in discarded if self._shows(made.draft, node)] if made else []
@@ -199,7 +201,8 @@ class ChunkWriter:
     """Writes the events of one answer, in order."""
 
     def __init__(self, plan: StreamPlan) -> None:
-        self._plan, self._format = plan, plan.format
+        self._plan = plan
+        self._format = plan.format
         self._base = plan.format.envelope(stream=True) | ({"usage": None} if plan.include_usage else {})
         self._constant = plan.format.plain and plan.guesses is None and plan.prompt_tokens is None
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # of opened choices: what is before and behind a text
@@ -222,7 +225,8 @@ class ChunkWriter:
 
     def last(self, completions: Sequence[Completion]) -> bytes:
         """The events behind the last delta: usage and details, where they are wanted."""
-        plan, found = self._plan, b""
+        plan = self._plan
+        found = b""
         if plan.include_usage:
             found += event(self._format.envelope(stream=True) | {"choices": [], "usage": plan.usage(completions)})
         if plan.details is not None:
@@ -245,7 +249,8 @@ class ChunkWriter:
         return before, behind
 
     def _add(self, item: ChoiceDelta, parts: list[bytes]) -> None:
-        plan, delta = self._plan, item.delta
+        plan = self._plan
+        delta = item.delta
         self._tokens += len(delta.token_ids)
         if plan.prompt_tokens is not None:
             self._base["usage"] = {
@@ -288,7 +293,9 @@ class EventStream(Response):
     def __init__(self, answer: Answer, plan: StreamPlan, resources: AsyncExitStack) -> None:
         super().__init__(status_code=200, headers=_HEADERS)
         del self.headers["content-length"]
-        self._answer, self._plan, self._resources = answer, plan, resources
+        self._answer = answer
+        self._plan = plan
+        self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._resources:
@@ -331,7 +338,8 @@ class EventStream(Response):
 
     async def _write_answer(self, write: Callable[[bytes], Any]) -> bytes:
         """The events of the last deltas are returned: they go with the last event of the stream."""
-        writer, data = ChunkWriter(self._plan), b""
+        writer = ChunkWriter(self._plan)
+        data = b""
         while deltas := await self._answer.next_deltas():
             data = writer.events(deltas)
             if self._answer.ended:
