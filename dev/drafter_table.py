@@ -168,8 +168,7 @@ class RunFile:
             before = runs.card["settings"].get(name)
             if before != value:
                 raise UsageError(
-                    f"{self.path} was measured with {name} = {before!r}, and this is {value!r}.",
-                    "Name another file.",
+                    f"{self.path} was measured with {name} = {before!r}, and this is {value!r}.", "Name another file."
                 )
         self.path.write_text(self._whole_text() if self.path.exists() else "", encoding="utf-8")
         runs.drafters += [name for name in drafters if name not in runs.drafters]

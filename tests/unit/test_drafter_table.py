@@ -63,13 +63,6 @@ def test_prices_are_those_of_each_turns_own_pace() -> None:
     assert [prices.price(rows) for rows in (1, 2, 3, 4, 6)] == pytest.approx([1, 1.5, 1.75, 2, 2.5])
 
 
-def test_prices_never_fall_and_few_steps_do_not_count() -> None:
-    odd = turn("d", "qa", 0.01, four=answer({4: (8, 0.08), 9: (1, 5.0)}, tokens=21))
-    prices = RowPrices.of([odd])
-    assert prices.rows == (1, 2, 4)
-    assert prices.price(4) == prices.price(2) == pytest.approx(1.5)
-
-
 # ---- the bound -----------------------------------------------------------------------------------------------------
 
 

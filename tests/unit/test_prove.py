@@ -42,9 +42,8 @@ def completion(name: str, ids: tuple[int, ...], reason: FinishReason = "length",
     return Completion(name, 0, ids, "", reason, Stats(prompt_tokens=1, completion_tokens=len(ids), seed=0, **stats))
 
 
-@pytest.mark.parametrize("tokens", ["2", "3", "8", "40"])
-@pytest.mark.parametrize("prompts", ["1", "2"])
-def test_every_preempted_trial_is_preempted(proof: Proof, prompts: str, tokens: str) -> None:
+@pytest.mark.parametrize(("tokens", "prompts"), [("2", "1"), ("3", "2"), ("40", "2")])
+def test_every_preempted_trial_is_preempted(proof: Proof, tokens: str, prompts: str) -> None:
     code, value, printed = proof("--limit", prompts, "--max-tokens", tokens, "--drafter", "none", "--drafter", "ngram")
     assert code == 0, printed
     trials = [trial for trial in value["outcomes"] if "preempted" in trial["condition"]]
@@ -115,7 +114,10 @@ def test_a_failed_answer_differs_in_both() -> None:
     assert (found.first.prompt, found.first.error) == ("a", "no memory")
 
 
-@pytest.mark.parametrize("family", MODELS)
+FAMILIES = [pytest.param(name, marks=() if name == "llama" else pytest.mark.slow) for name in MODELS]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_texts_of_random_models_are_varied(proof: Proof, family: str) -> None:
     """All drafters; an error of the engine could not hide behind a constant text."""
     code, value, printed = proof("--limit", "2", "--max-tokens", "24", model=f"random:{family}:tiny")

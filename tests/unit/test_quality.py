@@ -42,19 +42,6 @@ def test_a_model_is_compared_position_by_position() -> None:
         assert value == pytest.approx(math.exp(-np.mean(logs)))
 
 
-def test_a_model_compared_with_itself() -> None:
-    a = table(3, vocab=50)
-    text = list(windows(list(range(50)), size=50))
-    found = compare_logits(lambda window: a[window], lambda window: a[window].copy(), text)
-    assert (found.kl, found.kl_99, found.top1) == (0, 0, 1)
-    assert found.perplexity == found.reference_perplexity
-
-
-def test_windows_take_the_beginning_of_a_text() -> None:
-    assert [window.tolist() for window in windows([1, 2, 3, 4, 5, 6], size=3, most=5)] == [[1, 2, 3], [4, 5]]
-    assert [len(window) for window in windows(list(range(9)), size=4)] == [4, 4]
-
-
 def test_the_text_is_fixed() -> None:
     """Figures are stated for this text; another one needs new figures."""
     assert (

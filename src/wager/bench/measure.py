@@ -132,10 +132,7 @@ def _answer(
     for answer in answers:
         if answer.finish_reason in ("error", "abort"):
             cause = answer.error or answer.finish_reason
-            raise RequestError(
-                f"Prompt {answer.request_id!r} failed: {cause}",
-                "Leave the prompt out.",
-            )
+            raise RequestError(f"Prompt {answer.request_id!r} failed: {cause}", "Leave the prompt out.")
     return answers
 
 

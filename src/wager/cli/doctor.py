@@ -60,11 +60,7 @@ def _kernels() -> dict[str, Any]:
     from wager.kernels.cpu import select
 
     chosen = select()
-    return {
-        "name": chosen.name,
-        "reason": chosen.reason,
-        "threads": chosen.threads,
-    }
+    return {"name": chosen.name, "reason": chosen.reason, "threads": chosen.threads}
 
 
 def _free_memory() -> dict[str, Any] | None:

@@ -272,11 +272,7 @@ class RoundReport:
                 "text": item.text,
                 "drafter": item.draft.drafter,
                 "rows": item.rows,
-                "seconds": {
-                    "draft": item.seconds.draft,
-                    "forward": item.seconds.forward,
-                    "rest": item.seconds.rest,
-                },
+                "seconds": {"draft": item.seconds.draft, "forward": item.seconds.forward, "rest": item.seconds.rest},
             }
             for item in self.rounds
         ]

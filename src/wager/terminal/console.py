@@ -100,12 +100,7 @@ def meter(unit: str) -> Iterator[Update]:
     from rich.console import Console
 
     amount = progress.DownloadColumn() if unit == "bytes" else progress.MofNCompleteColumn()
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        amount,
-        progress.TimeElapsedColumn(),
-    )
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), amount, progress.TimeElapsedColumn())
     with progress.Progress(*columns, console=Console(stderr=True), transient=unit != "bytes") as bars:
         tasks: dict[str, progress.TaskID] = {}
 
