@@ -230,9 +230,8 @@ NB_MODULE(_native, m) {
     bind_step(m);
     bind_match(m);
     bind_sample(m);
-    bind_commit(m);
+    bind_state(m);
     bind_ngrams(m);
-    bind_schedule(m);
     bind_policy(m);
     bind_lookup(m);
     bind_recycling(m);

@@ -1,254 +1,162 @@
 // Follows the guesses that are the target's tokens, greedy and sampled: verify/accept.py's `match`, for a whole batch.
-#include <optional>
+#include <nanobind/ndarray.h>
+
 #include <vector>
 
 #include "sampling.h"
 #include "step_bindings.h"
+#include "step_state.h"
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::Items, wager::Name, wager::ValueType;
+using wager::as_int, wager::Choosing, wager::Items, wager::SequenceState;
 
 namespace {
 
-// What samples the rows of a pass: the pool and the instruction set of the kernels, and their greatest greedy temperature.
-struct Sampler {
-    nb::object kept;
-    wager::Pool* pool;
-    const wager::Table* table;
-    double greedy;
-};
+using GreedyTokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 class TokenMatcher {
   public:
-    TokenMatcher(nb::handle verdict, nb::handle outcome)
-        : verdict_(verdict, {"seq_id", "accepted", "tokens"}),
-          outcome_(outcome, {"verdict", "drafted", "drafted_by", "logprobs", "error", "error_status"}) {}
+    TokenMatcher(nb::object pool, nb::object isa, double greedy)
+        : kept_(nb::make_tuple(pool, isa)),
+          pool_(*nb::cast<wager::Pool*>(pool)),
+          table_(*nb::cast<Isa*>(isa)->table),
+          greedy_(greedy) {}
 
-    void sample_with(nb::object pool, nb::object isa, double greedy) {
-        sampler_ = Sampler{nb::make_tuple(pool, isa), nb::cast<wager::Pool*>(pool), nb::cast<Isa*>(isa)->table, greedy};
-    }
-
-    // The outcomes of the spans that need logits, by sequence, in their order; None in place of those that Python has to
-    // find: where more than temperature and filters change a sequence's tokens, where something else is reported of them, or with a
-    // row that has no token. Then whether there is one of these. None for values that are not as they should be. `greedy`
-    // are the greedy tokens of all rows of `logits`, -1 where they are not finite.
-    nb::object match(nb::handle spans, nb::handle drafts, nb::handle greedy, nb::handle logits, nb::handle sequences) {
-        Items all, tokens;
-        if (!all.read(spans.ptr()) || !tokens.read(greedy.ptr())) return nb::none();
-        if (!PyDict_Check(drafts.ptr()) || !PyDict_Check(sequences.ptr())) return nb::none();
+    // `drafts` are (sequence, guesses, their parents). Of each the accepted nodes and the tokens; None in place of those that
+    // Python has to find: where more than temperature and filters change a sequence's tokens, where something else is reported
+    // of them, or with a row that has no token. `greedy` are the greedy tokens of all rows, -1 where they are not finite.
+    nb::list match(nb::list drafts, const GreedyTokens& greedy, const Logits& logits) {
         paths_.clear();
-        Py_ssize_t rows = 0;
+        size_t rows = 0;
         bool samples = false;
-        for (Py_ssize_t i = 0; i < all.size; ++i) {
-            const nb::object needs_logits = needs_logits_.of(all.items[i]);
-            if (!needs_logits.is_valid()) return irregular();
-            if (needs_logits.ptr() != Py_True) continue;
-            Path path;
+        for (nb::handle each : drafts) {
+            Path path(each);
             path.first = rows;
-            if (!read(path, all.items[i], drafts.ptr(), sequences.ptr()) || rows + path.size() >= tokens.size) return irregular();
-            if (path.kind == Kind::greedy && !follow(path, tokens.items + rows)) return irregular();
-            samples |= path.kind == Kind::sampled;
-            rows += 1 + path.size();
+            rows += 1 + path.guesses.size();
+            samples |= path.sequence->choosing == Choosing::sampled;
             paths_.push_back(std::move(path));
         }
-        if (samples && !sample(logits, rows)) return irregular();
-        return outcomes();
+        if (greedy.size() < rows || (samples && logits.shape(0) < rows)) throw std::invalid_argument("fewer rows than drafts need");
+        for (Path& path : paths_)
+            if (path.sequence->choosing == Choosing::greedy) follow(path, greedy.data() + path.first);
+        if (samples)
+            for (const bool filtered : {false, true}) sample(filtered, logits.data(), static_cast<int>(logits.shape(1)));
+        nb::list found;
+        for (const Path& path : paths_) found.append(path.found());
+        return found;
     }
 
   private:
-    enum class Kind { greedy, sampled, other };
-
     // One sequence's rows, and how far its path was followed.
     struct Path {
-        nb::object seq_id, draft, guess_tuple, parent_tuple;
-        Items guesses, parents;
-        Kind kind = Kind::other;
-        Py_ssize_t first = 0;  // of its rows of logits
+        const SequenceState* sequence;
+        std::vector<int64_t> guesses, parents, accepted, emitted;
+        size_t first = 0;  // of its rows of logits
         wager::Draw draw{};
-        wager::Filters filters;
-        std::vector<int64_t> accepted, emitted;
         int64_t current = -1;  // the last accepted node
         bool failed = false, ended = false;
 
-        Py_ssize_t size() const { return guesses.size; }
+        explicit Path(nb::handle draft) {
+            Items fields;
+            if (!fields.read(draft.ptr()) || fields.size != 3) throw std::invalid_argument("a draft is three values");
+            sequence = nb::cast<const SequenceState*>(nb::handle(fields.items[0]));
+            read(guesses, fields.items[1]);
+            read(parents, fields.items[2]);
+            if (guesses.size() != parents.size()) throw std::invalid_argument("a parent for each guess");
+            draw.temperature = sequence->temperature;
+            draw.seed = sequence->seed;
+            draw.position = static_cast<uint32_t>(sequence->tokens.size());
+            draw.choice = static_cast<uint32_t>(sequence->choice);
+        }
 
-        // The target's token after the current node: the guess that it is, if there is one, becomes the current node. False
-        // where a guess is no int.
-        bool step(int64_t token) {
+        static void read(std::vector<int64_t>& to, PyObject* from) {
+            Items items;
+            if (!items.read(from)) throw std::invalid_argument("guesses and parents are lists or tuples");
+            to.resize(items.size);
+            for (Py_ssize_t i = 0; i < items.size; ++i)
+                if (!as_int(items.items[i], to[i])) throw std::invalid_argument("a guess or parent is no int");
+        }
+
+        // The target's token after the current node: the guess that it is, if there is one, becomes the current node.
+        void step(int64_t token) {
             emitted.push_back(token);
-            for (int64_t next = current + 1, parent = 0, guess = 0; next < size(); ++next) {
-                if (!as_int(parents.items[next], parent) || !as_int(guesses.items[next], guess)) return false;
-                if (parent == current && guess == token) {
-                    accepted.push_back(next);
-                    current = next;
-                    return true;
+            for (auto next = static_cast<size_t>(current + 1); next < guesses.size(); ++next)
+                if (parents[next] == current && guesses[next] == token) {
+                    accepted.push_back(static_cast<int64_t>(next));
+                    current = static_cast<int64_t>(next);
+                    return;
                 }
-            }
             ended = true;
-            return true;
+        }
+
+        nb::object found() const {
+            if (sequence->choosing == Choosing::other || failed) return nb::none();
+            return nb::make_tuple(tuple_of(accepted), tuple_of(emitted));
+        }
+
+        static nb::object tuple_of(const std::vector<int64_t>& values) {
+            const nb::object made = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
+            for (size_t i = 0; i < values.size(); ++i)
+                PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(values[i]));
+            return made;
         }
     };
 
-    nb::object irregular() {
-        PyErr_Clear();
-        paths_.clear();
-        return nb::none();
-    }
-
-    bool read(Path& path, PyObject* span, PyObject* drafts, PyObject* sequences) const {
-        path.seq_id = seq_id_.of(span);
-        if (!path.seq_id.is_valid()) return false;
-        path.draft = nb::borrow(PyDict_GetItemWithError(drafts, path.seq_id.ptr()));
-        if (path.draft.is_valid()) {
-            path.guess_tuple = tokens_.of(path.draft.ptr()), path.parent_tuple = parents_.of(path.draft.ptr());
-            if (!path.guesses.read(path.guess_tuple.ptr()) || !path.parents.read(path.parent_tuple.ptr())) return false;
-            if (path.guesses.size != path.parents.size) return false;
-        }
-        PyObject* const sequence = PyDict_GetItemWithError(sequences, path.seq_id.ptr());
-        if (sequence == nullptr) return false;
-        const nb::object greedy = greedy_.of(sequence);
-        if (!greedy.is_valid()) return false;
-        if (greedy.ptr() == Py_True) path.kind = Kind::greedy;
-        return path.kind == Kind::greedy || !sampler_ || read_sampling(path, sequence);
-    }
-
-    bool read_sampling(Path& path, PyObject* sequence) const {
-        const nb::object temperature = temperature_.of(sequence);
-        if (!temperature.is_valid()) return false;
-        if (temperature.is_none()) return true;
-        const nb::object known = tokens_.of(sequence), seed = seed_.of(sequence);
-        int64_t choice = 0;
-        if (!known.is_valid() || !PyList_Check(known.ptr()) || !seed.is_valid() || !PyLong_Check(seed.ptr())) return false;
-        if (!PyFloat_Check(temperature.ptr()) || !as_int(choice_.of(sequence).ptr(), choice)) return false;
-        path.draw.temperature = PyFloat_AS_DOUBLE(temperature.ptr());
-        path.draw.seed = PyLong_AsUnsignedLongLongMask(seed.ptr());
-        path.draw.position = static_cast<uint32_t>(PyList_GET_SIZE(known.ptr()));
-        path.draw.choice = static_cast<uint32_t>(choice);
-        const nb::object filters = filters_.of(sequence);
-        if (!filters.is_valid()) return false;
-        if (!filters.is_none() && !read_filters(path.filters, filters.ptr())) return false;
-        path.kind = Kind::sampled;
-        return true;
-    }
-
-    static bool read_filters(wager::Filters& filters, PyObject* given) {
-        if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 3) return false;
-        PyObject *const top_p = PyTuple_GET_ITEM(given, 1), *const min_p = PyTuple_GET_ITEM(given, 2);
-        if (!as_int(PyTuple_GET_ITEM(given, 0), filters.top_k) || !PyFloat_Check(top_p) || !PyFloat_Check(min_p)) return false;
-        filters.top_p = PyFloat_AS_DOUBLE(top_p), filters.min_p = PyFloat_AS_DOUBLE(min_p);
-        return true;
-    }
-
     // Along the greedy tokens of its rows. All of them are looked at: a row without a token is Python's to report.
-    static bool follow(Path& path, PyObject** tokens) {
-        int64_t token = 0;
-        for (Py_ssize_t row = 0; row <= path.size(); ++row) {
-            if (!as_int(tokens[row], token)) return false;
-            path.failed |= token < 0;
-        }
-        while (!path.failed && !path.ended)
-            if (!as_int(tokens[1 + path.current], token) || !path.step(token)) return false;
-        return true;
+    static void follow(Path& path, const int32_t* tokens) {
+        for (size_t row = 0; row <= path.guesses.size(); ++row) path.failed |= tokens[row] < 0;
+        while (!path.failed && !path.ended) path.step(tokens[1 + path.current]);
     }
 
     // Along sampled tokens: one row of every sequence at a time, so that a row is sampled only if its path reaches it.
-    bool sample(nb::handle logits, Py_ssize_t rows) {
-        Py_buffer view;
-        if (PyObject_GetBuffer(logits.ptr(), &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) return false;
-        const bool fits = view.ndim == 2 && view.itemsize == 4 && std::string(view.format) == "f" && view.shape[0] >= rows;
-        const bool followed = fits && sample_rows(static_cast<const float*>(view.buf), static_cast<int>(view.shape[1]));
-        PyBuffer_Release(&view);
-        return followed;
-    }
-
-    bool sample_rows(const float* logits, int vocab) {
-        for (const bool filtered : {false, true}) {
-            std::vector<Path*> alive;
-            for (Path& path : paths_)
-                if (path.kind == Kind::sampled && path.filters.none() != filtered) alive.push_back(&path);
-            while (!alive.empty())
-                if (!sample_next(alive, filtered, logits, vocab)) return false;
-        }
-        return true;
+    void sample(bool filtered, const float* logits, int vocab) {
+        std::vector<Path*> active;
+        for (Path& path : paths_)
+            if (path.sequence->choosing == Choosing::sampled && path.sequence->filters.none() != filtered) active.push_back(&path);
+        while (!active.empty()) sample_next(active, filtered, logits, vocab);
     }
 
     // The next token of each path; those that have ended or failed are taken out.
-    bool sample_next(std::vector<Path*>& alive, bool filtered, const float* logits, int vocab) {
+    void sample_next(std::vector<Path*>& active, bool filtered, const float* logits, int vocab) {
         std::vector<wager::Draw> draws;
         std::vector<wager::Filters> filters;
-        for (Path* path : alive) {
+        for (Path* path : active) {
             path->draw.logits = logits + (path->first + 1 + path->current) * static_cast<size_t>(vocab);
             path->draw.vocab = vocab;
             draws.push_back(path->draw);
-            filters.push_back(path->filters);
+            filters.push_back(path->sequence->filters);
         }
-        std::vector<int32_t> tokens(alive.size());
+        std::vector<int32_t> tokens(active.size());
         {
             nb::gil_scoped_release release;
-            const Sampler& s = *sampler_;
-            if (filtered) wager::sample_filtered_rows(*s.pool, *s.table, draws, filters, samplers_, s.greedy, tokens.data());
-            else wager::sample_rows(*s.pool, *s.table, draws, s.greedy, tokens.data());
+            if (filtered) wager::sample_filtered_rows(pool_, table_, draws, filters, samplers_, greedy_, tokens.data());
+            else wager::sample_rows(pool_, table_, draws, greedy_, tokens.data());
         }
         size_t still = 0;
-        for (size_t i = 0; i < alive.size(); ++i) {
-            Path& path = *alive[i];
+        for (size_t i = 0; i < active.size(); ++i) {
+            Path& path = *active[i];
             path.failed = tokens[i] < 0;
-            if (!path.failed && !path.step(tokens[i])) return false;
+            if (!path.failed) path.step(tokens[i]);
             ++path.draw.position;
-            if (!path.failed && !path.ended) alive[still++] = &path;
+            if (!path.failed && !path.ended) active[still++] = &path;
         }
-        alive.resize(still);
-        return true;
+        active.resize(still);
     }
 
-    nb::object outcomes() {
-        nb::dict found;
-        bool all = true;
-        for (const Path& path : paths_) {
-            const bool known = path.kind != Kind::other && !path.failed;
-            found[path.seq_id] = known ? outcome(path) : nb::none();
-            all &= known;
-        }
-        paths_.clear();
-        return nb::make_tuple(found, all);
-    }
-
-    static nb::object tuple_of(const std::vector<int64_t>& values) {
-        const nb::object made = nb::steal(PyTuple_New(values.size()));
-        for (size_t i = 0; i < values.size(); ++i) PyTuple_SET_ITEM(made.ptr(), i, PyLong_FromLongLong(values[i]));
-        return made;
-    }
-
-    nb::object outcome(const Path& path) const {
-        const size_t count = path.accepted.size();
-        const nb::object nodes = count == 0 ? nothing_ : tuple_of(path.accepted);
-        const nb::object verdict = verdict_.make({path.seq_id, nodes, tuple_of(path.emitted)});
-        nb::object drafted_by = target_alone_;
-        if (count > 0) {
-            const nb::object drafter = drafter_.of(path.draft.ptr());
-            if (!drafter.is_valid()) throw nb::python_error();
-            drafted_by = nb::steal(PyTuple_New(count + 1));
-            for (size_t i = 0; i < count; ++i) PyTuple_SET_ITEM(drafted_by.ptr(), i, Py_NewRef(drafter.ptr()));
-            PyTuple_SET_ITEM(drafted_by.ptr(), count, Py_NewRef(empty_.ptr()));
-        }
-        return outcome_.make({verdict, nb::int_(path.size()), drafted_by, nothing_, empty_, zero_});
-    }
-
-    ValueType verdict_, outcome_;
-    std::optional<Sampler> sampler_;
+    const nb::object kept_;  // what the references below are of
+    wager::Pool& pool_;
+    const wager::Table& table_;
+    const double greedy_;                      // the greatest temperature that is greedy
     std::vector<wager::RowSampler> samplers_;  // one a thread, of rows with filters
-    std::vector<Path> paths_;  // of the step that is matched; kept so that its memory is
-    const nb::object empty_ = nb::str(""), nothing_ = nb::tuple(), zero_ = nb::int_(0), target_alone_ = nb::make_tuple(empty_);
-    const Name seq_id_{"seq_id"}, tokens_{"tokens"}, parents_{"parents"}, needs_logits_{"needs_logits"}, greedy_{"greedy"};
-    const Name drafter_{"drafter"}, temperature_{"temperature"}, filters_{"filters"}, seed_{"seed"}, choice_{"choice"};
+    std::vector<Path> paths_;                  // of the step that is matched; kept so that its memory is
 };
 
 }  // namespace
 
 void bind_match(nb::module_& m) {
     nb::class_<TokenMatcher>(m, "TokenMatcher")
-        .def(nb::init<nb::handle, nb::handle>())
-        .def("sample_with", &TokenMatcher::sample_with)
+        .def(nb::init<nb::object, nb::object, double>())
         .def("match", &TokenMatcher::match);
 }

@@ -1,21 +1,49 @@
-// The binding that packs a step. Like those beside it, it reads the engine's own values (types.py), since making arrays of
-// these first would take longer than the work: after a pass the processor's caches are cold.
+// The binding that packs a step: reads spans and drafts as plain tuples and writes the integers that a tape reads.
 #include "step_bindings.h"
 
 #include <array>
 #include <map>
+#include <memory>
+#include <string>
 
 #include "batch.h"
+#include "block_pool.h"
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::as_int32, wager::Items, wager::Name;
+using wager::as_int, wager::as_int32, wager::BlockTable, wager::CacheError, wager::CallError, wager::Items;
 
 namespace {
 
 using Address = uintptr_t;
 
-// Packs spans and drafts into the buffers of a tape. The names of the attributes live as long as the process.
+// One span with its draft, read from (id, position of the first row, tokens, needs logits, guesses, their parents, blocks).
+struct SpanRows {
+    std::string name;
+    int64_t start = 0;
+    Items tokens, guesses, parents;
+    bool needs_logits = false;
+    nb::handle blocks;
+
+    explicit SpanRows(nb::handle row) {
+        Items fields;
+        if (!fields.read(row.ptr()) || fields.size != 7) throw std::invalid_argument("a span is seven values");
+        name = nb::cast<std::string>(nb::handle(fields.items[0]));
+        if (!as_int(fields.items[1], start) || start < 0) throw std::invalid_argument("a position is no int from 0 on");
+        if (!tokens.read(fields.items[2]) || !guesses.read(fields.items[4]) || !parents.read(fields.items[5]) ||
+            guesses.size != parents.size)
+            throw std::invalid_argument("tokens and parents are lists or tuples, and guesses have a parent each");
+        needs_logits = fields.items[3] == Py_True;
+        blocks = fields.items[6];
+        if (tokens.size == 0)
+            throw CallError("The span of '" + name + "' has no rows.", "Run at least the last known token.");
+        if (guesses.size > 0 && !needs_logits)
+            throw CallError("A draft for '" + name + "' would follow a prompt chunk.", "Draft for spans that need logits only.");
+    }
+
+    int64_t rows() const { return tokens.size + guesses.size; }
+};
+
 class BatchPacker {
   public:
     // `view` makes the batch of (rows, sequences, logits rows, blocks of the longest span): views of the buffers.
@@ -24,18 +52,23 @@ class BatchPacker {
         buffers_ = {at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), max_rows, max_sequences, max_blocks};
     }
 
-    // The batch; None for values that are not as they should be, or that do not fit: verify/pack.py says then what is wrong. A
-    // value is never kept beyond the call.
-    nb::object pack(nb::handle spans, nb::handle drafts, nb::handle block_tables) {
-        wager::BatchWriter to(buffers_);
+    nb::object pack(nb::list spans) {
         packed = sizes = nb::none();
-        Items all;
-        if (!all.read(spans.ptr()) || !PyDict_Check(drafts.ptr()) || !PyDict_Check(block_tables.ptr())) return nb::none();
-        for (Py_ssize_t i = 0; i < all.size; ++i)
-            if (!add(to, all.items[i], drafts.ptr(), block_tables.ptr())) {
-                PyErr_Clear();
-                return nb::none();
-            }
+        std::vector<SpanRows> all;
+        int64_t rows = 0;
+        for (nb::handle span : spans) {
+            all.emplace_back(span);
+            rows += all.back().rows();
+        }
+        if (rows > buffers_.max_rows)
+            throw CallError("A step has " + std::to_string(rows) + " rows; the target takes " + std::to_string(buffers_.max_rows) + ".",
+                            "A policy may admit at most the rows of its budget.");
+        if (static_cast<int64_t>(all.size()) > buffers_.max_sequences)
+            throw CallError("A step has " + std::to_string(all.size()) + " sequences; the target takes " +
+                                std::to_string(buffers_.max_sequences) + ".",
+                            "Raise max_sequences.");
+        wager::BatchWriter to(buffers_);
+        for (const SpanRows& each : all) add(to, each);
         to.finish();
         Batch& batch = batch_of({to.rows(), to.sequences(), to.logits_rows(), to.blocks()});
         sizes = batch.sizes;
@@ -60,57 +93,45 @@ class BatchPacker {
         return batches_[sizes] = {view_(*made), made};
     }
 
-    bool add(wager::BatchWriter& to, PyObject* span, PyObject* drafts, PyObject* block_tables) const {
-        const nb::object seq_id = seq_id_.of(span), tokens = tokens_.of(span), needs_logits = needs_logits_.of(span);
-        int64_t computed = 0;
-        Items known;
-        if (!seq_id.is_valid() || !needs_logits.is_valid() || !known.read(tokens.ptr()) || known.size == 0) return false;
-        if (!as_int(num_computed_tokens_.of(span).ptr(), computed) || !to.begin(computed)) return false;
-        for (Py_ssize_t i = 0; i < known.size; ++i) {
-            int32_t token = 0;
-            if (!as_int32(known.items[i], token) || !to.known(token)) return false;
-        }
+    static int32_t token_at(const Items& items, Py_ssize_t index) {
+        int32_t token = 0;
+        if (!as_int32(items.items[index], token)) throw std::invalid_argument("a token is no int of 32 bits");
+        return token;
+    }
+
+    static void add(wager::BatchWriter& to, const SpanRows& span) {
+        if (!to.begin(span.start)) throw std::invalid_argument("a position is too large");
+        for (Py_ssize_t i = 0; i < span.tokens.size; ++i) to.known(token_at(span.tokens, i));
         const int last = to.rows() - 1;
-        const bool live = needs_logits.ptr() == Py_True;
-        PyObject* const draft = PyDict_GetItemWithError(drafts, seq_id.ptr());
-        if (draft != nullptr && !add_guesses(to, draft, last, live)) return false;
-        if (live) to.need_logits(last);
-        return add_blocks(to, PyDict_GetItemWithError(block_tables, seq_id.ptr()));
-    }
-
-    bool add_guesses(wager::BatchWriter& to, PyObject* draft, int last, bool live) const {
-        const nb::object tokens = tokens_.of(draft), parents = parents_.of(draft);
-        Items guesses, before;
-        if (!guesses.read(tokens.ptr()) || !before.read(parents.ptr()) || before.size != guesses.size) return false;
-        if (guesses.size > 0 && !live) return false;
-        for (Py_ssize_t i = 0; i < guesses.size; ++i) {
-            int32_t token = 0;
+        for (Py_ssize_t i = 0; i < span.guesses.size; ++i) {
             int64_t parent = 0;
-            if (!as_int32(guesses.items[i], token) || !as_int(before.items[i], parent)) return false;
-            if (!to.guess(token, parent, last)) return false;
+            if (!as_int(span.parents.items[i], parent) || !to.guess(token_at(span.guesses, i), parent, last))
+                throw std::invalid_argument("a guess's parent does not precede it");
         }
-        return true;
+        if (span.needs_logits) to.need_logits(last);
+        add_blocks(to, span);
     }
 
-    static bool add_blocks(wager::BatchWriter& to, nb::handle table) {
-        Items blocks;
+    static void add_blocks(wager::BatchWriter& to, const SpanRows& span) {
         const int needed = to.needed_blocks();
-        if (!blocks.read(table.ptr()) || blocks.size < needed || !to.has_room(needed)) return false;
+        const BlockTable* const table = nb::isinstance<BlockTable>(span.blocks) ? nb::inst_ptr<BlockTable>(span.blocks) : nullptr;
+        Items listed;
+        if (table == nullptr && !listed.read(span.blocks.ptr())) throw std::invalid_argument("blocks are no list");
+        const int64_t held = table != nullptr ? static_cast<int64_t>(table->blocks.size()) : listed.size;
+        if (held < needed)
+            throw CacheError("'" + span.name + "' holds " + std::to_string(held) + " blocks and its rows need " +
+                                 std::to_string(needed) + ".",
+                             "Reserve before packing.");
+        if (!to.has_room(needed))
+            throw CallError("A span needs " + std::to_string(needed) + " blocks, more than the target takes.", "Raise max_context.");
         int32_t* const target = to.block_table();
-        for (int i = 0; i < needed; ++i)
-            if (!as_int32(blocks.items[i], target[i])) return false;
+        for (int i = 0; i < needed; ++i) target[i] = table != nullptr ? table->blocks[i] : token_at(listed, i);
         to.end();
-        return true;
     }
 
     wager::BatchBuffers buffers_;
     nb::object view_;
     std::map<Sizes, Batch> batches_;
-    const Name seq_id_{"seq_id"};
-    const Name tokens_{"tokens"};
-    const Name parents_{"parents"};
-    const Name needs_logits_{"needs_logits"};
-    const Name num_computed_tokens_{"num_computed_tokens"};
 };
 
 }  // namespace

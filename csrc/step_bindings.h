@@ -15,9 +15,8 @@ struct Isa {
 void bind_step(nanobind::module_& m);
 void bind_match(nanobind::module_& m);
 void bind_sample(nanobind::module_& m);
-void bind_commit(nanobind::module_& m);
+void bind_state(nanobind::module_& m);
 void bind_ngrams(nanobind::module_& m);
-void bind_schedule(nanobind::module_& m);
 void bind_policy(nanobind::module_& m);
 void bind_lookup(nanobind::module_& m);
 void bind_recycling(nanobind::module_& m);

@@ -122,7 +122,7 @@ def test_a_package_imports_what_stands_below_it() -> None:
         ("engine.core", "from wager.planner import devices"),
         ("planner.cost", "def f():\n    from wager.engine.core import Engine"),
         ("economics.surface", "if TYPE_CHECKING:\n    from wager.config import EngineConfig"),
-        ("kv.blocks", "from wager.verify.pack import pack"),
+        ("kv.paged_cache", "from wager.verify.pack import pack"),
         ("draft.ngram", "importlib.import_module('wager.engine.core')"),
         ("engine.core", "from wager import LLM"),
         ("llm", "import wager.cli"),

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from wager.types import SamplingParams
-from wager.verify.choose import choose
-from wager.verify.distribution import History, changed_logits, process
+from wager.verify.distribution import History, changed_logits, choose, process
 
 VOCABS = (1, 2, 7, 40, 300, 5000, 49152)
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -25,9 +24,9 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 
 
 def sampler_of(kernels: Any) -> Any:
-    from wager.kernels.row_sampler import row_sampler
+    from wager.kernels.sampling import RowSampler
 
-    return row_sampler(kernels)
+    return RowSampler(kernels)
 
 
 def drawn_logits(rng: np.random.Generator, vocab: int) -> np.ndarray:

@@ -20,6 +20,7 @@ from wager.errors import CacheIntegrityError, ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Floats, Matrix, QuantisedMatrix
+from wager.kernels.cpu import Kernels
 from wager.kernels.inputs import Inputs
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.tape import Routing, RowSet
@@ -311,7 +312,7 @@ class ReferenceTape:
     """Records each op as a function of one row; `run` calls it for every row of its set, op after op."""
 
     def __init__(self, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
-        self.inputs, self.buffers = inputs, None
+        self.inputs, self.buffers = inputs, inputs.packer()
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._ops: list[tuple[RowSet, Callable[[int], None]]] = []
         self._paths: list[Array] = []
@@ -498,6 +499,8 @@ class ReferenceKernels:
 
     def __init__(self, dtype: str = "bfloat16") -> None:
         self.act: DType = {"bfloat16": BFLOAT16, "float32": FLOAT32}[dtype]
+        native = Kernels(threads=1)  # sequences are sampled natively, whatever computed their logits
+        self.pool, self.isa = native.pool, native.isa
 
     def pack(self, weight: Matrix, bias: Array | None = None) -> ReferenceMatrix:
         if isinstance(weight, QuantisedMatrix):

@@ -12,8 +12,7 @@ from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.cpu import Kernels
-from wager.kv.blocks import BlockPool
-from wager.kv.paged_cache import PagedKVCache
+from wager.kv.paged_cache import BlockPool, PagedKVCache
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
 from wager.trace import Trace

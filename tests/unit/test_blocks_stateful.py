@@ -1,4 +1,4 @@
-"""Block accounting under random use, against a copy of what every cell of the cache would hold."""
+"""Block accounting under random use: against the plain pool, and a copy of what every cell of the cache would hold."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from oracle.block_pool import PlainBlockPool
 from wager.errors import CacheIntegrityError
 from wager.kernels.base import BLOCK_SIZE
-from wager.kv.blocks import BlockPool
+from wager.kv.paged_cache import BlockPool
 
 TOTAL = 12
 
@@ -24,17 +25,33 @@ class BlocksMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = BlockPool(TOTAL, prefix_cache=self.prefix_cache)
+        self.table = BlockPool(TOTAL, prefix_cache=self.prefix_cache, lead=self.lead)
+        self.plain = PlainBlockPool(TOTAL, prefix_cache=self.prefix_cache, lead=self.lead)
         self.cells = [[-1] * BLOCK_SIZE for _ in range(TOTAL)]
         self.tokens: dict[str, list[int]] = {}  # computed tokens, from position 0
         self.committed: dict[str, int] = {}
+        self.leads: dict[str, list[int]] = {}
         self.serial = 0
 
     prefix_cache = True
+    lead = 0
 
     def _fresh(self) -> str:
         self.serial += 1
         return f"s{self.serial}"
+
+    def _reserve(self, name: str, length: int) -> bool:
+        enough = self.table.reserve(name, length)
+        assert self.plain.reserve(name, length) == enough
+        return enough
+
+    def _release(self, name: str) -> None:
+        self.table.release(name)
+        self.plain.release(name)
+
+    def _commit(self, name: str, tokens: list[int], length: int) -> None:
+        self.table.commit(name, [*self.leads[name], *tokens], length=length)
+        self.plain.commit(name, [*self.leads[name], *tokens], length=length)
 
     def _write(self, name: str, start: int, tokens: list[int]) -> None:
         blocks = self.table.block_table(name)
@@ -44,14 +61,21 @@ class BlocksMachine(RuleBasedStateMachine):
     def _pick(self, data: st.DataObject) -> str:
         return data.draw(st.sampled_from(sorted(self.tokens)))
 
-    @rule(data=st.data(), blocks=st.lists(st.integers(0, 1), max_size=5), tail=st.integers(1, BLOCK_SIZE))
-    def start(self, data: st.DataObject, blocks: list[int], tail: int) -> None:
+    @rule(
+        lead=st.integers(0, 1),
+        blocks=st.lists(st.integers(0, 1), max_size=5),
+        tail=st.integers(1, BLOCK_SIZE),
+        tenant=st.sampled_from(["", "", "anna"]),
+    )
+    def start(self, lead: int, blocks: list[int], tail: int, tenant: str) -> None:
         name = self._fresh()
+        self.leads[name] = [lead] * self.lead
         prompt = [block for block in blocks for _ in range(BLOCK_SIZE)] + [2] * tail
-        hit = self.table.match_prefix(name, prompt)
+        hit = self.table.match_prefix(name, [*self.leads[name], *prompt], tenant=tenant)
+        assert self.plain.match_prefix(name, [*self.leads[name], *prompt], tenant=tenant) == hit
         assert hit % BLOCK_SIZE == 0 and hit <= len(prompt) - 1
-        if not self.table.reserve(name, len(prompt)):
-            self.table.release(name)
+        if not self._reserve(name, len(prompt)):
+            self._release(name)
             return
         self._write(name, hit, prompt[hit:])
         self.tokens[name], self.committed[name] = prompt, hit
@@ -62,7 +86,7 @@ class BlocksMachine(RuleBasedStateMachine):
         name = self._pick(data)
         length = len(self.tokens[name])
         held = list(self.table.block_table(name))
-        if not self.table.reserve(name, length + count):
+        if not self._reserve(name, length + count):
             assert list(self.table.block_table(name)) == held
             assert -(-(length + count) // BLOCK_SIZE) - len(held) > self.table.num_free_blocks
             return
@@ -74,7 +98,7 @@ class BlocksMachine(RuleBasedStateMachine):
     def commit(self, data: st.DataObject) -> None:
         name = self._pick(data)
         length = data.draw(st.integers(0, len(self.tokens[name])))
-        self.table.commit(name, self.tokens[name], length=length)
+        self._commit(name, self.tokens[name], length)
         self.committed[name] = max(self.committed[name], length // BLOCK_SIZE * BLOCK_SIZE)
 
     @precondition(lambda self: self.tokens)
@@ -87,6 +111,7 @@ class BlocksMachine(RuleBasedStateMachine):
                 self.table.trim(name, length)
             return
         self.table.trim(name, length)
+        self.plain.trim(name, length)
         assert len(self.table.block_table(name)) == -(-length // BLOCK_SIZE)
         del self.tokens[name][length:]
         self.committed[name] = min(self.committed[name], length)
@@ -101,8 +126,10 @@ class BlocksMachine(RuleBasedStateMachine):
                 self.table.fork(source, name, length)
             return
         self.table.fork(source, name, length)
+        self.plain.fork(source, name, length)
+        self.leads[name] = self.leads[source]
         shared = length // BLOCK_SIZE * BLOCK_SIZE
-        self.table.commit(name, self.tokens[source], length=shared)
+        self._commit(name, self.tokens[source], shared)
         assert list(self.table.block_table(name)) == list(self.table.block_table(source))[: shared // BLOCK_SIZE]
         self.tokens[name], self.committed[name] = self.tokens[source][:shared], shared
 
@@ -110,18 +137,21 @@ class BlocksMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         name = self._pick(data)
-        self.table.release(name)
+        self._release(name)
         del self.tokens[name], self.committed[name]
 
     @rule()
     def forget(self) -> None:
         self.table.reset_prefix_cache()
+        self.plain.reset_prefix_cache()
 
     @invariant()
     def sound(self) -> None:
         self.table.check({name: len(tokens) for name, tokens in self.tokens.items()})
         held = {block for name in self.tokens for block in self.table.block_table(name)}
-        assert self.table.num_free_blocks == TOTAL - len(held)
+        assert self.table.num_free_blocks == TOTAL - len(held) == self.plain.num_free_blocks
+        for name in self.tokens:
+            assert self.table.block_table(name) == self.plain.block_table(name)
 
     @invariant()
     def reads_back(self) -> None:
@@ -134,8 +164,16 @@ class UncachedBlocksMachine(BlocksMachine):
     prefix_cache = False
 
 
-_SETTINGS = settings(max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+class LeadBlocksMachine(BlocksMachine):
+    """With tokens before the first entry, which all entries depend on."""
+
+    lead = 2
+
+
+_SETTINGS = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
 TestBlocks = BlocksMachine.TestCase
 TestBlocks.settings = _SETTINGS
 TestUncachedBlocks = UncachedBlocksMachine.TestCase
 TestUncachedBlocks.settings = _SETTINGS
+TestLeadBlocks = LeadBlocksMachine.TestCase
+TestLeadBlocks.settings = _SETTINGS

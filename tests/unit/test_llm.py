@@ -140,7 +140,7 @@ def test_a_stream_that_is_left_early_frees_its_blocks(llm: wager.LLM, way: str) 
             for _ in llm.stream("abc", long):
                 _ = 1 / 0
     assert free_blocks(llm) == before
-    assert not llm.engine.scheduler.running
+    assert not llm.engine.scheduler.num_running
     llm.generate("abc", PARAMS)
     assert not llm.engine.scheduler.busy
 
@@ -184,7 +184,7 @@ def test_an_invalid_prompt_is_refused_and_none_of_its_list_runs(llm: wager.LLM) 
     with pytest.raises(wager.RequestError, match="256"):
         llm.generate(["abc", "x" * 300], PARAMS)
     assert free_blocks(llm) == before
-    assert not llm.engine.scheduler.running and not llm.engine.scheduler.waiting
+    assert not llm.engine.scheduler.busy
 
 
 @pytest.mark.parametrize(

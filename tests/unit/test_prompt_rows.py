@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from wager.engine.row_shares import PromptRows
+from wager.engine.scheduler import PromptRows
 from wager.testing import ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.types import Request, SamplingParams, StepRecord

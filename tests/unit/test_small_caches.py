@@ -135,7 +135,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model whose weights are numbers so large that its logits overflow."""
     path = tmp_path_factory.mktemp("broken")
     tokenizer = train("gpt-2")
-    save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size()), path)
+    save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size(), head_dim=16), path)
     tokenizer.save(str(path / "tokenizer.json"))
     shards = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
     file = path / shards["model.norm.weight"]

@@ -9,6 +9,7 @@ import pytest
 
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
+from wager.kernels._native import StepState
 from wager.kernels.base import TargetOutput
 from wager.testing import FakeClock, OracleDrafter, ToyDistribution, ToyOracle
 from wager.testing.toy import toy_engine
@@ -74,6 +75,18 @@ def slowed(clock: FakeClock, seconds: float, call: Callable[..., Any]) -> Callab
     return run
 
 
+class SlowState:
+    """A state whose verbs each take a different number of seconds."""
+
+    def __init__(self, state: StepState, clock: FakeClock) -> None:
+        self._state = state
+        self.commit = slowed(clock, 1024.0, state.commit)
+        self.schedule = slowed(clock, 2048.0, state.schedule)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
 @pytest.fixture
 def timed() -> tuple[Engine, SlowPolicy, FakeClock]:
     clock = FakeClock()
@@ -81,9 +94,7 @@ def timed() -> tuple[Engine, SlowPolicy, FakeClock]:
     drafter.clock = clock
     engine = toy_engine(LAW, drafter=drafter, policy=policy, trace=Trace(clock))
     engine.runner.target.forward = slowed(clock, 512.0, engine.runner.target.forward)  # type: ignore[method-assign]
-    engine.scheduler._plain = engine.scheduler._committer = None  # so that each part can be slowed
-    engine.scheduler.block_pool.commit = slowed(clock, 1024.0, engine.scheduler.block_pool.commit)  # type: ignore[method-assign]
-    engine.scheduler.block_pool.reserve = slowed(clock, 2048.0, engine.scheduler.block_pool.reserve)  # type: ignore[method-assign]
+    engine.scheduler._state = SlowState(engine.scheduler._state, clock)  # type: ignore[assignment]
     return engine, policy, clock
 
 

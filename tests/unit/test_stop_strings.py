@@ -7,7 +7,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wager.engine.detokenizer import Detokenizer
+from wager.engine.sequence import Detokenizer
 
 
 class Spelling:

@@ -10,7 +10,7 @@ import pytest
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.tenant_policies import TenantPolicies
 from wager.kernels.base import BLOCK_SIZE
-from wager.kv.blocks import BlockPool
+from wager.kv.paged_cache import BlockPool
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT
 

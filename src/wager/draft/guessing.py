@@ -19,11 +19,9 @@ from wager.errors import GrammarError, NumericsError
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kernels.noise import argmax_gumbel, gumbel
-from wager.kernels.row_sampler import row_sampler
-from wager.kernels.sampling import SampleRequest, sample_rows
+from wager.kernels.sampling import RowSampler, SampleRequest, sample_rows
 from wager.types import DraftRequest
-from wager.verify.choose import choose
-from wager.verify.distribution import History, ProcessedDistribution, largest, process, without_replacement
+from wager.verify.distribution import History, ProcessedDistribution, choose, largest, process, without_replacement
 
 _EXCLUDED = -1e30
 """The logit of a token that is left out: finite, and no noise lifts it."""
@@ -83,7 +81,7 @@ class GuessSampler:
         self._whole = vocab >= width
         self._exponentials = np.empty(vocab, np.float32)  # kept: a row's worth of fresh memory takes longer
         self._kernels = kernels if self._whole else None
-        self._sampler = row_sampler(kernels)
+        self._sampler = RowSampler(kernels or Kernels())
 
     def row(self, output: TargetOutput, index: int) -> NDArray[np.float32]:
         """The logits of a row by the verified model's ids, float32 [ids]."""

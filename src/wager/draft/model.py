@@ -26,8 +26,7 @@ from wager.draft.guessing import Guess, GuessedRow, GuessSampler
 from wager.draft.trees import LEVELS, GuessedTree, RankRates, TreeShape, child_of
 from wager.kernels.base import BLOCK_SIZE, Target, TargetOutput
 from wager.kernels.cpu import Kernels
-from wager.kv.blocks import BlockPool
-from wager.kv.paged_cache import PagedKVCache
+from wager.kv.paged_cache import BlockPool, PagedKVCache
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams, Span
 from wager.verify.distribution import History

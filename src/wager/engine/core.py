@@ -13,15 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from wager.constrain.compiler import GrammarCompiler, with_compiled_grammar
 from wager.economics.policy.base import Policy
 from wager.engine.calls import CallGuard
-from wager.engine.detokenizer import Detokenizer, TokenDecoder
 from wager.engine.limits import check_request
 from wager.engine.outputs import OutputCollector
 from wager.engine.proposer import Proposer
 from wager.engine.request_policy import RequestPolicy
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
-from wager.engine.sequence import Sequence as RunningSequence
-from wager.engine.sequence import sequence_id
+from wager.engine.sequence import Detokenizer, EngineSequence, TokenDecoder, sequence_id
 from wager.errors import RequestError, UsageError
 from wager.kernels.base import TargetOutput
 from wager.kernels.noise import fresh_seed
@@ -227,9 +225,9 @@ class Engine:
                 self._time_stages(self._trace)
             self._policy.begin(sequence.id, weight=request.weight)
 
-    def _sequence(self, request: Request, choice: int, seed: int) -> RunningSequence:
+    def _sequence(self, request: Request, choice: int, seed: int) -> EngineSequence:
         text = Detokenizer(self._decoder(request.prompt), request.params.stop) if self._decoder else None
-        return RunningSequence(request, choice, seed=seed, text=text, eos=self._eos, drafter=self.proposer.name)
+        return EngineSequence(request, choice, seed=seed, text=text, eos=self._eos, drafter=self.proposer.name)
 
     def _check(self, request: Request) -> None:
         if request.id in self._open:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from wager.engine.sequence import Sequence as RunningSequence
+from wager.engine.sequence import EngineSequence
 from wager.errors import GrammarError
 from wager.types import Draft, GrammarState, Span, Verdict
 
@@ -39,7 +39,7 @@ class GrammarDrafts:
         spans: Sequence[Span],
         drafts: Mapping[str, Draft],
         budget: int,
-        sequences: Mapping[str, RunningSequence],
+        sequences: Mapping[str, EngineSequence],
     ) -> Mapping[str, Draft]:
         """The drafts to verify, at most `budget` rows together. Guesses sampled from draft_probs stay as they are: the
         rules that need these must not choose among them by their tokens."""
@@ -76,7 +76,7 @@ class GrammarDrafts:
         return Verdict(verdict.seq_id, tuple(accepted), verdict.tokens)
 
 
-def _is_off(sequence: RunningSequence) -> bool:
+def _is_off(sequence: EngineSequence) -> bool:
     """Whether the request turns speculation off."""
     choice = sequence.request.speculation
     return choice is not None and choice.depth == 0

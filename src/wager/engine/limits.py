@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wager.errors import RequestError
 from wager.kernels.base import BLOCK_SIZE
-from wager.kv.blocks import blocks_for
+from wager.kv.paged_cache import blocks_for
 from wager.types import Request
 
 

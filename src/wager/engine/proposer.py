@@ -53,6 +53,9 @@ class DraftableSequence(Protocol):
     def tokens(self) -> Sequence[int]: ...
 
     @property
+    def num_tokens(self) -> int: ...
+
+    @property
     def prompt_tokens(self) -> int: ...
 
     @property
@@ -266,7 +269,7 @@ class Proposer:
             if decision.depth:
                 request = DraftRequest(
                     sequence.id,
-                    len(sequence.tokens),
+                    sequence.num_tokens,
                     decision.depth,
                     sequence.params,
                     sequence.seed,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from wager.draft.base import Drafter
 from wager.economics.policy.base import Policy, WrappedPolicy, longest_that_fits, truncate_to
 from wager.engine.grammar_drafts import GrammarDrafts
-from wager.engine.sequence import Sequence as RunningSequence
+from wager.engine.sequence import EngineSequence
 from wager.errors import RequestError
 from wager.types import Draft, DraftDecision, Plan, Request, RequestSpeculation, Span, Verdict
 
@@ -23,7 +23,7 @@ class RequestPolicy(WrappedPolicy):
     """Decides as `policy`, except for requests that say how they speculate or have a grammar. `sequences` are the
     engine's."""
 
-    def __init__(self, policy: Policy, sequences: Mapping[str, RunningSequence]) -> None:
+    def __init__(self, policy: Policy, sequences: Mapping[str, EngineSequence]) -> None:
         self._sequences = sequences
         self._decisions: dict[str, DraftDecision] = {}  # of sequences whose requests choose
         self._constrained: set[str] = set()
@@ -51,7 +51,7 @@ class RequestPolicy(WrappedPolicy):
             field="speculation",
         )
 
-    def add(self, sequence: RunningSequence, drafters: Mapping[str, Drafter]) -> bool:
+    def add(self, sequence: EngineSequence, drafters: Mapping[str, Drafter]) -> bool:
         """A sequence is about to begin. Whether other methods are to be called from now on."""
         quiet = not self._says_something
         if sequence.request.speculation is not None:

@@ -11,18 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.engine.sequence import Sequence as RunningSequence
+from wager.engine.sequence import EngineSequence
 from wager.errors import GrammarError, NumericsError, UsageError
-from wager.kernels.base import BatchBuffers, TappedTarget, Target, TargetOutput
+from wager.kernels._native import BatchPacker, BlockTables
+from wager.kernels.base import TappedTarget, Target, TargetOutput
 from wager.kernels.cpu import Kernels
-from wager.kernels.matcher import token_matcher
-from wager.kernels.noise import argmax_gumbel
-from wager.kernels.row_sampler import RowSampler, row_sampler
-from wager.kernels.sampling import SampleRequest, sample_rows
+from wager.kernels.sampling import RowSampler, SampleRequest, sample_rows, token_matcher
 from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict, VerifyRule
 from wager.verify import accept
-from wager.verify.choose import choose
-from wager.verify.distribution import History, ProcessedDistribution, process, token_logprob
+from wager.verify.distribution import History, ProcessedDistribution, choose, process, token_logprob
 from wager.verify.pack import pack
 
 NOT_FINITE = "The model produced a logit that is not finite at position {}."
@@ -41,16 +38,14 @@ class InvalidRow(Exception):
 @dataclass(frozen=True)
 class TargetTokens(Sequence[int]):
     """The target's token after each row of one span, computed on demand: index 0 is the root (the last known
-    token), 1 + i follows node i of the draft. `first` is the span's first row of logits, `greedy` the greedy token of
-    each row of the pass."""
+    token), 1 + i follows node i of the draft. `first` is the span's first row of logits."""
 
-    sequence: RunningSequence
+    sequence: EngineSequence
     draft: Draft
     output: TargetOutput
-    greedy: Sequence[int]
     first: int
-    kernels: Kernels | None
-    sampler: RowSampler | None
+    kernels: Kernels
+    sampler: RowSampler
 
     def __len__(self) -> int:
         return 1 + len(self.draft)
@@ -59,7 +54,9 @@ class TargetTokens(Sequence[int]):
         params = self.sequence.params
         if not params.temperature_only:
             return self._chosen(row)
-        token = self._checked(self.greedy[self.first + row] if params.greedy else self._sampled(row), row)
+        greedy = params.greedy
+        token = int(self.output.greedy_tokens[self.first + row]) if greedy else self._sampled(row)
+        token = self._checked(token, row)
         if params.grammar is None or self._allows(token, row):
             return token
         return self._chosen(row)
@@ -67,7 +64,7 @@ class TargetTokens(Sequence[int]):
     def position(self, row: int) -> int:
         """Absolute position of the token that follows the row."""
         depth = 0 if row == 0 else self.draft.depths[row - 1]
-        return len(self.sequence.tokens) + depth
+        return self.sequence.num_tokens + depth
 
     def logits(self, row: int) -> NDArray[np.float32]:
         logits: NDArray[np.float32] = self.output.logits[self.first + row]
@@ -113,8 +110,6 @@ class TargetTokens(Sequence[int]):
 
     def _sampled(self, row: int) -> int:
         s, position = self.sequence, self.position(row)
-        if self.kernels is None:
-            return int(argmax_gumbel(self.logits(row), s.params.temperature, s.seed, position, s.choice))
         request = SampleRequest(self.first + row, s.params.temperature, s.seed, position, s.choice)
         return sample_rows(self.kernels, self.output.logits, [request])[0]
 
@@ -139,21 +134,26 @@ class TargetProbs(Sequence[NDArray[np.float64]]):
 
 
 class Runner:
-    """Runs passes of a target and applies `rule` to them. `kernels` sample natively; without them numpy does. `buffers`
+    """Runs passes of a target and applies `rule` to them. `kernels` sample (None: on one thread). `buffers`
     are those that the target's passes read, if a batch can be packed there."""
 
     def __init__(
-        self, target: Target, *, rule: VerifyRule, kernels: Kernels | None = None, buffers: BatchBuffers | None = None
+        self,
+        target: Target,
+        *,
+        rule: VerifyRule,
+        kernels: Kernels | None = None,
+        buffers: BatchPacker | None = None,
     ) -> None:
         self.target = target
         self.rule = rule
-        self.kernels = kernels
         self.buffers = buffers
-        self._matcher = token_matcher(kernels) if rule == "match" else None
-        self._sampler = row_sampler(kernels)
+        self._kernels = kernels or Kernels(threads=1)
+        self._matcher = token_matcher(self._kernels)
+        self._sampler = RowSampler(self._kernels)
 
     def pack_and_forward(
-        self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: Mapping[str, Sequence[int]]
+        self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: BlockTables
     ) -> TargetOutput:
         """One pass over the rows of spans and drafts; see verify.pack.pack."""
         return self.forward(pack(spans, drafts, block_tables, into=self.buffers))
@@ -179,26 +179,27 @@ class Runner:
         spans: Sequence[Span],
         drafts: Mapping[str, Draft],
         output: TargetOutput,
-        sequences: Mapping[str, RunningSequence],
+        sequences: Mapping[str, EngineSequence],
     ) -> dict[str, Outcome]:
-        """The outcome of every span that needs logits, by sequence."""
-        greedy: list[int] = output.greedy_tokens.tolist()  # one conversion for all rows
-        found: Mapping[str, Outcome | None] | None = None
-        if self._matcher is not None:
-            matched = self._matcher.match(spans, drafts, greedy, output.logits, sequences)
-            if matched is not None:
-                found, complete = matched
-                if complete:
-                    return found  # type: ignore[return-value]
-        outcomes, last = {}, 0
-        for span in spans:
-            if span.needs_logits:
-                seq_id = span.seq_id
-                draft = drafts.get(seq_id) or Draft(seq_id)
-                first, last = last, last + 1 + len(draft)
-                outcome = found.get(seq_id) if found else None
-                rows = TargetTokens(sequences[seq_id], draft, output, greedy, first, self.kernels, self._sampler)
-                outcomes[seq_id] = outcome or self._outcome(rows)
+        """The outcome of every span that needs logits, by sequence. Under `match` most are found natively, all at once;
+        what is left to `_outcome` are other rules, logits that more than temperature and filters change, log
+        probabilities, and rows that are not finite."""
+        spans = [span for span in spans if span.needs_logits]
+        pending = [drafts.get(span.seq_id) or Draft(span.seq_id) for span in spans]
+        found: Sequence[tuple[tuple[int, ...], tuple[int, ...]] | None] = [None] * len(spans)
+        if self.rule == "match":
+            paths = [(sequences[draft.seq_id].state, draft.tokens, draft.parents) for draft in pending]
+            found = self._matcher.match(paths, output.greedy_tokens, output.logits)
+        outcomes, first = {}, 0
+        for draft, path in zip(pending, found, strict=True):
+            if path is not None:
+                accepted, tokens = path
+                drafted_by = (*map(draft.drafter_of, accepted), "") if accepted else ("",)
+                outcomes[draft.seq_id] = Outcome(Verdict(draft.seq_id, accepted, tokens), len(draft.tokens), drafted_by)
+            else:
+                rows = TargetTokens(sequences[draft.seq_id], draft, output, first, self._kernels, self._sampler)
+                outcomes[draft.seq_id] = self._outcome(rows)
+            first += 1 + len(draft.tokens)
         return outcomes
 
     def _outcome(self, rows: TargetTokens) -> Outcome:
@@ -271,7 +272,7 @@ _VERIFIERS: Mapping[VerifyRule, Callable[[TargetTokens, int], Verdict]] = {
 
 def _coins(rows: TargetTokens) -> accept.NoiseCoins:
     s = rows.sequence
-    return accept.NoiseCoins(s.seed, len(s.tokens), s.choice)
+    return accept.NoiseCoins(s.seed, s.num_tokens, s.choice)
 
 
 def _logprobs(rows: TargetTokens, verdict: Verdict) -> tuple[TokenLogprob, ...]:

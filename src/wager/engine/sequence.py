@@ -1,15 +1,16 @@
-"""One choice of one request while it runs: its tokens, how many of them are computed, its text and its counters.
+"""One choice of one request while it runs: its request, its text, and the state that the scheduler writes.
 
-Mutable, and written by the scheduler alone.
+Tokens become text one at a time. Text that might be the beginning of a stop string is held back until it is known not
+to be one, so that streamed text is never withdrawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
-from wager.engine.detokenizer import Detokenizer
-from wager.types import FinishReason, GrammarState, Request, SamplingParams, Stats
+from wager.kernels._native import SequenceState
+from wager.types import GREEDY_TEMPERATURE, FinishReason, GrammarState, Request, SamplingParams, Stats
 from wager.verify.distribution import History
 
 
@@ -18,22 +19,8 @@ def sequence_id(request_id: str, choice: int) -> str:
     return request_id if choice == 0 else f"{request_id}#{choice}"
 
 
-@dataclass(slots=True)
-class SequenceCounters:
-    """Running counts behind `Stats`; times are clock readings in seconds, negative while unset."""
-
-    admitted_at: float = -1.0
-    first_token_at: float = -1.0
-    last_token_at: float = -1.0
-    cached_tokens: int = 0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    preemptions: int = 0
-
-
-class Sequence:
-    """`num_computed_tokens` counts the leading tokens whose keys and values are in the cache."""
+class EngineSequence:
+    """What a step changes (tokens, blocks, counts) is `state`, which the scheduler alone writes; the rest is here."""
 
     def __init__(
         self,
@@ -45,40 +32,40 @@ class Sequence:
         eos: Collection[int],
         drafter: str,
     ) -> None:
+        params = request.params
         self.id = sequence_id(request.id, choice)
         self.request, self.request_id = request, request.id
         self.choice = choice
         self.seed = seed
-        self.tokens = list(request.prompt)
-        self.num_computed_tokens = 0
-        self.overtaken = 0  # by sequences that came later, while it was the first that waits
         self.drafter = drafter
-        self.counters = SequenceCounters()
-        self.max_length = len(request.prompt) + request.params.max_tokens
-        params = request.params
-        tokens_alone = params.filters_only and params.logprobs is None
-        self.greedy = tokens_alone and params.greedy
-        """Whether its tokens are the greedy ones and nothing else is reported of them."""
-        self.temperature = float(params.temperature) if tokens_alone and not params.greedy else None
-        """Of tokens that are sampled with nothing but filters, and of which nothing else is reported."""
-        self.filters = None if params.plain else params.filters
+        self.text = text
         self.constrained = params.grammar is not None
         """Whether its output follows a grammar, which may end it."""
+        tokens_alone = params.filters_only and params.logprobs is None
+        self.state = SequenceState(
+            id=self.id,
+            request_id=request.id,
+            choice=choice,
+            tokens=request.prompt,
+            max_length=len(request.prompt) + params.max_tokens,
+            stop_ids=[*params.stop_token_ids, *(() if params.ignore_eos else eos)],
+            tenant=request.tenant,
+            seed=seed,
+            temperature=float(params.temperature) if tokens_alone else None,
+            filters=params.filters,
+            greedy=GREEDY_TEMPERATURE,
+        )
         self._history: History | None = None
         self._in_history = 0
-        self.text = text
-        self.stop_ids = frozenset(request.params.stop_token_ids) | (
-            frozenset() if request.params.ignore_eos else frozenset(eos)
-        )
 
     @property
     def history(self) -> History | None:
         """What penalties and grammar depend on, kept from when it is first asked for; None if there are none."""
         if self._history is None:
             self._history, self._in_history = History.of(self.request.prompt, self.params), self.prompt_tokens
-        if self._history is not None and self._in_history < len(self.tokens):
-            self._history.append(self.tokens[self._in_history :])
-            self._in_history = len(self.tokens)
+        if self._history is not None and self._in_history < self.num_tokens:
+            self._history.append(self.state.tokens_from(self._in_history))
+            self._in_history = self.num_tokens
         return self._history
 
     @property
@@ -96,57 +83,150 @@ class Sequence:
         return self.request.tenant
 
     @property
-    def num_pending_tokens(self) -> int:
-        """Known tokens that are not computed yet; at least one while the sequence runs."""
-        return len(self.tokens) - self.num_computed_tokens
+    def tokens(self) -> list[int]:
+        """A copy of its tokens, prompt and output."""
+        return self.state.tokens_from(0)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.state.num_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """The leading tokens whose keys and values are in the cache."""
+        return self.state.num_computed_tokens
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.request.prompt)
 
     @property
-    def output_tokens(self) -> int:
-        return len(self.tokens) - self.prompt_tokens
+    def cut_by_text(self) -> bool:
+        """Whether its text may end it: a stop string or a grammar."""
+        return self.constrained or (self.text is not None and self.text.may_stop)
 
-    def extend(self, tokens: Iterable[int], *, max_context: int) -> tuple[str, FinishReason | None]:
-        """Add emitted tokens up to one that ends the sequence. Returns the text that became certain, and why the
-        sequence ends if it does."""
-        known, detokenizer, text = self.tokens, self.text, ""
-        longest = min(self.max_length, max_context)
-        for token in tokens:
-            known.append(token)
-            if token in self.stop_ids:
-                return text + self._flush(), "stop"
-            if detokenizer is not None:
-                text += detokenizer.push(token)
-                if detokenizer.stopped:
-                    return text, "stop"
-            if self.constrained and self._grammar_is_complete():
-                return text + self._flush(), "stop"
-            if len(known) >= longest:
-                return text + self._flush(), "length"
-        return text, None
+    def text_of(self, tokens: Sequence[int], finish_reason: FinishReason | None) -> str:
+        """The text that becomes certain with tokens that were kept; the last one has no text if it is a stop token."""
+        if self.text is None:
+            return ""
+        if finish_reason is None:
+            return self.text.push_all(tokens)
+        return self.text.push_all(tokens[:-1] if finish_reason == "stop" else tokens) + self._flush()
 
-    def _grammar_is_complete(self) -> bool:
-        grammar = self.grammar
-        return grammar is not None and grammar.complete()
+    def cut_text(
+        self, tokens: Sequence[int], finish_reason: FinishReason | None
+    ) -> tuple[str, int, FinishReason | None]:
+        """As `text_of`, where a stop string or the grammar may end the sequence before `finish_reason` does: the text,
+        the number of tokens kept, and why it ends if it does."""
+        text, stop_at = "", len(tokens) - 1 if finish_reason == "stop" else len(tokens)
+        for index, token in enumerate(tokens[:stop_at]):
+            if self.text is not None:
+                text += self.text.push(token)
+                if self.text.stopped:
+                    return text, index + 1, "stop"
+            if self.constrained and self._ends_grammar(token):
+                return text + self._flush(), index + 1, "stop"
+        if finish_reason is None:
+            return text, len(tokens), None
+        return text + self._flush(), len(tokens), finish_reason
+
+    def _ends_grammar(self, token: int) -> bool:
+        """Whether this token, the next one that is kept, completes the output."""
+        history = self.history
+        if history is None or history.grammar is None:
+            return False
+        history.append([token])
+        self._in_history += 1
+        return history.grammar.complete()
 
     def _flush(self) -> str:
         return self.text.flush() if self.text else ""
 
     def stats(self) -> Stats:
-        counters = self.counters
-        started = counters.first_token_at >= 0
+        state = self.state
+        started = state.first_token_at >= 0
         return Stats(
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.output_tokens,
+            completion_tokens=state.num_tokens - self.prompt_tokens,
             seed=self.seed,
-            cached_tokens=counters.cached_tokens,
-            prefill_s=counters.first_token_at - counters.admitted_at if started else 0.0,
-            decode_s=counters.last_token_at - counters.first_token_at if started else 0.0,
-            rounds=counters.rounds,
-            drafted=counters.drafted,
-            accepted=counters.accepted,
-            preemptions=counters.preemptions,
+            cached_tokens=state.cached_tokens,
+            prefill_s=state.first_token_at - state.admitted_at if started else 0.0,
+            decode_s=state.last_token_at - state.first_token_at if started else 0.0,
+            rounds=state.rounds,
+            drafted=state.drafted,
+            accepted=state.accepted,
+            preemptions=state.preemptions,
             drafter=self.drafter,
         )
+
+
+class TokenDecoder(Protocol):
+    """Incremental decoder of a tokenizer: holds back bytes that do not make a character yet."""
+
+    def push(self, token: int, /) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Detokenizer:
+    """Text of one choice. `stopped` turns true at the first stop string; what follows it is never shown."""
+
+    def __init__(self, decoder: TokenDecoder, stop: Sequence[str] = ()) -> None:
+        self._decoder = decoder
+        self._stop = tuple(stop)
+        self._prefixes = [_HeldPrefix(each) for each in self._stop]
+        self._held = ""
+        self.stopped = False
+        self.may_stop = bool(stop)
+
+    def push(self, token: int) -> str:
+        """Text that became certain with this token."""
+        text = self._decoder.push(token)
+        return self._advance(text, last=False) if self._stop else text
+
+    def push_all(self, tokens: Sequence[int]) -> str:
+        """Text that became certain with these tokens."""
+        return "".join([self.push(token) for token in tokens])
+
+    def flush(self) -> str:
+        """What is still held back, at the end of the text."""
+        return self._advance(self._decoder.flush(), last=True)
+
+    def _advance(self, text: str, *, last: bool) -> str:
+        if self.stopped:
+            return ""
+        self._held += text
+        starts = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        if starts:
+            self.stopped = True
+            shown, self._held = self._held[: min(starts)], ""
+            return shown
+        keep = 0 if last else max((prefix.push(text) for prefix in self._prefixes), default=0)
+        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return shown
+
+
+class _HeldPrefix:
+    """How much of a stop string the text may have begun, by Knuth, Morris and Pratt: a few operations a character,
+    however long the string is."""
+
+    def __init__(self, stop: str) -> None:
+        self._stop = stop
+        self._borders = [0]  # of each prefix met so far, the longest proper prefix of it that also ends it
+        self._length = 0
+
+    def push(self, text: str) -> int:
+        """The length of the longest end of all text so far that is a prefix of the stop string. The string itself must
+        not have come."""
+        stop, borders, length = self._stop, self._borders, self._length
+        for character in text:
+            while length and stop[length] != character:
+                length = borders[length - 1]
+            length += stop[length] == character
+            if length > len(borders):
+                border = borders[-1]
+                while border and stop[border] != character:
+                    border = borders[border - 1]
+                borders.append(border + (stop[border] == character))
+        self._length = length
+        return length

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from wager.economics.policy.base import Policy, WrappedPolicy
-from wager.engine.sequence import Sequence as RunningSequence
+from wager.engine.sequence import EngineSequence
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Plan, Span
 
@@ -19,7 +19,7 @@ class TenantPolicies(WrappedPolicy):
     """Decides as the policy of the tenant whose sequences run, or as the one for several. `make` makes each of them,
     with the same latency model; `sequences` are the engine's."""
 
-    def __init__(self, make: Callable[[], Policy], sequences: Mapping[str, RunningSequence]) -> None:
+    def __init__(self, make: Callable[[], Policy], sequences: Mapping[str, EngineSequence]) -> None:
         self._make, self._sequences = make, sequences
         self._policies = PerTenant(make)
         self._of_several: Policy | None = None

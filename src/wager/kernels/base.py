@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from wager.kernels.arrays import Array
-from wager.types import Draft, PackedBatch, Span
+from wager.types import PackedBatch
 
 BLOCK_SIZE = 16
 """Tokens per block of the cache; prefixes are reused block by block."""
@@ -31,20 +31,6 @@ class KVCache(Protocol):
 
     def clear(self, block: int) -> None:
         """Zero one block (after values that were not finite)."""
-
-
-class BatchBuffers(Protocol):
-    """The inputs of a tape, with a quicker way to write a step to them than a batch of its own and then a copy."""
-
-    packed: PackedBatch | None
-    """The batch that they hold, if `pack` wrote it."""
-    sizes: tuple[int, int, int, int]
-    """Its rows, sequences, rows of logits and blocks of the longest span, while there is one."""
-
-    def pack(
-        self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: Mapping[str, Sequence[int]]
-    ) -> PackedBatch | None:
-        """What verify.pack.pack gives, valid until the next batch is packed there; None for what it does not pack."""
 
 
 @dataclass(frozen=True)

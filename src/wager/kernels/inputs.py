@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from wager.kernels.arrays import INT32, Array, zeros
+from wager.kernels import _native
+from wager.kernels.arrays import INT32, Array, address, zeros
 from wager.types import PackedBatch
 
 
@@ -40,3 +41,16 @@ class Inputs:
         self.query_start_loc[: sequences + 1] = batch.query_start_loc
         self.num_computed_tokens[:sequences] = batch.num_computed_tokens
         self.block_tables[:sequences, : batch.block_tables.shape[1]] = batch.block_tables
+
+    def packer(self) -> _native.BatchPacker:
+        """Writes batches into the buffers (verify/pack.py). A batch is a view of them, kept by its sizes."""
+        names = [field.name for field in fields(self)]
+        max_sequences, max_blocks = self.block_tables.shape
+        addresses = tuple(address(getattr(self, name)) for name in names)
+        return _native.BatchPacker(addresses, len(self.tokens), max_sequences, max_blocks, self._view)
+
+    def _view(self, rows: int, sequences: int, logits_rows: int, blocks: int) -> PackedBatch:
+        sizes = {"query_start_loc": sequences + 1, "num_computed_tokens": sequences, "logits_indices": logits_rows}
+        views = {field.name: getattr(self, field.name)[: sizes.get(field.name, rows)] for field in fields(self)}
+        views["block_tables"] = self.block_tables[:sequences, :blocks]
+        return PackedBatch(**views)

@@ -20,11 +20,9 @@ from wager.arch.layers import Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address, empty, zeros
-from wager.kernels.base import BatchBuffers
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.inputs import Inputs
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
-from wager.kernels.packer import input_packer
 
 KEY_TILE = 64
 """Keys whose scores are weighed together in attention; tiles begin at absolute positions."""
@@ -92,7 +90,7 @@ class Tape:
         if heads % kv_heads:
             raise ModelError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
         self.inputs = inputs
-        self.buffers: BatchBuffers | None = input_packer(inputs)
+        self.buffers = inputs.packer()
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._rows = self._logits_rows = len(inputs.tokens)
         self._kept: list[Any] = [inputs]

@@ -1,6 +1,7 @@
-"""The block pool together with the memory behind it: moves of accepted paths, and blocks that became invalid.
+"""The blocks of a KV cache and the memory behind them: moves of accepted paths, and blocks that became invalid.
 
-The memory belongs to the kernels (kernels.base.KVCache); the slot of a position is computed here.
+Which sequence holds which block is accounted in C++ (csrc/block_pool.h); the memory belongs to the kernels
+(kernels.base.KVCache).
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from wager.kernels._native import BlockPool as BlockPool
+from wager.kernels._native import BlockTables as BlockTables
 from wager.kernels.base import BLOCK_SIZE, KVCache
-from wager.kv.blocks import BlockPool
 
 
 class PagedKVCache:
@@ -19,6 +21,11 @@ class PagedKVCache:
     def __init__(self, pool: BlockPool, tensors: KVCache) -> None:
         self.pool = pool
         self.tensors = tensors
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Move keys and values of slots, as of an accepted path of a tree to the slots of its positions."""
+        if source:
+            self.tensors.move(np.array(source, np.int32), np.array(target, np.int32))
 
     def compact_path(self, seq_id: str, first_position: int, accepted: Sequence[int]) -> None:
         """Move keys and values of an accepted path of a tree to the slots of their positions.
@@ -29,9 +36,7 @@ class PagedKVCache:
         moves = [(first_position + node, first_position + d) for d, node in enumerate(accepted) if node != d]
         if moves:
             table = self.pool.block_table(seq_id)
-            slots = [[table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in pair] for pair in moves]
-            source, target = np.array(slots, np.int32).T
-            self.tensors.move(source, target)
+            self.move(_slots(table, [node for node, _ in moves]), _slots(table, [place for _, place in moves]))
 
     def fork(self, source: str, target: str, *, committed: int, computed: int) -> int:
         """Let a new sequence begin with the source's first `computed` positions, of which its blocks below `committed`
@@ -43,12 +48,9 @@ class PagedKVCache:
             return computed
         if not self.pool.reserve(target, computed):
             return shared
+        positions = range(shared, computed)
         tables = self.pool.block_table(source), self.pool.block_table(target)
-        slots = [
-            [table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(shared, computed)]
-            for table in tables
-        ]
-        self.tensors.move(np.array(slots[0], np.int32), np.array(slots[1], np.int32))
+        self.move(_slots(tables[0], positions), _slots(tables[1], positions))
         return computed
 
     def discard(self, blocks: Iterable[int]) -> None:
@@ -59,3 +61,12 @@ class PagedKVCache:
         for block in blocks:
             if not self.pool.is_held(block):
                 self.tensors.clear(block)
+
+
+def _slots(table: Sequence[int], positions: Iterable[int]) -> list[int]:
+    return [table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in positions]
+
+
+def blocks_for(length: int) -> int:
+    """How many blocks cover `length` positions."""
+    return -(-length // BLOCK_SIZE)

@@ -23,8 +23,7 @@ from wager.engine.scheduler import Scheduler
 from wager.engine.tenant_policies import TenantPolicies
 from wager.errors import UsageError
 from wager.kernels.cpu import Kernels, physical_cores, select
-from wager.kv.blocks import BlockPool
-from wager.kv.paged_cache import PagedKVCache
+from wager.kv.paged_cache import BlockPool, PagedKVCache
 from wager.loading import drafters as drafting
 from wager.loading import latency as latencies
 from wager.loading import memory_plan as memory

@@ -417,5 +417,5 @@ class CachedHead:
         if len(states):
             self._read_target(states)
         self._state[len(states) : rows] = fed
-        if self.buffers is None or self.buffers.packed is not batch:
+        if self.buffers.packed is not batch:
             self._tape.inputs.fill(batch)

@@ -437,7 +437,7 @@ class Decoder:
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
-        if self.buffers is not None and self.buffers.packed is batch:
+        if self.buffers.packed is batch:
             rows, sequences, logits_rows, _ = self.buffers.sizes
             if logits_rows > self.max_logits_rows:
                 self._check(batch)

@@ -16,14 +16,13 @@ from wager.economics.calibration import MAX_DEPTH, ShapeLimits, StepShape
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.surface import StepPoint
 from wager.engine.core import Engine
-from wager.engine.detokenizer import TokenDecoder
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
+from wager.engine.sequence import TokenDecoder
 from wager.errors import NumericsError, UsageError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
-from wager.kv.blocks import BlockPool
-from wager.kv.paged_cache import PagedKVCache
+from wager.kv.paged_cache import BlockPool, PagedKVCache
 from wager.trace import Trace
 from wager.types import (
     DRAFT_STAGE,

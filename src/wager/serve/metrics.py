@@ -171,8 +171,8 @@ class Metrics:
         """Called by the registry."""
         scheduler = self._llm.engine.scheduler
         pool = scheduler.block_pool
-        yield self._gauge("num_requests_running", "Sequences that decode or compute prompts.", len(scheduler.running))
-        yield self._gauge("num_requests_waiting", "Sequences that wait.", len(scheduler.waiting))
+        yield self._gauge("num_requests_running", "Sequences that decode or compute prompts.", scheduler.num_running)
+        yield self._gauge("num_requests_waiting", "Sequences that wait.", scheduler.num_waiting)
         yield self._gauge("num_requests_open", "Sequences that were let in.", self._admission.open)
         used = 1 - pool.num_free_blocks / pool.num_blocks if pool.num_blocks else 0.0
         yield self._gauge("kv_cache_usage_perc", "Share of the cache's blocks in use, 1 is all.", used)

@@ -25,8 +25,7 @@ from wager.engine.scheduler import Scheduler
 from wager.errors import CacheIntegrityError
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, KVCache, TargetOutput
-from wager.kv.blocks import BlockPool
-from wager.kv.paged_cache import PagedKVCache
+from wager.kv.paged_cache import BlockPool, PagedKVCache
 from wager.trace import Trace
 from wager.types import PackedBatch, VerifyRule
 

@@ -9,6 +9,7 @@ A drafter processes its own logits with the same function; that is what makes q 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from wager.errors import GrammarError, NumericsError, UsageError
 from wager.kernels import noise
+from wager.kernels.sampling import RowSampler
 from wager.types import SamplingParams, TokenLogprob
 from wager.verify.history import History as History
 
@@ -108,6 +110,32 @@ def process(
         if keep is not None:
             ids, z = (keep if ids is None else ids[keep]), z[keep]
     return ProcessedDistribution(ids, z)
+
+
+def choose(
+    sampler: RowSampler,
+    logits: NDArray[np.float32],
+    params: SamplingParams,
+    history: History | None,
+    *,
+    seed: int,
+    position: int,
+    choice: int,
+) -> int:
+    """The token at `position` from one row of logits, float32 [V], found natively where that is possible;
+    `process(...).choose(...)` is its definition. Arguments and errors as for `process`."""
+    token = None
+    with suppress(GrammarError):  # the definition says whether that is the first error
+        token = sampler.sample(
+            logits,
+            params,
+            edits=changed_logits(logits, params, history),
+            allowed=allowed_ids(len(logits), params, history),
+            seed=seed,
+            position=position,
+            choice=choice,
+        )
+    return process(logits, params, history).choose(seed, position, choice) if token is None else token
 
 
 def without_replacement(probs: NDArray[np.float64], tokens: Sequence[int]) -> NDArray[np.float64]:

@@ -23,9 +23,8 @@ there. Guesses beyond the number of modules are made by the last one again, whic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -34,10 +33,11 @@ from wager.draft.base import ComputedRows
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
 from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.draft.trees import MOST_NODES, FedNodes, GuessedTree, LearnsRanks, RankRates, TreeShape
+from wager.kernels._native import BatchPacker, BlockTables
 from wager.kernels.arrays import FLOAT32, INT32, Array, DType
-from wager.kernels.base import BLOCK_SIZE, BatchBuffers, KVCache, TargetOutput
+from wager.kernels.base import BLOCK_SIZE, KVCache, TargetOutput
 from wager.kernels.cpu import Kernels
-from wager.kv.blocks import BlockPool
+from wager.kv.paged_cache import BlockPool
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.distribution import History
@@ -56,7 +56,7 @@ class StateHead(Protocol):
     taps: tuple[int, ...]
     state_width: int
     state_dtype: DType
-    buffers: BatchBuffers | None
+    buffers: BatchPacker
 
     @property
     def cache(self) -> KVCache: ...
@@ -72,21 +72,10 @@ class HeadSequence:
 
     tokens: list[int]
     history: History | None
-    ahead: int = 1
     states: PendingStates = field(default_factory=PendingStates)
     origin: int = 0
     num_entries: int = 0
-    keys: list[int] = field(default_factory=list)
     tenant: str = NO_TENANT
-
-    def append(self, tokens: Sequence[int]) -> None:
-        """Tokens that became known. An entry embeds the token `ahead` places behind it and is cached under that, the
-        first one under all up to it: it depends on them."""
-        before, first = len(self.tokens), self.ahead + 1
-        self.tokens += tokens
-        if not self.keys and len(self.tokens) >= first:
-            self.keys, before = [reduce(lambda key, token: key << 32 | token, self.tokens[:first])], first
-        self.keys += self.tokens[before:] if self.keys else []
 
 
 class HeadRound:
@@ -157,10 +146,11 @@ class HeadDrafter:
         prefix_cache: bool = True,
         depth: int | None = None,
         name: str = "head",
+        lead: int = 1,
     ) -> None:
         self.name, self.taps = name, head.taps
         self.default_depth = min(depth or 4, self.max_depth)
-        self.block_pool = BlockPool(head.cache.num_blocks, prefix_cache=prefix_cache)
+        self.block_pool = BlockPool(head.cache.num_blocks, prefix_cache=prefix_cache, lead=lead)
         self._head = head
         self._format = StateFormat(head.taps, head.state_width, head.state_dtype)
         self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
@@ -174,7 +164,7 @@ class HeadDrafter:
         self.end(seq_id)
         state = self._states[seq_id] = self._sequence(History.of(tokens, params))
         state.tenant = tenant
-        state.append(tokens)
+        state.tokens += tokens
 
     def _sequence(self, history: History | None) -> HeadSequence:
         return HeadSequence([], history)
@@ -199,7 +189,7 @@ class HeadDrafter:
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         state = self._states[seq_id]
-        state.append(tokens)
+        state.tokens += tokens
         if state.history is not None:
             state.history.append(tokens)
 
@@ -245,7 +235,7 @@ class HeadDrafter:
         where the states do."""
         before = state.states.count
         if not self.block_pool.block_table(seq_id) and not state.origin:
-            state.num_entries = self.block_pool.match_prefix(seq_id, state.keys, tenant=state.tenant)
+            state.num_entries = self.block_pool.match_prefix(seq_id, state.tokens, tenant=state.tenant)
         state.states.drop(state.origin + state.num_entries)
         if state.states.first > state.origin + state.num_entries:
             self.block_pool.release(seq_id)
@@ -289,7 +279,7 @@ class HeadDrafter:
         """Let others find the known entries that were computed."""
         for r in rounds:
             if not r.state.origin:
-                self.block_pool.commit(r.request.seq_id, r.state.keys, length=r.state.num_entries)
+                self.block_pool.commit(r.request.seq_id, r.state.tokens, length=r.state.num_entries)
 
     def _forget(self, state: HeadSequence, rows: int) -> None:
         """Drop a sequence's oldest states, so that it begins later."""
@@ -416,7 +406,7 @@ def _known(r: HeadTreeRound, span: Span) -> _Served:
     return _Served(r, span.num_computed_tokens, span.tokens, range(-1, rows - 1), wanted)
 
 
-def _packed(served: Sequence[_Served], block_tables: Mapping[str, Sequence[int]]) -> PackedBatch:
+def _packed(served: Sequence[_Served], block_tables: BlockTables) -> PackedBatch:
     """The rows of a pass. Several rows of a sequence may be the first of their path (parent -1), which spans with
     drafts behind them (verify/pack.py) cannot say. Row j of a sequence is cached at place `start` + j."""
     tokens: list[int] = []
@@ -438,7 +428,7 @@ def _packed(served: Sequence[_Served], block_tables: Mapping[str, Sequence[int]]
     blocks = [block_tables[each.round.request.seq_id] for each in served]
     tables = np.zeros((len(served), max(map(len, blocks))), INT32)
     for index, table in enumerate(blocks):
-        tables[index, : len(table)] = table
+        tables[index, : len(table)] = list(table)
     return PackedBatch(
         tokens=np.array(tokens, INT32),
         positions=np.array(positions, INT32),
@@ -570,13 +560,13 @@ class ModulesDrafter(HeadDrafter):
 
     def __init__(self, head: ModulesHead, **options: Any) -> None:
         """`options` are HeadDrafter's."""
-        super().__init__(head, **options)
+        super().__init__(head, lead=head.modules, **options)
         self._rounds: list[ModulesRound] = []
 
     def _sequence(self, history: History | None) -> ModulesSequence:
         further = self._head.modules - 1
         given = [PendingStates() for _ in range(further)]
-        return ModulesSequence([], history, ahead=further + 1, given=given, entries=[0] * further)
+        return ModulesSequence([], history, given=given, entries=[0] * further)
 
     def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> ModulesRound | None:
         depth = min(request.depth, self._head.max_context - known + 1)
@@ -617,5 +607,5 @@ class ModulesDrafter(HeadDrafter):
             r.computed(span, output.taps[0][first : first + len(span.tokens)])
             first += len(span.tokens)
             if not r.state.origin:
-                self.block_pool.commit(r.request.seq_id, r.state.keys, length=r.state.entries[-1])
+                self.block_pool.commit(r.request.seq_id, r.state.tokens, length=r.state.entries[-1])
         self._draw([r for r, span in spans if span.needs_logits], output)

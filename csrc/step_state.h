@@ -1,0 +1,276 @@
+// What the steps of an engine change: each sequence's tokens, how many of them are computed, its blocks and its counts, and
+// which sequences run and wait. Knows no Python; engine/scheduler.py says what the verbs mean.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "block_pool.h"
+#include "row_sampler.h"
+
+namespace wager {
+
+enum class Finish { none, stop, length };
+
+// How a sequence's tokens follow from logits: the greedy ones, sampled by temperature and filters alone, or as Python finds.
+enum class Choosing { greedy, sampled, other };
+
+// One sequence, that is, one choice of one request. Times are readings of the engine's clock, negative while unset.
+struct SequenceState {
+    std::string id, request_id, tenant;
+    int32_t choice = 0;
+    std::vector<int32_t> tokens;
+    int64_t prompt_tokens = 0, max_length = 0;
+    std::vector<int32_t> stop_ids;
+    Choosing choosing = Choosing::other;
+    uint64_t seed = 0;
+    double temperature = 0.0;
+    Filters filters;
+
+    int64_t computed = 0;  // leading tokens whose keys and values are in the cache
+    std::shared_ptr<BlockTable> table;
+    bool running = false;
+    double admitted_at = -1.0, first_token_at = -1.0, last_token_at = -1.0;
+    int64_t cached_tokens = 0, rounds = 0, drafted = 0, accepted = 0, preemptions = 0;
+    int64_t overtaken = 0;  // by sequences that came later, while it was the first that waits
+
+    int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+    int64_t pending() const { return length() - computed; }  // at least one while it runs
+    bool decodes() const { return pending() == 1; }
+};
+using SequencePtr = std::shared_ptr<SequenceState>;
+
+// The rows of a sequence in a step: tokens [start, end) and room for `drafts` guesses.
+struct ScheduledRows {
+    SequencePtr sequence;
+    int64_t start, end, drafts;
+};
+
+// What a pass means for a sequence: `rows` of its tokens were computed; `tokens` follow, the first of them the accepted nodes
+// of its draft. Without tokens it was a chunk of a prompt.
+struct PassResult {
+    SequencePtr sequence;
+    int64_t rows = 0, drafted = 0;
+    std::vector<int32_t> tokens, accepted;
+};
+
+// Of the tokens that followed those that were kept, of the accepted nodes too, and why the sequence ends if it does.
+struct Kept {
+    int64_t tokens = 0, accepted = 0;
+    Finish finish = Finish::none;
+};
+
+class StepState {
+  public:
+    StepState(std::shared_ptr<BlockPool> pool, int64_t max_rows, int64_t max_sequences, int64_t max_context)
+        : pool_(std::move(pool)), max_rows_(max_rows), max_sequences_(max_sequences), max_context_(max_context) {}
+
+    BlockPool& pool() const { return *pool_; }
+    const std::vector<SequencePtr>& running() const { return running_; }
+    const std::deque<SequencePtr>& waiting() const { return waiting_; }
+    int64_t num_decoding() const {
+        return std::count_if(running_.begin(), running_.end(), [](const SequencePtr& s) { return s->decodes(); });
+    }
+
+    void add(const SequencePtr& sequence) {
+        sequences_[sequence->id] = sequence;
+        waiting_.push_back(sequence);
+    }
+
+    // Removes a sequence that has ended, and frees its blocks.
+    void remove(const SequencePtr& sequence) {
+        if (sequence->running) running_.erase(std::find(running_.begin(), running_.end(), sequence));
+        else waiting_.erase(std::find(waiting_.begin(), waiting_.end(), sequence));
+        release(*sequence);
+        sequences_.erase(sequence->id);
+    }
+
+    // Frees the blocks of running sequences, the youngest first; they keep their tokens and are the first of those that wait.
+    void preempt_all() {
+        while (!running_.empty()) preempt_youngest();
+    }
+
+    // The rows of the next step, with blocks reserved for them and for `drafts` guesses of each sequence, as length and blocks
+    // allow. Sequences that decode are served first, the oldest first; then prompts, at most `most` rows of them, in the rows
+    // beyond `kept`: short ones, then those that were begun, then those that wait. Where blocks run out, room for guesses goes
+    // first, then the youngest sequence is preempted.
+    std::vector<ScheduledRows> schedule(int64_t drafts, int64_t kept, int64_t most, double now) {
+        std::vector<ScheduledRows> rows;
+        std::vector<SequencePtr> decoding;
+        bool enough_blocks = true;
+        for (const SequencePtr& each : running_)
+            if (each->decodes()) decoding.push_back(each);
+        for (const SequencePtr& each : decoding)
+            if (const int64_t left = max_rows_ - count(rows); left > 0 && each->running)
+                enough_blocks &= schedule(each, left, drafts, rows);
+        if (!waiting_.empty() || decoding.size() < running_.size()) schedule_prompts(drafts, kept, most, now, enough_blocks, rows);
+        return rows;
+    }
+
+    // How many of the tokens that follow a sequence's own are kept: up to one that ends it.
+    Kept cut(const SequenceState& sequence, const std::vector<int32_t>& tokens) const {
+        const int64_t longest = std::min(sequence.max_length, max_context_);
+        Kept kept;
+        for (const int32_t token : tokens) {
+            ++kept.tokens;
+            if (std::find(sequence.stop_ids.begin(), sequence.stop_ids.end(), token) != sequence.stop_ids.end())
+                kept.finish = Finish::stop;
+            else if (sequence.length() + kept.tokens >= longest)
+                kept.finish = Finish::length;
+            if (kept.finish != Finish::none) break;
+        }
+        return kept;
+    }
+
+    // Writes what a pass means: appends tokens, registers blocks that are full, frees those that only guesses needed. Adds the
+    // slots that accepted nodes of trees lie in to `from`, and those of their positions to `to`.
+    Kept commit(const PassResult& result, double now, std::vector<int32_t>& from, std::vector<int32_t>& to) {
+        SequenceState& sequence = *result.sequence;
+        Kept kept = cut(sequence, result.tokens);
+        kept.accepted = std::min(kept.tokens, static_cast<int64_t>(result.accepted.size()));
+        const int64_t known = sequence.length();
+        for (int64_t depth = 0; depth < kept.accepted; ++depth)
+            if (const int64_t node = result.accepted[depth]; node != depth) {
+                from.push_back(sequence.table->slot(known + node));
+                to.push_back(sequence.table->slot(known + depth));
+            }
+        sequence.tokens.insert(sequence.tokens.end(), result.tokens.begin(), result.tokens.begin() + kept.tokens);
+        sequence.computed += result.rows + kept.accepted;
+        pool_->commit(*sequence.table, {sequence.tokens.data(), 0}, sequence.computed);
+        pool_->trim(*sequence.table, sequence.computed);
+        if (kept.tokens > 0) {
+            if (sequence.first_token_at < 0) sequence.first_token_at = now;
+            sequence.last_token_at = now;
+            sequence.rounds += 1;
+            sequence.drafted += result.drafted;
+            sequence.accepted += kept.accepted;
+        }
+        return kept;
+    }
+
+  private:
+    static constexpr int64_t kShortRows = 64;      // of a step for prompts that fit in them whole: they wait for no long ones
+    static constexpr int64_t kMostOvertaken = 64;  // how often the first that waits is overtaken before it is its turn
+
+    static int64_t count(const std::vector<ScheduledRows>& rows) {
+        int64_t sum = 0;
+        for (const ScheduledRows& each : rows) sum += each.end - each.start;
+        return sum;
+    }
+
+    void schedule_prompts(int64_t drafts, int64_t kept, int64_t most, double now, bool enough_blocks,
+                          std::vector<ScheduledRows>& rows) {
+        const int64_t free_rows = max_rows_ - count(rows) - kept, end = count(rows) + std::min(free_rows, most);
+        std::vector<SequencePtr> begun;
+        for (const SequencePtr& each : running_)
+            if (each->pending() > 1) begun.push_back(each);
+        std::vector<SequencePtr> prompts = begun;
+        prompts.insert(prompts.end(), waiting_.begin(), waiting_.end());
+        int64_t short_rows = std::min(kShortRows, free_rows);
+        for (const SequencePtr& each : prompts) {
+            if (short_rows <= 0 || !enough_blocks) break;
+            const int64_t pending = each->pending();
+            if (pending > short_rows || (!each->running && !overtake(each, now))) continue;
+            enough_blocks &= schedule(each, pending, drafts, rows);
+            short_rows -= pending;
+        }
+        for (const SequencePtr& each : begun) {
+            const bool scheduled = std::any_of(rows.begin(), rows.end(), [&](const ScheduledRows& r) { return r.sequence == each; });
+            if (const int64_t left = end - count(rows); left > 0 && !scheduled && each->running)
+                enough_blocks &= schedule(each, left, drafts, rows);
+        }
+        while (enough_blocks && !waiting_.empty() && static_cast<int64_t>(running_.size()) < max_sequences_) {
+            const int64_t left = end - count(rows);
+            if (left <= 0 || !start(waiting_.front(), now)) break;
+            schedule(running_.back(), left, drafts, rows);
+        }
+    }
+
+    // Starts a waiting sequence before those that came earlier; false where it has no place, or where the first one was
+    // overtaken so often that it is its turn.
+    bool overtake(const SequencePtr& sequence, double now) {
+        const SequencePtr first = waiting_.front();
+        if (static_cast<int64_t>(running_.size()) >= max_sequences_) return false;
+        if (sequence != first && first->overtaken >= kMostOvertaken) return false;
+        if (!start(sequence, now)) return false;
+        if (sequence != first) first->overtaken += 1;
+        return true;
+    }
+
+    // Adds a running sequence's rows, at most `left`. False if blocks were too few, even if only its guesses lacked them.
+    bool schedule(const SequencePtr& sequence, int64_t left, int64_t drafts, std::vector<ScheduledRows>& rows) {
+        const int64_t start = sequence->computed, known = sequence->length(), end = std::min(known, start + left);
+        if (end < known) drafts = 0;
+        else drafts = std::max<int64_t>(0, std::min(drafts, std::min(sequence->max_length, max_context_) - known - 1));
+        const bool enough_blocks = pool_->reserve(*sequence->table, end + drafts);
+        if (!enough_blocks) {
+            drafts = 0;
+            while (!pool_->reserve(*sequence->table, end)) {
+                const SequencePtr youngest = preempt_youngest();
+                rows.erase(std::remove_if(rows.begin(), rows.end(), [&](const ScheduledRows& each) { return each.sequence == youngest; }),
+                           rows.end());
+                if (youngest == sequence) return false;
+            }
+        }
+        rows.push_back({sequence, start, end, drafts});
+        return enough_blocks;
+    }
+
+    SequencePtr preempt_youngest() {
+        const SequencePtr youngest = running_.back();
+        running_.pop_back();
+        release(*youngest);
+        youngest->preemptions += 1;
+        waiting_.push_front(youngest);
+        return youngest;
+    }
+
+    void release(SequenceState& sequence) {
+        pool_->release(sequence.id);
+        sequence.table = nullptr;
+        sequence.computed = 0;
+        sequence.running = false;
+    }
+
+    // Moves a waiting sequence to the running ones, if there are blocks for all of its known tokens and those that the prompts of
+    // running ones still need.
+    bool start(SequencePtr sequence, double now) {
+        const auto found = sequence->choice > 0 ? sequences_.find(sequence->request_id) : sequences_.end();
+        const SequencePtr first = found == sequences_.end() || !found->second->running ? nullptr : found->second;
+        if (first && first->computed < first->prompt_tokens) return false;  // the first choice computes the prompt for all
+        int64_t needed = blocks_for(sequence->length() + 1);
+        for (const SequencePtr& each : running_)
+            if (each->pending() > 1)
+                needed += std::max<int64_t>(0, blocks_for(each->length() + 1) - static_cast<int64_t>(each->table->blocks.size()));
+        if (needed > pool_->num_free()) return false;
+        waiting_.erase(std::find(waiting_.begin(), waiting_.end(), sequence));
+        running_.push_back(sequence);
+        sequence->running = true;
+        if (first) {
+            pool_->fork(first->id, sequence->id, sequence->prompt_tokens - 1);
+            sequence->computed = (sequence->prompt_tokens - 1) / kBlockTokens * kBlockTokens;
+        } else {
+            sequence->computed = pool_->match_prefix(sequence->id, sequence->tokens.data(), sequence->length(), sequence->tenant);
+        }
+        sequence->table = pool_->find(sequence->id);
+        if (sequence->admitted_at < 0) {
+            sequence->admitted_at = now;
+            sequence->cached_tokens = sequence->computed;
+        }
+        return true;
+    }
+
+    const std::shared_ptr<BlockPool> pool_;
+    const int64_t max_rows_, max_sequences_, max_context_;
+    std::unordered_map<std::string, SequencePtr> sequences_;
+    std::vector<SequencePtr> running_;
+    std::deque<SequencePtr> waiting_;
+};
+
+}  // namespace wager
