@@ -127,7 +127,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = (
+    "mixtral window",
+    "qwen3 moe stepped",
+    "deepseek v2 grouped",
+    "deepseek v3",
+    "llama biases",
+    "llama3 rope",
+    "yarn with everything",
+    "mistral window",
+    "qwen2 layer types",
+    "qwen3 biases, tied",
+)
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_logits_agree_with_transformers(case: str, tmp_path: Path) -> None:
     architecture, config = CASES[case]
     model = oracle(architecture, **config)

@@ -68,7 +68,10 @@ def test_router_options_that_are_not_supported_are_refused(changes: dict[str, An
         read_config({**V3, **changes}, runnable=True)
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    "family",
+    [family if family in ("llama", "deepseek") else pytest.param(family, marks=pytest.mark.slow) for family in MODELS],
+)
 def test_the_text_of_every_family_is_the_same_with_any_drafter(family: str) -> None:
     config = wager.EngineConfig.from_options(model=f"random:{family}:tiny", drafter="none", max_context=256, threads=1)
     plain = load(config)

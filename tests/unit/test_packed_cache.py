@@ -135,6 +135,7 @@ def test_a_start_from_the_file_packs_nothing_and_gives_the_same_logits(
     only(cache)
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_the_default_model(smollm2: Path, cache: Path, start: Callable[..., Started]) -> None:
     first, second = start(str(smollm2)), start(str(smollm2))

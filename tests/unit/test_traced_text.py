@@ -73,7 +73,7 @@ OPERATIONS: dict[str, Callable[[Any, Any, int, int], Any]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     text=st.text(LETTERS, max_size=12),
     other=st.text(LETTERS, max_size=4),
