@@ -17,10 +17,10 @@ from wager.arch.config_keys import ConfigKeys
 from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
-from wager.kernels.arrays import FLOAT32, INT32, Array, DType, empty, zeros
+from wager.kernels.arrays import FLOAT32, INT32, Array, DType, empty
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
-from wager.kernels.tape import RowSet, Tape
+from wager.kernels.tape import Tape
 from wager.models.head_files import (
     CachedHead,
     HeadFiles,
@@ -33,6 +33,7 @@ from wager.models.head_files import (
     check_sizes,
     check_taps,
     layer_tensors,
+    layer_weights,
     output_matrix,
     read_head_decoder,
     read_proposed,
@@ -41,8 +42,8 @@ from wager.models.head_files import (
     run_rows,
     vocabulary_shapes,
 )
-from wager.models.transformer import Decoder
-from wager.models.weights import Weights
+from wager.models.transformer import Decoder, LayerBuffers, LayerRecorder, last_layer_rows
+from wager.models.weights import NAMES, Weights
 from wager.types import PackedBatch
 
 _RENAMED = {"model\\.": "", "midlayer\\.": "layers.0."}
@@ -174,8 +175,7 @@ class EagleHead(CachedHead):
         )
         self._fusion = _StateFusion(spec, weights, self._state)
         self.state_dtype: DType = self._fusion.dtype
-        recorder = _EagleRecorder(self, weights, self._tape, self._state)
-        output = recorder.record(decoder.embedding)
+        output = self._record_layers(weights, decoder.embedding)
         self._output = _EagleOutput(self, weights, self._tape, output, decoder=decoder, target=target)
 
     def forward(self, batch: PackedBatch, states: Array, fed: Array) -> TargetOutput:
@@ -191,6 +191,46 @@ class EagleHead(CachedHead):
 
     def _read_target(self, states: Array) -> None:
         self._fusion.run(states)
+
+    def _record_layers(self, weights: HeadWeights, embedding: Any) -> Array:
+        """The residual stream of the rows that give logits, behind the last layer."""
+        model, tape, kernels = self.spec.decoder, self._tape, weights.form.kernels
+        rotation = model.details.rope.table(self.max_context, self.spec.attention.rope_dim)
+        rows, logits_rows = self.max_rows, self.max_logits_rows
+        buffers = LayerBuffers(model, kernels, rotation, max_rows=rows, max_logits_rows=logits_rows)
+        buffers.x = self._state
+        embedded = empty(rows, self.hidden)
+        tape.embed(weights.pack(["embed_tokens.weight"]) if self.spec.own_embedding else embedding, embedded)
+        recorder = LayerRecorder(model, kernels, tape, self.cache, buffers)
+        names = {part: name.removeprefix("model.") for part, name in NAMES.items()}
+        for index, tensors in enumerate(layer_weights(weights, model, names)):
+            layer = model.ordered_layers[index]
+            of = last_layer_rows(layer) if index == model.num_layers - 1 else "rows"
+            if index:
+                recorder.record(tensors, layer, index, of=of)
+            else:
+                self._record_first(weights, embedded, buffers)
+                recorder.record_rest(tensors, layer, index, of=of)
+        return buffers.selected
+
+    def _record_first(self, weights: HeadWeights, embedded: Array, buffers: LayerBuffers) -> None:
+        """Up to the keys and values of the first layer, which reads the embedding beside the state."""
+        spec, tape, details, name = self.spec, self._tape, self.spec.decoder.details, "layers.0.self_attn"
+        embedded_normed = empty(*embedded.shape, dtype=weights.form.kernels.act)
+        norms = (("input_layernorm", embedded, embedded_normed), ("hidden_norm", buffers.x, buffers.normed))
+        for norm, x, out in norms:
+            tape.rms_norm(x, weights.vector(f"layers.0.{norm}.weight"), details.norm_eps, out)
+        if spec.norm_before_residual:
+            tape.copy(buffers.normed, buffers.x)
+        projections = [f"{name}.{part}_proj.weight" for part in "qkv"]
+        own, state = slice(self.hidden), slice(self.hidden, None)  # the columns of the embedding come first
+        tape.linear(embedded_normed, weights.pack(projections, own), buffers.qkv)
+        tape.linear(buffers.normed, weights.pack(projections, state, biased=False), buffers.qkv, add=True)
+        head_norms = None
+        if details.qk_norm:
+            q_norm, k_norm = (weights.vector(f"{name}.{part}_norm.weight") for part in "qk")
+            head_norms = (q_norm, k_norm, details.norm_eps)
+        tape.rotary(buffers.qkv, buffers.rotation, head_norms, self.cache, 0, buffers.q)
 
 
 class _StateFusion:
@@ -248,81 +288,6 @@ class _EagleOutput:
         """The logits of a pass and what is fed to the next."""
         fed = self._fed[:rows].astype(FLOAT32, copy=False)
         return self._target.take(self._logits[:rows], self._greedy[:rows], fed)
-
-
-class _EagleRecorder:
-    """Records the layers of a head. Only what gives logits is computed past the last layer's keys and values."""
-
-    def __init__(self, head: EagleHead, weights: HeadWeights, tape: Tape, state: Array) -> None:
-        spec = self.spec = head.spec
-        self.head = head
-        self.weights = weights
-        self.tape = tape
-        self.x = state
-        rows = head.max_rows
-        hidden = head.hidden
-        attention = spec.attention
-        act = weights.form.kernels.act
-        self.embedded = empty(rows, hidden)
-        self.embedded_normed, self.normed = (empty(rows, hidden, dtype=act) for _ in range(2))
-        self.qkv = empty(rows, attention.qkv_width)
-        self.q = zeros(rows, attention.query_width, dtype=act)
-        self.attention_out = empty(rows, attention.output_width, dtype=act)
-        self.inner = empty(rows, spec.inner, dtype=act)
-        self.selected = empty(head.max_logits_rows, hidden)
-        self.rotation = spec.decoder.details.rope.table(head.max_context, attention.rope_dim)
-
-    def record(self, target_embedding: Any) -> Array:
-        """The residual stream of the rows that give logits, behind the last layer."""
-        spec, tape = self.spec, self.tape
-        embedding = self.weights.pack(["embed_tokens.weight"]) if spec.own_embedding else target_embedding
-        tape.embed(embedding, self.embedded)
-        self._norm(self.embedded, "layers.0.input_layernorm", self.embedded_normed)
-        self._norm(self.x, "layers.0.hidden_norm", self.normed)
-        if spec.norm_before_residual:
-            tape.copy(self.normed, self.x)
-        last = spec.decoder.num_layers - 1
-        for index, layer in enumerate(spec.decoder.ordered_layers):
-            self._attend(index, getattr(layer.attention, "window", None), of="logits" if index == last else "rows")
-            self._feed_forward(index, of="logits" if index == last else "rows")
-        return self.selected
-
-    def _norm(self, x: Array, name: str, out: Array, *, of: RowSet = "rows") -> None:
-        self.tape.rms_norm(x, self.weights.vector(f"{name}.weight"), self.spec.decoder.details.norm_eps, out, of=of)
-
-    def _attend(self, index: int, window: int | None, *, of: RowSet) -> None:
-        tape = self.tape
-        weights = self.weights
-        name = f"layers.{index}.self_attn"
-        hidden = self.head.hidden
-        projections = [f"{name}.{part}_proj.weight" for part in "qkv"]
-        if index:
-            self._norm(self.x, f"layers.{index}.input_layernorm", self.normed)
-            tape.linear(self.normed, weights.pack(projections), self.qkv)
-        else:  # the columns of the embedding come first
-            tape.linear(self.embedded_normed, weights.pack(projections, slice(hidden)), self.qkv)
-            tape.linear(self.normed, weights.pack(projections, slice(hidden, None), biased=False), self.qkv, add=True)
-        norms, details = None, self.spec.decoder.details
-        if details.qk_norm:
-            q_norm, k_norm = (weights.vector(f"{name}.{part}_norm.weight") for part in "qk")
-            norms = (q_norm, k_norm, details.norm_eps)
-        cache = self.head.cache
-        tape.rotary(self.qkv, self.rotation, norms, cache, index, self.q)
-        tape.attention(self.q, cache, index, window=window, out=self.attention_out, of=of)
-        if of == "logits":
-            tape.select(self.x, self.selected)
-        out = self.selected if of == "logits" else self.x
-        tape.linear(self.attention_out, weights.pack([f"{name}.o_proj.weight"]), out, add=True, of=of)
-
-    def _feed_forward(self, index: int, *, of: RowSet) -> None:
-        tape = self.tape
-        weights = self.weights
-        name = f"layers.{index}.mlp"
-        out = self.selected if of == "logits" else self.x
-        self._norm(out, f"layers.{index}.post_attention_layernorm", self.normed, of=of)
-        into = weights.pack_gated(f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
-        tape.gated(self.normed, into, self.inner, of=of)
-        tape.linear(self.inner, weights.pack([f"{name}.down_proj.weight"]), out, add=True, of=of)
 
 
 class OpenedEagle(OpenedHeadFiles[EagleSpec]):

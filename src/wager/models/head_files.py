@@ -25,8 +25,9 @@ from wager.kernels.blocks import BLOCK, Matrix, QuantisedMatrix, quantise
 from wager.kernels.cpu import Kernels
 from wager.kernels.tape import Tape
 from wager.models.gguf import StoredAs
-from wager.models.transformer import Decoder
-from wager.models.weights import Weights
+from wager.models.packed_cache import PackedStore
+from wager.models.transformer import Decoder, LayerWeights
+from wager.models.weights import Matrices, StoredWeights, Weights, tensor_shapes
 from wager.types import PackedBatch
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
@@ -350,6 +351,17 @@ class TargetLogits:
         self._whole[:rows, self._ids] = logits
         greedy = np.where(greedy < 0, np.int32(-1), self._ids[greedy].astype(np.int32))
         return TargetOutput(self._whole[:rows], greedy, fed)
+
+
+def layer_weights(weights: HeadWeights, spec: ModelSpec, names: Mapping[str, str]) -> list[LayerWeights]:
+    """The layers of a head that are those of a decoder of that spec; `names` are its tensors' as in weights.NAMES."""
+    kernels = weights.form.kernels
+    stored = StoredWeights(spec, weights.files, names)
+    matrices = Matrices(stored, "q8" if weights.form.quantised else "bf16", kernels.act, only_layers=True)
+    known = tensor_shapes(spec)
+    return [
+        LayerWeights(stored, matrices, PackedStore(kernels), known, index=index) for index in range(spec.num_layers)
+    ]
 
 
 def output_matrix(weights: HeadWeights, vocabulary: HeadVocabulary, decoder: Decoder, target: Weights) -> Any:

@@ -32,22 +32,21 @@ from wager.models.head_files import (
     HeadWeights,
     OpenedHeadFiles,
     check_sizes,
+    layer_weights,
     read_proposed,
     row_tape,
     run_rows,
 )
-from wager.models.packed_cache import PackedStore
 from wager.models.transformer import (
     Decoder,
     LayerBuffers,
     LayerRecorder,
-    LayerWeights,
     block_bytes,
     last_layer_rows,
     layer_cache,
     workspace_bytes,
 )
-from wager.models.weights import Matrices, StoredWeights, Weights, checkpoint_names, source_name, tensor_shapes
+from wager.models.weights import Weights, checkpoint_names, source_name, tensor_shapes
 from wager.types import PackedBatch
 
 _MOST_MODULES = 16
@@ -339,12 +338,7 @@ class _ModuleRecorder:
         self.buffers = LayerBuffers(spec.decoder, kernels, rotation, max_rows=rows, max_logits_rows=self._logits_rows)
         self.embedded = empty(rows, head.hidden)
         self.embedded_normed, self.state_normed = (empty(rows, head.hidden, dtype=kernels.act) for _ in range(2))
-        layers = StoredWeights(spec.decoder, weights.files, layer_names(spec.decoder))
-        matrices = Matrices(layers, "q8" if weights.form.quantised else "bf16", kernels.act, only_layers=True)
-        known = tensor_shapes(spec.decoder)
-        self._layers = [
-            LayerWeights(layers, matrices, PackedStore(kernels), known, index=index) for index in range(spec.modules)
-        ]
+        self._layers = layer_weights(weights, spec.decoder, layer_names(spec.decoder))
 
     def record(self, module: int, tape: Tape, state: Array) -> _Module:
         spec = self.spec
