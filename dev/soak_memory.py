@@ -16,35 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx2
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from serve.api_bodies import Call, calls, send
+from serve.api_bodies import hostile_calls, send
 from serve.real_server import RealServer, server_process
 from serve.serving import eventually
 
 MEBIBYTE = 2**20
 PARTS = 5
-
-
-def hostile(count: int, number: int) -> list[Call]:
-    found: list[Call] = []
-
-    @seed(number)
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
-    @given(call=calls())
-    def collect(call: Call) -> None:
-        found.append(call)
-
-    collect()
-    return found
 
 
 def show(server: RealServer, what: str) -> None:
@@ -73,7 +53,7 @@ def main() -> None:
     with server_process(*given, "--served-name", "tiny") as server, server.client() as http:
         show(server, "ready")
         for part in range(1, PARTS + 1 if options.hostile else 0):
-            for call in hostile(options.hostile // PARTS, part):
+            for call in hostile_calls(options.hostile // PARTS, part):
                 with suppress(httpx2.TimeoutException):  # an answer as long as the context: the client goes
                     send(http, call)
             eventually(server.is_idle, "something runs after the last answer", seconds=600)

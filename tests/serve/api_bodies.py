@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx2
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from wager.serve.openapi import OPERATIONS, ErrorAnswer, document
@@ -133,6 +134,26 @@ def calls(draw: st.DrawFn) -> Call:
     body = text.encode(draw(st.sampled_from(["utf-8"] * 8 + ["utf-16", "utf-8-sig"])), "surrogatepass")
     kinds = ["application/json"] * 12 + ["application/json; charset=utf-8", "text/plain", "", "a/b+json", "é"]
     return Call(path, body, draw(st.sampled_from(kinds)))
+
+
+def hostile_calls(count: int, number: int = 0) -> list[Call]:
+    """That many calls; those of another `number` are others."""
+    found: list[Call] = []
+
+    @seed(number)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(call=calls())
+    def collect(call: Call) -> None:
+        found.append(call)
+
+    collect()
+    return found
 
 
 def _damage(value: Any, draw: st.DrawFn) -> None:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.api_bodies import Call, calls, send
+from serve.api_bodies import hostile_calls, send
 from serve.serving import CHAT, LONG, Running, running
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.draft_counts import DraftCounter, DrafterCounts
@@ -129,25 +128,6 @@ def test_a_histogram_of_many_equal_values_says_what_the_librarys_says() -> None:
 HOSTILE = 300
 
 
-def hostile_calls() -> list[Call]:
-    found: list[Call] = []
-
-    @settings(
-        max_examples=HOSTILE,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(call=calls())
-    def collect(call: Call) -> None:
-        found.append(call)
-
-    collect()
-    return found
-
-
 def objects(server: Running) -> Counter[str]:
     """Objects by type, without those of prefixes, which are kept on purpose as long as there are blocks."""
     server.llm.engine.scheduler.block_pool.reset_prefix_cache()
@@ -158,7 +138,7 @@ def objects(server: Running) -> Counter[str]:
 @pytest.mark.slow
 def test_hostile_requests_leave_nothing() -> None:
     """The same requests twice: what the first time kept (modules, compiled grammars) is not kept again."""
-    sent = hostile_calls()
+    sent = hostile_calls(HOSTILE, 2)
     with running({"drafter": "ngram"}) as server, server.client() as http:
 
         def send_all() -> Counter[int]:
