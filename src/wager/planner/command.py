@@ -16,6 +16,68 @@ if TYPE_CHECKING:
 _PATH = click.Path(dir_okay=False, path_type=Path)
 
 
+deployment_flags = flags.add(
+    [
+        click.option(
+            "--drafter-hardware", metavar="NAME", help="A device of its own for drafters, named as --hardware."
+        ),
+        click.option(
+            "--drafter-link",
+            metavar="SPEED",
+            help="The link to that device, such as 50GB/s.  [default: the slower of both devices' own]",
+        ),
+        click.option(
+            "--draft-async",
+            is_flag=True,
+            help="Drafting runs beside verification, for its likely outcomes: a round takes the longer of both "
+            "instead of their sum.",
+        ),
+        click.option(
+            "--draft-hit-rate",
+            "hit_rate",
+            type=float,
+            metavar="P",
+            help="Share of rounds whose outcome --draft-async drafted for; in the others the sum is paid.  "
+            "[default: 1]",
+        ),
+        click.option(
+            "--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix."
+        ),
+        click.option(
+            "--ep",
+            type=int,
+            default=1,
+            show_default=True,
+            metavar="N",
+            help="Ranks that split the experts, in groups of --tp.",
+        ),
+        click.option(
+            "--popularity",
+            type=_PATH,
+            metavar="FILE",
+            help='How likely a token is to choose each expert, as `wager popularity` measures it: {"popularity": [...]}'
+            ". Without it all are equal.",
+        ),
+        click.option(
+            "--locality",
+            type=float,
+            metavar="X",
+            help="T tokens of one request choose as many distinct experts as T^X unrelated ones. 1: no locality; 0.79 "
+            "was measured on one model.  [default: that of the --popularity file, or 1]",
+        ),
+        click.option(
+            "--precision",
+            metavar="WEIGHTS[:EXPERTS[:HEAD]]",
+            help="How weights, experts and LM head are stored, such as fp8, bf16:mxfp4, awq or q4_k_m. Quantised "
+            "weights leave head and router in bf16, as checkpoints do; fp8::fp8 does not. Without it as published.",
+        ),
+        click.option("--cache", metavar="FORMAT", help="How keys and values are stored. Without it as published."),
+        click.option("--overhead", default="0us", show_default=True, metavar="TIME", help="Fixed time of every step."),
+    ]
+)
+"""What `wager plan` and `wager replay` share: where drafters run, how the model is divided, routed and stored."""
+
+
 @click.command("plan", cls=flags.Verb)
 @click.option(
     "--model",
@@ -76,25 +138,7 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
     metavar="N",
     help="Devices that split the drafter.  [default: as many as split the target]",
 )
-@click.option("--drafter-hardware", metavar="NAME", help="A device of its own for the drafter, named as --hardware.")
-@click.option(
-    "--drafter-link",
-    metavar="SPEED",
-    help="The link to the drafter's own device, such as 50GB/s.  [default: the slower of both devices' own]",
-)
-@click.option(
-    "--draft-async",
-    is_flag=True,
-    help="Drafting runs beside verification, for its likely outcomes: a round takes the longer of both instead of "
-    "their sum.",
-)
-@click.option(
-    "--draft-hit-rate",
-    "hit_rate",
-    type=float,
-    metavar="P",
-    help="Share of rounds whose outcome --draft-async drafted for; in the others the sum is paid.  [default: 1]",
-)
+@deployment_flags
 @click.option(
     "--draft-outcomes",
     type=int,
@@ -104,36 +148,10 @@ _PATH = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--depth", type=int, metavar="N", help="Plan this depth. Without it the one with the largest speed-up.")
 @click.option("--max-depth", type=int, metavar="N", help="Deepest draft to try.  [default: 16]")
-@click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")
-@click.option(
-    "--ep", type=int, default=1, show_default=True, metavar="N", help="Ranks that split the experts, in groups of --tp."
-)
 @click.option("--balanced", is_flag=True, help="Experts are balanced: a rank reads the mean, not the fullest rank's.")
 @click.option(
     "--link-latency", metavar="TIME", help="Time of every all-reduce or dispatch beside its bytes.  [default: 8us]"
 )
-@click.option(
-    "--popularity",
-    type=_PATH,
-    metavar="FILE",
-    help='How likely a token is to choose each expert, as `wager popularity` measures it: {"popularity": [...]}. '
-    "Without it all are equal.",
-)
-@click.option(
-    "--locality",
-    type=float,
-    metavar="X",
-    help="T tokens of one request choose as many distinct experts as T^X unrelated ones. 1: no locality; 0.79 was "
-    "measured on one model.  [default: that of the --popularity file, or 1]",
-)
-@click.option(
-    "--precision",
-    metavar="WEIGHTS[:EXPERTS[:HEAD]]",
-    help="How weights, experts and LM head are stored, such as fp8, bf16:mxfp4, awq or q4_k_m. Quantised weights leave "
-    "head and router in bf16, as checkpoints do; fp8::fp8 does not. Without it as published.",
-)
-@click.option("--cache", metavar="FORMAT", help="How keys and values are stored. Without it as published.")
-@click.option("--overhead", default="0us", show_default=True, metavar="TIME", help="Fixed time of every step.")
 @click.option(
     "--html", "html_path", type=flags.OutputPath(), metavar="PATH", help="Write an HTML page with table and plots."
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wager.economics.options import DEEPEST
+from wager.planner.command import deployment_flags
 from wager.terminal import console, flags
 
 if TYPE_CHECKING:
@@ -70,60 +71,13 @@ _MAX_ROUNDS = 10_000_000
     "drafter of TRACE; repeat it for several. Known by name: mtp, dflash (block:16), ngram (free) and, with "
     "--hardware this, calibrated ones; others are priced as mtp.",
 )
-@click.option("--drafter-hardware", metavar="NAME", help="A device of their own for drafters, named as --hardware.")
-@click.option(
-    "--drafter-link",
-    metavar="SPEED",
-    help="The link to it, such as 50GB/s.  [default: the slower of both devices' own]",
-)
-@click.option(
-    "--draft-async",
-    is_flag=True,
-    help="Drafting runs beside verification, for its likely outcomes: a step "
-    "waits only for what it takes longer, and for drafts that are not ready.",
-)
-@click.option(
-    "--draft-hit-rate",
-    "hit_rate",
-    type=float,
-    metavar="P",
-    help="Share of drafts that are ready with --draft-async.  [default: 1]",
-)
+@deployment_flags
 @click.option(
     "--max-depth",
     type=click.IntRange(1, DEEPEST),
     metavar="N",
     help="Deepest draft.  [default: what its curve and its shape allow, 8 for a constant rate]",
 )
-@click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix.")
-@click.option(
-    "--ep",
-    type=int,
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Ranks that split the experts, each with the given workload.",
-)
-@click.option(
-    "--popularity",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="How likely a token is to choose each expert; see `wager plan`.",
-)
-@click.option(
-    "--locality",
-    type=float,
-    metavar="X",
-    help="T tokens of one request choose as many distinct experts as T^X unrelated ones.  "
-    "[default: 1, or that of --popularity]",
-)
-@click.option(
-    "--precision",
-    metavar="FORMAT[:EXPERTS]",
-    help="How weights (and experts) are stored, such as fp8.  [default: as published]",
-)
-@click.option("--cache", metavar="FORMAT", help="How keys and values are stored.  [default: as published]")
-@click.option("--overhead", default="0us", show_default=True, metavar="TIME", help="Fixed time of every step.")
 @click.option(
     "--objective",
     default="throughput",

@@ -5,9 +5,9 @@ drafters, and of the policy's own decisions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from wager.economics.latency import LatencyModel, StaticLatency
 from wager.economics.policy.base import Policy
@@ -15,7 +15,7 @@ from wager.errors import UsageError
 from wager.planner.cost import CostModel, SequenceLoad
 from wager.planner.drafting import DraftCost, FreeDraftCost
 from wager.planner.plan import Deployment, Footprint
-from wager.types import Draft, Plan, Span, StepRecord, Verdict
+from wager.types import StepRecord
 
 _T = TypeVar("_T")
 
@@ -152,32 +152,16 @@ class PolicyClock:
         return result
 
 
-class TimedPolicy(Policy):
-    """A policy whose calls are timed by the clock."""
+class TimedPolicy:
+    """Has the methods of the policy; every call is timed by the clock."""
 
     def __init__(self, policy: Policy, clock: PolicyClock) -> None:
-        self._policy, self._clock = policy, clock
+        self._policy = policy
+        self._clock = clock
 
-    def begin(self, sequence: str, *, weight: float) -> None:
-        self._clock.count(lambda: self._policy.begin(sequence, weight=weight))
-
-    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
-        return self._clock.count(lambda: self._policy.plan(spans, budget))
-
-    def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
-        return self._clock.count(lambda: self._policy.admit(drafts, budget))
-
-    def learn(self, verdicts: Iterable[Verdict]) -> None:
-        self._clock.count(lambda: self._policy.learn(verdicts))
-
-    def observe(self, record: StepRecord) -> None:
-        self._clock.count(lambda: self._policy.observe(record))
-
-    def end(self, sequence: str) -> None:
-        self._clock.count(lambda: self._policy.end(sequence))
-
-    def explain(self) -> str:
-        return self._policy.explain()
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._policy, name)
+        return lambda *given, **named: self._clock.count(lambda: method(*given, **named))
 
 
 class UncountedLatency:
