@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,6 @@ from wager.testing.drafters import PROOF_DRAFTERS, ReferenceOracle
 from wager.types import RULES, Completion, Request, SamplingParams, VerifyRule
 
 if TYPE_CHECKING:
-    from wager.engine.proposer import Proposer
     from wager.loading.load import LoadedEngine
 
 TEMPERATURE = 0.8
@@ -183,19 +182,12 @@ class Questions:
     requests: Sequence[Request]
     plain: Mapping[str, Completion]
 
-    @property
-    def texts(self) -> dict[str, list[int]]:
-        """All tokens of every sequence, for an oracle."""
-        return {request.id: [*request.prompt, *self.plain[request.id].token_ids] for request in self.requests}
-
-    def with_predictions(self, vocab: int) -> list[Request]:
+    def edited_predictions(self, vocab: int) -> list[Request]:
         """The requests, each with its plain answer as its predicted output, in which some tokens are changed."""
+        texts = [edited(self.plain[request.id].token_ids, vocab=vocab) for request in self.requests]
         return [
-            replace(
-                request,
-                params=replace(request.params, prediction=edited(self.plain[request.id].token_ids, vocab=vocab)),
-            )
-            for request in self.requests
+            replace(request, params=replace(request.params, prediction=text))
+            for request, text in zip(self.requests, texts, strict=True)
         ]
 
 
@@ -216,9 +208,10 @@ def edited(tokens: Sequence[int], *, vocab: int) -> tuple[int, ...]:
 class FailureCount(logging.Filter):
     """Counts the warnings of drafters that failed; those of a drafter that fails on purpose are not shown."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, expected: bool) -> None:
         super().__init__()
-        self.count, self.last, self.expected = 0, "", False
+        self.expected = expected
+        self.count, self.last = 0, ""
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = str(record.msg)
@@ -229,9 +222,9 @@ class FailureCount(logging.Filter):
 
 
 @contextmanager
-def counted_failures() -> Iterator[FailureCount]:
+def counted_failures(*, expected: bool) -> Iterator[FailureCount]:
     """Count the drafters that fail meanwhile."""
-    log, found = logging.getLogger("wager"), FailureCount()
+    log, found = logging.getLogger("wager"), FailureCount(expected=expected)
     log.addFilter(found)
     try:
         yield found
@@ -259,15 +252,11 @@ class Trials:
 
     def run(self, drafter: str, config: EngineConfig, questions: Sequence[Questions]) -> list[TokenComparison]:
         """The answers with one drafter in every mode under every condition, compared with the plain ones."""
-        found = [trial for group in self._groups() for trial in self._run(drafter, config, questions, group)]
+        alone = [each for each in self.conditions if each is ALONE]
+        cached = [each for each in self.conditions if each is not ALONE]  # with one engine that has a prefix cache
+        found = [trial for group in (alone, cached) if group for trial in self._run(drafter, config, questions, group)]
         order = [each.mode for each in questions]
         return sorted(found, key=lambda trial: order.index(trial.mode))
-
-    def _groups(self) -> list[list[Condition]]:
-        """The conditions of an engine without a prefix cache, and those of one with it."""
-        alone = [each for each in self.conditions if each is ALONE]
-        cached = [each for each in self.conditions if each is not ALONE]
-        return [group for group in (alone, cached) if group]
 
     def _run(
         self, drafter: str, config: EngineConfig, questions: Sequence[Questions], group: Sequence[Condition]
@@ -286,36 +275,24 @@ class Trials:
         specs = [spec for each in config.speculation.drafters for spec in each.all]
         breaks, predicts = drafter == "failing", any(spec.name == "prediction" for spec in specs)
         for each in questions:
-            oracle.texts = each.texts
-            requests = each.with_predictions(self.plain.spec.vocab) if predicts else each.requests
+            oracle.texts = {one.id: [*one.prompt, *each.plain[one.id].token_ids] for one in each.requests}
+            requests = each.edited_predictions(self.plain.spec.vocab) if predicts else each.requests
             for condition in group:
-                with counted_failures() as failures:
-                    failures.expected = breaks
-                    renewed = (lambda: open_one().proposer) if breaks else None
-                    tried = self._answers(engine, requests, condition, renewed)
+                with counted_failures(expected=breaks) as failures:
+                    if not breaks:
+                        tried = answers(engine, requests, condition, on_delta=self.on_delta)
+                    else:  # some requests at a time, each with a new drafter
+                        tried, size = {}, 2 * condition.concurrency
+                        for first in range(0, len(requests), size):
+                            engine.proposer = open_one().proposer
+                            some = requests[first : first + size]
+                            tried |= answers(engine, some, condition, on_delta=self.on_delta)
                 if failures.count and not breaks:
                     self.failures[drafter] = failures.last
                 yield compare_answers(
                     each.plain, tried, mode=each.mode, drafter=drafter, condition=condition, failures=failures.count
                 )
         engine.check()
-
-    def _answers(
-        self,
-        engine: LoadedEngine,
-        requests: Sequence[Request],
-        condition: Condition,
-        renewed: Callable[[], Proposer] | None,
-    ) -> dict[str, Completion]:
-        """The answers; with a drafter that fails on purpose some requests at a time, each with a new one."""
-        if renewed is None:
-            return answers(engine, requests, condition, on_delta=self.on_delta)
-        done: dict[str, Completion] = {}
-        size = 2 * condition.concurrency
-        for first in range(0, len(requests), size):
-            engine.proposer = renewed()
-            done |= answers(engine, requests[first : first + size], condition, on_delta=self.on_delta)
-        return done
 
 
 # ---- the report -----------------------------------------------------------------------------------------------------
@@ -324,57 +301,20 @@ _WRONG = frozenset({"none", "adversary"})
 """Drafters of which no accepted guess is expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterProof:
-    """All trials of one drafter together. `failure`: why it failed, if it did and was not made to; `note` says what
-    they do not show."""
-
-    drafter: str
-    trials: int
-    tokens: int
-    differing: int
-    finish_reasons: int
-    finish_reasons_differing: int
-    drafted: int
-    accepted: int
-    failures: int
-    failure: str
-    note: str
-
-    @property
-    def line(self) -> str:
-        """In words."""
-        note = f"; {self.note}" if self.note else ""
-        failures = f", {self.failures} warnings that it failed" if self.failures else ""
-        return (
-            f"{self.drafter}: {self.tokens} token ids and {self.finish_reasons} finish reasons, "
-            f"{self.differing + self.finish_reasons_differing} differ; {self.drafted} guesses, {self.accepted} "
-            f"accepted{failures}{note}."
-        )
-
-
-def summed_up(trials: Sequence[TokenComparison], *, failure: str = "") -> DrafterProof:
-    """The trials of one drafter, at least one."""
-    drafter, drafted = trials[0].drafter, sum(trial.drafted for trial in trials)
-    accepted = sum(trial.accepted for trial in trials)
+def summed_up(trials: Sequence[TokenComparison], *, failure: str = "") -> dict[str, Any]:
+    """The trials of one drafter, at least one, together. `failure`: why it failed, if it did and was not made to; the
+    `note` says what they do not show."""
+    drafter = trials[0].drafter
+    names = ("tokens", "differing", "finish_reasons_differing", "drafted", "accepted", "failures")
+    sums = {name: sum(getattr(trial, name) for trial in trials) for name in names}
     note = ""
-    if drafter != "none" and not drafted:
+    if drafter != "none" and not sums["drafted"]:
         note = "it guessed nothing, so nothing is proven of it"
-    elif drafter not in _WRONG and not accepted:
+    elif drafter not in _WRONG and not sums["accepted"]:
         note = "no guess was accepted, so nothing is proven of accepted ones"
-    return DrafterProof(
-        drafter,
-        len(trials),
-        sum(trial.tokens for trial in trials),
-        sum(trial.differing for trial in trials),
-        sum(trial.answers for trial in trials),
-        sum(trial.finish_reasons_differing for trial in trials),
-        drafted,
-        accepted,
-        sum(trial.failures for trial in trials),
-        failure,
-        note,
-    )
+    answered = sum(trial.answers for trial in trials)
+    about = {"drafter": drafter, "trials": len(trials), "failure": failure, "note": note}
+    return {**about, **sums, "finish_reasons": answered}
 
 
 def earlier_trials(path: Path | None, settings: Mapping[str, Any]) -> dict[str, list[TokenComparison]]:
@@ -422,7 +362,7 @@ class Proof:
     card: dict[str, Any]
     path: Path | None
     trials: list[TokenComparison]
-    drafters: list[DrafterProof] = field(init=False)
+    drafters: list[dict[str, Any]] = field(init=False)
     varieties: Sequence[TextVariety] = ()
 
     def __post_init__(self) -> None:
@@ -432,19 +372,21 @@ class Proof:
     def add(self, trials: Sequence[TokenComparison], *, failure: str) -> None:
         """All the trials of one drafter. The file of --json is written, and a line says what was found."""
         self.trials += trials
-        self.drafters.append(summed_up(trials, failure=failure))
-        console.say(self.drafters[-1].line)
+        found = summed_up(trials, failure=failure)
+        self.drafters.append(found)
+        failed = f", {found['failures']} warnings that it failed" if found["failures"] else ""
+        console.say(
+            f"{found['drafter']}: {found['tokens']} token ids and {found['finish_reasons']} finish reasons, "
+            f"{found['differing'] + found['finish_reasons_differing']} differ; {found['drafted']} guesses, "
+            f"{found['accepted']} accepted{failed}{found['note'] and '; ' + found['note']}."
+        )
         if self.path and str(self.path) != "-":
             console.write_json(self.as_dict(), self.path)
 
     @property
     def summary(self) -> dict[str, int]:
-        return {
-            "tokens": sum(trial.tokens for trial in self.trials),
-            "differing": sum(trial.differing for trial in self.trials),
-            "finish_reasons": sum(trial.answers for trial in self.trials),
-            "finish_reasons_differing": sum(trial.finish_reasons_differing for trial in self.trials),
-        }
+        names = ("tokens", "differing", "finish_reasons", "finish_reasons_differing")
+        return {name: sum(each[name] for each in self.drafters) for name in names}
 
     @property
     def warnings(self) -> list[str]:
@@ -456,7 +398,7 @@ class Proof:
             "card": self.card,
             "plain": [variety.as_dict() for variety in self.varieties],
             "outcomes": [trial.as_dict() for trial in self.trials],
-            "drafters": [asdict(drafter) for drafter in self.drafters],
+            "drafters": self.drafters,
             "summary": self.summary,
             "warnings": self.warnings,
         }
@@ -466,44 +408,32 @@ class Proof:
         if self.path:
             console.write_json(self.as_dict(), self.path)
         to_stdout = str(self.path) != "-"
-        _show_trials(f"{self.card['model']}, {self.card['kernels']['name']} kernels", self.trials, to_stdout=to_stdout)
-        _show_drafters(self.drafters, to_stdout=to_stdout)
+        self._show(to_stdout=to_stdout)
         for warning in self.warnings:
             console.say(f"Warning: {warning} Give other prompts, or a model whose texts vary.")
         summary = self.summary
         if summary["differing"] or summary["finish_reasons_differing"]:
             raise _difference_error(self.trials, summary)
-        for drafter in self.drafters:
-            if drafter.failure:
-                raise WagerError(
-                    f"Drafter {drafter.drafter} failed during the proof: {drafter.failure}.",
-                    "Without guesses nothing is proven.",
-                )
+        for each in self.drafters:
+            if each["failure"]:
+                message = f"Drafter {each['drafter']} failed during the proof: {each['failure']}."
+                raise WagerError(message, "Without guesses nothing is proven.")
         count = f"{summary['tokens']} token ids and {summary['finish_reasons']} finish reasons"
         console.say(f"{count} compared, none differs.")
 
-
-def _show_trials(title: str, trials: Sequence[TokenComparison], *, to_stdout: bool) -> None:
-    columns = ["trial", "tokens", "differ", "ends differ", "τ", "guesses", "accepted", "preempted", "cached"]
-    notes = list(dict.fromkeys(note for trial in trials for note in trial.notes))
-    columns += ["note"] if notes else []
-    lines = [_line(trial, notes) for trial in trials]
-    caption = "\n".join(f"Note {number}: {note}." for number, note in enumerate(notes, 1))
-    console.table(title, columns, lines, to_stdout=to_stdout, caption=caption)
-
-
-def _show_drafters(drafters: Sequence[DrafterProof], *, to_stdout: bool) -> None:
-    columns = ["drafter", "tokens", "differ", "ends differ", "guesses", "accepted", "log warnings"]
-    lines = [
-        [
-            each.drafter,
-            *map(str, (each.tokens, each.differing, each.finish_reasons_differing)),
-            *map(str, (each.drafted, each.accepted, each.failures)),
-        ]
-        for each in drafters
-    ]
-    caption = "\n".join(f"{each.drafter}: {each.note}." for each in drafters if each.note)
-    console.table("By drafter", columns, lines, to_stdout=to_stdout, caption=caption)
+    def _show(self, *, to_stdout: bool) -> None:
+        """A table of the trials, and one of the drafters."""
+        columns = ["trial", "tokens", "differ", "ends differ", "τ", "guesses", "accepted", "preempted", "cached"]
+        notes = list(dict.fromkeys(note for trial in self.trials for note in trial.notes))
+        lines = [_line(trial, notes) for trial in self.trials]
+        caption = "\n".join(f"Note {number}: {note}." for number, note in enumerate(notes, 1))
+        title = f"{self.card['model']}, {self.card['kernels']['name']} kernels"
+        console.table(title, columns + ["note"] * bool(notes), lines, to_stdout=to_stdout, caption=caption)
+        columns = ["drafter", "tokens", "differ", "ends differ", "guesses", "accepted", "log warnings"]
+        names = ("drafter", "tokens", "differing", "finish_reasons_differing", "drafted", "accepted", "failures")
+        lines = [[str(each[name]) for name in names] for each in self.drafters]
+        caption = "\n".join(f"{each['drafter']}: {each['note']}." for each in self.drafters if each["note"])
+        console.table("By drafter", columns, lines, to_stdout=to_stdout, caption=caption)
 
 
 def _difference_error(comparisons: Sequence[TokenComparison], summary: Mapping[str, int]) -> WagerError:
