@@ -19,7 +19,7 @@ from wager.testing import AdversaryDrafter, RandomTreeDrafter, ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats, StepRecord
 
-LAW = ToyDistribution(vocab=17)
+TEXT = ToyDistribution(vocab=17)
 
 
 # ---- workloads ----------------------------------------------------------------------------------------------------
@@ -202,14 +202,14 @@ PROMPTS = [Request(f"r{i}", (*COMMON, i % 7, i), PARAMS) for i in range(8)]
 
 
 def plain_answers() -> dict[str, Completion]:
-    return comparison.answers(toy_engine(LAW, prefix_cache=False), PROMPTS, comparison.ALONE)
+    return comparison.answers(toy_engine(TEXT, prefix_cache=False), PROMPTS, comparison.ALONE)
 
 
 def engines() -> dict[str, Engine]:
     return {
-        "none": toy_engine(LAW),
-        "adversary": toy_engine(LAW, drafter=AdversaryDrafter(LAW.vocab)),
-        "random-tree": toy_engine(LAW, drafter=RandomTreeDrafter(LAW.vocab)),
+        "none": toy_engine(TEXT),
+        "adversary": toy_engine(TEXT, drafter=AdversaryDrafter(TEXT.vocab)),
+        "random-tree": toy_engine(TEXT, drafter=RandomTreeDrafter(TEXT.vocab)),
     }
 
 

@@ -19,7 +19,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patheffects import withStroke
-    from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 except ImportError as error:
     raise WagerError(
         "Plots need matplotlib, which is not installed.", 'Install it: pip install "wager[plots]"'
@@ -87,16 +87,6 @@ def count_axis(axis: Any) -> None:
     axis.set_major_locator(LogLocator(base=2, numticks=14))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _position: count(value)))
-
-
-def minor_numbers() -> Any:
-    """A formatter of a logarithmic axis's minor ticks: 2, 5, 200, where there is room and few major ones."""
-    return LogFormatter(minor_thresholds=(1.5, 0.6))
-
-
-def whole_numbers() -> Any:
-    """A locator of ticks at whole numbers."""
-    return MaxNLocator(integer=True)
 
 
 def count(value: float) -> str:
