@@ -56,17 +56,17 @@ def open_engine(
     *,
     like: LoadedEngine | None = None,
     drafter: Drafter | None = None,
-    besides: Sequence[EngineConfig] = (),
+    shared_by: Sequence[EngineConfig] = (),
     keep_expert_choices: bool = False,
 ) -> LoadedEngine:
     """Load an engine, and fetch its models first if they are not stored; for commands that compare engines.
 
-    `like` shares its target, so that weights load once; `drafter` and `besides` are those of `load`;
+    `like` shares its target, so that weights load once; `drafter` and `shared_by` are those of `load`;
     `keep_expert_choices` is Decoder's.
     """
     from wager.loading.load import load
 
-    models = [model for each in (config, *besides) for model in _draft_models(each)]
+    models = [model for each in (config, *shared_by) for model in _draft_models(each)]
     _fetch([*([config.model.model] if like is None else []), *dict.fromkeys(models)])
     with console.working(f"Loading {config.model.model}") as report:
         return load(
@@ -74,7 +74,7 @@ def open_engine(
             report=report,
             target=like.target if like else None,
             drafter=drafter,
-            besides=besides,
+            shared_by=shared_by,
             keep_expert_choices=keep_expert_choices,
         )
 

@@ -152,7 +152,7 @@ def _open_plain(config: EngineConfig, configs: Mapping[str, EngineConfig]) -> Lo
     from wager.cli.loading import open_engine
 
     plain = config.with_options(drafter="none", prefix_cache=False)
-    return open_engine(plain, besides=[each.with_options(prefix_cache=False) for each in configs.values()])
+    return open_engine(plain, shared_by=[each.with_options(prefix_cache=False) for each in configs.values()])
 
 
 def _modes(params: SamplingParams, *, sampled: bool, verify: VerifyRule) -> dict[str, SamplingParams]:

@@ -136,16 +136,16 @@ def load(
     report: Report | None = None,
     target: LoadedTarget | None = None,
     drafter: Drafter | None = None,
-    besides: Sequence[EngineConfig] = (),
+    shared_by: Sequence[EngineConfig] = (),
     expected: Callable[[Tokenizer], Sequence[Request]] | None = None,
     keep_expert_choices: bool = False,
 ) -> LoadedEngine:
     """Build an engine. `report` is called with lines of progress.
 
     `target` is a loaded model to share instead of loading it again; `drafter` is used in place of those that the
-    configuration names; the memory is planned for each of the configurations
-    `besides` too, whose engines will share the target; `expected` makes requests to come, of which one that is too long
-    is refused before weights are read; `keep_expert_choices` is Decoder's.
+    configuration names; memory is planned for the engines of `shared_by` too, which will share the target; `expected`
+    makes requests to come, of which one that is too long is refused before weights are read; `keep_expert_choices` is
+    Decoder's.
     Raises subclasses of WagerError that name the cause.
     """
     config, report = config or EngineConfig(), report or (lambda _: None)
@@ -161,7 +161,7 @@ def load(
         )
     kernels = target.kernels if target else _select_kernels(config, model)
     opened = [] if drafter else drafting.open_drafters(config, model)
-    others = [drafting.open_drafters(each, model) for each in besides]
+    others = [drafting.open_drafters(each, model) for each in shared_by]
     plan = _plan_memory(config, kernels, model, [opened, *others], shared=target)
     for request in expected(model.tokenizer) if expected else ():
         check_length(request, max_context=model.limits.context, num_blocks=plan.num_blocks)
