@@ -148,6 +148,12 @@ class World:
         return np.split(self.out[: batch.rows].copy(), np.cumsum([len(piece.rows) for piece in pieces])[:-1])
 
 
+class Int8World(World):
+    """With a cache in int8."""
+
+    kv_dtype = "q8"
+
+
 class LatentWorld(World):
     """One layer of absorbed latent attention over a cache of its own; a row is its queries and its latent."""
 

@@ -1,4 +1,5 @@
-"""The native kernels on every instruction set this machine has, with two threads."""
+"""The kernels of every instruction set this machine has, with two threads. The default run takes the best of them;
+`pytest -m slow` the others."""
 
 from __future__ import annotations
 
@@ -8,44 +9,39 @@ from typing import get_args
 import pytest
 from cases import World
 
+from oracle.kernels import ReferenceKernels
 from wager.kernels import _native
-from wager.kernels.cpu import Kernels
+from wager.kernels.cpu import ISAS, Kernels
 from wager.types import KVDtype
 
-ISAS = ("avx512", "avxvnni", "avx2", "portable")
-_kernels: dict[tuple[str, int], object] = {}
+HERE = [isa for isa in ISAS if _native.Isa.has(isa)]
+PARAMS = [HERE[0], *(pytest.param(isa, marks=pytest.mark.slow) for isa in HERE[1:])]
+_kernels: dict[tuple[str, int], Kernels] = {}
 
 
-def native(isa: str, threads: int = 2) -> object:
+def native(isa: str, threads: int = 2) -> Kernels:
     """Kernels of one instruction set, whose threads share every op also on a busy machine; built once, because each has
     threads of its own."""
-    if not _native.Isa.has(isa):
-        pytest.skip(f"this machine or build has no {isa}")
     if (isa, threads) not in _kernels:
         made = _kernels[isa, threads] = Kernels(isa=isa, threads=threads)
         made.pool = _native.Pool(threads, always_all=True)
     return _kernels[isa, threads]
 
 
-@pytest.fixture(params=ISAS)
-def kernels(request: pytest.FixtureRequest) -> object:
-    return native(request.param)
+@pytest.fixture(params=PARAMS)
+def isa(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-@pytest.fixture(params=[*ISAS, "reference"])
-def backend(request: pytest.FixtureRequest) -> object:
-    return reference() if request.param == "reference" else native(request.param)
+@pytest.fixture
+def kernels(isa: str) -> Kernels:
+    return native(isa)
 
 
-@pytest.fixture(params=ISAS)
-def one_thread(request: pytest.FixtureRequest) -> object:
-    return native(request.param, threads=1)
-
-
-@pytest.fixture(params=ISAS)
-def threaded(request: pytest.FixtureRequest) -> Callable[[int], object]:
+@pytest.fixture
+def threaded(isa: str) -> Callable[[int], Kernels]:
     """Kernels of one instruction set by their number of threads."""
-    return lambda threads: native(request.param, threads)
+    return lambda threads: native(isa, threads)
 
 
 @pytest.fixture(params=get_args(KVDtype))
@@ -56,11 +52,5 @@ def kv_dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def oracle() -> object:
-    return reference()
-
-
-def reference() -> object:
-    from oracle.kernels import ReferenceKernels
-
-    return ReferenceKernels("bfloat16")
+def oracle() -> ReferenceKernels:
+    return ReferenceKernels()

@@ -6,32 +6,46 @@ import random
 
 import numpy as np
 import pytest
-from cases import Piece, World, decode, rand, randn
+from cases import Int8World, LatentWorld, Piece, World, decode, rand, randn
 
 from closeness import assert_close
 from wager.errors import CacheIntegrityError, ModelError
-
-pytestmark = pytest.mark.usefixtures("kv_dtype")
+from wager.kernels.arrays import zeros
+from wager.kernels.base import BLOCK_SIZE
 
 SHAPES = [(6, 2, 32), (9, 3, 64), (4, 4, 16), (8, 1, 128), (14, 2, 80), (32, 1, 48)]
+LATENTS = [(5, 48, 16, 24), (1, 16, 16, 2), (32, 128, 32, 18), (3, 512, 64, 128)]
+TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 5, 6, 8, 2]
+
+
+@pytest.fixture(params=[World, Int8World, LatentWorld])
+def kind(request: pytest.FixtureRequest) -> type[World]:
+    """Keys and values of heads in a cache of either type, or latents."""
+    return request.param
 
 
 def blocks(n: int, seed: int) -> list[int]:
     return random.Random(seed).sample(range(64), n)
 
 
+def near(got, want, atol=0.02):
+    """Probabilities and outputs are rounded to bf16 (2^-9 relative); values are about 1.5 wide."""
+    assert_close(got.astype(np.float32), want.astype(np.float32), rtol=2**-7, atol=atol)
+
+
+# ---- the oracle's numbers ----
+
+
+@pytest.mark.usefixtures("kv_dtype")
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), SHAPES)
 @pytest.mark.parametrize("normed", [False, True])
-def test_matches_the_oracle(kernels, oracle, heads, kv_heads, d, normed):
+def test_heads_match_the_oracle(kernels, oracle, heads, kv_heads, d, normed):
     norms = (rand(d) + 0.5, rand(d) + 0.5, 1e-6) if normed else None
     shape = {"heads": heads, "kv_heads": kv_heads, "d": d, "norms": norms}
     ours, theirs = World(kernels, **shape), World(oracle, **shape)
     rows, table = ours.rows(90, seed=d), blocks(6, seed=1)
-    tree = Piece(table, 70, ours.rows(12, seed=2), parents=[-1, 0, 0, 1, 1, 2, 3, 3, 5, 6, 8, 2])
-    for world_pieces in ([Piece(table, 0, rows[:70])], [tree]):
-        got, want = ours.step(*world_pieces)[0], theirs.step(*world_pieces)[0]
-        # Probabilities and outputs are rounded to bf16 (2^-9 relative); values are about 1.5 wide.
-        assert_close(got.astype(np.float32), want.astype(np.float32), rtol=2**-7, atol=0.02)
+    for piece in (Piece(table, 0, rows[:70]), Piece(table, 70, ours.rows(12, seed=2), parents=TREE)):
+        near(ours.step(piece)[0], theirs.step(piece)[0])
     for place in range(82):
         slot = table[place // 16] * 16 + place % 16
         got_keys, got_values = ours.cache.read(slot)[0]
@@ -39,9 +53,20 @@ def test_matches_the_oracle(kernels, oracle, heads, kv_heads, d, normed):
         assert np.array_equal(got_values, want_values)
         if normed:  # the norms sum in another order: at most the last place of bf16 differs, or int8 by one
             step = np.abs(want_keys).max() / 127 if ours.kv_dtype == "q8" else 0
-            assert_close(got_keys.astype(np.float32), want_keys.astype(np.float32), rtol=2**-7, atol=1e-6 + 1.01 * step)
+            near(got_keys, want_keys, atol=1e-6 + 1.01 * step)
         else:
             assert np.array_equal(got_keys, want_keys)
+
+
+@pytest.mark.parametrize(("heads", "rank", "rope", "nope"), LATENTS)
+def test_latents_match_the_oracle(kernels, oracle, heads, rank, rope, nope):
+    ours, theirs = (LatentWorld(k, heads=heads, rank=rank, rope=rope, nope=nope) for k in (kernels, oracle))
+    rows, table = ours.rows(90, seed=1), blocks(6, seed=1)
+    for piece in (Piece(table, 0, rows[:70]), Piece(table, 70, ours.rows(12, seed=2), parents=TREE)):
+        near(ours.step(piece)[0], theirs.step(piece)[0], atol=0.03)
+    slot = table[4] * BLOCK_SIZE + 3
+    assert ours.cache.read(slot).shape == (1, 1, 1, rank + rope)
+    near(ours.cache.read(slot), theirs.cache.read(slot), atol=0.01)
 
 
 def test_long_paths_match_the_oracle(kernels, oracle):
@@ -51,17 +76,45 @@ def test_long_paths_match_the_oracle(kernels, oracle):
     for world in (ours, theirs):
         world.outs = decode(world, rows[:630], table, chunk=210)[-3:], decode(world, rows, table, start=630)
     for got, want in zip(ours.outs, theirs.outs, strict=True):
-        assert_close(got.astype(np.float32), want.astype(np.float32), rtol=2**-7, atol=0.04)
+        near(got, want, atol=0.04)
 
 
-def test_chunks_do_not_change_a_row(kernels):
+@pytest.mark.parametrize("slope", [1.0, -1.0])
+def test_scores_that_rise_and_fall_by_far_match_the_oracle(kernels, oracle, slope):
+    """The reference of the softmax rises many times along the path, or never again after the first keys."""
+    ours, theirs = World(kernels), World(oracle)
+    rows, table = ours.rows(330, seed=26), blocks(21, seed=27)
+    queries, keys = ours.heads * ours.d, (ours.heads + ours.kv_heads) * ours.d
+    ramp = np.linspace(-6.0, 6.0, 330, dtype=np.float32)[:, None]
+    rows[:, :queries], rows[:, queries:keys] = 3.0, slope * ramp
+    rows[:, :keys] += 0.3 * randn(330, keys, seed=28)
+    for world in (ours, theirs):
+        world.outs = decode(world, rows[:300], table, chunk=100), decode(world, rows, table, start=300, chunk=7)
+    for got, want in zip(ours.outs, theirs.outs, strict=True):
+        near(got, want, atol=0.04)
+    assert np.array_equal(np.concatenate(ours.outs), decode(World(kernels), rows, table))
+
+
+@pytest.mark.parametrize("window", [1, 5, 64, 90, 270])
+def test_sliding_windows_match_the_oracle(kernels, oracle, window):
+    rows, table = World(kernels).rows(350, seed=10), blocks(22, seed=11)
+    alone = decode(World(kernels, window=window), rows, table)
+    for chunk in (200, 31):
+        assert np.array_equal(decode(World(kernels, window=window), rows, table, chunk=chunk), alone)
+    near(alone, decode(World(oracle, window=window), rows, table, chunk=200))
+
+
+# ---- a row's bits ----
+
+
+@pytest.mark.parametrize("chunk", [256, 64, *(pytest.param(n, marks=pytest.mark.slow) for n in (190, 100, 17, 7, 2))])
+def test_chunks_do_not_change_a_row(kernels, kind, chunk):
     table = blocks(40, seed=3)
-    rows = World(kernels).rows(600, seed=4)  # more than two segments of 256 keys
-    alone = decode(World(kernels), rows, table)
-    for chunk in (256, 190, 64, 100, 17, 7, 2):
-        assert np.array_equal(decode(World(kernels), rows, table, chunk=chunk), alone), f"chunks of {chunk}"
+    rows = kind(kernels).rows(600, seed=4)  # more than two segments of 256 keys
+    assert np.array_equal(decode(kind(kernels), rows, table, chunk=chunk), decode(kind(kernels), rows, table))
 
 
+@pytest.mark.usefixtures("kv_dtype")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_rows_chosen_from_a_step_have_the_bits_of_all(threaded, threads):
     """Any of them in any order: gaps, one row twice, a tree's, none; few of them share out segments, many do not."""
@@ -78,11 +131,12 @@ def test_rows_chosen_from_a_step_have_the_bits_of_all(threaded, threads):
         assert (world.chosen[len(chosen) :] == 7).all()
 
 
-def test_other_sequences_and_block_tables_do_not_change_a_row(kernels):
+@pytest.mark.parametrize("heads", [6, 30])
+def test_other_sequences_and_block_tables_do_not_change_a_row(kernels, kind, heads):
     lengths = [300, 33, 1, 64, 16, 97]
-    world = World(kernels)
+    world = kind(kernels, heads=heads)
     paths = [world.rows(n, seed=n) for n in lengths]
-    alone = [decode(World(kernels), rows, blocks(20, seed=i)) for i, rows in enumerate(paths)]
+    alone = [decode(kind(kernels, heads=heads), rows, blocks(20, seed=i)) for i, rows in enumerate(paths)]
     free = random.Random(5).sample(range(64), 64)
     tables = [[free.pop() for _ in range(-(-n // 16))] for n in lengths]
     done, outs, rng = [0] * len(lengths), [[] for _ in lengths], random.Random(6)
@@ -90,9 +144,8 @@ def test_other_sequences_and_block_tables_do_not_change_a_row(kernels):
         live = [i for i in range(len(lengths)) if done[i] < lengths[i]]
         rng.shuffle(live)
         sizes = [min(rng.choice([1, 1, 2, 5, 13, 40]), lengths[i] - done[i]) for i in live]
-        pieces = [
-            Piece(tables[i], done[i], paths[i][done[i] : done[i] + size]) for i, size in zip(live, sizes, strict=True)
-        ]
+        chunks = zip(live, sizes, strict=True)
+        pieces = [Piece(tables[i], done[i], paths[i][done[i] : done[i] + size]) for i, size in chunks]
         for i, size, out in zip(live, sizes, world.step(*pieces), strict=True):
             outs[i].append(out)
             done[i] += size
@@ -100,11 +153,11 @@ def test_other_sequences_and_block_tables_do_not_change_a_row(kernels):
         assert np.array_equal(np.concatenate(got), want)
 
 
-@pytest.mark.parametrize("window", [None, 1, 20, 64, 100])
-def test_a_scattered_tree_path_is_plain_decode(kernels, window):
+@pytest.mark.parametrize("window", [None, 20, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 64, 100))])
+def test_a_scattered_tree_path_is_plain_decode(kernels, kind, window):
     rng = random.Random(7)
     for known, nodes in ((1, 9), (37, 40), (62, 30), (251, 60)):
-        world = World(kernels, window=window)
+        world = kind(kernels, window=window)
         table, prefix, guesses = blocks(24, seed=known), world.rows(known, seed=8), world.rows(nodes, seed=9)
         parents = [-1, *(rng.randrange(-1, i) for i in range(1, nodes))]
         if known > 1:
@@ -118,67 +171,34 @@ def test_a_scattered_tree_path_is_plain_decode(kernels, window):
                 path.append(at)
                 at = parents[at]
             rows = np.concatenate([prefix, guesses[path[::-1]]])
-            alone = decode(World(kernels, window=window), rows, blocks(24, seed=99))
+            alone = decode(kind(kernels, window=window), rows, blocks(24, seed=99), chunk=50)
             assert np.array_equal(out[1 + node], alone[-1]), f"node {node} after {known} known tokens"
 
 
-@pytest.mark.parametrize("window", [1, 5, 64, 90, 270])
-def test_sliding_window(kernels, oracle, window):
-    rows, table = World(kernels).rows(350, seed=10), blocks(22, seed=11)
-    alone = decode(World(kernels, window=window), rows, table)
-    for chunk in (200, 31):
-        assert np.array_equal(decode(World(kernels, window=window), rows, table, chunk=chunk), alone)
-    want = decode(World(oracle, window=window), rows, table, chunk=200)
-    assert_close(alone.astype(np.float32), want.astype(np.float32), rtol=2**-7, atol=0.02)
-
-
-def test_threads_do_not_change_a_row(kernels, one_thread):
-    if kernels.isa.name != one_thread.isa.name:
-        pytest.skip("another instruction set")
-    rows, table = World(kernels).rows(560, seed=12), blocks(35, seed=13)
-    for chunk in (200, 7):  # few rows: segments are shared out among the threads
-        ours, theirs = (decode(World(k), rows, table, chunk=chunk) for k in (kernels, one_thread))
-        assert np.array_equal(ours, theirs)
-
-
 @pytest.mark.parametrize("window", [None, 300])
-def test_any_number_of_threads_shares_a_long_path(threaded, window):
+def test_any_number_of_threads_shares_a_long_path(threaded, kind, window):
     """Few rows: the segments of a kv head are cut between up to five threads, whose results are combined in order."""
-    shape = {"num_blocks": 128, "max_blocks": 96, "window": window}
-    rows, other = World(threaded(1)).rows(1400, seed=23), World(threaded(1)).rows(40, seed=24)
-    table, second = random.Random(25).sample(range(120), 90), list(range(120, 123))
-    tree = [-1, 0, 0, 1, 1, 2, 3, 3, 5, 6, 8, 2]
+    rows, other = kind(threaded(1)).rows(760, seed=23), kind(threaded(1)).rows(40, seed=24)
+    table, second = list(range(48)), list(range(50, 53))
     outs = []
     for threads in (1, 2, 3, 5):
-        world = World(threaded(threads), **shape)
-        decode(world, rows[:1380], table, chunk=230)
+        world = kind(threaded(threads), window=window)
+        outs.append([decode(world, rows[:740], table, chunk=230)])
         world.step(Piece(second, 0, other[:38]))
-        pieces = (Piece(table, 1380, rows[1380:1381]), Piece(second, 38, other[38:]))
-        alone = world.step(pieces[0])
-        outs.append([*alone, *world.step(*pieces), *world.step(Piece(table, 1381, rows[1381:1393], parents=tree))])
-        assert np.array_equal(outs[-1][0], outs[-1][1])
+        pieces = (Piece(table, 740, rows[740:741]), Piece(second, 38, other[38:]))
+        alone, together = world.step(pieces[0]), world.step(*pieces)
+        assert np.array_equal(alone[0], together[0])
+        outs[-1] += [*together, *world.step(Piece(table, 741, rows[741:753], parents=TREE))]
     for got in outs[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(got, outs[0], strict=True))
 
 
-@pytest.mark.parametrize("slope", [1.0, -1.0])
-def test_scores_that_rise_and_fall_by_far_match_the_oracle(kernels, oracle, slope):
-    """The reference of the softmax rises many times along the path, or never again after the first keys."""
-    ours, theirs = World(kernels), World(oracle)
-    rows, table = ours.rows(330, seed=26), blocks(21, seed=27)
-    queries, keys = ours.heads * ours.d, (ours.heads + ours.kv_heads) * ours.d
-    ramp = np.linspace(-6.0, 6.0, 330, dtype=np.float32)[:, None]
-    rows[:, :queries], rows[:, queries:keys] = 3.0, slope * ramp
-    rows[:, :keys] += 0.3 * randn(330, keys, seed=28)
-    for world in (ours, theirs):
-        world.outs = decode(world, rows[:300], table, chunk=100), decode(world, rows, table, start=300, chunk=7)
-    for got, want in zip(ours.outs, theirs.outs, strict=True):
-        assert_close(got.astype(np.float32), want.astype(np.float32), rtol=2**-7, atol=0.04)
-    assert np.array_equal(np.concatenate(ours.outs), decode(World(kernels), rows, table))
+# ---- the cache ----
 
 
-def test_an_accepted_tree_path_is_moved_together(kernels):
-    world = World(kernels, layers=3)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_an_accepted_tree_path_is_moved_together(kernels, kind, layers):
+    world = kind(kernels, layers=layers)
     table, prefix, guesses = blocks(6, seed=14), world.rows(30, seed=15), world.rows(5, seed=16)
     world.step(Piece(table, 0, prefix[:-1]))
     parents = [-1, 0, 0, 2, 3, 3]  # of the span: the last known token, then guesses 0..4; accepted: 1, 2, 4
@@ -192,33 +212,24 @@ def test_an_accepted_tree_path_is_moved_together(kernels):
         assert np.array_equal(world.cache.read(slot), value) and value.any()
     last = world.rows(1, seed=17)
     path = np.concatenate([prefix, guesses[accepted], last])
-    assert np.array_equal(world.step(Piece(table, 33, last))[0], decode(World(kernels), path, blocks(6, seed=18))[-1:])
+    assert np.array_equal(world.step(Piece(table, 33, last))[0], decode(kind(kernels), path, blocks(6, seed=18))[-1:])
 
 
-def test_cleared_blocks_are_zero(kernels):
-    world = World(kernels)
+def test_cleared_blocks_are_zero(kernels, kind):
+    world = kind(kernels)
     world.step(Piece([5, 6], 0, world.rows(20, seed=19)))
     world.cache.clear(5)
     assert all(world.cache.read(5 * 16 + i).any() == 0 for i in range(16))
     assert world.cache.read(6 * 16).any()
 
 
-def test_wrong_integers_are_named_and_not_followed(kernels):
-    world = World(kernels)
-    rows = world.rows(3, seed=20)
-    for name, row, value in (("slot_mapping", 1, 64 * 16), ("seq_ids", 2, 3), ("positions", 0, -1), ("parents", 1, 2)):
-        world.step(Piece([5, 6], 0, rows))
-        getattr(world.tape.inputs, name)[row] = value
-        with pytest.raises(CacheIntegrityError, match=f"{name} is {value} at index {row}"):
-            world.tape.run(rows=3, sequences=1, logits_rows=0)
-    world.step(Piece([5, 6], 0, rows))
-    world.tape.inputs.block_tables[0, 0] = 64
-    with pytest.raises(CacheIntegrityError, match="block_tables is 64"):
-        world.tape.run(rows=3, sequences=1, logits_rows=0)
-    with pytest.raises(CacheIntegrityError, match="outside the cache"):
-        world.cache.move(np.array([0]), np.array([64 * 16]))
-
-
-def test_head_dim_must_be_a_multiple_of_16(kernels):
+def test_what_does_not_fit_is_refused(kernels):
     with pytest.raises(ModelError, match="head_dim 40"):
         kernels.cache(layers=1, num_blocks=1, kv_heads=1, head_dim=40)
+    with pytest.raises(ModelError, match="rank of 40"):
+        kernels.latent_cache(layers=1, num_blocks=1, rank=40, rope=16)
+    world = LatentWorld(kernels)
+    with pytest.raises(ModelError, match="no room for 5 heads of 60"):
+        world.tape.per_head(world.q, kernels.pack_heads(zeros(5, 60, 4)), world.out)
+    with pytest.raises(CacheIntegrityError, match="outside the cache"):
+        world.cache.move(np.array([0]), np.array([64 * 16]))

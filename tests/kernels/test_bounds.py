@@ -33,8 +33,8 @@ def run_with(world: World, pieces: Sequence[Piece], name: str, index: int, value
 
 @pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", [World, LatentWorld])
-def test_right_slots_pass_and_wrong_ones_change_nothing(backend, kind, parents):
-    world = kind(backend)
+def test_right_slots_pass_and_wrong_ones_change_nothing(kernels, kind, parents):
+    world = kind(kernels)
     pieces = two(world, parents)
     slots = batch_of(pieces, world.max_blocks).slot_mapping.tolist()
     want = world.step(*pieces)
@@ -67,8 +67,8 @@ def test_the_sequence_that_would_have_been_overwritten_is_named(kernels):
 
 
 @pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
-def test_a_wrong_block_table_is_a_wrong_slot(backend, parents):
-    world = World(backend)
+def test_a_wrong_block_table_is_a_wrong_slot(kernels, parents):
+    world = World(kernels)
     pieces = two(world, parents)
     for entry, block in ((0, 9), (1, 10), (1, 5)):
         tables = batch_of(pieces, world.max_blocks).block_tables
@@ -77,9 +77,9 @@ def test_a_wrong_block_table_is_a_wrong_slot(backend, parents):
             run_with(world, pieces, "block_tables", (0, entry), block)
 
 
-def test_two_sequences_that_share_a_prefix_pass(backend):
+def test_two_sequences_that_share_a_prefix_pass(kernels):
     """Blocks 5 and 6 are read by both and written by none; each writes to a block of its own."""
-    world, alone = World(backend), World(backend)
+    world, alone = World(kernels), World(kernels)
     prefix, rows = world.rows(2 * BLOCK_SIZE, seed=4), world.rows(6, seed=5)
     for one in (world, alone):
         one.step(Piece([5, 6], 0, prefix))
@@ -120,8 +120,8 @@ def test_rows_past_the_block_table_are_refused(kernels):
 
 
 @pytest.mark.parametrize("value", [0, 39, 41])
-def test_the_last_entry_of_query_start_loc_is_the_number_of_rows(backend, value):
-    world = World(backend)
+def test_the_last_entry_of_query_start_loc_is_the_number_of_rows(kernels, value):
+    world = World(kernels)
     pieces = two(world, CHAIN)
     with pytest.raises(CacheIntegrityError, match=f"query_start_loc .* ?{value}"):
         run_with(world, pieces, "query_start_loc", 2, value)
@@ -182,6 +182,7 @@ def test_a_refused_step_leaves_the_tape_free(kernels):
     assert np.array_equal(world.step(Piece([5], 0, rows))[0], want)
 
 
+@pytest.mark.slow
 def test_inputs_that_change_during_a_run_are_not_followed(kernels):
     """What was checked is what runs: a slot that another thread puts into the buffers is refused or not seen."""
     world = World(kernels, heads=32, kv_heads=1, d=128, layers=1)
@@ -208,3 +209,21 @@ def test_inputs_that_change_during_a_run_are_not_followed(kernels):
     stop.set()
     other.join()
     assert not world.cache.read(foreign).any(), f"{ran} runs"
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "value"),
+    [
+        ("slot_mapping", 1, 1024),
+        ("seq_ids", 2, 3),
+        ("positions", 0, -1),
+        ("parents", 1, 2),
+        ("block_tables", (0, 0), 64),
+    ],
+)
+def test_integers_outside_the_buffers_are_named(kernels, name, index, value):
+    world = World(kernels)
+    world.step(Piece([5, 6], 0, world.rows(3, seed=20)))
+    getattr(world.tape.inputs, name)[index] = value
+    with pytest.raises(CacheIntegrityError, match=f"{name} is {value}"):
+        world.tape.run(rows=3, sequences=1, logits_rows=0)

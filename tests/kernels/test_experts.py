@@ -100,16 +100,12 @@ def test_rows_that_all_choose_the_same_experts_are_the_rows_alone(kernels):
     assert np.array_equal(mixture(x), np.tile(alone, (44, 1)))
 
 
-def test_threads_do_not_change_a_row(kernels, one_thread):
-    if kernels.isa.name != one_thread.isa.name:
-        pytest.skip("another instruction set")
-    from wager.kernels.cpu import Kernels
-
-    isa = {"avx512-bf16": "avx512"}.get(kernels.isa.name, kernels.isa.name)
+def test_threads_do_not_change_a_row(threaded):
+    kernels, one_thread = threaded(2), threaded(1)
     x = rows(70)
     alone = Mixture(one_thread, SIGMOID)(x)
     assert np.array_equal(Mixture(kernels, SIGMOID)(x), alone)
-    assert np.array_equal(Mixture(Kernels(isa=isa, threads=5), SIGMOID)(x), alone)
+    assert np.array_equal(Mixture(threaded(5), SIGMOID)(x), alone)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
-from cases import LatentWorld, Piece, World, decode
+from cases import Int8World, LatentWorld, Piece, World, decode
 
 from wager.errors import CacheIntegrityError
 from wager.kernels.arrays import Array
-from wager.kernels.cpu import Kernels
 
-SHAPES = [(6, 2, 32), (9, 3, 64), (4, 4, 16), (8, 1, 128), (14, 2, 80), (32, 1, 48)]
+HEADS = [(6, 2, 32), (9, 3, 64), (4, 4, 16), (8, 1, 128), (14, 2, 80), (32, 1, 48)]
+SHAPES = [{"heads": heads, "kv_heads": kv_heads, "d": d} for heads, kv_heads, d in HEADS]
 LATENTS = [(5, 48, 16), (1, 16, 16), (32, 128, 32), (3, 512, 64)]
-PARTS = ["keys", "values", "both"]
-LATENT_PARTS = ["latent", "rotated", "all"]
-ALL_PARTS = PARTS + LATENT_PARTS
+LATENT_SHAPES = [{"heads": heads, "rank": rank, "rope": rope} for heads, rank, rope in LATENTS]
 NOT_FINITE = (math.nan, math.inf, -math.inf)
-NAMES = ("heads", "kv_heads", "d")
-LATENT_NAMES = ("heads", "rank", "rope")
-CASES = [(part, dict(zip(NAMES, shape, strict=True))) for part in PARTS for shape in SHAPES] + [
-    (part, dict(zip(LATENT_NAMES, shape, strict=True))) for part in LATENT_PARTS for shape in LATENTS
+PARTS = [(kind, part) for kind in (World, Int8World) for part in ("keys", "values", "both")] + [
+    (LatentWorld, part) for part in ("latent", "rotated", "all")
 ]
-
-
-pytestmark = pytest.mark.usefixtures("kv_dtype")
-
-
-def world_of(kernels: Kernels, part: str, **shape: Any) -> World:
-    if part not in LATENT_PARTS:
-        return World(kernels, **shape)
-    if World.kv_dtype != "bf16":
-        pytest.skip("latents have one type")
-    return LatentWorld(kernels, **shape)
+CASES = [(*case, shape) for case in PARTS for shape in (LATENT_SHAPES if case[0] is LatentWorld else SHAPES)]
+every_part = pytest.mark.parametrize(("kind", "part"), PARTS)
 
 
 def spans(world: World, part: str) -> list[tuple[int, int, int]]:
@@ -58,9 +44,9 @@ def spoiled(world: World, rows: Array, part: str) -> Array:
     return bad
 
 
-@pytest.mark.parametrize(("part", "shape"), CASES, ids=str)
-def test_rejected_guesses_do_not_change_later_rows(backend, part, shape):
-    clean, world, table = world_of(backend, part, **shape), world_of(backend, part, **shape), [9, 4, 7]
+@pytest.mark.parametrize(("kind", "part", "shape"), CASES)
+def test_rejected_guesses_do_not_change_later_rows(kernels, kind, part, shape):
+    clean, world, table = kind(kernels, **shape), kind(kernels, **shape), [9, 4, 7]
     rows = clean.rows(40, seed=1)
     world.step(Piece(table, 0, rows[:5]))
     guesses = spoiled(world, clean.rows(35, seed=2), part)
@@ -73,12 +59,12 @@ def test_rejected_guesses_do_not_change_later_rows(backend, part, shape):
     assert np.array_equal(decode(world, rows, table, start=20, chunk=7), want[20:]), "chunks"
 
 
-@pytest.mark.parametrize("part", ALL_PARTS)
-@pytest.mark.parametrize("window", [None, 1, 20, 70])
-def test_spoiled_branches_of_a_tree_do_not_change_the_others(backend, window, part):
+@every_part
+@pytest.mark.parametrize("window", [None, 20, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 70))])
+def test_spoiled_branches_of_a_tree_do_not_change_the_others(kernels, kind, part, window):
     rng = random.Random(3)
     for known, nodes in ((1, 20), (40, 40), (62, 30), (251, 30)):
-        clean, world = (world_of(backend, part, window=window) for _ in range(2))
+        clean, world = (kind(kernels, window=window) for _ in range(2))
         table = rng.sample(range(64), 24)
         prefix, guesses = clean.rows(known, seed=4), clean.rows(nodes, seed=5)
         parents = [-1, *(rng.randrange(-1, i) for i in range(1, nodes))]
@@ -101,25 +87,25 @@ def test_spoiled_branches_of_a_tree_do_not_change_the_others(backend, window, pa
         assert np.array_equal(outs[1][clean_rows], outs[0][clean_rows]), f"{known} known"
 
 
-@pytest.mark.parametrize("part", ALL_PARTS)
-@pytest.mark.parametrize("window", [1, 5, 16, 33, 270])
-def test_keys_before_the_window_do_not_change_a_row(backend, window, part):
-    clean, table = world_of(backend, part, window=window), random.Random(6).sample(range(64), 23)
+@every_part
+@pytest.mark.parametrize("window", [5, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 16, 270))])
+def test_keys_before_the_window_do_not_change_a_row(kernels, kind, part, window):
+    clean, table = kind(kernels, window=window), random.Random(6).sample(range(64), 23)
     rows = clean.rows(360, seed=7)
     want = decode(clean, rows, table, chunk=60)
     num_spoiled = 37
     bad = np.concatenate([spoiled(clean, rows[:num_spoiled], part), rows[num_spoiled:]])
     for chunk in (50, 3):
-        world = world_of(backend, part, window=window)
+        world = kind(kernels, window=window)
         world.step(Piece(table, 0, bad[:num_spoiled]))
         got = decode(world, bad, table, start=num_spoiled, chunk=chunk)
         past = num_spoiled + window - 1  # the first row that sees none of the spoiled ones
         assert np.array_equal(got[past - num_spoiled :], want[past:]), f"chunks of {chunk}"
 
 
-@pytest.mark.parametrize("part", ALL_PARTS)
-def test_values_that_are_not_finite_spread_to_rows_that_attend_to_them(backend, part):
-    world = world_of(backend, part)
+@every_part
+def test_values_that_are_not_finite_spread_to_rows_that_attend_to_them(kernels, kind, part):
+    world = kind(kernels)
     rows = world.rows(8, seed=8)
     rows[3] = spoiled(world, rows[3:4], part)[0]
     out = world.step(Piece([1], 0, rows))[0].reshape(8, world.heads, -1)

@@ -29,6 +29,7 @@ def run_process(program: str) -> str:
 # ---- processes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_idle_engine_uses_no_processor() -> None:
     used = run_process("""
         import time
@@ -42,6 +43,7 @@ def test_an_idle_engine_uses_no_processor() -> None:
     assert float(used) < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be kept on one processor here")
 def test_threads_without_a_processor_of_their_own_keep_nobody_waiting() -> None:
     """Four threads and three other programs on one processor. Where all wait for all at every op, each token takes a
@@ -70,6 +72,7 @@ def test_threads_without_a_processor_of_their_own_keep_nobody_waiting() -> None:
     assert int(switches) < 1500  # five a token
 
 
+@pytest.mark.slow
 def test_no_wake_up_is_lost() -> None:
     """Threads that fall asleep just when work begins: pauses about as long as they spin, every op shared by all."""
     run_process("""

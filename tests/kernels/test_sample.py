@@ -1,4 +1,4 @@
-"""The native sampler against the float64 definition of the field, written out again in plain integers."""
+"""The native sampler against kernels/noise.py, the float64 definition of the field."""
 
 from __future__ import annotations
 
@@ -7,28 +7,8 @@ import pytest
 from cases import randn
 
 from wager.kernels.arrays import INT32, zeros
-
-WORD = 0xFFFFFFFF
-
-
-def words(seed: int, counter: list[int]) -> list[int]:
-    """Philox4x32-10 of one counter, in Python's own integers."""
-    c, key = list(counter), [seed & WORD, seed >> 32]
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(b >> 32) ^ c[1] ^ key[0], b & WORD, (a >> 32) ^ c[3] ^ key[1], a & WORD]
-        key = [(key[0] + 0x9E3779B9) & WORD, (key[1] + 0xBB67AE85) & WORD]
-    return c
-
-
-def noise(seed: int, position: int, choice: int, vocab: int) -> np.ndarray:
-    uniform = np.empty(vocab)
-    for i in range(0, vocab, 2):
-        w = words(seed, [i // 2, position, choice, 0])
-        for j, (low, high) in enumerate(((w[0], w[1]), (w[2], w[3]))):
-            if i + j < vocab:
-                uniform[i + j] = (((low | high << 32) >> 12) + 0.5) / 2**52
-    return -np.log(-np.log1p(-uniform))
+from wager.kernels.noise import argmax_gumbel
+from wager.kernels.sampling import SampleRequest, sample_rows
 
 
 def sample(kernels, logits, requests):
@@ -45,31 +25,21 @@ def sample(kernels, logits, requests):
     ).tolist()
 
 
-def test_the_known_answer_of_philox():
-    """Random123's published vectors for philox4x32-10."""
-    assert words(0, [0, 0, 0, 0]) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-    assert words(2**64 - 1, [WORD] * 4) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
-
-
 @pytest.mark.parametrize("vocab", [1, 2, 31, 32, 33, 65, 1000])
 def test_token_is_that_of_the_definition(kernels, vocab):
     rng = np.random.default_rng(vocab)
-    requests, wanted = [], []
     logits = (rng.normal(size=(6, vocab)) * 3).astype(np.float32)
-    for row in range(6):
-        for temperature in (0.01, 0.3, 1.0, 5.0, 1000.0):
-            seed = int(rng.integers(0, 2**64, dtype=np.uint64))
-            position, choice = int(rng.integers(0, 5000)), int(rng.integers(0, 5))
-            requests.append((row, temperature, seed, position, choice))
-            score = logits[row].astype(np.float64) / temperature + noise(seed, position, choice, vocab)
-            wanted.append(int(score.argmax()))
+    requests = [
+        (row, temperature, int(rng.integers(0, 2**64, dtype=np.uint64)), int(rng.integers(5000)), int(rng.integers(5)))
+        for row in range(6)
+        for temperature in (0.01, 0.3, 1.0, 5.0, 1000.0)
+    ]
+    wanted = [argmax_gumbel(logits[row], *request) for row, *request in requests]
     assert sample(kernels, logits, requests) == wanted
     assert [sample(kernels, logits, [request])[0] for request in requests] == wanted
 
 
 def test_wide_vocabulary_agrees_with_the_package_field(kernels):
-    from wager.kernels.noise import argmax_gumbel
-
     rng = np.random.default_rng(3)
     spread = (0.0, 1.0, 4.0, 12.0, 80.0)
     logits = np.stack([rng.normal(size=49152) * s for s in spread]).astype(np.float32)
@@ -104,22 +74,19 @@ def test_no_requests_no_tokens(kernels):
     assert none.shape == (0,) and none.dtype == np.int32
 
 
-def test_sample_rows_packs_the_arguments(backend):
-    from wager.kernels.sampling import SampleRequest, sample_rows
-
+def test_sample_rows_packs_the_arguments(kernels):
     logits = randn(3, 301, seed=2) * 3
     logits[1, 7] = float("nan")
     requests = [(2, 0.8, 2**64 - 3, 70, 1), (0, 0.0, 5, 4000, 0), (1, 1.0, 6, 2, 2), (2, 0.8, 2**63, 70, 63)]
-    got = sample_rows(backend, logits, [SampleRequest(*request) for request in requests])
-    assert got == sample(backend, logits, requests)
+    got = sample_rows(kernels, logits, [SampleRequest(*request) for request in requests])
+    assert got == sample(kernels, logits, requests)
     assert all(type(token) is int for token in got)
     assert got[2] == -1
-    assert sample_rows(backend, logits, []) == []
+    assert sample_rows(kernels, logits, []) == []
 
 
-def test_threads_do_not_change_a_row(kernels, one_thread):
-    if kernels.isa.name != one_thread.isa.name:
-        pytest.skip("another instruction set")
+def test_threads_do_not_change_a_row(threaded):
+    kernels, one_thread = threaded(2), threaded(1)
     logits = randn(3, 5003)
     requests = [(i % 3, 0.8, i, i, 0) for i in range(60)]
     assert sample(kernels, logits, requests) == sample(one_thread, logits, requests)

@@ -1,8 +1,10 @@
-"""Keys and values in int8: the rounding, bit by bit, and what it costs in memory and precision."""
+"""Keys and values in int8: the rounding, bit by bit; what a cache takes of the memory, and what int8 costs."""
 
 from __future__ import annotations
 
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,8 +51,8 @@ def hard_rows(world: World) -> Array:
     return rows
 
 
-def test_values_are_rounded_to_int8_times_the_largest(backend):
-    world = World(backend)
+def test_values_are_rounded_to_int8_times_the_largest(kernels):
+    world = World(kernels)
     rows = hard_rows(world)
     world.step(Piece([3], 0, rows))
     for place, row in enumerate(values_of(world, rows)):
@@ -62,8 +64,8 @@ def test_values_are_rounded_to_int8_times_the_largest(backend):
     assert np.isfinite(world.cache.read(3 * 16 + 7)[0, 1, 1]).all(), "the other head has a scale of its own"
 
 
-def test_a_later_token_does_not_change_what_a_block_holds(backend):
-    world = World(backend)
+def test_a_later_token_does_not_change_what_a_block_holds(kernels):
+    world = World(kernels)
     rows = world.rows(16, seed=2)
     world.step(Piece([3], 0, rows[:5]))
     before = [world.cache.read(3 * 16 + i) for i in range(5)]
@@ -102,3 +104,20 @@ def test_noise_of_a_neighbour_head_is_not_shared(kernels):
     group = world.heads // world.kv_heads
     assert np.array_equal(quiet_out[:, group * world.d :], loud_out[:, group * world.d :])
     assert not np.array_equal(quiet_out, loud_out)
+
+
+def resident() -> int:
+    """Bytes of the process that are in no file."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("kv_dtype", ["bf16", "q8"])
+def test_a_first_request_takes_little_of_a_large_cache(kernels, kv_dtype):
+    """Not a huge page for each of its heads."""
+    layers, heads = 30, 3
+    cache = kernels.cache(layers=layers, num_blocks=8192, kv_heads=heads, head_dim=64, kv_dtype=kv_dtype)
+    before = resident()
+    cache.move(np.array([0]), np.array([16]))  # writes to a block of every layer and head
+    assert resident() - before < layers * heads * 2 * (64 << 10), "of 2 MB each before"
