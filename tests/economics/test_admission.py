@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from oracle.judging import select
 from wager.economics.latency import LatencyCache, StaticLatency
-from wager.economics.policy.goodput import GoodputEstimator
-from wager.economics.policy.judging import keep_nodes
+from wager.economics.policy.adaptive import keep_nodes
+from wager.economics.policy.prices import Goodput
 from wager.types import Draft
 
 # economics reference, section 11: conditional confidences of three requests, and two cost curves by rows of the step
@@ -153,7 +153,7 @@ def test_what_each_sequence_adds_to_drafting_sums_to_the_passes(drafter: str) ->
 
 
 def test_goodput_is_what_steps_lately_yielded_by_batch_size() -> None:
-    estimator = GoodputEstimator()
+    estimator = Goodput()
     assert estimator.ratio(4) == 1.0
     for _ in range(50):
         estimator.record(4, expected=8.0, plain=5.0)
@@ -165,7 +165,7 @@ def test_goodput_is_what_steps_lately_yielded_by_batch_size() -> None:
 
 
 def test_a_row_costs_what_the_rows_around_it_add() -> None:
-    estimator = GoodputEstimator()
+    estimator = Goodput()
     assert estimator.row_cost(2) is None
     stairs = [0.0] * 4 + [1.0] * 20
     estimator.record_row_cost(2, extra=stairs, rows=0, cut=None, goodput=2.0)

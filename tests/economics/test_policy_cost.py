@@ -14,7 +14,7 @@ from wager.economics.latency import LatencyCache, StaticLatency
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.heuristics import FixedDepth
-from wager.economics.policy.own_seconds import OwnSeconds
+from wager.economics.policy.prices import PolicySeconds
 from wager.economics.surface import LatencySurface
 from wager.simulation.latency import PublishedLatency
 from wager.simulation.server import SimulatedServer, Workload
@@ -84,15 +84,15 @@ def test_drafts_are_verified_as_they_are_only_if_they_fit_the_budget() -> None:
 
 
 def test_judging_that_costs_more_than_it_gains_stops() -> None:
-    own = OwnSeconds()
+    own = PolicySeconds()
     for _ in range(200):
         own.observe(300e-6, step_seconds=10e-3, kind="judged")
         own.observe(100e-6, step_seconds=10e-3, kind="unjudged")
-    assert own.of_judging == pytest.approx(200e-6)
+    assert own.judging == pytest.approx(200e-6)
 
 
 def test_what_the_policy_takes_keeps_to_its_budget() -> None:
-    own = OwnSeconds()
+    own = PolicySeconds()
     for _ in range(400):
         own.observe(600e-6, step_seconds=10e-3, kind="unjudged")  # 6 %
         own.observe(4e-3, step_seconds=10e-3, kind="planned")
@@ -104,7 +104,7 @@ def test_what_the_policy_takes_keeps_to_its_budget() -> None:
 
 
 def test_steps_that_plan_slow_learning_down_too() -> None:
-    own = OwnSeconds()
+    own = PolicySeconds()
     for step in range(1000):  # 3 % in all, though a step that does not plan takes 0.1 %
         kind, seconds = ("unjudged", 10e-6) if step % 10 else ("planned", 2.9e-3)
         own.observe(seconds, step_seconds=10e-3, kind=kind)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def test_steps_that_plan_slow_learning_down_too() -> None:
 
 
 def test_judging_that_gains_nothing_is_tried_as_seldom_as_it_takes() -> None:
-    own = OwnSeconds()
+    own = PolicySeconds()
     assert own.judging_interval == 0
     for _ in range(200):
         own.observe(4e-3, step_seconds=20e-3, kind="judged")
@@ -122,7 +122,7 @@ def test_judging_that_gains_nothing_is_tried_as_seldom_as_it_takes() -> None:
 
 def test_on_a_clock_without_the_policy_nothing_is_slowed_down() -> None:
     policy, _, _ = served(0.02, steps=40)
-    assert (policy._own.pace, policy._own.planning_interval, policy._own.of_judging) == (1, 0, 0)
+    assert (policy._prices.own.pace, policy._prices.own.planning_interval, policy._prices.own.judging) == (1, 0, 0)
 
 
 def calls_per_step(users: int, *, steps: int = 40) -> float:

@@ -17,10 +17,10 @@ from wager.config import EngineConfig
 from wager.draft.base import ComputedRows, Drafter
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
+from wager.economics.policy.exploration import IDLE_AFTER, DrafterReadiness
 from wager.economics.policy.heuristics import FixedDepth
-from wager.economics.policy.readiness import REST_AFTER, DrafterReadiness
-from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep
-from wager.economics.policy.step_load import StepLoad
+from wager.economics.policy.prices import PlainStep
+from wager.economics.policy.state import DrafterProfile, PolicyStep
 from wager.economics.surface import LatencySurface
 from wager.engine.proposer import Proposer
 from wager.kernels.arrays import Array
@@ -118,7 +118,7 @@ def test_it_says_who_rests() -> None:
     drafter.good = False
     service.serve(3)
     assert service.policy.resting == {"set"}
-    assert "Resting, and shown no states until tried again: set." in service.policy.explain()
+    assert "Idle, and shown no states until tried again: set." in service.policy.explain()
 
 
 def test_a_request_that_names_a_drafter_wakes_it_before_its_prompt() -> None:
@@ -199,7 +199,7 @@ def test_one_that_wakes_is_up_to_date_and_one_that_fails_then_is_tapped_for_no_m
 
 
 def step(number: int, seconds: float) -> PolicyStep:
-    return PolicyStep(number, (), load=StepLoad(1, 1, 100, 1.0, seconds, 1 / seconds))
+    return PolicyStep(number, (), plain=PlainStep(1, 1, 100, 1.0, seconds, 1 / seconds))
 
 
 @pytest.mark.parametrize(("warm_up", "seconds", "rests"), [(16, 2.5e-3, True), (0, 2.5e-3, False), (16, 0.2, False)])
@@ -207,13 +207,13 @@ def test_only_those_rest_whose_states_cost_something(warm_up: int, seconds: floa
     """Not those that read none, nor beside a target whose steps are so long that it makes no difference."""
     profiles = [DrafterProfile(name, DrafterCapabilities(4, warm_up=warm_up), None) for name in ("a", "b")]  # type: ignore[arg-type]
     readiness, standing = DrafterReadiness(profiles), {"r": DraftDecision(2, "b")}
-    for number in range(1, REST_AFTER + 1):
-        readiness.settle(step(number, seconds), standing)
-    assert not readiness.resting and not readiness.unready(REST_AFTER)
-    readiness.settle(step(REST_AFTER + 1, seconds), standing)
-    assert readiness.resting == ({"a"} if rests else set()) and not readiness.all_rest
-    readiness.settle(step(50, seconds), {"r": DraftDecision(2, "a")})
-    assert not readiness.resting and readiness.unready(50) == ({"a"} if rests else set())
+    for number in range(1, IDLE_AFTER + 1):
+        readiness.update(step(number, seconds), standing)
+    assert not readiness.idle and not readiness.unready(IDLE_AFTER)
+    readiness.update(step(IDLE_AFTER + 1, seconds), standing)
+    assert readiness.idle == ({"a"} if rests else set())
+    readiness.update(step(50, seconds), {"r": DraftDecision(2, "a")})
+    assert not readiness.idle and readiness.unready(50) == ({"a"} if rests else set())
     assert readiness.next_ready(50) == (50 + warm_up if rests else None) and not readiness.unready(50 + WARM_UP)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import pytest
 
 from wager.draft.model import DraftModel
+from wager.economics.policy.adaptive import keep_nodes
 from wager.economics.policy.heuristics import FixedDepth
-from wager.economics.policy.judging import keep_nodes
 from wager.engine.core import Engine
 from wager.engine.outputs import OutputCollector
 from wager.engine.rounds import Round, RoundRecorder

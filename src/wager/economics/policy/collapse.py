@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from wager.economics.policy.sequence_state import PolicyStep
+from wager.economics.policy.state import PolicyStep
 from wager.types import Draft, Verdict
 
 log = logging.getLogger("wager")

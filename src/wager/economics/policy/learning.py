@@ -14,14 +14,8 @@ from functools import partial
 from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL
-from wager.economics.policy.own_seconds import OwnSeconds
-from wager.economics.policy.sequence_state import (
-    PolicyStep,
-    RemainingDraft,
-    SequencePlan,
-    SequencePolicyState,
-    StepDraft,
-)
+from wager.economics.policy.prices import PolicySeconds
+from wager.economics.policy.state import PolicyStep, RemainingDraft, SequencePlan, SequenceState, StepDraft
 from wager.types import Draft, StepRecord, Verdict
 
 _EARLY_DRAFTS = 1024  # the first ones, of which up to a quarter in a step are learned from
@@ -31,13 +25,16 @@ _MAX_DRAFTS = 4  # about so many drafts of a step are learned from, in rotation
 class DeferredLearning:
     """Collects observations for `models` (by drafter) and `latency`, and applies them every few steps."""
 
-    def __init__(self, models: Sequence[AcceptanceModel], latency: LatencyModel, *, own: OwnSeconds) -> None:
-        self._models, self._latency, self._own = models, latency, own
+    def __init__(
+        self, models: Sequence[AcceptanceModel], latency: LatencyModel, *, own: PolicySeconds, draws_tokens: bool
+    ) -> None:
+        """`draws_tokens`: under a rule that draws from draft_probs, what is accepted need not be what is emitted."""
+        self._models, self._latency, self._own, self._draws_tokens = models, latency, own, draws_tokens
         self._turn = self._drafts = 0
         self._now = self._learned = 0  # the last step, and the one in which it last learned
         self._next = self._next_record = 0.0  # the steps from which drafts, and seconds, are learned from again
         self._pending: list[Callable[[], None]] = []
-        self._remaining: dict[str, SequencePolicyState] = {}  # sequences whose last draft may be compared further
+        self._remaining: dict[str, SequenceState] = {}  # sequences whose last draft may be compared further
 
     def add_verdicts(self, step: PolicyStep) -> None:
         """A step's verdicts."""
@@ -70,7 +67,7 @@ class DeferredLearning:
             state = step.states.get(verdict.seq_id)
             if state is not None and verdict.seq_id in step.plan:
                 step_draft = step.draft_of(state)
-                drawn = step_draft.draft is not None and step.draws_tokens and step_draft.draft.draft_probs is not None
+                drawn = self._draws_tokens and step_draft.draft is not None and step_draft.draft.draft_probs is not None
                 self._remaining[verdict.seq_id] = state
                 self._pending.append(partial(self._learn_draft, step_draft, verdict, comparable=not drawn))
                 if shifts > 0 and not drawn:
@@ -99,7 +96,7 @@ class DeferredLearning:
         if number >= self._learned + AGING_INTERVAL:
             self.learn()
 
-    def end_sequence(self, state: SequencePolicyState) -> None:
+    def end_sequence(self, state: SequenceState) -> None:
         """The sequence is over."""
         self._remaining.pop(state.seq_id, None)
         ended = zip(self._models, state.acceptance, strict=True)
@@ -135,7 +132,7 @@ class DeferredLearning:
         if comparable and right == len(emitted) < deepest == len(draft):
             state.remaining = RemainingDraft(step_draft.drafter, draft.tokens, right)
 
-    def _compare_remaining(self, state: SequencePolicyState, emitted: Sequence[int] | None) -> None:
+    def _compare_remaining(self, state: SequenceState, emitted: Sequence[int] | None) -> None:
         """Compare what is left of a draft with the tokens of a step without a draft (None: there was a newer one)."""
         remaining, state.remaining = state.remaining, None
         if remaining is None or emitted is None:

@@ -1,123 +1,107 @@
-"""Before drafting: which drafter each sequence uses, how deep, or none.
-
-Each drafter is evaluated for every sequence and depth. Draft tokens with scores can still be rejected before they are
-verified, so one gains what survives that, and takes a row only then. Plans are made for assumed costs of a
-row, and the most profitable one is kept; profit is weighted tokens - goodput * seconds.
-"""
+"""Before drafting: which drafter each sequence uses, how deep, or none (csrc/planning.h chooses)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from wager.economics.acceptance import Floats
-from wager.economics.latency import LatencyCache
 from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL
-from wager.economics.policy.goodput import GoodputEstimator
-from wager.economics.policy.objective import ObjectiveWeights
-from wager.economics.policy.own_seconds import OwnSeconds
-from wager.economics.policy.sequence_state import DrafterProfile, PolicyStep, SequencePlan, SequencePolicyState
+from wager.economics.policy.prices import Prices
+from wager.economics.policy.state import DrafterProfile, PolicyStep, SequencePlan
 from wager.kernels import _native
 from wager.types import DraftDecision
 
 MAX_INTERVAL = 32  # steps between plans; as many plans in which the interval grows to that
-_EARLY_PLANNING = 2.0  # by how much the first plans may exceed the time that planning may take
-_NEVER = -50.0  # log-odds of what is not expected
 SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
 MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
+_NEVER = -50.0  # log-odds of what is not expected
 _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
 
 
 class Planner:
-    """Plans every sequence anew every few steps; the only one to write SequencePolicyState.plan. `standing` is what
-    drafters are asked for until then, by sequence, without those that decode plainly, and `deepest` its depth."""
+    """Plans every sequence anew every few steps. `decisions` are what drafters are asked for until then, by sequence,
+    without those that decode plainly, and `deepest` is their depth."""
 
-    def __init__(
-        self, drafters: Sequence[DrafterProfile], latency: LatencyCache, *, goodput: GoodputEstimator, own: OwnSeconds
-    ) -> None:
-        self.standing: dict[str, DraftDecision] = {}
+    def __init__(self, drafters: Sequence[DrafterProfile], prices: Prices) -> None:
+        self.decisions: dict[str, DraftDecision] = {}
         self.deepest = 0
+        self.speculates = True  # whether any sequence drafts, by the last plan
         self.unused: Collection[str] = ()  # drafters of which nothing is expected
         self.left_out: Collection[str] = ()  # those that failed and pause: the same
-        self.speculates = True  # whether any sequence drafts, by the last plan
-        self._drafters, self._latency, self._goodput, self._own = drafters, latency, goodput, own
+        self.next_plan = 0  # the step in which the same sequences are planned anew
+        self._drafters = drafters
+        self._prices = prices
         self._default = SequencePlan()  # of sequences that come between two plans
-        self._uniform = False  # whether all sequences got the same plan
-        self._due = self._now = self._planned = self._newcomers = 0
-        self._interval = 0.0
         self._default_decision: DraftDecision | None = None
-
-    @property
-    def next_plan(self) -> int:
-        """The step in which the same sequences are planned anew."""
-        return self._due
+        self._uniform = False  # whether all sequences got the same plan
+        self._now = 0
+        self._planned = 0  # sequences in the last plan
+        self._newcomers = 0  # since then
+        self._interval = 0.0
 
     def due(self, size: int, *, now: int) -> bool:
         """Whether to plan in step number `now`, of `size` sequences: the interval is over, the batch grew or shrank, or
         as many sequences are new as others (counted in every step) and not all plans are the same."""
         self._now = now
-        if now >= self._due or max(size, self._planned) > _SIZE_RATIO * min(size, self._planned):
+        if now >= self.next_plan or max(size, self._planned) > _SIZE_RATIO * min(size, self._planned):
             return True
         return not self._uniform and self._newcomers >= size
 
     def plan_soon(self) -> None:
         """An exploration draft was right: plan within a few steps."""
         if not self.speculates:
-            self._due = min(self._due, self._now + UPDATE_INTERVAL)
+            self.next_plan = min(self.next_plan, self._now + UPDATE_INTERVAL)
 
     def plan_now(self) -> None:
         """Prices have changed: plan in the next step."""
-        self._due = self._now
+        self.next_plan = self._now
 
     def start_sequence(self, seq_id: str) -> SequencePlan:
         """A sequence came; until the next plan it gets one that many got."""
         self._newcomers += 1
         if self._default_decision is not None:
-            self.standing[seq_id] = self._default_decision
+            self.decisions[seq_id] = self._default_decision
         return self._default
 
-    def end_sequence(self, seq_id: str) -> None:
-        self.standing.pop(seq_id, None)
-
-    def plan(self, step: PolicyStep, weights: ObjectiveWeights) -> None:
+    def plan(self, step: PolicyStep) -> None:
         """Plan the candidates of the step."""
-        affordable = self._own.planning_interval
+        affordable = self._prices.own.planning_interval
         longest = max(MAX_INTERVAL if self.speculates else LONGEST_INTERVAL, affordable)
-        self._interval = min(longest, max(self._interval + longest / MAX_INTERVAL, affordable / _EARLY_PLANNING))
-        self._due = self._now + round(self._interval)
+        self._interval = min(longest, max(self._interval + longest / MAX_INTERVAL, affordable))
+        self.next_plan = self._now + round(self._interval)
         self._planned, self._newcomers = step.decoding, 0
         candidates = step.candidates
-        drafters, depths, min_survival, survival = self._choose(step, weights)
-        self.standing = {}
+        drafters, depths, min_survival, survival = self._choose(step)
+        self.decisions = {}
         keys = list(zip(drafters, depths, min_survival, strict=True))
         plans = {key: self._decide(*key) for key in set(keys)}
         for row, (state, key) in enumerate(zip(candidates, keys, strict=True)):
             score, decision = plans[key]
-            state.plan = SequencePlan(key[0], key[1], score, survival, row, False)
+            state.plan = SequencePlan(key[0], key[1], score, survival, row)
             if decision is not None:
-                self.standing[state.seq_id] = decision
+                self.decisions[state.seq_id] = decision
         self.deepest = max(depths)
         order = sorted(range(len(keys)), key=lambda row: keys[row][:2])
         middle = candidates[order[len(order) // 2]]
-        self._default = middle.plan._replace(is_default=True)
-        self._default_decision = self.standing.get(middle.seq_id)
-        self.speculates = bool(self.standing)
+        self._default = middle.plan
+        self._default_decision = self.decisions.get(middle.seq_id)
+        self.speculates = bool(self.decisions)
         self._uniform = len(order) > 1 and keys[order[0]][:2] == keys[order[-1]][:2]
 
-    def _choose(self, step: PolicyStep, weights: ObjectiveWeights) -> ChosenDrafts:
-        candidates, load = step.candidates, step.load
+    def _choose(self, step: PolicyStep) -> tuple[list[int], list[int], list[float], list[Floats]]:
+        """Each sequence's drafter (-1: none), depth and min_survival (-1: none), and each drafter's forecast of
+        survival, [sequences, depth]."""
+        candidates, latency, weights = step.candidates, self._prices.latency, self._prices.weights
         rooms = [state.room for state in candidates]
-        each = [1.0] * len(rooms) if weights.uniform else [weights.weight(state.weight) for state in candidates]
         deepest = [min(profile.capabilities.max_depth, max(rooms)) for profile in self._drafters]
         survival = [np.empty((len(rooms), depth)) for depth in deepest]
-        extra = self._latency.extra_seconds(*load.shape, count=len(rooms) * max(deepest) + 2)
         native = _native.DraftPlanner(
             rooms=rooms,
-            weights=each,
-            extra=extra,
-            goodput=load.goodput,
+            weights=[weights.weight(state.weight) for state in candidates],
+            extra=latency.extra_seconds(*step.plain.shape, count=len(rooms) * max(deepest) + 2),
+            goodput=step.plain.goodput,
             several_drafters=SEVERAL_DRAFTERS,
             max_min_survival=MAX_MIN_SURVIVAL,
         )
@@ -130,24 +114,27 @@ class Planner:
                 log_odds=model.depths.log_odds,
                 means=[_NEVER if unused else sequence.mean for sequence in sequences],
                 variances=[sequence.variance for sequence in sequences],
-                seconds=self._latency.marginal_draft_seconds(name, len(rooms), deepest[index]),
-                catch_up=self._catch_up(index, candidates),
+                seconds=latency.marginal_draft_seconds(name, len(rooms), deepest[index]),
+                # until the next plan each step takes its share of catching up
+                catch_up=[state.catch_up_seconds(index, capabilities) / (2 * MAX_INTERVAL) for state in candidates],
                 unjudged=unjudged,
                 shifts=model.confidence_shifts,
                 has_scores=model.has_scores,
                 stops_early=capabilities.stops_early,
                 survival=survival[index],
             )
-        return ChosenDrafts(*native.choose(self._row_costs(step)), survival)
+        return *native.choose(self._row_costs(step)), survival
 
     def _row_costs(self, step: PolicyStep) -> list[float]:
         """Two costs of a row, for which plans are made: the recent one and, if it is less, that of one draft token for
         everyone. Where rows get cheaper the more there are (experts are shared), drafting nothing and drafting much can
         each be consistent, and their profits are compared."""
         size = len(step.candidates)
-        extra = self._latency.extra_seconds(*step.load.shape, count=size)
-        everyone, recent = step.load.goodput * extra[size] / size, self._goodput.row_cost(step.decoding)
-        return [everyone] if recent is None else [recent, everyone][: 1 + (recent > everyone)]
+        extra = self._prices.latency.extra_seconds(*step.plain.shape, count=size)
+        everyone, recent = step.plain.goodput * extra[size] / size, self._prices.goodput.row_cost(step.decoding)
+        if recent is None:
+            return [everyone]
+        return [recent, everyone] if recent > everyone else [recent]
 
     def _decide(self, drafter: int, depth: int, stop: float) -> tuple[float, DraftDecision | None]:
         """The score after which the drafter stops, 0 if after none, and what it is asked for."""
@@ -156,20 +143,3 @@ class Planner:
         name, _, model = self._drafters[drafter]
         score = model.score_of(stop) if stop > 0 else 0.0
         return score, DraftDecision(depth, name, score)
-
-    def _catch_up(self, index: int, states: Sequence[SequencePolicyState]) -> list[float]:
-        """What catching up adds to each step until the next plan, by sequence."""
-        capabilities = self._drafters[index].capabilities
-        if not capabilities.catch_up_s:
-            return [0.0] * len(states)
-        return [state.catch_up_seconds(index, capabilities) / (2 * MAX_INTERVAL) for state in states]
-
-
-class ChosenDrafts(NamedTuple):
-    """Each sequence's drafter (-1: none), depth and min_survival (-1: none), and each drafter's forecast of survival,
-    [sequences, depth]."""
-
-    drafters: list[int]
-    depths: list[int]
-    min_survival: list[float]
-    survival: list[Floats]

@@ -1,7 +1,8 @@
 """What the adaptive policy keeps of each drafter, of each sequence, and of the step that is being decided.
 
 Drafters are referred to by their index in the policy's list. Survival is the probability that a draft token is reached
-and accepted. What only some steps need is made when it is asked for: a step may have a thousand sequences."""
+and accepted. What only some steps need is made when it is asked for: a step may have a thousand sequences.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +13,12 @@ from typing import NamedTuple
 from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, Floats, SequenceAcceptance
 from wager.economics.policy.base import DrafterCapabilities, longest_that_fits
 from wager.economics.policy.objective import SequenceWeight
-from wager.economics.policy.own_seconds import StepKind
-from wager.economics.policy.step_load import StepLoad
+from wager.economics.policy.prices import PlainStep, StepKind
 from wager.types import Draft, DraftDecision, Span, StepRecord, Verdict
 
-_NO_LOAD = StepLoad()
+_NO_PLAIN_STEP = PlainStep()
 _NO_PLAN: dict[str, DraftDecision] = {}
-_NO_STATES: Mapping[str, SequencePolicyState] = {}
-_NO_INDEX: Mapping[str, int] = {}
+_NO_STATES: Mapping[str, SequenceState] = {}
 _NO_DRAFTS: Mapping[str, Draft] = {}
 
 
@@ -31,20 +30,13 @@ class DrafterProfile(NamedTuple):
 
 class SequencePlan(NamedTuple):
     """How a sequence drafts until it is planned anew: drafter (-1: none), depth and min_survival as in DraftDecision,
-    and the survival forecast for each drafter, row `row` of [sequences, depth]. `is_default`: it was not made for this
-    sequence."""
+    and the survival forecast for each drafter, row `row` of [sequences, depth]."""
 
     drafter: int = -1
     depth: int = 0
     min_survival: float = 0.0
     forecasts: Sequence[Floats] = ()
     row: int = 0
-    is_default: bool = True
-
-    @property
-    def forecast(self) -> Sequence[Sequence[float]]:
-        """Survival by depth, for each drafter."""
-        return [forecast[self.row].tolist() for forecast in self.forecasts]
 
 
 class RemainingDraft(NamedTuple):
@@ -56,20 +48,20 @@ class RemainingDraft(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class SequencePolicyState:
-    """A sequence that decodes. Each attribute is written by one class, named here."""
+class SequenceState:
+    """A sequence that decodes."""
 
     seq_id: str
-    weight: SequenceWeight  # ObjectiveWeights
-    acceptance: list[SequenceAcceptance]  # by drafter; AcceptanceModel
-    plan: SequencePlan  # Planner
-    last_position: list[int]  # by drafter: known tokens when it last was to draft, as of the last plan; Adaptive
-    last_step: list[int]  # by drafter: the step in which that was (-1: never); Adaptive
-    known: int = 0  # tokens, when it was last a candidate; PolicyStep
-    room: int = 0  # for draft tokens, then; PolicyStep
-    known_before: bool = False  # whether it was a candidate before the last plan; Adaptive
-    unjudged: bool = False  # its last draft was verified whatever its scores; Adaptive
-    remaining: RemainingDraft | None = None  # what is left to compare of its last draft; DeferredLearning
+    weight: SequenceWeight
+    acceptance: list[SequenceAcceptance]  # by drafter
+    plan: SequencePlan
+    last_position: list[int]  # by drafter: known tokens when it last was to draft, as of the last plan
+    last_step: list[int]  # by drafter: the step in which that was (-1: never)
+    known: int = 0  # tokens, when it was last a candidate
+    room: int = 0  # for draft tokens, then
+    known_before: bool = False  # whether it was a candidate before the last plan
+    unjudged: bool = False  # its last draft was verified whatever its scores
+    remaining: RemainingDraft | None = None  # what is left to compare of its last draft
 
     def catch_up_seconds(self, drafter: int, capabilities: DrafterCapabilities) -> float:
         """What a drafter with a cache of its own takes to process the tokens of the sequence that it missed."""
@@ -81,7 +73,7 @@ class SequencePolicyState:
 class StepDraft:
     """The draft requested for one sequence in a step, and the draft made."""
 
-    state: SequencePolicyState
+    state: SequenceState
     drafter: int
     depth: int
     min_survival: float = 0.0
@@ -94,14 +86,13 @@ class StepDraft:
 
 
 class PolicyStep:
-    """A step as Adaptive decides it. What a step sets it sets itself; most repeat a plan and set little of it, and an
-    object that is made after a pass takes longer the more it holds."""
+    """A step as the policy decides it. Most steps repeat a plan and set little; an object that is made after a pass of
+    the target takes longer the more it holds."""
 
     spans: Sequence[Span] = ()  # of the sequences that decode
     ids: Sequence[str] = ()  # of these sequences
-    ended: Mapping[str, SequencePolicyState] = _NO_STATES  # of the sequences that ended since
+    ended: Mapping[str, SequenceState] = _NO_STATES  # of the sequences that ended since
     skipped: bool = False  # planning was skipped: no sequence drafts, as in the last plan
-    passed_over: bool = False  # so it was, and nothing is learned from it
     measures_plain: bool = False  # it is taken without drafts to measure that
     measures_rows: bool = False  # another depth than planned is drafted and verified to measure what rows cost
     catches_up: bool = False  # a drafter has to catch up, so its seconds are not comparable
@@ -115,48 +106,30 @@ class PolicyStep:
     admitted: Mapping[str, Draft] = _NO_DRAFTS
     verdicts: Sequence[Verdict] = ()
     record: StepRecord | None = None  # what it took
-    _candidates: list[SequencePolicyState] | None = None
-    _passed: PolicyStep | None = None
+    _candidates: list[SequenceState] | None = None
 
     def __init__(
         self,
         number: int = 0,
         all_spans: Sequence[Span] = (),
         *,
-        load: StepLoad = _NO_LOAD,
-        states: Mapping[str, SequencePolicyState] = _NO_STATES,
-        drafter_index: Mapping[str, int] = _NO_INDEX,
-        draws_tokens: bool = False,
+        plain: PlainStep = _NO_PLAIN_STEP,
+        states: Mapping[str, SequenceState] = _NO_STATES,
+        drafter_index: Mapping[str, int] | None = None,
     ) -> None:
-        """`load` is that of the last step with sequences to plan, where planning is skipped; `states` are those of all
-        sequences by now, by id, `drafter_index` the drafters' by name. `draws_tokens`: under a rule that draws from
-        draft_probs, what is accepted need not be what is emitted."""
-        self.number, self.all_spans, self.load, self.states = number, all_spans, load, states
-        self.drafter_index, self.draws_tokens = drafter_index, draws_tokens
+        """`plain` is that of the last step with sequences to plan, where planning is skipped; `states` are those of all
+        sequences by now, by id, `drafter_index` the drafters' by name."""
+        self.number, self.all_spans, self.plain, self.states = number, all_spans, plain, states
+        self.drafter_index = drafter_index or {}
 
     def repeat(self, number: int, spans: Sequence[Span]) -> PolicyStep:
         """A later step of the same sequences with the same plan."""
-        step = PolicyStep(
-            number,
-            spans,
-            load=self.load,
-            states=self.states,
-            drafter_index=self.drafter_index,
-            draws_tokens=self.draws_tokens,
-        )
+        step = PolicyStep(number, spans, plain=self.plain, states=self.states, drafter_index=self.drafter_index)
         if self.repeated_plan:
             step.plan, step.spans, step.ids = self.repeated_plan, spans, self.ids
         else:
             step.skipped = True
         return step
-
-    def pass_over(self, spans: Sequence[Span]) -> PolicyStep:
-        """A later step of the same sequences without a plan, from which nothing is learned; one object for all."""
-        if self._passed is None:
-            self._passed = self.repeat(self.number, spans)
-            self._passed.passed_over = True
-        self._passed.all_spans = spans
-        return self._passed
 
     @property
     def sequences(self) -> int:
@@ -180,10 +153,10 @@ class PolicyStep:
         return len([span for span in self.spans if span.max_draft_tokens])
 
     @property
-    def candidates(self) -> list[SequencePolicyState]:
+    def candidates(self) -> list[SequenceState]:
         """Those with room for draft tokens, with what is known of them in this step."""
         if self._candidates is None:
-            if not self.spans:  # they were let go of
+            if not self.spans:  # they were released
                 return [self.states.get(seq_id) or self.ended[seq_id] for seq_id in self.ids]
             self._candidates = []
             for span in self.spans:
@@ -203,29 +176,24 @@ class PolicyStep:
         }
 
     @property
-    def decoding_states(self) -> list[SequencePolicyState]:
+    def decoding_states(self) -> list[SequenceState]:
         """The sequences that decode, also those of a step whose planning was skipped."""
         ids = self.ids or [span.seq_id for span in self.all_spans if span.needs_logits]
         return [state for seq_id in ids if (state := self.states.get(seq_id) or self.ended.get(seq_id))]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The step is over: of a large batch its spans and drafts are not kept, so that they can be freed with it."""
         if len(self.spans) > LARGE_BATCH:
-            self.all_spans, self.spans, self.drafted, self.admitted, self.verdicts, self._candidates = (
-                (),
-                (),
-                {},
-                {},
-                (),
-                None,
-            )
+            self.all_spans = self.spans = self.verdicts = ()
+            self.drafted = self.admitted = {}
+            self._candidates = None
 
     @property
     def measures(self) -> bool:
         """Whether it is taken to measure seconds."""
         return self.measures_plain or self.measures_rows
 
-    def draft_of(self, state: SequencePolicyState) -> StepDraft:
+    def draft_of(self, state: SequenceState) -> StepDraft:
         """The draft requested for a sequence of the plan, and what came of it."""
         decision, draft = self.plan[state.seq_id], self.drafted.get(state.seq_id)
         return StepDraft(state, self.drafter_index[decision.drafter], decision.depth, decision.min_survival, draft)

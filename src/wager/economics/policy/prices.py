@@ -1,0 +1,233 @@
+"""What the adaptive policy knows of costs: a plain step, a row, a draft, and its own decisions.
+
+A second is worth the weighted tokens that this machine lately yields in one (goodput). The policy's own seconds are
+part of the step that it plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from wager.economics.latency import LatencyCache, LatencyModel
+from wager.economics.options import Objective
+from wager.economics.policy.base import EARLY_STEPS, SMOOTHING, UPDATE_INTERVAL
+from wager.economics.policy.objective import ObjectiveWeights
+
+if TYPE_CHECKING:
+    from wager.economics.policy.state import DrafterProfile, PolicyStep, SequenceState
+
+StepKind = Literal["planned", "plain", "unjudged", "judged"]
+
+ADJACENT_ROWS = 4  # on either side of a step's rows, over which the cost of one more is averaged
+_SIMILAR = 16  # a batch of which no more than one in so many sequences came, and no more ended, counts as the same
+_BUDGET = 0.015  # of a step's seconds for the policy: to keep to it learning is slowed down
+_PLANNING_BUDGET = 0.005  # the share of it for planning
+_MAX_PACE = 4.0  # the most by which learning is slowed down
+_SHARE_SMOOTHING = 0.01  # weight of a new step in the mean share, which spans several plans
+_SURPRISE = 2.0  # times as long as expected, from which drafting surprises
+_WORTH_LEARNING = 0.02  # of a plain step: by how much longer it must also be
+
+
+class PlainStep(NamedTuple):
+    """A step without drafts: its rows, its sequences and the cached positions of all of them; the weight of one token
+    of each sequence that decodes, together; its seconds; and the weighted tokens that a second must yield."""
+
+    rows: int = 0
+    sequences: int = 0
+    context_sum: int = 0
+    weight: float = 0.0
+    seconds: float = 0.0
+    goodput: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Rows, sequences and context_sum."""
+        return self[:3]
+
+    @property
+    def speculation_gain(self) -> float:
+        """Seconds of plain decoding that speculation lately saves in the time of a plain step."""
+        return (self.goodput * self.seconds / self.weight - 1) * self.seconds
+
+
+class Goodput:
+    """Goodput and cost of a row in the latest steps, by batch size in powers of two.
+
+    Maximising tokens - goodput * seconds in every step maximises tokens / seconds in the long run if the goodput is the
+    one that this yields (Dinkelbach's method). It is kept as a ratio to plain decoding of the batch at hand, 1 at first
+    and never less. Expected tokens and seconds enter, not observed ones, so the luck of a step does not move it.
+    """
+
+    def __init__(self) -> None:
+        self._expected = [0.0] * 32  # weighted tokens as planned
+        self._plain = [0.0] * 32  # and by plain decoding
+        self._row_cost: dict[int, float] = {}
+
+    def ratio(self, decoding: int) -> float:
+        """Goodput of batches of about `decoding` sequences, as a multiple of plain decoding's; at least 1."""
+        size = decoding.bit_length()
+        return max(1.0, self._expected[size] / self._plain[size]) if self._plain[size] else 1.0
+
+    def row_cost(self, decoding: int) -> float | None:
+        """Weighted tokens that one more row must bring; None before a step of that size was recorded."""
+        return self._row_cost.get(decoding.bit_length())
+
+    def record(self, decoding: int, *, expected: float, plain: float, steps: int = UPDATE_INTERVAL) -> None:
+        """A step of `decoding` sequences, for those of the last `steps`: the weighted tokens expected of it, and those
+        that plain decoding would yield in its seconds."""
+        size = decoding.bit_length()
+        kept = (1 - SMOOTHING) ** (steps / UPDATE_INTERVAL)
+        weight = (1 - kept) / SMOOTHING
+        self._expected[size] = weight * expected + kept * self._expected[size]
+        self._plain[size] = weight * plain + kept * self._plain[size]
+
+    def record_row_cost(
+        self,
+        decoding: int,
+        *,
+        extra: Sequence[float],
+        rows: int,
+        cut: float | None,
+        goodput: float,
+        steps: int = UPDATE_INTERVAL,
+    ) -> None:
+        """A step verified `rows` draft tokens, n of which add extra[n] seconds, where the first token left out gained
+        about `cut`; it stands for the last `steps`. Where seconds jump, the rows below cost less than those above, and
+        one more costs what the cut gains; where they flatten, one more costs what those above do."""
+        above = goodput * (extra[rows + ADJACENT_ROWS] - extra[rows]) / ADJACENT_ROWS
+        if rows:
+            first = max(0, rows - ADJACENT_ROWS)
+            below = goodput * (extra[rows] - extra[first]) / (rows - first)
+        else:
+            below = goodput * min([extra[count] / count for count in range(1, ADJACENT_ROWS + 1)])
+        cost = min(below, above)
+        if cut is not None:
+            cost = max(cost, min(cut, above))
+        size = decoding.bit_length()
+        before = self._row_cost.get(size, cost)
+        self._row_cost[size] = before + (1 - (1 - SMOOTHING) ** steps) * (cost - before)
+
+
+class PolicySeconds:
+    """Running means of the policy's own seconds, by kind of step: those it planned in, and of the others those without
+    drafts, with drafts that are verified as they are, and with drafts that it judged. On a clock that does not count
+    them they are 0, and nothing is slowed down."""
+
+    def __init__(self) -> None:
+        self.pace = 1.0
+        """By how much fewer steps than usual it learns from."""
+        self.judging = 0.0
+        """What judging the drafts of a step takes; before one without it was timed, half of such a step's."""
+        self._seconds: dict[StepKind, float] = {}
+        self._observed: dict[StepKind, int] = {}
+        self._step_seconds = 0.0
+        self._share = 0.0
+        self._steps = 0
+        self._last = ""
+
+    def observe(self, seconds: float, *, step_seconds: float, kind: StepKind) -> None:
+        """A step of `step_seconds`, `seconds` of them the policy's."""
+        before, count = self._seconds.get(kind, seconds), self._observed.get(kind, 0) + 1
+        # judging after steps without it finds the caches cold, so that more does not show what it would take every time
+        if kind != "judged" or self._last == kind or seconds < before or kind not in self._seconds:
+            self._seconds[kind] = before + max(SMOOTHING, 1 / count) * (seconds - before)  # at first a plain mean
+            self._observed[kind] = count
+            judged = self._seconds.get("judged", 0.0)
+            self.judging = max(0.0, judged - self._seconds.get("unjudged", judged / 2))
+        self._last = kind
+        self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
+        self._steps += 1
+        if self._steps > EARLY_STEPS and step_seconds > 0:
+            self._share += _SHARE_SMOOTHING * (seconds / step_seconds - self._share)
+            over = min(2.0, self._share / _BUDGET) - 1
+            self.pace = min(_MAX_PACE, max(1.0, self.pace * (1 + SMOOTHING * over)))
+
+    @property
+    def planning(self) -> float:
+        """What a step takes in which it plans."""
+        return self._seconds.get("planned", 0.0)
+
+    @property
+    def planning_interval(self) -> float:
+        """Steps between plans that keep planning within its budget."""
+        return self.planning / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
+
+    @property
+    def judging_interval(self) -> float:
+        """Steps between judged ones that keep judging to half of that, where it gains nothing."""
+        return 2.0 * self.judging / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
+
+
+class Prices:
+    """All of these together. `model` is the latency model, `latency` its cached answers."""
+
+    def __init__(self, model: LatencyModel, drafters: Sequence[DrafterProfile], objective: Objective) -> None:
+        self.model = model
+        self.latency = LatencyCache(model)
+        self.weights = ObjectiveWeights(objective)
+        self.goodput = Goodput()
+        self.own = PolicySeconds()
+        self._drafters = drafters
+        self._plain = PlainStep()  # the last one
+        self._next_plain = 0  # the step in which it is computed anew
+        self._next_drafting = float(UPDATE_INTERVAL)  # the step from which drafting is learned from again
+
+    def plain_step(self, step: PolicyStep, states: Mapping[str, SequenceState], *, new: int) -> PlainStep:
+        """The step without drafts, in which `new` sequences decode for the first time. It changes slowly, so it is
+        computed anew every few steps while the batch stays about the same."""
+        spans, decoding = step.all_spans, step.spans
+        before, count = self._plain.sequences, len(spans)
+        few = before // _SIMILAR
+        decodes = len(decoding) == count and self._plain.rows == before  # no prompts are computed, now as then
+        similar = decodes and new <= few and -few <= count - before <= few
+        if not similar or step.number >= self._next_plain:
+            self._plain, self._next_plain = self._plain_step(step, states), step.number + UPDATE_INTERVAL
+        return self._plain
+
+    def _plain_step(self, step: PolicyStep, states: Mapping[str, SequenceState]) -> PlainStep:
+        spans, decoding = step.all_spans, step.spans
+        count = len(decoding)
+        if not count:
+            return PlainStep()
+        weight = float(count)
+        context = cached = sum([span.num_computed_tokens for span in spans])
+        if count < len(spans):
+            cached = sum([span.num_computed_tokens for span in decoding])
+        if not self.weights.uniform:
+            weight = sum([self.weights.weight(states[span.seq_id].weight) for span in decoding])
+        seconds = self.latency.plain_seconds(count, cached)
+        rows = sum([len(span.tokens) for span in spans])
+        return PlainStep(rows, len(spans), context, weight, seconds, self.goodput.ratio(count) * weight / seconds)
+
+    # ---- drafting ---------------------------------------------------------------------------------------------------
+
+    def drafting(self, passes: Mapping[int, Sequence[int]]) -> float:
+        """Expected seconds of drafting with these passes (PolicyStep.passes)."""
+        ragged, drafters = self.latency.ragged_draft_seconds, self._drafters
+        return sum([ragged(drafters[index].name, depths) for index, depths in passes.items()])
+
+    def learn_drafting(self, step: PolicyStep, taken: float) -> None:
+        """Drafting took that long. It is learned from every few steps, and from the step after one that surprised (not
+        from that one: to learn only from what takes long would make all seem slow).
+
+        The model knows drafts of one depth for all sequences, so it gets what such a draft would have taken, were it as
+        far from its expectation as this step's drafting."""
+        if not self.model.learns or step.catches_up or not step.plan:
+            return
+        worth = _WORTH_LEARNING * step.plain.seconds  # most drafts of lookups take less: nothing more is asked
+        due = step.number >= self._next_drafting
+        if not due and taken <= worth:
+            return
+        passes = step.passes()
+        expected = self.drafting(passes)
+        surprises = taken > _SURPRISE * expected + worth
+        if not due:
+            self._next_drafting = step.number + 1 if surprises else self._next_drafting
+            return
+        self._next_drafting = step.number + (1 if surprises else UPDATE_INTERVAL * self.own.pace)
+        for index, depths in passes.items():
+            drafter, count, depth = self._drafters[index].name, len(depths), max(depths)
+            even = self.latency.draft_seconds(drafter, count, depth)
+            seconds = taken * even / expected if expected > 0 else taken / len(passes)
+            self.model.observe_draft(drafter, count, depth, seconds=seconds)
