@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,24 +81,6 @@ class RealServer(HttpServer):
     @property
     def log(self) -> str:
         return "".join(self.lines)
-
-    def chat(self, **body: Any) -> Any:
-        return self.post(CHAT, body).json()
-
-    def text(self, body: Any) -> str:
-        response = self.post(CHAT, body)
-        assert response.status_code == 200, response.text
-        return str(response.json()["choices"][0]["message"]["content"])
-
-    def live(self) -> Mapping[str, Any]:
-        with self.client() as client:
-            found: dict[str, Any] = client.get("/live").json()
-        return found
-
-    def is_idle(self) -> bool:
-        """Whether no request is open and every block is free."""
-        live = self.live()
-        return live["open"] == live["running"] == live["waiting"] == 0 and live["cache_usage"] == 0
 
     def resident(self) -> int:
         """Bytes of memory."""

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from serve.api_bodies import DOCUMENT, Call, calls, check, send
-from serve.real_server import RealServer, served
-from serve.serving import CHAT, MESSAGES, SHORT, eventually
+from serve.serving import CHAT, MESSAGES, SHORT, Running, eventually, running
 from wager.serve.openapi import OPERATIONS
 
 EXAMPLES = int(os.environ.get("WAGER_FUZZ_EXAMPLES", "150"))
@@ -24,14 +23,14 @@ EXAMPLES = int(os.environ.get("WAGER_FUZZ_EXAMPLES", "150"))
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RealServer]:
-    with served("--max-context", "320", "--drafter", "ngram") as started:
+def server() -> Iterator[Running]:
+    with running({"max_context": 320}) as started:
         yield started
         eventually(started.is_idle, "something runs after the last answer")
 
 
 @pytest.fixture(scope="module")
-def http(server: RealServer) -> Iterator[httpx2.Client]:
+def http(server: Running) -> Iterator[httpx2.Client]:
     with server.client() as made:
         yield made
 
@@ -93,7 +92,7 @@ def test_every_shape_of_an_answer_is_in_the_document(http: httpx2.Client, fields
         check("/v1/completions", http.post("/v1/completions", json=text))
 
 
-def test_the_document_is_complete(server: RealServer) -> None:
+def test_the_document_is_complete(server: Running) -> None:
     """Every reference is there, no model is left over, every path of the application is described."""
     text = json.dumps(DOCUMENT)
     models = DOCUMENT["components"]["schemas"]

@@ -111,7 +111,7 @@ def few(names: Iterable[str], *quick: str) -> list[Any]:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", few(LEARNING, "auto", "suffix, fixed depth", "cached keys of a head"))
+@pytest.mark.parametrize("name", few(LEARNING, "auto", "suffix, fixed depth"))
 def test_a_key_sees_the_same_whatever_another_one_asked(name: str, drafters: dict[str, str]) -> None:
     engine = LEARNING[name] | {"drafter": drafters.get(str(LEARNING[name]["drafter"]), LEARNING[name]["drafter"])}
     assert seen_by_ben(engine, after_anna=True) == seen_by_ben(engine, after_anna=False)

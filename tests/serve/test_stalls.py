@@ -19,6 +19,7 @@ from serve.serving import CHAT, SHORT, Running, eventually, running
 from wager.errors import WagerError
 from wager.models.random_models import byte_tokenizer
 from wager.serve.body_process import QUICK_BYTES, BodyReader
+from wager.serve.errors import ApiError
 from wager.serve.parsing import BodyParser, ParsingContext
 
 CONTEXT, TEXT = 8192, 500_000
@@ -76,16 +77,17 @@ def test_a_stream_goes_on_while_a_long_body_is_read(server: RealServer, name: st
         thread.join()
 
 
-def test_what_cannot_fit_is_refused_before_it_is_rendered(server: RealServer) -> None:
+def test_what_cannot_fit_is_refused_before_it_is_rendered() -> None:
     """With the code of a prompt that is too long."""
-    for body, words in (
-        ({"messages": [user("a")] * 70_000}, "There are 70000 messages; the context holds 8192 tokens."),
-        ({"messages": [user("a" * 300_000)] * 4}, "The text of 'messages' has 1200000 characters;"),
-        ({"messages": [user("a" * 20_000)]}, "prompt tokens; the context holds 8192"),
+    parser = BodyParser(ParsingContext("tiny", byte_tokenizer(512, where="toy"), 8192, 1024, 512, 1.0))
+    for messages, words in (
+        ([user("a")] * 70_000, "There are 70000 messages; the context holds 8192 tokens."),
+        ([user("a" * 300_000)] * 4, "The text of 'messages' has 1200000 characters;"),
+        ([user("a" * 20_000)], "prompt tokens; the context holds 8192"),
     ):
-        error = server.post(CHAT, body).json()["error"]
-        assert words in error["message"] and error["param"] == "messages", error
-        assert error["code"] == "context_length_exceeded"
+        with pytest.raises(ApiError, match=words) as refused:
+            parser.chat(json.dumps({"messages": messages}).encode(), "x")
+        assert (refused.value.param, refused.value.code) == ("messages", "context_length_exceeded")
 
 
 @pytest.mark.slow

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from wager.constrain.compiler import GrammarCompiler
-from wager.constrain.tools import ToolCall, ToolCallParser, ToolFormat, parse_tool_calls, tool_grammar, tools_message
+from wager.constrain.tools import ToolCallParser, ToolFormat, tool_grammar, tools_message
 from wager.errors import UsageError
 from wager.types import Grammar
 
@@ -34,6 +34,28 @@ class ByteTokenizer:
 
 
 COMPILER = GrammarCompiler(ByteTokenizer())
+
+
+class ToolCall(NamedTuple):
+    """A call of function `name`; `arguments` is JSON text, cut off where the answer was."""
+
+    name: str
+    arguments: str
+
+
+def parse_tool_calls(text: str, form: ToolFormat) -> tuple[str, list[ToolCall]]:
+    """The content and the calls of a whole answer."""
+    parser = ToolCallParser(form)
+    content = ""
+    calls = list[ToolCall]()
+    for delta in (parser.push(text), parser.flush()):
+        content += delta.content
+        for part in delta.calls:
+            if part.name is not None:
+                calls.append(ToolCall(part.name, ""))
+            calls[part.index] = ToolCall(calls[part.index].name, calls[part.index].arguments + part.arguments)
+    return content, calls
+
 
 TOOLS: list[dict[str, Any]] = [
     {

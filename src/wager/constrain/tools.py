@@ -238,14 +238,6 @@ class AnswerDelta:
     calls: tuple[ToolCallDelta, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of function `name`; `arguments` is JSON text, cut off where the answer was."""
-
-    name: str
-    arguments: str
-
-
 class ToolCallParser:
     """Reads an answer in `form` piece by piece: give every text to `push`, then call `flush`.
 
@@ -390,20 +382,6 @@ class _JsonValue:
                     self.ended = True
                     return count
         return len(text)
-
-
-def parse_tool_calls(text: str, form: ToolFormat) -> tuple[str, list[ToolCall]]:
-    """The content and the calls of a whole answer."""
-    parser = ToolCallParser(form)
-    content = ""
-    calls = list[ToolCall]()
-    for delta in (parser.push(text), parser.flush()):
-        content += delta.content
-        for part in delta.calls:
-            if part.name is not None:
-                calls.append(ToolCall(part.name, ""))
-            calls[part.index] = ToolCall(calls[part.index].name, calls[part.index].arguments + part.arguments)
-    return content, calls
 
 
 def _visible(text: str, form: ToolFormat) -> str:
