@@ -43,10 +43,8 @@ from wager.cli.bench import to_requests
 from wager.engine.proposer import Proposer
 from wager.errors import UsageError, WagerError
 from wager.loading.load import LoadedEngine, load
-from wager.profiling.acceptance import estimate_acceptance
-from wager.profiling.draft_records import record_drafts
-from wager.profiling.timed_drafts import time_drafting
-from wager.profiling.timed_steps import StepTimer
+from wager.profiling.acceptance import estimate_acceptance, record_drafts
+from wager.profiling.calibrate import StepTimer, time_drafting
 from wager.terminal.flags import Framing
 from wager.types import Request, SamplingParams
 

@@ -27,7 +27,7 @@ from wager.kernels.cpu import select
 from wager.models import hub
 from wager.models.opening import open_model
 from wager.models.transformer import Decoder
-from wager.profiling.logits import logits_of
+from wager.profiling.texts import logits_of
 
 Arithmetic = Callable[[Any], Any]
 COLUMNS = ("model", "arithmetic", "weights", "MB", "KL", "KL 99 %", "top-1", "perplexity", "bf16's", "s")

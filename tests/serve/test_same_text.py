@@ -16,7 +16,7 @@ import pytest
 import wager
 from serve.same_requests import CHAT, Answer, Variant, cases, variants
 from serve.served_process import ServedProcess, served_process
-from wager.loading.shipped_store import FOLDER
+from wager.loading.drafters import FOLDER
 from wager.prompts import encode_chat
 from wager.types import SamplingParams
 

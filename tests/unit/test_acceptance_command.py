@@ -18,8 +18,7 @@ from click.testing import CliRunner, Result
 from wager.cli import cli, loading
 from wager.config import EngineConfig
 from wager.errors import UsageError
-from wager.profiling.acceptance import estimate_acceptance
-from wager.profiling.draft_records import AnswerPath, DraftedAnswer, PositionDraft, record_drafts
+from wager.profiling.acceptance import AnswerPath, DraftedAnswer, PositionDraft, estimate_acceptance, record_drafts
 from wager.testing import SetAcceptanceDrafter, ToyDistribution, ToyOracle
 from wager.testing.toy import toy_engine
 from wager.types import Draft, Request, SamplingParams

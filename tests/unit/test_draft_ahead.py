@@ -12,12 +12,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from wager.draft.ahead import AheadDrafter, BranchingDrafter, OrderedCalls, OutcomeRates, StalledError
+from wager.draft.ahead import AheadDrafter, BranchingDrafter, OrderedCalls, OutcomeRates, StalledError, below
 from wager.draft.base import Drafter
 from wager.draft.combined import InnerDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.draft.trees import below
 from wager.engine.core import Engine
 from wager.testing import FailingDrafter, ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.toy import toy_engine

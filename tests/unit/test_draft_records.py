@@ -16,7 +16,7 @@ from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import UsageError, WagerError
-from wager.profiling.draft_records import AnswerPath, DraftedAnswer, PositionDraft, record_drafts
+from wager.profiling.acceptance import AnswerPath, DraftedAnswer, PositionDraft, record_drafts
 from wager.simulation.latency import PublishedLatency
 from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import RecordedTraces

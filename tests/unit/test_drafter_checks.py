@@ -18,8 +18,8 @@ from wager.cli import main
 from wager.draft.store_file import build_store
 from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.errors import ModelError, TokenizerError, UsageError
-from wager.loading.drafter_checks import template_difference
 from wager.loading.load import load
+from wager.loading.opened import template_difference
 from wager.models.opening import open_model, target_fingerprint, tokenizer_fingerprint
 from wager.models.tokenizer import Tokenizer
 

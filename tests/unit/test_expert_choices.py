@@ -19,7 +19,7 @@ from wager.kernels.cpu import Kernels, select
 from wager.models.random_models import MODELS, make
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
-from wager.profiling.expert_choices import record_choices
+from wager.profiling.texts import record_choices
 
 MOE = "random:qwen3-moe:tiny"
 QWEN = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "head_dim": 16}

@@ -10,7 +10,7 @@ import pytest
 import wager
 from wager.cli import main
 from wager.errors import MemoryPlanError
-from wager.loading import free_memory
+from wager.loading import memory
 from wager.loading.load import load
 
 GIB = 1 << 30
@@ -70,27 +70,27 @@ NESTED = {
     ],
 )
 def test_the_tightest_limit_counts(tmp_path: Path, groups: str, files: dict[str, str], free: int, where: str) -> None:
-    found = free_memory.free_memory(system(tmp_path, groups, files))
+    found = memory.free_memory(system(tmp_path, groups, files))
     assert (found.free, found.where) == (free, where)
 
 
 def test_this_machine_has_some() -> None:
-    found = free_memory.free_memory()
+    found = memory.free_memory()
     assert 1 << 20 < found.free <= found.total
 
 
 def test_a_system_that_does_not_say_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     with pytest.raises(MemoryPlanError, match="does not report how much memory is free"):
-        free_memory.free_memory(tmp_path)
+        memory.free_memory(tmp_path)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 5 kB\n")
     with pytest.raises(MemoryPlanError, match="does not report how much memory is free"):
-        free_memory.free_memory(tmp_path)
+        memory.free_memory(tmp_path)
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, root: Path, limit: int) -> None:
     files = {"job/memory.max": f"{limit}", "job/memory.current": "0"}
-    monkeypatch.setattr(free_memory, "ROOT", system(root, "0::/job\n", files))
+    monkeypatch.setattr(memory, "ROOT", system(root, "0::/job\n", files))
 
 
 @pytest.mark.parametrize("flags", [[], ["--memory", "3MiB"]])
@@ -119,7 +119,7 @@ def test_more_than_the_control_group_has_is_refused(
 
 
 def test_a_limit_beyond_what_is_free_gives_a_smaller_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_memory, "ROOT", system(tmp_path, "", {}, free=64 << 20))
+    monkeypatch.setattr(memory, "ROOT", system(tmp_path, "", {}, free=64 << 20))
     config = wager.EngineConfig.from_options(model="random:llama:tiny", threads=1, drafter="none", memory="1GiB")
     plan = load(config).memory_plan
     assert plan.total <= 64 << 20 < 1.1 * plan.total
@@ -153,10 +153,10 @@ def test_a_plan_says_what_is_taken_by_what(tmp_path: Path, capfd: pytest.Capture
 
 
 def test_the_limit_of_the_process_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = free_memory.free_memory()
+    before = memory.free_memory()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (used + (64 << 20),) * 2)
-    found = free_memory.free_memory()
+    found = memory.free_memory()
     assert found.free <= 64 << 20 < before.free and "ulimit -v" in found.where
 
 
@@ -175,7 +175,7 @@ def test_memory_that_the_system_refuses_after_all_is_no_traceback(
 def test_doctor_names_the_limit_that_is_tighter_than_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(free_memory, "ROOT", system(tmp_path, "0::/job\n", {}))
+    monkeypatch.setattr(memory, "ROOT", system(tmp_path, "0::/job\n", {}))
     assert main(["doctor"]) == 0
     assert "control group" not in capfd.readouterr().out
     limited(monkeypatch, tmp_path, GIB)

@@ -45,12 +45,11 @@ def test_an_engine_imports_only_what_every_model_needs() -> None:
         "matplotlib",
         "safetensors",
         "yaml",
-        "concurrent.futures",
         "wager.profiling",
         "wager.models.random_models",
         "wager.arch.catalog",
         "wager.draft.model",
-        "wager.loading.opened_heads",
+        "wager.loading.heads",
     }
     assert not modules & needed_by_some
 

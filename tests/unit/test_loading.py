@@ -14,9 +14,8 @@ import wager
 from wager.economics.calibration import FOLDER, Calibration
 from wager.economics.surface import StepPoint
 from wager.errors import MemoryPlanError, ModelError, TokenizerError, UsageError
-from wager.loading import memory_plan as memory
-from wager.loading.latency import setup
-from wager.loading.load import load
+from wager.loading import memory
+from wager.loading.load import calibration_setup, load
 from wager.models import hub
 from wager.models.opening import target_fingerprint, tokenizer_fingerprint
 from wager.types import Request, SamplingParams
@@ -136,7 +135,7 @@ def test_a_calibration_is_used_in_its_own_setup_only(
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
     speculating = config.with_options(drafter="ngram")
     first = load(speculating)
-    current = setup(first.kernels, first.spec, model="tiny", dtype="bfloat16")
+    current = calibration_setup(first.kernels, first.spec, model="tiny", dtype="bfloat16")
     points = [StepPoint(rows, 1, 100, 1.0 * rows) for rows in (1, 2, 4)]  # unrealistically long
     calibration = Calibration.fit(current, points, points[:1], seconds=1)
     folder = hub.cache_dir(FOLDER)

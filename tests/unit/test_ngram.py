@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oracle.ngrams import PythonNgramTable
 from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter, ngram_table
-from wager.draft.registry import FACTORIES, DrafterParts, build_drafter
+from wager.draft.registry import MODULES, DrafterParts, build_drafter
 from wager.drafter_spec import AUTO, DRAFTERS, DrafterSpec, descriptions, parse_drafters
 from wager.errors import UsageError
 from wager.types import Draft, DraftRequest, SamplingParams
@@ -142,7 +142,7 @@ def test_the_names_of_drafters() -> None:
 
 
 def test_a_kind_says_of_its_drafter_what_the_drafter_says_of_itself() -> None:
-    assert set(FACTORIES) == set(DRAFTERS)
+    assert set(MODULES) == set(DRAFTERS)
     for name, option in DRAFTERS.items():
         for trees in (False, True) if option.trees == "optional" else (False,):
             if option.argument in ("none", "number"):

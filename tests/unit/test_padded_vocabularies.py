@@ -25,11 +25,11 @@ from wager.drafter_spec import DrafterSpec
 from wager.economics.calibration import REQUESTS
 from wager.engine.proposer import Proposer
 from wager.errors import ModelError, TokenizerError
-from wager.loading.drafter_checks import check_head_tokenizer
 from wager.loading.load import LoadedEngine, load
+from wager.loading.opened import check_head_tokenizer
 from wager.models.opening import open_model, target_fingerprint, tokenizer_fingerprint
 from wager.models.tokenizer import Tokenizer, num_tokens
-from wager.profiling.timed_drafts import time_drafting
+from wager.profiling.calibrate import time_drafting
 from wager.testing import FakeClock, ToyDistribution, ToyTarget
 from wager.types import DraftRequest, Request, SamplingParams
 

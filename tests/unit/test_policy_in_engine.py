@@ -19,7 +19,7 @@ from wager.economics.policy.heuristics import FixedDepth, Threshold
 from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
-from wager.loading import policy as policies
+from wager.loading.load import build_policies
 from wager.testing import (
     AdversaryDrafter,
     FailingDrafter,
@@ -188,7 +188,7 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
 
 
 def made(*guessers: Drafter, **options: object) -> tuple[object, int]:
-    built = policies.build(EngineConfig.from_options(**options).speculation, guessers, surface)
+    built = build_policies(EngineConfig.from_options(**options).speculation, guessers, surface)
     return built.make(), built.max_depth
 
 

@@ -19,10 +19,8 @@ from wager.engine.runner import Runner
 from wager.errors import UsageError
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import machine, select
-from wager.loading.latency import setup
-from wager.profiling.calibrate import calibrate, check_calibration, quick_surface
-from wager.profiling.timed_drafts import time_drafting
-from wager.profiling.timed_steps import StepTimer, time_steps
+from wager.loading.load import calibration_setup
+from wager.profiling.calibrate import StepTimer, calibrate, check_calibration, quick_surface, time_drafting, time_steps
 from wager.testing import DecliningDrafter, FakeClock, ToyDistribution, ToyTarget
 from wager.testing.toy import toy_engine
 from wager.trace import Trace
@@ -253,12 +251,12 @@ def test_a_setup_names_machine_kernels_and_shape() -> None:
     layers, decoder = (Layer(Gqa(6, 2, 16), Dense(64), 2),), DecoderDetails("test", (0, 0), Rope(1e4), 1e-5)
     spec = ModelSpec("test", 48, 83, True, layers, Precision.of("bf16"), 128, decoder=decoder)
     wide = replace(spec, layers=(Layer(Gqa(6, 2, 16), Dense(96), 2),))
-    ours = setup(kernels, spec, model="toy", dtype="q4_1 x9")
+    ours = calibration_setup(kernels, spec, model="toy", dtype="q4_1 x9")
     assert (ours.machine, ours.kernels, ours.threads, ours.dtype) == (machine(), kernels.name, 2, "q4_1 x9")
     assert "core" in machine()
-    assert ours.filename == setup(kernels, spec, model="another name", dtype="q4_1 x9").filename
-    assert ours.filename != setup(kernels, wide, model="toy", dtype="q4_1 x9").filename
-    assert ours.differences(setup(kernels, wide, model="wide", dtype="q4_1 x9")) == [
+    assert ours.filename == calibration_setup(kernels, spec, model="another name", dtype="q4_1 x9").filename
+    assert ours.filename != calibration_setup(kernels, wide, model="toy", dtype="q4_1 x9").filename
+    assert ours.differences(calibration_setup(kernels, wide, model="wide", dtype="q4_1 x9")) == [
         "model toy (here wide, of other sizes)"
     ]
 

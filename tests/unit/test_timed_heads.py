@@ -21,7 +21,7 @@ from wager.draft.heads.one_pass import BlockDrafter, ParallelDrafter
 from wager.draft.recycling import RecyclingDrafter
 from wager.engine.proposer import Proposer
 from wager.kernels.base import TargetOutput
-from wager.profiling.timed_drafts import time_drafting
+from wager.profiling.calibrate import time_drafting
 from wager.types import Draft, DraftRequest
 
 

@@ -31,8 +31,7 @@ from wager.models.opening import open_model
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
-from wager.profiling.acceptance import estimate_acceptance
-from wager.profiling.draft_records import record_drafts
+from wager.profiling.acceptance import estimate_acceptance, record_drafts
 from wager.train.data import TrainingText
 from wager.train.pruned import chosen_layers
 from wager.train.session import RunOptions, TrainingSession, held_out_acceptance

@@ -23,7 +23,7 @@ from wager.types import OutputDelta, Request, SamplingParams
 
 if TYPE_CHECKING:
     from wager.loading.load import LoadedEngine
-    from wager.profiling.draft_records import DraftRecording
+    from wager.profiling.acceptance import DraftRecording
 
 _NONE = "–"
 
@@ -179,7 +179,7 @@ def _measure(
 ) -> tuple[LoadedEngine, list[MeasuredDrafter]]:
     """Answer the prompts once with each drafter, on one loaded model; the last engine, and what was measured."""
     from wager.cli.loading import open_engine
-    from wager.profiling.draft_records import record_drafts
+    from wager.profiling.acceptance import record_drafts
 
     config = config.with_options(prefix_cache=False, policy="fixed", depth=1)
     engine = open_engine(config.with_options(drafter=specs[0]))

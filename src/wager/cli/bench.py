@@ -189,11 +189,11 @@ def _quality(engine: LoadedEngine) -> dict[str, Any]:
     MemoryPlanError if there is no room for both."""
     from wager.bench.quality import WINDOW, compare_logits, fixed_text, windows
     from wager.kernels.base import BLOCK_SIZE
-    from wager.loading import memory_plan as memory
-    from wager.loading.free_memory import free_memory
+    from wager.loading import memory
+    from wager.loading.memory import free_memory
     from wager.loading.opened import PassLimits
     from wager.models.hub import is_random
-    from wager.profiling.logits import logits_of
+    from wager.profiling.texts import logits_of
 
     target, kernels = engine.target, engine.kernels
     if target.opened.formats(kernels) == str(kernels.act):

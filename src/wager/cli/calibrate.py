@@ -21,7 +21,7 @@ from wager.terminal import console, flags
 
 if TYPE_CHECKING:
     from wager.loading.load import LoadedEngine
-    from wager.profiling.timed_steps import StepTimer
+    from wager.profiling.calibrate import StepTimer
 
 DISTURBED = 0.25
 """An error (90th percentile) above this means that other programs ran meanwhile."""
@@ -68,7 +68,7 @@ def command(
     --replace is given. Run no other programs meanwhile.
     """
     from wager.cli.loading import open_engine
-    from wager.loading.latency import setup
+    from wager.loading.load import calibration_setup
     from wager.models import hub
 
     if not 0 < seconds <= _LONGEST:
@@ -78,7 +78,9 @@ def command(
         raise UsageError("--check stores nothing, so --replace has no effect.", "Give one of them.")
     engine = open_engine(config.with_options(drafter="none"))
     folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
-    current = setup(engine.kernels, engine.spec, model=name, dtype=engine.target.opened.formats(engine.kernels))
+    current = calibration_setup(
+        engine.kernels, engine.spec, model=name, dtype=engine.target.opened.formats(engine.kernels)
+    )
     if checking:
         stored = find_calibration(folder, current)
         if stored.calibration is None:
@@ -138,7 +140,7 @@ def _store(calibration: Calibration, folder: Path, *, replace: bool, json_path: 
 
 def _step_timer(engine: LoadedEngine) -> StepTimer:
     from wager.models.tokenizer import IncrementalDecoder
-    from wager.profiling.timed_steps import StepTimer
+    from wager.profiling.calibrate import StepTimer
 
     return StepTimer(
         engine.runner,
@@ -154,7 +156,7 @@ def _time_drafters(
     from wager.cli.loading import open_engine
     from wager.engine.proposer import Proposer
     from wager.models.tokenizer import num_tokens
-    from wager.profiling.timed_drafts import time_drafting
+    from wager.profiling.calibrate import time_drafting
 
     vocab = engine.target.decoder.vocab
     drafters = open_engine(config, like=engine).proposer.drafters

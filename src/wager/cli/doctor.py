@@ -65,7 +65,7 @@ def _kernels() -> dict[str, Any]:
 
 def _free_memory() -> dict[str, Any] | None:
     """What is free within all limits, and which of them leaves least; None where the system does not say."""
-    from wager.loading.free_memory import free_memory
+    from wager.loading.memory import free_memory
 
     try:
         found = free_memory()

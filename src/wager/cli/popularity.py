@@ -41,7 +41,7 @@ def command(
     """
     from wager.cli.loading import open_engine
     from wager.planner.routing import measure_routing
-    from wager.profiling.expert_choices import record_choices
+    from wager.profiling.texts import record_choices
 
     engine = open_engine(config, keep_expert_choices=True)
     tokens = [framing.encode(engine.tokenizer, prompt.text) for prompt in prompts]

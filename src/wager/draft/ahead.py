@@ -29,7 +29,6 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from wager.draft.base import Drafter, DrafterStoppedError, RemembersRequests, remembers_requests
-from wager.draft.trees import below, child_of
 from wager.kernels.base import TargetOutput
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
@@ -646,3 +645,27 @@ class AheadDrafter:
             unlikely = (at + 1 for at, score in enumerate(draft.scores[:size]) if score < request.min_survival)
             size = next(unlikely, size)
         return replace(draft.truncate(size), seq_id=request.seq_id, drafter=self.name)
+
+
+def child_of(draft: Draft, node: int, token: int) -> int | None:
+    """The child of a node (-1: the root) with that token."""
+    for child in range(node + 1, len(draft.tokens)):
+        if draft.parents[child] == node and draft.tokens[child] == token:
+            return child
+    return None
+
+
+def below(draft: Draft, node: int) -> Draft:
+    """What a draft guesses behind one of its nodes, as a draft of its own; scores are given that the node is right."""
+    if node < 0:
+        return draft
+    kept: list[int] = []
+    place = {node: -1}
+    for each in range(node + 1, len(draft.tokens)):
+        if draft.parents[each] in place:
+            place[each] = len(kept)
+            kept.append(each)
+    reached = draft.scores[node] if draft.scores else 0.0
+    scores = tuple(min(1.0, draft.scores[each] / reached) for each in kept) if reached > 0 else ()
+    parents = tuple(place[draft.parents[each]] for each in kept)
+    return Draft(draft.seq_id, tuple(draft.tokens[each] for each in kept), parents, scores, draft.drafter)

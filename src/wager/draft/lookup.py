@@ -20,7 +20,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
+from wager.draft.base import Drafter
+from wager.draft.registry import DrafterParts
 from wager.draft.store_file import StoreFile
+from wager.drafter_spec import DrafterSpec
 from wager.errors import UsageError
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
@@ -180,3 +183,11 @@ def lookup_table(name: str, sources: LookupSources, *, trees: bool = False) -> L
         homes=0 if store is None else store.header.homes,
         trees=trees,
     )
+
+
+def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    """`suffix`, or `store` with an open one."""
+    if spec.name == "store" and parts.store is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
+    longest = int(spec.argument) if spec.argument and spec.name == "suffix" else DEFAULT_LONGEST
+    return LookupDrafter(spec.label, LookupSources(longest, SHARED_TOKENS, parts.store), trees=spec.trees)

@@ -17,13 +17,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.draft.base import Drafter
 from wager.draft.combined import HasInnerDrafter, InnerDrafter
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
-from wager.draft.trees import LEVELS, GuessedTree, RankRates, TreeShape, child_of
+from wager.draft.registry import DrafterParts
+from wager.draft.trees import LEVELS, GuessedTree, RankRates, TreeShape
+from wager.drafter_spec import DrafterSpec
+from wager.errors import UsageError
 from wager.kernels.base import BLOCK_SIZE, Target, TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kv.paged_cache import BlockPool, PagedKVCache
@@ -31,6 +36,12 @@ from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
+
+
+def _child(parents: Sequence[int], tokens: Sequence[int], node: int, token: int) -> int | None:
+    """The child of a node (-1: the root) with that token."""
+    edges = zip(parents, tokens, strict=True)
+    return next((child for child, edge in enumerate(edges) if edge == (node, token)), None)
 
 
 @dataclass(slots=True)
@@ -48,8 +59,7 @@ class FedTree:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of a node (-1: the root) with that token."""
-        edges = zip(self.parents, self.tokens, strict=True)
-        return next((child for child, edge in enumerate(edges) if edge == (node, token)), None)
+        return _child(self.parents, self.tokens, node, token)
 
 
 @dataclass(slots=True)
@@ -201,7 +211,11 @@ class ChainRound(DraftRound):
         self._survival.append((self._survival[-1] if self._survival else 1.0) * probability)
         if probs is not None:
             self._probs.append(probs)
-        node = None if self._guessed is None or self.done else child_of(self._guessed, self._node, token)
+        node = (
+            None
+            if self._guessed is None or self.done
+            else _child(self._guessed.parents, self._guessed.tokens, self._node, token)
+        )
         if node is None:
             return None
         self._node = node
@@ -503,3 +517,25 @@ class DraftModel(HasInnerDrafter):
         if node is not None:
             self._cache.compact_path(seq_id, position, [state.fed.start + node - position])
             state.num_computed_tokens = position + 1
+
+
+def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    known = min(parts.vocab, parts.model.vocab) if parts.model else parts.vocab  # ids that it can be fed
+    inner = InnerDrafter(parts.inner, vocab=known) if parts.inner is not None else None
+    return draft_model(spec, parts, trees=spec.trees, inner=inner)
+
+
+def draft_model(spec: DrafterSpec, parts: DrafterParts, **options: Any) -> DraftModel:
+    """A DraftModel with further `options`; UsageError without a loaded model."""
+    if parts.model is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no loaded model.", "Load the model and pass it as a part.")
+    return DraftModel(
+        parts.model,
+        vocab=parts.vocab,
+        max_context=parts.max_context,
+        kernels=parts.kernels,
+        prefix_cache=parts.prefix_cache,
+        name=spec.label,
+        max_logits_rows=parts.max_logits_rows,
+        **options,
+    )

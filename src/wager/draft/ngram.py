@@ -16,6 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from wager.draft.base import Drafter
+from wager.draft.registry import DrafterParts
+from wager.drafter_spec import DrafterSpec
 from wager.errors import UsageError
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
@@ -85,3 +88,7 @@ def ngram_table(longest: int) -> NgramTable:
     """In C++ (csrc/ngrams.h): in Python a token of a long text takes 15 us, as its dict has left the processor's
     caches."""
     return _native.NgramTable(Draft, NgramDrafter.name, longest, PRIOR, PRIOR_WEIGHT, MIN_SURVIVAL)
+
+
+def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    return NgramDrafter(int(spec.argument)) if spec.argument else NgramDrafter()

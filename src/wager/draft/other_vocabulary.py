@@ -13,16 +13,19 @@ tokens still begin with.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.draft.base import Drafter
 from wager.draft.guessing import GuessSampler
-from wager.draft.model import DraftModel
+from wager.draft.model import DraftModel, draft_model
+from wager.draft.registry import DrafterParts
 from wager.draft.vocabulary import TextVocabulary
-from wager.errors import TokenizerError
+from wager.drafter_spec import DrafterSpec
+from wager.errors import TokenizerError, UsageError
 from wager.kernels.base import TargetOutput
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
@@ -288,3 +291,22 @@ def _whole_characters(text: bytes) -> bytes:
     except UnicodeDecodeError as error:
         return text[: error.start]
     return text
+
+
+def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    return (_build_intersection if spec.name == "tli" else _build_text_route)(spec, parts)
+
+
+def _build_intersection(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    if parts.vocabularies is None or parts.model is None:
+        return draft_model(spec, parts)
+    shared = SharedIds(*parts.vocabularies)
+    sampler = IntersectionSampler(parts.model.vocab, vocab=parts.vocab, shared=shared)
+    return draft_model(spec, parts, sampler=sampler)
+
+
+def _build_text_route(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    drafter = draft_model(spec, replace(parts, vocab=parts.model.vocab if parts.model else 0))
+    if parts.vocabularies is None:
+        raise UsageError(f"Drafter {str(spec)!r} was given no tokenizers.", "Pass both as parts.")
+    return TextRouteDrafter(drafter, *parts.vocabularies)

@@ -11,6 +11,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from wager.draft.base import Drafter
+from wager.draft.registry import DrafterParts
+from wager.drafter_spec import DrafterSpec
 from wager.kernels.base import TargetOutput
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
@@ -144,3 +147,7 @@ class Alignment:
                 break
             count += 1
         return count
+
+
+def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    return PredictionDrafter()

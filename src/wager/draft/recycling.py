@@ -16,7 +16,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.draft.base import LogitsRows
+from wager.draft.base import Drafter, LogitsRows
+from wager.draft.registry import DrafterParts
+from wager.drafter_spec import DrafterSpec
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
 from wager.tenants import PerTenant
@@ -97,3 +99,7 @@ class RecyclingDrafter:
 def successor_table(vocab: int) -> SuccessorTable:
     """In C++ (csrc/successors.h)."""
     return _native.Successors(vocab, rates=PRIOR, prior_weight=PRIOR_WEIGHT, min_survival=MIN_SURVIVAL)
+
+
+def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    return RecyclingDrafter(parts.vocab)

@@ -166,30 +166,6 @@ def keep(tokens: Sequence[int], parents: Sequence[int], values: Sequence[float],
     )
 
 
-def child_of(draft: Draft, node: int, token: int) -> int | None:
-    """The child of a node (-1: the root) with that token."""
-    for child in range(node + 1, len(draft.tokens)):
-        if draft.parents[child] == node and draft.tokens[child] == token:
-            return child
-    return None
-
-
-def below(draft: Draft, node: int) -> Draft:
-    """What a draft guesses behind one of its nodes, as a draft of its own; scores are given that the node is right."""
-    if node < 0:
-        return draft
-    kept: list[int] = []
-    place = {node: -1}
-    for each in range(node + 1, len(draft.tokens)):
-        if draft.parents[each] in place:
-            place[each] = len(kept)
-            kept.append(each)
-    reached = draft.scores[node] if draft.scores else 0.0
-    scores = tuple(min(1.0, draft.scores[each] / reached) for each in kept) if reached > 0 else ()
-    parents = tuple(place[draft.parents[each]] for each in kept)
-    return Draft(draft.seq_id, tuple(draft.tokens[each] for each in kept), parents, scores, draft.drafter)
-
-
 def merge(trees: Sequence[TokenTree], nodes: int) -> TokenTree:
     """One tree of the guesses of several drafters: equal paths share their nodes, which take the greater value (and
     never a greater one than their parents); its `nodes` best nodes."""

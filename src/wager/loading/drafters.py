@@ -6,22 +6,36 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter
 from wager.draft.combined import MergedDrafter
 from wager.draft.registry import DrafterParts, build_drafter
-from wager.draft.store_file import StoreFile
+from wager.draft.store_file import StoreFile, read_store_header
 from wager.draft.vocabulary import vocabulary_digest
 from wager.drafter_spec import DrafterSpec
 from wager.kernels.cpu import Kernels, select
 from wager.loading.opened import OpenedModel, open_draft, open_layers
-from wager.loading.opened_heads import OpenedHead, open_head
-from wager.loading.shipped_store import shipped_store
 from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.models.transformer import Decoder
 from wager.types import RULES
+
+if TYPE_CHECKING:
+    from wager.loading.heads import OpenedHead
+
+FOLDER = Path(__file__).parents[1] / "stores"
+
+
+def shipped_store(tokenizer: Tokenizer) -> StoreFile | None:
+    """The store that was built for this tokenizer, open; None if there is none. UsageError if it is damaged."""
+    digest = ""
+    for path in sorted(FOLDER.glob("*.store")):
+        digest = digest or vocabulary_digest(tokenizer)
+        if read_store_header(path).tokenizer == digest:
+            return StoreFile(path, vocab=num_tokens(tokenizer), tokenizer=digest)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,8 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
     elif option.runs_a_model:
         model = open_draft(config, target, argument, other_vocabulary=option.other_vocabulary)
     elif option.runs_a_head:
+        from wager.loading.heads import open_head  # a start without heads does not wait for what they import
+
         head = open_head(spec, target)
     elif option.argument == "store":
         store = _open_store(Path(argument), tokenizer)

@@ -1,4 +1,4 @@
-"""Builds an engine from a configuration.
+"""Builds an engine from a configuration: the target, its drafters, the policy and the latency model.
 
 Model, tokenizer, drafters and memory are checked before the first large allocation.
 """
@@ -8,29 +8,34 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from wager.arch import Mla, ModelSpec
-from wager.config import EngineConfig, check_rule_for_trees
+from wager.config import EngineConfig, SpeculationConfig, check_rule_for_trees
 from wager.constrain.compiler import GrammarCompiler
 from wager.draft.ahead import AheadDrafter, AheadFigures
-from wager.draft.base import Drafter
-from wager.economics.surface import LatencySurface
+from wager.draft.base import Drafter, StateReader
+from wager.economics.calibration import FOLDER, Setup, find_calibration, fingerprint, read_quick, write_quick
+from wager.economics.drafts_ahead import DraftsAheadLatency
+from wager.economics.latency import LatencyModel
+from wager.economics.policy.adaptive import Adaptive
+from wager.economics.policy.base import DrafterCapabilities, Policy
+from wager.economics.policy.heuristics import FixedDepth, Threshold
+from wager.economics.surface import MAX_UNCERTAINTY, LatencySurface
 from wager.engine.core import Engine
 from wager.engine.limits import check_length
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.engine.tenant_policies import TenantPolicies
-from wager.errors import UsageError
-from wager.kernels.cpu import Kernels, physical_cores, select
+from wager.errors import NumericsError, UsageError
+from wager.kernels.cpu import Kernels, machine, physical_cores, select
 from wager.kv.paged_cache import BlockPool, PagedKVCache
 from wager.loading import drafters as drafting
-from wager.loading import latency as latencies
-from wager.loading import memory_plan as memory
-from wager.loading import policy as policies
-from wager.loading.free_memory import free_memory, total_memory
-from wager.loading.memory_plan import MemoryPlan
+from wager.loading import memory
+from wager.loading.memory import MemoryPlan, free_memory, total_memory
 from wager.loading.opened import OpenedModel, open_target
+from wager.models import hub
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
 from wager.trace import Trace
@@ -234,10 +239,10 @@ def _plan_memory(
 def _latency(target: LoadedTarget, runner: Runner, report: Report) -> LatencySurface:
     """The latency model of a loaded target: a copy for each engine, which corrects it by its own steps."""
     if target.latency is None:
-        target.latency = latencies.stored(target.opened, target.kernels, report=report)
+        target.latency = stored_latency(target.opened, target.kernels, report=report)
     if target.latency is None:
         target.claim_cache(None)  # measuring overwrites what the cache holds
-        target.latency = latencies.measured(runner, target.opened, target.kernels, report=report)
+        target.latency = measured_latency(runner, target.opened, target.kernels, report=report)
     return LatencySurface.from_dict(target.latency.as_dict())
 
 
@@ -246,7 +251,7 @@ def _assemble(
 ) -> LoadedEngine:
     decoder, model, rule = target.decoder, target.opened, config.speculation.verify
     runner, trace = Runner(decoder, rule=rule, kernels=target.kernels, buffers=decoder.buffers), Trace()
-    built = policies.build(config.speculation, drafters, lambda: _latency(target, runner, report))
+    built = build_policies(config.speculation, drafters, lambda: _latency(target, runner, report))
     scheduler = Scheduler(
         PagedKVCache(BlockPool(decoder.cache.num_blocks, prefix_cache=config.capacity.prefix_cache), decoder.cache),
         max_rows=decoder.max_rows,
@@ -268,3 +273,100 @@ def _assemble(
     )
     engine.target, engine.memory_plan = target, plan
     return engine
+
+
+def stored_latency(model: OpenedModel, kernels: Kernels, *, report: Callable[[str], None]) -> LatencySurface | None:
+    """The calibration of this model on this machine, else its last quick measurement; None without either. A
+    calibration that is damaged or outdated is warned of."""
+    folder, current = hub.cache_dir(FOLDER), _setup(model, kernels)
+    search = find_calibration(folder, current)
+    if search.calibration:
+        report(f"step latencies as calibrated {search.calibration.age}")
+        return search.calibration.surface()
+    if any(folder.glob(f"{current.shape}-*.json")):
+        log.warning("%s Steps are measured again; `wager calibrate` stores them.", search.reason)
+    return read_quick(folder, current)
+
+
+def measured_latency(
+    runner: Runner, model: OpenedModel, kernels: Kernels, *, report: Callable[[str], None]
+) -> LatencySurface:
+    """A latency model from a few steps of `runner`, which overwrite its cache, stored for the next start; default
+    values, with a warning that says why, if that is too small or the model's logits are not finite."""
+    from wager.profiling.calibrate import quick_surface  # most starts find a measurement
+
+    report("measuring a few steps")
+    try:
+        surface = quick_surface(runner, max_context=model.limits.context)
+    except (NumericsError, UsageError) as error:
+        log.warning("%s Default step latencies are used until steps were timed.", error.message)
+        return LatencySurface([1, 256], [5e-3, 5e-2], uncertainty=MAX_UNCERTAINTY)
+    write_quick(hub.cache_dir(FOLDER), _setup(model, kernels), surface)
+    return surface
+
+
+def calibration_setup(kernels: Kernels, spec: ModelSpec, *, model: str, dtype: str) -> Setup:
+    """The setup that a calibration made now is valid for; `model` is the model's name, `dtype` describes the form of
+    its weights and cache (OpenedModel.formats)."""
+    return Setup(machine(), model, fingerprint(spec), kernels.name, kernels.threads, dtype)
+
+
+def _setup(model: OpenedModel, kernels: Kernels) -> Setup:
+    return calibration_setup(kernels, model.spec, model=model.path.name, dtype=model.formats(kernels))
+
+
+_CATCH_UP_TOKENS = 8
+"""Missed tokens that a drafter with a cache of its own computes in about the time of one guess."""
+
+_WARM_UP = 16
+"""Steps for which a drafter that rested is shown the target's states before it drafts again: then its guesses are
+nearly as often right as with the whole context (docs/policy.md)."""
+
+_DRAFT_SHARE = 0.25
+"""Assumed cost of a guess until it was timed, as a share of the target's one-row step."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPolicy:
+    """What makes a policy, once for each tenant, and its maximum number of guesses per sequence and step."""
+
+    make: Callable[[], Policy]
+    max_depth: int
+
+
+def build_policies(
+    speculation: SpeculationConfig, drafters: Sequence[Drafter], measure: Callable[[], LatencyModel]
+) -> BuiltPolicy:
+    """The policies over `drafters`, which share a latency model. `measure` returns that model; it is called only for
+    policies that need one.
+
+    Raises UsageError for options that the policy would ignore.
+    """
+    spec, depth = speculation.parsed_policy, speculation.depth
+    if not drafters or depth == 0:
+        return BuiltPolicy(partial(FixedDepth, 0), 0)
+    speculation.check_policy(len(drafters))
+    if spec.kind == "adaptive":
+        depths = {drafter.name: drafter.max_depth if depth is None else depth for drafter in drafters}
+        latency: LatencyModel = measure()
+        ahead = {drafter.name: drafter for drafter in drafters if isinstance(drafter, AheadDrafter)}
+        if ahead:
+            latency = DraftsAheadLatency(latency, ahead)
+        capabilities = {drafter.name: _capabilities(drafter, depths[drafter.name], latency) for drafter in drafters}
+        make = partial(
+            Adaptive, latency, drafters=capabilities, objective=speculation.parsed_objective, rule=speculation.verify
+        )
+        return BuiltPolicy(make, max(depths.values()))
+    depth = drafters[0].default_depth if depth is None else depth
+    if spec.kind == "threshold":
+        make_threshold = partial(Threshold, depth, threshold=spec.threshold, rule=speculation.verify)
+        return BuiltPolicy(make_threshold, depth)
+    return BuiltPolicy(partial(FixedDepth, depth), depth)
+
+
+def _capabilities(drafter: Drafter, depth: int, latency: LatencyModel) -> DrafterCapabilities:
+    guess_s = latency.draft_seconds(drafter.name, 1, 1) or _DRAFT_SHARE * latency.seconds(1, 1, 0)
+    catch_up_s = guess_s / _CATCH_UP_TOKENS if drafter.samples else 0.0
+    reads_states = isinstance(drafter, StateReader) and drafter.taps is not None
+    warm_up = _WARM_UP if reads_states else 0
+    return DrafterCapabilities(depth, stops_early=drafter.samples, catch_up_s=catch_up_s, warm_up=warm_up)

@@ -1,25 +1,411 @@
-"""Calibrates a model on this machine: times real steps of many shapes and fits a latency model to them."""
+"""Calibrates a model on this machine: times real steps of many shapes, and drafters, and fits a latency model to them.
+
+Steps are those of an engine on the target, with a scripted policy and drafter. Cached contexts are not computed: their
+blocks are zeroed and marked as computed, since no kernel's time depends on the values it reads. So long contexts take
+no time to prepare. The timer has its own block pool and scheduler; an engine on the same target loses only the
+contents of its cache.
+
+To time drafters no target runs: the texts are made up, and a drafter that reads the target's states or rows is shown
+random ones, since no drafter's time depends on their values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import median
 
+import numpy as np
+
 from wager.economics.calibration import (
+    MAX_DEPTH,
+    REQUESTS,
     Calibration,
     PredictionErrors,
     Setup,
+    ShapeLimits,
     ShapeSample,
+    StepShape,
     grid_shapes,
     quick_shapes,
     random_shapes,
     typical_steps,
 )
-from wager.economics.surface import DraftCurve, LatencySurface, StepPoint, fit_surface
+from wager.economics.policy.heuristics import FixedDepth
+from wager.economics.surface import DraftCurve, DraftPoint, LatencySurface, StepPoint, fit_draft_curve, fit_surface
+from wager.engine.core import Engine
+from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
-from wager.profiling.timed_steps import ProgressReport, StepTimer, TimedStep, time_steps
-from wager.trace import Trace
+from wager.engine.scheduler import Scheduler
+from wager.engine.sequence import TokenDecoder
+from wager.errors import NumericsError, UsageError
+from wager.kernels.base import BLOCK_SIZE, TargetOutput
+from wager.kv.paged_cache import BlockPool, PagedKVCache
+from wager.trace import Clock, Trace
+from wager.types import (
+    DRAFT_STAGE,
+    NO_TENANT,
+    Draft,
+    DraftDecision,
+    DraftRequest,
+    Outcome,
+    Plan,
+    Request,
+    SamplingParams,
+    Span,
+    StepRecord,
+    Verdict,
+)
+
+ProgressReport = Callable[[float], None]
+"""Called with the elapsed seconds."""
+
+LONGEST = 4096
+"""Positions of the longest text."""
+
+_SEQUENCES = 32
+_GROUP, _REPEATS = 4, 2
+"""Shapes that are timed with one set of running sequences, and steps of each."""
+
+
+class _ScriptedPolicy(FixedDepth):
+    """A policy that plans the draft depths of the shape, and keeps the step records."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.depths: Mapping[str, int] = {}
+        self.records: list[StepRecord] = []
+
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        del budget  # shapes are chosen to fit
+        depths = {span.seq_id: min(self.depths.get(span.seq_id, 0), span.max_draft_tokens) for span in spans}
+        return {seq_id: DraftDecision(depth) for seq_id, depth in depths.items() if depth}
+
+    def observe(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+
+class _RandomDrafter:
+    """A drafter of random tokens, of which almost none are accepted."""
+
+    name = "random"
+    default_depth = max_depth = MAX_DEPTH
+    samples = False
+    makes_trees = False
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._rng = random.Random(0)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [Draft.chain(r.seq_id, self.random_tokens(r.depth), drafter=self.name) for r in requests]
+
+    def random_tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(self._vocab) for _ in range(count)]
+
+    def begin(
+        self, sequence: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT
+    ) -> None: ...
+
+    def accept(self, sequence: str, tokens: Sequence[int]) -> None: ...
+
+    def end(self, sequence: str) -> None: ...
+
+    def observe(self, output: TargetOutput) -> None: ...
+
+
+class StepTimer:
+    """A separate engine on `runner`'s target, whose cache already holds texts of all lengths within the limits.
+
+    The target must not be used otherwise meanwhile, and the earlier contents of its cache are lost: an engine that
+    shares it must reset its prefix cache. `tokens` limits the sum of all texts. `decoder` creates the detokenizers
+    whose time is part of a real step. UsageError if the cache is too small.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        max_context: int,
+        longest: int = LONGEST,
+        sequences: int = _SEQUENCES,
+        tokens: int | None = None,
+        decoder: Callable[[Sequence[int]], TokenDecoder] | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        target, trace = runner.target, trace or Trace()
+        self.clock = trace.clock
+        self.limits = _limits(runner, max_context=max_context, longest=longest, sequences=sequences, tokens=tokens)
+        self._policy, self._drafter = _ScriptedPolicy(), _RandomDrafter(target.vocab)
+        self._scheduler = Scheduler(
+            PagedKVCache(BlockPool(target.cache.num_blocks, prefix_cache=True), target.cache),
+            max_rows=target.max_rows,
+            max_sequences=target.max_sequences,
+            max_context=max_context,
+            max_draft_tokens=0,
+            clock=trace.clock,
+        )
+        self._engine = Engine(
+            runner,
+            self._scheduler,
+            policy=self._policy,
+            proposer=Proposer(self._drafter, vocab=target.vocab),
+            decoder=decoder,
+            trace=trace,
+        )
+        self._texts = [self._prefill_cache(i, length) for i, length in enumerate(self.limits.text_lengths())]
+        self._running: list[str] = []
+
+    def _prefill_cache(self, index: int, length: int) -> list[int]:
+        """A text whose blocks are never freed, so that every request that begins with it finds them computed."""
+        pool, name = self._scheduler.block_pool, f"text {index}"
+        tokens = self._drafter.random_tokens(length + 1)
+        pool.reserve(name, length)
+        for block in pool.block_table(name):
+            self._engine.runner.target.cache.clear(block)  # writes it: the system maps memory on the first write
+        pool.commit(name, tokens, length=length)
+        return tokens
+
+    def start_sequences(self, contexts: Sequence[int]) -> None:
+        """One running sequence per context (a multiple of CONTEXT_STEP, within its text), and one untimed step."""
+        held = self._scheduler.block_pool.num_blocks * BLOCK_SIZE
+        for index, context in enumerate(contexts):
+            name = f"r{index}"
+            most = min(LONGEST, min(self._scheduler.max_context, held) - context - 1)
+            params = SamplingParams(max_tokens=most, ignore_eos=True)
+            self._engine.add(Request(name, tuple(self._texts[index][: context + 1]), params))
+            self._running.append(name)
+        self.step((0,) * len(contexts))
+
+    def step(self, depths: Sequence[int]) -> StepRecord | None:
+        """One step with a draft depth for each sequence; None if its shape differs because a sequence had ended.
+        NumericsError if the model's logits are not finite."""
+        self._policy.depths = dict(zip(self._running, depths, strict=True))
+        self._policy.records.clear()
+        self._scheduler.max_draft_tokens = max(depths)
+        for delta in self._engine.step():
+            if delta.finish_reason == "error":
+                raise NumericsError(delta.error, "Its weights are damaged, or overflow their number type.")
+        shape = (len(depths) + sum(depths), len(depths))
+        return next((record for record in self._policy.records if (record.rows, record.sequences) == shape), None)
+
+    def end_sequences(self) -> None:
+        """End all sequences; the texts stay cached."""
+        for name in self._running:
+            self._engine.abort(name)
+        self._engine.step()
+        self._running.clear()
+
+
+def _limits(runner: Runner, *, max_context: int, longest: int, sequences: int, tokens: int | None) -> ShapeLimits:
+    """The shapes that fit in the cache. The scheduler needs free blocks for an entire prompt before it looks up which
+    are cached, and every sequence needs some to grow; steps of a shape that still gets too few are discarded."""
+    target = runner.target
+    cached = target.cache.num_blocks * BLOCK_SIZE
+    growth = min(BLOCK_SIZE * (MAX_DEPTH + 2), max_context // 2)  # steps of one group, with draft tokens
+    context = min(longest, max_context - growth, cached // 4)
+    sequences = min(sequences, target.max_sequences, target.max_rows)
+    remaining = cached - context - BLOCK_SIZE - min(target.max_rows + 3 * BLOCK_SIZE * sequences, cached // 4)
+    remaining = remaining if tokens is None else min(remaining, tokens)
+    if min(context, remaining) < BLOCK_SIZE:
+        raise UsageError(
+            f"A cache of {cached} tokens for contexts of {max_context} is too small to measure steps in.",
+            "Raise --memory or --max-context.",
+        )
+    return ShapeLimits(target.max_rows, sequences, context // BLOCK_SIZE * BLOCK_SIZE, remaining)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """One timed step; `shape` is the index of its shape."""
+
+    shape: int
+    record: StepRecord
+
+    @property
+    def point(self) -> StepPoint:
+        """Rows, sequences and contexts of the step, and its seconds without drafting."""
+        record = self.record
+        seconds = sum(taken for stage, taken in record.seconds.items() if stage != DRAFT_STAGE)
+        return StepPoint(record.rows, record.sequences, sum(record.context_lens), seconds)
+
+
+def time_steps(
+    timer: StepTimer,
+    shapes: Sequence[StepShape],
+    *,
+    seconds: float,
+    seed: int | None = 0,
+    held_out: int = 0,
+    repeats: int = _REPEATS,
+    report: ProgressReport | None = None,
+) -> list[TimedStep]:
+    """Time steps of every shape repeatedly for `seconds`; returns them in the order they were run.
+
+    Passes over the shapes are shuffled, so that a machine that is slow for a while is slow for all shapes alike; with
+    `seed` None they go in order, and where time is short the last shapes are never reached. A shape is timed `repeats`
+    times in a row. The last `held_out` shapes are not for fitting. At least two different row counts of the others
+    and one held-out shape are timed, even if that takes longer.
+    """
+    rng = None if seed is None else random.Random(seed)
+    fitted = len(shapes) - held_out
+    begun = timer.clock()
+    passed, taken = 0.0, list[TimedStep]()
+    while True:
+        for group in _groups(shapes, rng):
+            timer.start_sequences(shapes[group[0]].contexts)
+            for index in group:
+                records = [timer.step(shapes[index].depths) for _ in range(repeats)]
+                taken += [TimedStep(index, record) for record in records if record is not None]
+                passed = timer.clock() - begun
+                if report:
+                    report(min(passed, seconds))
+                if passed >= seconds and _enough(taken, fitted=fitted, tested=held_out > 0):
+                    timer.end_sequences()
+                    return taken
+            timer.end_sequences()
+        if passed >= seconds:
+            return taken
+
+
+def _enough(taken: Sequence[TimedStep], *, fitted: int, tested: bool) -> bool:
+    rows = {timed.record.rows for timed in taken if timed.shape < fitted}
+    return len(rows) > 1 and (not tested or any(timed.shape >= fitted for timed in taken))
+
+
+def _groups(shapes: Sequence[StepShape], rng: random.Random | None) -> Iterator[list[int]]:
+    """Indices of all shapes, in groups of a few that share their contexts."""
+    order = list(range(len(shapes)))
+    if rng:
+        rng.shuffle(order)
+        order.sort(key=lambda index: shapes[index].contexts)  # stable: still shuffled among equals
+    groups = []
+    for _, equal in groupby(order, key=lambda index: shapes[index].contexts):
+        indices = list(equal)
+        groups += [indices[start : start + _GROUP] for start in range(0, len(indices), _GROUP)]
+    if rng:
+        rng.shuffle(groups)
+    return iter(groups)
+
+
+_DEPTHS = (1, 2, 4, 8)
+_ROUNDS = 12
+_PERIOD, _PROMPT = 11, 44
+"""Tokens after which a text repeats, and tokens of its prompt."""
+
+_GREEDY = SamplingParams(ignore_eos=True)
+
+
+def time_drafting(
+    proposer: Proposer,
+    *,
+    vocab: int,
+    hidden: int,
+    seconds: float,
+    clock: Clock,
+    tokens: int | None = None,
+    between: Callable[[], object] = lambda: None,
+    batches: Sequence[int] = REQUESTS,
+) -> DraftCurve:
+    """Seconds of drafting by requests (`batches`, ascending) and depth, timed for about `seconds` or a dozen rounds,
+    whichever ends first. `vocab` and `hidden` are the target's numbers of logits and of elements of a state; texts
+    are made of ids below `tokens` (None: `vocab`), since a draft model may lack the target's padding.
+
+    The texts are periodic, so that lookup drafters find continuations. `between` is called before each call, as a pass
+    of the target would be: it leaves the processor's caches cold. Calls in which a request got no draft are not
+    counted; UsageError if there is no other.
+    """
+    name, seq_ids = proposer.name, [f"text {i}" for i in range(batches[-1])]
+    rng = random.Random(0)
+    texts = {seq_id: _PeriodicText(rng, vocab if tokens is None else tokens) for seq_id in seq_ids}
+    target = _RandomPasses(proposer, vocab=vocab, hidden=hidden) if proposer.readers.reads_passes else None
+    for seq_id in seq_ids:
+        proposer.begin(seq_id, texts[seq_id].known, _GREEDY)
+    _grow(proposer, texts, target)
+    calls = [(requests, depth) for requests in batches for depth in _DEPTHS]
+    taken: dict[tuple[int, int], list[float]] = {}
+    begun, rounds = clock(), 0
+    while rounds < _ROUNDS and (rounds < 2 or clock() - begun < seconds):
+        rng.shuffle(calls)
+        for requests, depth in calls:
+            chosen = {seq_id: texts[seq_id] for seq_id in seq_ids[:requests]}
+            between()
+            took = _seconds_of_call(proposer, chosen, depth, clock=clock)
+            _grow(proposer, chosen, target)
+            if took and rounds:  # the first round computes prompts
+                taken.setdefault((requests, depth), []).append(took)
+        rounds += 1
+    for seq_id in seq_ids:
+        proposer.end(seq_id)
+    if not taken:
+        raise UsageError(f"Drafter {name!r} made no draft that could be timed.", "Leave it out of --drafter.")
+    return fit_draft_curve([DraftPoint(*call, median(times)) for call, times in taken.items()])
+
+
+class _PeriodicText:
+    """A text that repeats a few tokens without end. `computed`: its first tokens that the target has seen."""
+
+    def __init__(self, rng: random.Random, vocab: int) -> None:
+        self._period = [rng.randrange(vocab) for _ in range(_PERIOD)]
+        self.known = [self.token(index) for index in range(_PROMPT)]
+        self.computed = 0
+
+    def token(self, index: int) -> int:
+        return self._period[index % _PERIOD]
+
+
+class _RandomPasses:
+    """Passes of a target for a drafter that reads them, of random states and logits."""
+
+    def __init__(self, proposer: Proposer, *, vocab: int, hidden: int) -> None:
+        self._proposer = proposer
+        self._vocab, self._hidden = vocab, hidden
+        self._rng = np.random.default_rng(0)
+
+    def show(self, texts: Mapping[str, _PeriodicText]) -> None:
+        """The pass over what is not computed of each text, after which its next token is known."""
+        spans = [
+            Span(seq_id, text.computed, tuple(text.known[text.computed :]), needs_logits=True)
+            for seq_id, text in texts.items()
+        ]
+        outcomes = {
+            seq_id: Outcome(Verdict(seq_id, (), (text.token(len(text.known)),))) for seq_id, text in texts.items()
+        }
+        rows = sum(len(span.tokens) for span in spans)
+        states = self._rng.standard_normal((rows, self._hidden), np.float32)
+        output = TargetOutput(
+            logits=self._rng.standard_normal((len(spans), self._vocab), np.float32),
+            greedy_tokens=np.array([outcome.verdict.tokens[0] for outcome in outcomes.values()], np.int32),
+            last_hidden=states[: len(spans)],
+            taps=dict.fromkeys(self._proposer.readers.taps, states),
+        )
+        self._proposer.readers.show(output, spans, {}, outcomes)
+
+
+def _grow(proposer: Proposer, texts: Mapping[str, _PeriodicText], target: _RandomPasses | None) -> None:
+    """One more token becomes known of every text."""
+    if target:
+        target.show(texts)
+    for seq_id, text in texts.items():
+        text.computed = len(text.known)
+        text.known.append(text.token(len(text.known)))
+        proposer.accept(seq_id, text.known[-1:])
+
+
+def _seconds_of_call(
+    proposer: Proposer, texts: Mapping[str, _PeriodicText], depth: int, *, clock: Clock
+) -> float | None:
+    """Seconds of one call; None if a request got no draft."""
+    begun = clock()
+    requests = [
+        DraftRequest(seq_id, len(text.known), depth, _GREEDY, seed=0, choice=0) for seq_id, text in texts.items()
+    ]
+    drafts = proposer.draft(requests, dict.fromkeys(texts, depth), drafter=proposer.name)
+    took = clock() - begun
+    return took if len(drafts) == len(texts) else None
+
 
 HELD_OUT = 32
 """Number of random shapes that the fit is tested with."""

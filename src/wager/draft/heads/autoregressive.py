@@ -29,10 +29,12 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from wager.draft.base import ComputedRows
+from wager.draft.base import ComputedRows, Drafter
 from wager.draft.guessing import Guess, GuessedRow, GuessSampler
 from wager.draft.heads.pending_states import PendingStates, StateFormat
+from wager.draft.registry import DrafterParts
 from wager.draft.trees import MOST_NODES, FedNodes, GuessedTree, LearnsRanks, RankRates, TreeShape
+from wager.drafter_spec import DrafterSpec
 from wager.kernels._native import BatchPacker, BlockTables
 from wager.kernels.arrays import FLOAT32, INT32, Array, DType
 from wager.kernels.base import BLOCK_SIZE, KVCache, TargetOutput
@@ -609,3 +611,11 @@ class ModulesDrafter(HeadDrafter):
             if not r.state.origin:
                 self.block_pool.commit(r.request.seq_id, r.state.tokens, length=r.state.entries[-1])
         self._draw([r for r, span in spans if span.needs_logits], output)
+
+
+def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    head = parts.loaded_head(spec)
+    kind: type[HeadDrafter] = HeadTreeDrafter if spec.trees else HeadDrafter
+    if spec.name == "mtp" and head.modules > 1:
+        kind = ModulesDrafter
+    return kind(head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth, name=spec.label)

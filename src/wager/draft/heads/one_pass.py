@@ -23,9 +23,10 @@ from typing import Protocol
 
 import numpy as np
 
-from wager.draft.base import ComputedRows
+from wager.draft.base import ComputedRows, Drafter
 from wager.draft.guessing import Candidate, Guess, GuessedRow, GuessSampler
 from wager.draft.heads.pending_states import PendingStates, StateFormat
+from wager.draft.registry import DrafterParts
 from wager.draft.trees import (
     BRANCHES,
     MOST_NODES,
@@ -37,6 +38,7 @@ from wager.draft.trees import (
     sequoia,
     with_rate,
 )
+from wager.drafter_spec import DrafterSpec
 from wager.kernels.arrays import Array, DType
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
@@ -431,3 +433,12 @@ class BlockTreeDrafter(LearnsRanks, BlockDrafter):
 def draws(request: DraftRequest) -> bool:
     """Whether guesses are drawn from a q that the rule needs."""
     return request.needs_draft_probs and not request.params.greedy
+
+
+def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    head = parts.loaded_head(spec)
+    if spec.name == "medusa":
+        parallel = ParallelTreeDrafter if spec.trees else ParallelDrafter
+        return parallel(head, kernels=parts.kernels, name=spec.label)
+    block = BlockTreeDrafter if spec.trees else BlockDrafter
+    return block(head, kernels=parts.kernels, name=spec.label)

@@ -11,8 +11,7 @@ from wager.draft.heads.one_pass import ParallelHead, SlotHead
 from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.cpu import Kernels
-from wager.loading.drafter_checks import check_head_tokenizer, tokenizer_difference
-from wager.loading.opened import OpenedModel
+from wager.loading.opened import OpenedModel, check_head_tokenizer, tokenizer_difference
 from wager.models.head_block import OpenedBlock, open_block
 from wager.models.head_eagle import OpenedEagle, open_eagle
 from wager.models.head_files import HeadFiles
