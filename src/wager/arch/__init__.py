@@ -1,22 +1,14 @@
-"""The shape of a model as plain values: ModelSpec, from a published name, config.json or GGUF metadata.
-
-The catalog of published models is imported when one of its names is first used: `wager run` needs none of it.
-"""
+"""The shape of a model as plain values: ModelSpec, from a published name, config.json or GGUF metadata."""
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+from wager.arch.catalog import TABLE, find_model
 from wager.arch.formats import FORMATS, Format, Precision, Stream, find_format
 from wager.arch.gguf_config import TensorSize, gguf_precision, read_gguf
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Attention, Compressed, DeltaNet, Dense, Experts, Gating, Gqa, Indexer, Mla, Quoted
 from wager.arch.rope import Rope
 from wager.arch.spec import DecoderDetails, Layer, LayerStack, ModelSpec
-
-if TYPE_CHECKING:
-    from wager.arch.catalog import TABLE, find_model
 
 __all__ = [
     "FORMATS",
@@ -46,9 +38,3 @@ __all__ = [
     "read_config",
     "read_gguf",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in ("TABLE", "find_model"):
-        raise AttributeError(f"module 'wager.arch' has no attribute {name!r}")
-    return getattr(importlib.import_module("wager.arch.catalog"), name)

@@ -131,20 +131,14 @@ class VerifiedFiles:
 
     def record(self, findings: Sequence[Finding]) -> None:
         """Remember the files that are intact and forget the others."""
-        for finding in findings:
-            key = str(finding.file.path)
-            if finding.intact and finding.identity:
-                self._here[key] = (finding.identity, finding.file.digest)
-            else:
-                self._here.pop(key, None)
         stored = self._stored()
         kept = {key: entry for key, entry in stored.items() if os.path.exists(key)}
         for finding in findings:
             key = str(finding.file.path)
-            if key in self._here:
-                kept[key] = self._here[key]
-            else:
-                kept.pop(key, None)
+            for memory in (self._here, kept):
+                memory.pop(key, None)
+                if finding.intact and finding.identity:
+                    memory[key] = (finding.identity, finding.file.digest)
         if kept != stored:
             self._write(kept)
 
