@@ -340,7 +340,7 @@ def find_fields(server: OpenAIServer, *, timeout: float) -> OpenAIServer:
     """The server as it can be asked, found by a short request: one that refuses stream_options with status 400 or 422
     is asked without. RequestError where it does not answer: the rest would be failures too."""
     prompt = Prompt(0, "", "Tell me something about the number 1000.")
-    short = {"max_tokens": min(16, server.fields["max_tokens"])}
+    short = {"max_tokens": 16} if server.fields.get("max_tokens") else {}
     answer = ask(server.with_fields(**short), prompt, 0, timeout=timeout)
     if answer.message.startswith(("status 400", "status 422")):
         server = server.with_fields(stream_options=None)

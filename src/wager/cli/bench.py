@@ -333,18 +333,16 @@ def _bench_server(
     fields = _request_fields(params) | _body_fields(options["body"])
     server = load.OpenAIServer.parse(options["url"], key=read_key(options["api_key_file"]))
     ask_model = options["model"] is None or options["acceptance"]
-    software = load.ask_model(server) if ask_model else {"id": options["model"], "owned_by": None}
-    acceptance_of_answers = options["acceptance"] and software["owned_by"] == "wager"
-    fields = (
-        {"model": options["model"] or software["id"]}
-        | ({"speculation_stats": True} if acceptance_of_answers else {})
-        | fields
-    )
+    software = load.ask_model(server) if ask_model else {"id": options["model"]}
+    in_answers = options["acceptance"] and software.get("owned_by") == "wager"
+    fields = {"model": options["model"] or software["id"], **fields}
+    if in_answers:
+        fields = {"speculation_stats": True, **fields}
     server = replace(server, fields=fields, messages=None if framing.raw else framing.messages)
     server = load.find_fields(server, timeout=options["timeout"])
     numbers = range(options["requests"] or len(prompts))
     groups = [list(numbers)]
-    if options["acceptance"] and not acceptance_of_answers:
+    if options["acceptance"] and not in_answers:
         families = [load.distinct(prompts, number).family for number in numbers]
         groups = [[n for n in numbers if families[n] == family] for family in sorted({*families})]
     runs: list[load.LoadRun] = []
@@ -373,7 +371,7 @@ def _bench_server(
     _show_server(result, to_stdout=str(json_path) != "-")
     if not result["summary"]["ok"]:
         failure = result["summary"]["failures"][0]
-        raise WagerError(f"No request was answered: {failure['message']}.", "See the failures.")
+        raise WagerError(f"No request was answered: {failure['message']}.", "Check the server's own log.")
 
 
 def _request_fields(params: SamplingParams) -> dict[str, Any]:
@@ -387,20 +385,16 @@ def _request_fields(params: SamplingParams) -> dict[str, Any]:
 
 def _body_fields(text: str | None) -> dict[str, Any]:
     """The fields that --body adds. UsageError for what is no object, or would replace the prompt or the stream."""
-
     try:
         fields = json.loads(text or "{}")
         json.dumps(fields, allow_nan=False)
     except (ValueError, RecursionError):
         fields = None
+    given = shown(str(text))
     if not isinstance(fields, dict):
-        raise UsageError(
-            f"--body {shown(str(text))} is not a JSON object.", """Write it as '{"cache_prompt": false}'."""
-        )
-    if {"stream", "messages", "prompt", "max_tokens"} & fields.keys():
-        raise UsageError(
-            f"--body {shown(str(text))} replaces what the client itself sets.", "Leave out stream and prompts."
-        )
+        raise UsageError(f"--body {given} is not a JSON object.", """Write it as '{"cache_prompt": false}'.""")
+    if {"stream", "messages", "prompt"} & fields.keys():
+        raise UsageError(f"--body {given} replaces what the client itself sets.", "Leave out stream and prompts.")
     return fields
 
 
