@@ -134,8 +134,8 @@ class Engine:
         budget = self.scheduler.draft_budget(spans)
         plan = self._plan(spans, budget)
         proposer, readers = self._proposer, self._proposer.readers
-        if proposer.changed or (readers.reads_states and readers.inactive is not self._policy.resting):
-            self._set_inactive(self._policy.resting)
+        if proposer.changed or (readers.reads_states and readers.inactive is not self._policy.inactive_drafters):
+            self._set_inactive(self._policy.inactive_drafters)
         drafts = self._propose(spans, plan)
         drafts = self._admit(drafts, budget)
         output = self._forward(spans, drafts)

@@ -128,12 +128,12 @@ class RequestPolicy(WrappedPolicy):
         self.policy.learn(self._grammar_drafts.verdicts(others) if self._constrained else others)
 
     @property
-    def resting(self) -> frozenset[str]:
-        """None that a request names rests, nor the first one where it names none."""
+    def inactive_drafters(self) -> frozenset[str]:
+        """None that a request names is inactive, nor the first one where it names none."""
         if not self._decisions:
-            return self.policy.resting
+            return self.policy.inactive_drafters
         named = {decision.drafter for decision in self._decisions.values() if decision.depth}
-        return frozenset() if "" in named else self.policy.resting - named
+        return frozenset() if "" in named else self.policy.inactive_drafters - named
 
     def leave_out(self, drafters: frozenset[str]) -> None:
         self._left_out = drafters

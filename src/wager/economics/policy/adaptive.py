@@ -440,8 +440,8 @@ class Adaptive(Policy):
         return self._collapse.collapsed
 
     @property
-    def resting(self) -> frozenset[str]:
-        return self._readiness.idle
+    def inactive_drafters(self) -> frozenset[str]:
+        return self._readiness.inactive
 
     def explain(self) -> str:
         self._count()
@@ -452,7 +452,7 @@ class Adaptive(Policy):
             observed=self._observed,
             slo=self._prices.weights.slo_report([state.weight for state in self._step.decoding_states]),
             collapsed=self.collapsed,
-            idle=self.resting,
+            inactive=self.inactive_drafters,
         )
 
     def figures(self) -> PolicyFigures | None:

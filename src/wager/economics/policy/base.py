@@ -53,7 +53,7 @@ class Policy(Protocol):
         return {}
 
     @property
-    def resting(self) -> frozenset[str]:
+    def inactive_drafters(self) -> frozenset[str]:
         """The drafters that the next steps do not ask for, so that they need not be shown the target's states: asked by
         the engine after every `plan`, before the pass."""
         return frozenset()
@@ -113,8 +113,8 @@ class WrappedPolicy(Policy):
         return self.policy.figures()
 
     @property
-    def resting(self) -> frozenset[str]:
-        return self.policy.resting
+    def inactive_drafters(self) -> frozenset[str]:
+        return self.policy.inactive_drafters
 
     @property
     def collapsed(self) -> Mapping[str, str]:

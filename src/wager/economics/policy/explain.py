@@ -142,10 +142,10 @@ def explain(
     observed: ObservedSteps,
     slo: SloReport | None,
     collapsed: Mapping[str, str],
-    idle: Collection[str],
+    inactive: Collection[str],
 ) -> str:
     """Lines of one or two sentences; `slo` is how an SLO is met, `collapsed` are drafters that are good no more,
-    `idle` those that are shown no states."""
+    `inactive` those that are shown no states."""
     states = step.decoding_states
     decoding = len(states)
     if not decoding:
@@ -163,8 +163,8 @@ def explain(
         forecast = _drafter(step, step.candidates or states, index, profile=profile, draft_seconds=draft_seconds)
         lines.append(f"{forecast}. {_counts(observed.drafts(profile.name))}")
     lines += collapsed.values()
-    if idle:
-        lines.append(f"Idle, and shown no states until tried again: {', '.join(sorted(idle))}.")
+    if inactive:
+        lines.append(f"Inactive, and shown no states until tried again: {', '.join(sorted(inactive))}.")
     if step.explored:
         lines.append(f"Drafted for exploration only: {', '.join(sorted(step.explored))}.")
     drafts = list(step.drafted.values())

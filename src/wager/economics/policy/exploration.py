@@ -6,7 +6,7 @@ expensive would never learn that they are not: now and then a step verifies more
 drafter that no sequence uses is asked for a short draft now and then.
 
 A drafter that reads the target's states costs something in every step, used or not, and the steps of a small target
-are short. One that no plan has named for some steps is idle: it is shown no states. When it is wanted again, it is
+are short. One that no plan has named for some steps is inactive: it is shown no states. When it is wanted again, it is
 shown those of some steps before it is asked for drafts. Of the sequences that decode meanwhile it has then seen the
 last tokens only, which is nearly as good (docs/policy.md), and of those that come later everything.
 """
@@ -29,8 +29,8 @@ EXPLORATION_SHARE = 0.004  # of the running time: hardly noticeable, yet enough 
 _MAX_SAVED = 1500  # steps whose budget can accumulate, or be owed, so that a burst costs no more than a few steps
 _MIN_COST = 0.005  # of a plain step: what exploration costs at least, so that it is not done in every step
 
-IDLE_AFTER = 32  # steps for which nothing wants a drafter that is then idle
-TRIAL = 8  # steps after a request until one may be idle: what it guessed is compared with the tokens of these
+INACTIVE_AFTER = 32  # steps for which nothing wants a drafter that is then inactive
+TRIAL = 8  # steps after a request until one may be inactive: what it guessed is compared with the tokens of these
 KEEPING_S = 1e-4  # seconds that keeping states takes in a step, about, whatever the target
 _NEGLIGIBLE_KEEPING = 0.002  # share of a step: keeping states that takes less goes on
 
@@ -71,16 +71,16 @@ class ExplorationBudget:
 
 
 class DrafterReadiness:
-    """Which drafters are idle, which have seen enough to draft, and what they have missed. `left_out` are those that
-    failed and pause."""
+    """Which drafters are inactive, which have seen enough to draft, and what they have missed. `left_out` are those
+    that failed and pause."""
 
     def __init__(self, drafters: Sequence[DrafterProfile]) -> None:
-        self.idle = self.left_out = _NONE
+        self.inactive = self.left_out = _NONE
         self._drafters = drafters
         self._index = {profile.name: index for index, profile in enumerate(drafters)}
         self._readers = [index for index, profile in enumerate(drafters) if profile.capabilities.warm_up]
         self._ready = [0] * len(drafters)  # the step from which each has seen enough
-        self._kept = [0] * len(drafters)  # the step until which it is not idle; 0: none was set yet
+        self._kept = [0] * len(drafters)  # the step until which it is not inactive; 0: none was set yet
 
     def note_request(self, state: SequenceState, drafter: int, now: int) -> None:
         """In step number `now` it is asked for a draft."""
@@ -96,7 +96,7 @@ class DrafterReadiness:
             if decision is not None and state.known_before:
                 self.note_request(state, self._index[decision.drafter], step.number)
             state.known_before = True
-        for name in self.idle:
+        for name in self.inactive:
             self._start_anew(step, self._index[name])
 
     def _start_anew(self, step: PolicyStep, drafter: int) -> None:
@@ -105,32 +105,32 @@ class DrafterReadiness:
             state.last_position[drafter] = state.known
 
     def unready(self, now: int) -> frozenset[str]:
-        """The drafters that are idle, pause, or woke so lately that they have not seen enough."""
+        """The drafters that are inactive, pause, or woke so lately that they have not seen enough."""
         waking = [self._drafters[index].name for index in self._readers if self._ready[index] > now]
-        return self.idle.union(waking, self.left_out) if waking or self.left_out else self.idle
+        return self.inactive.union(waking, self.left_out) if waking or self.left_out else self.inactive
 
     def next_ready(self, now: int) -> int | None:
         """The next step in which one that woke has seen enough."""
         return min([self._ready[index] for index in self._readers if self._ready[index] > now], default=None)
 
     def update(self, step: PolicyStep, decisions: Mapping[str, DraftDecision]) -> None:
-        """Those that sequences are to use are awake from now on; those that nothing wanted for long are idle."""
+        """Those that sequences are to use are awake from now on; those that nothing wanted for long are inactive."""
         if not self._readers:
             return
         now, wanted = step.number, {self._index[decision.drafter] for decision in decisions.values()}
         for index in self._readers:
             if index in wanted or not self._kept[index]:
-                self.keep(step, index, steps=IDLE_AFTER)
+                self.keep(step, index, steps=INACTIVE_AFTER)
         if _NEGLIGIBLE_KEEPING * step.plain.seconds < KEEPING_S:
-            idle = [self._drafters[index].name for index in self._readers if self._kept[index] <= now]
-            if not self.idle.issuperset(idle):
-                self.idle = self.idle.union(idle)
+            inactive = [self._drafters[index].name for index in self._readers if self._kept[index] <= now]
+            if not self.inactive.issuperset(inactive):
+                self.inactive = self.inactive.union(inactive)
 
     def keep(self, step: PolicyStep, drafter: int, *, steps: int) -> None:
-        """It is not idle within so many steps; one that was wakes, and these begin when it has seen enough."""
+        """It is not inactive within so many steps; one that was wakes, and these begin when it has seen enough."""
         now, (name, capabilities, _) = step.number, self._drafters[drafter]
-        if name in self.idle:
-            self.idle = self.idle.difference([name])
+        if name in self.inactive:
+            self.inactive = self.inactive.difference([name])
             self._ready[drafter] = now = now + capabilities.warm_up
             self._start_anew(step, drafter)
         self._kept[drafter] = max(self._kept[drafter], now + steps)
@@ -148,8 +148,8 @@ class DraftExploration:
         self._readiness = readiness
 
     def explore(self, step: PolicyStep, *, draws_tokens: bool, steps: int) -> None:
-        """Add such drafts to the plan, as the budget allows, those of the next `steps` steps together. An idle drafter
-        wakes for it. `draws_tokens`: a draft may have to be verified whatever it is."""
+        """Add such drafts to the plan, as the budget allows, those of the next `steps` steps together. An inactive
+        drafter wakes for it. `draws_tokens`: a draft may have to be verified whatever it is."""
         seconds, readiness = step.plain.seconds, self._readiness
         if self.budget.seconds < _MIN_COST * seconds:
             return
@@ -169,7 +169,7 @@ class DraftExploration:
                 break
             requested += found
         for index, profile in enumerate(self._drafters):
-            if profile.name in readiness.idle and self._pays_to_wake(profile, seconds):
+            if profile.name in readiness.inactive and self._pays_to_wake(profile, seconds):
                 readiness.keep(step, index, steps=TRIAL)
         for state, index in requested:
             readiness.note_request(state, index, step.number)
@@ -264,14 +264,14 @@ class RowExploration:
 
     def measure(self, step: PolicyStep, *, planned_rows: int) -> MeasuringStep | None:
         """How to draft in this step to measure; None: as planned, which verifies about `planned_rows` draft tokens. If
-        it is by an idle drafter, that wakes, and the step is taken when it is ready."""
+        it is by an inactive drafter, that wakes, and the step is taken when it is ready."""
         readiness = self._readiness
         if (postponed := self._postponed) is not None:
             name = self._drafters[postponed.drafter].name
-            if name in readiness.unready(step.number) and name not in readiness.idle:
+            if name in readiness.unready(step.number) and name not in readiness.inactive:
                 return None
             self._postponed = None
-            if name not in readiness.idle and step.candidates:
+            if name not in readiness.inactive and step.candidates:
                 return postponed
         if not (self._prices.model.learns and self._is_due(step)):
             return None

@@ -17,7 +17,7 @@ from wager.config import EngineConfig
 from wager.draft.base import ComputedRows, Drafter
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
-from wager.economics.policy.exploration import IDLE_AFTER, DrafterReadiness
+from wager.economics.policy.exploration import INACTIVE_AFTER, DrafterReadiness
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.policy.prices import PlainStep
 from wager.economics.policy.state import DrafterProfile, PolicyStep
@@ -104,7 +104,7 @@ def test_a_drafter_that_is_always_wrong_rests_and_one_that_is_right_again_is_use
 
     drafter.good = True
     texts, expected = texts + service.serve(40), expected + plain.serve(40)
-    assert not service.policy.resting and tapped[-1] == {0, 2}
+    assert not service.policy.inactive_drafters and tapped[-1] == {0, 2}
     used = [record.drafted > 0 for record in service.records[steps:]]
     assert sum(used[-200:]) > 180, "it is in use"
     started = [seq_id for seq_id, shown in drafter.shown.items() if 0 in shown and int(seq_id[1:]) >= 70]
@@ -117,8 +117,8 @@ def test_it_says_who_rests() -> None:
     service, drafter, _ = reading(1)
     drafter.good = False
     service.serve(3)
-    assert service.policy.resting == {"set"}
-    assert "Idle, and shown no states until tried again: set." in service.policy.explain()
+    assert service.policy.inactive_drafters == {"set"}
+    assert "Inactive, and shown no states until tried again: set." in service.policy.explain()
 
 
 def test_a_request_that_names_a_drafter_wakes_it_before_its_prompt() -> None:
@@ -207,13 +207,13 @@ def test_only_those_rest_whose_states_cost_something(warm_up: int, seconds: floa
     """Not those that read none, nor beside a target whose steps are so long that it makes no difference."""
     profiles = [DrafterProfile(name, DrafterCapabilities(4, warm_up=warm_up), None) for name in ("a", "b")]  # type: ignore[arg-type]
     readiness, standing = DrafterReadiness(profiles), {"r": DraftDecision(2, "b")}
-    for number in range(1, IDLE_AFTER + 1):
+    for number in range(1, INACTIVE_AFTER + 1):
         readiness.update(step(number, seconds), standing)
-    assert not readiness.idle and not readiness.unready(IDLE_AFTER)
-    readiness.update(step(IDLE_AFTER + 1, seconds), standing)
-    assert readiness.idle == ({"a"} if rests else set())
+    assert not readiness.inactive and not readiness.unready(INACTIVE_AFTER)
+    readiness.update(step(INACTIVE_AFTER + 1, seconds), standing)
+    assert readiness.inactive == ({"a"} if rests else set())
     readiness.update(step(50, seconds), {"r": DraftDecision(2, "a")})
-    assert not readiness.idle and readiness.unready(50) == ({"a"} if rests else set())
+    assert not readiness.inactive and readiness.unready(50) == ({"a"} if rests else set())
     assert readiness.next_ready(50) == (50 + warm_up if rests else None) and not readiness.unready(50 + WARM_UP)
 
 
@@ -227,13 +227,13 @@ def test_a_plan_that_wants_a_drafter_that_rests_waits_until_it_has_seen_enough()
         spans = [Span("r", 100 + number, (0,), True, 8)]
         plan = policy.plan(spans, 100)
         asked.append(bool(plan))
-        rested.append(bool(policy.resting))
+        rested.append(bool(policy.inactive_drafters))
         drafts = {name: Draft.chain(name, [1] * each.depth, drafter="set") for name, each in plan.items()}
         rows = 1 + sum(map(len, policy.admit(drafts, 100).values()))
         policy.learn([Verdict("r", (), (0,))])
         policy.observe(StepRecord(rows, 1, rows - 1, 0, 1, {"forward": SECONDS[0]}, (100 + number,)))
         if number == 400:
-            assert policy.resting
+            assert policy.inactive_drafters
             for _ in range(2000):
                 policy.acceptance["set"].learn_round(policy._sequences["r"].acceptance[0], accepted=8, tested=8)
     woke = rested.index(False, 400)
@@ -251,12 +251,12 @@ class Napping(FixedDepth):
         self._names, self.steps = names, 0
 
     @property
-    def resting(self) -> frozenset[str]:
+    def inactive_drafters(self) -> frozenset[str]:
         return self._names if 10 <= self.steps % 40 < 25 else frozenset()
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         self.steps += 1
-        return {} if self.resting else super().plan(spans, budget)
+        return {} if self.inactive_drafters else super().plan(spans, budget)
 
 
 def watch(engine: LoadedEngine, drafter: Any, texts: dict[str, list[int]]) -> list[tuple[bool, set[int], int]]:
@@ -268,7 +268,7 @@ def watch(engine: LoadedEngine, drafter: Any, texts: dict[str, list[int]]) -> li
 
     def watched(batch: PackedBatch) -> TargetOutput:
         nonlocal drafted, last
-        output, rests = forward(batch), bool(engine.policy.resting)
+        output, rests = forward(batch), bool(engine.policy.inactive_drafters)
         passes.append((rests, set(output.taps), drafted))
         drafted = 0
         if not rests:
