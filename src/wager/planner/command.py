@@ -143,7 +143,7 @@ deployment_flags = flags.add(
     "--draft-outcomes",
     type=int,
     metavar="N",
-    help="Instead of that share: so many likely outcomes of each sequence are drafted for, and how often one of them "
+    help="Instead of that share: N likely outcomes of each sequence are drafted for, and how often one of them "
     "comes follows from the acceptance (docs/drafters.md).",
 )
 @click.option("--depth", type=int, metavar="N", help="Plan this depth. Without it the one with the largest speed-up.")

@@ -83,7 +83,7 @@ class Cluster:
 
     @property
     def dispatch_seconds_per_byte(self) -> float:
-        """Of a dispatched byte whose expert may be anywhere: the slower of the links, which work side by side.
+        """Seconds of a dispatched byte whose expert may be anywhere: the slower link, since links work side by side.
 
         max((f_on - f_local) / intra, f_off / inter), f_local = 1/w, f_on = min(1, M/w), f_off = max(0, 1 - M/w) for w
         ranks in nodes of M.
@@ -218,13 +218,13 @@ class CostModel:
     # ---- bytes of a device ------------------------------------------------------------------------------------------
 
     def weight_bytes(self, model: ModelSpec | None = None) -> float:
-        """Of one device: matrices divide among the devices of a group, routed experts among all."""
+        """Weights of a `model` (the own one) on a device: matrices divide among a group, routed experts among all."""
         model = model or self.model
         experts = model.elements().get("experts", 0) * model.precision.experts.bytes
         return (model.resident_bytes - experts) / self.cluster.tp + experts / self.cluster.devices
 
     def cache_bytes(self, context: float) -> float:
-        """Of one sequence on one device: heads are divided, a latent that all heads share is not."""
+        """Cache of a sequence on a device: heads are divided, a latent that all heads share is not."""
         total, precision = 0.0, self.model.precision
         for layer in self.model.layers:
             shards = min(stream.shards for stream in layer.attention.streams(context, 1, precision))

@@ -15,7 +15,7 @@ from wager.planner.routing import ExpertRouting
 _UNIFORM = ExpertRouting()
 
 _TOKEN_BYTES = 4
-"""Of a token id sent over a link."""
+"""Bytes of a token id that is sent over a link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class PassDraftCost(DraftCost):
         return self.cost.cache_bytes(context)
 
     def hidden_bytes(self, depth: int) -> float:
-        """Of every verified row where it keeps a cache; without one, of the last."""
+        """Hidden states of every verified row where it keeps a cache; without one, of the last row."""
         rows = depth + 1 if self.cost.model.layers else 1
         return rows * self.taps * self.cost.model.precision.activations
 
@@ -258,7 +258,7 @@ def _plain_attention(hidden: int) -> Gqa:
 def _head_cost(
     name: str, model: ModelSpec, cluster: Cluster, *, layers: tuple[Layer, ...], fusion: int, vocab: int | None = None
 ) -> CostModel:
-    """Of a pass of a dense head that was trained for a target; under expert parallelism every group has a copy of it.
+    """The pass of a dense head that was trained for a target; under expert parallelism every group has a copy of it.
 
     Its matrices have 16 bits where the target's have fewer, as such heads are published; a head over the vocabulary
     that it shares with the target (`vocab` None) has the target's format.

@@ -60,7 +60,7 @@ _SHADES = 24
 _RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _PART_COLOURS = (*COLOURS[:6], "#999999", "#f0e442", "#332288", "#117733", "#882255", "#000000")
 _WIDTH, _HEIGHT = 18.0, 4.9
-"""Of the figure and of a row of it, in inches."""
+"""The width of the figure and the height of a row, in inches."""
 
 
 def write_plot(report: PlanReport, path: Path) -> None:
@@ -277,7 +277,7 @@ class IntensityCurve:
 
 
 def feed_forward_curves(cost: CostModel, batches: Sequence[float]) -> list[IntensityCurve]:
-    """Of the feed-forward by batch, in plain decoding: of a mixture of experts, I(t) = 2 t (k + s) / (b (A(t) + s)),
+    """The feed-forward by batch, in plain decoding: a mixture of experts, I(t) = 2 t (k + s) / (b (A(t) + s)),
     and of its dense twin, a feed-forward of as many weights as a token uses, 2 t / b; or of a dense model's.
 
     Shared experts count with the routed ones where they are stored in the same format.
@@ -299,7 +299,7 @@ def step_intensity(cost: CostModel, *, batch: float, context: float, rows: float
 
 
 def attention_curves(cost: CostModel, rows: Sequence[float], *, context: float) -> list[IntensityCurve]:
-    """Of each kind of attention of the model by query rows of a sequence, whatever the batch: each sequence reads a
+    """Each kind of attention of the model by query rows of a sequence, whatever the batch: each sequence reads a
     cache of its own. Kinds without work at that context, such as compressed entries before there are any, are left out.
     """
 

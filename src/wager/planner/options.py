@@ -85,7 +85,7 @@ class PlanSettings:
     overhead: str = "0us"
 
     def given(self, names: Sequence[str]) -> list[str]:
-        """Those of `names` whose value is not the default."""
+        """The `names` whose value is not the default."""
         default = PlanSettings()
         return [name for name in names if getattr(self, name) != getattr(default, name)]
 
@@ -252,7 +252,7 @@ def _drafter_cluster(cost: CostModel, shape: str, settings: PlanSettings, own: D
 
 
 def _link(cost: CostModel, there: Device, text: str | None) -> DrafterLink:
-    """Of the given speed; else that inside a node where both are of one kind, or of the slower network card."""
+    """The given speed; else that inside a node where both are of one kind, or of the slower network card."""
     here = cost.device
     speed = None
     if text is not None:

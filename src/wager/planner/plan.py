@@ -189,7 +189,7 @@ class PlanPoint:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of one request."""
+        """Tokens a second of one request."""
         return self.chosen.tokens / self.chosen.round_s
 
     @property
@@ -244,7 +244,7 @@ class PlanPoint:
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A target on its devices with a drafter, and how deep it drafts. `depth` fixes the depth (None: the best one up to
-    `max_depth`). With a `hit_rate`, or drafts for so many `draft_outcomes` of each sequence, drafting is asynchronous:
+    `max_depth`). With a `hit_rate`, or drafts for `draft_outcomes` outcomes of each sequence, drafting is asynchronous:
     see round_seconds. UsageError for a figure that is out of range."""
 
     cost: CostModel

@@ -286,7 +286,7 @@ def _amount(value: float, unit: str) -> str:
 
 
 def remarks(deployment: Deployment, points: Sequence[PlanPoint]) -> list[str]:
-    """Those that apply, most important first."""
+    """What a figure assumes or a reader would not expect, most important first."""
     return [
         *_memory(points),
         *_depth(deployment, points),

@@ -24,7 +24,7 @@ TOKENS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of tokens whose distinct experts are counted."""
 
 _DRAWS = 1000
-"""Random groups of unrelated tokens: the mean of so many is within 1 % of its expectation (2 tokens of 8 experts)."""
+"""Random groups of unrelated tokens: their mean is within 1 % of its expectation (2 tokens of 8 experts)."""
 _PER_EXPERT = 100
 """Choices for each expert with which the standard error of an even share is a tenth of it."""
 _SATURATED = 0.98
@@ -129,7 +129,7 @@ class MeasuredRouting:
         return self.positions * sum(self.popularity) < _PER_EXPERT * len(self.popularity)
 
     def expected_in_run(self, tokens: float) -> float:
-        """Distinct experts of so many consecutive tokens of one text, by popularity and locality."""
+        """Distinct experts of that many consecutive tokens of one text, by popularity and locality."""
         return distinct_by_popularity(self.popularity, tokens ** (1.0 if self.locality is None else self.locality))
 
     def as_dict(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _distinct_in_unrelated(chosen: Sequence[NDArray[np.bool_]], tokens: int, rng
 
 
 def _equal_tokens(popularity: NDArray[np.float64], distinct: float) -> float | None:
-    """Unrelated tokens that choose so many distinct experts by popularity; None if `distinct` is close to all."""
+    """Unrelated tokens that choose that many distinct experts by popularity; None if `distinct` is close to all."""
     if distinct > _SATURATED * np.count_nonzero(popularity):
         return None
     low, high = 0.0, 1.0

@@ -134,7 +134,7 @@ def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any)
     from wager.simulation.options import ReplayOptions, replay_query
 
     chosen = list(dict.fromkeys(policies)) or ["none", "threshold", "adaptive"]
-    query = replay_query(ReplayOptions(**values))
+    query = replay_query(ReplayOptions.of(values))
     names = list(dict.fromkeys([*fixed_policies(query.setting), *chosen]))
     with console.meter("simulations") as update:
         done = 0

@@ -231,7 +231,7 @@ def _point(name: str, setting: ReplaySetting, workload: Workload, result: Simula
 
 
 def _memory(name: str, setting: ReplaySetting, result: SimulationResult) -> Footprint | None:
-    """Of the step with most cached positions, with the drafters that the policy uses."""
+    """Memory of the step with most cached positions, with the drafters that the policy uses."""
     if setting.machine is None or not result.peak_requests:
         return None
     spec = parse_policy(name, replay=True)

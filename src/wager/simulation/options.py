@@ -6,8 +6,9 @@ A wrong value is an error that names it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from wager.config import DEFAULT_MODEL
 from wager.economics.acceptance import CURVES
@@ -43,7 +44,7 @@ _MAX_REQUESTS = 20_000  # of a day
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """The flags of the command, unparsed."""
+    """The flags of the command, unparsed; `deployment` are those that it shares with `wager plan`."""
 
     trace: Path | None
     concurrency: str | None
@@ -54,23 +55,20 @@ class ReplayOptions:
     hardware: str | None
     shape: tuple[str, ...]
     max_depth: int | None
-    tp: int
-    ep: int
-    locality: float | None
-    popularity: Path | None
-    precision: str | None
-    cache: str | None
-    overhead: str
     objective: str
     policy_time: str
     prompt: int | None
     output: int | None
     rounds: int
     seed: int
-    draft_async: bool = False
-    hit_rate: float | None = None
-    drafter_hardware: str | None = None
-    drafter_link: str | None = None
+    deployment: PlanSettings
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ReplayOptions:
+        """The flags by their names, those of the deployment among them."""
+        own = {field.name for field in fields(cls)} & set(values)
+        shared = {name: value for name, value in values.items() if name not in own}
+        return cls(**{name: values[name] for name in own}, deployment=PlanSettings(**shared))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +130,10 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
         traces,
         PublishedLatency({price.name: price.shape for price in prices}) if published else machine,
         parse_objective(options.objective),
-        options.tp,
+        options.deployment.tp,
         _policy_seconds(options.policy_time),
         machine,
-        parse_hit_rate(options.hit_rate, draft_async=options.draft_async),
+        parse_hit_rate(options.deployment.hit_rate, draft_async=options.deployment.draft_async),
     )
     return ReplayQuery(setting, workloads(traces, options), _step_times(cost, published=published), prices)
 
@@ -168,14 +166,15 @@ def _curve(word: str, max_depth: int | None) -> tuple[str, tuple[float, ...]]:
 
 def _draft_cost(cost: CostModel, shape: str, options: ReplayOptions) -> DraftCost:
     """On a device of its own if there is one for drafters; what takes no time needs none."""
-    hardware, link = options.drafter_hardware, options.drafter_link
-    if hardware is not None and _is_published(options):
+    given = options.deployment
+    if given.drafter_hardware is not None and _is_published(options):
         raise UsageError(
             "--drafter-hardware has no effect on the published step times.", "Name another --hardware, or leave it out."
         )
     if shape == "free":
-        hardware = link = None
-    return draft_cost(cost, PlanSettings(shape=shape, drafter_hardware=hardware, drafter_link=link))
+        return draft_cost(cost, PlanSettings(shape=shape))
+    placed = PlanSettings(shape=shape, drafter_hardware=given.drafter_hardware, drafter_link=given.drafter_link)
+    return draft_cost(cost, placed)
 
 
 # ---- what steps and drafters cost -----------------------------------------------------------------------------------
@@ -186,18 +185,10 @@ def _is_published(options: ReplayOptions) -> bool:
 
 
 def _cost(options: ReplayOptions) -> CostModel:
-    """Of the model on the hardware, as `plan` finds them; of the published step times, for memory and context."""
+    """The model on the hardware, as `plan` finds them; that of the published step times, for memory and context."""
     if options.model is not None and options.hardware is None:
         raise UsageError("--model and --hardware go together.", "Say on which hardware: --hardware H100, or this.")
-    settings = PlanSettings(
-        tp=options.tp,
-        ep=options.ep,
-        locality=options.locality,
-        popularity=options.popularity,
-        precision=options.precision,
-        cache=options.cache,
-        overhead=options.overhead,
-    )
+    settings = options.deployment
     if _is_published(options):
         changed = ["model"] * (options.model is not None) + settings.given(_STEP_FLAGS)
         if changed:
