@@ -384,9 +384,15 @@ def test_what_a_model_does_not_use_changes_nothing(
     "template",
     [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        pytest.param(
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            marks=pytest.mark.slow,
+        ),
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{% set n = namespace(t='ab') %}{% for i in range(64) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
+        pytest.param(
+            "{% set n = namespace(t='ab') %}{% for i in range(64) %}{% set n.t = n.t ~ n.t %}{% endfor %}",
+            marks=pytest.mark.slow,
+        ),
         "{% set n = namespace(t='ab') %}{% for i in range(64) %}{% set n.t = n.t + n.t %}{% endfor %}",
         "{{ 'a' * 10 ** 12 }}",
         "{{ 10 ** (10 ** 10) }}",

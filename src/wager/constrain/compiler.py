@@ -1,7 +1,8 @@
 """Grammars for one tokenizer, with llguidance: compiling them, and how far one sequence has come in one.
 
 llguidance needs the bytes of every token, which of them are control tokens (these never stand for text), and how a text
-is usually written in tokens. It is imported, and its view of the vocabulary built, with the first grammar.
+is usually written in tokens. It is imported, and its view of the vocabulary built, with the first grammar
+or by `GrammarCompiler.prepare`.
 
 Its matcher goes forward by tokens and back again, so one of them serves all paths of a draft: it is moved to where a
 question is asked. Answers depend on the tokens alone, never on what was asked before.
