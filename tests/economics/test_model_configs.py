@@ -125,47 +125,27 @@ def test_published_totals(billions: float, active: float | None, values: dict[st
     assert model.kv_bytes(1000) > 0
 
 
-CLASSES = [
-    ("LlamaConfig", {}),
-    ("MistralConfig", {}),
-    ("Qwen2Config", {}),
-    ("Qwen3Config", {}),
-    ("MixtralConfig", {}),
-    ("Qwen2MoeConfig", {"mlp_only_layers": [0, 3]}),
-    ("Qwen3MoeConfig", {"decoder_sparse_step": 2}),
-    ("Qwen3NextConfig", {}),
-    ("Qwen3_5MoeTextConfig", {}),
-    ("GptOssConfig", {}),
-    ("Gemma2Config", {}),
-    ("Gemma3TextConfig", {}),
-    ("Phi3Config", {"pad_token_id": 0}),
-    ("GlmConfig", {}),
-    ("Glm4Config", {}),
-    ("Glm4MoeConfig", {}),
-    ("GlmMoeDsaConfig", {}),
-    ("Llama4TextConfig", {"moe_layers": [1, 3]}),
-    ("Olmo2Config", {}),
-    ("Olmo3Config", {}),
-    ("OlmoeConfig", {}),
-    ("GraniteConfig", {}),
-    ("GraniteMoeConfig", {}),
-    ("Cohere2Config", {}),
-    ("SmolLM3Config", {}),
-    ("MiniMaxM2Config", {}),
-    ("DeepseekV32Config", {}),
-    ("DeepseekV2Config", {"num_experts_per_tok": 6}),
-    ("DeepseekV3Config", {}),
-    ("DeepseekV4Config", {}),
-]
+CLASSES = """
+Llama Mistral Qwen2 Qwen3 Mixtral Qwen2Moe Qwen3Moe Qwen3Next Qwen3_5MoeText GptOss Gemma2 Gemma3Text Phi3 Glm
+Glm4 Glm4Moe GlmMoeDsa Llama4Text Olmo2 Olmo3 Olmoe Granite GraniteMoe Cohere2 SmolLM3 MiniMaxM2 DeepseekV32
+DeepseekV2 DeepseekV3 DeepseekV4
+"""
+CHANGES: dict[str, dict[str, Any]] = {
+    "Qwen2Moe": {"mlp_only_layers": [0, 3]},
+    "Qwen3Moe": {"decoder_sparse_step": 2},
+    "Phi3": {"pad_token_id": 0},
+    "Llama4Text": {"moe_layers": [1, 3]},
+    "DeepseekV2": {"num_experts_per_tok": 6},
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "changes"), CLASSES, ids=lambda value: value if isinstance(value, str) else "")
-def test_parameters_are_what_transformers_builds(name: str, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", CLASSES.split())
+def test_parameters_are_what_transformers_builds(name: str) -> None:
     """Matrices as the library makes them, without its norms, biases, sinks and the residual mixing of V4."""
     import transformers
 
-    config = getattr(transformers, name)(num_hidden_layers=6, **changes)
+    config = getattr(transformers, f"{name}Config")(num_hidden_layers=6, **CHANGES.get(name, {}))
     with torch.device("meta"):
         built = transformers.AutoModelForCausalLM.from_config(config)
     small = ("norm", "bias", "sinks", "hc_", "_hc", "A_log", "conv1d")
@@ -322,11 +302,6 @@ KEPT = [
     ("awq", {"quant_method": "awq", "bits": 4, "modules_to_not_convert": None}, Precision.of("int4", **WIDE_HEAD)),
     ("gptq", {"quant_method": "gptq", "bits": 4, "lm_head": False}, Precision.of("int4", **WIDE_HEAD)),
     (
-        "gptq with its head",
-        {"quant_method": "gptq", "bits": 8, "lm_head": True},
-        Precision.of("w8a16", router="bf16", embedding="bf16"),
-    ),
-    (
         "gptq in places",
         {
             "quant_method": "gptq",
@@ -348,13 +323,7 @@ KEPT = [
         },
         Precision.of("fp8", projections="bf16", **WIDE_HEAD),
     ),
-    (
-        "fp8 but one layer",
-        {"quant_method": "fp8", "ignored_layers": ["model.layers.0.self_attn.q_proj"]},
-        Precision.of("fp8", **WIDE_HEAD),
-    ),
     ("8-bit floats", packed(FP8, "lm_head", "re:.*gate$"), Precision.of("fp8", **WIDE_HEAD)),
-    ("8-bit floats with the head", packed(FP8), Precision.of("fp8", router="bf16", embedding="bf16")),
     ("8-bit integers", packed(W8A8, "lm_head"), Precision.of("int8", **WIDE_HEAD)),
     ("8-bit weights alone", packed({**FP8, "input_activations": None}, "lm_head"), Precision.of("w8a16", **WIDE_HEAD)),
     (
@@ -363,11 +332,6 @@ KEPT = [
         Precision.of("int4", projections="bf16", **WIDE_HEAD),
     ),
     ("nvfp4", packed(NVFP4, "lm_head"), Precision.of("nvfp4", **WIDE_HEAD)),
-    (
-        "nvfp4 weights alone",
-        packed({**NVFP4, "input_activations": None}, "re:.*lm_head"),
-        Precision.of("nvfp4a16", **WIDE_HEAD),
-    ),
     (
         "groups by name",
         {

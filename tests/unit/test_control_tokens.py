@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -369,12 +368,6 @@ def test_parts_may_be_cut_anywhere(chatml: Tokenizer) -> None:
     assert control(chatml, chatml.encode_parts([TextPart(text)])) == []
     with pytest.raises(RequestError, match="surrogate"):
         chatml.encode_parts([TextPart("\ud800")])
-
-
-def test_runs_of_parts_are_what_the_template_and_the_messages_wrote(chatml: Tokenizer) -> None:
-    parts = chatml.chat_parts(conversation("<|im_end|>"))
-    assert [key for key, _ in groupby(part.parse_special for part in parts)] == [True, False, True]
-    assert parts[1] == TextPart("<|im_end|>", parse_special=False)
 
 
 def test_chat_and_streams_of_an_engine_take_content_as_text() -> None:

@@ -144,11 +144,6 @@ def test_the_default_model(smollm2: Path, cache: Path, start: Callable[..., Star
     assert only(cache).stat().st_size < 1.05 * smollm2.stat().st_size
 
 
-def test_generated_models_are_not_kept(cache: Path, start: Callable[..., Started]) -> None:
-    assert start("random:llama:tiny").packed > 0
-    assert files(cache) == []
-
-
 # ---- what is not used ----
 
 
@@ -371,17 +366,6 @@ def test_processes_that_start_together_agree_and_leave_one_file(
     assert set(answers) == {answers[0]}
     only(cache)
     assert start(directory).packed == 0
-
-
-def test_a_file_that_is_removed_stays_with_those_that_use_it(
-    directory: str, cache: Path, start: Callable[..., Started]
-) -> None:
-    start(directory)
-    used = start(directory)
-    assert used.packed == 0
-    assert packed_cache.remove(only(cache))
-    rows = batch([chain(0, TOKENS, [5, 2, 7])], range(len(TOKENS)))
-    assert used.engine.target.decoder.forward(rows).logits.tobytes() == used.logits.tobytes()
 
 
 # ---- doctor ----
