@@ -96,4 +96,4 @@ def _choices_of(decoder: Decoder, tokens: list[int], *, length: int, eos: Collec
 def _forward(decoder: Decoder, chunk: tuple[int, ...], *, start: int, is_last: bool) -> TargetOutput:
     """One pass over consecutive tokens of the only sequence, in the first blocks of the cache."""
     span = Span("text", start, chunk, needs_logits=is_last)
-    return decoder.forward(pack([span], {}, {"text": range(decoder.cache.num_blocks)}))
+    return decoder.forward(pack([span], {}, {"text": list(range(decoder.cache.num_blocks))}))
