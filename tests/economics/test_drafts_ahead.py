@@ -189,9 +189,9 @@ def test_it_pays_where_drafting_is_slow_and_foreseen() -> None:
     assert turns_adaptive > 0.97 * turns and ahead_adaptive > 0.97 * ahead and never_adaptive > 0.96 * never
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("users", [1, 4])
-@pytest.mark.parametrize(("prior", "hit"), [(1.0, 0.0), (0.0, 0.95), (0.5, 0.7)])
-@pytest.mark.parametrize("believed", [0.3, 3.0])
+@pytest.mark.parametrize(("prior", "hit", "believed"), [(1.0, 0.0, 3.0), (0.0, 0.95, 0.3), (0.5, 0.7, 3.0)])
 def test_wrong_prices_and_hit_rates_cost_little(prior: float, hit: float, believed: float, users: int) -> None:
     """A policy that believes another hit rate, on a machine whose steps it believes to take another time."""
     load, prices = Workload(concurrency=users, rounds=3000), Prices(3.0)

@@ -247,7 +247,7 @@ def test_a_threshold_out_of_range_is_named(value: float) -> None:
 
 
 @pytest.mark.parametrize("confident", [False, True])
-@pytest.mark.parametrize("live", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("live", [4, pytest.param(1, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)])
 def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(live: int, confident: bool) -> None:
     surface = Machine({"d": 4e-4})
     plain = SimulatedSequences(FixedDepth(0), surface, {"d": always(0)}, names(live)).run(500)
@@ -260,8 +260,13 @@ def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(live: int, confide
     assert settled.drafted["d"] < 0.05 * 500 * live
 
 
-@pytest.mark.parametrize("live", [1, 4, 16])
-@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize(
+    ("live", "rate"),
+    [
+        (16, 0.6),
+        *[pytest.param(live, rate, marks=pytest.mark.slow) for live in (1, 4, 16) for rate in (0.3, 0.9)],
+    ],
+)
 def test_it_keeps_up_with_the_best_fixed_depth(live: int, rate: float) -> None:
     surface = Machine({"d": 1e-4})
 
@@ -313,7 +318,8 @@ def test_a_drafter_that_does_not_pay_is_not_used_and_exploration_keeps_to_its_bu
     assert 0 < spent < 0.006 * (simulation.seconds - seconds)
 
 
-@pytest.mark.parametrize("live", [1, 2, 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("live", [1, 8])
 @pytest.mark.parametrize("better", [[], ["good"]], ids=["alone", "beside a good one"])
 def test_trials_are_paid_for_with_what_they_took_not_with_what_was_believed(live: int, better: list[str]) -> None:
     believed, true = Machine({"slow": 2e-6, "good": 2e-5}), Machine({"slow": 2e-2, "good": 2e-5})

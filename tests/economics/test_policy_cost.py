@@ -59,6 +59,7 @@ def served(price: float, *, users: int = 32, steps: int = 300) -> tuple[Adaptive
     return policy, judged, server
 
 
+@pytest.mark.slow
 def test_where_rows_are_free_hardly_any_step_is_judged_and_where_they_are_not_every_one() -> None:
     _, free, server = served(1e-6)
     assert free < 30, "of 300 steps"
@@ -148,6 +149,7 @@ def calls_per_step(users: int, *, steps: int = 40) -> float:
     return calls / steps
 
 
+@pytest.mark.slow
 def test_the_work_of_a_step_grows_more_slowly_than_the_batch() -> None:
     few, many = calls_per_step(32), calls_per_step(256)
     assert many < 4 * few, "eight times as many users"

@@ -19,7 +19,7 @@ SOME = (
 )
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", [SOME[0], *[pytest.param(name, marks=pytest.mark.slow) for name in SOME[1:]]])
 def test_a_cell_is_no_slower_than_frozen(name: str) -> None:
     assert cells()[name]().regret <= frozen()[name].regret + SLACK
 

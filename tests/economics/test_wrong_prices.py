@@ -249,68 +249,50 @@ def loss(cell: Cell, belief: str, *, uncertainty: float = 1.0, noise: float = 0.
     return mean(losses(cell, belief, uncertainty=uncertainty, noise=noise))
 
 
+NOTICED = [
+    # rows believed too cheap: drafting too deep
+    ("processor", "lookup", 4, "rows x0.3"),
+    ("processor", "mtp", 4, "rows x0.3"),
+    ("accelerator", "mtp", 64, "tilted down"),
+    # the fixed part believed too dear, which makes rows look cheap once steps correct it
+    ("processor", "mtp", 4, "fixed x3"),
+    ("accelerator", "mtp", 16, "fixed x3"),
+    # rows believed too dear: nothing is drafted, so nothing shows that they are not
+    ("accelerator", "lookup", 64, "rows x3"),
+    ("accelerator", "lookup", 64, "tilted up"),
+    ("accelerator", "mtp", 16, "rows x3"),
+    # drafting believed too dear or too cheap
+    ("accelerator", "mtp", 4, "drafting x0.3"),
+    ("accelerator", "mtp", 64, "drafting x3"),
+    # all of it
+    ("accelerator", "mtp", 64, "all x0.3"),
+    ("processor", "lookup", 64, "all x2"),
+    ("accelerator", "lookup", 4, "all x3"),
+    # a processor at one user and at sixteen, where depth 1 gains 2 % over plain decoding and nothing else does
+    ("processor", "mtp", 1, "all x3"),
+    ("processor", "mtp", 16, "all x0.3"),
+    # and nothing: exploration costs little
+    ("processor", "mtp", 1, "right"),
+    # the machine changes in mid-run
+    *[("accelerator", "mtp", 64, change) for change in CHANGES],
+    *[("processor", "lookup", 4, change) for change in CHANGES],
+    *[("processor", "mtp", 1, change) for change in CHANGES],
+]
+
+
 @pytest.mark.parametrize(
     ("machine", "drafter", "users", "belief"),
-    [
-        # rows believed too cheap: drafting too deep
-        ("processor", "lookup", 4, "rows x0.3"),
-        ("processor", "mtp", 4, "rows x0.3"),
-        ("accelerator", "mtp", 64, "rows x0.3"),
-        ("accelerator", "mtp", 64, "tilted down"),
-        # the fixed part believed too dear, which makes rows look cheap once steps correct it
-        ("processor", "lookup", 4, "fixed x3"),
-        ("processor", "mtp", 4, "fixed x3"),
-        ("accelerator", "mtp", 64, "fixed x3"),
-        ("accelerator", "mtp", 16, "fixed x3"),
-        # rows believed too dear: nothing is drafted, so nothing shows that they are not
-        ("accelerator", "lookup", 64, "rows x3"),
-        ("accelerator", "lookup", 64, "tilted up"),
-        ("accelerator", "lookup", 64, "rows x2"),
-        ("accelerator", "mtp", 16, "rows x3"),
-        # drafting believed too dear or too cheap
-        ("accelerator", "mtp", 4, "drafting x0.3"),
-        ("accelerator", "mtp", 64, "drafting x3"),
-        # all of it
-        ("accelerator", "mtp", 64, "all x0.3"),
-        ("accelerator", "mtp", 16, "all x0.5"),
-        ("processor", "lookup", 64, "all x2"),
-        ("accelerator", "lookup", 4, "all x3"),
-        # a processor at one user and at sixteen, where depth 1 gains 2 % over plain decoding and nothing else does
-        ("processor", "mtp", 1, "all x3"),
-        ("processor", "mtp", 1, "all x0.5"),
-        ("processor", "mtp", 16, "all x0.3"),
-        # and nothing: exploration costs little
-        ("processor", "lookup", 4, "right"),
-        ("accelerator", "mtp", 64, "right"),
-        ("processor", "mtp", 1, "right"),
-    ],
+    [NOTICED[0], *[pytest.param(*case, marks=pytest.mark.slow) for case in NOTICED[1:]]],
 )
-def test_wrong_prices_are_noticed(machine: str, drafter: str, users: int, belief: str) -> None:
+def test_wrong_prices_and_changes_are_noticed(machine: str, drafter: str, users: int, belief: str) -> None:
     assert loss(Cell(machine, drafter, users), belief) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("belief", ["right", "rows x0.3", "rows x3"])
-def test_steps_that_scatter_hide_little(belief: str) -> None:
+def test_scatter_and_a_hasty_calibration_cost_little(belief: str) -> None:
     assert loss(Cell("accelerator", "mtp", 64), belief, noise=0.15) < 0.02
-
-
-@pytest.mark.parametrize("belief", ["right", "rows x0.3", "rows x3"])
-def test_a_hasty_calibration_costs_little_more(belief: str) -> None:
     assert loss(Cell("accelerator", "mtp", 4), belief, uncertainty=3.0) < 0.02
-
-
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize(
-    ("machine", "drafter", "users"),
-    [
-        ("accelerator", "mtp", 64),
-        ("processor", "lookup", 4),
-        ("processor", "mtp", 1),
-        ("processor", "lookup", 1),
-    ],
-)
-def test_a_machine_that_changes_in_mid_run_is_noticed(machine: str, drafter: str, users: int, change: str) -> None:
-    assert loss(Cell(machine, drafter, users), change) < 0.02
 
 
 def test_a_hasty_calibration_stays_one_in_a_file_and_in_an_engine() -> None:

@@ -87,7 +87,7 @@ def reading(concurrency: int) -> tuple[Service, ReadingDrafter, list[frozenset[i
     return service, service.drafter, tapped
 
 
-@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_drafter_that_is_always_wrong_rests_and_one_that_is_right_again_is_used(concurrency: int) -> None:
     service, drafter, tapped = reading(concurrency)
     plain = Service(concurrency)
@@ -297,8 +297,14 @@ def watch(engine: LoadedEngine, drafter: Any, texts: dict[str, list[int]]) -> li
     return passes
 
 
-@pytest.mark.parametrize("trees", [False, True])
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(
+    ("kind", "trees"),
+    [
+        pytest.param(kind, trees, marks=() if (kind, trees) == ("eagle3", False) else pytest.mark.slow)
+        for kind in HEADS
+        for trees in (False, True)
+    ],
+)
 def test_heads_that_rest_change_no_token_and_draft_again(kind: str, tmp_path: Path, *, trees: bool) -> None:
     """Requests come, end and are preempted while they rest and while they do not."""
     config = EngineConfig.from_options(model="random:llama:tiny", drafter="none", threads=1, max_rows=32)

@@ -60,7 +60,9 @@ def serve(engine: LoadedEngine) -> list[tuple[int, ...]]:
     return [each.token_ids for each in engine.generate(asked, concurrency=1)]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each == "ngram" else pytest.mark.slow) for each in EVERY]
+)
 def test_nothing_behind_an_unlikely_guess_is_verified(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +84,9 @@ def test_nothing_behind_an_unlikely_guess_is_verified(
                 assert len(admitted.get(seq_id, ())) == likely
 
 
-@pytest.mark.parametrize("name", PER_GUESS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each == "eagle3" else pytest.mark.slow) for each in PER_GUESS]
+)
 def test_no_pass_is_made_behind_an_unlikely_guess(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The drafters are made unlikely by a threshold that none of their guesses reaches."""
     passes = {}
