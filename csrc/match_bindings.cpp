@@ -1,6 +1,5 @@
 // Follows the guesses that are the target's tokens, greedy and sampled: verify/accept.py's `match`, for a whole batch.
-#include <nanobind/ndarray.h>
-
+#include <string>
 #include <vector>
 
 #include "sampling.h"
@@ -13,8 +12,28 @@ using wager::as_int, wager::Choosing, wager::Items, wager::SequenceState;
 
 namespace {
 
-using GreedyTokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+// The elements of an array, by the buffer protocol: nanobind's ndarray takes ten times as long.
+class Elements {
+  public:
+    Elements(nb::handle array, int dimensions, char format) {
+        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) throw nb::python_error();
+        if (view_.ndim == dimensions && view_.itemsize == 4 && std::string(view_.format) == std::string(1, format)) return;
+        PyBuffer_Release(&view_);
+        throw std::invalid_argument("an array of another type or shape is needed");
+    }
+    ~Elements() { PyBuffer_Release(&view_); }
+    Elements(const Elements&) = delete;
+    Elements& operator=(const Elements&) = delete;
+
+    template <class T>
+    const T* data() const {
+        return static_cast<const T*>(view_.buf);
+    }
+    size_t size(int dimension) const { return static_cast<size_t>(view_.shape[dimension]); }
+
+  private:
+    Py_buffer view_;
+};
 
 class TokenMatcher {
   public:
@@ -27,7 +46,7 @@ class TokenMatcher {
     // `drafts` are (sequence, guesses, their parents). Of each the accepted nodes and the tokens; None in place of those that
     // Python has to find: where more than temperature and filters change a sequence's tokens, where something else is reported
     // of them, or with a row that has no token. `greedy` are the greedy tokens of all rows, -1 where they are not finite.
-    nb::list match(nb::list drafts, const GreedyTokens& greedy, const Logits& logits) {
+    nb::list match(nb::list drafts, nb::handle greedy, nb::handle logits) {
         paths_.clear();
         size_t rows = 0;
         bool samples = false;
@@ -38,11 +57,15 @@ class TokenMatcher {
             samples |= path.sequence->choosing == Choosing::sampled;
             paths_.push_back(std::move(path));
         }
-        if (greedy.size() < rows || (samples && logits.shape(0) < rows)) throw std::invalid_argument("fewer rows than drafts need");
+        const Elements tokens(greedy, 1, 'i');
+        if (tokens.size(0) < rows) throw std::invalid_argument("fewer rows than drafts need");
         for (Path& path : paths_)
-            if (path.sequence->choosing == Choosing::greedy) follow(path, greedy.data() + path.first);
-        if (samples)
-            for (const bool filtered : {false, true}) sample(filtered, logits.data(), static_cast<int>(logits.shape(1)));
+            if (path.sequence->choosing == Choosing::greedy) follow(path, tokens.data<int32_t>() + path.first);
+        if (samples) {
+            const Elements values(logits, 2, 'f');
+            if (values.size(0) < rows) throw std::invalid_argument("fewer rows than drafts need");
+            for (const bool filtered : {false, true}) sample(filtered, values.data<float>(), static_cast<int>(values.size(1)));
+        }
         nb::list found;
         for (const Path& path : paths_) found.append(path.found());
         return found;

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from wager.engine.sequence import EngineSequence
 from wager.errors import GrammarError, NumericsError, UsageError
-from wager.kernels._native import BatchPacker, BlockTables
+from wager.kernels._native import BatchPacker, BlockTables, SequenceState
 from wager.kernels.base import TappedTarget, Target, TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kernels.sampling import RowSampler, SampleRequest, sample_rows, token_matcher
@@ -21,6 +21,8 @@ from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict
 from wager.verify import accept
 from wager.verify.distribution import History, ProcessedDistribution, choose, process, token_logprob
 from wager.verify.pack import pack
+
+_TARGET_ALONE = ("",)
 
 NOT_FINITE = "The model produced a logit that is not finite at position {}."
 
@@ -184,22 +186,29 @@ class Runner:
         """The outcome of every span that needs logits, by sequence. Under `match` most are found natively, all at once;
         what is left to `_outcome` are other rules, logits that more than temperature and filters change, log
         probabilities, and rows that are not finite."""
-        spans = [span for span in spans if span.needs_logits]
-        pending = [drafts.get(span.seq_id) or Draft(span.seq_id) for span in spans]
-        found: Sequence[tuple[tuple[int, ...], tuple[int, ...]] | None] = [None] * len(spans)
+        names = [span.seq_id for span in spans if span.needs_logits]
+        found: Sequence[tuple[tuple[int, ...], tuple[int, ...]] | None] = [None] * len(names)
         if self.rule == "match":
-            paths = [(sequences[draft.seq_id].state, draft.tokens, draft.parents) for draft in pending]
+            paths: list[tuple[SequenceState, tuple[int, ...], tuple[int, ...]]] = []
+            for seq_id in names:
+                draft = drafts.get(seq_id)
+                tokens, parents = ((), ()) if draft is None else (draft.tokens, draft.parents)
+                paths.append((sequences[seq_id].state, tokens, parents))
             found = self._matcher.match(paths, output.greedy_tokens, output.logits)
         outcomes, first = {}, 0
-        for draft, path in zip(pending, found, strict=True):
-            if path is not None:
-                accepted, tokens = path
-                drafted_by = (*map(draft.drafter_of, accepted), "") if accepted else ("",)
-                outcomes[draft.seq_id] = Outcome(Verdict(draft.seq_id, accepted, tokens), len(draft.tokens), drafted_by)
+        for seq_id, path in zip(names, found, strict=True):
+            draft = drafts.get(seq_id)
+            drafted = 0 if draft is None else len(draft.tokens)
+            if path is None:
+                rows = TargetTokens(
+                    sequences[seq_id], draft or Draft(seq_id), output, first, self._kernels, self._sampler
+                )
+                outcomes[seq_id] = self._outcome(rows)
             else:
-                rows = TargetTokens(sequences[draft.seq_id], draft, output, first, self._kernels, self._sampler)
-                outcomes[draft.seq_id] = self._outcome(rows)
-            first += 1 + len(draft.tokens)
+                accepted, tokens = path
+                drafted_by = (*map(draft.drafter_of, accepted), "") if draft and accepted else _TARGET_ALONE
+                outcomes[seq_id] = Outcome(Verdict(seq_id, accepted, tokens), drafted, drafted_by)
+            first += 1 + drafted
         return outcomes
 
     def _outcome(self, rows: TargetTokens) -> Outcome:
