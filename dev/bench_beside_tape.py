@@ -28,7 +28,7 @@ from typing import NamedTuple
 import wager
 from wager.bench.workload import read_prompts
 from wager.engine.outputs import OutputCollector
-from wager.engine.shared import SharedEngine
+from wager.engine.threads import SharedEngine
 from wager.loading.load import LoadedEngine, load
 from wager.testing import AdversaryDrafter
 from wager.types import FORWARD_STAGE, Request, SamplingParams

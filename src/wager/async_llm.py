@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from wager.config import EngineConfig
 from wager.engine.outputs import OutputCollector, one_or_all
 from wager.engine.rounds import Round, RoundRecorder
-from wager.engine.thread import EngineThread
+from wager.engine.threads import EngineThread
 from wager.errors import ClosedError, RequestError, UsageError, WagerError
 from wager.loading.load import LoadedEngine, load
 from wager.models.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from typing import Any, overload
 
 from wager.config import EngineConfig
 from wager.engine.outputs import OutputCollector, one_or_all
-from wager.engine.shared import SharedEngine
+from wager.engine.threads import SharedEngine
 from wager.errors import ClosedError, RequestError, WagerError
 from wager.loading.load import LoadedEngine, load
 from wager.models.tokenizer import Tokenizer

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve.api_bodies import hostile_calls, send
 from serve.serving import CHAT, LONG, Running, running
 from wager.economics.policy.heuristics import FixedDepth
-from wager.engine.draft_counts import DraftCounter, DrafterCounts
-from wager.engine.grammar_drafts import DraftOfSeveral
+from wager.engine.policies import DraftOfSeveral
+from wager.engine.rounds import DraftCounter, DrafterCounts
 from wager.serve import live
 from wager.serve.live import PAGE_PATHS
 from wager.serve.metrics import WeightedHistogram, resident_bytes

@@ -11,8 +11,7 @@ from grammar_toys import LAW as JSON_LAW
 
 from wager.draft.ngram import NgramDrafter
 from wager.economics.policy.heuristics import FixedDepth
-from wager.engine.draft_counts import DraftCounter
-from wager.engine.rounds import RoundRecorder
+from wager.engine.rounds import DraftCounter, RoundRecorder
 from wager.errors import RequestError
 from wager.testing import AdversaryDrafter, OracleDrafter, ToyDistribution, ToyOracle
 from wager.testing.toy import toy_engine

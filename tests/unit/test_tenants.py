@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from wager.economics.policy.heuristics import FixedDepth
-from wager.engine.tenant_policies import TenantPolicies
+from wager.engine.policies import TenantPolicies
 from wager.kernels.base import BLOCK_SIZE
 from wager.kv.paged_cache import BlockPool
 from wager.tenants import PerTenant

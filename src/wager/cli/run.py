@@ -14,7 +14,7 @@ import click
 
 from wager.config import EngineConfig
 from wager.drafter_spec import DrafterSpec
-from wager.engine.guessed_text import GuessedText, TokenText
+from wager.engine.outputs import GuessedText, TokenText
 from wager.errors import UsageError
 from wager.inputs import read_text
 from wager.terminal import console, flags

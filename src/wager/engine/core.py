@@ -7,16 +7,17 @@ all of its stages, so that the stages' seconds of a run add up to the run's.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from wager.constrain.compiler import GrammarCompiler, with_compiled_grammar
 from wager.economics.policy.base import Policy
-from wager.engine.calls import CallGuard
 from wager.engine.limits import check_request
 from wager.engine.outputs import OutputCollector
+from wager.engine.policies import RequestPolicy
 from wager.engine.proposer import Proposer
-from wager.engine.request_policy import RequestPolicy
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.engine.sequence import Detokenizer, EngineSequence, TokenDecoder, sequence_id
@@ -42,8 +43,7 @@ class Engine:
 
     `decoder` makes an incremental token decoder for what follows a prompt (None: outputs carry no text, stop strings
     are refused); `eos` are the token ids that end a text; `grammars` compiles grammars (None: they are refused). One
-    thread at a time may call it, and nothing may step it from within a step or a callback; UsageError otherwise (see
-    calls.py).
+    thread at a time may call it, and nothing may step it from within a step or a callback; UsageError otherwise.
     """
 
     def __init__(
@@ -316,3 +316,60 @@ def _step_record(
         seconds=seconds,
         context_lens=tuple([span.num_computed_tokens for span in spans]),
     )
+
+
+# ---- which call an engine is in -------------------------------------------------------------
+
+
+_ALLOWED_WITHIN = {"step": ("generate",), "generate": (), "on_output": ("generate",), "on_step": ("step",)}
+_BETWEEN_STEPS = ("generate", "on_output", "on_step")
+
+
+class CallGuard:
+    """The calls that an engine is in, outermost first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # held by the thread whose calls they are
+        self._calls: list[str] = []
+        self._thread = 0
+
+    def call(self, name: str) -> AbstractContextManager[None]:
+        """For the duration of one call of the engine, or of a callback. UsageError if it is not possible now."""
+        return _Call(self, name)
+
+    def begin(self, name: str) -> None:
+        if not self._lock.acquire(blocking=False):
+            names = {thread.ident: thread.name for thread in threading.enumerate()}
+            raise UsageError(
+                f"Thread {threading.current_thread().name!r} called Engine.{name} while thread "
+                f"{names.get(self._thread, self._thread)!r} was using the engine.",
+                "One thread at a time may use an engine; a wager.LLM serves several.",
+            )
+        if not self._calls:
+            self._thread = threading.get_ident()
+        elif self._calls[-1] not in _ALLOWED_WITHIN.get(name, _BETWEEN_STEPS):
+            self._lock.release()
+            raise UsageError(
+                f"Engine.{name} was called within {self._calls[-1]} of the same engine.",
+                "Callbacks on_step and on_output may add and abort requests; steps must wait for their return.",
+            )
+        self._calls.append(name)
+
+    def end(self) -> None:
+        self._calls.pop()
+        self._lock.release()
+
+
+class _Call(AbstractContextManager[None]):
+    """A `with` block of its own class: contextlib's take three times as long, and every step has two."""
+
+    __slots__ = ("_guard", "_name")
+
+    def __init__(self, guard: CallGuard, name: str) -> None:
+        self._guard, self._name = guard, name
+
+    def __enter__(self) -> None:
+        self._guard.begin(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._guard.end()

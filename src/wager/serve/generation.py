@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from wager.async_llm import AsyncLLM
 from wager.draft.base import remembers_requests
-from wager.engine.grammar_drafts import NAME as GRAMMAR_DRAFTER
+from wager.engine.policies import GRAMMAR_DRAFTER
 from wager.errors import RequestError, WagerError
 from wager.serve.body_process import BodyKind, BodyReader
 from wager.serve.errors import ApiError, failed_answer

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from wager import __version__
 from wager.async_llm import AsyncLLM
-from wager.engine.draft_counts import DraftCounter
+from wager.engine.rounds import DraftCounter
 from wager.serve.formats import encoded
 from wager.serve.limits import Admission
 from wager.serve.metrics import StepTotals

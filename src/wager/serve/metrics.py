@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from wager.async_llm import AsyncLLM
 from wager.economics.policy.base import PolicyFigures
-from wager.engine.draft_counts import DraftCounter
+from wager.engine.rounds import DraftCounter
 from wager.serve.limits import Admission
 from wager.types import OutputDelta, Request, Stats, StepRecord
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from wager.async_llm import AsyncLLM, AsyncOutputStream, ChoiceDelta, start_all
-from wager.engine.guessed_text import GuessedText
+from wager.engine.outputs import GuessedText
 from wager.errors import WagerError
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.serve.errors import ApiError, error_body, failed_answer

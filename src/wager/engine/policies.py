@@ -1,0 +1,359 @@
+"""Policies around the engine's own: what requests say about speculation, grammars on guesses, and tenants.
+
+The policy sees the sequences of requests that choose for themselves as it sees prompts: rows that it can do nothing
+about. While no request says anything its own methods are called, without a detour.
+
+A grammar works after the policy has admitted guesses. What it forbids is not verified, and what it forces is guessed:
+forced tokens are always right, so their rows would have to be computed anyway. A grammar forces bytes; its guess is the
+way these are usually written in tokens, and verification decides, as for every guess.
+
+What a policy learns of the acceptance of one tenant's texts decides nothing for another's. Tenants whose sequences run
+at the same time share steps, and with them prices and rows: these are decided together, by one further policy that
+learns from such steps alone. What a step takes is learned for all of them, in the latency model that they share: it is
+a fact of the machine, not of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from wager.draft.base import Drafter
+from wager.economics.policy.base import Policy, WrappedPolicy, longest_that_fits, truncate_to
+from wager.engine.sequence import EngineSequence
+from wager.errors import GrammarError, RequestError
+from wager.tenants import PerTenant
+from wager.types import NO_TENANT, Draft, DraftDecision, GrammarState, Plan, Request, RequestSpeculation, Span, Verdict
+
+_METHODS = ("begin", "plan", "admit", "learn", "observe", "end")
+
+
+class RequestPolicy(WrappedPolicy):
+    """Decides as `policy`, except for requests that say how they speculate or have a grammar. `sequences` are the
+    engine's."""
+
+    def __init__(self, policy: Policy, sequences: Mapping[str, EngineSequence]) -> None:
+        self._sequences = sequences
+        self._decisions: dict[str, DraftDecision] = {}  # of sequences whose requests choose
+        self._constrained: set[str] = set()
+        self._grammar_drafts = GrammarDrafts()
+        self._spans: Sequence[Span] = ()
+        self._left_out: frozenset[str] = frozenset()
+        super().__init__(policy)
+        self._bind()
+
+    def replace(self, policy: Policy) -> None:
+        """Decide as another policy from now on."""
+        self.policy = policy
+        self._bind()
+
+    @staticmethod
+    def check(request: Request, drafters: Mapping[str, Drafter]) -> None:
+        """RequestError if the engine has no such drafter."""
+        choice = request.speculation
+        if choice is None or choice.depth == 0 or (choice.drafter or next(iter(drafters), "")) in drafters:
+            return
+        raise RequestError(
+            f"The request wants {f'drafter {choice.drafter!r}' if choice.drafter else 'a drafter'}; this engine has "
+            f"{', '.join(drafters) or 'none'}.",
+            "Name one that it was loaded with (the option drafter), or none at all (depth 0).",
+            field="speculation",
+        )
+
+    def add(self, sequence: EngineSequence, drafters: Mapping[str, Drafter]) -> bool:
+        """A sequence is about to begin. Whether other methods are to be called from now on."""
+        quiet = not self._says_something
+        if sequence.request.speculation is not None:
+            self._decisions[sequence.id] = _decision(sequence.request.speculation, drafters)
+        if sequence.constrained:
+            self._constrained.add(sequence.id)
+        self._bind()
+        return quiet and self._says_something
+
+    def remove(self, seq_id: str) -> bool:
+        """A sequence has ended, and the policy knows. Whether other methods are to be called from now on."""
+        busy = self._says_something
+        self._decisions.pop(seq_id, None)
+        self._constrained.discard(seq_id)
+        self._bind()
+        return busy and not self._says_something
+
+    @property
+    def _says_something(self) -> bool:
+        return bool(self._decisions or self._constrained)
+
+    def _bind(self) -> None:
+        """The policy's own methods in place of this one's, while no request says anything."""
+        for name in _METHODS:
+            if self._says_something:
+                self.__dict__.pop(name, None)
+            else:
+                self.__dict__[name] = getattr(self.policy, name)
+
+    # ---- the interface of a policy ----------------------------------------------------------------------------------
+
+    def begin(self, sequence: str, *, weight: float) -> None:
+        if sequence not in self._decisions:
+            self.policy.begin(sequence, weight=weight)
+
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        self._spans = spans
+        if not self._decisions:
+            return self.policy.plan(spans, budget)
+        depths: dict[str, int] = {}
+        seen: list[Span] = []
+        for span in spans:
+            decision = self._decisions.get(span.seq_id)
+            if decision is None or not span.needs_logits:
+                seen.append(span)
+                continue
+            seen.append(replace(span, needs_logits=False, max_draft_tokens=0))
+            if depth := min(decision.depth, span.max_draft_tokens):
+                depths[span.seq_id] = depth
+        longest = longest_that_fits(depths.values(), budget)
+        chosen = {
+            seq_id: replace(self._decisions[seq_id], depth=min(depth, longest))
+            for seq_id, depth in depths.items()
+            if longest
+        }
+        rows = sum([decision.depth for decision in chosen.values()])
+        return {**self.policy.plan(seen, budget - rows), **chosen}
+
+    def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        if self._decisions:
+            own = {seq_id: draft for seq_id, draft in drafts.items() if seq_id in self._decisions}
+            chosen = truncate_to(own, budget)
+            rows = sum([len(draft) for draft in chosen.values()])
+            others = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in own}
+            admitted: Mapping[str, Draft] = {**self.policy.admit(others, budget - rows), **chosen}
+        else:
+            admitted = self.policy.admit(drafts, budget)
+        if not self._constrained:
+            return admitted
+        return self._grammar_drafts.complete(self._spans, admitted, budget, self._sequences)
+
+    def learn(self, verdicts: Iterable[Verdict]) -> None:
+        others = [verdict for verdict in verdicts if verdict.seq_id not in self._decisions]
+        self.policy.learn(self._grammar_drafts.verdicts(others) if self._constrained else others)
+
+    @property
+    def inactive_drafters(self) -> frozenset[str]:
+        """None that a request names is inactive, nor the first one where it names none."""
+        if not self._decisions:
+            return self.policy.inactive_drafters
+        named = {decision.drafter for decision in self._decisions.values() if decision.depth}
+        return frozenset() if "" in named else self.policy.inactive_drafters - named
+
+    def leave_out(self, drafters: frozenset[str]) -> None:
+        self._left_out = drafters
+        self.policy.leave_out(drafters)
+
+    def explain(self) -> str:
+        lines, count = [self.policy.explain()], len(self._decisions)
+        if self._left_out:
+            lines.append(f"Failed, and not asked until a pause is over: {', '.join(sorted(self._left_out))}.")
+        if count:
+            lines.append(f"Of {count} sequences the requests say how they speculate.")
+        return "\n".join(lines)
+
+
+def _decision(choice: RequestSpeculation, drafters: Mapping[str, Drafter]) -> DraftDecision:
+    drafter = drafters.get(choice.drafter or next(iter(drafters), ""))
+    if drafter is None:
+        return DraftDecision(0)
+    depth = drafter.default_depth if choice.depth is None else choice.depth
+    return DraftDecision(min(depth, drafter.max_depth), choice.drafter)
+
+
+# ---- grammars on the guesses of a step -------------------------------------------------------------------
+
+
+GRAMMAR_DRAFTER = "grammar"
+"""The drafter of forced tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOfSeveral(Draft):
+    """A draft whose nodes come from several drafters, `drafters` by node."""
+
+    drafters: tuple[str, ...] = ()
+
+    def drafter_of(self, node: int) -> str:
+        return self.drafters[node]
+
+
+class GrammarDrafts:
+    """Completes the drafts of sequences with a grammar; keeps what the policy had admitted until it learns."""
+
+    def __init__(self) -> None:
+        self._admitted: dict[str, list[int]] = {}  # by sequence, of each verified node the admitted one, -1: none
+
+    def complete(
+        self,
+        spans: Sequence[Span],
+        drafts: Mapping[str, Draft],
+        budget: int,
+        sequences: Mapping[str, EngineSequence],
+    ) -> Mapping[str, Draft]:
+        """The drafts to verify, at most `budget` rows together. Guesses sampled from draft_probs stay as they are: the
+        rules that need these must not choose among them by their tokens."""
+        self._admitted.clear()
+        completed = dict(drafts)
+        room = budget - sum([len(draft) for draft in drafts.values()])
+        for span in spans:
+            sequence = sequences[span.seq_id]
+            grammar = sequence.grammar if sequence.constrained and span.needs_logits else None
+            draft = drafts.get(span.seq_id) or Draft(span.seq_id)
+            if grammar is None or draft.draft_probs is not None or not span.max_draft_tokens or _is_off(sequence):
+                continue
+            growing = _ConstrainedDraft(draft, grammar, min(span.max_draft_tokens, len(draft) + room))
+            growing.grow(-1, -1, ())
+            room += len(draft) - len(growing.admitted)
+            self._admitted[span.seq_id] = growing.admitted
+            if growing.admitted:
+                completed[span.seq_id] = growing.draft()
+            else:
+                completed.pop(span.seq_id, None)
+        return completed
+
+    def verdicts(self, verdicts: Iterable[Verdict]) -> list[Verdict]:
+        """The verdicts as verdicts on what was admitted."""
+        return [self._verdict(verdict) for verdict in verdicts]
+
+    def _verdict(self, verdict: Verdict) -> Verdict:
+        admitted = self._admitted.get(verdict.seq_id)
+        if admitted is None:
+            return verdict
+        accepted = [admitted[node] for node in verdict.accepted]
+        if -1 in accepted:  # an admitted node never follows one that was not
+            accepted = accepted[: accepted.index(-1)]
+        return Verdict(verdict.seq_id, tuple(accepted), verdict.tokens)
+
+
+def _is_off(sequence: EngineSequence) -> bool:
+    """Whether the request turns speculation off."""
+    choice = sequence.request.speculation
+    return choice is not None and choice.depth == 0
+
+
+class _ConstrainedDraft:
+    """A draft that is built node by node, of at most `limit` nodes. `admitted` has the node of `source` that each of
+    its nodes is, -1 for one that only the grammar guessed."""
+
+    def __init__(self, source: Draft, grammar: GrammarState, limit: int) -> None:
+        self._source, self._grammar, self._limit = source, grammar, limit
+        self._children: dict[int, list[int]] = {}
+        for node, parent in enumerate(source.parents):
+            self._children.setdefault(parent, []).append(node)
+        self.admitted: list[int] = []
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._drafters: list[str] = []
+        self._scores: list[float] = []
+
+    def grow(self, node: int, place: int, path: tuple[int, ...]) -> None:
+        """Add what follows a node of the source, which is `place` in this draft, `path` the tokens up to it. Where the
+        grammar forces tokens these are the only guesses; else those that it allows."""
+        for token in self._grammar.forced(path):
+            if len(self._tokens) >= self._limit:
+                return
+            node = self._child(node, token)
+            place = self._add(token, node, place, GRAMMAR_DRAFTER)
+            path = (*path, token)
+        following = self._children.get(node, ()) if node >= -1 else ()
+        try:
+            allowed = self._grammar.allowed(path) if following else None
+        except GrammarError:  # which ends the sequence if it comes here
+            return
+        for child in following:
+            token = self._source.tokens[child]
+            if len(self._tokens) < self._limit and (allowed is None or token in allowed):
+                self.grow(child, self._add(token, child, place, self._source.drafter), (*path, token))
+
+    def draft(self) -> Draft:
+        source, whole = self._source, len(self.admitted) == len(self._source.tokens)
+        if whole and GRAMMAR_DRAFTER not in self._drafters and self.admitted == list(range(len(self.admitted))):
+            return source
+        scores = tuple(self._scores) if source.scores or not source.tokens else ()
+        name = source.drafter or GRAMMAR_DRAFTER
+        tokens, parents = tuple(self._tokens), tuple(self._parents)
+        return DraftOfSeveral(source.seq_id, tokens, parents, scores, name, None, tuple(self._drafters))
+
+    def _child(self, node: int, token: int) -> int:
+        """The source's child with a token; -2 if it has none, or `node` is not the source's itself."""
+        following = self._children.get(node, ()) if node >= -1 else ()
+        return next((child for child in following if self._source.tokens[child] == token), -2)
+
+    def _add(self, token: int, node: int, place: int, drafter: str) -> int:
+        forced, scores = drafter == GRAMMAR_DRAFTER, self._source.scores
+        above = self._scores[place] if place >= 0 else 1.0
+        self._tokens.append(token)
+        self._parents.append(place)
+        self._drafters.append(drafter)
+        self._scores.append(above if forced or not scores else min(above, scores[node]))
+        self.admitted.append(max(node, -1))
+        return len(self._tokens) - 1
+
+
+# ---- a policy for each tenant ----------------------------------------------------------------------------
+
+
+class TenantPolicies(WrappedPolicy):
+    """Decides as the policy of the tenant whose sequences run, or as the one for several. `make` makes each of them,
+    with the same latency model; `sequences` are the engine's."""
+
+    def __init__(self, make: Callable[[], Policy], sequences: Mapping[str, EngineSequence]) -> None:
+        self._make, self._sequences = make, sequences
+        self._policies = PerTenant(make)
+        self._of_several: Policy | None = None
+        self._weights: dict[str, float] = {}  # of the sequences that have begun and not ended
+        self._waiting: list[str] = []  # those of them that the policy does not know yet
+        self._left_out: frozenset[str] = frozenset()  # drafters
+        self._ended = False  # whether one has ended since the policy was chosen
+        super().__init__(self._policies.get(NO_TENANT))
+
+    def begin(self, sequence: str, *, weight: float) -> None:
+        self._policies.enter(sequence, self._sequences[sequence].tenant)
+        self._weights[sequence] = weight
+        self._waiting.append(sequence)
+
+    def end(self, sequence: str) -> None:
+        if self._weights.pop(sequence, None) is None:
+            return
+        self._policies.leave(sequence)
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
+            self.policy.end(sequence)
+        self._ended = True
+
+    def leave_out(self, drafters: frozenset[str]) -> None:
+        self._left_out = drafters
+        self.policy.leave_out(drafters)
+
+    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
+        if self._waiting or self._ended:
+            self._choose()
+        return self.policy.plan(spans, budget)
+
+    def _choose(self) -> None:
+        """Between two steps: a policy is not changed while it observes one."""
+        chosen = self._chosen()
+        if chosen is not self.policy:
+            known = self._weights.keys() - set(self._waiting)
+            for sequence in self._weights:
+                if sequence in known:
+                    self.policy.end(sequence)
+            self.policy, self._waiting = chosen, list(self._weights)
+            chosen.leave_out(self._left_out)
+        for sequence in self._waiting:
+            chosen.begin(sequence, weight=self._weights[sequence])
+        self._waiting, self._ended = [], False
+
+    def _chosen(self) -> Policy:
+        tenants = self._policies.present
+        if len(tenants) == 1:
+            return self._policies.get(next(iter(tenants)))
+        if tenants and self._of_several is None:
+            self._of_several = self._make()
+        return (tenants and self._of_several) or self.policy
