@@ -27,8 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 UNAVAILABLE = 77
-SLOW = "not (inputs_that_change_during or True-24-90 or False-24-90 or True-8-300 or False-8-300)"
-"""What the reduced set leaves out of its files: a few cases that take longer than all others."""
+ALL = ["-m", "slow or not slow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +62,18 @@ SANITIZERS = {
             "overflow_a_sum": "signed integer overflow",
         },
         [
+            *ALL,
             "tests/kernels",
             "tests/economics/test_native_policy.py",
-            *_unit(
-                "commit",
-                "draft_ahead",
-                "draft_calls",
-                "engine",
-                "lookup",
-                "matrices",
-                "native_sampling",
-                "ngram",
-                "recycling",
-                "small_caches",
-                "store_file",
-            ),
+            *_unit("draft_ahead", "engine", "lookup", "matrices", "native_sampling", "ngram", "recycling"),
+            *_unit("small_caches", "store_file"),
         ],
         [
-            "-k",
-            SLOW,
             "tests/kernels/test_bounds.py",
             "tests/kernels/test_packed_parts.py",
-            "tests/kernels/test_row_sampler.py",
             "tests/kernels/test_step.py",
             "tests/economics/test_native_policy.py",
-            *_unit("commit", "draft_calls", "lookup", "ngram", "recycling"),
+            *_unit("engine", "lookup", "ngram", "recycling"),
         ],
     ),
     "thread": Sanitizer(
@@ -101,13 +87,14 @@ SANITIZERS = {
         },
         {"race": "data race"},
         [
+            *ALL,
             "tests/kernels/test_linear.py",
             "tests/kernels/test_pool.py",
             "tests/kernels/test_rows.py",
             "tests/kernels/test_step.py",
-            *_unit("async_ends", "async_llm", "draft_ahead", "draft_threads", "llm"),
+            *_unit("async_llm", "draft_ahead", "draft_threads", "llm"),
         ],
-        ["tests/kernels/test_pool.py", "tests/kernels/test_step.py", *_unit("async_ends", "async_llm", "draft_ahead")],
+        [*ALL, "tests/kernels/test_pool.py", "tests/kernels/test_step.py", *_unit("async_llm", "draft_ahead")],
     ),
 }
 
