@@ -1,4 +1,4 @@
-// The Python bindings: addresses of tensors come in as integers, checked for type and shape by kernels/cpu_tape.py.
+// The Python bindings: addresses of tensors come in as integers, checked for type and shape by kernels/tape.py.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>

@@ -1,5 +1,5 @@
 // What a tape records: one plain struct per op, the step they run over, and the table of kernels of one instruction set.
-// Shapes are in kernels/base.py. bf16 is carried as uint16_t. No struct here owns memory.
+// Shapes are in kernels/tape.py. bf16 is carried as uint16_t. No struct here owns memory.
 //
 // Data only, no functions: this header is compiled with the flags of every instruction set. A function that is inline or a
 // template, a member of a struct included, is emitted by each file that uses it, and the linker keeps any one of the copies:

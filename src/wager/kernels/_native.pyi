@@ -1,4 +1,4 @@
-"""The C++ extension as Python sees it (csrc/bindings.cpp). Addresses are integers, checked by cpu_tape.py."""
+"""The C++ extension as Python sees it (csrc/bindings.cpp). Addresses are integers, checked by tape.py."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -105,7 +105,7 @@ def check_head_dim(head_dim: int) -> None:
 
 
 def check_latent(rank: int, rope: int) -> None:
-    """ModelError unless the native kernels support a latent of this shape."""
+    """ModelError unless the kernels support a latent of this shape."""
     for name, size in (("rank", rank), ("rotated part", rope)):
         if size % 16 or not 16 <= size <= MAX_HEAD_DIM:
             raise ModelError(

@@ -1,4 +1,4 @@
 """Models on disk and in memory: fetching, tensors and weights, the decoder, tokenizers and chat templates.
 
-Kernels are used through kernels/base.py only.
+Kernels are used through kernels/cpu.py and kernels/tape.py only.
 """

@@ -1,7 +1,7 @@
 """The decoder of every family: a tape of kernel ops recorded once from a ModelSpec, and passes that replay it.
 
 Every difference between families is a value of the spec. LayerRecorder records attention and feed-forward of every
-kind; MTP modules use it too. Kernels are used through kernels/base.py only.
+kind; MTP modules use it too. Kernels are used through kernels/cpu.py and kernels/tape.py only.
 """
 
 from __future__ import annotations
