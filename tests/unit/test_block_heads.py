@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoder_engines import answers, decoder_on, engine_on, native, requests
+from decoder_engines import answers, decoder_on, engine_on, requests
 from eagle_heads import EPS, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, THETA, VOCAB
 from packing import batch, chain
-from recorded_drafts import Recorded, check_text
+from recorded_drafts import Recorded
 from safetensors.torch import save_file
 from tiny_models import TOKENS, spec
 from torch import Tensor
@@ -37,11 +37,6 @@ torch.set_num_threads(1)
 TARGET = spec((Gqa(6, 2, 16),) * 4, (Dense(64),) * 4)
 WEIGHTS = random_weights(TARGET, 1)
 MASK, SLOTS = 81, 4
-PARAMS = [
-    SamplingParams(max_tokens=20),
-    SamplingParams(max_tokens=20, temperature=1.0, seed=7),
-    SamplingParams(max_tokens=20, temperature=0.8, top_k=12, repetition_penalty=1.2, seed=3),
-]
 
 
 @dataclass(frozen=True)
@@ -228,21 +223,6 @@ def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, 
         guesses, survival = reference.guesses(taps[seq_id], recorded.texts[seq_id][:position], len(draft))
         assert list(draft.tokens) == guesses
         assert_close(np.array(draft.scores), np.array(survival), rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("quantised", [False, True])
-def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: bool, tmp_path: Path) -> None:
-    kernels = native()
-    decoder = decoder_on(WEIGHTS, kernels)
-    asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], [5]], params)
-
-    def made() -> BlockDrafter:
-        return BlockDrafter(
-            loaded(ReferenceBlock(KINDS["dspark"]).save(tmp_path), decoder, quantised=quantised), kernels=kernels
-        )
-
-    check_text(decoder, asked, made, depth=3)
 
 
 @pytest.mark.parametrize(

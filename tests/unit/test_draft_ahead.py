@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from wager.draft.ahead import AheadDrafter, BranchingDrafter, OrderedCalls, OutcomeRates, StalledError, below
+from wager.draft.ahead import AheadDrafter, BranchingDrafter, OrderedCalls, OutcomeRates, below
 from wager.draft.base import Drafter
 from wager.draft.combined import InnerDrafter
 from wager.draft.model import DraftModel
@@ -237,20 +237,6 @@ def test_calls_are_made_in_order_and_an_error_ends_them() -> None:
     calls.close()
     calls.close()
     assert not calls.thread.is_alive()
-    calls = OrderedCalls("wager-draft-test", patience_s=0.05)
-    sign, released = calls.sign, threading.Event()
-
-    def slow() -> str:
-        for _ in range(4):  # longer than the patience, but with signs of life
-            time.sleep(0.03)
-            sign()
-        return "done"
-
-    assert calls.wait(calls.give(slow)) == "done"
-    with pytest.raises(StalledError):
-        calls.wait(calls.give(lambda: released.wait(10)))
-    released.set()
-    calls.close()
 
 
 def test_rates_are_learned_from_rounds() -> None:

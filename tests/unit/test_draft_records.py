@@ -199,13 +199,6 @@ def test_a_node_whose_estimate_is_above_its_parents_comes_after_it() -> None:
     assert AnswerPath.of(tree, (4, 6)).needed == (2, 3)
 
 
-def test_the_text_is_that_of_plain_decoding() -> None:
-    answered = requests(SAMPLED, count=3)
-    plain = toy_engine(TEXT, num_blocks=200).generate(answered)
-    recording = record_drafts(toy_engine(TEXT, drafter=NgramDrafter(), num_blocks=200), answered)
-    assert [len(answer.drafts) for answer in recording.answers] == [len(answer.token_ids) for answer in plain]
-
-
 def test_a_missing_estimate_in_a_trace_is_the_measured_survival() -> None:
     answer = DraftedAnswer.of(
         (4, 5, 6), [PositionDraft(2, (4, 9)), PositionDraft(1, (6,), (0.7,)), PositionDraft(0)], prompt_tokens=3

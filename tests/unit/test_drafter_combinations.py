@@ -20,7 +20,7 @@ from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.loading.load import load
-from wager.testing import FailingDrafter, FakeClock, ToyDistribution, ToyTarget
+from wager.testing import FakeClock, ToyDistribution, ToyTarget
 from wager.testing.drafters import HistoryDrafter
 from wager.testing.toy import toy_engine
 from wager.trace import Trace
@@ -155,16 +155,6 @@ def test_sampled_guesses_without_their_q_are_dropped(probs: np.ndarray | None) -
     assert draft.tokens == (1, 2) and draft.draft_probs is not None and draft.draft_probs.shape == (2, VOCAB)
 
 
-def test_a_drafter_that_fails_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    failing = FailingDrafter(calls=0)
-    merged = begun(failing, Says("chain", CHAIN))
-    assert merged.propose([ask()])[0].tokens == (1, 2, 3)
-    assert [r.message.partition(",")[0] for r in caplog.records] == ["Drafter 'failing'"]
-    merged.accept("s", [1])
-    assert merged.propose([ask()])[0].tokens == (1, 2, 3)
-    merged.end("s")
-
-
 # --- through the production path ----------------------------------------------------------------------------
 
 
@@ -227,11 +217,6 @@ def test_a_model_that_guesses_for_itself_is_always_right(models: tuple[str, str]
         (answer, *_) = engine.generate(requests(engine, TEXTS)[1:2])
         chain = ":tree" not in written
         assert answer.stats.accepted == answer.stats.drafted if chain else answer.stats.accepted > 5
-
-
-def test_a_draft_model_says_what_it_makes() -> None:
-    target = ToyTarget(ToyDistribution(vocab=VOCAB))
-    assert not DraftModel(target).makes_trees and DraftModel(target, trees=True).makes_trees
 
 
 @pytest.mark.parametrize("rule", ["match", "traversal"])

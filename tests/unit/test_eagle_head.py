@@ -17,9 +17,7 @@ from tiny_models import TOKENS, spec
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Gqa
-from wager.draft.combined import MergedDrafter
 from wager.draft.heads.autoregressive import HeadDrafter
-from wager.draft.ngram import NgramDrafter
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
@@ -28,7 +26,6 @@ from wager.models.head_files import HeadFiles
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
-from wager.testing.drafters import RandomTreeDrafter
 from wager.types import PackedBatch, SamplingParams, VerifyRule
 
 TARGET = spec((Gqa(6, 2, 16),) * 5, (Dense(64),) * 5)
@@ -213,42 +210,3 @@ def test_a_head_whose_logits_are_no_numbers_ends_its_chains(tmp_path: Path) -> N
     engine = engine_on(decoder, drafter)
     assert answers(engine, asked) == answers(engine_on(decoder), asked)
     assert drafter.name in engine.proposer.drafters
-
-
-@pytest.mark.parametrize("params", PARAMS)
-def test_merged_with_another_drafter_it_still_sees_the_states(params: SamplingParams, tmp_path: Path) -> None:
-    weights, kernels = target_weights(), native()
-    decoder = decoder_on(weights, kernels)
-    prompts = [TOKENS[:20] * 2, TOKENS[3:30]]
-    asked = requests(prompts, params)
-    plain = answers(engine_on(decoder), asked)
-    head = HeadDrafter(head_of(reference_of(VARIANTS["speculators"], weights), decoder, weights, tmp_path), name="head")
-    drafts = keep_drafts(head)
-    engine = engine_on(decoder, MergedDrafter([NgramDrafter(), head], vocab=VOCAB), depth=5)
-    assert answers(engine, asked, preempt_every=7) == plain
-    assert sum(len(draft) > 0 for draft in drafts) > 20 and engine.proposer.readers.taps == {0, 2, 3}
-    alone = engine_on(decoder, MergedDrafter([NgramDrafter(), RandomTreeDrafter(VOCAB)], vocab=VOCAB))
-    assert not alone.proposer.readers.reads_passes and answers(alone, asked) == plain
-
-
-@pytest.mark.parametrize("failing", ["read", "forward"])
-def test_a_head_that_raises_pauses_and_the_text_stays(failing: str, tmp_path: Path) -> None:
-    weights, kernels = target_weights(), native()
-    decoder = decoder_on(weights, kernels)
-    head = head_of(reference_of(VARIANTS["eagle3.1"], weights), decoder, weights, tmp_path)
-    drafter, calls = HeadDrafter(head, kernels=kernels), 0
-    owner = drafter if failing == "read" else head
-    working = getattr(owner, failing)
-
-    def fails_later(*arguments: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls > 4:
-            raise MemoryError("no room")
-        return working(*arguments)
-
-    setattr(owner, failing, fails_later)
-    asked = requests([TOKENS[:20], TOKENS[4:30]], PARAMS[1])
-    engine = engine_on(decoder, drafter)
-    assert answers(engine, asked) == answers(engine_on(decoder), asked)
-    assert calls > 4 and engine.proposer.pauses.failures(drafter.name) == calls - 4

@@ -25,8 +25,6 @@ from tiny_models import TOKENS
 
 from oracle.kernels import ReferenceKernels
 from wager.draft.base import Drafter
-from wager.draft.heads.autoregressive import HeadTreeDrafter
-from wager.draft.heads.one_pass import BlockDrafter, BlockTreeDrafter, ParallelTreeDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.trees import sequoia
 from wager.drafter_spec import DrafterSpec
@@ -46,7 +44,6 @@ torch.set_num_threads(1)
 
 WEIGHTS = random_weights(TARGET, 1)
 GREEDY, SAMPLED = SamplingParams(max_tokens=14), SamplingParams(max_tokens=14, temperature=1.0, seed=7)
-PENALISED = SamplingParams(max_tokens=14, temperature=0.8, top_k=12, repetition_penalty=1.2, seed=3)
 HEADS = {
     "eagle3": ("eagle3.1", "speculators", "qwen3"),
     "medusa": ("own outputs", "one output"),
@@ -215,24 +212,6 @@ def test_trees_are_those_of_a_search_by_the_definition(
         assert all(found[path] == pytest.approx(expected[path], rel=2e-3, abs=1e-6) for path in likely)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED])
-@pytest.mark.parametrize(("kind", "variant"), CASES)
-def test_the_text_is_that_of_plain_decoding(kind: str, variant: str, params: SamplingParams, tmp_path: Path) -> None:
-    head, kernels = head_named(kind, variant, tmp_path), native()
-    decoder = decoder_on(WEIGHTS, kernels)
-    asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9], [5]], params)
-    plain = answers(engine_on(decoder), asked)
-    for preempt_every, max_rows, blocks, depth in ((0, 48, 48, 7), (4, 13, 48, 5), (0, 48, 9, 9)):
-        drafter = head.drafter(decoder, quantised=depth == 7, kernels=kernels)
-        engine = engine_on(decoder, drafter, depth=depth, max_rows=max_rows, num_blocks=blocks)
-        for _ in range(2):  # the second time with prefixes in the cache
-            assert answers(engine, asked, preempt_every=preempt_every) == plain
-        assert drafter.name in engine.proposer.drafters
-        if kind == "eagle3":
-            drafter.block_pool.check({})
-            assert drafter.block_pool.num_free_blocks == 48
-
-
 @pytest.mark.parametrize("rule", ["rejection", "traversal"])
 @pytest.mark.parametrize(("kind", "variant"), FIRST)
 def test_siblings_are_drawn_in_a_shape_that_is_known_before(
@@ -321,32 +300,3 @@ def test_logits_that_are_no_numbers_end_the_trees(kind: str, variant: str, tmp_p
         engine = engine_on(decoder, drafter)
         assert answers(engine, asked) == answers(engine_on(decoder), asked)
         assert drafter.name in engine.proposer.drafters and calls > 6
-
-
-@pytest.mark.parametrize(("kind", "variant"), FIRST)
-def test_one_that_raises_pauses_and_the_text_stays(kind: str, variant: str, tmp_path: Path) -> None:
-    head, kernels = head_named(kind, variant, tmp_path), native()
-    decoder = decoder_on(WEIGHTS, kernels)
-    drafter = head.drafter(decoder, kernels=kernels)
-    name = "run" if kind == "dflash" else "forward"
-    working, calls = getattr(drafter._head, name), 0
-
-    def fails_later(*arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls > 4:
-            raise MemoryError("no room")
-        return working(*arguments)
-
-    setattr(drafter._head, name, fails_later)
-    asked = requests([TOKENS[:20], TOKENS[4:30]], SAMPLED)
-    engine = engine_on(decoder, drafter)
-    assert answers(engine, asked) == answers(engine_on(decoder), asked)
-    assert calls > 4 and engine.proposer.pauses.failures(drafter.name) == calls - 4
-
-
-def test_each_kind_has_its_drafter(tmp_path: Path) -> None:
-    decoder = decoder_on(WEIGHTS, native())
-    kinds = {kind: head_named(kind, variant, tmp_path / kind).drafter(decoder) for kind, variant in FIRST}
-    assert isinstance(kinds["eagle3"], HeadTreeDrafter) and isinstance(kinds["medusa"], ParallelTreeDrafter)
-    assert isinstance(kinds["dflash"], BlockTreeDrafter) and issubclass(BlockTreeDrafter, BlockDrafter)

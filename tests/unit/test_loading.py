@@ -13,11 +13,10 @@ from tokenizer_models import train
 import wager
 from wager.economics.calibration import FOLDER, Calibration
 from wager.economics.surface import StepPoint
-from wager.errors import MemoryPlanError, ModelError, TokenizerError, UsageError
+from wager.errors import MemoryPlanError, UsageError
 from wager.loading import memory
 from wager.loading.load import calibration_setup, load
 from wager.models import hub
-from wager.models.opening import target_fingerprint, tokenizer_fingerprint
 from wager.types import Request, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)
@@ -61,12 +60,6 @@ def test_stop_strings_and_text(config: wager.EngineConfig) -> None:
     (cut,) = engine.generate([replace(request, params=replace(request.params, stop=(stop,)))])
     assert cut.finish_reason == "stop"
     assert cut.text == answer.text[: answer.text.find(stop)]
-
-
-def test_a_vocabulary_that_differs_is_refused_by_its_first_token(config: wager.EngineConfig, tmp_path: Path) -> None:
-    other = model(tmp_path, pre="llama-bpe")
-    with pytest.raises(TokenizerError, match=r"id \d+ is '.*', but '.*' in the target"):
-        load(config.with_options(drafter=f"model:{other}"))
 
 
 def test_a_model_that_does_not_fit_is_refused_with_figures(config: wager.EngineConfig) -> None:
@@ -203,24 +196,3 @@ def test_engines_on_one_target_tap_what_they_read(config: wager.EngineConfig, tm
     texts = [engine.generate([request])[0] for engine in (plain, drafted, plain, drafted)]
     assert len({text.token_ids for text in texts}) == 1
     assert [text.stats.drafted > 0 for text in texts] == [False, True, False, True]
-
-
-def test_heads_of_another_target_or_tokenizer_are_refused(config: wager.EngineConfig, tmp_path: Path) -> None:
-    model = load(config).target.opened
-    own = {
-        "target": "other",
-        "target_fingerprint": target_fingerprint(model.weights),
-        "tokenizer_fingerprint": tokenizer_fingerprint(model.tokenizer),
-    }
-    load(config.with_options(drafter=f"eagle3:{blank_head(tmp_path, model.spec, wager=own)}"))
-    for name, complaint in (
-        ("target_fingerprint", "was trained for other, whose weights are not those of"),
-        ("tokenizer_fingerprint", "was trained with another tokenizer or chat template"),
-    ):
-        path = blank_head(tmp_path, model.spec, wager={**own, name: "0"})
-        with pytest.raises(ModelError, match=complaint):
-            load(config.with_options(drafter=f"eagle3:{path}"))
-    with pytest.raises(ModelError, match="There is no head at nowhere"):
-        load(config.with_options(drafter="eagle3:nowhere"))
-    with pytest.raises(UsageError, match="'eagle3' needs an argument"):
-        config.with_options(drafter="eagle3")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from decoder_engines import answers, decoder_on, engine_on, native, requests
 from packing import batch, chain
-from recorded_drafts import Recorded, check_text, keep_drafts
+from recorded_drafts import Recorded, keep_drafts
 from safetensors.numpy import save_file
 from tiny_models import TOKENS, spec
 
@@ -154,21 +154,6 @@ def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, 
         assert list(draft.tokens) == ids[logits.argmax(axis=1)].tolist()
         shares = np.exp(logits.max(axis=1) - np.logaddexp.reduce(logits, axis=1))
         assert_close(np.array(draft.scores), np.cumprod(shares), rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("quantised", [False, True])
-def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: bool, tmp_path: Path) -> None:
-    kernels = native()
-    decoder = decoder_on(WEIGHTS, kernels)
-    asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], [5]], params)
-
-    def made() -> ParallelDrafter:
-        return ParallelDrafter(
-            loaded(save(tmp_path, *FORMATS["one output"][:2]), decoder, quantised=quantised), kernels=kernels
-        )
-
-    check_text(decoder, asked, made, depth=3)
 
 
 def test_the_native_kernels_guess_as_the_reference(tmp_path: Path) -> None:

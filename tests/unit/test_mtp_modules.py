@@ -12,12 +12,11 @@ import pytest
 from decoder_engines import answers, decoder_on, engine_on, native, requests
 from mtp_modules import LAYERS, VARIANTS, VOCAB, ReferenceModules
 from packing import batch, chain
-from recorded_drafts import Recorded, check_text, keep_drafts
+from recorded_drafts import Recorded, keep_drafts
 from tiny_models import TOKENS
 
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
-from wager.draft.base import Drafter
 from wager.draft.heads.autoregressive import HeadDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.drafter_spec import DrafterSpec
@@ -87,21 +86,6 @@ def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, 
         assert_close(np.array(draft.scores), np.cumprod(probabilities), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["deepseek", "qwen-experts-two", "deepseek-three"])
-@pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("quantised", [False, True])
-def test_the_text_is_that_of_plain_decoding(name: str, params: SamplingParams, quantised: bool, tmp_path: Path) -> None:
-    reference, kernels = reference_of(name), native()
-    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
-    asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9], [5]], params)
-
-    def made() -> Drafter:
-        return drafter_on(head_of(reference, tmp_path, decoder, quantised=quantised), kernels=kernels)
-
-    for drafter in check_text(decoder, asked, made, depth=4):
-        drafter.block_pool.check({})
-
-
 @pytest.mark.parametrize("name", ["deepseek", "deepseek-three"])
 def test_entries_of_a_cached_prefix_are_found_or_left_out(name: str, tmp_path: Path) -> None:
     """A second request with the same prompt: its states never come. The guesses are those of the whole text if the
@@ -152,20 +136,6 @@ def test_modules_that_know_the_target_are_accepted(
             accepted.append(len(delta.token_ids) - 1)
     assert found == plain
     assert sum(accepted) / len(accepted) > 3.5  # of five guesses; the last rounds are cut short
-
-
-@pytest.mark.parametrize("name", ["deepseek", "mimo"])
-@pytest.mark.parametrize("params", PARAMS)
-def test_trees_of_a_module_change_no_text(name: str, params: SamplingParams, tmp_path: Path) -> None:
-    reference, kernels = reference_of(name), native()
-    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
-    asked = requests([TOKENS[:20], TOKENS[3:40], TOKENS[5:9]], params)
-    plain = answers(engine_on(decoder), asked)
-    drafter = drafter_on(head_of(reference, tmp_path, decoder), kernels=kernels, trees=True)
-    drafts = keep_drafts(drafter)
-    engine = engine_on(decoder, drafter, depth=6)
-    assert answers(engine, asked, preempt_every=5) == plain and drafter.name in engine.proposer.drafters
-    assert any(draft.parents != tuple(range(-1, len(draft) - 1)) for draft in drafts)
 
 
 @pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
@@ -221,33 +191,6 @@ def test_rows_of_a_module_do_not_depend_on_chunks_or_neighbours(name: str, tmp_p
         cut = head.forward(packed, *((none, part) if module else (part, none)), module)
         assert np.array_equal(cut.logits, whole)
         assert rows is None or np.array_equal(cut.taps[0][:13], rows[7:])
-
-
-@pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
-@pytest.mark.parametrize("failing", ["read", "forward", "not finite"])
-def test_modules_that_fail_leave_the_text_as_it_is(name: str, failing: str, tmp_path: Path) -> None:
-    """One that raises pauses; logits that are no numbers end chains."""
-    reference, kernels = reference_of(name), native()
-    decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
-    head, calls = head_of(reference, tmp_path, decoder), 0
-    drafter = drafter_on(head, kernels=kernels)
-    owner, method = (drafter, "read") if failing == "read" else (head, "forward")
-    working = getattr(owner, method)
-
-    def fails_later(first: object, states: Array, *others: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls > 4 and failing == "not finite":
-            states = states * np.float32("nan")
-        elif calls > 4:
-            raise MemoryError("no room")
-        return working(first, states, *others)
-
-    setattr(owner, method, fails_later)
-    asked = requests([TOKENS[:20], TOKENS[4:30]], PARAMS[1])
-    engine = engine_on(decoder, drafter)
-    assert answers(engine, asked) == answers(engine_on(decoder), asked)
-    assert calls >= 5 and (engine.proposer.pauses.failures(drafter.name) == 0) == (failing == "not finite")
 
 
 @pytest.mark.parametrize(("name", "first"), [("qwen", 0), ("deepseek-three", 16)])

@@ -230,9 +230,11 @@ WRITTEN = ["model:{0}", "model:tree:{0}", "model:{0}+model:{1}", "model:{0}+ngra
 TRANSLATING = ["tli:{0}", "slem:{0}"]
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection"])
+@pytest.mark.parametrize("rule", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("written", [*WRITTEN, *TRANSLATING])
-@pytest.mark.parametrize(("target", "draft"), PAIRS)
+@pytest.mark.parametrize(
+    ("target", "draft"), [PAIRS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in PAIRS[1:])]
+)
 def test_no_text_changes(models: dict[str, str], target: str, draft: str, written: str, rule: str) -> None:
     rows, known = ROWS[target.removesuffix(".gguf")], min(ROWS.values())
     requests = asked(rows, rule)
@@ -259,7 +261,7 @@ def test_no_text_changes(models: dict[str, str], target: str, draft: str, writte
         assert right > 0.8 * sum(each.stats.drafted for each in got)
 
 
-@pytest.mark.parametrize(("target", "draft"), PAIRS[:2])
+@pytest.mark.parametrize(("target", "draft"), PAIRS[:1])
 def test_drafting_ahead_changes_no_text(models: dict[str, str], target: str, draft: str) -> None:
     requests = asked(ROWS[target], "match")
     wanted = load(options(models[target], drafter="none")).generate(requests, concurrency=4)

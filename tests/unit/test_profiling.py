@@ -21,7 +21,7 @@ from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import machine, select
 from wager.loading.load import calibration_setup
 from wager.profiling.calibrate import StepTimer, calibrate, check_calibration, quick_surface, time_drafting, time_steps
-from wager.testing import DecliningDrafter, FakeClock, ToyDistribution, ToyTarget
+from wager.testing import FakeClock, ToyDistribution, ToyTarget
 from wager.testing.toy import toy_engine
 from wager.trace import Trace
 from wager.types import Draft, DraftRequest, PackedBatch, Request, SamplingParams
@@ -236,11 +236,6 @@ def test_drafting_is_timed_by_requests_and_depth_and_its_sequences_end() -> None
     for requests, depth in ((1, 1), (4, 8), (24, 3)):
         assert curve.seconds(requests, depth) == pytest.approx(2e-4 + 3e-5 * requests * depth)
     assert not drafter.known
-
-
-def test_a_drafter_that_declines_everything_cannot_be_timed() -> None:
-    with pytest.raises(UsageError, match="'declining' made no draft"):
-        time_drafting(Proposer(DecliningDrafter(), vocab=50), vocab=50, hidden=8, seconds=1.0, clock=FakeClock())
 
 
 # ---- the setup -----------------------------------------------------------------------------------------------------

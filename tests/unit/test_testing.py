@@ -13,13 +13,7 @@ from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE
 from wager.testing import (
     AdversaryDrafter,
-    DecliningDrafter,
-    DuplicateSiblingsDrafter,
-    FailingDrafter,
-    FakeClock,
     OracleDrafter,
-    OutsideVocabularyDrafter,
-    OverlongDrafter,
     RandomTreeDrafter,
     ReferenceOracle,
     SetAcceptanceDrafter,
@@ -199,16 +193,6 @@ def test_the_adversary_is_wrong_even_with_few_tokens() -> None:
         assert all(a != b for a, b in zip(adversary.propose([request])[0].tokens, right, strict=True))
 
 
-def test_drafters_drop_a_sequence_that_ended() -> None:
-    oracle = OracleDrafter(ToyOracle(TOY))
-    oracle.begin("a", PROMPT, PARAMS[0])
-    oracle.end("a")
-    oracle.end("a")
-    assert not oracle.known and not oracle.prompt_tokens
-    with pytest.raises(KeyError):
-        oracle.propose([_request(PARAMS[0])])
-
-
 def test_a_reference_text_makes_an_oracle_of_any_model() -> None:
     text = [*PROMPT, 9, 8, 7, 6]
     oracle = OracleDrafter(ReferenceOracle({"a": text}))
@@ -261,33 +245,3 @@ def test_random_trees_are_valid_varied_and_partly_right() -> None:
     assert len(shapes) > 60
     assert any(parents != tuple(range(-1, len(parents) - 1)) for parents in shapes)
     assert reached[1] > 60 and reached[3] > 5
-
-
-def test_faulty_drafters_fail_as_documented() -> None:
-    params = PARAMS[0]
-    drafters = [
-        OutsideVocabularyDrafter(32),
-        OverlongDrafter(),
-        DecliningDrafter(),
-        DuplicateSiblingsDrafter(),
-        FailingDrafter(1),
-    ]
-    drafts = []
-    for drafter in drafters:
-        drafter.begin("a", PROMPT, params)
-        drafts += drafter.propose([_request(params)])
-    outside, overlong, empty, duplicates, _ = drafts
-    assert all(not 0 <= token < 32 for token in outside.tokens) and len(outside) == 5
-    assert len(overlong) > 5 and len(empty) == 0
-    assert duplicates.parents == (-1,) * 5 and len(set(duplicates.tokens)) == 1
-    with pytest.raises(RuntimeError, match="failed"):
-        drafters[-1].propose([_request(params)])
-    short = OverlongDrafter()
-    short.begin("a", (1,), params)
-    assert len(short.propose([_request(params)])[0]) > 5
-
-
-def test_the_clock_moves_only_when_advanced() -> None:
-    clock = FakeClock(2.0)
-    clock.advance(0.5)
-    assert clock() == 2.5

@@ -80,7 +80,7 @@ def grown(chances: Chances, nodes: int, *, width: int = 99, min_survival: float 
 
 
 @pytest.mark.parametrize("nodes", TREES)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_tree_is_expected_to_be_accepted_more(nodes: int, seed: int) -> None:
     chances = Chances(seed)
     best = max(sum(chances.value(path) for path in paths) for paths in TREES[nodes])
@@ -94,7 +94,7 @@ def test_no_tree_is_expected_to_be_accepted_more(nodes: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", TREES)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_marginals_of_a_block_give_the_best_tree_too(nodes: int, seed: int) -> None:
     chances = Chances(seed, by_depth=True)
     best = max(sum(chances.value(path) for path in paths) for paths in TREES[nodes])
@@ -125,7 +125,7 @@ def test_a_narrow_frontier_makes_fewer_rows_and_still_a_tree() -> None:
         assert sum(tree.scores) <= sum(whole.scores) + 1e-12
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_unlikely_nodes_are_neither_kept_nor_expanded(seed: int) -> None:
     chances, floor = Chances(seed), 0.2
     expected = {path for path in PATHS if chances.value(path) >= floor}

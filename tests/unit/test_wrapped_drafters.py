@@ -184,7 +184,7 @@ def test_a_recycling_drafter_works_for_a_model() -> None:
 
 
 @pytest.mark.parametrize("call", ["begin", "accept", "end", "read_rows", "forget", "propose"])
-@pytest.mark.parametrize("name", sorted(_wrappers()))
+@pytest.mark.parametrize("name", ["model+", "ngram//"])
 def test_one_that_raises_is_left_out(name: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From any call, which is made ever more rarely; the others go on, and the text stays."""
     watched = Watched()
