@@ -15,7 +15,6 @@ from wager.economics.options import Objective
 from wager.economics.policy.base import SMOOTHING
 
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
-_MAX_RATIO = 20.0  # by which a sequence may count more or less than an average one, under `latency`
 _GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
 _SLO_MARGIN = 0.93  # share of the SLO that is aimed at, since the time per token scatters
 _MAX_LATE_STEPS = 80  # at the greatest factor, before a sequence is given up
@@ -70,8 +69,7 @@ class ObjectiveWeights:
             return sequence.request_weight
         if self._kind == "slo":
             return sequence.request_weight * sequence.slo_factor
-        ratio = (self._mean_tokens / sequence.tokens) ** 2
-        return sequence.request_weight * min(_MAX_RATIO, max(1 / _MAX_RATIO, ratio))
+        return sequence.request_weight * (self._mean_tokens / sequence.tokens) ** 2
 
     def learn(self, sequence: SequenceWeight, tokens: int) -> None:
         """The sequence got that many tokens in the step."""
