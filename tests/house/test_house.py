@@ -69,6 +69,11 @@ def trees() -> dict[str, ast.Module]:
     return found
 
 
+def called(node: ast.Call) -> str:
+    """The last part of the name that is called."""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
 def imports(tree: ast.AST) -> Iterator[str]:
     """The modules of wager that are imported anywhere: in functions and under TYPE_CHECKING too."""
     for node in ast.walk(tree):
@@ -77,7 +82,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and called(node) == "import_module":
             names = [str(node.args[0].value)] if isinstance(node.args[0], ast.Constant) else []
         for name in names:
             head, _, module = name.partition(".")
