@@ -256,7 +256,7 @@ def test_no_text_changes(models: dict[str, str], target: str, draft: str, writte
         lacks = rows > known and max(request.prompt) >= known
         assert each.stats.drafted > 0 or lacks
         assert each.stats.drafted == 0 or not lacks or "//" in written
-    if written.startswith("model:"):  # a model that has the same numbers for what both have
+    if written.startswith("model:") and ":tree:" not in written:  # a model that has the same numbers for what both have
         right = sum(each.stats.accepted for each in got)
         assert right > 0.8 * sum(each.stats.drafted for each in got)
 
