@@ -1,5 +1,5 @@
-// Writes the rows of one pass into the integer buffers that a tape reads: see types.PackedBatch for what they mean, and
-// verify/pack.py for the same in plain Python. Knows no Python objects.
+// Writes the rows of one pass into the integer buffers that a tape reads: see types.PackedBatch for what they mean.
+// Knows no Python objects.
 #pragma once
 
 #include <algorithm>

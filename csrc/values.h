@@ -59,9 +59,6 @@ class Name {
     explicit Name(const char* name) : name_(PyUnicode_InternFromString(name)) {}
     // Not valid, with Python's error set, if the value has no such attribute.
     nanobind::object of(PyObject* value) const { return nanobind::steal(PyObject_GetAttr(value, name_)); }
-    void set(PyObject* value, nanobind::handle to) const {
-        if (PyObject_SetAttr(value, name_, to.ptr()) < 0) throw nanobind::python_error();
-    }
 
   private:
     PyObject* name_;
