@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter
-from wager.draft.combined import MergedDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile, read_store_header
 from wager.draft.vocabulary import vocabulary_digest
@@ -156,6 +155,8 @@ def _build(
         return _build(below, config, decoder, num_blocks=num_blocks, kernels=kernels)
 
     if opened.parts:
+        from wager.draft.combined import MergedDrafter  # few starts need trees
+
         return MergedDrafter([part(each) for each in opened.parts], vocab=decoder.vocab)
     model, head = opened.model, opened.head
     parts = DrafterParts(
