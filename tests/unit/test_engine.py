@@ -230,6 +230,12 @@ def test_stop_token_ids_end_the_text_inside_a_round() -> None:
     assert done.finish_reason == "stop"
 
 
+def test_a_request_for_as_many_tokens_as_there_can_be_ends_with_the_context() -> None:
+    engine = toy_engine(LAW, max_context=32)
+    [done] = engine.generate([Request("r", (1, 2), SamplingParams(max_tokens=2**63 - 1, ignore_eos=True))])
+    assert (done.finish_reason, len(done.token_ids)) == ("length", 30)
+
+
 def test_abort_ends_every_choice_and_frees_the_pages() -> None:
     engine = toy_engine(LAW, drafter=NgramDrafter())
     engine.add(Request("r", (1, 2, 3), SamplingParams(max_tokens=400, n=2, ignore_eos=True)))
@@ -254,6 +260,9 @@ def test_requests_that_cannot_be_served_are_refused_by_name() -> None:
         (lambda: Request("bias", (1,), SamplingParams(logit_bias={99: 1.0})), "token 99 .*out of logit_bias"),
         (lambda: Request("ids", (1,), SamplingParams(stop_token_ids=(-1,))), "token -1 .*out of stop_token_ids"),
         (lambda: Request("a#b", (1,)), "'#'"),
+        (lambda: Request("\ud800", (1,)), r"id is '\\ud800'"),
+        (lambda: Request(5, (1,)), "id is 5"),  # type: ignore[arg-type]
+        (lambda: Request("anna's", (1,), tenant="\udc80"), r"tenant is '\\udc80'"),
         (lambda: Request("stop", (1,), SamplingParams(stop="x")), "tokenizer"),
     ]:
         with pytest.raises(RequestError, match=f"(?s){words}"):

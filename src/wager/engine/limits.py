@@ -28,7 +28,13 @@ def check_length(request: Request, *, max_context: int, num_blocks: int) -> None
 
 
 def check_request(request: Request, *, vocab: int, has_tokenizer: bool) -> None:
-    """RequestError if a request names tokens that are not below `vocab`, or needs a tokenizer that is not there."""
+    """RequestError if a request has no proper names, names tokens that are not below `vocab`, or needs a tokenizer that
+    is not there."""
+    for field, text in (("id", request.id), ("tenant", request.tenant)):
+        try:
+            text.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise RequestError(f"A request's {field} is {text!r}.", "Give a string that UTF-8 can hold.") from None
     if "#" in request.id:
         raise RequestError(f"Request id {request.id!r} contains '#', which numbers choices.", "Leave it out.")
     prediction = request.params.prediction

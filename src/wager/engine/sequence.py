@@ -13,6 +13,8 @@ from wager.kernels._native import SequenceState
 from wager.types import GREEDY_TEMPERATURE, FinishReason, GrammarState, Request, SamplingParams, Stats
 from wager.verify.distribution import History
 
+_MOST_TOKENS = 2**63 - 1
+
 
 def sequence_id(request_id: str, choice: int) -> str:
     """Choice 0 has the request's own id; the others add their number."""
@@ -47,7 +49,7 @@ class EngineSequence:
             request_id=request.id,
             choice=choice,
             tokens=request.prompt,
-            max_length=len(request.prompt) + params.max_tokens,
+            max_length=min(len(request.prompt) + params.max_tokens, _MOST_TOKENS),
             stop_ids=[*params.stop_token_ids, *(() if params.ignore_eos else eos)],
             tenant=request.tenant,
             seed=seed,
