@@ -1,4 +1,5 @@
 // Follows the guesses that are the target's tokens, greedy and sampled: verify/accept.py's `match`, for a whole batch.
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -15,9 +16,12 @@ namespace {
 // The elements of an array, by the buffer protocol: nanobind's ndarray takes ten times as long.
 class Elements {
   public:
-    Elements(nb::handle array, int dimensions, char format) {
+    // `formats`: letters of the struct module, of which one has to be the elements'; they take 4 bytes.
+    Elements(nb::handle array, int dimensions, const std::string& formats) {
         if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) throw nb::python_error();
-        if (view_.ndim == dimensions && view_.itemsize == 4 && std::string(view_.format) == std::string(1, format)) return;
+        if (view_.ndim == dimensions && view_.itemsize == 4 && std::strlen(view_.format) == 1 &&
+            formats.find(view_.format[0]) != std::string::npos)
+            return;
         PyBuffer_Release(&view_);
         throw std::invalid_argument("an array of another type or shape is needed");
     }
@@ -57,12 +61,12 @@ class TokenMatcher {
             samples |= path.sequence->choosing == Choosing::sampled;
             paths_.push_back(std::move(path));
         }
-        const Elements tokens(greedy, 1, 'i');
+        const Elements tokens(greedy, 1, "il");  // on Windows numpy's int32 is l
         if (tokens.size(0) < rows) throw std::invalid_argument("fewer rows than drafts need");
         for (Path& path : paths_)
             if (path.sequence->choosing == Choosing::greedy) follow(path, tokens.data<int32_t>() + path.first);
         if (samples) {
-            const Elements values(logits, 2, 'f');
+            const Elements values(logits, 2, "f");
             if (values.size(0) < rows) throw std::invalid_argument("fewer rows than drafts need");
             for (const bool filtered : {false, true}) sample(filtered, values.data<float>(), static_cast<int>(values.size(1)));
         }

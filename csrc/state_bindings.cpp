@@ -189,15 +189,19 @@ nb::tuple cut(const StepState& state, const SequenceState& sequence, nb::handle 
 // `results` are (sequence, rows computed, guesses verified, tokens that follow, nodes accepted). Of each the number of tokens
 // kept and why it ends; then the slots that the keys and values of accepted nodes are in, and those that they belong in.
 nb::tuple commit_step(StepState& state, nb::list results, double now) {
-    nb::list kept;
-    std::vector<int32_t> from, to;
+    std::vector<wager::PassResult> passes;  // all are read before any is written, so that one that is wrong changes nothing
     for (nb::handle each : results) {
-        wager::PassResult result;
+        wager::PassResult& result = passes.emplace_back();
         result.sequence = nb::cast<SequencePtr>(each[0]);
         result.rows = nb::cast<int64_t>(each[1]);
         result.drafted = nb::cast<int64_t>(each[2]);
         result.tokens = wager::read_tokens(each[3]);
         result.accepted = wager::read_tokens(each[4]);
+        StepState::check(result);
+    }
+    nb::list kept;
+    std::vector<int32_t> from, to;
+    for (const wager::PassResult& result : passes) {
         const wager::Kept done = state.commit(result, now, from, to);
         kept.append(nb::make_tuple(done.tokens, name_of(done.finish)));
     }

@@ -79,12 +79,16 @@ class StepState {
     }
 
     void add(const SequencePtr& sequence) {
-        sequences_[sequence->id] = sequence;
+        if (!sequences_.emplace(sequence->id, sequence).second)
+            throw CallError("Sequence '" + sequence->id + "' runs or waits already.", "Give every sequence its own id.");
         waiting_.push_back(sequence);
     }
 
     // Removes a sequence that has ended, and frees its blocks.
     void remove(const SequencePtr& sequence) {
+        const auto known = sequences_.find(sequence->id);
+        if (known == sequences_.end() || known->second != sequence)
+            throw CallError("Sequence '" + sequence->id + "' neither runs nor waits.", "Remove a sequence once.");
         if (sequence->running) running_.erase(std::find(running_.begin(), running_.end(), sequence));
         else waiting_.erase(std::find(waiting_.begin(), waiting_.end(), sequence));
         release(*sequence);
@@ -111,6 +115,14 @@ class StepState {
                 enough_blocks &= schedule(each, left, drafts, rows);
         if (!waiting_.empty() || decoding.size() < running_.size()) schedule_prompts(drafts, kept, most, now, enough_blocks, rows);
         return rows;
+    }
+
+    // Throws if a pass cannot have been of the sequence as it is: it was removed or preempted since it was scheduled.
+    static void check(const PassResult& result) {
+        const SequenceState& sequence = *result.sequence;
+        if (!sequence.running || result.rows < 0 || result.rows > sequence.pending())
+            throw CallError("The rows of '" + sequence.id + "' are not those that were scheduled.",
+                            "Abort and preempt between steps only.");
     }
 
     // How many of the tokens that follow a sequence's own are kept: up to one that ends it.
