@@ -46,6 +46,10 @@ def propose(
         ((1, 2, 3), (-1, -2, 1), 1),
         ((1, 2), (-1, 0, 1), 2),  # more parents than tokens
         ((1, 2, 3), (-1, 0), 2),
+        ((1, 2.0, 3), (-1, 0, 1), 1),  # what is no integer
+        ((1, 2, 3), (-1, 0, "1"), 2),
+        (tuple(np.array([1, 2])), (-1, 0), 2),
+        ((1, 2), tuple(np.array([-1, 0])), 2),
     ],
 )
 def test_a_draft_is_cut_where_it_stops_being_a_tree(
@@ -53,6 +57,7 @@ def test_a_draft_is_cut_where_it_stops_being_a_tree(
 ) -> None:
     draft = propose(Draft("s", tokens, parents))["s"]
     assert (draft.tokens, draft.parents) == (tokens[:kept], parents[:kept])
+    assert {*map(type, draft.tokens + draft.parents)} == {int}, "as the native step reads them"
 
 
 def test_a_draft_keeps_to_its_room_and_its_ask() -> None:

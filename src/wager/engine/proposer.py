@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import index
 from typing import Protocol
 
 from wager.draft.base import (
@@ -38,6 +39,8 @@ FIRST_PAUSE = 16
 LONGEST_PAUSE = 4096
 STRIKES = 3
 """Sequences that a drafter may fail for, one after the other, until it pauses for all of them."""
+
+_INTEGER_TYPES = frozenset({int})
 
 _SOON = 8
 """A failure is soon within so many times the steps of the last pause."""
@@ -353,16 +356,17 @@ class DraftChecks:
         if self._is_valid_chain(draft, request, limit, drafter):
             return draft
         sound = self._has_needed_probs(draft, request, drafter)
-        size = min(limit, len(draft.tokens), len(draft.parents)) if sound else 0
+        tokens, parents = _integers(draft.tokens), _integers(draft.parents)
+        size = min(limit, len(tokens), len(parents)) if sound else 0
         for node in range(size):
             lowest = -1 if self._rule.verifies_trees else node - 1
-            if not (0 <= draft.tokens[node] < self._vocab and lowest <= draft.parents[node] < node):
+            if not (0 <= tokens[node] < self._vocab and lowest <= parents[node] < node):
                 size = node
                 break
         return replace(
             draft,
-            tokens=tuple(draft.tokens[:size]),
-            parents=tuple(draft.parents[:size]),
+            tokens=tokens[:size],
+            parents=parents[:size],
             scores=tuple(draft.scores[:size]) if _has_valid_scores(draft) else (),
             drafter=drafter.name,
             draft_probs=None if draft.draft_probs is None else draft.draft_probs[:size],
@@ -375,6 +379,8 @@ class DraftChecks:
             len(tokens) <= limit
             and draft.drafter == drafter.name
             and draft.is_chain
+            and _INTEGER_TYPES.issuperset(map(type, tokens))
+            and _INTEGER_TYPES.issuperset(map(type, draft.parents))
             and (not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab))
             and (not draft.scores or _has_valid_scores(draft))
             and self._has_needed_probs(draft, request, drafter)
@@ -387,6 +393,14 @@ class DraftChecks:
             return draft.draft_probs.shape == (len(draft.tokens), self._vocab)
         sampled = drafter.samples and not request.params.greedy
         return not (request.needs_draft_probs and sampled)
+
+
+def _integers(values: Iterable[object]) -> tuple[int, ...]:
+    """As Python's own, up to the first that is no integer."""
+    integers: list[int] = []
+    with suppress(TypeError):
+        integers.extend(map(index, values))  # type: ignore[arg-type]
+    return tuple(integers)
 
 
 def _has_valid_scores(draft: Draft) -> bool:
