@@ -17,7 +17,7 @@ enum LookupSource { kOwnText, kSharedTexts, kStore, kSources };
 
 // Continuations of a source in a tree of guesses, and followers of a run, the latest ones, among which they are chosen.
 constexpr int kContinuations = 4, kLatest = 32;
-constexpr double kOtherWeights[kSources] = {2.2, 0.9, 2.2};  // lookup_rates.py: OTHER_WEIGHTS
+constexpr double kOtherWeights[kSources] = {2.2, 0.9, 2.2};  // draft/lookup.py: OTHER_WEIGHTS
 
 constexpr int kTreeCells = 32, kStoreCells = 16, kMatchCells = 8;
 

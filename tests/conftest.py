@@ -28,6 +28,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_CACHE].cleanup()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a parametrised test the first case is in the default run and the others are slow, unless a test is named."""
+    if any("::" in argument for argument in config.args):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for same in cases.values():
+        quick = [item for item in same if item.get_closest_marker("slow") is None]
+        for item in quick[1:]:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as GGUF: in WAGER_TEST_MODEL, else in wager's own model cache; else skipped, saying so."""

@@ -44,6 +44,7 @@ def test_each_example_is_run_here_says_how_to_run_it_and_is_short() -> None:
         assert text.count("\n") <= 65, path.name
 
 
+@pytest.mark.slow
 def test_chat_answers_every_line(tmp_path: Path) -> None:
     printed = run("chat.py", TINY, given="hello\nand again\n", tmp_path=tmp_path)
     assert printed.count("tokens a pass") == 2

@@ -175,6 +175,7 @@ def test_a_simulated_server_takes_what_the_formula_says(hit: float, guess: float
     assert point.tau / point.throughput == pytest.approx(expected, rel=0.03)
 
 
+@pytest.mark.slow
 def test_it_pays_where_drafting_is_slow_and_foreseen() -> None:
     """Guesses of 3 ms beside a step of 10: drafted in turns the best depth gains little, ahead much more."""
     load, prices = Workload(concurrency=1, rounds=2000), Prices(3.0)

@@ -177,6 +177,7 @@ def test_nothing_overlaps_and_nothing_is_cut_off(model: str) -> None:
 ASKED = ["plan", "--model", "DeepSeek-V4-Flash-charts", "--hardware", "B200-charts", "--drafter-cost", "0.1"]
 
 
+@pytest.mark.slow
 def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "plan.html"
     assert main([*ASKED, "--batch", "1,64", "--max-depth", "3", "--html", str(page)]) == 0

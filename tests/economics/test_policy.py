@@ -432,6 +432,7 @@ def test_weights_move_rows_to_the_sequences_they_favour() -> None:
     assert favoured.rate < even.rate
 
 
+@pytest.mark.slow
 def test_latency_favours_slow_sequences_and_an_slo_those_that_can_reach_it() -> None:
     surface = Machine()
     fast, fair = (mixed(adaptive(surface, objective=Objective(goal)), surface) for goal in ("throughput", "latency"))

@@ -75,11 +75,13 @@ def test_texts_follow_the_targets_distribution(rule, kind, widths, params):
     assert any(worst(rule, kind, widths, params, base=base) > LEVEL for base in (1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_texts_follow_the_targets_distribution_under_preemption(rule):
     assert any(worst(rule, ModelDrafter, (1, 1, 1), WARM, base=base, rooms=TIGHT) > LEVEL for base in (1, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [TreeModelDrafter, MergedModelDrafter])
 @pytest.mark.parametrize(
     ("rule", "params", "rooms"),
@@ -104,6 +106,7 @@ def noticed(rule, kind, widths, params) -> bool:
     return worst(rule, kind, widths, params, base=1) < LEVEL
 
 
+@pytest.mark.slow
 def test_a_shared_stream_is_noticed(monkeypatch):
     """The residual drawn with the noise that the guess was drawn with: the two are then correlated."""
 
@@ -118,6 +121,7 @@ def test_a_shared_stream_is_noticed(monkeypatch):
     assert noticed("rejection", SamplingDrafter, (1, 1, 1), WARM)
 
 
+@pytest.mark.slow
 def test_a_reused_coin_is_noticed(monkeypatch):
     class OneCoin(NoiseCoins):
         def flip(self, probability):
@@ -128,6 +132,7 @@ def test_a_reused_coin_is_noticed(monkeypatch):
     assert noticed("rejection", SamplingDrafter, (1, 1, 1), WARM)
 
 
+@pytest.mark.slow
 def test_unprocessed_draft_probs_are_noticed():
     class Unprocessed(SamplingDrafter):
         """Draws with the request's temperature and top-p, and reports q without them."""

@@ -114,6 +114,7 @@ def test_two_coins_of_a_round_differ_and_rounds_can_be_replayed():
     assert NoiseCoins(1, 6).draw(np.ones(10**6)) != draws[0][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0.7), SamplingParams(temperature=1.3, top_p=0.8)])
 def test_the_plain_sampler_draws_three_tokens_by_their_distribution(params):
     """Context-dependent distributions, 3-token sequences over seeds, against exact enumeration (section 6, `match`)."""

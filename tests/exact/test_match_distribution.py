@@ -120,6 +120,7 @@ def test_uniform_distributions_agree_by_their_jaccard_index():
     assert agreement(p, q) == pytest.approx(2 / 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["random", "zeros", "point_q"])
 def test_the_production_field_has_the_joint_distribution(kind):
     """Target and guess as production draws them, over many positions, seeds and choices: chi-square on the pairs."""

@@ -328,6 +328,7 @@ def test_shared_noise_is_noticed_through_the_field():
     assert through_the_field(OneStream, p, q, depth=1) > 60
 
 
+@pytest.mark.slow
 def test_a_reused_coin_is_noticed_through_the_field():
     p, q = [0.5, 0.4, 0.1], [0.8, 0.1, 0.1]
     assert through_the_field(NoiseCoins, p, q, depth=2) < 25  # 2 degrees of freedom: p > 4e-6

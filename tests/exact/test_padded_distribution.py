@@ -82,6 +82,7 @@ class OtherRows(DraftModel):
         self.widths = widths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "trees"), [("rejection", False), ("block", False), ("traversal", True), ("rejection", True)]
 )

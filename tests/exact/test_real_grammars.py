@@ -50,6 +50,7 @@ def requests(plain: LoadedEngine) -> list[Request]:
     ]
 
 
+@pytest.mark.slow
 def test_outputs_fit_and_do_not_depend_on_guesses(plain: LoadedEngine, requests: list[Request]) -> None:
     alone = {c.request_id: c for c in plain.generate(requests, concurrency=1)}
     quick = load(plain.target.config.with_options(depth=8), target=plain.target, drafter=NgramDrafter())

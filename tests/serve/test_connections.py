@@ -202,6 +202,7 @@ def test_a_client_that_reads_nothing_gives_its_place_back(monkeypatch: pytest.Mo
         assert server.post(CHAT, SHORT).status_code == 200
 
 
+@pytest.mark.slow
 def test_who_does_not_send_the_rest_of_a_refused_body_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wager.serve.connections.HEAD_TIMEOUT_S", 0.5)
     unsent = http_request(b" " * 100).replace(b"content-length: ", b"content-length: 9")

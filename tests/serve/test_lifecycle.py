@@ -89,6 +89,7 @@ def test_an_orderly_end_answers_what_runs_and_takes_nothing_new() -> None:
         httpx2.get(f"{url}/health")
 
 
+@pytest.mark.slow
 def test_what_does_not_end_in_time_is_ended_by_name() -> None:
     lines: list[str] = []
 

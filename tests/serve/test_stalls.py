@@ -77,6 +77,7 @@ def test_a_stream_goes_on_while_a_long_body_is_read(server: RealServer, name: st
         thread.join()
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_refused_before_it_is_rendered() -> None:
     """With the code of a prompt that is too long."""
     parser = BodyParser(ParsingContext("tiny", byte_tokenizer(512, where="toy"), 8192, 1024, 512, 1.0))
@@ -184,6 +185,7 @@ def test_of_many_short_bodies_each_turn_of_the_loop_reads_one() -> None:
         reader.close()
 
 
+@pytest.mark.slow
 def test_bodies_are_bounded_together() -> None:
     with running(max_body=100_000, max_bodies=150_000) as server:
         first, second = (slow_body(server, 100_000, sent=90_000) for _ in range(2))

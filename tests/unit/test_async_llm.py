@@ -113,6 +113,7 @@ async def reads(stream: wager.AsyncOutputStream) -> list[list[ChoiceDelta]]:
     return found
 
 
+@pytest.mark.slow
 def test_rounds_are_recorded_for_the_streams_that_want_them() -> None:
     async def work() -> None:
         async with made() as llm:
@@ -151,6 +152,7 @@ def test_rounds_are_recorded_for_the_streams_that_want_them() -> None:
     run(work())
 
 
+@pytest.mark.slow
 def test_requests_that_cannot_be_served_are_refused_and_the_others_go_on() -> None:
     async def work() -> None:
         async with made() as llm:
@@ -183,6 +185,7 @@ def test_requests_that_cannot_be_served_are_refused_and_the_others_go_on() -> No
     run(work())
 
 
+@pytest.mark.slow
 def test_cancelled_dropped_and_closed_requests_free_their_blocks() -> None:
     async def work() -> None:
         async with made() as llm:

@@ -243,6 +243,7 @@ def test_bench_compares_with_plain(wager: Call, prompts: str, tmp_path: Path, co
     assert "decode" in result.out
 
 
+@pytest.mark.slow
 def test_bench_states_the_quality_of_what_is_quantised(wager: Call, prompts: str) -> None:
     short = "--limit 1 --max-tokens 2 --json -"
     result = wager("bench", prompts, *FLAGS, "--quality", more=f"--kv-dtype q8 {short}")

@@ -57,6 +57,7 @@ def test_it_measures_prints_and_stores(wager: Call, folder: Path) -> None:
     assert "ngram" in value["surface"]["drafters"]
 
 
+@pytest.mark.slow
 def test_a_disturbed_calibration_does_not_replace_a_good_one(
     wager: Call, stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_disturbed_calibration_does_not_replace_a_good_one(
     assert stored.read_bytes() != before
 
 
+@pytest.mark.slow
 def test_a_hasty_calibration_does_not_replace_a_careful_one_unless_asked(wager: Call, stored: Path) -> None:
     errors = json.loads(stored.read_text())["errors"]
     edit(stored, errors={**errors, "p90": 1e-6}, seconds=60.0)

@@ -68,6 +68,7 @@ def cases(draw):
     return np.array(logits, np.float32), params, draw(words), draw(words), draw(words)
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(cases())
 def test_shape_is_the_definition(case):

@@ -196,6 +196,7 @@ def test_a_drafter_that_fails_or_talks_nonsense_changes_nothing(
     drafter.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [0, 1, 5])
 def test_a_drafter_that_hangs_is_not_waited_for_again_and_no_request_is_lost(
     calls: int, caplog: pytest.LogCaptureFixture
@@ -213,6 +214,7 @@ def test_a_drafter_that_hangs_is_not_waited_for_again_and_no_request_is_lost(
     assert not threads()
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_dropped_leaves_no_thread() -> None:
     engine = toy_engine(LAW, drafter=AheadDrafter(draft_model()), depth=4)
     engine.generate(requests(PARAMS[0])[:2])

@@ -187,6 +187,7 @@ def test_under_a_law_siblings_are_drawn_privately_in_a_fixed_shape(params: Sampl
             assert draft.draft_probs[node] == pytest.approx(row)
 
 
+@pytest.mark.slow
 def test_private_draws_of_all_nodes_and_rounds_are_independent() -> None:
     """Nodes of one depth below different parents, and the same position in two rounds: a flat law shows shared noise
     as equal tokens."""

@@ -61,6 +61,7 @@ def engine_rounds(answered: list[Request], drafter: Drafter, depth: int) -> tupl
     return [emitted[request.id] for request in answered], answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_recorded_rounds_are_those_of_the_engine_at_every_depth(name: str, params: SamplingParams) -> None:
@@ -113,6 +114,7 @@ TREES: dict[str, Callable[[], Drafter]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", TREES)
 def test_recorded_rounds_of_trees_are_those_of_the_engine_that_verifies_as_many_nodes(

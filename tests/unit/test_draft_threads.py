@@ -91,6 +91,7 @@ def test_the_target_leaves_cores_to_the_drafter(models: tuple[str, str]) -> None
     assert getattr(engine.kernels, "threads", physical_cores()) == physical_cores() and not engine.ahead
 
 
+@pytest.mark.slow
 def test_a_pass_of_the_drafter_does_not_wait_for_one_of_the_target(models: tuple[str, str]) -> None:
     """Passes release the interpreter, and each has a pool of its own: while the target's runs, the drafter's goes on.
     Here the target's pass is one that does not end before the drafter has drafted."""

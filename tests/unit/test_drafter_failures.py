@@ -209,6 +209,7 @@ def test_a_request_that_names_a_drafter_that_pauses_is_decoded_plainly() -> None
 # ---- always ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drafter_that_always_fails_is_hardly_called(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """3000 steps: pauses of 16, 32 and so on steps, after each of which it fails once, and at first for some
@@ -230,6 +231,7 @@ def test_a_drafter_that_always_fails_is_hardly_called(kind: str, caplog: pytest.
     assert caplog.records[0].getMessage().startswith("Drafter 'faulty' failed and ")
 
 
+@pytest.mark.slow
 def test_pauses_grow_while_it_fails_soon_and_begin_anew_when_it_has_worked() -> None:
     failing = True
     drafter = FaultyDrafter(oracle(), lambda kind, _: kind == "observe" and failing)
@@ -254,6 +256,7 @@ def test_pauses_grow_while_it_fails_soon_and_begin_anew_when_it_has_worked() -> 
     assert steps[0] == steps[FIRST_PAUSE - 1] == steps[FIRST_PAUSE] - 1
 
 
+@pytest.mark.slow
 def test_what_a_failing_drafter_was_to_do_another_one_does() -> None:
     """The adaptive policy does not plan with one that pauses, says so, and plans with it again afterwards."""
     clock, failing = FakeClock(), True
@@ -304,6 +307,7 @@ class FailingModel(DraftModel):
         return super().propose(asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [FailingModel, lambda *calls: FailingModel(*calls, trees=True)])
 def test_one_with_threads_gets_a_new_one(made: Callable[..., DraftModel], caplog: pytest.LogCaptureFixture) -> None:
     inner = made(5, 20)
@@ -412,6 +416,7 @@ def test_trees_keep_within_the_context(verify: str, threads: int, tmp_path: Path
         speculating.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_trees", [False, True])
 def test_grammars_and_drafts_made_ahead_go_together(*, as_trees: bool) -> None:
     """Continuations copy how far a sequence has come in its grammar, or in its counts for penalties."""

@@ -47,7 +47,6 @@ def test_an_engine_imports_only_what_every_model_needs() -> None:
         "yaml",
         "wager.profiling",
         "wager.models.random_models",
-        "wager.arch.catalog",
         "wager.draft.model",
         "wager.loading.heads",
     }

@@ -122,6 +122,7 @@ def test_plans_are_plain_arithmetic() -> None:
     assert (plan.cache_tokens, plan.cache, plan.num_blocks) == (848, 8480, 53)
 
 
+@pytest.mark.slow
 def test_a_calibration_is_used_in_its_own_setup_only(
     config: wager.EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

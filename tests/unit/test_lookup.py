@@ -109,6 +109,7 @@ def test_a_match_that_cannot_be_looked_up_is_refused(longest: int) -> None:
         LookupDrafter("suffix", LookupSources(longest))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(texts=_TEXTS, longest=st.integers(1, 5))
 def test_followers_agree_with_a_search(texts: list[list[int]], longest: int) -> None:

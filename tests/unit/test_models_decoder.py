@@ -163,6 +163,7 @@ def test_a_pass_too_large_is_refused(spans: list[Rows], logits_rows: int, named:
         decoder.forward(batch(spans, range(logits_rows)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [("bf16", "bf16"), ("q4", "q8")])
 def test_allocated_bytes_equal_the_plan(shape: ModelSpec, dtype: str, kv_dtype: KVDtype) -> None:
     if kv_dtype == "q8" and isinstance(shape.attention, Mla):

@@ -146,6 +146,7 @@ def test_a_token_that_is_written_like_padding_elsewhere_is_one() -> None:
     assert vocabulary_difference(Words("a", "", "b"), Words("a", "c", "b")) == "id 1 is 'c', and the target has none"
 
 
+@pytest.mark.slow
 def test_the_tokenizer_beside_a_head_and_the_digest_of_a_store_leave_padding_out(
     models: dict[str, str], tmp_path: Path
 ) -> None:
@@ -261,6 +262,7 @@ def test_no_text_changes(models: dict[str, str], target: str, draft: str, writte
         assert right > 0.8 * sum(each.stats.drafted for each in got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "draft"), PAIRS[:1])
 def test_drafting_ahead_changes_no_text(models: dict[str, str], target: str, draft: str) -> None:
     requests = asked(ROWS[target], "match")

@@ -80,6 +80,7 @@ def check_entropies(bits: Array) -> None:
     assert ((bits > BITS[0]) & (bits < BITS[1])).astype(np.float64).mean() > WITHIN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "q8", "q4"])
 @pytest.mark.parametrize("model", RUN)
 def test_the_next_token_is_uncertain_and_depends_on_the_context(model: str, dtype: str) -> None:

@@ -70,6 +70,7 @@ def test_a_cache_of_any_size_is_measured_or_said_to_be_too_small(blocks: int, co
 # ---- engines --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "capacity",
     [

@@ -241,6 +241,7 @@ def test_an_engine_drafts_from_a_store_of_its_own_answers_and_refuses_another_to
         load(config.with_options(drafter=f"store:{path}"))
 
 
+@pytest.mark.slow
 def test_auto_looks_in_the_store_that_comes_with_wager_for_the_tokenizer(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

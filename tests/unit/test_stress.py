@@ -133,6 +133,7 @@ def reading(engine: Engine) -> tuple[int, int]:
     return sys.getallocatedblocks(), size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_ten_thousand_random_requests(name: str) -> None:
     make, requests = DRAFTERS[name]

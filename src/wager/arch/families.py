@@ -291,10 +291,10 @@ def _experts(count: int, active: int, *, shared: int, width: int, shared_width: 
 
 @dataclass(frozen=True, slots=True)
 class GatingKeys:
-    """The keys of a configuration that describe the router: see feed_forward.Gating.
+    """The keys of a configuration that describe the router: see layers.Gating.
 
     `normalised` as the biases of EngineSupport. `single_group` are the values of topk_method that mean one group of all
-    experts, `grouped` those that mean n_group groups. `scoring` and `normalised` False are checked against the
+    experts, `grouped` those that mean n_group groups. `score` and `normalised` False are checked against the
     configuration's own keys.
     """
 

@@ -118,7 +118,7 @@ class DraftsAheadLatency:
         return self._latency.seconds(rows, requests, context_sum)
 
     def seconds_by_rows(self, rows: Sequence[int], requests: int, context_sum: int) -> list[float]:
-        """See latency_model.seconds_by_rows."""
+        """See latency.seconds_by_rows."""
         return seconds_by_rows(self._latency, rows, requests, context_sum)
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
@@ -144,7 +144,7 @@ class DraftsAheadLatency:
     def difference_deviations(
         self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
     ) -> list[float]:
-        """See latency_model.difference_deviations."""
+        """See latency.difference_deviations."""
         return difference_deviations(self._latency, rows, others, requests=requests, context_sum=context_sum)
 
     def observe(self, record: StepRecord) -> None:

@@ -1,7 +1,7 @@
 """What the policies and the simulation need of a latency model: seconds of a step by its shape.
 
-Provided by the calibrated surface (latency/surface.py), by the roofline (planner/latency.py) and by the published
-measurements (simulation/published_latency.py).
+Provided by the calibrated surface (economics/surface.py), and by the roofline and the published measurements
+(simulation/latency.py).
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ THROUGHPUT = Objective()
 
 
 def parse_objective(text: str) -> Objective:
-    """`throughput`, `latency` or `slo:TIME` (per token, see durations); UsageError for anything else."""
+    """`throughput`, `latency` or `slo:TIME` (per token, see `parse_seconds`); UsageError for anything else."""
     if text in ("throughput", "latency"):
         return Objective("latency") if text == "latency" else THROUGHPUT
     kind, _, time = text.partition(":")

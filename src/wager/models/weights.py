@@ -76,7 +76,7 @@ _ARCHITECTURE_NAMES: Mapping[str, Mapping[str, str]] = {
 
 _MOST_FURTHER = 100
 _MODULES = (r"mtp\..*", r"model\.mtp_layers\..*")
-"""Tensors of modules that predict further tokens; see head_mtp_spec.FORMATS."""
+"""Tensors of modules that predict further tokens; see head_mtp.FORMATS."""
 
 _IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
 """Tensors that a checkpoint may repeat: stored RoPE frequencies, and the head of a tied model."""

@@ -233,6 +233,6 @@ def _positive_part(p: Row, draft: Draft, node: int) -> Row:
 
 
 def _normalised(weights: Row, *, otherwise: Row) -> Row:
-    """weights / sum; where the sum is 0, rejection had probability 0 and `otherwise` stays (section 2.1)."""
+    """weights / sum; where the sum is 0, rejection had probability 0 and `otherwise` stays."""
     total = float(weights.sum())
     return weights / total if total > 0 else otherwise

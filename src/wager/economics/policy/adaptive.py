@@ -30,7 +30,7 @@ from wager.economics.policy.exploration import EXPLORATION_SHARE, DrafterReadine
 from wager.economics.policy.learning import DeferredLearning
 from wager.economics.policy.planning import MAX_INTERVAL, Planner
 from wager.economics.policy.prices import ADJACENT_ROWS, Prices
-from wager.economics.policy.state import DrafterProfile, PolicyStep, SequenceState
+from wager.economics.policy.state import DrafterProfile, PlannedSequence, PolicyStep
 from wager.types import (
     DRAFT_STAGE,
     POLICY_STAGE,
@@ -90,7 +90,7 @@ class Adaptive(Policy):
         self._planner.unused = self._collapse.unused
 
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
-        self._sequences: dict[str, SequenceState] = {}
+        self._sequences: dict[str, PlannedSequence] = {}
         self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
         self._ids: list[str] | None = None  # the same, until one of them ends
         self._step = self._planned = PolicyStep()  # the last step, and the last one that did not repeat a plan
@@ -208,7 +208,7 @@ class Adaptive(Policy):
         weight = self._prices.weights.start_sequence(self._request_weights.pop(seq_id, 1.0))
         acceptance = [profile.acceptance.start_sequence() for profile in self._drafters]
         plan, count = self._planner.start_sequence(seq_id), len(self._drafters)
-        self._sequences[seq_id] = SequenceState(seq_id, weight, acceptance, plan, [0] * count, [-1] * count)
+        self._sequences[seq_id] = PlannedSequence(seq_id, weight, acceptance, plan, [0] * count, [-1] * count)
         step.catches_up |= plan.depth > 0 and self._drafters[plan.drafter].capabilities.catch_up_s > 0
 
     def _request_planned(self, step: PolicyStep) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from wager.economics.acceptance import LARGE_BATCH
 from wager.economics.policy.objective import SloReport
 from wager.economics.policy.prices import Prices
-from wager.economics.policy.state import DrafterProfile, PolicyStep, SequenceState
+from wager.economics.policy.state import DrafterProfile, PlannedSequence, PolicyStep
 from wager.types import StepRecord
 
 _NEARLY_FREE = 0.005  # tokens: a cost of a row that would be printed as 0.00
@@ -231,7 +231,7 @@ def _slo(slo: SloReport, decoding: int) -> str:
 
 def _drafter(
     step: PolicyStep,
-    states: Sequence[SequenceState],
+    states: Sequence[PlannedSequence],
     index: int,
     *,
     profile: DrafterProfile,
@@ -263,7 +263,7 @@ def _counts(counts: DraftCounts) -> str:
     )
 
 
-def _rate(states: Sequence[SequenceState], index: int, *, known: bool) -> str:
+def _rate(states: Sequence[PlannedSequence], index: int, *, known: bool) -> str:
     rates = [float(plan.forecasts[index][plan.row, 0]) for plan in (state.plan for state in states) if plan.forecasts]
     if not rates:
         return "an unknown share of the time"

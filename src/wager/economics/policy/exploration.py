@@ -22,7 +22,7 @@ from wager.economics.acceptance import LARGE_BATCH
 from wager.economics.latency import difference_deviations
 from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL
 from wager.economics.policy.prices import Prices
-from wager.economics.policy.state import DrafterProfile, PolicyStep, SequenceState
+from wager.economics.policy.state import DrafterProfile, PlannedSequence, PolicyStep
 from wager.types import DraftDecision
 
 EXPLORATION_SHARE = 0.004  # of the running time: hardly noticeable, yet enough to notice a change within seconds
@@ -82,7 +82,7 @@ class DrafterReadiness:
         self._ready = [0] * len(drafters)  # the step from which each has seen enough
         self._kept = [0] * len(drafters)  # the step until which it is not inactive; 0: none was set yet
 
-    def note_request(self, state: SequenceState, drafter: int, now: int) -> None:
+    def note_request(self, state: PlannedSequence, drafter: int, now: int) -> None:
         """In step number `now` it is asked for a draft."""
         state.last_position[drafter], state.last_step[drafter] = state.known, now
         self._kept[drafter] = max(self._kept[drafter], now + TRIAL)
@@ -158,7 +158,7 @@ class DraftExploration:
         step.plan = step.plan.copy()  # later steps repeat it without exploration
         unready = readiness.unready(step.number)
         ready = [index for index, profile in enumerate(self._drafters) if profile.name not in unready]
-        requested: list[tuple[SequenceState, int]] = []
+        requested: list[tuple[PlannedSequence, int]] = []
         for _ in range(steps):
             if self.budget.seconds < _MIN_COST * seconds:
                 break
@@ -183,7 +183,7 @@ class DraftExploration:
             return False
         return self.budget.spend(keeping, plain_seconds)
 
-    def _request(self, step: PolicyStep, index: int, *, draws_tokens: bool) -> SequenceState | None:
+    def _request(self, step: PolicyStep, index: int, *, draws_tokens: bool) -> PlannedSequence | None:
         """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
         name, capabilities, _ = self._drafters[index]
         plan, candidates, plain_step = step.plan, step.candidates, step.plain

@@ -15,7 +15,7 @@ from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL
 from wager.economics.policy.prices import PolicySeconds
-from wager.economics.policy.state import PolicyStep, RemainingDraft, SequencePlan, SequenceState, StepDraft
+from wager.economics.policy.state import PlannedSequence, PolicyStep, RemainingDraft, SequencePlan, StepDraft
 from wager.types import Draft, StepRecord, Verdict
 
 _EARLY_DRAFTS = 1024  # the first ones, of which up to a quarter in a step are learned from
@@ -34,7 +34,7 @@ class DeferredLearning:
         self._now = self._learned = 0  # the last step, and the one in which it last learned
         self._next = self._next_record = 0.0  # the steps from which drafts, and seconds, are learned from again
         self._pending: list[Callable[[], None]] = []
-        self._remaining: dict[str, SequenceState] = {}  # sequences whose last draft may be compared further
+        self._remaining: dict[str, PlannedSequence] = {}  # sequences whose last draft may be compared further
 
     def add_verdicts(self, step: PolicyStep) -> None:
         """A step's verdicts."""
@@ -96,7 +96,7 @@ class DeferredLearning:
         if number >= self._learned + AGING_INTERVAL:
             self.learn()
 
-    def end_sequence(self, state: SequenceState) -> None:
+    def end_sequence(self, state: PlannedSequence) -> None:
         """The sequence is over."""
         self._remaining.pop(state.seq_id, None)
         ended = zip(self._models, state.acceptance, strict=True)
@@ -132,7 +132,7 @@ class DeferredLearning:
         if comparable and right == len(emitted) < deepest == len(draft):
             state.remaining = RemainingDraft(step_draft.drafter, draft.tokens, right)
 
-    def _compare_remaining(self, state: SequenceState, emitted: Sequence[int] | None) -> None:
+    def _compare_remaining(self, state: PlannedSequence, emitted: Sequence[int] | None) -> None:
         """Compare what is left of a draft with the tokens of a step without a draft (None: there was a newer one)."""
         remaining, state.remaining = state.remaining, None
         if remaining is None or emitted is None:

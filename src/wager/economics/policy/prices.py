@@ -15,7 +15,7 @@ from wager.economics.policy.base import EARLY_STEPS, SMOOTHING, UPDATE_INTERVAL
 from wager.economics.policy.objective import ObjectiveWeights
 
 if TYPE_CHECKING:
-    from wager.economics.policy.state import DrafterProfile, PolicyStep, SequenceState
+    from wager.economics.policy.state import DrafterProfile, PlannedSequence, PolicyStep
 
 StepKind = Literal["planned", "plain", "unjudged", "judged"]
 
@@ -173,7 +173,7 @@ class Prices:
         self._next_plain = 0  # the step in which it is computed anew
         self._next_drafting = float(UPDATE_INTERVAL)  # the step from which drafting is learned from again
 
-    def plain_step(self, step: PolicyStep, states: Mapping[str, SequenceState], *, new: int) -> PlainStep:
+    def plain_step(self, step: PolicyStep, states: Mapping[str, PlannedSequence], *, new: int) -> PlainStep:
         """The step without drafts, in which `new` sequences decode for the first time. It changes slowly, so it is
         computed anew every few steps while the batch stays about the same."""
         spans, decoding = step.all_spans, step.spans
@@ -185,7 +185,7 @@ class Prices:
             self._plain, self._next_plain = self._plain_step(step, states), step.number + UPDATE_INTERVAL
         return self._plain
 
-    def _plain_step(self, step: PolicyStep, states: Mapping[str, SequenceState]) -> PlainStep:
+    def _plain_step(self, step: PolicyStep, states: Mapping[str, PlannedSequence]) -> PlainStep:
         spans, decoding = step.all_spans, step.spans
         count = len(decoding)
         if not count:

@@ -18,7 +18,7 @@ from wager.types import Draft, DraftDecision, Span, StepRecord, Verdict
 
 _NO_PLAIN_STEP = PlainStep()
 _NO_PLAN: dict[str, DraftDecision] = {}
-_NO_STATES: Mapping[str, SequenceState] = {}
+_NO_STATES: Mapping[str, PlannedSequence] = {}
 _NO_DRAFTS: Mapping[str, Draft] = {}
 
 
@@ -48,7 +48,7 @@ class RemainingDraft(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class SequenceState:
+class PlannedSequence:
     """A sequence that decodes."""
 
     seq_id: str
@@ -73,7 +73,7 @@ class SequenceState:
 class StepDraft:
     """The draft requested for one sequence in a step, and the draft made."""
 
-    state: SequenceState
+    state: PlannedSequence
     drafter: int
     depth: int
     min_survival: float = 0.0
@@ -91,7 +91,7 @@ class PolicyStep:
 
     spans: Sequence[Span] = ()  # of the sequences that decode
     ids: Sequence[str] = ()  # of these sequences
-    ended: Mapping[str, SequenceState] = _NO_STATES  # of the sequences that ended since
+    ended: Mapping[str, PlannedSequence] = _NO_STATES  # of the sequences that ended since
     skipped: bool = False  # planning was skipped: no sequence drafts, as in the last plan
     measures_plain: bool = False  # it is taken without drafts to measure that
     measures_rows: bool = False  # another depth than planned is drafted and verified to measure what rows cost
@@ -106,7 +106,7 @@ class PolicyStep:
     admitted: Mapping[str, Draft] = _NO_DRAFTS
     verdicts: Sequence[Verdict] = ()
     record: StepRecord | None = None  # what it took
-    _candidates: list[SequenceState] | None = None
+    _candidates: list[PlannedSequence] | None = None
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class PolicyStep:
         all_spans: Sequence[Span] = (),
         *,
         plain: PlainStep = _NO_PLAIN_STEP,
-        states: Mapping[str, SequenceState] = _NO_STATES,
+        states: Mapping[str, PlannedSequence] = _NO_STATES,
         drafter_index: Mapping[str, int] | None = None,
     ) -> None:
         """`plain` is that of the last step with sequences to plan, where planning is skipped; `states` are those of all
@@ -153,7 +153,7 @@ class PolicyStep:
         return len([span for span in self.spans if span.max_draft_tokens])
 
     @property
-    def candidates(self) -> list[SequenceState]:
+    def candidates(self) -> list[PlannedSequence]:
         """Those with room for draft tokens, with what is known of them in this step."""
         if self._candidates is None:
             if not self.spans:  # they were released
@@ -176,7 +176,7 @@ class PolicyStep:
         }
 
     @property
-    def decoding_states(self) -> list[SequenceState]:
+    def decoding_states(self) -> list[PlannedSequence]:
         """The sequences that decode, also those of a step whose planning was skipped."""
         ids = self.ids or [span.seq_id for span in self.all_spans if span.needs_logits]
         return [state for seq_id in ids if (state := self.states.get(seq_id) or self.ended.get(seq_id))]
@@ -193,7 +193,7 @@ class PolicyStep:
         """Whether it is taken to measure seconds."""
         return self.measures_plain or self.measures_rows
 
-    def draft_of(self, state: SequenceState) -> StepDraft:
+    def draft_of(self, state: PlannedSequence) -> StepDraft:
         """The draft requested for a sequence of the plan, and what came of it."""
         decision, draft = self.plan[state.seq_id], self.drafted.get(state.seq_id)
         return StepDraft(state, self.drafter_index[decision.drafter], decision.depth, decision.min_survival, draft)
