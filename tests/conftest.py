@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """What engines store (measurements, packed weights) goes to a folder of these tests; models stay where they are."""
     from wager.models import hub
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: commands would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     models = hub.cache_dir()
     folder = config.stash[_CACHE] = tempfile.TemporaryDirectory(prefix="wager-tests-")
     if models.is_dir():
