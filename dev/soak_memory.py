@@ -1,4 +1,5 @@
-"""The memory of `wager serve` through hostile requests and full contexts, and what it consists of.
+"""The memory of `wager serve` through hostile requests and full contexts, and what it consists of; and how long a
+neighbour's stream and /health waited meanwhile.
 
     python dev/soak_memory.py [--model MODEL] [--drafter NAME] [--hostile 5000] [--full 12]
 
@@ -18,6 +19,8 @@ from pathlib import Path
 import httpx2
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from bench_stalls import Watcher, follow_health, follow_stream
 
 from serve.api_bodies import hostile_calls, send
 from serve.real_server import RealServer, server_process
@@ -52,12 +55,20 @@ def main() -> None:
     given = ["--model", options.model, "--drafter", options.drafter, "--max-context", str(options.max_context)]
     with server_process(*given, "--served-name", "tiny") as server, server.client() as http:
         show(server, "ready")
+        port = int(server.url.rpartition(":")[2])
+        watchers = {"stream": Watcher(port, follow_stream), "/health": Watcher(port, follow_health)}
         for part in range(1, PARTS + 1 if options.hostile else 0):
             for call in hostile_calls(options.hostile // PARTS, part):
                 with suppress(httpx2.TimeoutException):  # an answer as long as the context: the client goes
                     send(http, call)
-            eventually(server.is_idle, "something runs after the last answer", seconds=600)
             show(server, f"{part * options.hostile // PARTS} hostile requests")
+            for name, watcher in watchers.items():
+                waits, watcher.spans = sorted(end - begin for begin, end in watcher.spans), []
+                last = ", ".join(f"{1e3 * wait:.0f}" for wait in waits[-3:])
+                print(f"    {name}: {len(waits)} waits, the longest {last} ms", flush=True)
+        for watcher in watchers.values():
+            watcher.stop()
+        eventually(server.is_idle, "something runs after the last answer", seconds=600)
         for number in range(1, options.full + 1):
             prompt = " ".join(str((number * 7919 + at * 31) % 997) for at in range(options.max_context // 6))
             body = {"prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
