@@ -132,7 +132,7 @@ class CapacityConfig:
     memory: bytes that weights, cache, workspace and drafters may take (None: most of the free memory). cache_tokens:
     positions the cache holds (None: planned from memory). prefix_cache: reuse the cache of equal prefixes.
     max_rows: rows of one pass. max_prefill_rows: rows of prompts in a pass in which other sequences decode (None: as
-    many as take 0.03 s): with more an answer begins sooner, with fewer others flow evenly meanwhile.
+    many as take 0.02 s): with more an answer begins sooner, with fewer others flow evenly meanwhile.
     max_sequences: sequences that run at once, each with a row or more. max_context: positions per sequence (None: the
     model's own limit).
     """

@@ -21,18 +21,23 @@ from wager.types import FinishReason, Outcome, OutputDelta, Span, StepRecord
 _LEAST_SHARE = 16
 """While prompts are computed, at least one of this many rows is left to guesses."""
 
-_FIRST_ROWS, _LEAST_ROWS = 96, 32
+_FIRST_ROWS, _LEAST_ROWS = 64, 24
 """Rows of prompts in a step in which others decode: before it is known what one takes, and however long one takes. With
 fewer, what a row takes could not be told from what a step takes anyway."""
 
-_LONGEST_WAIT_S, _LONGEST_PROMPT_STEP_S = 0.03, 0.1
+_LONGEST_WAIT_S, _LONGEST_PROMPT_STEP_S = 0.02, 0.06
 """Seconds that prompts may add to a step in which others decode, and that a step of prompts alone may take, for which
-whoever arrives meanwhile waits. A step of twice the rows computes a row little faster: even 0.03 s are ten times what
+whoever arrives meanwhile waits. A step of twice the rows computes a row little faster: even 0.02 s are eight times what
 reading the weights takes."""
 
 _NEW, _MOST_GROWTH = 0.5, 4.0
 """Weight of a new step in what a row of a prompt takes: it follows quickly, since rows of a long context take longer.
 But a step in which the machine stood still counts as this many times the usual at most."""
+
+_NEW_SLOWER = 0.05
+"""Weight of a slower step in what a step without prompts takes. There are few such steps while prompts wait, so that
+one in which the machine stood still would count for long, and allow more rows."""
+
 _DECAY = 0.75
 """Share of the rows that guesses lately took that is still expected a step later."""
 
@@ -41,7 +46,7 @@ class Scheduler:
     """Continuous batching over a paged cache.
 
     `max_draft_tokens` bounds the guesses of one span, `max_prefill_rows` the rows of prompts in a step in which other
-    sequences decode (None: as many as keep these waiting for 0.03 s); `clock` gives the times of the sequences'
+    sequences decode (None: as many as keep these waiting for 0.02 s); `clock` gives the times of the sequences'
     counters, in seconds.
     """
 
@@ -198,7 +203,7 @@ class Scheduler:
 
 
 class PromptRows:
-    """Bounds the rows of prompts in a step by the seconds that they add, as observed in the last steps: at most 0.03 s
+    """Bounds the rows of prompts in a step by the seconds that they add, as observed in the last steps: at most 0.02 s
     where others decode, or what the step takes without them if that is more. `most`: a fixed bound instead."""
 
     def __init__(self, *, most: int | None = None) -> None:
@@ -219,15 +224,15 @@ class PromptRows:
         """What a step took."""
         seconds = sum(record.seconds.values())
         if record.decodes_only:
-            self._decode_s = _mean(self._decode_s, seconds)
+            self._decode_s = _mean(self._decode_s, seconds, _NEW if seconds < self._decode_s else _NEW_SLOWER)
             return
         prompts = record.rows - record.drafted - record.sequences  # but for the last row of each, which may decode
         if prompts > 0:
             self._row_s = _mean(self._row_s, max(0.0, seconds - self._decode_s) / prompts)
 
 
-def _mean(known: float, seconds: float) -> float:
-    return known + (min(seconds, _MOST_GROWTH * known) - known) * _NEW if known else seconds
+def _mean(known: float, seconds: float, weight: float = _NEW) -> float:
+    return known + (min(seconds, _MOST_GROWTH * known) - known) * weight if known else seconds
 
 
 def rows_kept_for_guesses(max_rows: int, *, decoding: int, drafts: int, recent: int) -> int:
