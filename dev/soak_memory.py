@@ -12,8 +12,10 @@ weights that are not mapped from a file, memory that malloc keeps. Once the cach
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import sys
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx2
@@ -44,6 +46,18 @@ def show(server: RealServer, what: str) -> None:
     )
 
 
+def watch(port: int, pipe: Connection) -> None:
+    """A neighbour with a stream, and one that asks for /health: the longest waits of both since the last question."""
+    watchers = {"stream": Watcher(port, follow_stream), "/health": Watcher(port, follow_health)}
+    while pipe.recv():
+        lines = []
+        for name, watcher in watchers.items():
+            waits, watcher.spans = sorted(end - begin for begin, end in watcher.spans), []
+            last = ", ".join(f"{1e3 * wait:.0f}" for wait in waits[-5:])
+            lines.append(f"{name}: {len(waits)} waits, the longest {last} ms")
+        pipe.send(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="random:llama:tiny")
@@ -56,18 +70,18 @@ def main() -> None:
     with server_process(*given, "--served-name", "tiny") as server, server.client() as http:
         show(server, "ready")
         port = int(server.url.rpartition(":")[2])
-        watchers = {"stream": Watcher(port, follow_stream), "/health": Watcher(port, follow_health)}
+        ours, theirs = multiprocessing.Pipe()  # a process of its own: the hostile client would keep its threads waiting
+        neighbour = multiprocessing.Process(target=watch, args=(port, theirs), daemon=True)
+        neighbour.start()
         for part in range(1, PARTS + 1 if options.hostile else 0):
             for call in hostile_calls(options.hostile // PARTS, part):
                 with suppress(httpx2.TimeoutException):  # an answer as long as the context: the client goes
                     send(http, call)
             show(server, f"{part * options.hostile // PARTS} hostile requests")
-            for name, watcher in watchers.items():
-                waits, watcher.spans = sorted(end - begin for begin, end in watcher.spans), []
-                last = ", ".join(f"{1e3 * wait:.0f}" for wait in waits[-3:])
-                print(f"    {name}: {len(waits)} waits, the longest {last} ms", flush=True)
-        for watcher in watchers.values():
-            watcher.stop()
+            ours.send("longest")
+            for line in ours.recv():
+                print(f"    {line}", flush=True)
+        neighbour.terminate()
         eventually(server.is_idle, "something runs after the last answer", seconds=600)
         for number in range(1, options.full + 1):
             prompt = " ".join(str((number * 7919 + at * 31) % 997) for at in range(options.max_context // 6))
