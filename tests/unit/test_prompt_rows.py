@@ -58,6 +58,14 @@ def test_one_slow_step_without_prompts_allows_no_more_rows() -> None:
     assert (rows.limit(decoding=1) or 0) <= usual + 1
 
 
+def test_prompts_that_add_nothing_are_not_bounded() -> None:
+    rows = observed(0.0, steps=3000)
+    rows.observe(step(100, 2, 0.0021))
+    for _ in range(1200):
+        rows.observe(step(100, 2, 0.001))
+    assert (rows.limit(decoding=1) or 0) > 4096
+
+
 def test_a_bound_that_is_given_stays() -> None:
     rows = PromptRows(most=16)
     rows.observe(step(100, 2, 1e-6))

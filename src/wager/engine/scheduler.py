@@ -38,6 +38,9 @@ _NEW_SLOWER = 0.05
 """Weight of a slower step in what a step without prompts takes. There are few such steps while prompts wait, so that
 one in which the machine stood still would count for long, and allow more rows."""
 
+_LEAST_ROW_S = 1e-9
+"""Seconds of a row of a prompt where steps with prompts took no longer than those without."""
+
 _DECAY = 0.75
 """Share of the rows that guesses lately took that is still expected a step later."""
 
@@ -218,7 +221,7 @@ class PromptRows:
         if not self._row_s:
             return _FIRST_ROWS if decoding else None
         longest = max(_LONGEST_WAIT_S, self._decode_s) if decoding else max(_LONGEST_PROMPT_STEP_S, self._decode_s)
-        return max(_LEAST_ROWS, int(longest / self._row_s))
+        return max(_LEAST_ROWS, int(longest / max(self._row_s, _LEAST_ROW_S)))
 
     def observe(self, record: StepRecord) -> None:
         """What a step took."""
