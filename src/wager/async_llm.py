@@ -138,7 +138,7 @@ class AsyncLLM:
         """A request with an id of its own; `params` are by default those of the configuration."""
         name = f"async-{next(self._numbers)}"
         chosen = chosen_params(params, self.config.sampling)
-        return Request(name, tokens, chosen, weight=weight, speculation=speculation, tenant=tenant)
+        return Request(name, tokens, chosen, weight=weight, speculation=speculation, tenant=tenant, streamed=True)
 
     def open_stream(self, request: Request) -> AsyncOutputStream:
         """The stream of a request, whose id must not be in use; it is added when the stream is started or iterated."""

@@ -107,7 +107,7 @@ class LLM:
         Several streams may be open at once; each step serves them all. Errors as for `generate`, raised here.
         """
         encode = encode_chat if is_conversation(prompt) else encode_prompt
-        return OutputStream(self._shared, self._request(encode(self.tokenizer, prompt), params))  # type: ignore[arg-type]
+        return OutputStream(self._shared, self._request(encode(self.tokenizer, prompt), params, streamed=True))  # type: ignore[arg-type]
 
     def close(self) -> None:
         """End every request (open streams end with finish_reason "abort") and release the model. May be repeated."""
@@ -124,8 +124,9 @@ class LLM:
 
     # ---- requests ----------------------------------------------------------------------------------------------------
 
-    def _request(self, tokens: tuple[int, ...], params: SamplingParams | None) -> Request:
-        return Request(f"llm-{next(self._numbers)}", tokens, chosen_params(params, self.config.sampling))
+    def _request(self, tokens: tuple[int, ...], params: SamplingParams | None, *, streamed: bool = False) -> Request:
+        name = f"llm-{next(self._numbers)}"
+        return Request(name, tokens, chosen_params(params, self.config.sampling), streamed=streamed)
 
     def _run(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams | None) -> list[Completion]:
         requests = [self._request(tokens, params) for tokens in prompts]

@@ -12,7 +12,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from wager.errors import RequestError, UsageError
 
@@ -399,7 +399,8 @@ class Request:
     """A prompt in token ids (any sequence of integers; kept as a tuple) and how to answer it. `weight` is what its
     tokens count for, relative to those of other requests, when the policy decides which guesses are verified;
     `speculation` decides that in the policy's place. What is learned and cached of it serves requests of the same
-    `tenant` only (see tenants.py)."""
+    `tenant` only (see tenants.py). While a `streamed` one runs, someone waits for each of its tokens: steps take fewer
+    rows of prompts, and less throughput."""
 
     id: str
     prompt: tuple[int, ...]
@@ -407,6 +408,7 @@ class Request:
     weight: float = 1.0
     speculation: RequestSpeculation | None = None
     tenant: str = NO_TENANT
+    streamed: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -447,8 +449,7 @@ RULES: Mapping[VerifyRule, RuleProperties] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """The rows of one sequence in a step: known tokens whose keys and values are not computed yet.
 
     A prompt chunk, a single token and a token followed by guesses are all spans, with different numbers of rows.
@@ -464,8 +465,7 @@ class Span:
     max_draft_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
+class DraftRequest(NamedTuple):
     """A request for a draft of one sequence: up to `depth` guesses after position `position - 1`, a chain's length or
     the nodes of a tree, however deep it is.
 
@@ -546,8 +546,7 @@ class Draft:
         return Draft(self.seq_id, self.tokens[:size], self.parents[:size], self.scores[:size], self.drafter, probs)
 
 
-@dataclass(frozen=True, slots=True)
-class DraftDecision:
+class DraftDecision(NamedTuple):
     """How one sequence drafts in a step: at most `depth` guesses (0: plain decoding) by `drafter` ("": the first one).
 
     A drafter may stop after a guess whose own survival estimate has fallen below `min_survival`.
@@ -591,8 +590,7 @@ class PackedBatch:
         return len(self.num_computed_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What verification decided for one sequence's rows.
 
     `accepted` are the draft's nodes on the accepted path, in order; `tokens` the emitted tokens: those of the accepted
@@ -609,8 +607,7 @@ class Verdict:
         return (0, *(1 + node for node in self.accepted))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a pass of the target means for one sequence: the verdict, and what is reported with its tokens.
 
     `drafted` counts the guesses that were verified; `drafted_by` names the drafter of each emitted token ("": the
@@ -712,8 +709,7 @@ FORWARD_STAGE = "forward"
 """The stages of StepRecord.seconds that are the drafters', the policy's and the target's."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(NamedTuple):
     """What a step did and what it took.
 
     `seconds` by stage: schedule, policy, draft, forward, accept, commit, observe; the time a policy takes to process

@@ -24,38 +24,38 @@ def observed(row_s: float, *, decode_s: float = 0.002, steps: int = 12) -> Promp
     rows = PromptRows()
     rows.observe(step(1, 1, decode_s))
     for _ in range(steps):
-        prompts = min(rows.limit(decoding=1) or 512, 512)
+        prompts = min(rows.limit(decoding=1, streamed=True) or 512, 512)
         rows.observe(step(2 + prompts, 2, decode_s + row_s * prompts))
     return rows
 
 
 @pytest.mark.parametrize("row_s", [1e-4, 5e-5, 5e-4, 8e-4])
 def test_rows_of_prompts_follow_what_a_row_takes(row_s: float) -> None:
-    limit = observed(row_s).limit(decoding=1)
+    limit = observed(row_s).limit(decoding=1, streamed=True)
     assert limit is not None and 0.015 < limit * row_s < 0.025
 
 
 def test_rows_of_prompts_grow_again_after_slow_steps() -> None:
     rows = observed(1e-4)
-    usual = rows.limit(decoding=3) or 0
+    usual = rows.limit(decoding=3, streamed=True) or 0
     for _ in range(9):
         rows.observe(step(100, 2, 5.0))  # the machine stands still
-    assert rows.limit(decoding=3) == 24, "with fewer, no prompt would end"
+    assert rows.limit(decoding=3, streamed=True) == 24, "with fewer, no prompt would end"
     for _ in range(15):
         rows.observe(step(26, 2, 0.002 + 24e-4))
-    assert (rows.limit(decoding=3) or 0) > 0.8 * usual
+    assert (rows.limit(decoding=3, streamed=True) or 0) > 0.8 * usual
 
 
 def test_where_decoding_itself_takes_long_prompts_may_take_as_long() -> None:
-    limit = observed(0.005, decode_s=0.5).limit(decoding=4)
+    limit = observed(0.005, decode_s=0.5).limit(decoding=4, streamed=True)
     assert limit is not None and 0.4 < limit * 0.005 < 0.6
 
 
 def test_one_slow_step_without_prompts_allows_no_more_rows() -> None:
     rows = observed(1e-4)
-    usual = rows.limit(decoding=1) or 0
+    usual = rows.limit(decoding=1, streamed=True) or 0
     rows.observe(step(1, 1, 5.0))
-    assert (rows.limit(decoding=1) or 0) <= usual + 1
+    assert (rows.limit(decoding=1, streamed=True) or 0) <= usual + 1
 
 
 def test_prompts_that_add_nothing_are_not_bounded() -> None:
@@ -63,14 +63,30 @@ def test_prompts_that_add_nothing_are_not_bounded() -> None:
     rows.observe(step(100, 2, 0.0021))
     for _ in range(1200):
         rows.observe(step(100, 2, 0.001))
-    assert (rows.limit(decoding=1) or 0) > 4096
+    assert (rows.limit(decoding=1, streamed=True) or 0) > 4096
 
 
 def test_a_bound_that_is_given_stays() -> None:
     rows = PromptRows(most=16)
     rows.observe(step(100, 2, 1e-6))
-    assert rows.limit(decoding=1) == 16
-    assert rows.limit(decoding=0) is None
+    assert rows.limit(decoding=1, streamed=True) == 16
+    assert rows.limit(decoding=0, streamed=True) is None
+
+
+def test_prompts_are_bounded_only_while_someone_waits_for_each_token() -> None:
+    engine = toy_engine(DISTRIBUTION, num_blocks=1024, max_rows=256, max_sequences=8, max_context=4096, depth=0)
+    records: list[StepRecord] = []
+    engine.on_step = records.append
+    engine.add(request("answer", 4, 900))
+    engine.step()
+    engine.add(request("long", 600, 1))
+    engine.step()
+    engine.add(replace(request("stream", 4, 900), streamed=True))
+    engine.step()
+    assert records[1].rows > 200 > 100 > records[2].rows
+    engine.abort("stream")
+    engine.step()
+    assert records[3].rows > 200
 
 
 def request(name: str, prompt: int, tokens: int) -> Request:

@@ -49,8 +49,8 @@ class Scheduler:
     """Continuous batching over a paged cache.
 
     `max_draft_tokens` bounds the guesses of one span, `max_prefill_rows` the rows of prompts in a step in which other
-    sequences decode (None: as many as keep these waiting for 0.02 s); `clock` gives the times of the sequences'
-    counters, in seconds.
+    sequences decode (None: as many as keep streamed ones waiting for 0.02 s); `clock` gives the times of the
+    sequences' counters, in seconds.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Scheduler:
         self._recent_draft_rows = 0
         self._prompt_rows = PromptRows(most=max_prefill_rows)
         self._sequences: dict[str, EngineSequence] = {}
+        self._streamed = 0  # of these, whose tokens someone waits for
         self._state = StepState(
             pool=cache.pool, max_rows=max_rows, max_sequences=self.max_sequences, max_context=max_context
         )
@@ -104,6 +105,7 @@ class Scheduler:
         """Queue a sequence; RequestError if it could never fit, even alone."""
         check_length(sequence.request, max_context=self.max_context, num_blocks=self.block_pool.num_blocks)
         self._sequences[sequence.id] = sequence
+        self._streamed += sequence.request.streamed
         self._state.add(sequence.state)
 
     def abort(self, request_id: str) -> list[OutputDelta]:
@@ -128,10 +130,10 @@ class Scheduler:
         decoding = self._state.num_decoding
         drafts = min(self.max_draft_tokens, max(0, self.max_rows // max(1, decoding) - 1))
         kept = rows_kept_for_guesses(self.max_rows, decoding=decoding, drafts=drafts, recent=self._recent_draft_rows)
-        limit = self._prompt_rows.limit(decoding=decoding)
+        limit = self._prompt_rows.limit(decoding=decoding, streamed=self._streamed > 0)
         most = self.max_rows if limit is None else min(limit, self.max_rows)
         spans = self._state.schedule(drafts, kept, most, self._clock())
-        return [Span(*span) for span in spans]
+        return [Span._make(span) for span in spans]
 
     def draft_budget(self, spans: Iterable[Span]) -> int:
         """Rows of the step that these spans' known tokens leave to guesses."""
@@ -202,6 +204,7 @@ class Scheduler:
         """Remove a sequence and free its blocks; its last output."""
         self._state.remove(sequence.state)
         del self._sequences[sequence.id]
+        self._streamed -= sequence.request.streamed
         return replace(delta, finish_reason=finish_reason, stats=sequence.stats())
 
 
@@ -214,10 +217,13 @@ class PromptRows:
         self._decode_s = 0.0  # of a step without prompts
         self._row_s = 0.0  # 0: not known
 
-    def limit(self, *, decoding: int) -> int | None:
-        """Rows of prompts in a step in which so many sequences decode, None: any number."""
+    def limit(self, *, decoding: int, streamed: bool) -> int | None:
+        """Rows of prompts in a step in which so many sequences decode, None: any number. `streamed`: whether someone
+        waits for tokens of a sequence that runs or waits."""
         if self._most is not None:
             return self._most if decoding else None
+        if not streamed:
+            return None
         if not self._row_s:
             return _FIRST_ROWS if decoding else None
         longest = max(_LONGEST_WAIT_S, self._decode_s) if decoding else max(_LONGEST_PROMPT_STEP_S, self._decode_s)

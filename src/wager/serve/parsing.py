@@ -271,7 +271,9 @@ class BodyParser:
         )
         try:
             for prompt in prompts:
-                request = Request(head.id, tuple(prompt), params, weight=parsed.weight, speculation=parsed.speculation)
+                request = Request(
+                    head.id, tuple(prompt), params, weight=parsed.weight, speculation=parsed.speculation, streamed=True
+                )
                 check_length(request, max_context=model.max_context, num_blocks=model.num_blocks)
                 check_request(request, vocab=model.vocab, has_tokenizer=True)
         except RequestError as error:
