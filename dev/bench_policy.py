@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,7 @@ class Charged:
         seconds = sum(self.taken[-1].values())
         if self.server is not None:
             self.server.result.seconds += seconds
-        record = replace(record, seconds={**record.seconds, POLICY_STAGE: seconds})
+        record = record._replace(seconds={**record.seconds, POLICY_STAGE: seconds})
         self.kinds.append(getattr(getattr(self.policy, "_step", None), "kind", ""))
         self.taken.append(dict.fromkeys(STAGES, 0.0))
         self._timed("observe", self.policy.observe)(record)

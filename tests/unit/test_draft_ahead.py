@@ -67,7 +67,7 @@ def test_guesses_are_the_models_own_through_any_history(params: SamplingParams, 
             size = len(draft)
             guessed += size
             assert (draft.seq_id, draft.drafter) == (request.seq_id, "model") and size <= request.depth
-            own = oracle.next_tokens(replace(request, depth=size), text, 18)
+            own = oracle.next_tokens(request._replace(depth=size), text, 18)
             assert list(draft.tokens) == own and len(draft.scores) == size
         for name, text in known.items():  # the target's own tokens: a part of the guesses, then another or the next
             truth = ToyOracle(LAW).next_tokens(

@@ -391,7 +391,7 @@ class BranchingDrafter:
     ) -> dict[FollowedSequence, Branch]:
         """Settle all `requests`, and draft for those that were `missed`."""
         self._settle(requests)
-        asked = [replace(each.request, seq_id=each.sequence.main) for each in missed]
+        asked = [each.request._replace(seq_id=each.sequence.main) for each in missed]
         drafts = {draft.seq_id: draft for draft in self.inner.propose(asked)}
         return {each.sequence: self._branch(each.sequence.main, (), drafts) for each in missed}
 
@@ -461,7 +461,7 @@ class BranchingDrafter:
             depth += 1 + _MORE_NODES if self.inner.makes_trees else 1
             survival *= self.rates.get(sequence.tenant).guess_rate(0)
         position = request.position + len(outcome.tokens)
-        return replace(request, seq_id=name, position=position, depth=depth, min_survival=survival)
+        return request._replace(seq_id=name, position=position, depth=depth, min_survival=survival)
 
     def _branch(self, name: str, tokens: tuple[int, ...], drafts: dict[str, Draft]) -> Branch:
         others = () if self._forks is None else self._forks.others(name)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -343,7 +343,7 @@ class MergedDrafter:
             return request
         count = len(self._members)
         share = request.depth // count + (index < request.depth % count)
-        return replace(request, depth=share)
+        return request._replace(depth=share)
 
     def _merge(self, request: DraftRequest, drafts: Sequence[tuple[int, Draft]]) -> Draft:
         if _draws(request):

@@ -16,7 +16,7 @@ a fact of the machine, not of a text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from wager.draft.base import Drafter
 from wager.economics.policy.base import Policy, WrappedPolicy, longest_that_fits, truncate_to
@@ -107,12 +107,12 @@ class RequestPolicy(WrappedPolicy):
             if decision is None or not span.needs_logits:
                 seen.append(span)
                 continue
-            seen.append(replace(span, needs_logits=False, max_draft_tokens=0))
+            seen.append(span._replace(needs_logits=False, max_draft_tokens=0))
             if depth := min(decision.depth, span.max_draft_tokens):
                 depths[span.seq_id] = depth
         longest = longest_that_fits(depths.values(), budget)
         chosen = {
-            seq_id: replace(self._decisions[seq_id], depth=min(depth, longest))
+            seq_id: self._decisions[seq_id]._replace(depth=min(depth, longest))
             for seq_id, depth in depths.items()
             if longest
         }

@@ -259,7 +259,7 @@ def _traversal(rows: TargetTokens, vocab: int) -> Verdict:
     probs = TargetProbs(rows, vocab)
     valid = [1 + node for node in kept]
     verdict = accept.traversal(_part(draft, kept[1:]), [probs[row] for row in valid], coins=_coins(rows))
-    return replace(verdict, accepted=tuple(kept[1 + node] for node in verdict.accepted))
+    return verdict._replace(accepted=tuple(kept[1 + node] for node in verdict.accepted))
 
 
 def _part(draft: Draft, nodes: Sequence[int]) -> Draft:

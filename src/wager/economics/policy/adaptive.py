@@ -9,7 +9,6 @@ processor's caches. Now and then a step is taken to learn what no other shows (`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from wager.economics.acceptance import AGING_INTERVAL, LARGE_BATCH, AcceptanceModel, token_judge
@@ -225,7 +224,7 @@ class Adaptive(Policy):
             if decision is not None and not span.max_draft_tokens:
                 del step.plan[span.seq_id]
             elif decision is not None and decision.depth > span.max_draft_tokens:
-                step.plan[span.seq_id] = replace(decision, depth=span.max_draft_tokens)
+                step.plan[span.seq_id] = decision._replace(depth=span.max_draft_tokens)
 
     def _plan_repeats(self, step: PolicyStep) -> None:
         """Until which step this one's plan is repeated, and when the policy learns from what was taken until then."""

@@ -7,7 +7,7 @@ and accepted. What only some steps need is made when it is asked for: a step may
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, Floats, SequenceAcceptance
@@ -170,7 +170,7 @@ class PolicyStep:
         """Make the depths fit the row budget before drafting, for drafts that are verified as planned."""
         longest = longest_that_fits([decision.depth for decision in self.plan.values()], budget)
         self.plan = {
-            seq_id: decision if decision.depth <= longest else replace(decision, depth=longest)
+            seq_id: decision if decision.depth <= longest else decision._replace(depth=longest)
             for seq_id, decision in self.plan.items()
             if longest
         }
