@@ -1,12 +1,17 @@
-"""Values as users write them: whole numbers, paths, names, threads. What is wrong is refused by a sentence."""
+"""Values as users write them: whole numbers, paths, names, threads. What is wrong is refused by a sentence. And files
+that are written completely or not at all."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from typing import BinaryIO
 
 from wager.errors import UsageError
 
@@ -77,6 +82,40 @@ def read_text(path: Path, what: str, hint: str) -> str:
     except ValueError as error:  # a zero byte in the path
         cause = str(error)
     raise UsageError(f"The {what} {path} cannot be read: {cause}.", hint)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file to write, which takes the place of `path` when the block ends and is removed when it raises: nobody
+    ever reads half of it, and of two that write together the later one wins."""
+    remove_unfinished(path.parent, escape(path.name))
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
+    try:
+        with unfinished.open("xb") as file:
+            yield file
+        unfinished.replace(path)
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
+
+
+def remove_unfinished(folder: Path, names: str) -> None:
+    """Remove what killed processes left half written of the files of these `names`, a pattern."""
+    for path in folder.glob(f"{names}.*"):
+        process = re.fullmatch(r"\.(\d+)-\d+", path.suffix)
+        if process and not _process_exists(int(process[1])):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _process_exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 def check_threads(threads: int, *, name: str = "threads") -> None:

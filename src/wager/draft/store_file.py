@@ -24,7 +24,6 @@ import json
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 
 from wager.draft.vocabulary import Vocabulary, sample_difference
 from wager.errors import MALFORMED, UsageError
-from wager.inputs import shown
+from wager.inputs import replacing, shown
 
 MOST_CONTINUATIONS = 4
 """Continuations that are kept of one context."""
@@ -295,16 +294,11 @@ def _hash_table(table: ContinuationTable) -> tuple[Slots, int]:
 def _write(path: Path, header: StoreHeader, data: bytes) -> None:
     text = json.dumps(asdict(header)).encode()
     text += b" " * (-(_PREFIX + len(text)) % _ALIGNMENT)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        with temporary.open("xb") as file:
+        with replacing(path) as file:
             file.write(MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text + data)
-        temporary.replace(path)
     except OSError as error:
         raise UsageError(f"The store {path} cannot be written: {error.strerror}.", "Name another file.") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def read_store_header(path: Path) -> StoreHeader:

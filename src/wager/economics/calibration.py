@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import random
-import threading
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,6 +23,7 @@ from numpy.typing import NDArray
 from wager.arch.spec import ModelSpec
 from wager.economics.surface import MAX_UNCERTAINTY, DraftCurve, LatencySurface, StepPoint, fit_surface
 from wager.errors import MALFORMED, UsageError
+from wager.inputs import replacing
 
 FORMAT = 1
 FOLDER = "calibrations"
@@ -196,18 +195,14 @@ class Calibration:
     def write(self, folder: Path) -> Path:
         """Into `folder`, replacing an older one of the same setup atomically. UsageError if it cannot be written."""
         path = folder / self.setup.filename
-        temporary = path.with_suffix(f".{os.getpid()}")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(self.as_dict(), indent=1) + "\n", encoding="utf-8")
-            temporary.replace(path)
+            with replacing(path) as file:
+                file.write((json.dumps(self.as_dict(), indent=1) + "\n").encode())
         except OSError as error:
             raise UsageError(
                 f"The calibration cannot be stored in {folder}: {error.strerror or error}.", "Set WAGER_CACHE."
             ) from error
-        finally:
-            with suppress(OSError):
-                temporary.unlink()
         return path
 
 
@@ -298,16 +293,10 @@ def write_quick(calibrations: Path, setup: Setup, surface: LatencySurface) -> No
         "when": datetime.now(UTC).isoformat(),
         "surface": surface.as_dict(),
     }
-    temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    try:
+    with suppress(OSError):  # a cache that is read-only or full
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(values) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError:  # a cache that is read-only or full
-        pass
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+        with replacing(path) as file:
+            file.write((json.dumps(values) + "\n").encode())
 
 
 def remove_quick(calibrations: Path, setup: Setup) -> None:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import stat
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from wager.errors import MALFORMED, ModelError
+from wager.inputs import replacing
 
 Progress = Callable[[str, int, int], None]
 """Called with a description of the work, bytes done, and bytes in total."""
@@ -140,7 +140,11 @@ class VerifiedFiles:
                 if finding.intact and finding.identity:
                     memory[key] = (finding.identity, finding.file.digest)
         if kept != stored:
-            self._write(kept)
+            text = json.dumps({key: [*astuple(identity), digest] for key, (identity, digest) in sorted(kept.items())})
+            with suppress(OSError):  # a cache that is read-only or full
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(self._path) as file:
+                    file.write(text.encode() + b"\n")
 
     def paths(self) -> list[Path]:
         """The remembered files that are still there."""
@@ -155,20 +159,6 @@ class VerifiedFiles:
             }
         except (OSError, *MALFORMED):
             return {}
-
-    def _write(self, entries: dict[str, tuple[FileIdentity, str]]) -> None:
-        """All at once, so that no process ever reads half of it; of two that write together the later one wins."""
-        text = json.dumps({key: [*astuple(identity), digest] for key, (identity, digest) in sorted(entries.items())})
-        temporary = self._path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text + "\n", encoding="utf-8")
-            temporary.replace(self._path)
-        except OSError:  # a cache that is read-only or full
-            pass
-        finally:
-            with suppress(OSError):
-                temporary.unlink()
 
 
 def require_intact(files: Sequence[PublishedFile], verified: VerifiedFiles, progress: Progress | None = None) -> None:

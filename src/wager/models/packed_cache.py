@@ -27,7 +27,6 @@ import mmap
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import astuple, dataclass
@@ -37,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from wager.errors import MALFORMED
+from wager.inputs import remove_unfinished, replacing
 from wager.kernels.arrays import WeightParts
 from wager.kernels.cpu import Kernels
 from wager.models import hub
@@ -140,16 +140,9 @@ class PackedFile:
 
 def write_packed(path: Path, facts: Mapping[str, Any], weights: Mapping[str, WeightParts]) -> PackedHeader:
     """Write a file: complete, or not there at all and OSError. Its data may reach the disk later."""
-    temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-    try:
-        with temporary.open("xb") as file:
-            _write(file.fileno(), facts, weights)
-        header = read_header(temporary)
-        temporary.replace(path)
-        return header
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    with replacing(path) as file:
+        _write(file.fileno(), facts, weights)
+    return read_header(path)
 
 
 def _write(descriptor: int, facts: Mapping[str, Any], weights: Mapping[str, WeightParts]) -> None:
@@ -211,7 +204,6 @@ log = logging.getLogger("wager")
 # ---- the cache -------------------------------------------------------------------------------------------------------
 
 _MODEL_FILES = re.compile(r".*\.(safetensors|gguf)|config\.json|.*\.index\.json")
-_TEMPORARY = re.compile(r"\.(\d+)-\d+")
 
 
 class PackedStore:
@@ -252,7 +244,7 @@ class PackedStore:
         nbytes = sum(array.nbytes for part in parts.values() for array in part.arrays)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            _sweep(self._path.parent)
+            remove_unfinished(self._path.parent, f"*{SUFFIX}")
             if shutil.disk_usage(self._path.parent).free < 2 * nbytes:  # as much again stays free
                 return
             header = write_packed(self._path, self._facts, parts)
@@ -354,24 +346,6 @@ def _files(model: Path) -> list[list[Any]]:
         files = [model]
     published = {file.path.name: file.digest for file in hub.published_files(model)}
     return [[file.name, published.get(file.name) or list(astuple(FileIdentity.of(file.stat())))] for file in files]
-
-
-def _sweep(where: Path) -> None:
-    """Remove what processes that were killed left half written."""
-    for path in where.iterdir():
-        process = _TEMPORARY.fullmatch(path.suffix)
-        if process and not _process_exists(int(process[1])):
-            remove(path)
-
-
-def _process_exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
 
 
 def _verified() -> VerifiedFiles:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from wager.errors import MALFORMED, UsageError
-from wager.inputs import read_text, shown
+from wager.inputs import read_text, replacing, shown
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import ChatTokenizer, TextPart, encode_chat
 from wager.train.data import TrainingTarget, TrainingText, check_disjoint
@@ -258,7 +258,6 @@ def _made_up(
     found = made_up_prompts(
         engine(), tokenizer, tokenizer.decode, sources.made_up, seed=sources.seed, concurrency=sources.concurrency
     )
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps({"key": key, "prompts": found}), encoding="utf-8")
-    part.replace(path)
+    with replacing(path) as file:
+        file.write(json.dumps({"key": key, "prompts": found}).encode())
     return found

@@ -24,6 +24,7 @@ from wager.arch.families import FAMILIES
 from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
+from wager.inputs import replacing
 from wager.train.data import DraftVocabulary, TrainingTarget
 from wager.train.draft_module import DraftModule, DraftSizes
 from wager.train.pruned import PrunedModule
@@ -224,18 +225,16 @@ def float_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A safetensors file, written under another name and renamed."""
+    """A safetensors file, complete or not there at all."""
     replace_file(path, save(dict(tensors), metadata={"format": "pt"}))
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file under another name and rename it."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
+    """Write a file all at once, to the disk."""
+    with replacing(path) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    part.replace(path)
 
 
 def check_prunable(spec: ModelSpec) -> None:

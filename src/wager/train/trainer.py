@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wager.errors import ModelError, UsageError
+from wager.inputs import replacing
 from wager.train.data import TextWeights, TrainingData, TrainingText
 from wager.train.draft_module import DraftModule, DraftSizes, OutputRows
 from wager.train.target import StateSource, TargetStates
@@ -310,12 +311,10 @@ class TrainingCheckpoint:
             "optimiser": dict(self.optimiser),
             "history": list(self.history),
         }
-        part = folder / f"{NAME}.part"
-        with part.open("wb") as file:
+        with replacing(folder / NAME) as file:
             torch.save(values, file)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(folder / NAME)
 
     @classmethod
     def load(cls, folder: Path) -> TrainingCheckpoint:
