@@ -35,11 +35,11 @@ from wager.economics.calibration import QUICK_FOLDER, Calibration, Setup, read_q
 from wager.errors import UsageError, WagerError
 from wager.kernels.cpu import select
 from wager.models import packed_cache
-from wager.models.head_block import read_block
-from wager.models.head_eagle import read_eagle
+from wager.models.head_block import open_block
+from wager.models.head_eagle import open_eagle
 from wager.models.head_files import HeadFiles
-from wager.models.head_medusa import read_medusa
-from wager.models.head_mtp import read_mtp
+from wager.models.head_medusa import open_medusa
+from wager.models.head_mtp import open_mtp
 from wager.models.integrity import VerifiedFiles
 from wager.models.tokenizer import Tokenizer
 from wager.models.weights import open_weights, tensor_shapes
@@ -180,11 +180,11 @@ def head(data: bytes, folder: Path) -> None:
     (path / "model.safetensors").symlink_to(weights)
     files, target = HeadFiles(path), _target()
     _attempt(
-        lambda: read_eagle(files, target),
-        lambda: read_block(files, target),
-        lambda: read_medusa(files, target),
-        lambda: read_mtp(files, target, inside=False),
-        lambda: read_mtp(files, target, inside=True),
+        lambda: open_eagle(files, target, quantised=False),
+        lambda: open_block(files, target, quantised=False),
+        lambda: open_medusa(files, target, quantised=False),
+        lambda: open_mtp(files, target, quantised=False, inside=False),
+        lambda: open_mtp(files, target, quantised=False, inside=True),
     )
 
 

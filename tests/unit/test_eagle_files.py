@@ -14,7 +14,7 @@ from tiny_models import spec
 
 from wager.arch import Dense, Gqa
 from wager.errors import ModelError
-from wager.models.head_eagle import OpenedEagle, open_eagle
+from wager.models.head_eagle import CheckedEagle, open_eagle
 from wager.models.head_files import HeadFiles
 
 TARGET = spec((Gqa(6, 2, 16),) * 5, (Dense(64),) * 5)
@@ -25,7 +25,7 @@ def reference(flags: Flags = VARIANTS["eagle3.1"]) -> ReferenceHead:
     return ReferenceHead(flags, target_embedding=matrix, target_output=matrix)
 
 
-def opened(folder: Path) -> OpenedEagle:
+def opened(folder: Path) -> CheckedEagle:
     return open_eagle(HeadFiles(folder), TARGET, quantised=False)
 
 
@@ -40,7 +40,7 @@ def retensored(folder: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_flag_is_read(name: str, tmp_path: Path) -> None:
-    flags, found = VARIANTS[name], opened(reference(VARIANTS[name]).save(tmp_path)).spec
+    flags, found = VARIANTS[name], opened(reference(VARIANTS[name]).save(tmp_path))
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "own_embedding", "own_output", "taps")
     assert all(getattr(found, each) == getattr(flags, each) for each in names)
     assert len(found.vocabulary.ids) == flags.draft_vocab and found.decoder.num_layers == flags.layers
@@ -50,12 +50,12 @@ def test_every_flag_is_read(name: str, tmp_path: Path) -> None:
 def test_a_missing_flag_means_what_its_format_means(tmp_path: Path) -> None:
     for name, meant in (("speculators", True), ("eagle3", False)):
         folder = reference(VARIANTS[name]).save(tmp_path / name, norm_before_residual=None, norm_output=None)
-        assert opened(folder).spec.norm_before_residual is meant and not opened(folder).spec.norm_output
+        assert opened(folder).norm_before_residual is meant and not opened(folder).norm_output
 
 
 def test_taps_that_are_not_named_are_those_of_the_paper(tmp_path: Path) -> None:
     folder = reference(changed("eagle3", taps=(2, 2, 2))).save(tmp_path, eagle_config=None)
-    assert opened(folder).spec.taps == (2, 2, 2)  # 2, L // 2, L - 3 of five layers
+    assert opened(folder).taps == (2, 2, 2)  # 2, L // 2, L - 3 of five layers
 
 
 @pytest.mark.parametrize(

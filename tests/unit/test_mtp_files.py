@@ -18,7 +18,7 @@ import wager
 from wager.errors import ModelError, UsageError
 from wager.loading.load import load
 from wager.models.head_files import HeadFiles
-from wager.models.head_mtp import FORMATS, OpenedMtp, find_mtp_format, open_mtp
+from wager.models.head_mtp import CheckedMtp, open_mtp
 from wager.models.weights import open_weights
 from wager.types import Request, SamplingParams
 
@@ -30,7 +30,7 @@ def reference_of(name: str) -> ReferenceModules:
     return ReferenceModules(VARIANTS[name])
 
 
-def opened(folder: Path, *, target: Path | None = None, **options: bool) -> OpenedMtp:
+def opened(folder: Path, *, target: Path | None = None, **options: bool) -> CheckedMtp:
     spec = open_weights(target or folder).spec
     return open_mtp(HeadFiles(folder), spec, quantised=False, inside=target is None, **options)
 
@@ -55,15 +55,15 @@ def test_a_target_with_modules_is_the_same_model(name: str, tmp_path: Path) -> N
 def test_formats_are_told_apart_and_stand_alone_too(name: str, tmp_path: Path) -> None:
     reference, variant = reference_of(name), VARIANTS[name]
     target, alone = reference.save_target(tmp_path / "target"), reference.save_modules(tmp_path / "alone")
-    found = find_mtp_format(HeadFiles(alone))
-    assert found is not None and found.name == variant.format
-    spec = opened(alone, target=target).spec
+    found = opened(alone, target=target).format
+    assert found.name == variant.format
+    spec = opened(alone, target=target)
     assert spec.modules == variant.modules and spec.after_norm is (variant.format != "speculators")
     assert spec.depth == (3 if variant.format == "speculators" else None)
-    assert opened(alone, target=target, after_norm=False).spec.after_norm is False
+    assert opened(alone, target=target, after_norm=False).after_norm is False
     if variant.format != "speculators":
         inside = opened(target)
-        assert inside.spec == spec and {f.name for f in FORMATS} > {variant.format}
+        assert inside.decoder == spec.decoder and inside.format == spec.format
 
 
 def tensor(reference: ReferenceModules, ending: str) -> str:

@@ -144,7 +144,7 @@ def target(config: Mapping[str, Any]) -> ModelSpec:
 
 def test_eagle3_of_the_original_repository(tmp_path: Path) -> None:
     files = sparse(tmp_path, EAGLE_REPOSITORY, eagle_tensors("midlayer", kind="F16", embedded=False), known=32000)
-    spec = open_eagle(files, target(LLAMA_8B), quantised=False).spec
+    spec = open_eagle(files, target(LLAMA_8B), quantised=False)
     assert spec.taps == (2, 16, 29)
     assert not (spec.norm_before_residual or spec.norm_before_fc or spec.fc_norm or spec.norm_output)
     assert (spec.own_embedding, spec.own_output) == (False, True)
@@ -154,7 +154,7 @@ def test_eagle3_of_the_original_repository(tmp_path: Path) -> None:
 
 def test_eagle3_of_speculators(tmp_path: Path) -> None:
     files = sparse(tmp_path, SPECULATORS, eagle_tensors("layers.0", kind="F32", embedded=True), known=32000)
-    spec = open_eagle(files, target(LLAMA_8B), quantised=False).spec
+    spec = open_eagle(files, target(LLAMA_8B), quantised=False)
     assert spec.taps == (2, 16, 29)
     assert spec.norm_before_residual and not (spec.norm_before_fc or spec.fc_norm or spec.norm_output)
     assert spec.own_embedding and spec.own_output
@@ -165,8 +165,8 @@ def test_eagle3_of_speculators(tmp_path: Path) -> None:
 def test_medusa_of_the_original_repository_has_the_heads_of_its_weights(tmp_path: Path) -> None:
     """Its config.json names two."""
     files = sparse(tmp_path, MEDUSA_REPOSITORY, medusa_tensors(5))
-    spec = open_medusa(files, target(VICUNA_7B), quantised=False).spec
-    assert (spec.heads, spec.layers, spec.output, spec.vocabulary.whole) == (5, 1, "heads", True)
+    spec = open_medusa(files, target(VICUNA_7B), quantised=False)
+    assert (spec.heads, spec.layers, len(spec.outputs), spec.vocabulary.whole) == (5, 1, 5, True)
     more = {**MEDUSA_REPOSITORY, "medusa_num_heads": 6}
     with pytest.raises(ModelError, match=r"lacks the tensor blocks\.5\.layers\.0\.weight"):
         open_medusa(sparse(tmp_path, more, medusa_tensors(5)), target(VICUNA_7B), quantised=False)
@@ -194,7 +194,7 @@ def test_a_pickle_is_not_read_and_the_error_is_the_command_that_converts_it(tmp_
     assert words[0] == "python"
     done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=True)
     assert done.stdout == f"written to {folder / 'model.safetensors'}\n"
-    assert opened(folder).spec.taps == VARIANTS["eagle3"].taps
+    assert opened(folder).taps == VARIANTS["eagle3"].taps
     expected, found = load_file(folder / "kept"), load_file(folder / "model.safetensors")
     assert expected.keys() == found.keys()
     assert all(torch.equal(value, found[name]) for name, value in expected.items())

@@ -12,17 +12,17 @@ from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.cpu import Kernels
 from wager.loading.opened import OpenedModel, check_head_tokenizer, tokenizer_difference
-from wager.models.head_block import OpenedBlock, open_block
-from wager.models.head_eagle import OpenedEagle, open_eagle
-from wager.models.head_files import HeadFiles
-from wager.models.head_medusa import OpenedMedusa, open_medusa
-from wager.models.head_mtp import OpenedMtp, open_mtp
+from wager.models.head_block import CheckedBlock, open_block
+from wager.models.head_eagle import CheckedEagle, open_eagle
+from wager.models.head_files import CheckedLayers, HeadFiles
+from wager.models.head_medusa import CheckedMedusa, open_medusa
+from wager.models.head_mtp import CheckedMtp, open_mtp
 from wager.models.opening import trained_for_another
 from wager.models.transformer import Decoder
 
-Opened = OpenedEagle | OpenedMedusa | OpenedBlock | OpenedMtp
+Checked = CheckedEagle | CheckedMedusa | CheckedBlock | CheckedMtp
 
-_OPEN: Mapping[str, Callable[..., Opened]] = {"eagle3": open_eagle, "medusa": open_medusa, "dflash": open_block}
+_OPEN: Mapping[str, Callable[..., Checked]] = {"eagle3": open_eagle, "medusa": open_medusa, "dflash": open_block}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class OpenedHead:
 
     path: Path
     target: OpenedModel
-    head: Opened
+    head: Checked
     role = "head"
     """What it is called where it is loaded beside a target."""
 
     @property
     def depth(self) -> int | None:
         """Guesses of a round that it was made for, if its configuration says."""
-        return self.head.spec.depth
+        return self.head.depth
 
     def weight_bytes(self, kernels: Kernels) -> int:
         return self.head.weight_bytes(kernels)
@@ -76,19 +76,18 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
         return OpenedHead(path, target, opened)
     after_norm = None if side is None else side == "after"
     opened_mtp = open_mtp(files, target.spec, quantised=quantised, inside=inside, after_norm=after_norm)
-    if spec.trees and opened_mtp.spec.modules > 1:
+    if spec.trees and opened_mtp.modules > 1:
         raise ModelError(
-            f"{path.name} has {opened_mtp.spec.modules} MTP modules, which guess in turn; trees are those of a single "
-            "one.",
+            f"{path.name} has {opened_mtp.modules} MTP modules, which guess in turn; trees are those of a single one.",
             "Use mtp.",
         )
     return OpenedHead(path, target, opened_mtp)
 
 
-def _check_taps(files: HeadFiles, head: Opened) -> None:
+def _check_taps(files: HeadFiles, head: Checked) -> None:
     """ModelError if the head reads other layers of the target than `wager train` notes that it was trained on."""
     noted = files.keys.section("wager").integers("taps")
-    taps = list(head.spec.taps) if isinstance(head, (OpenedEagle, OpenedBlock)) else []
+    taps = list(head.taps) if isinstance(head, CheckedLayers) else []
     if noted and taps and taps != noted:
         raise ModelError(
             f"The head in {files.where} taps the target after layers {_listed(taps)}; it was trained on "

@@ -12,14 +12,12 @@ Read are the formats of vLLM's speculators (`speculators_model_type` dflash or d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from wager.arch.config_keys import ConfigKeys, short_repr
-from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, INT32, Array, empty
@@ -27,21 +25,14 @@ from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.models.head_files import (
     TREE_ROWS,
+    CheckedLayers,
     HeadFiles,
-    HeadVocabulary,
     HeadWeights,
-    OpenedHeadFiles,
     TargetLogits,
-    check_shared,
-    check_sizes,
     check_taps,
-    layer_tensors,
-    output_matrix,
-    read_head_decoder,
-    read_vocabulary,
+    read_layers,
     row_tape,
     run_rows,
-    vocabulary_shapes,
 )
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
@@ -50,80 +41,77 @@ _MOST_SLOTS = 64
 
 
 @dataclass(frozen=True)
-class BlockSpec:
-    """What a block drafter is. A block has `slots` slots, the last token and masks of `mask_token`; `anchor_guesses`:
-    every slot guesses the token after it, else all but the first guess the token in their place. `markov_rank` 0: there
-    is no Markov head."""
+class CheckedBlock(CheckedLayers):
+    """A block drafter whose files were checked. A block has `slots` slots, the last token and masks of `mask_token`;
+    `anchor_guesses`: every slot guesses the token after it, else all but the first guess the token in their place.
+    `markov_rank` 0: there is no Markov head."""
 
-    decoder: ModelSpec
-    attention: Gqa
-    inner: int
-    taps: tuple[int, ...]
-    target_hidden: int
-    vocabulary: HeadVocabulary
     slots: int
     mask_token: int
     anchor_guesses: bool
     markov_rank: int
     confidence: bool
     confidence_reads_markov: bool
-    own_embedding: bool
-    own_output: bool
 
     @property
     def depth(self) -> int:
         """Guesses of a round."""
         return self.slots if self.anchor_guesses else self.slots - 1
 
-    @property
-    def state_width(self) -> int:
-        """Elements of a position's tapped states."""
-        return len(self.taps) * self.target_hidden
+    def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
+        act, attention = kernels.act.itemsize, self.attention
+        hidden, keys = self.decoder.hidden, attention.kv_heads * attention.head_dim
+        row = 4 * (2 * hidden + self.state_width + 2 * keys * self.decoder.num_layers + attention.qkv_width)
+        row += act * (2 * hidden + self.state_width + attention.output_width + self.inner)
+        return rows * (row + 4 * len(self.vocabulary.ids)) + 4 * context * attention.rope_dim
+
+    def token_bytes(self, kernels: Kernels) -> int:
+        """Bytes of keys and values per position, in float32, with the room they grow into."""
+        return 2 * 4 * self.decoder.num_layers * self.attention.cache_width
+
+    def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> BlockHead:
+        return BlockHead(self, decoder, target)
 
 
-def read_block(files: HeadFiles, target: ModelSpec) -> BlockSpec:
-    """The drafter's specification; all tensors' names and shapes are checked. ModelError names what does not fit."""
+def open_block(files: HeadFiles, target: ModelSpec, *, quantised: bool) -> CheckedBlock:
+    """The drafter in some files; all tensors' names and shapes are checked. ModelError names what does not fit."""
     files.rename({r"model\.": ""})
-    keys, flat = files.keys, "transformer_layer_config" not in files.config
+    keys, flat = files.keys, files.flat
     kind = keys.text("speculators_model_type")
     if not flat and kind not in ("dflash", "dspark"):
         raise ModelError(
             f"The head in {files.where} is a {short_repr(kind)} head.", "A dflash or dspark head is wanted here."
         )
-    layer = keys if flat else keys.section("transformer_layer_config")
-    decoder, attention, inner = read_head_decoder(layer, files.where)
-    if any(getattr(each.attention, "window", None) for each in decoder.layers):
+    layers = read_layers(files, target)
+    if any(getattr(each.attention, "window", None) for each in layers["decoder"].layers):
         raise ModelError(f"The head in {files.where} has layers of a sliding window, which are not supported.")
-    hidden = keys.integer("target_hidden_size", default=target.hidden)
-    check_sizes(files, target, hidden=hidden, vocab=layer.integer("vocab_size", default=target.vocab))
-    draft = keys.integer("draft_vocab_size", default=target.vocab)
     native = keys.section("dflash_config") if flat else keys
     slots = keys.integer("block_size", default=native.integer("block_size", default=8), most=_MOST_SLOTS)
-    markov = keys.get("markov_rank")
-    rank = keys.count("markov_rank") if markov is not None else 0
     keys.refuse("markov_head_type", unless=("vanilla",))
-    spec = BlockSpec(
-        decoder,
-        attention,
-        inner,
-        _taps(keys, native, target, flat=flat),
-        target.hidden,
-        read_vocabulary(files, draft=draft, size=target.vocab),
-        slots,
-        _mask(keys, native, target),
+    head = CheckedBlock(
+        files,
+        quantised,
+        **layers,
+        taps=_taps(keys, native, target, flat=flat),
+        slots=slots,
+        mask_token=_mask(keys, native, target),
         anchor_guesses=keys.flag("sample_from_anchor", default=flat and "markov_rank" in files.config),
-        markov_rank=rank,
+        markov_rank=0 if keys.get("markov_rank") is None else keys.count("markov_rank"),
         confidence=keys.flag("enable_confidence_head"),
         confidence_reads_markov=keys.flag("confidence_head_with_markov"),
-        own_embedding="embed_tokens.weight" in files.shapes,
-        own_output="lm_head.weight" in files.shapes,
     )
-    check_shared(files, decoder.hidden, target)
-    if spec.depth < 1:
+    if head.depth < 1:
         raise ModelError(f"block_size = {slots} in {keys.where} leaves no slot to guess in.")
-    expected = dict(_tensors(spec, target)) | vocabulary_shapes(files, draft=draft, size=target.vocab)
-    files.check(expected, optional=(r".*rotary_emb\.inv_freq", r"verifier_.*"))
-    return spec
+    hidden, rank = head.decoder.hidden, head.markov_rank
+    further: dict[str, tuple[int, ...]] = {"hidden_norm.weight": (hidden,)}
+    if rank:
+        further["markov_head.markov_w1.weight"] = (target.vocab, rank)
+        further["markov_head.markov_w2.weight"] = (len(head.vocabulary.ids), rank)
+    if head.confidence:
+        further["confidence_head.proj.weight"] = (1, hidden + (rank if head.confidence_reads_markov else 0))
+        further["confidence_head.proj.bias"] = (1,)
+    head.check_tensors(further, first_width=hidden)
+    return head
 
 
 def _taps(keys: ConfigKeys, native: ConfigKeys, target: ModelSpec, *, flat: bool) -> tuple[int, ...]:
@@ -144,28 +132,6 @@ def _mask(keys: ConfigKeys, native: ConfigKeys, target: ModelSpec) -> int:
     return ids[0]
 
 
-def _tensors(spec: BlockSpec, target: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden, rank = spec.decoder.hidden, spec.markov_rank
-    yield from (
-        ("fc.weight", (hidden, spec.state_width)),
-        ("hidden_norm.weight", (hidden,)),
-        ("norm.weight", (hidden,)),
-    )
-    for index in range(spec.decoder.num_layers):
-        layer = layer_tensors(spec.decoder, spec.attention, spec.inner, width=hidden)
-        yield from ((f"layers.{index}.{name}", shape) for name, shape in layer)
-    if spec.own_output:
-        yield "lm_head.weight", (len(spec.vocabulary.ids), hidden)
-    if spec.own_embedding:
-        yield "embed_tokens.weight", (target.vocab, hidden)
-    if rank:
-        yield "markov_head.markov_w1.weight", (target.vocab, rank)
-        yield "markov_head.markov_w2.weight", (len(spec.vocabulary.ids), rank)
-    if spec.confidence:
-        yield "confidence_head.proj.weight", (1, hidden + (rank if spec.confidence_reads_markov else 0))
-        yield "confidence_head.proj.bias", (1,)
-
-
 @dataclass
 class BlockContext:
     """Keys (rotated) and values of one sequence's known positions, `count` of them behind `origin`: float32 [layers, 2,
@@ -175,6 +141,10 @@ class BlockContext:
     count: int = 0
     values: Array = field(default_factory=lambda: np.zeros((0, 2, 0, 0, 0), np.float32))
 
+    @property
+    def known(self) -> Array:
+        return self.values[:, :, :, : self.count]
+
 
 class BlockHead:
     """A block drafter for the target `decoder`, whose embedding and output matrix it uses where it has none.
@@ -182,69 +152,155 @@ class BlockHead:
     `conditions`: its logits depend on the token before; `logits` gives at most `max_logits_rows` rows at a time.
     """
 
-    def __init__(self, spec: BlockSpec, weights: HeadWeights, decoder: Decoder, target: Weights) -> None:
-        self.spec = spec
-        self.taps = spec.taps
-        self.vocab = decoder.vocab
-        self.max_depth = spec.depth
-        self.state_width, self.state_dtype = spec.state_width, weights.form.kernels.act
-        self.max_positions = decoder.max_blocks * BLOCK_SIZE + spec.slots
-        self.max_sequences = max(1, decoder.max_rows // spec.slots)
-        self.max_logits_rows = max(self.max_sequences, spec.slots, TREE_ROWS)
-        self.conditions = spec.markov_rank > 0
-        self._context = _ContextTape(spec, weights, decoder.max_rows)
-        self._rotation = spec.decoder.details.rope.table(self.max_positions, spec.attention.rope_dim)
-        rows = self.max_sequences * spec.slots
-        self._block = _BlockTapes(spec, weights, decoder, rows)
-        vocabulary = spec.vocabulary
-        self._normed, self._logits = self._block.normed, empty(rows, len(vocabulary.ids))
-        self._head = row_tape(weights, rows)
-        matrix: Any = (
-            weights.pack(["lm_head.weight"]) if spec.own_output else output_matrix(weights, vocabulary, decoder, target)
-        )
-        self._head.rms_norm(self._block.x, weights.vector("norm.weight"), spec.decoder.details.norm_eps, self._normed)
-        self._head.linear(self._normed, matrix, self._logits)
+    def __init__(self, head: CheckedBlock, decoder: Decoder, target: Weights) -> None:
+        weights = head.weights(decoder.kernels)
+        act, vocabulary = decoder.kernels.act, head.vocabulary
+        self._head, self._details, self._attention = head, head.decoder.details, head.attention
+        self.taps, self.state_width, self.state_dtype = head.taps, head.state_width, act
+        self.vocab, self.max_depth = decoder.vocab, head.depth
+        self.max_positions = decoder.max_blocks * BLOCK_SIZE + head.slots
+        self.max_sequences = max(1, decoder.max_rows // head.slots)
+        self.max_logits_rows = max(self.max_sequences, head.slots, TREE_ROWS)
+        self.conditions = head.markov_rank > 0
+        self._rotation = self._details.rope.table(self.max_positions, self._attention.rope_dim)
+        self._record_context(weights, decoder.max_rows)
+        rows = self.max_sequences * head.slots
+        self._record_layers(weights, decoder, rows)
+        self._logits = empty(rows, len(vocabulary.ids))
+        self._output = row_tape(weights, rows)
+        self._output.rms_norm(self._x, weights.vector("norm.weight"), self._details.norm_eps, self._normed)
+        self._output.linear(self._normed, head.output(weights, decoder, target), self._logits)
         self._target = TargetLogits(vocabulary, self.max_logits_rows)
-        self._codes = weights.matrix("markov_head.markov_w1.weight") if spec.markov_rank else None
-        if spec.markov_rank:
-            self._code = empty(self.max_logits_rows, spec.markov_rank, dtype=weights.form.kernels.act)
+        self._codes = weights.matrix("markov_head.markov_w1.weight") if head.markov_rank else None
+        if head.markov_rank:
+            self._code = empty(self.max_logits_rows, head.markov_rank, dtype=act)
             self._further = empty(self.max_logits_rows, len(vocabulary.ids))
             self._markov = row_tape(weights, self.max_logits_rows)
             self._markov.linear(self._code, weights.pack(["markov_head.markov_w2.weight"]), self._further)
         self._confidence = (
             (weights.vector("confidence_head.proj.weight")[0], float(weights.vector("confidence_head.proj.bias")[0]))
-            if spec.confidence
+            if head.confidence
             else None
         )
 
+    # ---- recording -------------------------------------------------------------------------------------------------
+
+    def _record_context(self, weights: HeadWeights, rows: int) -> None:
+        """A tape from tapped states to each layer's keys | values of them."""
+        head, act = self._head, weights.kernels.act
+        hidden, keys = head.decoder.hidden, self._attention.kv_heads * self._attention.head_dim
+        self._states = empty(rows, head.state_width, dtype=act)
+        fused, normed = empty(rows, hidden), empty(rows, hidden, dtype=act)
+        self._context = row_tape(weights, rows)
+        self._context.linear(self._states, weights.pack(["fc.weight"]), fused)
+        self._context.rms_norm(fused, weights.vector("hidden_norm.weight"), self._details.norm_eps, normed)
+        self._known = [empty(rows, 2 * keys) for _ in range(head.decoder.num_layers)]
+        for layer, out in enumerate(self._known):
+            names = [f"layers.{layer}.self_attn.{part}_proj.weight" for part in "kv"]
+            self._context.linear(normed, weights.pack(names), out)
+
+    def _record_layers(self, weights: HeadWeights, decoder: Decoder, rows: int) -> None:
+        """Tapes of the layers over the slots of several blocks: one up to the attention, one behind it."""
+        head, act, eps = self._head, weights.kernels.act, self._details.norm_eps
+        hidden = head.decoder.hidden
+        self._x, self._normed = empty(rows, hidden), empty(rows, hidden, dtype=act)
+        self._qkv = empty(rows, self._attention.qkv_width)
+        self._mixed = empty(rows, self._attention.output_width, dtype=act)
+        inner = empty(rows, head.inner, dtype=act)
+        self._embed = row_tape(weights, rows)
+        self._embed.embed(head.embedding(weights, decoder), self._x)
+        self._layers = []
+        for layer in range(head.decoder.num_layers):
+            attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
+            before, after = row_tape(weights, rows), row_tape(weights, rows)
+            before.rms_norm(self._x, weights.vector(f"layers.{layer}.input_layernorm.weight"), eps, self._normed)
+            qkv = weights.pack([f"{attention}.{part}_proj.weight" for part in "qkv"])
+            before.linear(self._normed, qkv, self._qkv)
+            after.linear(self._mixed, weights.pack([f"{attention}.o_proj.weight"]), self._x, add=True)
+            norm = weights.vector(f"layers.{layer}.post_attention_layernorm.weight")
+            after.rms_norm(self._x, norm, eps, self._normed)
+            gated = weights.pack_gated(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight")
+            after.gated(self._normed, gated, inner)
+            after.linear(inner, weights.pack([f"{mlp}.down_proj.weight"]), self._x, add=True)
+            norms = [weights.vector(f"{attention}.{part}_norm.weight") for part in "qk" if self._details.qk_norm]
+            self._layers.append((before, after, norms))
+
+    # ---- running ---------------------------------------------------------------------------------------------------
+
     def extend(self, context: BlockContext, states: Array) -> None:
         """Add the next known positions, whose tapped states are [n, state_width]."""
-        spec, attention = self.spec, self.spec.attention
-        for first in range(0, len(states), self._context.rows):
-            part = states[first : first + self._context.rows]
-            start = context.origin + context.count
-            _make_room(context, len(part), spec)
-            for layer, (keys, values) in enumerate(self._context.run(part)):
-                table = self._rotation[start : start + len(part)]
-                keys = rotated(self._block.key_norm(layer, split(keys, attention.kv_heads)), table)
-                end = context.count + len(part)
-                context.values[layer, 0, :, context.count : end] = keys
-                context.values[layer, 1, :, context.count : end] = split(values, attention.kv_heads)
-            context.count += len(part)
+        for first in range(0, len(states), len(self._states)):
+            part = states[first : first + len(self._states)]
+            rows, start = len(part), context.origin + context.count
+            self._states[:rows] = part
+            run_rows(self._context, rows)
+            self._make_room(context, rows)
+            table, place = self._rotation[start : start + rows], slice(context.count, context.count + rows)
+            for layer, known in enumerate(self._known):
+                keys, values = np.split(known[:rows], 2, axis=1)
+                context.values[layer, 0, :, place] = self._keys(layer, keys, table)
+                context.values[layer, 1, :, place] = split(values, self._attention.kv_heads)
+            context.count += rows
+
+    def _make_room(self, context: BlockContext, rows: int) -> None:
+        room, attention = context.values.shape[3], self._attention
+        if context.count + rows > room:
+            room = max(2 * room, context.count + rows, 64)
+            shape = (self._head.decoder.num_layers, 2, attention.kv_heads, room, attention.head_dim)
+            grown = np.zeros(shape, np.float32)
+            if context.count:
+                grown[:, :, :, : context.count] = context.known
+            context.values = grown
 
     def run(self, contexts: Sequence[BlockContext], anchors: Sequence[int]) -> None:
         """One pass over a block behind each context, whose first slot has the token `anchors[i]`."""
-        spec, slots = self.spec, self.spec.slots
-        tokens = np.full((len(anchors), slots), spec.mask_token, np.int32)
+        slots, rows = self._head.slots, len(anchors) * self._head.slots
+        tokens = np.full((len(anchors), slots), self._head.mask_token, np.int32)
         tokens[:, 0] = anchors
-        starts = [context.origin + context.count for context in contexts]
-        tables = [self._rotation[start : start + slots] for start in starts]
-        self._block.run(tokens.reshape(-1), [context.values[:, :, :, : context.count] for context in contexts], tables)
-        run_rows(self._head, tokens.size)
+        self._embed.inputs.tokens[:rows] = tokens.reshape(-1)
+        run_rows(self._embed, rows)
+        for layer, (before, after, _) in enumerate(self._layers):
+            run_rows(before, rows)
+            for block, context in enumerate(contexts):
+                own, start = slice(block * slots, (block + 1) * slots), context.origin + context.count
+                table = self._rotation[start : start + slots]
+                self._mixed[own] = self._attend(layer, self._qkv[own], context.known[layer], table)
+            run_rows(after, rows)
+        run_rows(self._output, rows)
+
+    def _attend(self, layer: int, qkv: Array, context: Array, table: Array) -> Array:
+        """Every slot over the `context` [2, kv_heads, n, head_dim] and all slots of its block; `table` are the
+        rotations [slots, head_dim]."""
+        attention = self._attention
+        size, slots = attention.head_dim, len(qkv)
+        ends = [attention.query_width, attention.query_width + attention.kv_heads * size]
+        own_queries, own_keys, own_values = np.split(qkv, ends, axis=1)
+        queries = split(own_queries, attention.heads)
+        if norms := self._layers[layer][2]:
+            queries = self._head_norm(queries, norms[0])
+        keys = np.concatenate([context[0], self._keys(layer, own_keys, table)], axis=1)
+        values = np.concatenate([context[1], split(own_values, attention.kv_heads)], axis=1)
+        grouped = rotated(queries, table).reshape(attention.kv_heads, -1, size)  # the queries that share a kv head
+        scores = np.einsum("kqd,knd->kqn", grouped, keys) * np.float32(size**-0.5)
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed = np.einsum("kqn,knd->kqd", scores / scores.sum(axis=-1, keepdims=True), values)
+        found: Array = mixed.reshape(attention.heads, slots, size).swapaxes(0, 1).reshape(slots, -1)
+        return found
+
+    def _keys(self, layer: int, keys: Array, table: Array) -> Array:
+        """A layer's keys [n, kv_heads * d] by head, normed and rotated."""
+        found, norms = split(keys, self._attention.kv_heads), self._layers[layer][2]
+        return rotated(self._head_norm(found, norms[1]) if norms else found, table)
+
+    def _head_norm(self, x: Array, weight: Array) -> Array:
+        found: Array = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + self._details.norm_eps) * weight
+        return found
+
+    # ---- results ---------------------------------------------------------------------------------------------------
 
     def guess_row(self, block: int, step: int) -> int:
         """The row whose logits are guess `step` of a block."""
-        return block * self.spec.slots + step + (0 if self.spec.anchor_guesses else 1)
+        return block * self._head.slots + step + (0 if self._head.anchor_guesses else 1)
 
     def logits(self, rows: Sequence[int], before: Sequence[int]) -> TargetOutput:
         """The logits of some rows of the last pass by the target's ids, `before` the tokens before their guesses."""
@@ -262,112 +318,10 @@ class BlockHead:
             return None
         weight, bias = self._confidence
         x = self._normed[row].astype(FLOAT32)
-        if self.spec.confidence_reads_markov and self._codes is not None:
+        if self._head.confidence_reads_markov and self._codes is not None:
             x = np.concatenate([x, self._codes[before].astype(FLOAT32)])
         score = float((weight * x).sum()) + bias
         return float(1 / (1 + np.exp(-score))) if np.isfinite(score) else 0.0
-
-
-class _ContextTape:
-    """Fused states, and each layer's keys and values of them."""
-
-    def __init__(self, spec: BlockSpec, weights: HeadWeights, rows: int) -> None:
-        self.rows = rows
-        act = weights.form.kernels.act
-        hidden = spec.decoder.hidden
-        keys = spec.attention.kv_heads * spec.attention.head_dim
-        self._states = empty(rows, spec.state_width, dtype=act)
-        fused, normed = empty(rows, hidden), empty(rows, hidden, dtype=act)
-        self._tape = row_tape(weights, rows)
-        self._tape.linear(self._states, weights.pack(["fc.weight"]), fused)
-        self._tape.rms_norm(fused, weights.vector("hidden_norm.weight"), spec.decoder.details.norm_eps, normed)
-        self._out = [empty(rows, 2 * keys) for _ in range(spec.decoder.num_layers)]
-        for layer, out in enumerate(self._out):
-            names = [f"layers.{layer}.self_attn.{part}_proj.weight" for part in "kv"]
-            self._tape.linear(normed, weights.pack(names), out)
-
-    def run(self, states: Array) -> list[tuple[Array, Array]]:
-        n = len(states)
-        self._states[:n] = states
-        run_rows(self._tape, n)
-        half = self._out[0].shape[1] // 2
-        return [(out[:n, :half], out[:n, half:]) for out in self._out]
-
-
-class _BlockTapes:
-    """The layers over the slots of several blocks: products on tapes, attention between them."""
-
-    def __init__(self, spec: BlockSpec, weights: HeadWeights, decoder: Decoder, rows: int) -> None:
-        self.spec = spec
-        act = weights.form.kernels.act
-        hidden = spec.decoder.hidden
-        attention = spec.attention
-        self.x, self.normed = empty(rows, hidden), empty(rows, hidden, dtype=act)
-        self._qkv = empty(rows, attention.qkv_width)
-        self._mixed = empty(rows, attention.output_width, dtype=act)
-        inner, eps = empty(rows, spec.inner, dtype=act), spec.decoder.details.norm_eps
-        self._embed = row_tape(weights, rows)
-        embedding = weights.pack(["embed_tokens.weight"]) if spec.own_embedding else decoder.embedding
-        self._embed.embed(embedding, self.x)
-        self._before = []
-        self._after = []
-        self._norms = []
-        for layer in range(spec.decoder.num_layers):
-            name = f"layers.{layer}"
-            before, after = row_tape(weights, rows), row_tape(weights, rows)
-            before.rms_norm(self.x, weights.vector(f"{name}.input_layernorm.weight"), eps, self.normed)
-            before.linear(
-                self.normed, weights.pack([f"{name}.self_attn.{part}_proj.weight" for part in "qkv"]), self._qkv
-            )
-            after.linear(self._mixed, weights.pack([f"{name}.self_attn.o_proj.weight"]), self.x, add=True)
-            after.rms_norm(self.x, weights.vector(f"{name}.post_attention_layernorm.weight"), eps, self.normed)
-            after.gated(
-                self.normed, weights.pack_gated(f"{name}.mlp.gate_proj.weight", f"{name}.mlp.up_proj.weight"), inner
-            )
-            after.linear(inner, weights.pack([f"{name}.mlp.down_proj.weight"]), self.x, add=True)
-            self._before.append(before)
-            self._after.append(after)
-            names = [f"{name}.self_attn.{part}_norm.weight" for part in "qk"]
-            self._norms.append([weights.vector(each) for each in names] if spec.decoder.details.qk_norm else [])
-
-    def run(self, tokens: Array, contexts: Sequence[Array], tables: Sequence[Array]) -> None:
-        """contexts [layers, 2, kv_heads, n, head_dim] and rotations [slots, head_dim] of each block."""
-        rows = len(tokens)
-        self._embed.inputs.tokens[:rows] = tokens
-        run_rows(self._embed, rows)
-        for layer, (before, after) in enumerate(zip(self._before, self._after, strict=True)):
-            run_rows(before, rows)
-            for block, (context, table) in enumerate(zip(contexts, tables, strict=True)):
-                own = slice(block * self.spec.slots, (block + 1) * self.spec.slots)
-                self._mixed[own] = self._attend(layer, self._qkv[own], context[layer], table)
-            run_rows(after, rows)
-
-    def key_norm(self, layer: int, keys: Array) -> Array:
-        return self._normed(keys, self._norms[layer][1]) if self._norms[layer] else keys
-
-    def _attend(self, layer: int, qkv: Array, context: Array, table: Array) -> Array:
-        """Every slot over the context and all slots of its block."""
-        attention = self.spec.attention
-        queries_end = attention.query_width
-        keys_end = queries_end + attention.kv_heads * attention.head_dim
-        queries = split(qkv[:, :queries_end], attention.heads)
-        if self._norms[layer]:
-            queries = self._normed(queries, self._norms[layer][0])
-        queries = rotated(queries, table)
-        keys = rotated(self.key_norm(layer, split(qkv[:, queries_end:keys_end], attention.kv_heads)), table)
-        keys = np.concatenate([context[0], keys], axis=1)
-        values = np.concatenate([context[1], split(qkv[:, keys_end:], attention.kv_heads)], axis=1)
-        slots, size = qkv.shape[0], attention.head_dim
-        grouped = queries.reshape(attention.kv_heads, -1, size)  # the queries that share a kv head
-        scores = np.einsum("kqd,knd->kqn", grouped, keys) * np.float32(size**-0.5)
-        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        mixed = np.einsum("kqn,knd->kqd", scores / scores.sum(axis=-1, keepdims=True), values)
-        found: Array = mixed.reshape(attention.heads, slots, size).swapaxes(0, 1).reshape(slots, -1)
-        return found
-
-    def _normed(self, x: Array, weight: Array) -> Array:
-        found: Array = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + self.spec.decoder.details.norm_eps) * weight
-        return found
 
 
 def split(x: Array, heads: int) -> Array:
@@ -381,43 +335,3 @@ def rotated(x: Array, table: Array) -> Array:
     cos, sin = table[:, :half], table[:, half:]
     a, b = x[..., :half], x[..., half:]
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-
-def _make_room(context: BlockContext, rows: int, spec: BlockSpec) -> None:
-    room = context.values.shape[3]
-    if context.count + rows > room:
-        attention = spec.attention
-        shape = (
-            spec.decoder.num_layers,
-            2,
-            attention.kv_heads,
-            max(2 * room, context.count + rows, 64),
-            attention.head_dim,
-        )
-        grown = np.zeros(shape, np.float32)
-        if context.count:
-            grown[:, :, :, : context.count] = context.values[:, :, :, : context.count]
-        context.values = grown
-
-
-class OpenedBlock(OpenedHeadFiles[BlockSpec]):
-    """A block drafter whose files were checked."""
-
-    def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
-        spec, act = self.spec, kernels.act.itemsize
-        hidden, keys = spec.decoder.hidden, spec.attention.kv_heads * spec.attention.head_dim
-        row = 4 * (2 * hidden + spec.state_width + 2 * keys * spec.decoder.num_layers + spec.attention.qkv_width)
-        row += act * (2 * hidden + spec.state_width + spec.attention.output_width + spec.inner)
-        return rows * (row + 4 * len(spec.vocabulary.ids)) + 4 * context * spec.attention.rope_dim
-
-    def token_bytes(self, kernels: Kernels) -> int:
-        """Bytes of keys and values per position, in float32, with the room they grow into."""
-        return 2 * 4 * self.spec.decoder.num_layers * self.spec.attention.cache_width
-
-    def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> BlockHead:
-        return BlockHead(self.spec, self.weights(decoder), decoder, target)
-
-
-def open_block(files: HeadFiles, target: ModelSpec, *, quantised: bool) -> OpenedBlock:
-    """ModelError if it is damaged, of a kind that is not supported, or of another target."""
-    return OpenedBlock(files, read_block(files, target), quantised)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,7 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
 class HeadFiles:
-    """The configuration and the tensors of a head, under the names that `renamed` gives them. ModelError names what is
+    """The configuration and the tensors of a head, under the names that `rename` gives them. ModelError names what is
     absent or damaged."""
 
     def __init__(self, path: Path) -> None:
@@ -47,6 +47,16 @@ class HeadFiles:
 
         self._source = SafetensorsSource(path)
         self._names = {name: name for name in self._source.shapes}
+
+    @property
+    def flat(self) -> bool:
+        """Whether the layers are described beside the rest, as in configurations of the heads' own repositories."""
+        return "transformer_layer_config" not in self.config
+
+    @property
+    def layer_keys(self) -> ConfigKeys:
+        """The keys that describe the layers."""
+        return self.keys if self.flat else self.keys.section("transformer_layer_config")
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -153,17 +163,6 @@ def check_taps(keys: ConfigKeys, taps: Sequence[int], target: ModelSpec) -> None
             )
 
 
-def check_shared(files: HeadFiles, hidden: int, target: ModelSpec) -> None:
-    """ModelError if a head of another hidden size lacks a matrix of its own that it would share with the target."""
-    for name, tensor in (("embedding", "embed_tokens.weight"), ("output", "lm_head.weight")):
-        if tensor not in files.shapes and hidden != target.hidden:
-            raise ModelError(
-                f"The head in {files.where} of hidden size {hidden} has no {name} matrix of its own, and the target's "
-                f"is of {target.hidden}.",
-                "The head was trained for another target, or is incomplete.",
-            )
-
-
 def layer_tensors(decoder: ModelSpec, attention: Gqa, inner: int, *, width: int) -> Shapes:
     """Names and shapes of a layer's tensors, whose attention reads `width` elements."""
     hidden, details = decoder.hidden, decoder.details
@@ -245,74 +244,56 @@ def _agree(ids: Array, known: Array) -> bool:
     return bool(ids.min() >= 0) and bool(ids.max() < len(known)) and np.array_equal(np.sort(ids), np.flatnonzero(known))
 
 
-_ROUNDED = "q8_0"
-_ID_MAPS = ("d2t", "t2d", "token_map")
-
-
-@dataclass(frozen=True)
-class HeadForm:
-    """In which form a head's matrices are multiplied on these kernels."""
-
-    kernels: Kernels
-    quantised: bool
-
-    def format_of(self, inputs: int) -> str | None:
-        """The format of matrices with that number of inputs; None: floats."""
-        return _ROUNDED if self.quantised and inputs % BLOCK == 0 else None
-
-    def matrix(self, values: Array) -> Matrix:
-        known = self.format_of(values.shape[1])
-        return np.ascontiguousarray(values) if known is None else quantise(values, known)
-
-    def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a packed matrix, or of a vector in float32."""
-        if len(shape) < 2:
-            return 4 * shape[0]
-        return self.kernels.matrix_bytes(shape[0], shape[1], self.format_of(shape[1]))
-
-    def weight_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Bytes of all tensors of a head's files, by name, without its maps of token ids."""
-        return sum(self.nbytes(shape) for name, shape in shapes.items() if name not in _ID_MAPS)
-
-
 class HeadWeights:
-    """The tensors of a head, packed as they are asked for."""
+    """The tensors of a head, packed as they are asked for: matrices as q8_0 if `quantised`, as far as blocks fit."""
 
-    def __init__(self, files: HeadFiles, form: HeadForm) -> None:
-        self.files, self.form = files, form
+    def __init__(self, files: HeadFiles, kernels: Kernels, *, quantised: bool) -> None:
+        self.files, self.kernels, self.quantised = files, kernels, quantised
 
     def vector(self, name: str) -> Array:
         return self.files.read(name)
 
+    def matrix(self, name: str) -> Array:
+        return self.files.read(name, self.kernels.act)
+
     def pack(self, names: Sequence[str], columns: slice = slice(None), *, biased: bool = True) -> Any:
         """Matrices of the same inputs, one below the other, of which only `columns` are taken, with their biases."""
         matrix = np.concatenate([self.matrix(name)[:, columns] for name in names])
-        biases = [self.vector(bias) for bias in _biases(names) if biased and bias in self.files.shapes]
-        return self.form.kernels.pack(self.form.matrix(matrix), np.concatenate(biases) if biases else None)
+        biases = self._biases(names) if biased else []
+        return self.kernels.pack(self._formed(matrix), np.concatenate(biases) if biases else None)
 
     def pack_gated(self, gate: str, up: str) -> Any:
-        first, second = (self.form.matrix(self.matrix(name)) for name in (gate, up))
-        biases = [self.vector(bias) for bias in _biases([gate, up]) if bias in self.files.shapes]
-        return self.form.kernels.pack_gated(first, second, bias=(biases[0], biases[1]) if biases else None)
+        first, second = (self._formed(self.matrix(name)) for name in (gate, up))
+        biases = self._biases([gate, up])
+        return self.kernels.pack_gated(first, second, bias=(biases[0], biases[1]) if biases else None)
 
     def pack_values(self, matrix: Array) -> Any:
         """A matrix that the head does not have itself."""
-        return self.form.kernels.pack(self.form.matrix(matrix))
+        return self.kernels.pack(self._formed(matrix))
 
-    def matrix(self, name: str) -> Array:
-        return self.files.read(name, self.form.kernels.act)
+    def nbytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Bytes of tensors by name as they are packed, vectors in float32, without the maps of token ids."""
+        return sum(self._packed_bytes(*shape) for name, shape in shapes.items() if name not in _ID_MAPS)
 
+    def _packed_bytes(self, outputs: int, inputs: int | None = None) -> int:
+        return 4 * outputs if inputs is None else self.kernels.matrix_bytes(outputs, inputs, self._format_of(inputs))
 
-def _biases(names: Sequence[str]) -> Iterator[str]:
-    return (name.removesuffix("weight") + "bias" for name in names)
+    def _format_of(self, inputs: int) -> str | None:
+        return "q8_0" if self.quantised and inputs % BLOCK == 0 else None
+
+    def _formed(self, values: Array) -> Matrix:
+        known = self._format_of(values.shape[1])
+        return np.ascontiguousarray(values) if known is None else quantise(values, known)
+
+    def _biases(self, names: Sequence[str]) -> list[Array]:
+        biases = [name.removesuffix("weight") + "bias" for name in names]
+        return [self.vector(bias) for bias in biases if bias in self.files.shapes]
 
 
 def row_tape(weights: HeadWeights, rows: int) -> Tape:
     """A tape for ops without positions: its rows are one sequence; `run_rows` runs it."""
     blocks = -(-rows // BLOCK_SIZE)
-    tape = weights.form.kernels.tape(
-        max_rows=rows, max_sequences=1, max_blocks=blocks, heads=1, kv_heads=1, head_dim=16
-    )
+    tape = weights.kernels.tape(max_rows=rows, max_sequences=1, max_blocks=blocks, heads=1, kv_heads=1, head_dim=16)
     places = np.arange(rows, dtype=INT32)
     inputs = tape.inputs
     inputs.positions[:] = places
@@ -326,6 +307,8 @@ def run_rows(tape: Tape, rows: int, *, logits_rows: int = 0) -> None:
     tape.inputs.query_start_loc[1] = rows
     tape.run(rows=rows, sequences=1, logits_rows=logits_rows)
 
+
+_ID_MAPS = ("d2t", "t2d", "token_map")
 
 TREE_ROWS = 16
 """Rows of logits that a head gives at least in one go: as many as a level of a tree may have."""
@@ -355,9 +338,9 @@ class TargetLogits:
 
 def layer_weights(weights: HeadWeights, spec: ModelSpec, names: Mapping[str, str]) -> list[LayerWeights]:
     """The layers of a head that are those of a decoder of that spec; `names` are its tensors' as in weights.NAMES."""
-    kernels = weights.form.kernels
+    kernels = weights.kernels
     stored = StoredWeights(spec, weights.files, names)
-    matrices = Matrices(stored, "q8" if weights.form.quantised else "bf16", kernels.act, only_layers=True)
+    matrices = Matrices(stored, "q8" if weights.quantised else "bf16", kernels.act, only_layers=True)
     known = tensor_shapes(spec)
     return [
         LayerWeights(stored, matrices, PackedStore(kernels), known, index=index) for index in range(spec.num_layers)
@@ -369,27 +352,102 @@ def output_matrix(weights: HeadWeights, vocabulary: HeadVocabulary, decoder: Dec
     if vocabulary.whole:
         return decoder.head
     name = "embed.weight" if target.spec.tied else "head.weight"
-    return weights.pack_values(target.read(name, weights.form.kernels.act)[vocabulary.ids])
+    return weights.pack_values(target.read(name, weights.kernels.act)[vocabulary.ids])
 
 
 # ---- heads as they are opened and run ------------------------------------------------------------------------------
 
-Spec = TypeVar("Spec")
-
 
 @dataclass(frozen=True)
-class OpenedHeadFiles(Generic[Spec]):
+class CheckedHead:
     """A head whose files were checked against its target, but not loaded; `quantised`: as its target is."""
 
     files: HeadFiles
-    spec: Spec
     quantised: bool
 
-    def weight_bytes(self, kernels: Kernels) -> int:
-        return HeadForm(kernels, self.quantised).weight_bytes(self.files.shapes)
+    def weights(self, kernels: Kernels) -> HeadWeights:
+        return HeadWeights(self.files, kernels, quantised=self.quantised)
 
-    def weights(self, decoder: Decoder) -> HeadWeights:
-        return HeadWeights(self.files, HeadForm(decoder.kernels, self.quantised))
+    def weight_bytes(self, kernels: Kernels) -> int:
+        return self.weights(kernels).nbytes(self.files.shapes)
+
+
+@dataclass(frozen=True)
+class CheckedLayers(CheckedHead):
+    """A head of layers like a decoder's on states of the target. `decoder` has sizes, rotation and norms of its layers,
+    which have one kind of `attention` and feed-forwards of the inner size `inner`; `taps` are the target's layers that
+    it reads, of `target_hidden` elements each. own_embedding, own_output: whether it has these matrices, or uses the
+    target's."""
+
+    decoder: ModelSpec
+    attention: Gqa
+    inner: int
+    vocabulary: HeadVocabulary
+    target_hidden: int
+    own_embedding: bool
+    own_output: bool
+    taps: tuple[int, ...]
+
+    @property
+    def state_width(self) -> int:
+        """Elements of a position's tapped states."""
+        return len(self.taps) * self.target_hidden
+
+    def embedding(self, weights: HeadWeights, decoder: Decoder) -> Any:
+        """Its embedding, packed, or the target's."""
+        return weights.pack(["embed_tokens.weight"]) if self.own_embedding else decoder.embedding
+
+    def output(self, weights: HeadWeights, decoder: Decoder, target: Weights) -> Any:
+        """Its output matrix, packed, or the target's."""
+        return (
+            weights.pack(["lm_head.weight"])
+            if self.own_output
+            else output_matrix(weights, self.vocabulary, decoder, target)
+        )
+
+    def check_tensors(self, further: Mapping[str, tuple[int, ...]], *, first_width: int) -> None:
+        """ModelError unless the files have the tensors of such a head, whose first layer reads `first_width` elements,
+        and those of `further`."""
+        hidden, draft, size = self.decoder.hidden, len(self.vocabulary.ids), self.vocabulary.size
+        expected = {"fc.weight": (hidden, self.state_width), "norm.weight": (hidden,), **further}
+        for index in range(self.decoder.num_layers):
+            shapes = layer_tensors(self.decoder, self.attention, self.inner, width=hidden if index else first_width)
+            expected |= {f"layers.{index}.{name}": shape for name, shape in shapes}
+        if self.own_output:
+            expected["lm_head.weight"] = (draft, hidden)
+        if self.own_embedding:
+            expected["embed_tokens.weight"] = (size, hidden)
+        expected |= vocabulary_shapes(self.files, draft=draft, size=size)
+        self.files.check(expected, optional=(r".*rotary_emb\.inv_freq", r"verifier_.*"))
+
+
+def read_layers(files: HeadFiles, target: ModelSpec) -> dict[str, Any]:
+    """The fields of CheckedLayers but for the taps. ModelError if they are not supported, or of another target."""
+    decoder, attention, inner = read_head_decoder(files.layer_keys, files.where)
+    keys, layer, hidden = files.keys, files.layer_keys, decoder.hidden
+    check_sizes(
+        files,
+        target,
+        hidden=keys.integer("target_hidden_size", default=target.hidden),
+        vocab=layer.integer("vocab_size", default=target.vocab),
+    )
+    draft = keys.integer("draft_vocab_size", default=layer.integer("draft_vocab_size", default=target.vocab))
+    for name, tensor in (("embedding", "embed_tokens.weight"), ("output", "lm_head.weight")):
+        if tensor not in files.shapes and hidden != target.hidden:
+            raise ModelError(
+                f"The head in {files.where} of hidden size {hidden} has no {name} matrix of its own, and the target's "
+                f"is of {target.hidden}.",
+                "The head was trained for another target, or is incomplete.",
+            )
+    return {
+        "decoder": decoder,
+        "attention": attention,
+        "inner": inner,
+        "vocabulary": read_vocabulary(files, draft=draft, size=target.vocab),
+        "target_hidden": target.hidden,
+        "own_embedding": "embed_tokens.weight" in files.shapes,
+        "own_output": "lm_head.weight" in files.shapes,
+    }
 
 
 class CachedHead:

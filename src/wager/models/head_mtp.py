@@ -12,7 +12,7 @@ one is a row of FORMATS.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,10 +27,9 @@ from wager.kernels.tape import Tape
 from wager.models.head_files import (
     TREE_ROWS,
     CachedHead,
+    CheckedHead,
     HeadFiles,
-    HeadForm,
-    HeadWeights,
-    OpenedHeadFiles,
+    Shapes,
     check_sizes,
     layer_weights,
     read_proposed,
@@ -41,6 +40,7 @@ from wager.models.transformer import (
     Decoder,
     LayerBuffers,
     LayerRecorder,
+    LayerWeights,
     block_bytes,
     last_layer_rows,
     layer_cache,
@@ -126,14 +126,13 @@ FORMATS = (
 
 
 @dataclass(frozen=True)
-class MtpSpec:
-    """What the modules of a target are. `decoder` has as many layers as there are modules, all of the same shape;
-    `depth`: guesses of a round that they were made for. The flags are those of MtpFormat."""
+class CheckedMtp(CheckedHead):
+    """Modules whose files were checked. `decoder` has as many layers as there are modules, all of the same shape; the
+    flags are those of `format`, but for `after_norm`, which may be overridden. `depth`: guesses of a round that they
+    were made for."""
 
     decoder: ModelSpec
-    shared: bool
-    hidden_first: bool
-    zeroed: bool
+    format: MtpFormat
     after_norm: bool
     depth: int | None = None
 
@@ -142,19 +141,57 @@ class MtpSpec:
         return self.decoder.num_layers
 
     @property
-    def layer(self) -> Layer:
-        return self.decoder.layers[0]
+    def layer_names(self) -> Mapping[str, str]:
+        """The names of the layers' tensors, as weights.NAMES has them."""
+        names = checkpoint_names(self.decoder.details.architecture)
+        return {part: name.replace("model.layers.", "modules.") for part, name in names.items()}
+
+    def tensors(self) -> Shapes:
+        """The tensors of the modules with their shapes."""
+        hidden, vocab = self.decoder.hidden, self.decoder.vocab
+        for module in range(1 if self.format.shared else self.modules):
+            for part in ("enorm", "hnorm", "norm"):
+                yield f"modules.{module}.{part}.weight", (hidden,)
+            yield f"modules.{module}.proj.weight", (hidden, 2 * hidden)
+            for part in ("head", "embed"):
+                if (name := f"modules.{module}.{part}.weight") in self.files.shapes:
+                    yield name, (vocab, hidden)
+        for name, size in tensor_shapes(self.decoder).items():
+            if name.startswith("layers."):
+                yield source_name(self.layer_names, name), size
+
+    def weight_bytes(self, kernels: Kernels) -> int:
+        return self.weights(kernels).nbytes(dict(self.tensors()))
+
+    def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
+        """Bytes of the buffers of a pass."""
+        act, hidden, several = kernels.act.itemsize, self.decoder.hidden, self.modules - 1
+        logits_rows = min(rows, max(sequences, TREE_ROWS))
+        layer = workspace_bytes(
+            self.decoder,
+            kernels,
+            max_rows=rows,
+            max_sequences=sequences,
+            max_blocks=-(-context // BLOCK_SIZE),
+            max_logits_rows=logits_rows,
+        )
+        around = rows * hidden * (3 * 4 + 3 * act + several * act)
+        return layer + around + several * logits_rows * (4 * self.decoder.vocab + act * hidden)
+
+    def token_bytes(self, kernels: Kernels) -> int:
+        """Bytes of keys and values per position."""
+        return block_bytes(self.decoder, kernels) // BLOCK_SIZE
+
+    def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> MtpHead:
+        return MtpHead(self, decoder, target, num_blocks=num_blocks)
 
 
-def find_mtp_format(files: HeadFiles) -> MtpFormat | None:
-    """The format of the modules in some files; None if there are none."""
-    return next((known for known in FORMATS if any(re.fullmatch(known.found, name) for name in files.shapes)), None)
-
-
-def read_mtp(files: HeadFiles, target: ModelSpec, *, inside: bool, after_norm: bool | None = None) -> MtpSpec:
-    """The modules in the files; the names and shapes of all their tensors are checked. `inside`: they are the target's
+def open_mtp(
+    files: HeadFiles, target: ModelSpec, *, quantised: bool, inside: bool = False, after_norm: bool | None = None
+) -> CheckedMtp:
+    """The modules in some files; the names and shapes of all their tensors are checked. `inside`: they are the target's
     own files; `after_norm` overrides the format's. ModelError names what does not fit, and what is not supported."""
-    known = find_mtp_format(files)
+    known = next((known for known in FORMATS if any(re.fullmatch(known.found, name) for name in files.shapes)), None)
     if known is None:
         raise ModelError(
             f"{files.where} has no MTP weights: no tensor is named as in modules of DeepSeek (model.layers.N.eh_proj), "
@@ -166,26 +203,14 @@ def read_mtp(files: HeadFiles, target: ModelSpec, *, inside: bool, after_norm: b
         raise ModelError(f"The head in {files.where} is a {kind} head.", "MTP modules are wanted here.")
     count = _rename(files, known)
     base = target if inside else _read_base(files, target)
-    ffn = _feed_forward(files, base.ordered_layers[-1])
-    layers = (replace(base.ordered_layers[-1], ffn=ffn, count=count),)
+    last = base.ordered_layers[-1]
+    layers = (replace(last, ffn=_feed_forward(files, last), count=count),)
     decoder = replace(base, layers=layers, tied=True, decoder=replace(base.details, layer_order=(0,) * count))
-    spec = MtpSpec(
-        decoder,
-        known.shared,
-        known.hidden_first,
-        known.zeroed,
-        known.after_norm if after_norm is None else after_norm,
-        None if inside else read_proposed(files.keys),
-    )
+    depth = None if inside else read_proposed(files.keys)
+    head = CheckedMtp(files, quantised, decoder, known, known.after_norm if after_norm is None else after_norm, depth)
     others = r"(?!modules\.).*" if inside else r"(model|lm_head)\..*|.*rotary_emb\.inv_freq|verifier_.*"
-    files.check(dict(_tensors(spec, files)), optional=(others,))
-    return spec
-
-
-def layer_names(spec: ModelSpec) -> Mapping[str, str]:
-    """The names of the layers' tensors, as tensors.NAMES has them."""
-    names = checkpoint_names(spec.details.architecture)
-    return {part: name.replace("model.layers.", "modules.") for part, name in names.items()}
+    files.check(dict(head.tensors()), optional=(others,))
+    return head
 
 
 def _rename(files: HeadFiles, known: MtpFormat) -> int:
@@ -208,9 +233,7 @@ def _rename(files: HeadFiles, known: MtpFormat) -> int:
 
 def _read_base(files: HeadFiles, target: ModelSpec) -> ModelSpec:
     """The model whose last layer is shaped as the modules', by their own configuration."""
-    keys = files.keys
-    layer = keys.section("transformer_layer_config") if "transformer_layer_config" in files.config else keys
-    base = read_config(layer.values, runnable=True, where=f"{files.where}/config.json")
+    base = read_config(files.layer_keys.values, runnable=True, where=f"{files.where}/config.json")
     check_sizes(files, target, hidden=base.hidden, vocab=base.vocab)
     return base
 
@@ -228,22 +251,6 @@ def _feed_forward(files: HeadFiles, layer: Layer) -> Dense | Experts:
     return Dense(gate[0]) if gate else layer.ffn
 
 
-def _tensors(spec: MtpSpec, files: HeadFiles) -> Iterator[tuple[str, tuple[int, ...]]]:
-    hidden = spec.decoder.hidden
-    vocab = spec.decoder.vocab
-    names = layer_names(spec.decoder)
-    for module in range(1 if spec.shared else spec.modules):
-        for part, shape in (("enorm", (hidden,)), ("hnorm", (hidden,)), ("norm", (hidden,))):
-            yield f"modules.{module}.{part}.weight", shape
-        yield f"modules.{module}.proj.weight", (hidden, 2 * hidden)
-        for part in ("head", "embed"):
-            if (name := f"modules.{module}.{part}.weight") in files.shapes:
-                yield name, (vocab, hidden)
-    for name, size in tensor_shapes(spec.decoder).items():
-        if name.startswith("layers."):
-            yield source_name(names, name), size
-
-
 class MtpHead(CachedHead):
     """The modules for the target `decoder`, whose embedding and output matrix they use where they have none of their
     own. `num_blocks` is the size of their cache, which holds a layer for each.
@@ -251,23 +258,31 @@ class MtpHead(CachedHead):
     `taps`: the target's layer whose states they need; a position's are `state_width` elements of `state_dtype`.
     """
 
-    def __init__(
-        self, spec: MtpSpec, weights: HeadWeights, decoder: Decoder, target: Weights, *, num_blocks: int
-    ) -> None:
-        kernels = weights.form.kernels
-        super().__init__(decoder, kernels, spec.decoder.attention, spec.decoder.hidden)
-        self.spec = spec
-        self.modules = spec.modules
-        self.state_width = self.hidden
+    def __init__(self, head: CheckedMtp, decoder: Decoder, target: Weights, *, num_blocks: int) -> None:
+        kernels, hidden = decoder.kernels, head.decoder.hidden
+        super().__init__(decoder, kernels, head.decoder.attention, hidden)
+        self.modules = head.modules
+        self.state_width = hidden
         self.state_dtype: DType = FLOAT32
         self.taps: tuple[int, ...] = (target.spec.num_layers,)
-        self.cache = layer_cache(spec.decoder, kernels, layers=spec.modules, num_blocks=num_blocks, kv_dtype="bf16")
-        self._target_norm = _TargetNorm(weights, target, self.max_rows) if spec.after_norm else None
-        recorder = _ModuleRecorder(self, weights, decoder)
-        self._modules = [
-            recorder.record(module, self._tape.beside() if module else self._tape, self._state)
-            for module in range(spec.modules)
-        ]
+        self.cache = layer_cache(head.decoder, kernels, layers=head.modules, num_blocks=num_blocks, kv_dtype="bf16")
+        self._head, self._decoder, self._weights = head, decoder, head.weights(kernels)
+        self._target_norm: Tape | None = None
+        if head.after_norm:  # the target hands its states over without it
+            self._given, self._given_normed = (
+                empty(self.max_rows, hidden),
+                empty(self.max_rows, hidden, dtype=kernels.act),
+            )
+            self._target_norm = row_tape(self._weights, self.max_rows)
+            norm, eps = target.read("norm.weight"), target.spec.details.norm_eps
+            self._target_norm.rms_norm(self._given, norm, eps, self._given_normed)
+        rows, logits_rows = self.max_rows, self.max_logits_rows
+        rotation = head.decoder.details.rope.table(self.max_context, head.decoder.attention.rope_dim)
+        self._layer = LayerBuffers(head.decoder, kernels, rotation, max_rows=rows, max_logits_rows=logits_rows)
+        self._embedded = empty(rows, hidden)
+        self._embedded_normed, self._state_normed = (empty(rows, hidden, dtype=kernels.act) for _ in range(2))
+        layers = layer_weights(self._weights, head.decoder, head.layer_names)
+        self._modules = [self._record(module, layer) for module, layer in enumerate(layers)]
 
     def forward(self, batch: PackedBatch, states: Array, fed: Array, module: int = 0) -> TargetOutput:
         """One pass of a module over the packed rows: the first of them have the target's `states` [n, hidden] and the
@@ -280,23 +295,55 @@ class MtpHead(CachedHead):
         return self._modules[module].run(batch)
 
     def _read_target(self, states: Array) -> None:
-        self._state[: len(states)] = self._target_norm.run(states) if self._target_norm else states
+        n = len(states)
+        if self._target_norm:
+            self._given[:n] = states
+            run_rows(self._target_norm, n)
+            states = self._given_normed[:n]
+        self._state[:n] = states
 
+    def _record(self, module: int, layer: LayerWeights) -> _Module:
+        """Record a module; all of them share buffers, but for what they give."""
+        head, buffers, act = self._head, self._layer, self._weights.kernels.act
+        tape = self._tape.beside() if module else self._tape
+        eps = head.decoder.details.norm_eps
+        embed = row_tape(self._weights, self.max_rows) if head.format.zeroed else None
+        (embed or tape).embed(self._matrix(module, "embed", self._decoder.embedding), self._embedded)
+        tape.rms_norm(self._embedded, self._vector(module, "enorm"), eps, self._embedded_normed)
+        tape.rms_norm(self._state, self._vector(module, "hnorm"), eps, self._state_normed)
+        inputs = [self._embedded_normed, self._state_normed]
+        if head.format.hidden_first:
+            inputs.reverse()
+        name = self._name(module, "proj")
+        tape.linear(inputs[0], self._weights.pack([name], slice(self.hidden)), buffers.x)
+        tape.linear(inputs[1], self._weights.pack([name], slice(self.hidden, None)), buffers.x, add=True)
+        kind = head.decoder.layers[0]
+        of = last_layer_rows(kind) if head.modules == 1 else "rows"
+        LayerRecorder(head.decoder, self._weights.kernels, tape, self.cache, buffers).record(layer, kind, module, of=of)
+        if of == "rows":
+            tape.select(buffers.x, buffers.selected)
+        norm, every = self._vector(module, "norm"), None
+        if head.modules > 1:
+            every = empty(self.max_rows, self.hidden, dtype=act)
+            tape.rms_norm(buffers.x, norm, eps, every)
+        rows = self.max_logits_rows
+        normed = empty(rows, self.hidden, dtype=act)
+        logits, greedy = empty(rows, self.vocab), empty(rows, dtype=INT32)
+        tape.rms_norm(buffers.selected, norm, eps, normed, of="logits")
+        tape.linear(normed, self._matrix(module, "head", self._decoder.head), logits, of="logits")
+        tape.argmax(logits, greedy)
+        return _Module(tape, embed, self._embedded, logits, greedy, normed, every)
 
-class _TargetNorm:
-    """The target's last norm, of states that it handed over without."""
+    def _name(self, module: int, part: str) -> str:
+        return f"modules.{0 if self._head.format.shared else module}.{part}.weight"
 
-    def __init__(self, weights: HeadWeights, target: Weights, rows: int) -> None:
-        hidden = target.spec.hidden
-        self._states = empty(rows, hidden)
-        self._normed = empty(rows, hidden, dtype=weights.form.kernels.act)
-        self._tape = row_tape(weights, rows)
-        self._tape.rms_norm(self._states, target.read("norm.weight"), target.spec.details.norm_eps, self._normed)
+    def _vector(self, module: int, part: str) -> Array:
+        return self._weights.vector(self._name(module, part))
 
-    def run(self, states: Array) -> Array:
-        self._states[: len(states)] = states
-        run_rows(self._tape, len(states))
-        return self._normed[: len(states)]
+    def _matrix(self, module: int, part: str, shared: Any) -> Any:
+        """A module's own matrix, or else the target's."""
+        name = self._name(module, part)
+        return self._weights.pack([name]) if name in self._weights.files.shapes else shared
 
 
 @dataclass(frozen=True)
@@ -322,105 +369,3 @@ class _Module:
         given = {} if self.all_normed is None else {0: self.all_normed[:rows].astype(FLOAT32)}
         fed = self.normed[:logits_rows].astype(FLOAT32)
         return TargetOutput(self.logits[:logits_rows], self.greedy[:logits_rows], fed, given)
-
-
-class _ModuleRecorder:
-    """Records modules one after the other; they share buffers."""
-
-    def __init__(self, head: MtpHead, weights: HeadWeights, decoder: Decoder) -> None:
-        spec = self.spec = head.spec
-        self.head = head
-        self.weights = weights
-        self.decoder = decoder
-        kernels = weights.form.kernels
-        rotation = spec.decoder.details.rope.table(head.max_context, spec.decoder.attention.rope_dim)
-        rows, self._logits_rows = head.max_rows, head.max_logits_rows
-        self.buffers = LayerBuffers(spec.decoder, kernels, rotation, max_rows=rows, max_logits_rows=self._logits_rows)
-        self.embedded = empty(rows, head.hidden)
-        self.embedded_normed, self.state_normed = (empty(rows, head.hidden, dtype=kernels.act) for _ in range(2))
-        self._layers = layer_weights(weights, spec.decoder, layer_names(spec.decoder))
-
-    def record(self, module: int, tape: Tape, state: Array) -> _Module:
-        spec = self.spec
-        buffers = self.buffers
-        weights = self.weights
-        eps = self.spec.decoder.details.norm_eps
-        embed = row_tape(weights, self.head.max_rows) if spec.zeroed else None
-        (embed or tape).embed(self._matrix(module, "embed", self.decoder.embedding), self.embedded)
-        tape.rms_norm(self.embedded, self._vector(module, "enorm"), eps, self.embedded_normed)
-        tape.rms_norm(state, self._vector(module, "hnorm"), eps, self.state_normed)
-        first, second = self.embedded_normed, self.state_normed
-        if spec.hidden_first:
-            first, second = second, first
-        hidden, name = self.head.hidden, self._name(module, "proj")
-        tape.linear(first, weights.pack([name], slice(hidden)), buffers.x)
-        tape.linear(second, weights.pack([name], slice(hidden, None)), buffers.x, add=True)
-        of = last_layer_rows(spec.layer) if spec.modules == 1 else "rows"
-        recorder = LayerRecorder(spec.decoder, weights.form.kernels, tape, self.head.cache, buffers)
-        recorder.record(self._layers[module], spec.layer, module, of=of)
-        if of == "rows":
-            tape.select(buffers.x, buffers.selected)
-        return self._record_output(module, tape, embed)
-
-    def _record_output(self, module: int, tape: Tape, embed: Tape | None) -> _Module:
-        buffers = self.buffers
-        rows = self._logits_rows
-        eps = self.spec.decoder.details.norm_eps
-        act = self.weights.form.kernels.act
-        norm = self._vector(module, "norm")
-        every = None
-        if self.spec.modules > 1:
-            every = empty(self.head.max_rows, self.head.hidden, dtype=act)
-            tape.rms_norm(buffers.x, norm, eps, every)
-        normed = empty(rows, self.head.hidden, dtype=act)
-        logits, greedy = empty(rows, self.head.vocab), empty(rows, dtype=INT32)
-        tape.rms_norm(buffers.selected, norm, eps, normed, of="logits")
-        tape.linear(normed, self._matrix(module, "head", self.decoder.head), logits, of="logits")
-        tape.argmax(logits, greedy)
-        return _Module(tape, embed, self.embedded, logits, greedy, normed, every)
-
-    def _name(self, module: int, part: str) -> str:
-        return f"modules.{0 if self.spec.shared else module}.{part}.weight"
-
-    def _vector(self, module: int, part: str) -> Array:
-        return self.weights.vector(self._name(module, part))
-
-    def _matrix(self, module: int, part: str, shared: Any) -> Any:
-        """A module's own matrix, or else the target's."""
-        name = self._name(module, part)
-        return self.weights.pack([name]) if name in self.weights.files.shapes else shared
-
-
-class OpenedMtp(OpenedHeadFiles[MtpSpec]):
-    """Modules whose files were checked."""
-
-    def weight_bytes(self, kernels: Kernels) -> int:
-        own = {name: shape for name, shape in self.files.shapes.items() if name.startswith("modules.")}
-        return HeadForm(kernels, self.quantised).weight_bytes(own)
-
-    def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
-        """Bytes of the buffers of a pass."""
-        spec = self.spec
-        act = kernels.act.itemsize
-        hidden = self.spec.decoder.hidden
-        limits = {"max_rows": rows, "max_sequences": sequences}
-        logits_rows = min(rows, max(sequences, TREE_ROWS))
-        blocks = -(-context // BLOCK_SIZE)
-        layer = workspace_bytes(spec.decoder, kernels, **limits, max_blocks=blocks, max_logits_rows=logits_rows)
-        several = spec.modules - 1
-        around = rows * hidden * (3 * 4 + 3 * act + several * act)
-        return layer + around + several * logits_rows * (4 * spec.decoder.vocab + act * hidden)
-
-    def token_bytes(self, kernels: Kernels) -> int:
-        """Bytes of keys and values per position."""
-        return block_bytes(self.spec.decoder, kernels) // BLOCK_SIZE
-
-    def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> MtpHead:
-        return MtpHead(self.spec, self.weights(decoder), decoder, target, num_blocks=num_blocks)
-
-
-def open_mtp(
-    files: HeadFiles, target: ModelSpec, *, quantised: bool, inside: bool = False, after_norm: bool | None = None
-) -> OpenedMtp:
-    """ModelError if they are absent, damaged, of a kind that is not supported, or of another target."""
-    return OpenedMtp(files, read_mtp(files, target, inside=inside, after_norm=after_norm), quantised)
