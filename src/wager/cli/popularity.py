@@ -23,10 +23,8 @@ _MOST_TOKENS = 4096
 @flags.engine_flags(only=("model", "threads", "memory", "max_context"))
 @click.option(
     "--max-tokens",
-    type=click.IntRange(0, _MOST_TOKENS),
+    type=flags.Count(0, _MOST_TOKENS),
     default=64,
-    show_default=True,
-    metavar="N",
     help="Greedy tokens of each answer that are recorded too; 0 records the prompts alone.",
 )
 @flags.json_flag
@@ -56,10 +54,9 @@ def command(
         )
     experts = engine.spec.experts
     routing = measure_routing(texts, experts.count if experts else 0)
-    if json_path:
-        about = {"model": config.model.model, "experts": len(routing.popularity), "active": texts[0].shape[2]}
-        console.write_json({**about, **routing.as_dict()}, json_path)
-    if str(json_path) != "-":
+    about = {"model": config.model.model, "experts": len(routing.popularity), "active": texts[0].shape[2]}
+    console.write_json({**about, **routing.as_dict()}, json_path)
+    if json_path != console.STDOUT:
         _show(routing, model=config.model.model)
         if json_path:
             console.say(f"written to {json_path}; wager plan --model {config.model.model} --popularity {json_path}")

@@ -50,10 +50,8 @@ DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 @flags.sampling_flags(max_tokens=64, temperature=None, seed=0)
 @click.option(
     "--concurrency",
-    type=click.IntRange(2, flags.MOST_CONCURRENT),
+    type=flags.Count(2, flags.MOST_CONCURRENT),
     default=8,
-    show_default=True,
-    metavar="N",
     help="Requests that run together in the trials where several do.",
 )
 @click.option(
@@ -62,7 +60,6 @@ DRAFTERS = ("none", "ngram", "adversary", "random-tree")
     type=click.Choice(CONDITIONS),
     multiple=True,
     default=CONDITIONS,
-    show_default=True,
     help="How requests are served. Repeat it to choose several.",
 )
 @click.option(
@@ -95,6 +92,8 @@ def command(
     drafter fails that is not made to, naming the first. A trial in which nothing was preempted, cached or guessed says
     so, and so do plain texts that are nearly constant.
     """
+    from wager.cli.loading import open_engine
+
     modes = _modes(params, sampled=sampled, verify=config.speculation.verify)
     drafters = tuple(dict.fromkeys(_leave_out_trees(drafters, config.speculation.verify)))
     configs = {drafter: _with_drafter(config, drafter) for drafter in drafters}
@@ -102,14 +101,21 @@ def command(
     settings |= {"drafter": drafters, "temperature": [mode.temperature for mode in modes.values()]}
     done = earlier_trials(json_path, settings) if resume else {}
     configs = {drafter: each for drafter, each in configs.items() if drafter not in done}
-    plain = _open_plain(config, configs)
+    # its cache leaves memory for each of the drafters, what their models and heads cache included
+    plain = open_engine(
+        config.with_options(drafter="none", prefix_cache=False),
+        shared_by=[each.with_options(prefix_cache=False) for each in configs.values()],
+    )
     chosen = [each for name, each in conditions(concurrency).items() if name in names]
     chosen = [each for each in chosen if config.capacity.prefix_cache or not each.warm]
     proof = Proof(card_of(config, plain, settings), json_path, [trial for each in done.values() for trial in each])
     total = len(modes) * len(prompts) * (1 + len(configs) * len(chosen))
     with console.meter("answers") as update:
         trials = Trials(plain, chosen, count_answers(update, "Proving", total))
-        questions = _questions(prompts, framing, modes, trials)
+        requests = {
+            mode: to_requests(prompts, plain.tokenizer, framing=framing, params=each) for mode, each in modes.items()
+        }
+        questions = [Questions(mode, each, trials.plain_answers(each)) for mode, each in requests.items()]
         proof.varieties = [variety_of(each.mode, each.plain.values()) for each in questions]
         for drafter, each in configs.items():
             proof.add(trials.run(drafter, each, questions), failure=trials.failures.get(drafter, ""))
@@ -126,17 +132,6 @@ def _with_drafter(config: EngineConfig, drafter: str) -> EngineConfig:
     return config.with_options(drafter=drafter, policy="adaptive" if several else "fixed")
 
 
-def _questions(
-    prompts: Sequence[Prompt], framing: flags.Framing, modes: Mapping[str, SamplingParams], trials: Trials
-) -> list[Questions]:
-    """The requests of each mode, answered plainly."""
-    found = []
-    for mode, params in modes.items():
-        requests = to_requests(prompts, trials.plain.tokenizer, framing=framing, params=params)
-        found.append(Questions(mode, requests, trials.plain_answers(requests)))
-    return found
-
-
 def _leave_out_trees(drafters: tuple[str, ...], verify: VerifyRule) -> tuple[str, ...]:
     """The default drafters without those that make trees, under a rule that verifies none; others stay."""
     if drafters != DRAFTERS or RULES[verify].verifies_trees:
@@ -144,15 +139,6 @@ def _leave_out_trees(drafters: tuple[str, ...], verify: VerifyRule) -> tuple[str
     kept = tuple(name for name in drafters if name != "random-tree")
     console.say(f"--verify {verify} verifies chains: {', '.join(sorted({*drafters} - {*kept}))} is left out.")
     return kept
-
-
-def _open_plain(config: EngineConfig, configs: Mapping[str, EngineConfig]) -> LoadedEngine:
-    """The engine for the plain answers. Its cache leaves memory for each of the drafters, what their models and heads
-    cache included."""
-    from wager.cli.loading import open_engine
-
-    plain = config.with_options(drafter="none", prefix_cache=False)
-    return open_engine(plain, shared_by=[each.with_options(prefix_cache=False) for each in configs.values()])
 
 
 def _modes(params: SamplingParams, *, sampled: bool, verify: VerifyRule) -> dict[str, SamplingParams]:
@@ -205,31 +191,24 @@ def edited(tokens: Sequence[int], *, vocab: int) -> tuple[int, ...]:
     )
 
 
-class FailureCount(logging.Filter):
-    """Counts the warnings of drafters that failed; those of a drafter that fails on purpose are not shown."""
-
-    def __init__(self, *, expected: bool) -> None:
-        super().__init__()
-        self.expected = expected
-        self.count, self.last = 0, ""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        message = str(record.msg)
-        if not (message.startswith("Drafter %r") and "failed" in message):
-            return True
-        self.count, self.last = self.count + 1, record.getMessage()
-        return not self.expected
-
-
 @contextmanager
-def counted_failures(*, expected: bool) -> Iterator[FailureCount]:
-    """Count the drafters that fail meanwhile."""
-    log, found = logging.getLogger("wager"), FailureCount(expected=expected)
-    log.addFilter(found)
+def counted_failures(*, expected: bool) -> Iterator[list[str]]:
+    """The warnings of drafters that fail meanwhile; they are not shown if they are `expected`."""
+    found: list[str] = []
+
+    def note(record: logging.LogRecord) -> bool:
+        message = str(record.msg)
+        failed = message.startswith("Drafter %r") and "failed" in message
+        if failed:
+            found.append(record.getMessage())
+        return not (failed and expected)
+
+    log = logging.getLogger("wager")
+    log.addFilter(note)
     try:
         yield found
     finally:
-        log.removeFilter(found)
+        log.removeFilter(note)
 
 
 @dataclass(slots=True)
@@ -287,10 +266,10 @@ class Trials:
                             engine.proposer = open_one().proposer
                             some = requests[first : first + size]
                             tried |= answers(engine, some, condition, on_delta=self.on_delta)
-                if failures.count and not breaks:
-                    self.failures[drafter] = failures.last
+                if failures and not breaks:
+                    self.failures[drafter] = failures[-1]
                 yield compare_answers(
-                    each.plain, tried, mode=each.mode, drafter=drafter, condition=condition, failures=failures.count
+                    each.plain, tried, mode=each.mode, drafter=drafter, condition=condition, failures=len(failures)
                 )
         engine.check()
 
@@ -320,7 +299,7 @@ def summed_up(trials: Sequence[TokenComparison], *, failure: str = "") -> dict[s
 def earlier_trials(path: Path | None, settings: Mapping[str, Any]) -> dict[str, list[TokenComparison]]:
     """The trials in a file of --json by drafter, none if there is no file yet. UsageError if it was written with other
     settings, or is none of `wager prove`."""
-    if path is None or str(path) == "-":
+    if path in (None, console.STDOUT):
         raise UsageError("--resume needs a file to go on from.", "Give it with --json PATH.")
     if not path.exists():
         return {}
@@ -380,7 +359,7 @@ class Proof:
             f"{found['differing'] + found['finish_reasons_differing']} differ; {found['drafted']} guesses, "
             f"{found['accepted']} accepted{failed}{found['note'] and '; ' + found['note']}."
         )
-        if self.path and str(self.path) != "-":
+        if self.path != console.STDOUT:
             console.write_json(self.as_dict(), self.path)
 
     @property
@@ -405,10 +384,8 @@ class Proof:
 
     def report(self) -> None:
         """The tables. WagerError if anything differs, or a drafter failed that was not made to."""
-        if self.path:
-            console.write_json(self.as_dict(), self.path)
-        to_stdout = str(self.path) != "-"
-        self._show(to_stdout=to_stdout)
+        console.write_json(self.as_dict(), self.path)
+        self._show(to_stdout=self.path != console.STDOUT)
         for warning in self.warnings:
             console.say(f"Warning: {warning} Give other prompts, or a model whose texts vary.")
         summary = self.summary

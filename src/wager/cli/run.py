@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from wager.engine.outputs import GuessedText, TokenText
 from wager.errors import UsageError
 from wager.inputs import read_text
 from wager.terminal import console, flags
-from wager.types import Completion, Draft, OutputDelta, Request, SamplingParams, Stats
+from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
     from wager.engine.rounds import Round, RoundSeconds
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--prediction",
     "prediction_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=flags.INPUT_FILE,
     metavar="FILE",
     help="A text that the answer is expected to be like, such as a file that it edits: guesses come from it "
     "too. It changes no token.",
@@ -65,7 +65,7 @@ def command(
 
     Without PROMPT, or with -, it is read from standard input.
     """
-    from wager.cli.loading import open_llm
+    from wager.cli.loading import loaded_lines, open_llm
     from wager.models.tokenizer import IncrementalDecoder
 
     text = _prompt(prompt)
@@ -80,35 +80,27 @@ def command(
         requests.append(Request("prompt", framing.encode(tokenizer, text), params))
         return requests
 
+    to_stdout = json_path != console.STDOUT
     with open_llm(config, expected=expected) as llm:
         stream = llm.stream(requests[0].prompt, params)
         colorer = DraftColorer(IncrementalDecoder(llm.tokenizer, after=stream.request.prompt)) if show else None
-        to_stdout = str(json_path) != "-"
         report = _print_rounds(stream, llm, to_stdout=to_stdout) if rounds else None
         if to_stdout:
             _print(stream, colorer)  # nothing is left of it after the rounds
         else:
             deque(stream, maxlen=0)
         [answer] = stream.completions()
-        if json_path:
-            details: dict[str, object] = {"round_details": report.as_dicts()} if report else {}
-            console.write_json(_result(answer, config, llm.engine) | details, json_path)
+        details = {"round_details": report.as_dicts()} if report else {}
+        console.write_json(_result(answer, config, llm.engine) | details, json_path)
         if colorer:
             click.echo(f"guessed by: {colorer.legend()}", err=True, color=True)
-        _say_details(llm.engine, explain=explain)
+        for name, figures in llm.engine.ahead.items():
+            console.say(f"{name}, ahead of the target: {figures}")
+        if explain:
+            console.say("\n".join([*loaded_lines(llm.engine), llm.engine.policy.explain()]))
     console.say(footer(answer.stats, sampled=params.temperature > 0))
     if answer.finish_reason == "error":
         raise click.ClickException(answer.error)
-
-
-def _say_details(engine: LoadedEngine, *, explain: bool) -> None:
-    for name, figures in engine.ahead.items():
-        console.say(f"{name}, ahead of the target: {figures}")
-    if explain:
-        from wager.cli.loading import loaded_lines
-
-        for line in (*loaded_lines(engine), engine.policy.explain()):
-            console.say(line)
 
 
 def _check_predictions(drafters: Sequence[DrafterSpec]) -> None:
@@ -205,35 +197,24 @@ class RoundReport:
         self.rounds: list[Round] = []
 
     def add(self, item: Round) -> str:
-        """Take the next round; its lines."""
+        """Take the next round; its lines: each part with its tokens, separated by spaces."""
         self.rounds.append(item)
-        return "\n".join(self._lines(len(self.rounds), item))
-
-    def _lines(self, number: int, item: Round) -> list[str]:
-        """Each part of a round with its tokens, separated by spaces."""
         tokens = item.draft.tokens
-        own = [] if item.target_token is None else [item.target_token]
-        parts = [
-            (f"guessed by {item.draft.drafter}", self._guesses(item.draft)),
-            (f"accepted {len(item.accepted)}", self._shown([tokens[node] for node in item.accepted])),
-            (_own_kind(item), self._shown(own)),
-            (f"discarded {len(item.discarded)}", self._shown([tokens[node] for node in item.discarded])),
-            (f"not verified {len(item.unverified)}", self._shown([tokens[node] for node in item.unverified])),
-        ]
+        inner = set(item.draft.parents)
+        paths = [item.draft.path(node) for node in range(len(item.draft)) if node not in inner]
+        parts = {
+            f"guessed by {item.draft.drafter}": " / ".join(self._shown(tokens, path) for path in paths),
+            f"accepted {len(item.accepted)}": self._shown(tokens, item.accepted),
+            _own_kind(item): "" if item.target_token is None else visible(self._text(item.target_token)),
+            f"discarded {len(item.discarded)}": self._shown(tokens, item.discarded),
+            f"not verified {len(item.unverified)}": self._shown(tokens, item.unverified),
+        }
         rows = f"{item.rows} row{'s' * (item.rows != 1)}"
-        return [
-            f"round {number}: {rows}, {_times(item.seconds)}",
-            *(f"  {name}: {text}" for name, text in parts if text),
-        ]
+        first = f"round {len(self.rounds)}: {rows}, {_times(item.seconds)}"
+        return "\n".join([first, *(f"  {name}: {text}" for name, text in parts.items() if text)])
 
-    def _guesses(self, draft: Draft) -> str:
-        """The draft's paths, from the first guess to each last one."""
-        inner = set(draft.parents)
-        paths = [draft.path(node) for node in range(len(draft)) if node not in inner]
-        return " / ".join(self._shown([draft.tokens[node] for node in path]) for path in paths)
-
-    def _shown(self, tokens: Sequence[int]) -> str:
-        return " ".join(visible(self._text(token)) for token in tokens)
+    def _shown(self, tokens: Sequence[int], nodes: Sequence[int]) -> str:
+        return " ".join(visible(self._text(tokens[node])) for node in nodes)
 
     def _text(self, token: int) -> str:
         """The token's text; bytes of a character that it holds only in part as \\xNN."""
@@ -242,18 +223,16 @@ class RoundReport:
     def summary(self) -> str:
         """The sums over all rounds."""
         rounds = self.rounds
-        accepted, discarded = sum(len(item.accepted) for item in rounds), sum(len(item.discarded) for item in rounds)
-        unverified, emitted = sum(len(item.unverified) for item in rounds), sum(len(item.emitted) for item in rounds)
-        kinds = [_own_kind(item) for item in rounds if item.target_token is not None]
-        own = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        return "\n".join(
-            [
-                f"total: {len(rounds)} rounds, {sum(item.rows for item in rounds)} rows, "
-                + _times(*(item.seconds for item in rounds)),
-                f"  {accepted + discarded + unverified} guessed: {accepted} accepted, {discarded} discarded, "
-                f"{unverified} not verified",
-                f"  {emitted} tokens: {accepted} guessed and accepted, {len(kinds)} of the target's own ({own})",
-            ]
+        names = ("accepted", "discarded", "unverified", "emitted")
+        accepted, discarded, unverified, emitted = (sum(len(getattr(item, name)) for item in rounds) for name in names)
+        kinds = Counter(_own_kind(item) for item in rounds if item.target_token is not None)
+        own = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        seconds = _times(*(item.seconds for item in rounds))
+        return (
+            f"total: {len(rounds)} rounds, {sum(item.rows for item in rounds)} rows, {seconds}\n"
+            f"  {accepted + discarded + unverified} guessed: {accepted} accepted, {discarded} discarded, "
+            f"{unverified} not verified\n"
+            f"  {emitted} tokens: {accepted} guessed and accepted, {kinds.total()} of the target's own ({own})"
         )
 
     def as_dicts(self) -> list[dict[str, Any]]:
@@ -281,12 +260,9 @@ class RoundReport:
 def visible(text: str) -> str:
     """Text with spaces as · and whatever cannot be printed as an escape (a newline is \\n)."""
     return "".join(
-        "·" if character == " " else character if character.isprintable() else _escaped(character) for character in text
+        "·" if letter == " " else letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
     )
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def _own_kind(item: Round) -> str:
@@ -315,25 +291,21 @@ class DraftColorer:
     def __init__(self, token_text: TokenText) -> None:
         self._text = GuessedText(token_text)
         self._colours: dict[str, str] = {}
-        self._counts: dict[str, int] = {}
-        self._plain = bool(os.environ.get("NO_COLOR"))
+        self._counts: Counter[str] = Counter()
 
     def paint(self, text: str, tokens: Sequence[int], drafted_by: Sequence[str]) -> str:
         """`text` with colours; `tokens` and the drafter of each ("": the target) arrived with it."""
-        for drafter in drafted_by:
-            self._counts[drafter] = self._counts.get(drafter, 0) + 1
-        parts = self._text.split(text, tokens, drafted_by)
-        return "".join(self._style(part.drafter)(part.text) for part in parts)
+        self._counts.update(drafted_by)
+        return "".join(self._styled(part.text, part.drafter) for part in self._text.split(text, tokens, drafted_by))
 
     def legend(self) -> str:
         """How many tokens came from the target and from each drafter, in their colours."""
-        drafters = [self._style(name)(f"{name} {count}") for name, count in sorted(self._counts.items()) if name]
-        return ", ".join([f"target {self._counts.get('', 0)}", *drafters])
+        drafters = [self._styled(f"{name} {count}", name) for name, count in sorted(self._counts.items()) if name]
+        return ", ".join([f"target {self._counts['']}", *drafters])
 
-    def _style(self, drafter: str) -> Callable[[str], str]:
+    def _styled(self, text: str, drafter: str) -> str:
         if not drafter:
-            return lambda text: text
-        if self._plain:
-            return lambda text: f"[{text}]"
-        colour = self._colours.setdefault(drafter, _COLOURS[len(self._colours) % len(_COLOURS)])
-        return lambda text: click.style(text, fg=colour)
+            return text
+        if os.environ.get("NO_COLOR"):
+            return f"[{text}]"
+        return click.style(text, fg=self._colours.setdefault(drafter, _COLOURS[len(self._colours) % len(_COLOURS)]))

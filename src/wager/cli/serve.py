@@ -6,6 +6,7 @@ import gc
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,30 +20,16 @@ it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tok
 
 @click.command("serve", cls=flags.Verb)
 @click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDRESS",
-    help="Address to listen on; 0.0.0.0 lets other machines in.",
+    "--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 lets other machines in."
 )
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    metavar="N",
-    help="0 takes a free one, and says which.",
-)
+@click.option("--port", type=flags.Count(0, 65535), default=8000, help="0 takes a free one, and says which.")
 @click.option("--served-name", metavar="NAME", help="How clients call the model. Without it as --model is written.")
 @click.option(
-    "--api-key-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Keys, one a line, of which callers must send one.",
+    "--api-key-file", type=flags.INPUT_FILE, metavar="FILE", help="Keys, one a line, of which callers must send one."
 )
 @click.option(
     "--operator-key-file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=flags.INPUT_FILE,
     metavar="FILE",
     help="Keys that may also read /metrics and /live, which tell of the requests of all keys.",
 )
@@ -64,17 +51,14 @@ it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tok
 )
 @click.option(
     "--max-waiting",
-    type=click.IntRange(0, 1_000_000),
+    type=flags.Count(0, 1_000_000),
     default=256,
-    show_default=True,
-    metavar="N",
     help="Requests that may wait; more are refused with 429.",
 )
 @click.option(
     "--request-timeout",
     type=click.FloatRange(0.001, 86400),
     default=600.0,
-    show_default=True,
     metavar="SECONDS",
     help="Longest time from arrival to the end of an answer.",
 )
@@ -82,42 +66,23 @@ it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tok
     "--drain-timeout",
     type=click.FloatRange(1, 86400),
     default=30.0,
-    show_default=True,
     metavar="SECONDS",
     help="Time that running requests get after SIGTERM or Ctrl-C.",
 )
 @click.option(
-    "--temperature",
-    type=click.FloatRange(0, 2),
-    default=1.0,
-    show_default=True,
-    metavar="T",
-    help="Of requests that name none.",
+    "--temperature", type=click.FloatRange(0, 2), default=1.0, metavar="T", help="Of requests that name none."
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Of the lines on stderr.",
-)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Of the lines on stderr.")
 @flags.engine_flags()
 def command(
     *,
-    host: str,
-    port: int,
+    config: EngineConfig,
     served_name: str | None,
     api_key_file: Path | None,
     operator_key_file: Path | None,
-    share_between_keys: bool,
-    show_rejected: bool,
-    cors: tuple[str, ...],
-    max_waiting: int,
-    request_timeout: float,
-    drain_timeout: float,
     temperature: float,
     log_format: str,
-    config: EngineConfig,
+    **limits: Any,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API under /v1, /health, /metrics, and a dashboard at /.
 
@@ -130,23 +95,16 @@ def command(
 
     options = ServeOptions(
         model_name=served_name or config.model.model,
-        host=host,
-        port=port,
         api_keys=read_api_keys(api_key_file) if api_key_file else (),
         operator_keys=read_api_keys(operator_key_file) if operator_key_file else (),
-        share_between_keys=share_between_keys,
-        show_rejected=show_rejected,
-        max_waiting=max_waiting,
-        request_timeout=request_timeout,
-        drain_timeout=drain_timeout,
-        cors=cors,
         default_temperature=temperature,
+        **limits,
     )
     listener = bind(options)
     configure_logging(json_lines=log_format == "json")
     say = _log if log_format == "json" else console.say  # a reader of JSON finds nothing else
     if not options.is_loopback and not (options.api_keys or options.operator_keys):
-        say(f"warning: everybody who reaches {host} may use the model: there is no --api-key-file.")
+        say(f"warning: everybody who reaches {options.host} may use the model: there is no --api-key-file.")
     llm = open_async_llm(config)
     for line in loaded_lines(llm.engine):
         say(line)

@@ -21,6 +21,8 @@ from wager.errors import UsageError
 Update = Callable[[str, int, int], None]
 """(activity, amount done, total amount): progress of an activity; cheap enough to call for every token."""
 
+STDOUT = Path("-")
+"""As the path of results."""
 
 _EVERY_S = 10.0
 
@@ -33,9 +35,11 @@ def say(text: str = "") -> None:
     click.echo(text, err=True)
 
 
-def write_json(value: Mapping[str, Any], path: Path) -> None:
-    """To a file, or to stdout where the path is `-`."""
-    to_stdout = str(path) == "-"
+def write_json(value: Mapping[str, Any], path: Path | None) -> None:
+    """To a file, to stdout where the path is `-`, or nowhere."""
+    if path is None:
+        return
+    to_stdout = path == STDOUT
     escaped = to_stdout and (sys.stdout.encoding or "").lower().replace("_", "-") not in ("utf-8", "utf8")
     text = json.dumps(value, ensure_ascii=escaped, indent=1) + "\n"
     if to_stdout:
@@ -94,7 +98,7 @@ def table(
 def meter(unit: str) -> Iterator[Update]:
     """Progress: bars on a terminal, a few lines elsewhere. `unit` is what is counted, such as `bytes`."""
     if not sys.stderr.isatty():
-        yield _ProgressLines(unit)
+        yield _progress_lines(unit)
         return
     from rich import progress
     from rich.console import Console
@@ -112,27 +116,22 @@ def meter(unit: str) -> Iterator[Update]:
         yield update
 
 
-class _ProgressLines:
+def _progress_lines(unit: str) -> Update:
     """Progress for logs: a line where each activity begins and ends, and one every _EVERY_S seconds between."""
+    shown: dict[str, float] = {}
+    ended: set[str] = set()
 
-    def __init__(self, unit: str) -> None:
-        self._unit = unit
-        self._shown: dict[str, float] = {}
-        self._ended: set[str] = set()
-
-    def __call__(self, activity: str, done: int, total: int) -> None:
-        now, last = time.monotonic(), self._shown.get(activity, -_EVERY_S)
-        if activity in self._ended or (done < total and now - last < _EVERY_S):
+    def update(activity: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if activity in ended or (done < total and now - shown.get(activity, -_EVERY_S) < _EVERY_S):
             return
-        self._shown[activity] = now
+        shown[activity] = now
         if done >= total:
-            self._ended.add(activity)
-        in_bytes = self._unit == "bytes"
-        say(
-            f"{activity}: {done / 1e6:.0f} of {total / 1e6:.0f} MB"
-            if in_bytes
-            else f"{activity}: {done} of {total} {self._unit}"
-        )
+            ended.add(activity)
+        amounts = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB" if unit == "bytes" else f"{done} of {total} {unit}"
+        say(f"{activity}: {amounts}")
+
+    return update
 
 
 @contextmanager

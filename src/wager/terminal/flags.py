@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
-T = TypeVar("T")
 
 MOST_CONCURRENT = 4096
 """Requests that a measurement may run together."""
@@ -49,12 +48,29 @@ _NUMBERS = {
 """How numbers are written, by click's type: in ASCII digits, without nan, infinity and Python's underscores."""
 
 
-def as_bad_parameter(parse: Callable[[], T]) -> T:
-    """The value of `parse`; a UsageError becomes click's BadParameter, which names the flag."""
-    try:
-        return parse()
-    except UsageError as error:
-        raise click.BadParameter(f"{error.message} {error.hint}") from error
+INPUT_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class Count(click.IntRange):
+    """A whole number, N in the help."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "N"
+
+
+class Parsed(click.ParamType[Any]):
+    """A text that `parse` reads; its UsageError names the option."""
+
+    name = "text"
+
+    def __init__(self, parse: Callable[[str], Any]) -> None:
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self._parse(str(value))
+        except UsageError as error:
+            self.fail(f"{error.message} {error.hint}".strip(), param, ctx)
 
 
 class OutputPath(click.Path):
@@ -65,8 +81,8 @@ class OutputPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if self.allow_dash and str(value) == "-":
-            return Path("-")
-        path = as_bad_parameter(lambda: expand_path(str(value)))
+            return console.STDOUT
+        path = Parsed(expand_path).convert(value, param, ctx)
         cause = console.obstacle(path)
         if cause:
             self.fail(f"{str(path)!r} cannot be written: {cause}.", param, ctx)
@@ -95,11 +111,7 @@ def _check_written(ctx: click.Context, param: click.Parameter, value: str) -> No
         raise click.BadParameter(f"{value!r} is empty.", ctx, param)
 
 
-def _parse_memory(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    return None if value is None else as_bad_parameter(lambda: parse_size(value))
-
-
-def _refuse_without_drafter(drafters: tuple[str, ...], values: Mapping[str, Any]) -> None:
+def _refuse_without_drafter(drafters: Sequence[str], values: Mapping[str, Any]) -> None:
     """UsageError for an option of drafting that was given on the command line where no drafter is."""
     if any(drafter.strip() != "none" for drafter in drafters):
         return
@@ -147,23 +159,21 @@ def add(options: list[Function]) -> Decorator:
 def drafter_flag(*, several: bool = False, default: Any = "auto", further: Collection[str] = ()) -> Function:
     """`further`: names that a command knows besides those of an engine, alone."""
 
-    def check(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+    def check(text: str) -> str:
         """Refuse drafter names and arguments that do not exist."""
-        for text in value if isinstance(value, tuple) else (value,):
-            if text not in further:
-                as_bad_parameter(functools.partial(parse_drafters, text))
-        return value
+        if text not in further:
+            parse_drafters(text)
+        return text
 
     listed = "; ".join(f"{name}: {description}" for name, description in descriptions().items())
     again = " Repeat it to try several." if several else ""
     again += f" For proofs: {', '.join(further)}." if further else ""
     return click.option(
         "--drafter",
-        callback=check,
+        type=Parsed(check),
         metavar="NAME[:ARG],...",
         multiple=several,
         default=default,
-        show_default=True,
         help=f"One or several drafters, separated by commas. {listed}.{again}",
     )
 
@@ -174,7 +184,7 @@ config_flag = click.option(
     expose_value=False,
     callback=_read_config,
     metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=INPUT_FILE,
     help='TOML file of options, such as drafter = "ngram" or max-tokens = 64; flags override it.',
 )
 
@@ -182,15 +192,13 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     "model": click.option(
         "--model",
         default=DEFAULT_MODEL,
-        show_default=True,
         metavar="MODEL",
         help="Directory, GGUF file, or name (fetched if it is not stored yet).",
     ),
     "drafter": drafter_flag(),
     "depth": click.option(
         "--depth",
-        type=click.IntRange(0, DEEPEST),
-        metavar="N",
+        type=Count(0, DEEPEST),
         help="Guesses per step; 0 makes none. Without it the policy decides at every step.",
     ),
     "policy": click.option(
@@ -202,7 +210,6 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     "objective": click.option(
         "--objective",
         default="throughput",
-        show_default=True,
         metavar="GOAL",
         help="Of the adaptive policy: throughput, latency, or slo:TIME (per token, such as slo:20ms).",
     ),
@@ -210,7 +217,6 @@ ENGINE_FLAGS: Mapping[str, Function] = {
         "--verify",
         type=click.Choice(get_args(VerifyRule)),
         default="match",
-        show_default=True,
         help="Which guesses are accepted. match keeps every byte; rejection, block (of chains) "
         "and traversal (of trees too) keep the distribution of sampled text.",
     ),
@@ -218,7 +224,6 @@ ENGINE_FLAGS: Mapping[str, Function] = {
         "--dtype",
         type=click.Choice([*DTYPES, "bfloat16"]),
         default="auto",
-        show_default=True,
         help="Of the weights: auto multiplies a GGUF file in its own types and other models in bf16; q8 and "
         "q4 quantise what has more bits.",
     ),
@@ -226,18 +231,13 @@ ENGINE_FLAGS: Mapping[str, Function] = {
         "--kv-dtype",
         type=click.Choice(get_args(KVDtype)),
         default="bf16",
-        show_default=True,
         help="Type of cached keys and values. q8 takes half the memory: int8, and a scale for each.",
     ),
-    "threads": click.option(
-        "--threads", type=click.IntRange(min=1), metavar="N", help="Without it one per physical core."
-    ),
+    "threads": click.option("--threads", type=Count(min=1), help="Without it one per physical core."),
     "draft_threads": click.option(
         "--draft-threads",
-        type=click.IntRange(min=0),
+        type=Count(min=0),
         default=0,
-        show_default=True,
-        metavar="N",
         help="Threads of a drafter that runs a model, which then drafts while the target "
         "verifies, on cores that --threads leaves. 0: they take turns.",
     ),
@@ -246,35 +246,23 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     ),
     "memory": click.option(
         "--memory",
-        callback=_parse_memory,
+        type=Parsed(parse_size),
         metavar="SIZE",
         help="Limit for weights, cache and drafters, such as 4GiB. Without it most of the free memory.",
     ),
     "max_context": click.option(
         "--max-context",
-        type=click.IntRange(2, MOST_POSITIONS),
-        metavar="N",
+        type=Count(2, MOST_POSITIONS),
         help="Tokens of prompt and answer together. Without it the model's own limit.",
     ),
     "max_sequences": click.option(
         "--max-sequences",
-        type=click.IntRange(min=1),
-        show_default=True,
-        metavar="N",
+        type=Count(min=1),
         default=EngineConfig().capacity.max_sequences,
         help="Choices of requests that run at once; others wait.",
     ),
 }
 """Flags of the engine by option, in the order the help shows them."""
-
-
-def _prefix_cache_flag(*, default: bool) -> Function:
-    return click.option(
-        "--prefix-cache/--no-prefix-cache",
-        default=default,
-        show_default=True,
-        help="Reuse cached keys and values of equal prefixes.",
-    )
 
 
 def engine_flags(
@@ -285,8 +273,10 @@ def engine_flags(
     `drafter` replaces the flag of that name; if it may be repeated, the command receives `drafters` beside a config
     that has none of them. `prefix_cache` is the default of the flag of that name.
     """
-    flags = {**ENGINE_FLAGS, "prefix_cache": _prefix_cache_flag(default=prefix_cache)}
-    flags["drafter"] = drafter or flags["drafter"]
+    reuse = click.option(
+        "--prefix-cache/--no-prefix-cache", default=prefix_cache, help="Reuse cached keys and values of equal prefixes."
+    )
+    flags = {**ENGINE_FLAGS, "drafter": drafter or ENGINE_FLAGS["drafter"], "prefix_cache": reuse}
     chosen = [name for name in flags if only is None or name in only or (name == "drafter" and drafter)]
     groups = ("model", "capacity") if only else ("model", "capacity", "speculation")
 
@@ -294,11 +284,11 @@ def engine_flags(
         @functools.wraps(function)
         def command(*, drafter: str | tuple[str, ...] = "none", **values: Any) -> Any:
             options = {**_options_of_file(groups), **{key: values.pop(key) for key in chosen if key != "drafter"}}
-            options.pop("drafter", None)
-            _refuse_without_drafter(drafter if isinstance(drafter, tuple) else (drafter,), options)
-            if isinstance(drafter, tuple):
-                return function(config=EngineConfig.from_options(**options, drafter="none"), drafters=drafter, **values)
-            return function(config=EngineConfig.from_options(**options, drafter=drafter), **values)
+            drafters = drafter if isinstance(drafter, tuple) else (drafter,)
+            _refuse_without_drafter(drafters, options)
+            if drafters is drafter:
+                values["drafters"], drafter = drafters, "none"
+            return function(config=EngineConfig.from_options(**{**options, "drafter": drafter}), **values)
 
         return add([*(flags[name] for name in chosen), config_flag])(command)
 
@@ -316,61 +306,40 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = {
 """Option -> its placeholder and help; types and defaults are those of SamplingParams."""
 
 
-def _sampling_options(*, max_tokens: int, temperature: float | None, seed: int | None) -> list[Function]:
-    plain = SamplingParams()
-    numbers = [
-        click.option(
-            f"--{name.replace('_', '-')}",
-            type=type(getattr(plain, name)),
-            default=getattr(plain, name),
-            show_default=True,
-            metavar=metavar,
-            help=text,
-        )
-        for name, (metavar, text) in SAMPLING_HELP.items()
-    ]
-    return [
-        click.option(
-            "--temperature",
-            type=float,
-            default=temperature,
-            show_default=temperature is not None,
-            metavar="T",
-            help="0 always takes the most likely token.",
-        ),
-        *numbers,
-        click.option(
-            "--seed",
-            type=int,
-            default=seed,
-            show_default=seed is not None,
-            metavar="N",
-            help="Equal seeds give equal text.",
-        ),
-        click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated."),
-        click.option(
-            "--max-tokens", type=int, default=max_tokens, show_default=True, metavar="N", help="Longest answer."
-        ),
-    ]
-
-
 def sampling_flags(*, max_tokens: int = 256, temperature: float | None = 0.0, seed: int | None = None) -> Decorator:
     """Flags of one request; the command receives `params`. With `temperature` None it receives `sampled` too:
     whether --temperature was given."""
-    keys = (*SAMPLING_HELP, "seed", "stop", "max_tokens")
+    plain, tells_sampled = SamplingParams(), temperature is None
+    options = [
+        click.option(
+            "--temperature", type=float, default=temperature, metavar="T", help="0 always takes the most likely token."
+        ),
+        *(
+            click.option(
+                f"--{name.replace('_', '-')}",
+                type=type(getattr(plain, name)),
+                default=getattr(plain, name),
+                metavar=metavar,
+                help=text,
+            )
+            for name, (metavar, text) in SAMPLING_HELP.items()
+        ),
+        click.option("--seed", type=int, default=seed, metavar="N", help="Equal seeds give equal text."),
+        click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated."),
+        click.option("--max-tokens", type=int, default=max_tokens, metavar="N", help="Longest answer."),
+    ]
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def command(*, temperature: float | None, **values: Any) -> Any:
-            sampling = {**_options_of_file(("sampling",)), **{key: values.pop(key) for key in keys}}
-            params = SamplingParams(**{**sampling, "temperature": temperature or 0.0})
-            if defaulted:
+            given = {name: values.pop(name) for name in (*SAMPLING_HELP, "seed", "stop", "max_tokens")}
+            params = SamplingParams(**{**_options_of_file(("sampling",)), **given, "temperature": temperature or 0.0})
+            if tells_sampled:
                 values["sampled"] = temperature is not None
             return function(params=params, **values)
 
-        return add(_sampling_options(max_tokens=max_tokens, temperature=temperature, seed=seed))(command)
+        return add(options)(command)
 
-    defaulted = temperature is None
     return decorate
 
 
@@ -396,49 +365,31 @@ class Framing:
 def framing_flags(function: Function) -> Function:
     """--raw and --system; the command receives `framing`."""
 
+    @click.option(
+        "--raw",
+        is_flag=True,
+        help="Give the prompt to the model as it is, without its chat template; "
+        "control tokens written out in it, such as <|im_end|>, are parsed.",
+    )
+    @click.option("--system", metavar="TEXT", help="System message. Without it the template's own, if it has one.")
     @functools.wraps(function)
     def command(*, raw: bool, system: str | None, **values: Any) -> Any:
         if raw and system is not None:
             raise click.UsageError("--raw uses no chat template, so there is no system message. Give one of the two.")
         return function(framing=Framing(raw, system), **values)
 
-    return add(
-        [
-            click.option(
-                "--raw",
-                is_flag=True,
-                help="Give the prompt to the model as it is, without its chat template; "
-                "control tokens written out in it, such as <|im_end|>, are parsed.",
-            ),
-            click.option(
-                "--system", metavar="TEXT", help="System message. Without it the template's own, if it has one."
-            ),
-        ]
-    )(command)
+    return command
 
 
 def prompts_flags(*, limit: int | None = None) -> Decorator:
     """[FILE] or --prompts FILE, and --limit; the command receives the chosen `prompts`."""
-    options = [
-        click.argument("file", required=False, metavar="[FILE]", type=click.Path(path_type=Path, dir_okay=False)),
-        click.option(
-            "--prompts",
-            "path",
-            type=click.Path(path_type=Path, dir_okay=False),
-            metavar="FILE",
-            help="The same as FILE.",
-        ),
-        click.option(
-            "--limit",
-            type=click.IntRange(1, 1_000_000),
-            default=limit,
-            show_default=limit is not None,
-            metavar="N",
-            help="Use N prompts, spread over the task families.",
-        ),
-    ]
 
     def decorate(function: Function) -> Function:
+        @click.argument("file", required=False, metavar="[FILE]", type=INPUT_FILE)
+        @click.option("--prompts", "path", type=INPUT_FILE, metavar="FILE", help="The same as FILE.")
+        @click.option(
+            "--limit", type=Count(1, 1_000_000), default=limit, help="Use N prompts, spread over the task families."
+        )
         @functools.wraps(function)
         def command(*, file: Path | None, path: Path | None, limit: int | None, **values: Any) -> Any:
             if file and path:
@@ -446,18 +397,13 @@ def prompts_flags(*, limit: int | None = None) -> Decorator:
             source = file or path
             return function(prompts=spread(read_prompts(source) if source else builtin(), limit), **values)
 
-        return add(options)(command)
+        return command
 
     return decorate
 
 
 concurrency_flag = click.option(
-    "--concurrency",
-    type=click.IntRange(1, MOST_CONCURRENT),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Requests that run together.",
+    "--concurrency", type=Count(1, MOST_CONCURRENT), default=1, help="Requests that run together."
 )
 
 json_flag = click.option(
