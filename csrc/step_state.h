@@ -97,13 +97,13 @@ class StepState {
 
     // Frees the blocks of running sequences, the youngest first; they keep their tokens and are the first of those that wait.
     void preempt_all() {
-        while (!running_.empty()) preempt_youngest();
+        while (!running_.empty()) preempt(running_.back());
     }
 
     // The rows of the next step, with blocks reserved for them and for `drafts` guesses of each sequence, as length and blocks
     // allow. Sequences that decode are served first, the oldest first; then prompts, at most `most` rows of them, in the rows
     // beyond `kept`: short ones, then those that were begun, then those that wait. Where blocks run out, room for guesses goes
-    // first, then the youngest sequence is preempted.
+    // first, then a sequence is preempted.
     std::vector<ScheduledRows> schedule(int64_t drafts, int64_t kept, int64_t most, double now) {
         std::vector<ScheduledRows> rows;
         std::vector<SequencePtr> decoding;
@@ -224,23 +224,35 @@ class StepState {
         if (!enough_blocks) {
             drafts = 0;
             while (!pool_->reserve(*sequence->table, end)) {
-                const SequencePtr youngest = preempt_youngest();
-                rows.erase(std::remove_if(rows.begin(), rows.end(), [&](const ScheduledRows& each) { return each.sequence == youngest; }),
+                const SequencePtr preempted = preempted_next();
+                preempt(preempted);
+                rows.erase(std::remove_if(rows.begin(), rows.end(), [&](const ScheduledRows& each) { return each.sequence == preempted; }),
                            rows.end());
-                if (youngest == sequence) return false;
+                if (preempted == sequence) return false;
             }
         }
         rows.push_back({sequence, start, end, drafts});
         return enough_blocks;
     }
 
-    SequencePtr preempt_youngest() {
-        const SequencePtr youngest = running_.back();
-        running_.pop_back();
-        release(*youngest);
-        youngest->preemptions += 1;
-        waiting_.push_front(youngest);
-        return youngest;
+    // The youngest sequence of the request that runs the most, of the tenant that runs the most: a request of many choices takes
+    // blocks from itself, not from a neighbour. The oldest of all is preempted only where it runs alone, so that it ends.
+    SequencePtr preempted_next() const {
+        std::unordered_map<std::string, int64_t> by_tenant, by_request;
+        for (const SequencePtr& each : running_) {
+            ++by_tenant[each->tenant];
+            ++by_request[each->request_id];
+        }
+        const auto load = [&](const SequencePtr& each) { return std::pair(by_tenant[each->tenant], by_request[each->request_id]); };
+        return *std::max_element(running_.rbegin(), running_.rend(),
+                                 [&](const SequencePtr& a, const SequencePtr& b) { return load(a) < load(b); });
+    }
+
+    void preempt(SequencePtr sequence) {
+        running_.erase(std::find(running_.begin(), running_.end(), sequence));
+        release(*sequence);
+        sequence->preemptions += 1;
+        waiting_.push_front(std::move(sequence));
     }
 
     void release(SequenceState& sequence) {

@@ -60,7 +60,7 @@ class PlainStepState:
 
     def preempt_all(self) -> None:
         while self.running:
-            self._preempt_youngest()
+            self._preempt(self.running[-1])
 
     # ---- before the pass ------------------------------------------------------------------------------------------
 
@@ -104,19 +104,25 @@ class PlainStepState:
         if not enough:
             drafts = 0
             while not self.pool.reserve(sequence.id, end):
-                if self._preempt_youngest() is sequence:
+                preempted = max(reversed(self.running), key=self._load)
+                self._preempt(preempted)
+                if preempted is sequence:
                     return False
         self._rows[sequence.id] = (sequence.id, start, tuple(sequence.tokens[start:end]), end == known, drafts)
         return enough
 
-    def _preempt_youngest(self) -> PlainSequence:
-        youngest = self.running.pop()
-        self.pool.release(youngest.id)
-        self._rows.pop(youngest.id, None)
-        youngest.computed = 0
-        youngest.stats["preemptions"] += 1
-        self.waiting.insert(0, youngest)
-        return youngest
+    def _load(self, sequence: PlainSequence) -> tuple[int, int]:
+        """How many sequences its tenant runs, and its request."""
+        of_tenant = [each for each in self.running if each.tenant == sequence.tenant]
+        return len(of_tenant), len([each for each in of_tenant if each.request_id == sequence.request_id])
+
+    def _preempt(self, sequence: PlainSequence) -> None:
+        self.running.remove(sequence)
+        self.pool.release(sequence.id)
+        self._rows.pop(sequence.id, None)
+        sequence.computed = 0
+        sequence.stats["preemptions"] += 1
+        self.waiting.insert(0, sequence)
 
     def _overtake(self, sequence: PlainSequence) -> bool:
         first = self.waiting[0]

@@ -132,3 +132,22 @@ def test_prompts_that_are_begun_keep_the_blocks_that_they_need() -> None:
             if delta.stats:
                 done[delta.request_id] = delta.stats
     assert {each.preemptions for each in done.values()} == {0}
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["one request of many choices", "many requests of one tenant"])
+def test_who_runs_many_sequences_takes_no_blocks_from_a_neighbour(together: bool) -> None:
+    engine = toy_engine(DISTRIBUTION, num_blocks=40, max_rows=64, max_sequences=16, max_context=400, depth=0)
+    many = SamplingParams(max_tokens=300, ignore_eos=True, n=1 if together else 12, temperature=1.0, seed=1)
+    for number in range(12 if together else 1):
+        engine.add(Request(f"many{number}", (9, 10, 11), many, tenant="anna"))
+    engine.step()
+    engine.add(replace(request("neighbour", 20, 300), tenant="berta"))
+    steps, preempted = 0, 0
+    while engine.busy:
+        steps += 1
+        for delta in engine.step():
+            if delta.stats and delta.request_id == "neighbour":
+                assert delta.stats.preemptions == 0 and steps <= 302, "a token in every step"
+            elif delta.stats:
+                preempted += delta.stats.preemptions
+    assert preempted > 5

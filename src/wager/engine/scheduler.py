@@ -2,9 +2,10 @@
 blocks.
 
 A step serves decoding sequences first (oldest first), then prompts: short ones, those that were begun, those that wait.
-When blocks run out, room for guesses is given up first; then the youngest sequence is preempted: its blocks are freed,
-its tokens are kept and computed again later. Tokens, blocks, counts and the order of sequences are in a native
-StepState (csrc/step_state.h); here is how many rows prompts get, and what ends a text.
+When blocks run out, room for guesses is given up first; then a sequence is preempted: its blocks are freed, its tokens
+are kept and computed again later. It is the youngest of the request that runs the most sequences, of the tenant that
+runs the most, so that a request of many choices takes no blocks from a neighbour. Tokens, blocks, counts and the order
+of sequences are in a native StepState (csrc/step_state.h); here is how many rows prompts get, and what ends a text.
 """
 
 from __future__ import annotations
