@@ -13,8 +13,8 @@ import pytest
 
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
-from wager.economics.policy.collapse import DrafterRecord, is_right
 from wager.economics.policy.heuristics import FixedDepth
+from wager.economics.policy.learning import DrafterRecord, is_right
 from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.kernels.base import TargetOutput

@@ -20,7 +20,7 @@ from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.exploration import INACTIVE_AFTER, DrafterReadiness
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.policy.prices import PlainStep
-from wager.economics.policy.state import DrafterProfile, PolicyStep
+from wager.economics.policy.state import PolicyStep
 from wager.economics.surface import LatencySurface
 from wager.engine.proposer import Proposer
 from wager.kernels.arrays import Array
@@ -199,14 +199,14 @@ def test_one_that_wakes_is_up_to_date_and_one_that_fails_then_is_tapped_for_no_m
 
 
 def step(number: int, seconds: float) -> PolicyStep:
-    return PolicyStep(number, (), plain=PlainStep(1, 1, 100, 1.0, seconds, 1 / seconds))
+    return PolicyStep(number, plain=PlainStep(1, 1, 100, 1.0, seconds, 1 / seconds))
 
 
 @pytest.mark.parametrize(("warm_up", "seconds", "rests"), [(16, 2.5e-3, True), (0, 2.5e-3, False), (16, 0.2, False)])
 def test_only_those_rest_whose_states_cost_something(warm_up: int, seconds: float, *, rests: bool) -> None:
     """Not those that read none, nor beside a target whose steps are so long that it makes no difference."""
-    profiles = [DrafterProfile(name, DrafterCapabilities(4, warm_up=warm_up), None) for name in ("a", "b")]  # type: ignore[arg-type]
-    readiness, standing = DrafterReadiness(profiles), {"r": DraftDecision(2, "b")}
+    capabilities = dict.fromkeys(("a", "b"), DrafterCapabilities(4, warm_up=warm_up))
+    readiness, standing = DrafterReadiness(capabilities), {"r": DraftDecision(2, "b")}
     for number in range(1, INACTIVE_AFTER + 1):
         readiness.update(step(number, seconds), standing)
     assert not readiness.inactive and not readiness.unready(INACTIVE_AFTER)
@@ -235,7 +235,7 @@ def test_a_plan_that_wants_a_drafter_that_rests_waits_until_it_has_seen_enough()
         if number == 400:
             assert policy.inactive_drafters
             for _ in range(2000):
-                policy.acceptance["set"].learn_round(policy._sequences["r"].acceptance[0], accepted=8, tested=8)
+                policy.acceptance["set"].learn_round(policy._sequences["r"].acceptance["set"], accepted=8, tested=8)
     woke = rested.index(False, 400)
     assert asked.index(True, 400) == woke + WARM_UP
 

@@ -3,13 +3,13 @@
 A second is worth the weighted tokens that this machine lately yields in one (`prices`). Which drafter drafts for which
 sequence, and how deep, is planned every few steps (`planning`); what to verify is decided in every step, over the whole
 batch at once (`admit`). Steps that were taken are learned from together every few steps, while the tables are in the
-processor's caches. Now and then a step is taken to learn what no other shows (`exploration`).
+processor's caches (`learning`). Now and then a step is taken to learn what no other shows (`exploration`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from wager.economics.acceptance import AGING_INTERVAL, LARGE_BATCH, AcceptanceModel, token_judge
 from wager.economics.latency import LatencyModel
@@ -21,15 +21,15 @@ from wager.economics.policy.base import (
     DrafterCapabilities,
     Policy,
     PolicyFigures,
+    longest_that_fits,
     truncate_to,
 )
-from wager.economics.policy.collapse import CollapseWatch
-from wager.economics.policy.explain import ObservedSteps, explain
-from wager.economics.policy.exploration import EXPLORATION_SHARE, DrafterReadiness, DraftExploration, RowExploration
-from wager.economics.policy.learning import DeferredLearning
+from wager.economics.policy.explain import LOOK_BACK, explain, forget_drafts, observed_speed
+from wager.economics.policy.exploration import EXPLORATION_SHARE, DrafterReadiness, Exploration
+from wager.economics.policy.learning import CollapseWatch, DeferredLearning
 from wager.economics.policy.planning import MAX_INTERVAL, Planner
 from wager.economics.policy.prices import ADJACENT_ROWS, Prices
-from wager.economics.policy.state import DrafterProfile, PlannedSequence, PolicyStep
+from wager.economics.policy.state import PlannedSequence, PolicyStep
 from wager.types import (
     DRAFT_STAGE,
     POLICY_STAGE,
@@ -46,19 +46,6 @@ from wager.types import (
 _LEAST_BENEFIT = 0.002  # share of the step's weight that judging must gain beyond what it takes
 
 
-class JudgedDrafts(NamedTuple):
-    """What is verified, and how many `rows` that are; their expected gain; `cut`, between the gain of the last token
-    taken and that of the first one left; the profit beyond that of verifying everything; and what 0, 1, ... more rows
-    add to the step."""
-
-    admitted: Mapping[str, Draft]
-    rows: int
-    gain: float
-    cut: float | None
-    benefit: float
-    extra: Sequence[float]
-
-
 class Adaptive(Policy):
     """`latency` gives the seconds of steps and drafting and, if it `learns`, observes them. `rule` is the
     acceptance rule: under another than `match`, drafts sampled from draft_probs are verified as planned, since whether
@@ -73,23 +60,19 @@ class Adaptive(Policy):
         rule: VerifyRule = "match",
         exploration_share: float = EXPLORATION_SHARE,
     ) -> None:
-        self.acceptance = {name: AcceptanceModel() for name, capabilities in drafters.items() if capabilities.max_depth}
-        self._drafters = [DrafterProfile(name, drafters[name], model) for name, model in self.acceptance.items()]
-        self._drafter_index = {name: index for index, name in enumerate(self.acceptance)}
+        self._drafters = {name: capabilities for name, capabilities in drafters.items() if capabilities.max_depth}
+        self.acceptance = {name: AcceptanceModel() for name in self._drafters}
         self._draws_tokens = RULES[rule].needs_draft_probs
-        self._prices = Prices(latency, self._drafters, objective)
-        self._planner = Planner(self._drafters, self._prices)
-        self._readiness = DrafterReadiness(self._drafters)
-        self._exploration = DraftExploration(self._drafters, self._prices, self._readiness, share=exploration_share)
-        self._rows = RowExploration(self._drafters, self._prices, self._readiness, share=exploration_share)
-        models = list(self.acceptance.values())
-        self._learning = DeferredLearning(models, latency, own=self._prices.own, draws_tokens=self._draws_tokens)
-        self._observed = ObservedSteps()
+        self._prices = prices = Prices(latency, objective)
         self._collapse = CollapseWatch()
-        self._planner.unused = self._collapse.unused
+        self._planner = Planner(self._drafters, self.acceptance, prices, unused=self._collapse.unused)
+        self._readiness = DrafterReadiness(self._drafters)
+        self._exploration = Exploration(self._drafters, prices, self._readiness, share=exploration_share)
+        self._learning = DeferredLearning(self.acceptance, latency, own=prices.own, draws_tokens=self._draws_tokens)
 
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
         self._sequences: dict[str, PlannedSequence] = {}
+        self._ended: dict[str, PlannedSequence] = {}  # those that ended since the last step was planned
         self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
         self._ids: list[str] | None = None  # the same, until one of them ends
         self._step = self._planned = PolicyStep()  # the last step, and the last one that did not repeat a plan
@@ -107,20 +90,20 @@ class Adaptive(Policy):
         self._record_interval = UPDATE_INTERVAL
 
         self._taken: list[PolicyStep] = []  # steps that are not learned from yet
-        self._counted = 0  # how many of them were counted for `explain`
-        self._verdicts_learned = 0  # and how many had their verdicts learned
+        self._verdicts_learned = 0  # how many of them had their verdicts learned
+        self._latest = deque[PolicyStep](maxlen=LOOK_BACK)  # steps that were learned from, for `explain`
         self._verified = 0  # draft tokens in the last step that was taken as planned
 
     def begin(self, sequence: str, *, weight: float) -> None:
         if weight != 1.0:
             self._request_weights[sequence] = weight
+            self._prices.weights.uniform = False
 
     def end(self, sequence: str) -> None:
         self._request_weights.pop(sequence, None)
-        state = self._sequences.get(sequence)
-        if state is not None:
+        if sequence in self._sequences:
             self._learn_verdicts()
-            self._step.ended = {**self._step.ended, sequence: self._sequences.pop(sequence)}
+            self._ended[sequence] = state = self._sequences.pop(sequence)
             self._decoding.pop(sequence, None)
             self._ids = None
             self._planner.decisions.pop(sequence, None)
@@ -151,17 +134,16 @@ class Adaptive(Policy):
 
     def _plan(self, spans: Sequence[Span], budget: int) -> Plan:
         """Plan anew, as far as it is time to."""
-        now, planner, readiness = self._steps, self._planner, self._readiness
+        now, planner, readiness, exploration = self._steps, self._planner, self._readiness, self._exploration
         self._prices.latency.tick(now - self._planned.number)
         if now >= self._next_aging:
             self._next_aging += AGING_INTERVAL
             for model in self.acceptance.values():
                 model.age()
-        step = self._step = self._planned = PolicyStep(
-            now, spans, plain=self._step.plain, states=self._sequences, drafter_index=self._drafter_index
-        )
+        step = self._step = self._planned = PolicyStep(now, self._sequences, plain=self._step.plain)
         self._repeats_until = 0
-        self._find_sequences(step)
+        self._ended = {}
+        self._find_sequences(step, spans)
         if not step.spans or not self._drafters:
             return {}
         if planner.due(step.decoding, now=now) and step.candidates:
@@ -174,22 +156,21 @@ class Adaptive(Policy):
         readiness.update(step, planner.decisions)
         if may_measure := now >= self._next_measuring:
             self._next_measuring = now + UPDATE_INTERVAL
-            step.measures_plain = self._rows.takes_plain_step(step, speculates=planner.speculates)
+            step.measures_plain = exploration.takes_plain_step(step, speculates=planner.speculates)
         if not step.measures_plain:
-            self._request_planned(step)
-            self._plan_repeats(step)
+            step.plan = step.repeated_plan = self._standing_plan(step)
+            self._set_intervals(step, batch=len(spans))
             if not (may_measure and self._measure_rows(step)):
                 steps = max(1, self._repeats_until - now)
-                self._exploration.explore(step, draws_tokens=self._draws_tokens, steps=steps)
+                exploration.add_drafts(step, draws_tokens=self._draws_tokens, steps=steps)
             if (ready := readiness.next_ready(now)) is not None:
                 self._repeats_until = min(self._repeats_until, ready)
-        if self._draws_tokens:
-            step.fit(budget)
+        if self._draws_tokens:  # what is verified as planned must fit before it is drafted
+            step.plan = within(step.plan, budget)
         return step.plan
 
-    def _find_sequences(self, step: PolicyStep) -> None:
+    def _find_sequences(self, step: PolicyStep, spans: Sequence[Span]) -> None:
         """Which sequences decode; those that were not known before are started."""
-        spans = step.all_spans
         step.ids = ids = [span.seq_id for span in spans if span.needs_logits]
         step.spans = spans if len(ids) == len(spans) else [span for span in spans if span.needs_logits]
         new: list[str] = []
@@ -201,36 +182,39 @@ class Adaptive(Policy):
                 if seq_id not in self._sequences:
                     self._start_sequence(step, seq_id)
                 self._decoding[seq_id] = None
-        step.plain = self._prices.plain_step(step, self._sequences, new=len(new))
+        step.plain = self._prices.plain_step(step, spans, new=len(new))
 
     def _start_sequence(self, step: PolicyStep, seq_id: str) -> None:
-        weight = self._prices.weights.start_sequence(self._request_weights.pop(seq_id, 1.0))
-        acceptance = [profile.acceptance.start_sequence() for profile in self._drafters]
-        plan, count = self._planner.start_sequence(seq_id), len(self._drafters)
-        self._sequences[seq_id] = PlannedSequence(seq_id, weight, acceptance, plan, [0] * count, [-1] * count)
-        step.catches_up |= plan.depth > 0 and self._drafters[plan.drafter].capabilities.catch_up_s > 0
+        weight, tokens = self._request_weights.pop(seq_id, 1.0), self._prices.weights.mean_tokens
+        acceptance = {name: model.start_sequence() for name, model in self.acceptance.items()}
+        forecasts, row = self._planner.start_sequence(seq_id)
+        self._sequences[seq_id] = PlannedSequence(seq_id, weight, tokens, acceptance, forecasts, row)
+        decision = self._planner.decisions.get(seq_id)
+        step.catches_up |= decision is not None and self._drafters[decision.drafter].catch_up_s > 0
 
-    def _request_planned(self, step: PolicyStep) -> None:
+    def _standing_plan(self, step: PolicyStep) -> dict[str, DraftDecision]:
+        """What the last plan decided for the sequences of the step, as far as drafters are ready and there is room."""
         decisions = self._planner.decisions
         if len(self._sequences) == step.decoding:
-            step.plan = decisions.copy()
+            plan = decisions.copy()
         else:  # some sequences wait
-            step.plan = {seq_id: decisions[seq_id] for seq_id in self._decoding if seq_id in decisions}
+            plan = {seq_id: decisions[seq_id] for seq_id in self._decoding if seq_id in decisions}
         if unready := self._readiness.unready(self._steps):
-            step.plan = {seq_id: each for seq_id, each in step.plan.items() if each.drafter not in unready}
+            plan = {seq_id: decision for seq_id, decision in plan.items() if decision.drafter not in unready}
         deepest = self._planner.deepest
         for span in [span for span in step.spans if span.max_draft_tokens < deepest]:
-            decision = step.plan.get(span.seq_id)
+            decision = plan.get(span.seq_id)
             if decision is not None and not span.max_draft_tokens:
-                del step.plan[span.seq_id]
+                del plan[span.seq_id]
             elif decision is not None and decision.depth > span.max_draft_tokens:
-                step.plan[span.seq_id] = decision._replace(depth=span.max_draft_tokens)
+                plan[span.seq_id] = decision._replace(depth=span.max_draft_tokens)
+        return plan
 
-    def _plan_repeats(self, step: PolicyStep) -> None:
-        """Until which step this one's plan is repeated, and when the policy learns from what was taken until then."""
+    def _set_intervals(self, step: PolicyStep, *, batch: int) -> None:
+        """Until which step the plan is repeated, and when the policy learns from what was taken until then, in a batch
+        of so many sequences."""
         now, early = self._steps, self._steps < EARLY_STEPS or self._prices.weights.learns
-        self._interval = 1 if early or step.sequences > LARGE_BATCH else round(UPDATE_INTERVAL * self._prices.own.pace)
-        step.repeated_plan = step.plan
+        self._interval = 1 if early or batch > LARGE_BATCH else round(UPDATE_INTERVAL * self._prices.own.pace)
         if not step.plan and not early:
             self._repeats_until = now + max(UPDATE_INTERVAL, self._interval - len(self._taken))
         elif not self._draws_tokens:
@@ -238,17 +222,17 @@ class Adaptive(Policy):
 
     def _measure_rows(self, step: PolicyStep) -> bool:
         """Replace what is planned by a step that shows what rows cost, if that is worth it; returns whether it is."""
-        measuring = self._rows.measure(step, planned_rows=self._verified if step.plan else 0)
+        measuring = self._exploration.measure(step, planned_rows=self._verified if step.plan else 0)
         if measuring is None:
             return False
-        step.measures_rows, step.measures_plain = measuring.depth > 0, measuring.depth == 0
-        name, capabilities, _ = self._drafters[measuring.drafter]
+        drafter, depth = measuring
+        step.measures_rows, step.measures_plain = depth > 0, depth == 0
         planned, step.plan = step.plan, {}
-        for state in step.candidates if measuring.depth else ():
+        for state in step.candidates if depth else ():
             if state.seq_id not in planned:
-                step.catches_up |= state.catch_up_seconds(measuring.drafter, capabilities) > 0
-                self._readiness.note_request(state, measuring.drafter, self._steps)
-            step.plan[state.seq_id] = DraftDecision(min(measuring.depth, state.room), name)
+                step.catches_up |= state.catch_up_seconds(drafter, self._drafters[drafter]) > 0
+                self._readiness.note_request(state, drafter, self._steps)
+            step.plan[state.seq_id] = DraftDecision(min(depth, state.room), drafter)
         return True
 
     # ---- admit ------------------------------------------------------------------------------------------------------
@@ -264,26 +248,30 @@ class Adaptive(Policy):
         if step.measures_rows:
             step.admitted = truncate_to(drafts, budget)
             return step.admitted
-        now, drawn, rows = self._steps, self._draws_tokens, 0
-        records = now >= self._recorded + self._record_interval
+        records = self._steps >= self._recorded + self._record_interval
         if not step.spans or not (drafts or records):
             return {}
-        if drafts and not (drawn or step.explored) and self._planner.deepest * len(drafts) <= budget:
+        if drafts and not (self._draws_tokens or step.explored) and self._planner.deepest * len(drafts) <= budget:
             self._unjudged_steps += 1
             if self._unjudged_steps <= self._judging_interval:
                 step.admitted = drafts
                 return drafts
         step.judged = bool(drafts)
-        unjudged = self._drawn(step) if drawn else {}
-        if unjudged:
-            rows = sum([len(draft) for draft in unjudged.values()])
-            drafts = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in unjudged}
-        judged = self._judge(step, drafts, limit=budget - rows, first=rows)
-        if drafts and not unjudged:
-            self._schedule_judging(step, judged.benefit)
+        drawn: dict[str, Draft] = {}
+        if self._draws_tokens:
+            drawn = self._drawn(step)
+            drafts = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in drawn}
+        first = sum([len(draft.tokens) for draft in drawn.values()])
+        count = first + sum([len(draft.tokens) for draft in drafts.values()]) + ADJACENT_ROWS
+        extra = self._prices.latency.extra_seconds(*step.plain.shape, count=count)
+        admitted, rows, gain, cut = drafts, 0, 0.0, None
+        if drafts:
+            admitted, rows, gain, cut, benefit = self._judge(step, drafts, extra, first=first, limit=budget - first)
+            if not drawn:
+                self._schedule_judging(step, benefit)
         if records:
-            self._record_goodput(step, judged, unjudged)
-        step.admitted = {**unjudged, **judged.admitted} if unjudged else judged.admitted
+            self._record_goodput(step, drawn, extra, gain=gain, rows=first + rows, cut=cut)
+        step.admitted = {**drawn, **admitted} if drawn else admitted
         return step.admitted
 
     def _drawn(self, step: PolicyStep) -> dict[str, Draft]:
@@ -292,71 +280,72 @@ class Adaptive(Policy):
             step.states[seq_id].unjudged = draft.draft_probs is not None
         return {seq_id: draft for seq_id, draft in step.drafted.items() if draft.draft_probs is not None}
 
-    def _judge(self, step: PolicyStep, drafts: Mapping[str, Draft], *, limit: int, first: int) -> JudgedDrafts:
-        """The most profitable tokens of `drafts`, at most `limit`, beside `first` other rows."""
-        count = first + sum([len(draft.tokens) for draft in drafts.values()]) + ADJACENT_ROWS
-        extra = self._prices.latency.extra_seconds(*step.plain.shape, count=count)
-        if not drafts:
-            return JudgedDrafts({}, 0, 0.0, None, 0.0, extra)
-        used, offsets, weights, states = self._drafters, None, None, step.states
-        if len(used) > 1:
-            used = [used[self._drafter_index[step.plan[seq_id].drafter]] for seq_id in drafts]
-        scores = [draft.scores for draft in drafts.values()]
+    def _judge(
+        self, step: PolicyStep, drafts: Mapping[str, Draft], extra: Sequence[float], *, first: int, limit: int
+    ) -> tuple[Mapping[str, Draft], int, float, float | None, float]:
+        """The most profitable tokens of `drafts`, at most `limit`, beside `first` other rows; how many they are; their
+        expected gain; `cut`, between the gain of the last token taken and that of the first one left; and the profit
+        beyond that of verifying everything. `extra` are the seconds that 0, 1, ... more rows add."""
+        models, states, weights = list(self.acceptance.values()), step.states, self._prices.weights
+        if len(models) > 1:
+            models = [self.acceptance[step.plan[seq_id].drafter] for seq_id in drafts]
+        scores, offsets = [draft.scores for draft in drafts.values()], None
         if not all(scores):
-            index, plan = self._drafter_index, step.plan
-            offsets = [states[seq_id].acceptance[index[plan[seq_id].drafter]].odds for seq_id in drafts]
-        if not self._prices.weights.uniform:
-            weights = [self._prices.weights.weight(states[seq_id].weight) for seq_id in drafts]
+            offsets = [states[seq_id].acceptance[step.plan[seq_id].drafter].odds for seq_id in drafts]
         kept, rows, gain, cut, benefit = token_judge.judge(
             scores,
             [draft.parents for draft in drafts.values()],
-            [profile.acceptance.bins.odds for profile in used],
-            [profile.acceptance.depths.odds for profile in used],
+            [model.bins.odds for model in models],
+            [model.depths.odds for model in models],
             offsets,
-            weights,
+            None if weights.uniform else [weights.weight(states[seq_id]) for seq_id in drafts],
             extra,
             first,
             step.plain.goodput,
             limit,
         )
-        for profile, draft in zip(used, drafts.values(), strict=False):
-            profile.acceptance.has_scores = len(draft.scores) == len(draft.tokens)
+        for model, draft in zip(models, drafts.values(), strict=False):
+            model.has_scores = len(draft.scores) == len(draft.tokens)
         if kept is not None:
             kept_of = zip(drafts.items(), kept, strict=True)
             drafts = {seq_id: keep_nodes(draft, nodes) for (seq_id, draft), nodes in kept_of if nodes}
-        return JudgedDrafts(drafts, rows, gain, cut, benefit, extra)
+        return drafts, rows, gain, cut, benefit
 
     def _schedule_judging(self, step: PolicyStep, benefit: float) -> None:
         """A step was judged, which gained `benefit`, in weighted tokens: whether the next ones are judged."""
-        goodput, weight, own = step.plain.goodput, step.plain.weight, self._prices.own
+        weight, own = step.plain.weight, self._prices.own
         self._judged_steps += 1  # at first a plain mean, not one that starts from 0
         share = max(SMOOTHING, 1 / self._judged_steps)
         self._judging_benefit += share * (benefit / weight - self._judging_benefit)
         self._unjudged_steps = 0
-        if self._judging_benefit > goodput * own.judging / weight + _LEAST_BENEFIT:
+        if self._judging_benefit > step.plain.goodput * own.judging / weight + _LEAST_BENEFIT:
             self._judging_interval = 0
         else:
             longest = max(MAX_INTERVAL, round(own.judging_interval))
             self._judging_interval = min(longest, 2 * self._judging_interval + 1)
 
-    def _record_goodput(self, step: PolicyStep, judged: JudgedDrafts, unjudged: Mapping[str, Draft]) -> None:
+    def _record_goodput(
+        self,
+        step: PolicyStep,
+        drawn: Mapping[str, Draft],
+        extra: Sequence[float],
+        *,
+        gain: float,
+        rows: int,
+        cut: float | None,
+    ) -> None:
         """Update the goodput and the cost of a row with what is expected of the step, for those since the last time."""
         prices, plain, decoding = self._prices, step.plain, step.decoding
-        gain, rows = judged.gain, judged.rows + sum([len(draft) for draft in unjudged.values()])
-        for seq_id, draft in unjudged.items():
+        for seq_id, draft in drawn.items():
             state = step.states[seq_id]
-            forecasts, drafter = state.plan.forecasts, self._drafter_index[step.plan[seq_id].drafter]
-            if forecasts:
-                survival = float(forecasts[drafter][state.plan.row, : len(draft)].sum())
-                gain += prices.weights.weight(state.weight) * survival
-        seconds = plain.seconds + judged.extra[rows] + prices.drafting(step.passes())
+            if state.forecasts:
+                forecast = state.forecasts[step.plan[seq_id].drafter][state.row, : len(draft)]
+                gain += prices.weights.weight(state) * float(forecast.sum())
+        seconds = plain.seconds + extra[rows] + prices.drafting(step.passes())
         steps = min(step.number - self._recorded, self._record_interval)
-        prices.goodput.record(
-            decoding, expected=plain.weight + gain, plain=plain.weight / plain.seconds * seconds, steps=steps
-        )
-        prices.goodput.record_row_cost(
-            decoding, extra=judged.extra, rows=rows, cut=judged.cut, goodput=plain.goodput, steps=steps
-        )
+        plain_tokens = plain.weight / plain.seconds * seconds
+        prices.goodput.record(decoding, expected=plain.weight + gain, plain=plain_tokens, steps=steps)
+        prices.goodput.record_row_cost(decoding, extra=extra, rows=rows, cut=cut, goodput=plain.goodput, steps=steps)
         self._recorded, self._record_interval = step.number, round(UPDATE_INTERVAL * prices.own.pace)
 
     # ---- learn ------------------------------------------------------------------------------------------------------
@@ -376,18 +365,13 @@ class Adaptive(Policy):
 
     def _learn_steps(self) -> None:
         """Learn from all steps that were taken."""
-        self._count()
         if self._collapse.add(self._taken):
             self._planner.plan_now()
         self._learn_verdicts()
         self._learn_records()
+        self._latest += self._taken
         self._taken.clear()
-        self._counted = self._verdicts_learned = 0
-
-    def _count(self) -> None:
-        """Count them for `explain`, which changes nothing that is decided."""
-        self._observed.add(self._taken[self._counted :] if self._counted else self._taken)
-        self._counted = len(self._taken)
+        self._verdicts_learned = 0
 
     def _learn_verdicts(self) -> None:
         steps, self._verdicts_learned = self._taken[self._verdicts_learned :], len(self._taken)
@@ -396,7 +380,7 @@ class Adaptive(Policy):
             if weights.learns:
                 for verdict in step.verdicts:
                     if verdict.seq_id in step.states:
-                        weights.learn(step.states[verdict.seq_id].weight, len(verdict.tokens))
+                        weights.learn(step.states[verdict.seq_id], len(verdict.tokens))
             if step.explored:
                 tokens = {verdict.seq_id: verdict.tokens[:1] for verdict in step.verdicts}
                 drafted = [(seq_id, step.drafted[seq_id]) for seq_id in step.explored if seq_id in step.drafted]
@@ -424,13 +408,11 @@ class Adaptive(Policy):
             drafting = record.seconds.get(DRAFT_STAGE, 0.0)
             if step.explored:  # which drafter of the step took longer than expected is not known
                 expected = prices.drafting(step.passes()) + step.explored_catch_up
-                self._exploration.budget.charge(max(0.0, drafting - expected))
+                self._exploration.for_drafts.charge(max(0.0, drafting - expected))
             prices.learn_drafting(step, drafting)
-            step.release()
+            forget_drafts(step)
         if steps:
-            self._rows.steps += steps
-            self._exploration.budget.earn(together, steps=steps)
-            self._rows.budget.earn(together, steps=steps)
+            self._exploration.earn(together, steps=steps)
 
     # ---- explain ----------------------------------------------------------------------------------------------------
 
@@ -443,25 +425,36 @@ class Adaptive(Policy):
         return self._readiness.inactive
 
     def explain(self) -> str:
-        self._count()
+        sequences = {**self._ended, **self._sequences}
         return explain(
             self._step,
-            self._drafters,
+            [sequences[seq_id] for seq_id in self._step.ids],
+            [*self._latest, *self._taken][-LOOK_BACK:],
             prices=self._prices,
-            observed=self._observed,
-            slo=self._prices.weights.slo_report([state.weight for state in self._step.decoding_states]),
-            collapsed=self.collapsed,
+            models=self.acceptance,
+            collapsed=self.collapsed.values(),
             inactive=self.inactive_drafters,
         )
 
     def figures(self) -> PolicyFigures | None:
-        step, decoding = self._step, len(self._step.decoding_states)
-        if not decoding:
+        step, goodput = self._step, self._prices.goodput
+        if not step.decoding:
             return None
-        self._count()
-        goodput, speed = self._prices.goodput, self._observed.speed(self._prices.latency.plain_seconds)
+        speed = observed_speed([*self._latest, *self._taken][-LOOK_BACK:], self._prices.latency)
         observed = speed.ratio if speed else None
-        return PolicyFigures(goodput.row_cost(decoding), goodput.ratio(decoding), observed, step.plain.seconds)
+        return PolicyFigures(
+            goodput.row_cost(step.decoding), goodput.ratio(step.decoding), observed, step.plain.seconds
+        )
+
+
+def within(plan: dict[str, DraftDecision], budget: int) -> dict[str, DraftDecision]:
+    """The plan with depths that take `budget` rows together."""
+    longest = longest_that_fits([decision.depth for decision in plan.values()], budget)
+    return {
+        seq_id: decision if decision.depth <= longest else decision._replace(depth=longest)
+        for seq_id, decision in plan.items()
+        if longest
+    }
 
 
 def keep_nodes(draft: Draft, nodes: Sequence[int]) -> Draft:

@@ -1,32 +1,52 @@
-"""What the adaptive policy learns from: verdicts, drafts that were not verified, and the seconds of steps.
+"""What the adaptive policy learns from: verdicts, drafts that were not verified, and the seconds of steps; and whether
+a drafter's guesses go on being accepted as they were.
 
 Observations are collected and learned from together every few steps, so that the tables are in the processor's
 caches, and only a sample of them in large batches. Every draft token that can be compared with an emitted token is an
 observation, verified or not: the token after the verified ones shows whether the next draft token was right, and a
 draft that was right so far is compared with the tokens of later steps. Depths that were not reached stay unobserved.
+
+A drafter whose acceptance collapses is reported, and is not used until it recovers. What acceptance is worth is decided
+elsewhere, for every sequence anew, since texts differ. A drafter that was good and is so no more for any of them (a
+head beside another target, a store of other texts) would be tried again by each. Of each draft it is seen whether a
+first guess was right, also of those that are made only to learn. The evidence is a cumulative sum of log-likelihood
+ratios (Page 1954): nearly never right, against a quarter as often right as in the long run, since other texts may be
+guessed as rarely as that by a drafter that is what it was; that of a collapse must come from several sequences.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
-from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel
+from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel, Floats
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL
 from wager.economics.policy.prices import PolicySeconds
-from wager.economics.policy.state import PlannedSequence, PolicyStep, RemainingDraft, SequencePlan, StepDraft
-from wager.types import Draft, StepRecord, Verdict
+from wager.economics.policy.state import PlannedSequence, PolicyStep, RemainingDraft
+from wager.types import Draft, DraftDecision, StepRecord, Verdict
+
+log = logging.getLogger("wager")
 
 _EARLY_DRAFTS = 1024  # the first ones, of which up to a quarter in a step are learned from
 _MAX_DRAFTS = 4  # about so many drafts of a step are learned from, in rotation
+_LONG_RUN = 512  # drafts that the long run's rate is a mean of
+_KNOWN = 48  # drafts after which there is a long run
+_OTHER_TEXTS = 0.25  # of the long run's rate: that of texts which are hard to guess
+_NEARLY_NEVER = 0.02  # of the rate of these
+_ENOUGH = 10.0  # evidence: a false alarm in e^10 drafts of equal sequences
+_SHARE = 4.9  # of that, what one sequence may count for: it takes three
+_MOST_SEEN = 8  # drafts of one step that are looked at
 
 
 class DeferredLearning:
     """Collects observations for `models` (by drafter) and `latency`, and applies them every few steps."""
 
     def __init__(
-        self, models: Sequence[AcceptanceModel], latency: LatencyModel, *, own: PolicySeconds, draws_tokens: bool
+        self, models: Mapping[str, AcceptanceModel], latency: LatencyModel, *, own: PolicySeconds, draws_tokens: bool
     ) -> None:
         """`draws_tokens`: under a rule that draws from draft_probs, what is accepted need not be what is emitted."""
         self._models, self._latency, self._own, self._draws_tokens = models, latency, own, draws_tokens
@@ -39,7 +59,7 @@ class DeferredLearning:
     def add_verdicts(self, step: PolicyStep) -> None:
         """A step's verdicts."""
         if self._remaining:
-            self._compare(step.verdicts, step)
+            self._compare(step)
         due = step.number >= self._next and bool(step.plan)
         if due or step.explored:
             self._collect(self._sample(step, due=due), step)
@@ -47,14 +67,12 @@ class DeferredLearning:
     def _sample(self, step: PolicyStep, *, due: bool) -> list[Verdict]:
         """The verdicts to learn from: some in rotation, where it is `due`, and all of exploration."""
         sampled: list[Verdict] = []
-        verdicts = step.verdicts
         if due:
             self._next = max(self._next, step.number - 1) + self._own.pace
             interval = max(1, len(step.plan) // (_EARLY_DRAFTS // 4 if self._early else _MAX_DRAFTS))
             self._turn += 1
-            sampled = list(verdicts[self._turn % interval :: interval])
-        explored = step.explored
-        return sampled + [each for each in verdicts if each.seq_id in explored and each not in sampled]
+            sampled = list(step.verdicts[self._turn % interval :: interval])
+        return sampled + [each for each in step.verdicts if each.seq_id in step.explored and each not in sampled]
 
     @property
     def _early(self) -> bool:
@@ -64,22 +82,25 @@ class DeferredLearning:
         shifts = len(sampled) if self._early else step.number % 2  # whose shift of survival by scores is learned
         self._drafts += len(sampled)
         for verdict in sampled:
-            state = step.states.get(verdict.seq_id)
-            if state is not None and verdict.seq_id in step.plan:
-                step_draft = step.draft_of(state)
-                drawn = self._draws_tokens and step_draft.draft is not None and step_draft.draft.draft_probs is not None
-                self._remaining[verdict.seq_id] = state
-                self._pending.append(partial(self._learn_draft, step_draft, verdict, comparable=not drawn))
-                if shifts > 0 and not drawn:
-                    shifts -= 1
-                    self._pending.append(partial(self._learn_shift, step_draft, state.plan))
+            state, decision = step.states.get(verdict.seq_id), step.plan.get(verdict.seq_id)
+            if state is None or decision is None:
+                continue
+            draft = step.drafted.get(verdict.seq_id)
+            drawn = self._draws_tokens and draft is not None and draft.draft_probs is not None
+            self._remaining[verdict.seq_id] = state
+            self._pending.append(partial(self._learn_draft, state, decision, draft, verdict, comparable=not drawn))
+            if shifts > 0 and not drawn:
+                shifts -= 1
+                if state.forecasts:
+                    forecast = state.forecasts[decision.drafter][state.row]
+                    self._pending.append(partial(self._learn_shift, state, decision, draft, forecast))
 
-    def _compare(self, verdicts: Sequence[Verdict], step: PolicyStep) -> None:
+    def _compare(self, step: PolicyStep) -> None:
         """Compare what is left of drafts with the tokens of this step, where it has no newer one."""
         plain = {seq_id: state for seq_id, state in self._remaining.items() if seq_id not in step.plan}
         for seq_id in [seq_id for seq_id in self._remaining if seq_id in step.plan]:
             self._pending.append(partial(self._compare_remaining, self._remaining.pop(seq_id), None))
-        emitted = {verdict.seq_id: verdict.tokens for verdict in verdicts} if plain else {}
+        emitted = {verdict.seq_id: verdict.tokens for verdict in step.verdicts} if plain else {}
         for seq_id, state in plain.items():
             if seq_id in emitted:
                 self._pending.append(partial(self._compare_remaining, state, emitted[seq_id]))
@@ -99,8 +120,7 @@ class DeferredLearning:
     def end_sequence(self, state: PlannedSequence) -> None:
         """The sequence is over."""
         self._remaining.pop(state.seq_id, None)
-        ended = zip(self._models, state.acceptance, strict=True)
-        self._pending += [partial(model.end_sequence, sequence) for model, sequence in ended]
+        self._pending += [partial(model.end_sequence, state.acceptance[name]) for name, model in self._models.items()]
 
     def learn(self) -> None:
         """Learn from all that was collected, in order."""
@@ -110,10 +130,17 @@ class DeferredLearning:
         self._pending.clear()
         self._remaining = {seq_id: state for seq_id, state in self._remaining.items() if state.remaining is not None}
 
-    def _learn_draft(self, step_draft: StepDraft, verdict: Verdict, *, comparable: bool) -> None:
-        draft, state, model = step_draft.draft, step_draft.state, self._models[step_draft.drafter]
-        sequence, emitted = state.acceptance[step_draft.drafter], verdict.tokens
-        state.remaining = None
+    def _learn_draft(
+        self,
+        state: PlannedSequence,
+        decision: DraftDecision,
+        draft: Draft | None,
+        verdict: Verdict,
+        *,
+        comparable: bool,
+    ) -> None:
+        model, sequence = self._models[decision.drafter], state.acceptance[decision.drafter]
+        emitted, state.remaining = verdict.tokens, None
         if draft is None:
             model.learn_round(sequence, accepted=0, tested=1)  # a token that is not drafted is not accepted
             return
@@ -122,7 +149,7 @@ class DeferredLearning:
             path = list(verdict.accepted)
         right, deepest = len(path), len(draft.tokens) if draft.is_chain else max(draft.depths)
         # the drafter could have drafted deeper and did not: a token that is not accepted
-        declined = right == deepest < step_draft.depth and not step_draft.min_survival and len(emitted) > right
+        declined = right == deepest < decision.depth and not decision.min_survival and len(emitted) > right
         if comparable and draft.scores and not draft.is_chain:
             model.learn_tree(sequence, model.survival(draft, sequence))
         else:
@@ -130,7 +157,7 @@ class DeferredLearning:
         if comparable and draft.scores:
             model.learn_scores(draft, tested, path)
         if comparable and right == len(emitted) < deepest == len(draft):
-            state.remaining = RemainingDraft(step_draft.drafter, draft.tokens, right)
+            state.remaining = RemainingDraft(decision.drafter, draft.tokens, right)
 
     def _compare_remaining(self, state: PlannedSequence, emitted: Sequence[int] | None) -> None:
         """Compare what is left of a draft with the tokens of a step without a draft (None: there was a newer one)."""
@@ -141,17 +168,20 @@ class DeferredLearning:
         right, last = known, min(len(tokens), known + len(emitted))
         while right < last and tokens[right] == emitted[right - known]:
             right += 1
-        sequence, tested = state.acceptance[drafter], min(right + 1, last)
-        self._models[drafter].learn_round(sequence, accepted=right, tested=tested, known=known)
+        tested = min(right + 1, last)
+        self._models[drafter].learn_round(state.acceptance[drafter], accepted=right, tested=tested, known=known)
         state.remaining = RemainingDraft(drafter, tokens, right) if right == last < len(tokens) else None
 
-    def _learn_shift(self, step_draft: StepDraft, plan: SequencePlan) -> None:
-        draft, model, state = step_draft.draft, self._models[step_draft.drafter], step_draft.state
-        if plan.forecasts and model.has_scores:
-            survival = model.survival(draft, state.acceptance[step_draft.drafter]) if draft else []
-            survival.sort(reverse=True)  # of a tree too: see AcceptanceModel.learn_tree
-            forecast = plan.forecasts[step_draft.drafter][plan.row].tolist()
-            model.learn_shift(forecast, survival + [0.0] * (step_draft.passes - len(survival)))
+    def _learn_shift(
+        self, state: PlannedSequence, decision: DraftDecision, draft: Draft | None, forecast: Floats
+    ) -> None:
+        model = self._models[decision.drafter]
+        if not model.has_scores:
+            return
+        survival = model.survival(draft, state.acceptance[decision.drafter]) if draft else []
+        survival.sort(reverse=True)  # of a tree too: see AcceptanceModel.learn_tree
+        passes = max(1, len(survival)) if decision.min_survival else decision.depth  # else it does not stop early
+        model.learn_shift(forecast.tolist(), survival + [0.0] * (passes - len(survival)))
 
 
 def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -167,3 +197,102 @@ def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]
                 if len(path) < len(emitted):
                     next_token[node] = emitted[len(path)]
     return tested, path
+
+
+# ---- collapse -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class DrafterRecord:
+    """Of one drafter: `rate` of right first guesses in the long run, of `seen` drafts, and as it was (`usual`) before
+    there was `evidence` of a collapse, or in one against it, with the `shares` of sequences; `right` of `tried` guesses
+    since it began, `lately` the same when it last was enough; `words` say how it collapsed."""
+
+    rate: float = 0.0
+    usual: float = 0.0
+    seen: int = 0
+    collapsed: bool = False
+    evidence: float = 0.0
+    shares: dict[str, float] = field(default_factory=dict)
+    right: int = 0
+    tried: int = 0
+    lately: str = ""
+    words: str = ""
+
+    def see(self, seq_id: str, *, right: bool) -> bool:
+        """One draft; whether the drafter has now collapsed, or recovered."""
+        if not self.evidence and not self.collapsed:
+            self.usual = min(0.98, max(0.01, self.rate))
+        if not self.collapsed:
+            self.seen += 1
+            self.rate += (right - self.rate) / min(self.seen, _LONG_RUN)
+        if self.seen < _KNOWN:
+            return False
+        sound = self.usual * _OTHER_TEXTS
+        never = sound * _NEARLY_NEVER
+        ratio = math.log(never / sound if right else (1 - never) / (1 - sound))
+        if self.collapsed:
+            ratio = -ratio
+        elif not right:  # no sequence counts for more than its share
+            ratio = min(ratio, _SHARE - self.shares.get(seq_id, 0.0))
+            self.shares[seq_id] = self.shares.get(seq_id, 0.0) + ratio
+        self.evidence += ratio
+        self.right, self.tried = self.right + right, self.tried + 1
+        changed = self.evidence >= _ENOUGH
+        if changed:
+            self.collapsed, self.lately = not self.collapsed, f"{self.right} of {self.tried}"
+        if changed or self.evidence <= 0:
+            self.evidence, self.right, self.tried = 0.0, 0, 0
+            self.shares.clear()
+        return changed
+
+
+class CollapseWatch:
+    """Watches the drafters of a policy; those that have collapsed are `unused`. The first collapse of each is a
+    warning, the next ones are noted."""
+
+    def __init__(self) -> None:
+        self.unused: set[str] = set()
+        self._records: dict[str, DrafterRecord] = {}
+        self._warned: set[str] = set()
+
+    @property
+    def collapsed(self) -> dict[str, str]:
+        """The drafters whose acceptance has collapsed, with a sentence about each."""
+        return {name: record.words for name, record in self._records.items() if record.collapsed}
+
+    def add(self, steps: Iterable[PolicyStep]) -> bool:
+        """Steps were taken; whether a drafter has collapsed or recovered in them."""
+        changed = False
+        for step in steps:
+            for verdict in step.verdicts[:_MOST_SEEN] if step.drafted else ():
+                draft = step.drafted.get(verdict.seq_id)
+                if draft is not None and draft.tokens and verdict.tokens:
+                    right = is_right(draft, verdict.tokens) or bool(verdict.accepted)
+                    drafter = step.plan[verdict.seq_id].drafter
+                    record = self._records.setdefault(drafter, DrafterRecord())
+                    if record.see(verdict.seq_id, right=right):
+                        changed = True
+                        self._report(drafter, record)
+        return changed
+
+    def _report(self, name: str, record: DrafterRecord) -> None:
+        if not record.collapsed:
+            self.unused.discard(name)
+            log.info("Drafter %r is right again, and used as far as that pays.", name)
+            return
+        self.unused.add(name)
+        record.words = (
+            f"Drafter {name!r} has collapsed: its first guesses were right {record.usual:.0%} of the time, and "
+            f"lately {record.lately}."
+        )
+        level = logging.INFO if name in self._warned else logging.WARNING
+        log.log(level, "%s It is not used while that is so, except to see whether it changes.", record.words)
+        self._warned.add(name)
+
+
+def is_right(draft: Draft, emitted: Sequence[int]) -> bool:
+    """Whether a first guess is the token that was emitted."""
+    if draft.tokens[0] == emitted[0]:
+        return True
+    return any(token == emitted[0] for token, parent in zip(draft.tokens, draft.parents, strict=False) if parent < 0)

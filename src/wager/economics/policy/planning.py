@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from wager.economics.acceptance import Floats
-from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL
+from wager.economics.acceptance import AcceptanceModel, Floats
+from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL, DrafterCapabilities
 from wager.economics.policy.prices import Prices
-from wager.economics.policy.state import DrafterProfile, PolicyStep, SequencePlan
+from wager.economics.policy.state import PolicyStep
 from wager.kernels import _native
 from wager.types import DraftDecision
 
@@ -22,18 +22,24 @@ _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
 
 class Planner:
     """Plans every sequence anew every few steps. `decisions` are what drafters are asked for until then, by sequence,
-    without those that decode plainly, and `deepest` is their depth."""
+    without those that decode plainly, and `deepest` is their depth. Nothing is expected of the drafters that are
+    `unused` or `left_out`."""
 
-    def __init__(self, drafters: Sequence[DrafterProfile], prices: Prices) -> None:
+    def __init__(
+        self,
+        drafters: Mapping[str, DrafterCapabilities],
+        models: Mapping[str, AcceptanceModel],
+        prices: Prices,
+        *,
+        unused: Collection[str],
+    ) -> None:
         self.decisions: dict[str, DraftDecision] = {}
         self.deepest = 0
         self.speculates = True  # whether any sequence drafts, by the last plan
-        self.unused: Collection[str] = ()  # drafters of which nothing is expected
-        self.left_out: Collection[str] = ()  # those that failed and pause: the same
+        self.left_out: Collection[str] = ()
         self.next_plan = 0  # the step in which the same sequences are planned anew
-        self._drafters = drafters
-        self._prices = prices
-        self._default = SequencePlan()  # of sequences that come between two plans
+        self._drafters, self._models, self._prices, self._unused = drafters, models, prices, unused
+        self._default: tuple[Mapping[str, Floats], int] = {}, 0  # forecasts of sequences that come between two plans
         self._default_decision: DraftDecision | None = None
         self._uniform = False  # whether all sequences got the same plan
         self._now = 0
@@ -58,8 +64,8 @@ class Planner:
         """Prices have changed: plan in the next step."""
         self.next_plan = self._now
 
-    def start_sequence(self, seq_id: str) -> SequencePlan:
-        """A sequence came; until the next plan it gets one that many got."""
+    def start_sequence(self, seq_id: str) -> tuple[Mapping[str, Floats], int]:
+        """A sequence came; until the next plan it gets a decision that many got. Its forecasts and its row of them."""
         self._newcomers += 1
         if self._default_decision is not None:
             self.decisions[seq_id] = self._default_decision
@@ -72,58 +78,58 @@ class Planner:
         self._interval = min(longest, max(self._interval + longest / MAX_INTERVAL, affordable))
         self.next_plan = self._now + round(self._interval)
         self._planned, self._newcomers = step.decoding, 0
-        candidates = step.candidates
-        drafters, depths, min_survival, survival = self._choose(step)
-        self.decisions = {}
+        candidates, names = step.candidates, list(self._drafters)
+        drafters, depths, min_survival, forecasts = self._choose(step)
         keys = list(zip(drafters, depths, min_survival, strict=True))
-        plans = {key: self._decide(*key) for key in set(keys)}
+        made = {key: self._decision(names[key[0]], *key[1:]) for key in set(keys) if key[1]}
+        self.decisions = {}
         for row, (state, key) in enumerate(zip(candidates, keys, strict=True)):
-            score, decision = plans[key]
-            state.plan = SequencePlan(key[0], key[1], score, survival, row)
-            if decision is not None:
-                self.decisions[state.seq_id] = decision
+            state.forecasts, state.row = forecasts, row
+            if key in made:
+                self.decisions[state.seq_id] = made[key]
         self.deepest = max(depths)
         order = sorted(range(len(keys)), key=lambda row: keys[row][:2])
-        middle = candidates[order[len(order) // 2]]
-        self._default = middle.plan
-        self._default_decision = self.decisions.get(middle.seq_id)
+        middle = order[len(order) // 2]
+        self._default = forecasts, middle
+        self._default_decision = made.get(keys[middle])
         self.speculates = bool(self.decisions)
         self._uniform = len(order) > 1 and keys[order[0]][:2] == keys[order[-1]][:2]
 
-    def _choose(self, step: PolicyStep) -> tuple[list[int], list[int], list[float], list[Floats]]:
+    def _choose(self, step: PolicyStep) -> tuple[list[int], list[int], list[float], dict[str, Floats]]:
         """Each sequence's drafter (-1: none), depth and min_survival (-1: none), and each drafter's forecast of
         survival, [sequences, depth]."""
         candidates, latency, weights = step.candidates, self._prices.latency, self._prices.weights
         rooms = [state.room for state in candidates]
-        deepest = [min(profile.capabilities.max_depth, max(rooms)) for profile in self._drafters]
-        survival = [np.empty((len(rooms), depth)) for depth in deepest]
+        most = max(rooms)
+        forecasts = {name: np.empty((len(rooms), min(each.max_depth, most))) for name, each in self._drafters.items()}
+        deepest = max([forecast.shape[1] for forecast in forecasts.values()])
         native = _native.DraftPlanner(
             rooms=rooms,
-            weights=[weights.weight(state.weight) for state in candidates],
-            extra=latency.extra_seconds(*step.plain.shape, count=len(rooms) * max(deepest) + 2),
+            weights=[weights.weight(state) for state in candidates],
+            extra=latency.extra_seconds(*step.plain.shape, count=len(rooms) * deepest + 2),
             goodput=step.plain.goodput,
             several_drafters=SEVERAL_DRAFTERS,
             max_min_survival=MAX_MIN_SURVIVAL,
         )
         unjudged = [state.unjudged for state in candidates]
-        for index, (name, capabilities, model) in enumerate(self._drafters):
-            sequences = [state.acceptance[index] for state in candidates]
+        for name, capabilities in self._drafters.items():
+            model, sequences = self._models[name], [state.acceptance[name] for state in candidates]
             model.compare_sequences(sequences)
-            unused = name in self.unused or name in self.left_out
+            unused = name in self._unused or name in self.left_out
             native.add(
                 log_odds=model.depths.log_odds,
                 means=[_NEVER if unused else sequence.mean for sequence in sequences],
                 variances=[sequence.variance for sequence in sequences],
-                seconds=latency.marginal_draft_seconds(name, len(rooms), deepest[index]),
+                seconds=latency.marginal_draft_seconds(name, len(rooms), forecasts[name].shape[1]),
                 # until the next plan each step takes its share of catching up
-                catch_up=[state.catch_up_seconds(index, capabilities) / (2 * MAX_INTERVAL) for state in candidates],
+                catch_up=[state.catch_up_seconds(name, capabilities) / (2 * MAX_INTERVAL) for state in candidates],
                 unjudged=unjudged,
                 shifts=model.confidence_shifts,
                 has_scores=model.has_scores,
                 stops_early=capabilities.stops_early,
-                survival=survival[index],
+                survival=forecasts[name],
             )
-        return *native.choose(self._row_costs(step)), survival
+        return *native.choose(self._row_costs(step)), forecasts
 
     def _row_costs(self, step: PolicyStep) -> list[float]:
         """Two costs of a row, for which plans are made: the recent one and, if it is less, that of one draft token for
@@ -136,10 +142,6 @@ class Planner:
             return [everyone]
         return [recent, everyone] if recent > everyone else [recent]
 
-    def _decide(self, drafter: int, depth: int, stop: float) -> tuple[float, DraftDecision | None]:
-        """The score after which the drafter stops, 0 if after none, and what it is asked for."""
-        if not depth:
-            return 0.0, None
-        name, _, model = self._drafters[drafter]
-        score = model.score_of(stop) if stop > 0 else 0.0
-        return score, DraftDecision(depth, name, score)
+    def _decision(self, drafter: str, depth: int, stop: float) -> DraftDecision:
+        """Where the drafter is to stop after a token of survival `stop` (-1: nowhere), it is told the score of one."""
+        return DraftDecision(depth, drafter, self._models[drafter].score_of(stop) if stop > 0 else 0.0)

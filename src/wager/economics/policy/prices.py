@@ -1,4 +1,5 @@
-"""What the adaptive policy knows of costs: a plain step, a row, a draft, and its own decisions.
+"""What the adaptive policy knows of costs and worth: a token of a sequence, a plain step, a row, a draft, and its own
+decisions.
 
 A second is worth the weighted tokens that this machine lately yields in one (goodput). The policy's own seconds are
 part of the step that it plans.
@@ -12,10 +13,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.options import Objective
 from wager.economics.policy.base import EARLY_STEPS, SMOOTHING, UPDATE_INTERVAL
-from wager.economics.policy.objective import ObjectiveWeights
+from wager.types import Span
 
 if TYPE_CHECKING:
-    from wager.economics.policy.state import DrafterProfile, PlannedSequence, PolicyStep
+    from wager.economics.policy.state import PlannedSequence, PolicyStep
 
 StepKind = Literal["planned", "plain", "unjudged", "judged"]
 
@@ -27,6 +28,55 @@ _MAX_PACE = 4.0  # the most by which learning is slowed down
 _SHARE_SMOOTHING = 0.01  # weight of a new step in the mean share, which spans several plans
 _SURPRISE = 2.0  # times as long as expected, from which drafting surprises
 _WORTH_LEARNING = 0.02  # of a plain step: by how much longer it must also be
+_INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
+_GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
+_SLO_MARGIN = 0.93  # share of the SLO that is aimed at, since the time per token scatters
+_MAX_LATE_STEPS = 80  # at the greatest factor, before a sequence is given up
+
+
+class ObjectiveWeights:
+    """What a token of each sequence counts under an objective.
+
+    throughput: the weight w of the token's request. latency: the time per token averaged over sequences, sum w C / m,
+    is least where a token of a sequence that gets m tokens a step counts w / m^2, so the slowest count most. slo: w
+    times a factor (the multiplier of the constraint) that grows while the sequence is slower than its target and
+    shrinks while it is faster; one that stays too slow at the greatest factor is given up, so that the others do not
+    pay for it. A new sequence is taken to be as fast as the average one.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self.slo = objective.seconds_per_token
+        self.learns = objective.kind != "throughput"  # whether weights depend on what sequences got
+        self.uniform = not self.learns  # whether a token of any sequence counts 1: there was no other weight
+        self.mean_tokens = _INITIAL_TOKENS  # per step and sequence, lately
+        self.step_seconds = 0.0
+
+    def weight(self, state: PlannedSequence) -> float:
+        """Of one of its tokens."""
+        if not self.learns:
+            return state.request_weight
+        if self.slo:
+            return state.request_weight * state.slo_factor
+        return state.request_weight * (self.mean_tokens / state.tokens) ** 2
+
+    def learn(self, state: PlannedSequence, tokens: int) -> None:
+        """The sequence got that many tokens in the step."""
+        state.tokens += SMOOTHING * (tokens - state.tokens)
+        self.mean_tokens += 0.2 * SMOOTHING * (tokens - self.mean_tokens)  # a mean over many sequences
+        if self.slo and self.step_seconds:
+            late = self.step_seconds > _SLO_MARGIN * self.slo * state.tokens
+            state.late_steps = 0 if not late else state.late_steps + (state.slo_factor >= _MAX_FACTOR)
+            change = _DECAY if not late or self.gave_up(state) else _GROWTH
+            state.slo_factor = min(_MAX_FACTOR, max(1.0, state.slo_factor * change))
+
+    @staticmethod
+    def gave_up(state: PlannedSequence) -> bool:
+        """Whether it cannot be brought within the SLO."""
+        return state.late_steps >= _MAX_LATE_STEPS
+
+    def observe(self, seconds: float) -> None:
+        """The step took this long."""
+        self.step_seconds += (SMOOTHING if self.step_seconds else 1.0) * (seconds - self.step_seconds)
 
 
 class PlainStep(NamedTuple):
@@ -162,32 +212,29 @@ class PolicySeconds:
 class Prices:
     """All of these together. `model` is the latency model, `latency` its cached answers."""
 
-    def __init__(self, model: LatencyModel, drafters: Sequence[DrafterProfile], objective: Objective) -> None:
+    def __init__(self, model: LatencyModel, objective: Objective) -> None:
         self.model = model
         self.latency = LatencyCache(model)
         self.weights = ObjectiveWeights(objective)
         self.goodput = Goodput()
         self.own = PolicySeconds()
-        self._drafters = drafters
         self._plain = PlainStep()  # the last one
         self._next_plain = 0  # the step in which it is computed anew
         self._next_drafting = float(UPDATE_INTERVAL)  # the step from which drafting is learned from again
 
-    def plain_step(self, step: PolicyStep, states: Mapping[str, PlannedSequence], *, new: int) -> PlainStep:
-        """The step without drafts, in which `new` sequences decode for the first time. It changes slowly, so it is
-        computed anew every few steps while the batch stays about the same."""
-        spans, decoding = step.all_spans, step.spans
+    def plain_step(self, step: PolicyStep, spans: Sequence[Span], *, new: int) -> PlainStep:
+        """The step without drafts, with `spans` in all, in which `new` sequences decode for the first time. It changes
+        slowly, so it is computed anew every few steps while the batch stays about the same."""
         before, count = self._plain.sequences, len(spans)
         few = before // _SIMILAR
-        decodes = len(decoding) == count and self._plain.rows == before  # no prompts are computed, now as then
+        decodes = step.decoding == count and self._plain.rows == before  # no prompts are computed, now as then
         similar = decodes and new <= few and -few <= count - before <= few
         if not similar or step.number >= self._next_plain:
-            self._plain, self._next_plain = self._plain_step(step, states), step.number + UPDATE_INTERVAL
+            self._plain, self._next_plain = self._plain_step(step, spans), step.number + UPDATE_INTERVAL
         return self._plain
 
-    def _plain_step(self, step: PolicyStep, states: Mapping[str, PlannedSequence]) -> PlainStep:
-        spans, decoding = step.all_spans, step.spans
-        count = len(decoding)
+    def _plain_step(self, step: PolicyStep, spans: Sequence[Span]) -> PlainStep:
+        decoding, count = step.spans, step.decoding
         if not count:
             return PlainStep()
         weight = float(count)
@@ -195,17 +242,16 @@ class Prices:
         if count < len(spans):
             cached = sum([span.num_computed_tokens for span in decoding])
         if not self.weights.uniform:
-            weight = sum([self.weights.weight(states[span.seq_id].weight) for span in decoding])
+            weight = sum([self.weights.weight(step.states[span.seq_id]) for span in decoding])
         seconds = self.latency.plain_seconds(count, cached)
         rows = sum([len(span.tokens) for span in spans])
         return PlainStep(rows, len(spans), context, weight, seconds, self.goodput.ratio(count) * weight / seconds)
 
     # ---- drafting ---------------------------------------------------------------------------------------------------
 
-    def drafting(self, passes: Mapping[int, Sequence[int]]) -> float:
+    def drafting(self, passes: Mapping[str, Sequence[int]]) -> float:
         """Expected seconds of drafting with these passes (PolicyStep.passes)."""
-        ragged, drafters = self.latency.ragged_draft_seconds, self._drafters
-        return sum([ragged(drafters[index].name, depths) for index, depths in passes.items()])
+        return sum([self.latency.ragged_draft_seconds(drafter, depths) for drafter, depths in passes.items()])
 
     def learn_drafting(self, step: PolicyStep, taken: float) -> None:
         """Drafting took that long. It is learned from every few steps, and from the step after one that surprised (not
@@ -222,12 +268,12 @@ class Prices:
         passes = step.passes()
         expected = self.drafting(passes)
         surprises = taken > _SURPRISE * expected + worth
-        if not due:
-            self._next_drafting = step.number + 1 if surprises else self._next_drafting
-            return
-        self._next_drafting = step.number + (1 if surprises else UPDATE_INTERVAL * self.own.pace)
-        for index, depths in passes.items():
-            drafter, count, depth = self._drafters[index].name, len(depths), max(depths)
+        if surprises:
+            self._next_drafting = step.number + 1
+        elif due:
+            self._next_drafting = step.number + UPDATE_INTERVAL * self.own.pace
+        for drafter, depths in passes.items() if due else ():
+            count, depth = len(depths), max(depths)
             even = self.latency.draft_seconds(drafter, count, depth)
             seconds = taken * even / expected if expected > 0 else taken / len(passes)
             self.model.observe_draft(drafter, count, depth, seconds=seconds)
