@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle.judging import select
-from wager.economics.latency import LatencyCache, StaticLatency
+from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.policy.adaptive import keep_nodes
 from wager.economics.policy.prices import Goodput
 from wager.types import Draft
@@ -107,7 +107,7 @@ def test_a_tree_keeps_any_set_closed_under_parents_renumbered() -> None:
     assert draft.draft_probs.argmax(axis=1).tolist() == [1, 3, 4]
 
 
-class Stairs(StaticLatency):
+class Stairs(LatencyModel):
     """Rows come in tiles of eight; a drafter `slow` takes a pass a depth, 2 ms and 0.1 ms a sequence; `block` one."""
 
     calls = 0

@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from wager.economics.latency import StaticLatency
+from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.heuristics import Threshold
@@ -67,7 +67,7 @@ def test_a_policy_that_drops_a_token_for_its_own_confidence_changes_the_distribu
     assert probs == pytest.approx([0.6, 0.4], abs=1e-12)
 
 
-class Machine(StaticLatency):
+class Machine(LatencyModel):
     """Rows whose cost rises, so that admission has something to decide."""
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:

@@ -14,27 +14,22 @@ import numpy as np
 import pytest
 
 from wager.arch import TABLE
-from wager.economics.calibration import (
-    CONTEXT_STEP,
-    Calibration,
-    PredictionErrors,
-    Setup,
-    ShapeLimits,
-    ShapeSample,
-    StepShape,
-    find_calibration,
-    grid_shapes,
-    latest_calibration,
-    quick_shapes,
-    random_shapes,
-    typical_steps,
-    uniform_shape,
-)
+from wager.economics.calibration import Calibration, PredictionErrors, Setup, find_calibration, latest_calibration
 from wager.economics.surface import MAX_UNCERTAINTY, DraftCurve, DraftPoint, LatencySurface, StepPoint, fit_draft_curve
 from wager.errors import UsageError
 from wager.planner.calibrated import measured_cost
 from wager.planner.cost import CostModel, SequenceLoad
 from wager.planner.drafting import CalibratedDraftCost
+from wager.profiling.calibrate import (
+    CONTEXT_STEP,
+    ShapeLimits,
+    StepShape,
+    grid_shapes,
+    quick_shapes,
+    random_shapes,
+    typical_steps,
+    uniform_shape,
+)
 from wager.types import StepRecord
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -144,14 +139,14 @@ def test_changes_of_the_machines_speed_are_separated_from_the_steps() -> None:
     for at, kind in enumerate(order):
         slow = 1.8 if (at // 60) % 2 else 1.0
         seconds = points[kind].seconds * slow * math.exp(rng.gauss(0, 0.03))
-        steps.append(ShapeSample(kind, replace(points[kind], seconds=seconds)))
+        steps.append((kind, replace(points[kind], seconds=seconds)))
     typical = typical_steps(steps, fitted=range(0, len(points), 2))
     ratio = np.array([typical[kind].seconds / point.seconds for kind, point in enumerate(points)])
-    plain = np.array([np.median([s.point.seconds for s in steps if s.shape == kind]) for kind in range(len(points))])
+    plain = np.array([np.median([point.seconds for shape, point in steps if shape == kind]) for kind in range(len(points))])
     plain /= [point.seconds for point in points]
     assert np.quantile(np.abs(ratio / np.median(ratio) - 1), 0.95) < 0.06
     assert np.quantile(np.abs(plain / np.median(plain) - 1), 0.95) > 0.3
-    alone = typical_steps([ShapeSample(0, points[0])], fitted=range(1))
+    alone = typical_steps([(0, points[0])], fitted=range(1))
     assert alone[0].seconds == pytest.approx(points[0].seconds)
 
 

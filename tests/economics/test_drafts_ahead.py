@@ -22,7 +22,7 @@ from wager.economics.drafts_ahead import (
     hit_rate_of,
     waited_seconds,
 )
-from wager.economics.latency import StaticLatency
+from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.surface import DraftCurve, LatencySurface
 from wager.errors import UsageError
@@ -116,7 +116,7 @@ class Counts:
         return taken
 
 
-class Prices(StaticLatency):
+class Prices(LatencyModel):
     """A step takes 10 ms and 0.2 more for each row; a guess `guess` ms."""
 
     def __init__(self, guess: float = 2.0) -> None:

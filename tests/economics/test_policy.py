@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wager.economics.acceptance import MTP_SURVIVAL
-from wager.economics.latency import StaticLatency
+from wager.economics.latency import LatencyModel
 from wager.economics.options import Objective, PolicySpec, parse_objective, parse_policy
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
@@ -30,7 +30,7 @@ ROWS = [1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256]
 SECONDS = [5.2e-3, 5.6e-3, 6.2e-3, 6.9e-3, 9.9e-3, 11.3e-3, 15e-3, 19e-3, 36e-3, 70e-3, 140e-3]
 
 
-class Machine(StaticLatency):
+class Machine(LatencyModel):
     """Step seconds that rise in steps of rows, and drafters of fixed seconds per pass."""
 
     def __init__(self, passes: Mapping[str, float] | None = None) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from oracle.planning import shared_seconds
 from wager.economics.acceptance import MTP_SURVIVAL
-from wager.economics.latency import LatencyCache, StaticLatency
+from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.heuristics import FixedDepth
@@ -24,7 +24,7 @@ from wager.types import Draft, Span, StepRecord, Verdict
 BUDGET = 10_000
 
 
-class Rows(StaticLatency):
+class Rows(LatencyModel):
     """A step of 5 ms, and `price` of it for each row beyond those of plain decoding."""
 
     def __init__(self, price: float) -> None:
@@ -176,7 +176,7 @@ def by_hand(seconds: np.ndarray, drafting: Sequence[float]) -> list[float]:
 
 
 def test_the_shared_seconds_of_drafting_are_those_of_all_sequences_that_draft() -> None:
-    class Experts(StaticLatency):
+    class Experts(LatencyModel):
         """Drafting that reads an expert for each sequence, until all 20 of them were read."""
 
         def seconds(self, rows: int, requests: int, context_sum: int) -> float:

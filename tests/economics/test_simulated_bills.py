@@ -13,7 +13,7 @@ import pytest
 
 from wager.arch import find_model
 from wager.economics.acceptance import CURVES, survival
-from wager.economics.latency import StaticLatency
+from wager.economics.latency import LatencyModel
 from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import UsageError
 from wager.planner.cost import CostModel
@@ -28,7 +28,7 @@ from wager.simulation.traces import DraftTrace, RecordedTraces, RequestTrace, Sy
 from wager.types import POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord
 
 
-class Prices(StaticLatency):
+class Prices(LatencyModel):
     """Seconds that a test can add up by hand: 100 rows + 10 requests + cached positions; drafting 7 a pass and 1 a
     request and pass."""
 

@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from wager.economics.latency import StaticLatency
+from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.heuristics import FixedDepth
@@ -97,7 +97,7 @@ def surface(
     )
 
 
-class TrueMachine(StaticLatency):
+class TrueMachine(LatencyModel):
     """Charges `before` up to the step `change` and `after` from then on; `noise` is the relative standard deviation of
     a step's seconds."""
 
@@ -301,18 +301,20 @@ def test_a_hasty_calibration_stays_one_in_a_file_and_in_an_engine() -> None:
     engines = _latency(SimpleNamespace(latency=hasty), None, print)  # type: ignore[arg-type]
     for copy in (LatencySurface.from_dict(json.loads(json.dumps(hasty.as_dict()))), engines):
         assert copy.uncertainty == 3.0
-        careful = surface("processor", "lookup").difference_deviation(4, 64, **size)
-        assert copy.difference_deviation(4, 64, **size) == pytest.approx(3 * careful)
+        careful = surface("processor", "lookup").difference_deviations(4, [64], **size)[0]
+        assert copy.difference_deviations(4, [64], **size)[0] == pytest.approx(3 * careful)
 
 
 def test_what_is_not_known_is_said_to_be_uncertain() -> None:
     careful, hasty = (surface("accelerator", "mtp", uncertainty=uncertainty) for uncertainty in (1.0, 3.0))
     size = {"requests": 4, "context_sum": 400}
-    assert careful.difference_deviation(4, 4, **size) == 0
-    assert hasty.difference_deviation(4, 64, **size) == pytest.approx(3 * careful.difference_deviation(4, 64, **size))
-    before = careful.difference_deviation(4, 64, **size)
+    assert careful.difference_deviations(4, [4], **size)[0] == 0
+    assert hasty.difference_deviations(4, [64], **size)[0] == pytest.approx(
+        3 * careful.difference_deviations(4, [64], **size)[0]
+    )
+    before = careful.difference_deviations(4, [64], **size)[0]
     for _ in range(5):
         for rows in (4, 64):
             seconds = surface("accelerator", "mtp").seconds(rows, 4, 400)
             careful.observe(StepRecord(rows, 4, rows - 4, 0, 4, {"forward": seconds}, (100,) * 4))
-    assert careful.difference_deviation(4, 64, **size) < 0.6 * before
+    assert careful.difference_deviations(4, [64], **size)[0] < 0.6 * before

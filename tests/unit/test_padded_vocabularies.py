@@ -22,14 +22,13 @@ from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import build_store
 from wager.draft.vocabulary import vocabulary_difference, vocabulary_digest, vocabulary_sample
 from wager.drafter_spec import DrafterSpec
-from wager.economics.calibration import REQUESTS
 from wager.engine.proposer import Proposer
 from wager.errors import ModelError, TokenizerError
 from wager.loading.load import LoadedEngine, load
 from wager.loading.opened import check_head_tokenizer
 from wager.models.opening import open_model, target_fingerprint, tokenizer_fingerprint
 from wager.models.tokenizer import Tokenizer, num_tokens
-from wager.profiling.calibrate import time_drafting
+from wager.profiling.calibrate import REQUESTS, time_drafting
 from wager.testing import FakeClock, ToyDistribution, ToyTarget
 from wager.types import DraftRequest, Request, SamplingParams
 

@@ -11,7 +11,7 @@ import pytest
 from wager.arch import DecoderDetails, Dense, Gqa, Layer, ModelSpec, Precision, Rope
 from wager.config import EngineConfig
 from wager.draft.ngram import NgramDrafter
-from wager.economics.calibration import Setup, StepShape, grid_shapes, random_shapes, uniform_shape
+from wager.economics.calibration import Setup
 from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
@@ -20,7 +20,18 @@ from wager.errors import UsageError
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import machine, select
 from wager.loading.load import calibration_setup
-from wager.profiling.calibrate import StepTimer, calibrate, check_calibration, quick_surface, time_drafting, time_steps
+from wager.profiling.calibrate import (
+    StepShape,
+    StepTimer,
+    calibrate,
+    check_calibration,
+    grid_shapes,
+    quick_surface,
+    random_shapes,
+    time_drafting,
+    time_steps,
+    uniform_shape,
+)
 from wager.testing import FakeClock, ToyDistribution, ToyTarget
 from wager.testing.toy import toy_engine
 from wager.trace import Trace

@@ -15,14 +15,13 @@ from tokenizer_models import train
 
 import wager
 from wager.cli import main
-from wager.economics.calibration import uniform_shape
 from wager.engine.runner import Runner
 from wager.errors import MemoryPlanError, NumericsError, RequestError, UsageError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.loading import memory
 from wager.loading.load import load
 from wager.loading.opened import OpenedModel
-from wager.profiling.calibrate import StepTimer, quick_surface, time_steps
+from wager.profiling.calibrate import StepTimer, quick_surface, time_steps, uniform_shape
 from wager.testing import FakeClock, ToyDistribution, ToyTarget
 from wager.trace import Trace
 from wager.types import PackedBatch, Request, SamplingParams

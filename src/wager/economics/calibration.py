@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import random
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wager.arch.spec import ModelSpec
 from wager.economics.surface import MAX_UNCERTAINTY, DraftCurve, LatencySurface, StepPoint, fit_surface
@@ -155,8 +152,8 @@ class Calibration:
             "seconds": self.seconds,
             "errors": asdict(self.errors),
             "surface": dict(self.surface_values),
-            "points": [_row(point) for point in self.points],
-            "held_out": [_row(point) for point in self.held_out],
+            "points": [astuple(point) for point in self.points],
+            "held_out": [astuple(point) for point in self.held_out],
         }
 
     @classmethod
@@ -168,14 +165,17 @@ class Calibration:
                 f"The calibration in {where} has format {stored}; this wager reads {FORMAT}.", CALIBRATE_AGAIN
             )
         try:
+            when, errors = datetime.fromisoformat(values["when"]), values["errors"]
+            if when.tzinfo is None:
+                raise ValueError(f"{values['when']!r} has no time zone")
             return cls(
                 Setup(**values["setup"]),
-                _moment(values["when"]),
+                when,
                 float(values["seconds"]),
                 LatencySurface.from_dict(values["surface"]).as_dict(),
                 tuple(_point(*row) for row in values["points"]),
                 tuple(_point(*row) for row in values["held_out"]),
-                _errors(**values["errors"]),
+                PredictionErrors(int(errors["count"]), *(float(errors[name]) for name in ("median", "p90", "worst"))),
             )
         except (*MALFORMED, UsageError) as error:
             cause = error.message if isinstance(error, UsageError) else repr(error)
@@ -194,16 +194,12 @@ class Calibration:
 
     def write(self, folder: Path) -> Path:
         """Into `folder`, replacing an older one of the same setup atomically. UsageError if it cannot be written."""
-        path = folder / self.setup.filename
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
-                file.write((json.dumps(self.as_dict(), indent=1) + "\n").encode())
+            return _write(folder / self.setup.filename, self.as_dict())
         except OSError as error:
             raise UsageError(
                 f"The calibration cannot be stored in {folder}: {error.strerror or error}.", "Set WAGER_CACHE."
             ) from error
-        return path
 
 
 class CalibrationLookup(NamedTuple):
@@ -245,23 +241,16 @@ def latest_calibration(folder: Path, *, shape: str, machine: str) -> Calibration
     )
 
 
-def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone")
-    return moment
-
-
-def _errors(count: int, median: float, p90: float, worst: float) -> PredictionErrors:
-    return PredictionErrors(int(count), float(median), float(p90), float(worst))
-
-
 def _point(rows: int, requests: int, context_sum: int, seconds: float) -> StepPoint:
     return StepPoint(int(rows), int(requests), int(context_sum), float(seconds))
 
 
-def _row(point: StepPoint) -> tuple[int, int, int, float]:
-    return point.rows, point.requests, point.context_sum, point.seconds
+def _write(path: Path, values: Mapping[str, Any]) -> Path:
+    """All at once; OSError if it cannot be written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write((json.dumps(values, indent=1) + "\n").encode())
+    return path
 
 
 QUICK_FOLDER = "quick"
@@ -286,184 +275,13 @@ def read_quick(calibrations: Path, setup: Setup) -> LatencySurface | None:
 
 def write_quick(calibrations: Path, setup: Setup, surface: LatencySurface) -> None:
     """Store a measurement, all at once; where that is impossible the next start measures again."""
-    path = calibrations / QUICK_FOLDER / setup.filename
-    values = {
-        "format": FORMAT,
-        "setup": asdict(setup),
-        "when": datetime.now(UTC).isoformat(),
-        "surface": surface.as_dict(),
-    }
+    when = datetime.now(UTC).isoformat()
+    values = {"format": FORMAT, "setup": asdict(setup), "when": when, "surface": surface.as_dict()}
     with suppress(OSError):  # a cache that is read-only or full
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write((json.dumps(values) + "\n").encode())
+        _write(calibrations / QUICK_FOLDER / setup.filename, values)
 
 
 def remove_quick(calibrations: Path, setup: Setup) -> None:
     """Remove the measurement for a setup that has been calibrated."""
     with suppress(OSError):
         (calibrations / QUICK_FOLDER / setup.filename).unlink()
-
-
-_WINDOW, _ITERATIONS = 8, 6
-"""Steps before and after one that give the machine's speed at that time, and how often speed and fit are alternated."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeSample:
-    """One timed step: the index of its shape, and what was measured."""
-
-    shape: int
-    point: StepPoint
-
-
-def typical_steps(samples: Sequence[ShapeSample], *, fitted: Container[int]) -> dict[int, StepPoint]:
-    """The typical step of each shape, from steps of many shapes in the order they were taken; `fitted` holds the shapes
-    that a surface may be fitted to.
-
-    A shared machine changes its speed from second to second. Where steps that lie close together are all slower than a
-    surface expects, that is put down to the machine; the median of the rest is the shape's own.
-    """
-    members: dict[int, list[int]] = {}
-    for at, sample in enumerate(samples):
-        members.setdefault(sample.shape, []).append(at)
-    points = [sample.point for sample in samples]
-    log = np.log([point.seconds for point in points])
-    slowdown = np.zeros(len(log))
-    for _ in range(_ITERATIONS):
-        typical = {
-            shape: _median([points[at] for at in own], log[own] - slowdown[own]) for shape, own in members.items()
-        }
-        to_fit = [point for shape, point in typical.items() if shape in fitted]
-        if len({point.rows for point in to_fit}) < 2:
-            return typical
-        expected = fit_surface(to_fit)
-        residual = log - np.log([expected.seconds(p.rows, p.requests, p.context_sum) for p in points])
-        slowdown = np.array(
-            [np.median(residual[max(0, at - _WINDOW) : at + _WINDOW + 1]) for at in range(len(residual))]
-        )
-        slowdown -= np.median(slowdown)
-    return typical
-
-
-def _median(points: Sequence[StepPoint], log: NDArray[np.float64]) -> StepPoint:
-    cached = round(float(np.median([point.context_sum for point in points])))
-    return StepPoint(points[0].rows, points[0].requests, cached, float(np.exp(np.median(log))))
-
-
-CONTEXT_STEP = 16
-"""Contexts are multiples of this many positions (the cache's block size), so that whole blocks are reused."""
-
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-REQUESTS = (1, 2, 4, 8, 16, 32)
-CONTEXTS = (32, 256, 1024, 4096)
-MAX_DEPTH = 16
-"""Most draft tokens of a sequence, but for the first column of the grid: one short sequence with all rows."""
-
-_TRIES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """One kind of step: for each sequence the positions cached before it, and its number of draft tokens."""
-
-    contexts: tuple[int, ...]
-    depths: tuple[int, ...]
-
-    @property
-    def rows(self) -> int:
-        """All rows of the pass: a known token of each sequence, and the draft tokens."""
-        return len(self.depths) + sum(self.depths)
-
-
-@dataclass(frozen=True, slots=True)
-class ShapeLimits:
-    """What an engine has room for: rows of a pass, sequences in it, positions of one sequence, and positions of all
-    texts together."""
-
-    rows: int
-    sequences: int
-    context: int
-    tokens: int
-
-    def text_lengths(self) -> list[int]:
-        """Lengths of the sequences' texts, the longest first: text i has `longest / (i + 1)`, for the largest `longest`
-        that fits. So n sequences can have `longest / n` each, for every n. Fewer texts than sequences where there is
-        no room.
-        """
-        low, high = 0, self.tokens // CONTEXT_STEP + 1  # in blocks
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if sum(self._lengths(middle)) <= self.tokens else (low, middle)
-        return self._lengths(low)
-
-    def _lengths(self, blocks: int) -> list[int]:
-        longest = self.context // CONTEXT_STEP
-        return [CONTEXT_STEP * min(longest, blocks // (i + 1)) for i in range(min(self.sequences, blocks))]
-
-
-def uniform_shape(rows: int, requests: int, context: int) -> StepShape:
-    """`rows` spread evenly over `requests` sequences of one context."""
-    share, more = divmod(rows, requests)
-    return StepShape((context,) * requests, tuple(share - 1 + (i < more) for i in range(requests)))
-
-
-def grid_shapes(limits: ShapeLimits) -> list[StepShape]:
-    """The shapes to fit: rows x requests x context, within the limits."""
-    texts = limits.text_lengths()
-    shapes = []
-    for requests in (n for n in REQUESTS if n <= len(texts)):
-        longest = texts[requests - 1]
-        contexts = [*(c for c in CONTEXTS if c < 0.7 * longest), longest]
-        for context in contexts:
-            single_short = requests == 1 and context == contexts[0]
-            most = limits.rows if single_short else min(limits.rows, requests * (MAX_DEPTH + 1))
-            shapes += [uniform_shape(rows, requests, context) for rows in ROWS if requests <= rows <= most]
-    return shapes
-
-
-def quick_shapes(limits: ShapeLimits) -> list[StepShape]:
-    """A dozen shapes, the most informative first, for when there is no time for a grid: one sequence, all
-    sequences, a few long ones; the cost of many sequences does not follow from that of few."""
-    texts = limits.text_lengths()
-    most, few = len(texts), min(4, len(texts))
-    sizes = [(rows, 1, CONTEXT_STEP) for rows in (1, 16, 8, 4, 32, 12, 24)]
-    sizes += [(rows, most, CONTEXT_STEP) for rows in (most, 2 * most, most + most // 2)]
-    sizes += [(rows, few, texts[few - 1]) for rows in (4, 16)]
-    shapes = [uniform_shape(*size) for size in sizes if size[1] <= size[0] <= limits.rows]
-    return list(dict.fromkeys(shapes))
-
-
-def random_shapes(limits: ShapeLimits, count: int, *, seed: int) -> list[StepShape]:
-    """Random shapes, none of them in the grid, as an engine meets them: any number of sequences (few as often as many),
-    contexts equal or not, draft tokens for none, the same number for all, or for each its own. Fewer than `count` where
-    the limits leave no others."""
-    rng = random.Random(seed)
-    texts, fitted = limits.text_lengths(), set(grid_shapes(limits))
-    shapes: list[StepShape] = []
-    for _ in range(_TRIES * count):
-        requests = round(math.exp(rng.uniform(0, math.log(len(texts) + 0.49))))
-        shape = StepShape(_contexts(rng, texts[:requests]), _depths(rng, requests))
-        if shape.rows <= min(limits.rows, ROWS[-1]) and shape not in fitted:
-            shapes.append(shape)
-    return shapes[:count]
-
-
-def _contexts(rng: random.Random, texts: Sequence[int]) -> tuple[int, ...]:
-    if rng.random() < 0.5:
-        return (_length(rng, texts[-1]),) * len(texts)
-    return tuple(_length(rng, text) for text in texts)
-
-
-def _length(rng: random.Random, most: int) -> int:
-    """Short as often as long (log-uniform)."""
-    return CONTEXT_STEP * round(math.exp(rng.uniform(0, math.log(most / CONTEXT_STEP))))
-
-
-def _depths(rng: random.Random, requests: int) -> tuple[int, ...]:
-    kind, deepest = rng.random(), rng.randint(1, MAX_DEPTH)
-    if kind < 0.2:
-        return (0,) * requests
-    if kind < 0.5:
-        return (deepest,) * requests
-    return tuple(rng.choice((0, rng.randint(0, deepest))) for _ in range(requests))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from wager.economics.acceptance import conditional
-from wager.economics.latency import LatencyModel, difference_deviations, seconds_by_rows
+from wager.economics.latency import LatencyModel
 from wager.types import StepRecord
 
 OTHER_RATES = (0.69, 0.18)
@@ -100,7 +100,7 @@ def hit_rate_of(survival: Sequence[float], outcomes: int, *, others: Sequence[fl
     return min(1.0, sum(sorted(chances, reverse=True)[:outcomes]))
 
 
-class DraftsAheadLatency:
+class DraftsAheadLatency(LatencyModel):
     """`latency` for an engine where `drafters` draft ahead: their seconds are what a step waits for them."""
 
     def __init__(self, latency: LatencyModel, drafters: Mapping[str, AheadCounts], *, prior: float = 0.5) -> None:
@@ -118,8 +118,8 @@ class DraftsAheadLatency:
         return self._latency.seconds(rows, requests, context_sum)
 
     def seconds_by_rows(self, rows: Sequence[int], requests: int, context_sum: int) -> list[float]:
-        """See latency.seconds_by_rows."""
-        return seconds_by_rows(self._latency, rows, requests, context_sum)
+        """See LatencyModel."""
+        return self._latency.seconds_by_rows(rows, requests, context_sum)
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
         """See LatencyModel; of a drafter ahead what the step waits for it: the larger of both where its drafts are
@@ -137,15 +137,11 @@ class DraftsAheadLatency:
             hit_rate=rate,
         )
 
-    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
-        """See LatencyModel."""
-        return self._latency.difference_deviation(rows, other_rows, requests=requests, context_sum=context_sum)
-
     def difference_deviations(
         self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
     ) -> list[float]:
-        """See latency.difference_deviations."""
-        return difference_deviations(self._latency, rows, others, requests=requests, context_sum=context_sum)
+        """See LatencyModel."""
+        return self._latency.difference_deviations(rows, others, requests=requests, context_sum=context_sum)
 
     def observe(self, record: StepRecord) -> None:
         """See LatencyModel."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Protocol
@@ -21,68 +21,46 @@ from wager.types import StepRecord
 
 class LatencyModel(Protocol):
     """Seconds of a step by its shape. `rows` are all rows of the pass, known tokens and draft tokens; `requests` the
-    sequences in it; `context_sum` the cached positions of all of them together, before the step."""
+    sequences in it; `context_sum` the cached positions of all of them together, before the step. As it is here, a model
+    never changes: observed steps are ignored."""
 
     @property
     def learns(self) -> bool:
         """Whether observed steps correct it."""
+        return False
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:
         """The step without drafting: schedule, policy, forward, accept, commit, observe."""
 
+    def seconds_by_rows(self, rows: Sequence[int], requests: int, context_sum: int) -> list[float]:
+        """`seconds` of several counts of rows, ascending from 1; a model may have a quicker way."""
+        return [self.seconds(count, requests, context_sum) for count in rows]
+
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
         """Drafting for `requests` sequences, each to `depth`; 0 for none."""
 
-    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
-        """How uncertain the difference in seconds of steps of two row counts is: its standard deviation; 0 where
-        nothing is learned."""
+    def draft_seconds_by_depth(self, drafter: str, requests: int, depth: int) -> list[float]:
+        """`draft_seconds` to 0, 1, ... `depth`; a model may have a quicker way."""
+        return [0.0, *[self.draft_seconds(drafter, requests, each) for each in range(1, depth + 1)]]
+
+    def difference_deviations(
+        self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
+    ) -> list[float]:
+        """How uncertain the difference in seconds is between steps of `rows` and of each of several other counts: its
+        standard deviation; 0 where nothing is learned."""
+        return [0.0] * len(others)
 
     def observe(self, record: StepRecord) -> None:
         """A step was taken."""
+        return
 
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
         """Drafting for `requests` sequences to `depth` took that long."""
-
-
-def seconds_by_rows(latency: LatencyModel, rows: Sequence[int], requests: int, context_sum: int) -> list[float]:
-    """Seconds of a step of each of several row counts, ascending from 1; a model may have a quicker method for it."""
-    method: Callable[[Sequence[int], int, int], list[float]] | None = getattr(latency, "seconds_by_rows", None)
-    if method is not None:
-        return method(rows, requests, context_sum)
-    return [latency.seconds(count, requests, context_sum) for count in rows]
-
-
-def difference_deviations(
-    latency: LatencyModel, rows: int, others: Sequence[int], *, requests: int, context_sum: int
-) -> list[float]:
-    """`difference_deviation` from each of several counts of rows; a model may have a quicker method for it."""
-    method: Callable[..., list[float]] | None = getattr(latency, "difference_deviations", None)
-    if method is not None:
-        return method(rows, others, requests=requests, context_sum=context_sum)
-    one = latency.difference_deviation
-    return [one(rows, other, requests=requests, context_sum=context_sum) for other in others]
-
-
-class StaticLatency:
-    """Base of latency models that never change: observed steps are ignored."""
-
-    @property
-    def learns(self) -> bool:
-        return False
-
-    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
-        del rows, other_rows, requests, context_sum
-        return 0.0
-
-    def observe(self, record: StepRecord) -> None:
-        del record
-
-    def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
-        del drafter, requests, depth, seconds
+        return
 
 
 _REFRESH_INTERVAL = 32  # steps after which the model is queried again: it learns, and contexts grow
-_DEPTHS = 8  # to which seconds of drafting are asked for at least, where all depths are known together
+_DEPTHS = 8  # to which seconds of drafting are asked for at least, all depths together
 _CONTEXTS_PER_DOUBLING = 8  # context lengths within 1/8 of a doubling (9 %) share an entry
 
 
@@ -94,10 +72,7 @@ class LatencyCache:
         self._plain: dict[tuple[int, int], float] = {}
         self._extra: dict[tuple[int, int, int], list[float]] = {}
         self._last_shape, self._last_curve = (0, 0, 0), list[float]()  # of the last answer, which most others repeat
-        self._draft: dict[tuple[str, int, int], float] = {}
-        # models that have a quicker method for all depths together (LatencySurface)
-        self._by_depth: Callable[[str, int, int], list[float]] | None = getattr(latency, "draft_seconds_by_depth", None)
-        self._draft_curves: dict[tuple[str, int], Sequence[float]] = {}
+        self._draft: dict[tuple[str, int], list[float]] = {}  # by depth
         self._marginal: dict[tuple[str, int, int], NDArray[np.float64]] = {}
 
     def tick(self, steps: int = 1) -> None:
@@ -110,7 +85,6 @@ class LatencyCache:
     def clear(self) -> None:
         """The model has learned something new."""
         self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
-        self._draft_curves = {}
         self._last_shape, self._last_curve = (0, 0, 0), []
 
     def plain_seconds(self, sequences: int, context_sum: int) -> float:
@@ -129,7 +103,7 @@ class LatencyCache:
         curve = self._extra.get(key)
         if curve is None or len(curve) <= count:
             knots = _knots(1 << max(3, count.bit_length()))
-            seconds = seconds_by_rows(self._latency, [rows + knot for knot in knots], sequences, context_sum)
+            seconds = self._latency.seconds_by_rows([rows + knot for knot in knots], sequences, context_sum)
             none = seconds[0]
             curve = list(accumulate([each - none for each in seconds], max))
             if len(knots) <= knots[-1]:
@@ -142,16 +116,11 @@ class LatencyCache:
         """Drafting for `sequences`, each to `depth`."""
         if sequences == 0 or depth == 0:
             return 0.0
-        if self._by_depth is not None:
-            known = self._draft_curves.get((drafter, sequences), ())
-            if len(known) <= depth:
-                known = self._draft_curves[drafter, sequences] = self._by_depth(drafter, sequences, max(depth, _DEPTHS))
-            return known[depth]
-        key = drafter, sequences, depth
-        seconds = self._draft.get(key)
-        if seconds is None:
-            seconds = self._draft[key] = self._latency.draft_seconds(drafter, sequences, depth)
-        return seconds
+        curve = self._draft.get((drafter, sequences), [])
+        if len(curve) <= depth:
+            curve = self._latency.draft_seconds_by_depth(drafter, sequences, max(depth, _DEPTHS))
+            self._draft[drafter, sequences] = curve
+        return curve[depth]
 
     def ragged_draft_seconds(self, drafter: str, depths: Sequence[int]) -> float:
         """Drafting to `depths`, one per sequence: each pass of the drafter is for the sequences that go that deep."""

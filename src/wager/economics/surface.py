@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.economics.latency import LatencyModel
 from wager.errors import MALFORMED, UsageError
 from wager.kernels import _native
 from wager.types import DRAFT_STAGE, POLICY_STAGE, StepRecord
@@ -49,7 +50,7 @@ class StepPoint:
     seconds: float
 
 
-class LatencySurface:
+class LatencySurface(LatencyModel):
     """Seconds = scale x (curve(rows) + per_request R + per_context S + per_pair rows S / R), R requests, S context_sum.
 
     `rows` are the measured row counts, ascending; `seconds` the curve there, linear in between, and beyond the last two
@@ -103,7 +104,7 @@ class LatencySurface:
         return self.scale * (curve + self._others(rows, requests, context_sum))
 
     def seconds_by_rows(self, rows: Sequence[int], requests: int, context_sum: int) -> list[float]:
-        """`seconds` of several counts of rows, ascending from 1, in a third of the time."""
+        """See LatencyModel; in a third of the time that `seconds` of each would take."""
         knots, values, right, last, taken = self.rows, self._corrected, 0, len(self.rows), []
         of_requests, of_context, scale = self.per_request * requests, self.per_context * context_sum, self.scale
         for count in rows:
@@ -127,7 +128,7 @@ class LatencySurface:
         return curve.seconds(requests, depth) if curve and requests > 0 and depth > 0 else 0.0
 
     def draft_seconds_by_depth(self, drafter: str, requests: int, depth: int) -> list[float]:
-        """`draft_seconds` to 0, 1, ... `depth`."""
+        """See LatencyModel."""
         curve = self.drafters.get(drafter)
         if curve is None or requests <= 0:
             return [0.0] * (depth + 1)
@@ -150,14 +151,10 @@ class LatencySurface:
         self._filter.update([slope / expected for slope in slopes], math.log(taken / expected))
         self._correct()
 
-    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
-        """See LatencyModel."""
-        return self.difference_deviations(rows, [other_rows], requests=requests, context_sum=context_sum)[0]
-
     def difference_deviations(
         self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
     ) -> list[float]:
-        """`difference_deviation` from each of several counts of rows."""
+        """See LatencyModel."""
         deviation, one, deviations = self._filter.deviation, self._slopes(rows, requests, context_sum), []
         for count in others:
             other = self._slopes(count, requests, context_sum)

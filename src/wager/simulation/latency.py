@@ -5,11 +5,11 @@ drafters, and of the policy's own decisions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from wager.economics.latency import LatencyModel, StaticLatency
+from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import Policy
 from wager.errors import UsageError
 from wager.planner.cost import CostModel, SequenceLoad
@@ -20,7 +20,7 @@ from wager.types import StepRecord
 _T = TypeVar("_T")
 
 
-class RooflineLatency(StaticLatency):
+class RooflineLatency(LatencyModel):
     """Seconds of the cost model, about 30 microseconds a call; or those that were measured, about one.
 
     Every request of a step is taken to have the mean context and the mean number of rows; `context` is that of
@@ -87,7 +87,7 @@ def distinct_with_replacement(count: int, active: int, tokens: float) -> float:
     return count * (1 - missed)
 
 
-class PublishedLatency(StaticLatency):
+class PublishedLatency(LatencyModel):
     """Behind published measurements of two drafters: Qwen3.6-35B-A3B in bf16 on a B200. The larger of bytes / bandwidth
     and FLOPs / peak, one maximum over the pass as in the source.
 
@@ -164,7 +164,7 @@ class TimedPolicy:
         return lambda *given, **named: self._clock.count(lambda: method(*given, **named))
 
 
-class UncountedLatency:
+class UncountedLatency(LatencyModel):
     """A latency model that a policy asks: its seconds are not the policy's, since an engine asks measured step times,
     which take a microsecond where the cost model takes thirty. (Timing a call takes about that microsecond, and stays
     counted.)"""
@@ -184,9 +184,11 @@ class UncountedLatency:
         """See LatencyModel."""
         return self._clock.count(lambda: self._latency.draft_seconds(drafter, requests, depth), sign=-1.0)
 
-    def difference_deviation(self, rows: int, other_rows: int, *, requests: int, context_sum: int) -> float:
+    def difference_deviations(
+        self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
+    ) -> list[float]:
         """See LatencyModel."""
-        return self._latency.difference_deviation(rows, other_rows, requests=requests, context_sum=context_sum)
+        return self._latency.difference_deviations(rows, others, requests=requests, context_sum=context_sum)
 
     def observe(self, record: StepRecord) -> None:
         """See LatencyModel."""

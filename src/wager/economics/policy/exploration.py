@@ -20,7 +20,6 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from wager.economics.acceptance import LARGE_BATCH
-from wager.economics.latency import difference_deviations
 from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL, DrafterCapabilities
 from wager.economics.policy.prices import Prices
 from wager.economics.policy.state import PlannedSequence, PolicyStep
@@ -325,8 +324,7 @@ class Exploration:
         weight = plain.weight / step.decoding * count
         gains = [weight * reached for reached in accumulate(survival, initial=0.0)]
         profits = [gains[depth] - plain.goodput * (extra[count * depth] + drafting[depth]) for depth in depths]
-        deviations = difference_deviations(
-            self._prices.model,
+        deviations = self._prices.model.difference_deviations(
             plain.rows + planned_rows,
             [plain.rows + count * depth for depth in depths],
             requests=plain.sequences,
