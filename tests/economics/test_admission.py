@@ -125,16 +125,16 @@ class Stairs(LatencyModel):
 def test_curves_follow_the_staircase_and_are_evaluated_once() -> None:
     surface = Stairs()
     cache = LatencyCache(surface)
-    extra = cache.extra_seconds(6, 6, 1000, count=20)
+    extra = cache.extra_seconds((6, 6, 1000), count=20)
     assert extra[:3] == pytest.approx([0.0, 0.0, 0.0])
     assert extra[3] == pytest.approx(1e-3)
     assert all(a <= b for a, b in pairwise(extra))
     calls = surface.calls
-    cache.extra_seconds(6, 6, 1010, count=12)
+    cache.extra_seconds((6, 6, 1010), count=12)
     assert surface.calls == calls
     for _ in range(64):
         cache.tick()
-    cache.extra_seconds(6, 6, 1010, count=12)
+    cache.extra_seconds((6, 6, 1010), count=12)
     assert surface.calls > calls
     assert cache.plain_seconds(6, 1000) == surface.seconds(6, 6, 1000)
 

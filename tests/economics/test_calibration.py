@@ -142,7 +142,9 @@ def test_changes_of_the_machines_speed_are_separated_from_the_steps() -> None:
         steps.append((kind, replace(points[kind], seconds=seconds)))
     typical = typical_steps(steps, fitted=range(0, len(points), 2))
     ratio = np.array([typical[kind].seconds / point.seconds for kind, point in enumerate(points)])
-    plain = np.array([np.median([point.seconds for shape, point in steps if shape == kind]) for kind in range(len(points))])
+    plain = np.array(
+        [np.median([point.seconds for shape, point in steps if shape == kind]) for kind in range(len(points))]
+    )
     plain /= [point.seconds for point in points]
     assert np.quantile(np.abs(ratio / np.median(ratio) - 1), 0.95) < 0.06
     assert np.quantile(np.abs(plain / np.median(plain) - 1), 0.95) > 0.3

@@ -16,8 +16,8 @@ from test_collapse import LAW, ROWS, SECONDS, Service, TurningDrafter
 from wager.config import EngineConfig
 from wager.draft.base import ComputedRows, Drafter
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities
-from wager.economics.policy.exploration import INACTIVE_AFTER, DrafterReadiness
+from wager.economics.policy.base import SLOW_INTERVAL, DrafterCapabilities
+from wager.economics.policy.exploration import DrafterReadiness
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.policy.prices import PlainStep
 from wager.economics.policy.state import PolicyStep
@@ -199,7 +199,7 @@ def test_one_that_wakes_is_up_to_date_and_one_that_fails_then_is_tapped_for_no_m
 
 
 def step(number: int, seconds: float) -> PolicyStep:
-    return PolicyStep(number, plain=PlainStep(1, 1, 100, 1.0, seconds, 1 / seconds))
+    return PolicyStep(number, plain=PlainStep((1, 1, 100), 1.0, seconds, 1 / seconds))
 
 
 @pytest.mark.parametrize(("warm_up", "seconds", "rests"), [(16, 2.5e-3, True), (0, 2.5e-3, False), (16, 0.2, False)])
@@ -207,10 +207,10 @@ def test_only_those_rest_whose_states_cost_something(warm_up: int, seconds: floa
     """Not those that read none, nor beside a target whose steps are so long that it makes no difference."""
     capabilities = dict.fromkeys(("a", "b"), DrafterCapabilities(4, warm_up=warm_up))
     readiness, standing = DrafterReadiness(capabilities), {"r": DraftDecision(2, "b")}
-    for number in range(1, INACTIVE_AFTER + 1):
+    for number in range(1, SLOW_INTERVAL + 1):
         readiness.update(step(number, seconds), standing)
-    assert not readiness.inactive and not readiness.unready(INACTIVE_AFTER)
-    readiness.update(step(INACTIVE_AFTER + 1, seconds), standing)
+    assert not readiness.inactive and not readiness.unready(SLOW_INTERVAL)
+    readiness.update(step(SLOW_INTERVAL + 1, seconds), standing)
     assert readiness.inactive == ({"a"} if rests else set())
     readiness.update(step(50, seconds), {"r": DraftDecision(2, "a")})
     assert not readiness.inactive and readiness.unready(50) == ({"a"} if rests else set())

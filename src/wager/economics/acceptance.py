@@ -137,7 +137,6 @@ def log_odds_of(probability: float) -> float:
 # ---- one drafter's acceptance ----
 
 LARGE_BATCH = 16  # sequences from which a batch is large: a sample of its drafts is looked at, its steps are not kept
-AGING_INTERVAL = 32  # steps between calls of `age`
 _MAX_DEPTH = 16  # deeper tokens share the estimate of this depth
 BIN_BORDERS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98)  # of conditional confidence
 _SPREAD = 0.4  # variance of log-odds between sequences, before any was observed
@@ -270,7 +269,7 @@ class AcceptanceModel:
         self._num_shifts += 1
 
     def age(self) -> None:
-        """To be called every AGING_INTERVAL steps."""
+        """To be called every SLOW_INTERVAL steps."""
         self.depths.age()
         self.bins.age()
 

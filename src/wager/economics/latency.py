@@ -94,11 +94,12 @@ class LatencyCache:
             self._plain[key] = self._latency.seconds(sequences, sequences, context_sum)
         return self._plain[key]
 
-    def extra_seconds(self, rows: int, sequences: int, context_sum: int, *, count: int) -> list[float]:
-        """What 0, 1, ... `count` rows or more add to a step of `rows`; never falling."""
-        shape = rows, sequences, context_sum
+    def extra_seconds(self, shape: tuple[int, int, int], *, count: int) -> list[float]:
+        """What 0, 1, ... `count` rows or more add to a step of this shape (rows, sequences, context_sum); never
+        falling."""
         if shape == self._last_shape and len(self._last_curve) > count:
             return self._last_curve
+        rows, sequences, context_sum = shape
         key = rows, sequences, _context_key(context_sum)
         curve = self._extra.get(key)
         if curve is None or len(curve) <= count:
@@ -107,7 +108,7 @@ class LatencyCache:
             none = seconds[0]
             curve = list(accumulate([each - none for each in seconds], max))
             if len(knots) <= knots[-1]:
-                curve = _between(knots, curve)
+                curve = np.interp(range(knots[-1] + 1), knots, curve).tolist()
             self._extra[key] = curve
         self._last_shape, self._last_curve = shape, curve
         return curve
@@ -139,37 +140,15 @@ class LatencyCache:
         key = drafter, sequences, depth
         if key in self._marginal:
             return self._marginal[key]
-        knots = _draft_knots(sequences)
+        knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
         totals = np.array([[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots])
         passes = totals[:, 1:] - totals[:, :-1]
         if len(knots) <= sequences:
-            passes = _interpolated(np.arange(sequences + 1), np.array(knots), passes)
+            every = range(sequences + 1)
+            passes = np.stack([np.interp(every, knots, column) for column in passes.T], axis=1)
         marginal: NDArray[np.float64] = passes[1:] - passes[:-1]
         self._marginal[key] = marginal
         return marginal
-
-
-def _draft_knots(sequences: int) -> list[int]:
-    """Numbers of sequences whose drafting is asked for: 0, powers of two, and `sequences`."""
-    return [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
-
-
-def _between(knots: Sequence[int], values: Sequence[float]) -> list[float]:
-    """`values`, known at `knots`, at every whole number from the first knot to the last."""
-    every: list[float] = []
-    for left, right, low, high in zip(knots, knots[1:], values, values[1:], strict=False):
-        slope = (high - low) / (right - left)
-        every += [slope * at + low for at in range(right - left)]
-    return [*every, values[-1]]
-
-
-def _interpolated(at: NDArray[np.intp], knots: NDArray[np.intp], values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The columns of `values` (by knot) at each of `at`, all within the knots."""
-    below = np.minimum(np.searchsorted(knots, at, side="right") - 1, len(knots) - 2)
-    slopes = (values[1:] - values[:-1]) / (knots[1:] - knots[:-1])[:, None]
-    result: NDArray[np.float64] = slopes[below] * (at - knots[below])[:, None] + values[below]
-    result[at == knots[-1]] = values[-1]
-    return result
 
 
 def _context_key(context_sum: int) -> int:

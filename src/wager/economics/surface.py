@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,11 @@ class LatencySurface(LatencyModel):
         self.per_request, self.per_context, self.per_pair = per_request, per_context, per_pair
         self.drafters = dict(drafters or {})
         self.scale = 1.0
-        _check_curve(self.rows, seconds)
+        if not _is_sound(self.rows, seconds) or self.rows[0] < 1 or min(seconds) <= 0:
+            raise UsageError(
+                f"Step times of {list(seconds)} s at {list(rows)} rows are not valid.",
+                "Rows ascend from 1 or more, and each has seconds above 0.",
+            )
         self._fitted = [float(value) for value in seconds]
         self._fitted_per_request = per_request
         self.uncertainty = uncertainty
@@ -219,16 +223,6 @@ class LatencySurface(LatencyModel):
             raise UsageError(f"Stored step times are damaged: {error!r}.", "Run `wager calibrate` again.") from error
 
 
-def _check_curve(rows: Sequence[int], seconds: Sequence[float]) -> None:
-    ascending = ascends(rows)
-    sound = all(math.isfinite(value) and value > 0 for value in seconds)
-    if not rows or rows[0] < 1 or len(rows) != len(seconds) or not ascending or not sound:
-        raise UsageError(
-            f"Step times of {list(seconds)} s at {list(rows)} rows are not valid.",
-            "Rows ascend from 1 or more, and each has seconds above 0.",
-        )
-
-
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _PRICE_SD, _DRAFT_KNOT_SD = 0.2, 0.1
 """Standard deviations of the errors of measured draft times, relative: of what a call and what a draft token costs, and
@@ -255,9 +249,7 @@ class DraftCurve:
     and along the last line beyond."""
 
     def __init__(self, requests: Sequence[int], per_call: Sequence[float], per_token: Sequence[float]) -> None:
-        ascending = ascends(requests)
-        sound = all(math.isfinite(value) and value >= 0 for value in (*per_call, *per_token))
-        if not requests or not len(requests) == len(per_call) == len(per_token) or not ascending or not sound:
+        if not _is_sound(requests, per_call, per_token):
             raise UsageError(
                 f"Draft times over {list(requests)} requests are not valid: {list(per_call)} s a call and "
                 f"{list(per_token)} s a draft token.",
@@ -340,7 +332,9 @@ def fit_surface(
             f"{len(points)} measured steps with {len(rows)} row counts do not make a surface.",
             "Measure at least two row counts, each with seconds above 0.",
         )
-    system = np.array([[*_knot_weights(rows, point.rows), *_terms(point)] for point in points], dtype=np.float64)
+    by_knot = [[float(knot == point.rows) for knot in rows] for point in points]
+    terms = [(point.requests, point.context_sum, point.rows * point.context_sum / point.requests) for point in points]
+    system = np.hstack([by_knot, terms])
     taken = np.array([point.seconds for point in points])
     coefficients = _solve(system / taken[:, None], np.ones(len(points)), first_bounded=len(rows))
     curve, (per_request, per_context, per_pair) = coefficients[: len(rows)], coefficients[len(rows) :]
@@ -353,15 +347,6 @@ def fit_surface(
         drafters=drafters,
         uncertainty=uncertainty,
     )
-
-
-def _knot_weights(knots: Sequence[int], rows: int) -> list[float]:
-    """1 at the knot of that row count, 0 elsewhere (every point's row count is a knot)."""
-    return [float(knot == rows) for knot in knots]
-
-
-def _terms(point: StepPoint) -> tuple[float, float, float]:
-    return point.requests, point.context_sum, point.rows * point.context_sum / point.requests
 
 
 def _solve(system: NDArray[np.float64], target: NDArray[np.float64], *, first_bounded: int) -> NDArray[np.float64]:
@@ -422,19 +407,7 @@ _TREND_WEIGHT, _TREND = 0.25, 1.15
 errors in a row that count as _MAX_SURPRISE (2 (1 - 0.75^3) = 1.16), three times what chance makes it scatter."""
 
 
-class LatencyFilter(Protocol):
-    """`values` are the unknowns, 0 at first."""
-
-    def update(self, slopes: Sequence[float], error: float) -> None:
-        """An observation exceeded its prediction by `error`; a unit of unknown i moves it by `slopes[i]`."""
-
-    def deviation(self, slopes: Sequence[float]) -> float:
-        """Standard deviation of the sum of all unknowns times `slopes`."""
-
-    def values(self) -> list[float]: ...
-
-
-def latency_filter(change: NDArray[np.float64], *, noise_sd: float, uncertainty: float = 1.0) -> LatencyFilter:
+def latency_filter(change: NDArray[np.float64], *, noise_sd: float, uncertainty: float = 1.0) -> _native.KalmanFilter:
     """A Kalman filter over slowly drifting unknowns (csrc/kalman.h). `change` is the covariance of how far a change of
     the machine moves them, [unknowns, unknowns], `noise_sd` the standard deviation of an observation, at least, and
     `uncertainty` the factor by which the unknowns' are larger at first.
@@ -468,9 +441,11 @@ def covariance(
     return result
 
 
-def ascends(knots: Sequence[float]) -> bool:
-    """Whether each knot is greater than the one before."""
-    return all(left < right for left, right in pairwise(knots))
+def _is_sound(knots: Sequence[float], *curves: Sequence[float]) -> bool:
+    """Whether knots ascend, and each curve has a finite value of 0 or more at each of them."""
+    ascend = len(knots) > 0 and all(left < right for left, right in pairwise(knots))
+    same = all(len(curve) == len(knots) for curve in curves)
+    return ascend and same and all(math.isfinite(value) and value >= 0 for curve in curves for value in curve)
 
 
 def locate(knots: Sequence[float], value: float) -> tuple[int, float]:

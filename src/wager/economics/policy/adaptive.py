@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from wager.economics.acceptance import AGING_INTERVAL, LARGE_BATCH, AcceptanceModel, token_judge
+from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, token_judge
 from wager.economics.latency import LatencyModel
 from wager.economics.options import THROUGHPUT, Objective
 from wager.economics.policy.base import (
     EARLY_STEPS,
+    NEGLIGIBLE,
+    SLOW_INTERVAL,
     SMOOTHING,
     UPDATE_INTERVAL,
     DrafterCapabilities,
@@ -27,7 +29,7 @@ from wager.economics.policy.base import (
 from wager.economics.policy.explain import LOOK_BACK, explain, forget_drafts, observed_speed
 from wager.economics.policy.exploration import EXPLORATION_SHARE, DrafterReadiness, Exploration
 from wager.economics.policy.learning import CollapseWatch, DeferredLearning
-from wager.economics.policy.planning import MAX_INTERVAL, Planner
+from wager.economics.policy.planning import Planner
 from wager.economics.policy.prices import ADJACENT_ROWS, Prices
 from wager.economics.policy.state import PlannedSequence, PolicyStep
 from wager.types import (
@@ -42,8 +44,6 @@ from wager.types import (
     Verdict,
     VerifyRule,
 )
-
-_LEAST_BENEFIT = 0.002  # share of the step's weight that judging must gain beyond what it takes
 
 
 class Adaptive(Policy):
@@ -77,7 +77,7 @@ class Adaptive(Policy):
         self._ids: list[str] | None = None  # the same, until one of them ends
         self._step = self._planned = PolicyStep()  # the last step, and the last one that did not repeat a plan
         self._steps = 0
-        self._next_aging = AGING_INTERVAL
+        self._next_aging = SLOW_INTERVAL
         self._interval = 1  # steps after which the policy learns, and looks at its plan again
         self._repeats_until = 0  # the step until which the same sequences repeat the plan
         self._next_measuring = UPDATE_INTERVAL  # the step from which it is asked again whether to measure
@@ -137,7 +137,7 @@ class Adaptive(Policy):
         now, planner, readiness, exploration = self._steps, self._planner, self._readiness, self._exploration
         self._prices.latency.tick(now - self._planned.number)
         if now >= self._next_aging:
-            self._next_aging += AGING_INTERVAL
+            self._next_aging += SLOW_INTERVAL
             for model in self.acceptance.values():
                 model.age()
         step = self._step = self._planned = PolicyStep(now, self._sequences, plain=self._step.plain)
@@ -263,7 +263,7 @@ class Adaptive(Policy):
             drafts = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in drawn}
         first = sum([len(draft.tokens) for draft in drawn.values()])
         count = first + sum([len(draft.tokens) for draft in drafts.values()]) + ADJACENT_ROWS
-        extra = self._prices.latency.extra_seconds(*step.plain.shape, count=count)
+        extra = self._prices.latency.extra_seconds(step.plain.shape, count=count)
         admitted, rows, gain, cut = drafts, 0, 0.0, None
         if drafts:
             admitted, rows, gain, cut, benefit = self._judge(step, drafts, extra, first=first, limit=budget - first)
@@ -318,10 +318,10 @@ class Adaptive(Policy):
         share = max(SMOOTHING, 1 / self._judged_steps)
         self._judging_benefit += share * (benefit / weight - self._judging_benefit)
         self._unjudged_steps = 0
-        if self._judging_benefit > step.plain.goodput * own.judging / weight + _LEAST_BENEFIT:
+        if self._judging_benefit > step.plain.goodput * own.judging / weight + NEGLIGIBLE:
             self._judging_interval = 0
         else:
-            longest = max(MAX_INTERVAL, round(own.judging_interval))
+            longest = max(SLOW_INTERVAL, round(own.judging_interval))
             self._judging_interval = min(longest, 2 * self._judging_interval + 1)
 
     def _record_goodput(

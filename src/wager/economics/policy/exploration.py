@@ -20,7 +20,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from wager.economics.acceptance import LARGE_BATCH
-from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL, DrafterCapabilities
+from wager.economics.policy.base import (
+    LONGEST_INTERVAL,
+    NEGLIGIBLE,
+    SLOW_INTERVAL,
+    UPDATE_INTERVAL,
+    DrafterCapabilities,
+)
 from wager.economics.policy.prices import Prices
 from wager.economics.policy.state import PlannedSequence, PolicyStep
 from wager.types import DraftDecision
@@ -29,10 +35,8 @@ EXPLORATION_SHARE = 0.004  # of the running time: hardly noticeable, yet enough 
 _MAX_SAVED = 1500  # steps whose budget can accumulate, or be owed, so that a burst costs no more than a few steps
 _MIN_COST = 0.005  # of a plain step: what exploration costs at least, so that it is not done in every step
 
-INACTIVE_AFTER = 32  # steps for which nothing wants a drafter that is then inactive
 TRIAL = 8  # steps after a request until one may be inactive: what it guessed is compared with the tokens of these
-KEEPING_S = 1e-4  # seconds that keeping states takes in a step, about, whatever the target
-_NEGLIGIBLE_KEEPING = 0.002  # share of a step: keeping states that takes less goes on
+KEEPING_S = 1e-4  # seconds that keeping states takes in a step, about, whatever the target; it goes on where negligible
 
 _DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _PLAUSIBLE = 2.5  # standard deviations by which seconds may plausibly differ from what is believed
@@ -119,8 +123,8 @@ class DrafterReadiness:
         wanted = {decision.drafter for decision in decisions.values()}
         for drafter in self._readers:
             if drafter in wanted or not self._kept[drafter]:
-                self.keep(step, drafter, steps=INACTIVE_AFTER)
-        if _NEGLIGIBLE_KEEPING * step.plain.seconds < KEEPING_S:
+                self.keep(step, drafter, steps=SLOW_INTERVAL)
+        if NEGLIGIBLE * step.plain.seconds < KEEPING_S:
             inactive = [drafter for drafter in self._readers if self._kept[drafter] <= step.number]
             if not self.inactive.issuperset(inactive):
                 self.inactive = self.inactive.union(inactive)
@@ -227,7 +231,7 @@ class Exploration:
         catch_up, drafting = state.catch_up_seconds(drafter, capabilities), latency.ragged_draft_seconds
         cost = catch_up + drafting(drafter, [*depths, depth]) - drafting(drafter, depths)
         if draws_tokens:
-            cost += latency.extra_seconds(*plain_step.shape, count=depth)[depth]
+            cost += latency.extra_seconds(plain_step.shape, count=depth)[depth]
         if not plain:  # what the other drafter's tokens would have gained
             cost += plain_step.speculation_gain / len(step.candidates)
         if not self.for_drafts.spend(cost, plain_step.seconds):
@@ -266,9 +270,14 @@ class Exploration:
             self._postponed = None
             if not inactive and step.candidates:
                 return postponed
-        size = self._sizes[step.decoding.bit_length()]
-        if not (self._prices.model.learns and self._is_due(size)):
+        if not self._prices.model.learns:
             return None
+        size = self._sizes[step.decoding.bit_length()]
+        if size.asked is None:
+            size.asked = self._steps
+        if self._steps - size.asked < size.interval:
+            return None
+        size.asked, size.interval = self._steps, min(LONGEST_INTERVAL, 2 * size.interval)
         best = self._best_to_measure(step, planned_rows)
         if best is None:
             return None
@@ -277,14 +286,6 @@ class Exploration:
             readiness.keep(step, best.drafter, steps=TRIAL)
             self._postponed, best = best, None
         return best
-
-    def _is_due(self, size: BatchSize) -> bool:
-        if size.asked is None:
-            size.asked = self._steps
-        if self._steps - size.asked < size.interval:
-            return False
-        size.asked, size.interval = self._steps, min(LONGEST_INTERVAL, 2 * size.interval)
-        return True
 
     def _best_to_measure(self, step: PolicyStep, planned_rows: int) -> MeasuringStep | None:
         """The step that would gain most for what it loses if seconds are as believed, which is spent."""
@@ -317,18 +318,19 @@ class Exploration:
         uncertain it is what its rows differ from those of the plan, in seconds."""
         capabilities, candidates, latency = self._drafters[drafter], step.candidates, self._prices.latency
         count, depths, plain = len(candidates), range(len(survival) + 1), step.plain
+        rows, requests, context_sum = plain.shape
         new = [state for state in candidates if state.seq_id not in step.plan]
         missed = sum([state.catch_up_seconds(drafter, capabilities) for state in new])
-        extra = latency.extra_seconds(*plain.shape, count=count * len(survival))
+        extra = latency.extra_seconds(plain.shape, count=count * len(survival))
         drafting = [missed + latency.draft_seconds(drafter, count, depth) if depth else 0.0 for depth in depths]
         weight = plain.weight / step.decoding * count
         gains = [weight * reached for reached in accumulate(survival, initial=0.0)]
         profits = [gains[depth] - plain.goodput * (extra[count * depth] + drafting[depth]) for depth in depths]
         deviations = self._prices.model.difference_deviations(
-            plain.rows + planned_rows,
-            [plain.rows + count * depth for depth in depths],
-            requests=plain.sequences,
-            context_sum=plain.context_sum,
+            rows + planned_rows,
+            [rows + count * depth for depth in depths],
+            requests=requests,
+            context_sum=context_sum,
         )
         return profits, deviations
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from wager.economics.acceptance import AGING_INTERVAL, AcceptanceModel, Floats
+from wager.economics.acceptance import AcceptanceModel, Floats
 from wager.economics.latency import LatencyModel
-from wager.economics.policy.base import EARLY_STEPS, UPDATE_INTERVAL
+from wager.economics.policy.base import EARLY_STEPS, SLOW_INTERVAL, UPDATE_INTERVAL
 from wager.economics.policy.prices import PolicySeconds
 from wager.economics.policy.state import PlannedSequence, PolicyStep, RemainingDraft
 from wager.types import Draft, DraftDecision, StepRecord, Verdict
@@ -38,7 +38,7 @@ _KNOWN = 48  # drafts after which there is a long run
 _OTHER_TEXTS = 0.25  # of the long run's rate: that of texts which are hard to guess
 _NEARLY_NEVER = 0.02  # of the rate of these
 _ENOUGH = 10.0  # evidence: a false alarm in e^10 drafts of equal sequences
-_SHARE = 4.9  # of that, what one sequence may count for: it takes three
+_SHARE = 0.49  # of that, what one sequence may count for: it takes three
 _MOST_SEEN = 8  # drafts of one step that are looked at
 
 
@@ -60,26 +60,16 @@ class DeferredLearning:
         """A step's verdicts."""
         if self._remaining:
             self._compare(step)
-        due = step.number >= self._next and bool(step.plan)
-        if due or step.explored:
-            self._collect(self._sample(step, due=due), step)
-
-    def _sample(self, step: PolicyStep, *, due: bool) -> list[Verdict]:
-        """The verdicts to learn from: some in rotation, where it is `due`, and all of exploration."""
-        sampled: list[Verdict] = []
-        if due:
+        sampled: list[Verdict] = []  # some in rotation, now and then, and all of exploration
+        early = self._drafts < _EARLY_DRAFTS
+        if step.plan and step.number >= self._next:
             self._next = max(self._next, step.number - 1) + self._own.pace
-            interval = max(1, len(step.plan) // (_EARLY_DRAFTS // 4 if self._early else _MAX_DRAFTS))
+            interval = max(1, len(step.plan) // (_EARLY_DRAFTS // 4 if early else _MAX_DRAFTS))
             self._turn += 1
             sampled = list(step.verdicts[self._turn % interval :: interval])
-        return sampled + [each for each in step.verdicts if each.seq_id in step.explored and each not in sampled]
-
-    @property
-    def _early(self) -> bool:
-        return self._drafts < _EARLY_DRAFTS
-
-    def _collect(self, sampled: Sequence[Verdict], step: PolicyStep) -> None:
-        shifts = len(sampled) if self._early else step.number % 2  # whose shift of survival by scores is learned
+        if step.explored:
+            sampled += [each for each in step.verdicts if each.seq_id in step.explored and each not in sampled]
+        shifts = len(sampled) if early else step.number % 2  # whose shift of survival by scores is learned
         self._drafts += len(sampled)
         for verdict in sampled:
             state, decision = step.states.get(verdict.seq_id), step.plan.get(verdict.seq_id)
@@ -114,7 +104,7 @@ class DeferredLearning:
             self._next_record = max(self._next_record, number - 1) + interval
         if (due or step.measures) and self._latency.learns:
             self._pending.append(partial(self._latency.observe, record))
-        if number >= self._learned + AGING_INTERVAL:
+        if number >= self._learned + SLOW_INTERVAL:
             self.learn()
 
     def end_sequence(self, state: PlannedSequence) -> None:
@@ -234,7 +224,7 @@ class DrafterRecord:
         if self.collapsed:
             ratio = -ratio
         elif not right:  # no sequence counts for more than its share
-            ratio = min(ratio, _SHARE - self.shares.get(seq_id, 0.0))
+            ratio = min(ratio, _SHARE * _ENOUGH - self.shares.get(seq_id, 0.0))
             self.shares[seq_id] = self.shares.get(seq_id, 0.0) + ratio
         self.evidence += ratio
         self.right, self.tried = self.right + right, self.tried + 1

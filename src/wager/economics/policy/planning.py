@@ -7,13 +7,12 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from wager.economics.acceptance import AcceptanceModel, Floats
-from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL, DrafterCapabilities
+from wager.economics.policy.base import LONGEST_INTERVAL, SLOW_INTERVAL, UPDATE_INTERVAL, DrafterCapabilities
 from wager.economics.policy.prices import Prices
 from wager.economics.policy.state import PolicyStep
 from wager.kernels import _native
 from wager.types import DraftDecision
 
-MAX_INTERVAL = 32  # steps between plans; as many plans in which the interval grows to that
 SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
 MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
 _NEVER = -50.0  # log-odds of what is not expected
@@ -74,8 +73,8 @@ class Planner:
     def plan(self, step: PolicyStep) -> None:
         """Plan the candidates of the step."""
         affordable = self._prices.own.planning_interval
-        longest = max(MAX_INTERVAL if self.speculates else LONGEST_INTERVAL, affordable)
-        self._interval = min(longest, max(self._interval + longest / MAX_INTERVAL, affordable))
+        longest = max(SLOW_INTERVAL if self.speculates else LONGEST_INTERVAL, affordable)
+        self._interval = min(longest, max(self._interval + longest / SLOW_INTERVAL, affordable))
         self.next_plan = self._now + round(self._interval)
         self._planned, self._newcomers = step.decoding, 0
         candidates, names = step.candidates, list(self._drafters)
@@ -106,7 +105,7 @@ class Planner:
         native = _native.DraftPlanner(
             rooms=rooms,
             weights=[weights.weight(state) for state in candidates],
-            extra=latency.extra_seconds(*step.plain.shape, count=len(rooms) * deepest + 2),
+            extra=latency.extra_seconds(step.plain.shape, count=len(rooms) * deepest + 2),
             goodput=step.plain.goodput,
             several_drafters=SEVERAL_DRAFTERS,
             max_min_survival=MAX_MIN_SURVIVAL,
@@ -122,7 +121,7 @@ class Planner:
                 variances=[sequence.variance for sequence in sequences],
                 seconds=latency.marginal_draft_seconds(name, len(rooms), forecasts[name].shape[1]),
                 # until the next plan each step takes its share of catching up
-                catch_up=[state.catch_up_seconds(name, capabilities) / (2 * MAX_INTERVAL) for state in candidates],
+                catch_up=[state.catch_up_seconds(name, capabilities) / (2 * SLOW_INTERVAL) for state in candidates],
                 unjudged=unjudged,
                 shifts=model.confidence_shifts,
                 has_scores=model.has_scores,
@@ -136,7 +135,7 @@ class Planner:
         everyone. Where rows get cheaper the more there are (experts are shared), drafting nothing and drafting much can
         each be consistent, and their profits are compared."""
         size = len(step.candidates)
-        extra = self._prices.latency.extra_seconds(*step.plain.shape, count=size)
+        extra = self._prices.latency.extra_seconds(step.plain.shape, count=size)
         everyone, recent = step.plain.goodput * extra[size] / size, self._prices.goodput.row_cost(step.decoding)
         if recent is None:
             return [everyone]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.options import Objective
-from wager.economics.policy.base import EARLY_STEPS, SMOOTHING, UPDATE_INTERVAL
+from wager.economics.policy.base import EARLY_STEPS, SLOW_SMOOTHING, SMOOTHING, UPDATE_INTERVAL
 from wager.types import Span
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ _SIMILAR = 16  # a batch of which no more than one in so many sequences came, an
 _BUDGET = 0.015  # of a step's seconds for the policy: to keep to it learning is slowed down
 _PLANNING_BUDGET = 0.005  # the share of it for planning
 _MAX_PACE = 4.0  # the most by which learning is slowed down
-_SHARE_SMOOTHING = 0.01  # weight of a new step in the mean share, which spans several plans
 _SURPRISE = 2.0  # times as long as expected, from which drafting surprises
 _WORTH_LEARNING = 0.02  # of a plain step: by how much longer it must also be
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
@@ -62,7 +61,7 @@ class ObjectiveWeights:
     def learn(self, state: PlannedSequence, tokens: int) -> None:
         """The sequence got that many tokens in the step."""
         state.tokens += SMOOTHING * (tokens - state.tokens)
-        self.mean_tokens += 0.2 * SMOOTHING * (tokens - self.mean_tokens)  # a mean over many sequences
+        self.mean_tokens += SLOW_SMOOTHING * (tokens - self.mean_tokens)
         if self.slo and self.step_seconds:
             late = self.step_seconds > _SLO_MARGIN * self.slo * state.tokens
             state.late_steps = 0 if not late else state.late_steps + (state.slo_factor >= _MAX_FACTOR)
@@ -80,20 +79,13 @@ class ObjectiveWeights:
 
 
 class PlainStep(NamedTuple):
-    """A step without drafts: its rows, its sequences and the cached positions of all of them; the weight of one token
-    of each sequence that decodes, together; its seconds; and the weighted tokens that a second must yield."""
+    """A step without drafts. `shape`: its rows, its sequences and the cached positions of all of them; `weight`: that
+    of one token of each sequence that decodes, together; `goodput`: the weighted tokens that a second must yield."""
 
-    rows: int = 0
-    sequences: int = 0
-    context_sum: int = 0
+    shape: tuple[int, int, int] = 0, 0, 0
     weight: float = 0.0
     seconds: float = 0.0
     goodput: float = 0.0
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Rows, sequences and context_sum."""
-        return self[:3]
 
     @property
     def speculation_gain(self) -> float:
@@ -189,7 +181,7 @@ class PolicySeconds:
         self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
         self._steps += 1
         if self._steps > EARLY_STEPS and step_seconds > 0:
-            self._share += _SHARE_SMOOTHING * (seconds / step_seconds - self._share)
+            self._share += SLOW_SMOOTHING * (seconds / step_seconds - self._share)
             over = min(2.0, self._share / _BUDGET) - 1
             self.pace = min(_MAX_PACE, max(1.0, self.pace * (1 + SMOOTHING * over)))
 
@@ -225,9 +217,9 @@ class Prices:
     def plain_step(self, step: PolicyStep, spans: Sequence[Span], *, new: int) -> PlainStep:
         """The step without drafts, with `spans` in all, in which `new` sequences decode for the first time. It changes
         slowly, so it is computed anew every few steps while the batch stays about the same."""
-        before, count = self._plain.sequences, len(spans)
+        (rows, before, _), count = self._plain.shape, len(spans)
         few = before // _SIMILAR
-        decodes = step.decoding == count and self._plain.rows == before  # no prompts are computed, now as then
+        decodes = step.decoding == count and rows == before  # no prompts are computed, now as then
         similar = decodes and new <= few and -few <= count - before <= few
         if not similar or step.number >= self._next_plain:
             self._plain, self._next_plain = self._plain_step(step, spans), step.number + UPDATE_INTERVAL
@@ -245,7 +237,8 @@ class Prices:
             weight = sum([self.weights.weight(step.states[span.seq_id]) for span in decoding])
         seconds = self.latency.plain_seconds(count, cached)
         rows = sum([len(span.tokens) for span in spans])
-        return PlainStep(rows, len(spans), context, weight, seconds, self.goodput.ratio(count) * weight / seconds)
+        goodput = self.goodput.ratio(count) * weight / seconds
+        return PlainStep((rows, len(spans), context), weight, seconds, goodput)
 
     # ---- drafting ---------------------------------------------------------------------------------------------------
 
