@@ -262,9 +262,10 @@ class AcceptanceModel:
         """How the survival of a draft's tokens (0 for one that was not drafted) differs from its forecast, by depth;
         depths that were not requested repeat the last one."""
         shifts: list[float] = []
-        for rates in zip(survival[:_MAX_DEPTH], forecast, strict=False):
-            after, before = [max(1e-6, rate) / max(1e-6, 1.0 - rate) for rate in rates]
-            shifts.append(min(MAX_ODDS, max(1 / MAX_ODDS, after / before)))
+        for after, before in zip(survival[:_MAX_DEPTH], forecast, strict=False):
+            odds = max(1e-6, after) / max(1e-6, 1.0 - after)
+            odds_before = max(1e-6, before) / max(1e-6, 1.0 - before)
+            shifts.append(min(MAX_ODDS, max(1 / MAX_ODDS, odds / odds_before)))
         self._shifts[self._num_shifts % _CONFIDENCE_SHIFTS] = shifts + shifts[-1:] * (_MAX_DEPTH - len(shifts))
         self._num_shifts += 1
 

@@ -137,10 +137,11 @@ class DeferredLearning:
         tested, path = compare(draft, emitted)
         if not comparable:  # sampled from draft_probs: what is accepted need not equal what is emitted
             path = list(verdict.accepted)
-        right, deepest = len(path), len(draft.tokens) if draft.is_chain else max(draft.depths)
+        chain, right = draft.is_chain, len(path)
+        deepest = len(draft.tokens) if chain else max(draft.depths)
         # the drafter could have drafted deeper and did not: a token that is not accepted
         declined = right == deepest < decision.depth and not decision.min_survival and len(emitted) > right
-        if comparable and draft.scores and not draft.is_chain:
+        if comparable and draft.scores and not chain:
             model.learn_tree(sequence, model.survival(draft, sequence))
         else:
             model.learn_round(sequence, accepted=right, tested=min(right + 1, deepest + declined, len(emitted)))
@@ -216,7 +217,7 @@ class DrafterRecord:
         if not self.collapsed:
             self.seen += 1
             self.rate += (right - self.rate) / min(self.seen, _LONG_RUN)
-        if self.seen < _KNOWN:
+        if self.seen < _KNOWN or (right and not self.evidence and not self.collapsed):
             return False
         sound = self.usual * _OTHER_TEXTS
         never = sound * _NEARLY_NEVER

@@ -8,7 +8,7 @@ part of the step that it plans.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.options import Objective
@@ -159,10 +159,7 @@ class PolicySeconds:
     def __init__(self) -> None:
         self.pace = 1.0
         """By how much fewer steps than usual it learns from."""
-        self.judging = 0.0
-        """What judging the drafts of a step takes; before one without it was timed, half of such a step's."""
-        self._seconds: dict[StepKind, float] = {}
-        self._observed: dict[StepKind, int] = {}
+        self._means = {kind: [0.0, 0] for kind in get_args(StepKind)}  # seconds, and steps that they are the mean of
         self._step_seconds = 0.0
         self._share = 0.0
         self._steps = 0
@@ -170,13 +167,11 @@ class PolicySeconds:
 
     def observe(self, seconds: float, *, step_seconds: float, kind: StepKind) -> None:
         """A step of `step_seconds`, `seconds` of them the policy's."""
-        before, count = self._seconds.get(kind, seconds), self._observed.get(kind, 0) + 1
+        mean = self._means[kind]
         # judging after steps without it finds the caches cold, so that more does not show what it would take every time
-        if kind != "judged" or self._last == kind or seconds < before or kind not in self._seconds:
-            self._seconds[kind] = before + max(SMOOTHING, 1 / count) * (seconds - before)  # at first a plain mean
-            self._observed[kind] = count
-            judged = self._seconds.get("judged", 0.0)
-            self.judging = max(0.0, judged - self._seconds.get("unjudged", judged / 2))
+        if kind != "judged" or self._last == kind or seconds < mean[0] or not mean[1]:
+            mean[1] += 1
+            mean[0] += max(SMOOTHING, 1 / mean[1]) * (seconds - mean[0])  # at first a plain mean
         self._last = kind
         self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
         self._steps += 1
@@ -188,12 +183,18 @@ class PolicySeconds:
     @property
     def planning(self) -> float:
         """What a step takes in which it plans."""
-        return self._seconds.get("planned", 0.0)
+        return self._means["planned"][0]
 
     @property
     def planning_interval(self) -> float:
         """Steps between plans that keep planning within its budget."""
         return self.planning / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
+
+    @property
+    def judging(self) -> float:
+        """What judging the drafts of a step takes; before one without it was timed, half of such a step's."""
+        judged, (unjudged, count) = self._means["judged"][0], self._means["unjudged"]
+        return max(0.0, judged - unjudged) if count else judged / 2
 
     @property
     def judging_interval(self) -> float:
