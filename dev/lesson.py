@@ -39,11 +39,11 @@ class Example:
     """Code and what the page shows of its output: `kind` is "", "model" or "measured"; `span` is its place."""
 
     code: str
-    python: bool
-    shown: str
-    table: bool
-    kind: str
-    span: tuple[int, int]
+    python: bool = False
+    shown: str = ""
+    table: bool = False
+    kind: str = ""
+    span: tuple[int, int] = (0, 0)
 
     @property
     def uses_model(self) -> bool:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
 from wager.cli import main
 
 
-class Result:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def refused(result: Result, *words: str, code: int = 2) -> None:
+    """Assert a refusal in a sentence that contains the words."""
+    said = " ".join(result.err.split())
+    assert result.code == code, said
+    assert result.out == "" and "Traceback" not in said
+    assert [word for word in words if word not in said] == [], said
 
 
 Call = Callable[..., Result]

@@ -77,20 +77,12 @@ def test_every_drafter_is_in_the_table_of_drafters() -> None:
         assert "`" + (re.split(r"[\[:]", name)[0] or name) in table, name
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short_and_set_up_and_tests_take_one_line_each() -> None:
     assert len(README.split()) <= 1000
-
-
-def test_the_readme_states_the_size_of_the_default_model() -> None:
-    source = hub.KNOWN[DEFAULT_MODEL]
-    assert f"{DEFAULT_MODEL} ({source.wheel_bytes / 1e6:.0f} MB)" in README
-
-
-def test_set_up_and_tests_take_one_line_each() -> None:
+    assert f"{DEFAULT_MODEL} ({hub.KNOWN[DEFAULT_MODEL].wheel_bytes / 1e6:.0f} MB)" in README
     lines = [block.strip() for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)]
     assert ["\n" in line for line in lines] == [False, False]
-    assert '.venv/bin/wager run "' in lines[0]
-    assert lines[1].endswith(".venv/bin/pytest -n auto")
+    assert '.venv/bin/wager run "' in lines[0] and lines[1].endswith(".venv/bin/pytest -n auto")
 
 
 def test_ci_runs_the_readmes_test_command() -> None:
@@ -112,9 +104,8 @@ def test_constraints_pin_everything_exactly() -> None:
 def test_the_readmes_python_uses_names_that_exist() -> None:
     [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     attributes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)]
-    used = [node.attr for node in attributes if ast.unparse(node.value) == "wager"]
-    assert used
-    assert [name for name in used if name not in wager.__all__] == []
+    used = {node.attr for node in attributes if ast.unparse(node.value) == "wager"}
+    assert used and used <= set(wager.__all__)
 
 
 def test_the_bench_page_lists_the_fields_of_a_row() -> None:
@@ -141,41 +132,27 @@ def test_the_bench_page_lists_the_fields_of_a_row() -> None:
 
 PLACEHOLDERS = {"PROMPT": "Why is the sky blue?", "M": "Qwen3-8B", "H": "H100", "MODEL": DEFAULT_MODEL}
 SHORT = {
-    "run": ["--max-tokens", "8"],
-    "chat": ["--max-tokens", "8"],
-    "bench": ["--limit", "1", "--max-tokens", "8"],
-    "acceptance": ["--limit", "1", "--max-tokens", "8"],
-    "prove": ["--limit", "1", "--max-tokens", "8", "--concurrency", "2"],
-    "popularity": ["--model", "random:qwen3-moe:tiny", "--max-tokens", "4"],
-    "train": [
-        "--model",
-        "random:llama:tiny",
-        "--answer-tokens",
-        "8",
-        "--steps",
-        "1",
-        "--batch",
-        "64",
-        "--vocabulary",
-        "64",
-        "--threads",
-        "1",
-    ],
-    "calibrate": ["--seconds", "1"],
-    "replay": ["--concurrency", "4", "--rounds", "300", "--output", "64"],
+    "run": "--max-tokens 8",
+    "chat": "--max-tokens 8",
+    "bench": "--limit 1 --max-tokens 8",
+    "acceptance": "--limit 1 --max-tokens 8",
+    "prove": "--limit 1 --max-tokens 8 --concurrency 2",
+    "popularity": "--model random:qwen3-moe:tiny --max-tokens 4",
+    "train": "--model random:llama:tiny --answer-tokens 8 --steps 1 --batch 64 --vocabulary 64 --threads 1",
+    "calibrate": "--seconds 1",
+    "replay": "--concurrency 4 --rounds 300 --output 64",
 }
 """Options that make a command of the README short enough for a test."""
 
 SERVER_CALLS = [call for page, call in CALLS if page == "README.md" and ("serve" in call.split() or "--url" in call)]
 """Tested together below: `wager serve` does not end by itself, and `--url` needs a server."""
 
-README_CALLS = sorted({call for page, call in CALLS if page == "README.md"} - {*SERVER_CALLS})
+README_CALLS = {call for page, call in CALLS if page == "README.md"} - {*SERVER_CALLS}
+README_CALLS = sorted(README_CALLS, key=lambda call: ("PROMPT" not in call, call))
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    "call", [pytest.param(call, marks=() if "PROMPT" in call else pytest.mark.slow) for call in README_CALLS]
-)
+@pytest.mark.parametrize("call", README_CALLS)
 def test_the_readmes_commands_run(
     call: str,
     smollm2: Path,
@@ -187,7 +164,7 @@ def test_the_readmes_commands_run(
     prompts.write_text(json.dumps({"id": 1, "category": "qa", "prompt": "Why is the sky blue?"}), encoding="utf-8")
     values = {**PLACEHOLDERS, "FILE": str(prompts), "FOLDER": str(tmp_path / "head")}
     _, verb, *words = shlex.split(call)
-    arguments = [verb, *(values.get(word, word) for word in words), *SHORT.get(verb, [])]
+    arguments = [verb, *(values.get(word, word) for word in words), *SHORT.get(verb, "").split()]
     if verb == "pull" and hub.find(DEFAULT_MODEL) is None:
         pytest.skip("the model comes from WAGER_TEST_MODEL; nothing is fetched here")
     if verb != "pull":  # nothing is stored among the user's own calibrations
@@ -216,23 +193,8 @@ def test_the_readmes_server_answers_its_load_client_and_ends_in_order(smollm2: P
         try:
             lines = iter(server.stderr.readline, "")
             url = next(line.split()[-1] for line in lines if "serving" in line)
-            bench = [
-                sys.executable,
-                "-m",
-                "wager.cli",
-                "bench",
-                str(prompts),
-                "--url",
-                url,
-                "--requests",
-                "4",
-                "--max-tokens",
-                "8",
-                "--concurrency",
-                "2",
-                "--json",
-                "-",
-            ]
+            bench = [sys.executable, "-m", "wager.cli", "bench", str(prompts), "--url", url]
+            bench += ["--requests", "4", "--max-tokens", "8", "--concurrency", "2", "--json", "-"]
             done = subprocess.run(bench, capture_output=True, text=True, env=environment, timeout=120)
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout)

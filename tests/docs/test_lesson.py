@@ -2,65 +2,49 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "lesson.md").read_text(encoding="utf-8")
-SHORT = {"calibrate": ["--seconds", "1"]}
+sys.path.insert(0, str(Path(__file__).parents[2] / "dev"))
+import lesson
+
+PAGE = lesson.PAGE.read_text(encoding="utf-8")
 KERNELS = "avx512-bf16"
 """The kernels that the page's texts come from; others may round differently and choose other tokens."""
 
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("lesson", ROOT / "dev" / "lesson.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    sys.modules["lesson"] = script
-    spec.loader.exec_module(script)
-    return script
-
-
-lesson = load_script()
 EXAMPLES = lesson.examples(PAGE)
 IN_TABLES = [
-    lesson.Example(call, python=False, shown="", table=False, kind="", span=(0, 0))
+    lesson.Example(call)
     for line in PAGE.splitlines()
     for call in re.findall(r"`(wager \w+ [^`]*)`", line)
     if line.startswith("|")
 ]
-
-
 COMPUTED = [example for example in EXAMPLES if not example.uses_model]
 LOSING = [example for example in IN_TABLES if not example.uses_model]
 
 
-@pytest.mark.parametrize(
-    "example",
-    [pytest.param(example, marks=pytest.mark.slow if at else ()) for at, example in enumerate(COMPUTED)],
-    ids=lambda example: example.code.splitlines()[0][:60],
-)
-def test_computed_figures_are_those_of_the_page(example) -> None:  # type: ignore[no-untyped-def]
+def name_of(example: lesson.Example) -> str:
+    return example.code.splitlines()[0][:60]
+
+
+@pytest.mark.parametrize("example", COMPUTED, ids=name_of)
+def test_computed_figures_are_those_of_the_page(example: lesson.Example) -> None:
     assert lesson.differences(example, lesson.output_of(example)) == [], "run: python dev/lesson.py --write"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", LOSING, ids=lambda example: example.code.splitlines()[0][:60])
-def test_where_the_page_says_not_to_speculate_plain_decoding_is_fastest(example) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("example", LOSING, ids=name_of)
+def test_where_the_page_says_not_to_speculate_plain_decoding_is_fastest(example: lesson.Example) -> None:
     output = lesson.output_of(example)
     if "--drafter-shape model:" in example.code:
         assert "not even one request fits" in output
         without = example.code.replace("--drafter-shape model:Llama-3.1-8B", "--drafter-shape free")
-        assert "not even one request fits" not in lesson.output_of(
-            lesson.Example(without, False, "", False, "", (0, 0))
-        )
+        assert "not even one request fits" not in lesson.output_of(lesson.Example(without))
     elif example.code.startswith("wager replay"):
         assert re.search(r" none .* 0\.0 %", output), output
     else:
@@ -80,16 +64,12 @@ def test_the_lessons_commands_run_on_the_model(smollm2: Path, tmp_path: Path, mo
         for line in example.code.splitlines():
             verb = shlex.split(line)[1]
             ran.add(verb)
-            short = lesson.Example(shlex.join([*shlex.split(line), *SHORT.get(verb, [])]), *_rest(example))
+            short = replace(example, code=line + " --seconds 1" * (verb == "calibrate"))
             output = lesson.output_of(short, model=str(smollm2) if verb != "doctor" else None)
             assert output.strip()
             if example.kind == "model" and KERNELS in name:
                 assert lesson.differences(example, output) == [], line
     assert {"run", "prove", "calibrate", "bench", "doctor"} <= ran
-
-
-def _rest(example) -> tuple:  # type: ignore[no-untyped-def, type-arg]
-    return example.python, example.shown, example.table, example.kind, example.span
 
 
 def test_the_page_has_examples_and_differences_are_found() -> None:

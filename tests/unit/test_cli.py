@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import wager as package
-from in_process import Call
+from in_process import Call, refused
 from wager.errors import DownloadError
 from wager.models import download, hub
 
@@ -26,9 +27,6 @@ REPETITIVE = ("--frequency-penalty", "-2")
 """Prefers tokens that have occurred, so that guesses from them are accepted."""
 
 
-# ---- the group ----------------------------------------------------------------------------------------------------
-
-
 def test_the_version_is_the_packages(wager: Call) -> None:
     about = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     assert wager("--version").out == f"wager {about['project']['version']}\n"
@@ -36,41 +34,75 @@ def test_the_version_is_the_packages(wager: Call) -> None:
 
 # ---- misuse -------------------------------------------------------------------------------------------------------
 
+MISUSE = """
+rnu | Did you mean 'run'?
+run hi --dept 3 | --depth
+run hi --drafter ngrm | 'ngram'
+run hi --drafter model | model:PATH
+run hi --verify mach | 'match'
+run hi --depth -1 | --depth
+run hi --top-p 3 | top_p = 3.0
+run hi --stop '' | stop
+run hi --memory plenty | 'plenty' is not an amount of memory
+run hi --raw --system x | --raw
+run hi --rounds --show | --show colours the text; --rounds
+run hi --json /nowhere/out.json | /nowhere/out.json
+run hi --config none.toml | none.toml
+run hi --drafter none --depth 4 | --depth 4 has no effect
+run hi --drafter none --policy threshold | --policy threshold has no effect
+bench --drafter none --objective latency | --objective latency has no effect
+prove --drafter none --depth 4 | --depth 4 has no effect
+bench --drafter none --compare | --compare
+bench no-such-file.jsonl | no-such-file.jsonl
+bench a.jsonl --prompts b.jsonl | twice
+prove --verify block --temperature 1 | --verify block
+prove --verify block --drafter random-tree | makes trees
+prove --concurrency 1 | --concurrency
+calibrate --seconds 0 | seconds = 0 is out of range
+calibrate --seconds -3 | seconds = -3 is out of range
+calibrate --seconds 1e300 | seconds = 1e+300
+calibrate --seconds nan | '--seconds': 'nan' is not a number
+calibrate --check --replace | --replace has no effect
+calibrate --drafter oracel | oracel
+calibrate --depth 3 | No such option
+calibrate FLAGS --drafter ngram --drafter ngram:2 --seconds 0.1 | Two drafters have the name 'ngram'
+calibrate FLAGS --drafter ngram,ngram:2 --seconds 0.1 | Two drafters have the name 'ngram'
+calibrate FLAGS --max-context 16 | contexts of 16 is too small to measure steps in
+run hi --threads 100000 | threads must be from 1 to
+run hi --memory 999999999999999999999999999999TiB | 1048576 TiB
+run hi --depth 999999999 | 0<=x<=256
+run hi --max-context 100000000000000000000 | --max-context
+bench --repeat 4294967296 | 1<=x<=1000
+bench --concurrency 100000000 | 1<=x<=4096
+plan --hardware H100 --depth 999999999 | 256
+plan --hardware H100 --max-depth 100000000 | 256
+plan --model MODEL --hardware this --tp 2 | --tp
+plan --model MODEL --hardware this --locality 0.8 | --locality
+plan --model MODEL --hardware this --precision fp8 | --precision
+plan --model MODEL --hardware this --overhead 1ms | --overhead
+plan --model MODEL --hardware this | Run `wager calibrate`
+plan --model Llama-3.1-8B --hardware this | Only models on this machine can be calibrated
+plan --model SmolLM2-135M-Instruct --hardware this | wager calibrate --model SmolLM2-135M-Instruct
+replay --concurrency 100000000 | 16384
+replay --policy fixed:1000000000 | 256
+"""
+"""Calls, and words of their messages."""
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["rnu"], "Did you mean 'run'?"),
-        (["run", "hi", "--dept", "3"], "--depth"),
-        (["run", "hi", "--drafter", "ngrm"], "'ngram'"),
-        (["run", "hi", "--drafter", "model"], "model:PATH"),
-        (["run", "hi", "--verify", "mach"], "'match'"),
-        (["run", "hi", "--depth", "-1"], "--depth"),
-        (["run", "hi", "--top-p", "3"], "top_p = 3.0"),
-        (["run", "hi", "--stop", ""], "stop"),
-        (["run", "hi", "--memory", "plenty"], "'plenty' is not an amount of memory"),
-        (["run", "hi", "--raw", "--system", "x"], "--raw"),
-        (["run", "hi", "--json", "/nowhere/out.json"], "/nowhere/out.json"),
-        (["bench", "--drafter", "none", "--compare"], "--compare"),
-        (["bench", "no-such-file.jsonl"], "no-such-file.jsonl"),
-        (["bench", "a.jsonl", "--prompts", "b.jsonl"], "twice"),
-        (["prove", "--verify", "block", "--temperature", "1"], "--verify block"),
-        (["prove", "--concurrency", "1"], "--concurrency"),
-    ],
-)
-def test_misuse_is_named_and_exits_with_2(wager: Call, arguments: list[str], complaint: str) -> None:
-    result = wager(*arguments)
-    assert result.code == 2
-    assert complaint in result.err
-    assert result.out == ""
-    assert "Traceback" not in result.err
+
+def test_misuse_is_named_and_exits_with_2(wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    for line in MISUSE.strip().splitlines():
+        call, _, words = line.replace("FLAGS", " ".join(FLAGS)).replace("MODEL", MODEL).partition(" | ")
+        refused(wager(*shlex.split(call)), words)
+    for option, begin in (("--drafter", "ngram:"), ("--memory", ""), ("--threads", "")):
+        refused(wager("run", "hi", option, begin + "9" * 5000), option.strip("-"))
+    assert not (tmp_path / "calibrations").exists()
 
 
 def test_an_unknown_model_exits_with_1_and_a_hint(wager: Call) -> None:
-    result = wager("run", "hi", "--model", "smollm2-135m")
-    assert result.code == 1
-    assert "error: Model 'smollm2-135m' is not known." in result.err
-    assert "hint: Did you mean 'SmolLM2-135M-Instruct'?" in result.err
+    unknown = ("error: Model 'smollm2-135m' is not known.", "hint: Did you mean 'SmolLM2-135M-Instruct'?")
+    for verb in (["run", "hi"], ["calibrate"]):
+        refused(wager(*verb, "--model", "smollm2-135m"), *unknown, code=1)
 
 
 def test_a_wide_table_in_a_pipe_loses_no_figure(wager: Call) -> None:
@@ -83,23 +115,15 @@ def test_a_wide_table_in_a_pipe_loses_no_figure(wager: Call) -> None:
 # ---- run ----------------------------------------------------------------------------------------------------------
 
 
-def test_run_streams_to_stdout_and_prints_stats_on_stderr(wager: Call) -> None:
-    result = wager("run", "hello hello hello", *FLAGS, "--max-tokens", "24", "--drafter", "ngram")
-    assert result.code == 0
-    last = result.err.strip().splitlines()[-1]
-    assert re.match(
-        r"\d+ tokens, [\d.–]+ tok/s, τ [\d.]+ \(ngram: \d+ of \d+ guesses accepted; prompt \d+ tokens", last
-    )
-    assert result.out.endswith("\n")
-
-
-def test_run_json(wager: Call, tmp_path: Path) -> None:
-    plain = wager("run", "hello", *FLAGS, "--max-tokens", "8")
-    to_stdout = wager("run", "hello", *FLAGS, "--max-tokens", "8", "--json", "-")
-    to_file = wager("run", "hello", *FLAGS, "--max-tokens", "8", "--json", str(tmp_path / "out.json"))
-    value = json.loads(to_stdout.out)
-    assert value["text"] + "\n" == plain.out == to_file.out
-    assert value["tokens"] == len(value["token_ids"]) == len(value["drafted_by"]) <= 8
+def test_run_streams_text_and_prints_stats_on_stderr_and_json(wager: Call, tmp_path: Path) -> None:
+    call = ["run", "hello hello hello", *FLAGS, "--max-tokens", "24", "--drafter", "ngram"]
+    plain = wager(*call)
+    last = plain.err.strip().splitlines()[-1]
+    form = r"\d+ tokens, [\d.–]+ tok/s, τ [\d.]+ \(ngram: \d+ of \d+ guesses accepted; prompt \d+ tokens"
+    assert plain.code == 0 and re.match(form, last)
+    value = json.loads(wager(*call, "--json", "-").out)
+    assert value["text"] + "\n" == plain.out == wager(*call, "--json", str(tmp_path / "out.json")).out
+    assert value["tokens"] == len(value["token_ids"]) == len(value["drafted_by"]) <= 24
     assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == value["token_ids"]
 
 
@@ -125,6 +149,7 @@ def test_rounds_show_every_guess_and_add_up(wager: Call, drafter: str, extra: li
     call = ["run", "abab abab", *FLAGS, *REPETITIVE, "--max-tokens", "40", "--drafter", *drafter.split(), *extra]
     plain, shown = wager(*call), wager(*call, "--rounds", "--json", str(tmp_path / "out.json"))
     row = json.loads((tmp_path / "out.json").read_text())
+    assert json.loads(wager(*call, "--rounds", "--json", "-").out)["token_ids"] == row["token_ids"]
     rounds = row["round_details"]
     assert "".join(item["text"] for item in rounds) == row["text"] == plain.out[:-1]
     assert [token for item in rounds for token in item["emitted"]] == row["token_ids"]
@@ -153,15 +178,6 @@ def test_the_tokens_of_a_round_are_visible(wager: Call) -> None:
         assert any(line.startswith(f"  {name}") for line in lines), name
 
 
-def test_rounds_leave_stdout_to_json_and_refuse_show(wager: Call) -> None:
-    result = wager("run", "hello", *FLAGS, "--max-tokens", "8", "--rounds", "--json", "-")
-    assert len(json.loads(result.out)["round_details"]) == json.loads(result.out)["rounds"]
-    refused = wager("run", "hello", *FLAGS, "--rounds", "--show")
-    assert refused.code == 2
-    assert "--show" in refused.err
-    assert "--rounds" in refused.err
-
-
 def test_the_prompt_may_come_from_stdin(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = wager("run", "piped in", *FLAGS, "--max-tokens", "8").out
     for arguments in ([], ["-"]):
@@ -181,11 +197,10 @@ def test_raw_and_system_change_the_prompt(wager: Call) -> None:
     assert prompt_tokens("--system", "be") == prompt_tokens() + len("system\nbe") + 2
 
 
-def test_a_prompt_that_does_not_fit_fails_with_the_figures(wager: Call) -> None:
-    result = wager("run", "x" * 1100, *FLAGS, "--max-context", "1024")
-    assert result.code == 1
-    assert "1024" in result.err
-    assert result.out == ""
+def test_a_prompt_that_does_not_fit_fails_with_the_figures(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(wager("run", "x" * 1100, *FLAGS, "--max-context", "1024"), "1024", code=1)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 1100 + "\n"))
+    refused(wager("chat", *FLAGS, "--max-context", "1024"), "1024", code=1)
 
 
 # ---- chat ---------------------------------------------------------------------------------------------------------
@@ -201,11 +216,6 @@ def test_chat_remembers_resets_and_exits(wager: Call, monkeypatch: pytest.Monkey
     assert prompts[1][0] > prompts[0][0] == prompts[2][0]
     assert prompts[1][1] >= 16, "the second turn reuses the cache of the first"
     assert "/what is not known" in result.err
-
-
-def test_chat_fails_when_a_piped_conversation_grows_too_long(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 1100 + "\n"))
-    assert wager("chat", *FLAGS, "--max-context", "1024").code == 1
 
 
 # ---- bench and prove ----------------------------------------------------------------------------------------------
@@ -228,6 +238,7 @@ def test_bench_compares_with_plain(wager: Call, prompts: str, tmp_path: Path, co
     assert result.code == 0
     value = json.loads(out.read_text())
     assert list(value) == ["card", "rows", "summary", "compare"]
+    assert "decode" in result.out and "all" in result.out
     assert [row["id"] for row in value["rows"]] == ["qa#0", "qa#1", "coding#0", "coding#1"]
     assert set(value["summary"]["per_category"]) == {"qa", "mt_bench"}
     assert value["card"]["settings"]["prefix_cache"] is False
@@ -239,8 +250,6 @@ def test_bench_compares_with_plain(wager: Call, prompts: str, tmp_path: Path, co
     assert value["compare"]["decode_step_speedup"] == pytest.approx(decoded["tok_s"] / plain["tok_s"])
     assert value["compare"]["plain"]["mean_acceptance_length"] == 1.0
     assert value["summary"]["tokens"] == sum(len(row["token_ids"]) for row in value["rows"])
-    assert "all" in result.out
-    assert "decode" in result.out
 
 
 @pytest.mark.slow
@@ -261,90 +270,48 @@ def test_bench_without_a_file_uses_its_own_prompts(wager: Call) -> None:
     assert [row["category"] for row in json.loads(result.out)["rows"]] == ["translation"]
 
 
-def test_prove_names_the_first_difference(wager: Call, prompts: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wager.cli import prove
-
-    def spoiled(engine, requests, condition, *, on_delta=None):
-        found = answers(engine, requests, condition, on_delta=on_delta)
-        if condition.concurrency > 1:
-            bad = found["coding-1"]
-            object.__setattr__(bad, "token_ids", (*bad.token_ids[:2], -7, *bad.token_ids[3:]))
-        return found
-
-    answers = prove.answers
-    monkeypatch.setattr(prove, "answers", spoiled)
-    result = wager("prove", prompts, *FLAGS, "--max-tokens", "6", "--drafter", "ngram", "--temperature", "0")
-    assert result.code == 1
-    assert "prompt coding-1, token 2" in result.err
-    assert "speculative -7" in result.err
-    assert "Traceback" not in result.err
-
-
 # ---- a file of options --------------------------------------------------------------------------------------------
 
 
-def options_file(tmp_path: Path, text: str) -> str:
+@pytest.fixture
+def options_file(tmp_path: Path) -> Path:
     path = tmp_path / "wager.toml"
-    path.write_text(text, encoding="utf-8")
-    return str(path)
+    rest = 'drafter = "ngram"\nmax-tokens = 6\ntemperature = 0.5\nseed = 7\nmax_rows = 64\nlogprobs = 1\n'
+    path.write_text(f'model = "{MODEL}"\nthreads = 1\nmemory = "256MiB"\n{rest}', encoding="utf-8")
+    return path
 
 
-def test_a_file_gives_defaults_that_flags_override(wager: Call, tmp_path: Path) -> None:
-    path = options_file(
-        tmp_path,
-        f'model = "{MODEL}"\nthreads = 1\nmemory = "256MiB"\ndrafter = "ngram"\nmax-tokens = 6\ntemperature = 0.5\n'
-        "seed = 7\nmax_rows = 64\nlogprobs = 1\n",
-    )
-    result = json.loads(wager("run", "abab abab", "--config", path, "--json", "-").out)
+def test_a_file_gives_defaults_that_flags_override(wager: Call, options_file: Path) -> None:
+    call = ["run", "abab abab", "--config", str(options_file), "--json", "-"]
+    result = json.loads(wager(*call).out)
     assert (result["tokens"], result["seed"], result["drafter"]) == (6, 7, "ngram")
-    other = json.loads(wager("run", "abab abab", more=f"--config {path} --max-tokens 4 --drafter none --json -").out)
+    other = json.loads(wager(*call, more="--max-tokens 4 --drafter none").out)
     assert (other["tokens"], other["drafter"]) == (4, "none")
     assert other["token_ids"] == result["token_ids"][:4]
 
 
-def test_one_file_serves_every_verb(wager: Call, prompts: str, tmp_path: Path) -> None:
-    path = options_file(
-        tmp_path,
-        f'model = "{MODEL}"\nthreads = 1\nmemory = "256MiB"\ndrafter = "ngram"\nmax-tokens = 4\nmax_rows = 64\n',
-    )
-    card = json.loads(wager("bench", prompts, "--config", path, "--limit", "1", "--json", "-").out)["card"]
-    assert (card["settings"]["drafter"], card["settings"]["max_rows"], card["settings"]["max_tokens"]) == (
-        "ngram",
-        64,
-        4,
-    )
-    assert card["settings"]["prefix_cache"] is False
-    outcomes = json.loads(wager("prove", prompts, "--config", path, "--limit", "1", "--json", "-").out)["outcomes"]
+def test_one_file_serves_every_verb(wager: Call, prompts: str, options_file: Path) -> None:
+    call = [prompts, "--config", str(options_file), "--limit", "1", "--json", "-"]
+    settings = json.loads(wager("bench", *call).out)["card"]["settings"]
+    expected = {"drafter": "ngram", "max_rows": 64, "max_tokens": 6, "prefix_cache": False}
+    assert {name: settings[name] for name in expected} == expected
+    outcomes = json.loads(wager("prove", *call).out)["outcomes"]
     assert {each["drafter"] for each in outcomes} == {"ngram"}
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
+def test_a_bad_file_exits_with_2_and_names_file_and_key(wager: Call, options_file: Path) -> None:
+    for text, named in (
         ("dept = 3", "'dept'"),
         ('depth = "three"', "depth = 'three'"),
         ("n = 2", "n = 2"),
         ("depth =", "not TOML"),
         ('policy = "fixed"\nobjective = "latency"', "'latency'"),
-    ],
-)
-def test_a_bad_file_exits_with_2_and_names_file_and_key(wager: Call, tmp_path: Path, text: str, named: str) -> None:
-    result = wager("run", "hi", "--config", options_file(tmp_path, text))
-    assert result.code == 2
-    assert "wager.toml" in result.err
-    assert named in result.err
-    assert "Traceback" not in result.err
-    assert wager("run", "hi", "--config", str(tmp_path / "none.toml")).code == 2
-
-
-def test_prove_under_a_rule_for_chains_leaves_trees_out(wager: Call, prompts: str) -> None:
-    result = wager("prove", prompts, *FLAGS, "--limit", "1", "--max-tokens", "4", "--verify", "block", "--json", "-")
-    assert result.code == 0, result.err
-    assert {each["drafter"] for each in json.loads(result.out)["outcomes"]} == {"none", "ngram", "adversary"}
-    assert "random-tree is left out" in result.err
-    asked = wager("prove", prompts, *FLAGS, "--verify", "block", "--drafter", "random-tree")
-    assert asked.code == 2
-    assert "makes trees" in asked.err
+        (f"threads = {'9' * 6000}", "not TOML"),
+        ("depth = " + "[" * 5000, "not TOML"),
+        ('model = "a\\u0000b"', "model"),
+    ):
+        options_file.write_text(text, encoding="utf-8")
+        refused(wager("run", "hi", "--config", str(options_file)), "wager.toml", named)
 
 
 # ---- pull and doctor ----------------------------------------------------------------------------------------------
@@ -376,20 +343,13 @@ def test_run_fetches_the_default_model_or_names_the_cause(
     assert "hint: Check the network." in result.err
 
 
-def test_doctor_shows_the_kernels_and_their_reason(
+def test_doctor_shows_the_kernels_and_what_is_missing(
     wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
-    result = wager("doctor", "--json", "-")
-    value = json.loads(result.out)
-    assert result.code == 0
-    assert value["kernels"]["name"]
-    assert value["kernels"]["reason"]
-    assert value["models"]["here"] == []
-    assert any("wager pull" in line for line in value["missing"])
-    text = wager("doctor").out
-    assert value["kernels"]["reason"] in text
-    assert value["versions"]["torch"] in text
+    value, text = json.loads(wager("doctor", "--json", "-").out), wager("doctor").out
+    assert value["kernels"]["name"] and value["kernels"]["reason"] in text and value["versions"]["torch"] in text
+    assert value["models"]["here"] == [] and any("wager pull" in line for line in value["missing"])
 
 
 @pytest.mark.parametrize(
@@ -449,22 +409,16 @@ def long_answer() -> list[str]:
 
 def test_interruption_is_quiet_and_exits_with_130(long_answer: list[str]) -> None:
     process = start(*long_answer)
-    assert process.stdout is not None
-    assert process.stdout.read(1), "it has begun to answer"
+    assert process.stdout is not None and process.stdout.read(1), "it has begun to answer"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Traceback" not in out + err
-    assert err.strip().endswith("interrupted")
+    assert "Traceback" not in out + err and err.strip().endswith("interrupted")
 
 
 def test_a_closed_pipe_is_quiet(long_answer: list[str]) -> None:
     process = start(*long_answer)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert process.stdout.read(1)
+    assert process.stdout is not None and process.stderr is not None and process.stdout.read(1)
     process.stdout.close()
     err = process.stderr.read()
-    process.wait(timeout=60)
-    assert process.returncode == 1
-    assert err == ""
+    assert (process.wait(timeout=60), err) == (1, "")

@@ -47,8 +47,7 @@ def test_every_preempted_trial_is_preempted(proof: Proof, tokens: str, prompts: 
     code, value, printed = proof("--limit", prompts, "--max-tokens", tokens, "--drafter", "none", "--drafter", "ngram")
     assert code == 0, printed
     trials = [trial for trial in value["outcomes"] if "preempted" in trial["condition"]]
-    assert len(trials) == 4
-    assert all(trial["preemptions"] > 0 for trial in trials)
+    assert [trial["preemptions"] > 0 for trial in trials] == [True] * 4
     alone = "one prompt, so nothing ran beside it"
     assert all((alone in trial["notes"]) == (prompts == "1") for trial in trials)
 
@@ -60,20 +59,19 @@ def test_a_cache_of_int8_keeps_every_text(proof: Proof) -> None:
     assert any(trial["accepted"] for trial in value["outcomes"])
 
 
-def test_a_trial_without_preemption_says_why(proof: Proof) -> None:
-    code, value, printed = proof("--limit", "1", "--max-tokens", "1", "--drafter", "ngram")
+def test_trials_that_show_little_say_so(proof: Proof, tmp_path: Path) -> None:
+    code, value, printed = proof("--limit", "1", "--max-tokens", "1", "--drafter", "ngram", "--drafter", "none")
     assert code == 0
     [note] = {note for trial in value["outcomes"] for note in trial["notes"] if "preemption" in note}
-    assert note == "no preemption: every text ended in the step of its first token"
-    assert f": {note}." in printed
+    assert note == "no preemption: every text ended in the step of its first token" and f": {note}." in printed
     assert all(
         (note in trial["notes"]) == ("preempted" in trial["condition"] and not trial["preemptions"])
         for trial in value["outcomes"]
     )
     assert "no guess was made" in printed
-
-
-def test_a_trial_without_cached_prefixes_says_so(proof: Proof, tmp_path: Path) -> None:
+    notes = {each["drafter"]: each["note"] for each in value["drafters"]}
+    assert notes == {"ngram": "it guessed nothing, so nothing is proven of it", "none": ""}
+    assert "ngram: it guessed nothing, so nothing is proven of it." in printed
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"id": 1, "category": "qa", "prompt": "x"}), encoding="utf-8")
     _, value, _ = proof(str(prompts), "--raw", "--max-tokens", "4", "--drafter", "none")
@@ -81,21 +79,23 @@ def test_a_trial_without_cached_prefixes_says_so(proof: Proof, tmp_path: Path) -
     assert any(note.startswith("no prefix cached") for note in warm)
 
 
-def test_finish_reasons_are_compared(proof: Proof, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_difference_is_named(proof: Proof, monkeypatch: pytest.MonkeyPatch) -> None:
+    change: dict[str, Any] = {}
+
     def spoiled(engine, requests, condition, *, on_delta=None):
         found = answers(engine, requests, condition, on_delta=on_delta)
         if condition.concurrency > 1:
-            name = requests[1].id
-            found[name] = replace(found[name], finish_reason="stop")
+            found[requests[1].id] = replace(found[requests[1].id], **change)
         return found
 
     answers = prove.answers
+    monkeypatch.setattr(prove, "answers", spoiled)
     arguments = ("--limit", "2", "--max-tokens", "5", "--drafter", "none", "--temperature", "0")
     code, value, printed = proof(*arguments)
     assert code == 0
     assert value["summary"] == {"tokens": 40, "differing": 0, "finish_reasons": 8, "finish_reasons_differing": 0}
     assert "40 token ids and 8 finish reasons compared, none differs." in printed
-    monkeypatch.setattr(prove, "answers", spoiled)
+    change["finish_reason"] = "stop"
     code, value, printed = proof(*arguments)
     assert code == 1
     assert (value["summary"]["differing"], value["summary"]["finish_reasons_differing"]) == (0, 2)
@@ -103,6 +103,17 @@ def test_finish_reasons_are_compared(proof: Proof, monkeypatch: pytest.MonkeyPat
     assert "after token 5: plain ends with length, speculative with stop" in printed
     [first, *_] = [trial["first"] for trial in value["outcomes"] if trial["first"]]
     assert (first["plain_finish_reason"], first["finish_reason"], first["position"]) == ("length", "stop", 5)
+    change["token_ids"] = (-7,) * 5
+    code, value, printed = proof(*arguments)
+    assert (code, value["summary"]["differing"]) == (1, 10)
+    assert f"prompt {first['prompt']}, token 0: plain" in printed and "speculative -7" in printed
+
+
+def test_a_rule_for_chains_leaves_trees_out(proof: Proof) -> None:
+    code, value, printed = proof("--limit", "1", "--max-tokens", "4", "--verify", "block")
+    assert code == 0, printed
+    assert {each["drafter"] for each in value["outcomes"]} == {"none", "ngram", "adversary"}
+    assert "random-tree is left out" in printed
 
 
 def test_a_failed_answer_differs_in_both() -> None:
@@ -184,14 +195,6 @@ def test_every_drafter_of_the_registry_can_be_proven(proof: Proof, tmp_path: Pat
     for name in ("prediction", "failing", "garbage", "random-tree", f"model:{MODEL}", f"tli:{MODEL}"):
         assert guessed[name] > 0.2, name
     assert 0.2 < guessed["prediction"] < 0.8 and guessed["adversary"] == 0
-
-
-def test_a_drafter_of_which_nothing_is_proven_is_named(proof: Proof) -> None:
-    code, value, printed = proof("--limit", "1", "--max-tokens", "1", "--drafter", "ngram", "--drafter", "none")
-    assert code == 0
-    notes = {each["drafter"]: each["note"] for each in value["drafters"]}
-    assert notes == {"ngram": "it guessed nothing, so nothing is proven of it", "none": ""}
-    assert "ngram: it guessed nothing, so nothing is proven of it." in printed
 
 
 def test_a_drafter_that_fails_and_is_not_made_to_fails_the_proof(proof: Proof, monkeypatch: pytest.MonkeyPatch) -> None:
