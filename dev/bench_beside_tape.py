@@ -149,17 +149,14 @@ def main() -> None:
     titles = "  ".join(f"{stage:>11}" for stage in (*STAGES, "beside"))
     results = {}
     for count in map(int, args.sequences.split(",")):
-        first: LoadedEngine | None = None
+        base = {"model": args.model, "max_context": 2048, "cache_tokens": 65536, "max_sequences": count}
+        plain = load(wager.EngineConfig.from_options(**base, prefix_cache=False, drafter="none"))
+        print(f"{plain.kernels.name}; microseconds a step: median of means over {BLOCK} steps (least)")
+        print(f"{'drafter':>9} {'seq':>3} {'rows':>5} {'tape':>6}  {titles}   share policy")
         for name in args.drafters.split(","):
-            base = {"model": args.model, "max_context": 2048, "cache_tokens": 65536, "max_sequences": count}
-            base["prefix_cache"] = False
-            config = wager.EngineConfig.from_options(**base, **ENGINES[name])
-            wrong = AdversaryDrafter(first.spec.vocab) if name == "adversary" and first else None
-            engine = load(config, target=first.target if first else None, drafter=wrong)
-            if first is None:
-                first = engine
-                print(f"{engine.kernels.name}; microseconds a step: median of means over {BLOCK} steps (least)")
-                print(f"{'drafter':>9} {'seq':>3} {'rows':>5} {'tape':>6}  {titles}   share policy")
+            config = wager.EngineConfig.from_options(**base, prefix_cache=False, **ENGINES[name])
+            wrong = AdversaryDrafter(plain.spec.vocab) if name == "adversary" else None
+            engine = plain if name == "none" else load(config, target=plain.target, drafter=wrong)
             chat = [engine.tokenizer.chat_parts([{"role": "user", "content": text}]) for text in texts]
             prompts = cycle([tuple(engine.tokenizer.encode_parts(parts)) for parts in chat])
             measured = Measured(engine, prompts, params)

@@ -60,14 +60,14 @@ class Outcome:
         return self.predicted / self.measured - 1
 
 
-def wager(*arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """Run a command of wager and return its stdout."""
-    say(f"wager {' '.join(arguments)}")
-    call = [sys.executable, "-m", "wager.cli", *arguments]
-    done = subprocess.run(
-        call, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
-    )
-    return done.stdout
+def wager(verb: str, *arguments: object, cache: str | None = None, **options: object) -> str:
+    """Run a command of wager and return its stdout; options that are None are left out."""
+    given = [(f"--{name.replace('_', '-')}", str(value)) for name, value in options.items() if value is not None]
+    words = [verb, *map(str, arguments), *(word for option in given for word in option)]
+    say(f"wager {' '.join(words)}")
+    environment = {**os.environ, "WAGER_CACHE": cache} if cache else None
+    call = [sys.executable, "-m", "wager.cli", *words]
+    return subprocess.run(call, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
 
 
 def say(text: str) -> None:
@@ -81,19 +81,13 @@ def predict(
     file = folder / f"acceptance-{temperature:g}.json"
     wager(
         "acceptance",
-        str(args.file),
-        "--model",
-        args.model,
-        "--drafter",
-        args.drafter,
-        "--limit",
-        str(args.prompts),
-        "--max-tokens",
-        str(MAX_TOKENS),
-        "--temperature",
-        str(temperature),
-        "-o",
-        str(file),
+        args.file,
+        model=args.model,
+        drafter=args.drafter,
+        limit=args.prompts,
+        max_tokens=MAX_TOKENS,
+        temperature=temperature,
+        output=file,
     )
     acceptance = json.loads(file.read_text())
     say(
@@ -102,18 +96,12 @@ def predict(
     )
     planned = wager(
         "plan",
-        "--model",
-        args.model,
-        "--hardware",
-        str(calibration),
-        "--acceptance",
-        str(file),
-        "--batch",
-        args.loads,
-        "--context",
-        str(round(acceptance["context"])),
-        "--json",
-        "-",
+        model=args.model,
+        hardware=calibration,
+        acceptance=file,
+        batch=args.loads,
+        context=round(acceptance["context"]),
+        json="-",
     )
     return {
         point["batch"]: {outcome["depth"]: outcome["speedup"] for outcome in point["depths"]}
@@ -238,20 +226,8 @@ def main() -> None:
         folder = Path(name)
         calibration = args.calibration or folder / "calibration.json"
         if args.calibration is None:
-            threads = [] if args.threads is None else ["--threads", str(args.threads)]
-            wager(
-                "calibrate",
-                "--model",
-                args.model,
-                "--drafter",
-                args.drafter,
-                "--seconds",
-                str(args.seconds),
-                *threads,
-                "--json",
-                str(calibration),
-                environment={"WAGER_CACHE": name},
-            )
+            given = {"model": args.model, "drafter": args.drafter, "seconds": args.seconds, "threads": args.threads}
+            wager("calibrate", **given, json=calibration, cache=name)
         temperatures = [float(word) for word in args.temperatures.split(",")]
         predicted = {temperature: predict(args, folder, calibration, temperature) for temperature in temperatures}
         engines = Measured(args, depths)

@@ -26,49 +26,14 @@ from corpus import TEXTS, with_special
 from wager.models.gguf import open_gguf
 from wager.models.tokenizer import Tokenizer
 
+_WORDS = """
+▁ ▁▁ <0x0A> <0x 0A> < s > </ /s> a the Hello == = - .... . _ 日 本語 中文 😀 👩‍👩‍👧 <s> </s> <unk>
+( )) 's // 0 00 ** ## ab aba ha haha xx
+"""
 ATOMS = (
-    *(
-        " ",
-        "  ",
-        "   ",
-        "▁",
-        "▁▁",
-        "\n",
-        "\n\n",
-        "\t",
-        "\r",
-        "\0",
-        "\x01",
-        "\x7f",
-        "<0x0A>",
-        "<0x",
-        "0A>",
-        "<",
-        "s",
-        ">",
-    ),
-    *(
-        "</",
-        "/s>",
-        "a",
-        "the",
-        "Hello",
-        " world",
-        "==",
-        "=",
-        "-",
-        "....",
-        ".",
-        "_",
-        "日",
-        "本語",
-        "中文",
-        "😀",
-        "👩‍👩‍👧",
-    ),
+    *(" ", "  ", "   ", "\n", "\n\n", "\t", "\r", "\0", "\x01", "\x7f", " world", " " * 15, " " * 17, " " * 40),
     *("é", "e\u0301", "\u200b", "\ufeff", "\u00a0", "\u2003", "ﬁ", "\U0010ffff", "\ue000", "ا", "1", "234", "{", "}}"),
-    *("(", "))", "'s", "//", "0", "00", "**", "##", "ab", "aba", "ha", "haha", "xx", " " * 15, " " * 17, " " * 40),
-    *("<s>", "</s>", "<unk>"),
+    *_WORDS.split(),
 )
 GOLDEN = (
     *TEXTS,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from wager.errors import MALFORMED, UsageError
 from wager.types import DRAFT_STAGE, POLICY_STAGE, Stats, StepRecord
@@ -65,16 +66,8 @@ class TurnAnswer:
 
     @classmethod
     def of(cls, stats: Stats, steps: DecodeSeconds, *, same: bool) -> Self:
-        return cls(
-            stats.completion_tokens,
-            stats.rounds,
-            stats.drafted,
-            stats.accepted,
-            stats.prefill_s,
-            stats.decode_s,
-            steps,
-            same,
-        )
+        names = ("rounds", "drafted", "accepted", "prefill_s", "decode_s")
+        return cls(stats.completion_tokens, *(getattr(stats, name) for name in names), steps, same)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +187,9 @@ class RunFile:
         return text[: text.rfind("\n") + 1]
 
 
+_TURN, _CURVE = TypeAdapter(Turn), TypeAdapter(DrafterCurve)
+
+
 def _with_line(runs: DrafterRuns | None, values: dict[str, Any]) -> DrafterRuns:
     kind = values.pop("kind")
     if kind == "card":
@@ -203,27 +199,12 @@ def _with_line(runs: DrafterRuns | None, values: dict[str, Any]) -> DrafterRuns:
     if runs is None:
         raise ValueError("it has no conditions")
     if kind == "turn":
-        runs.turns.append(_turn(values))
+        runs.turns.append(_TURN.validate_python(values))
     elif kind == "curve":
-        runs.curves.append(_curve(values))
+        runs.curves.append(_CURVE.validate_python(values))
     else:
         raise ValueError(f"kind {kind!r}")
     return runs
-
-
-def _turn(values: dict[str, Any]) -> Turn:
-    answers = {}
-    for name, answer in values.pop("answers").items():
-        steps = answer.pop("steps")
-        rows = {int(rows): RowSeconds(**each) for rows, each in steps.pop("rows").items()}
-        answers[name] = TurnAnswer(**answer, steps=DecodeSeconds(rows, **steps))
-    return Turn(**values, answers=answers)
-
-
-def _curve(values: dict[str, Any]) -> DrafterCurve:
-    rounds = tuple(FixedRounds(each["tau"], tuple(each["lengths"])) for each in values.pop("rounds"))
-    survival, draft_s = tuple(values.pop("survival")), tuple(values.pop("draft_s"))
-    return DrafterCurve(**values, survival=survival, rounds=rounds, draft_s=draft_s)
 
 
 # ---- figures ----------------------------------------------------------------------------------------------------

@@ -11,44 +11,22 @@ from typing import Any
 from json_mutators import TEMPLATES, damage_text, mutate_template
 
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-_LIMITS = {
-    "B": (0, 255),
-    "b": (-128, 127),
-    "H": (0, 2**16 - 1),
-    "h": (-(2**15), 2**15 - 1),
-    "I": (0, 2**32 - 1),
-    "i": (-(2**31), 2**31 - 1),
-    "Q": (0, 2**64 - 1),
-    "q": (-(2**63), 2**63 - 1),
-}
 _COUNTS = (0, 1, 2, 3, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
 _FLOATS = (0.0, -1.0, 1.0, 1e-30, 1e30, 3.4e38, float("nan"), float("inf"), float("-inf"), 10000.0)
 _STRING, _ARRAY = 8, 9
+_LLAMA_KEYS = """
+expert_count attention.sliding_window rope.scale_linear rope.scaling.attn_factor rope.scaling.yarn_attn_factor
+rope.scaling.yarn_ext_factor rope.scaling.yarn_beta_fast rope.scaling.type attention.scale attention.head_count
+rope.freq_base
+"""
+_TOKENIZER_KEYS = """
+eot_token_id eom_token_id unknown_token_id padding_token_id add_space_prefix add_eos_token scores merges tokens
+token_type
+"""
 _KEYS = (
-    "general.architecture",
-    "general.alignment",
-    "split.count",
-    "tokenizer.ggml.eot_token_id",
-    "tokenizer.ggml.eom_token_id",
-    "tokenizer.ggml.unknown_token_id",
-    "tokenizer.ggml.padding_token_id",
-    "tokenizer.ggml.add_space_prefix",
-    "tokenizer.ggml.add_eos_token",
-    "llama.expert_count",
-    "llama.attention.sliding_window",
-    "llama.rope.scale_linear",
-    "llama.rope.scaling.attn_factor",
-    "llama.rope.scaling.yarn_attn_factor",
-    "llama.rope.scaling.yarn_ext_factor",
-    "llama.rope.scaling.yarn_beta_fast",
-    "llama.rope.scaling.type",
-    "llama.attention.scale",
-    "llama.attention.head_count",
-    "llama.rope.freq_base",
-    "tokenizer.ggml.scores",
-    "tokenizer.ggml.merges",
-    "tokenizer.ggml.tokens",
-    "tokenizer.ggml.token_type",
+    *("general.architecture", "general.alignment", "split.count"),
+    *(f"llama.{key}" for key in _LLAMA_KEYS.split()),
+    *(f"tokenizer.ggml.{key}" for key in _TOKENIZER_KEYS.split()),
 )
 
 
@@ -133,30 +111,25 @@ def damage_bytes(raw: bytes, rng: random.Random, *, header: int) -> tuple[bytes,
 
 
 def _tensor_entry(values: dict[str, Any], rng: random.Random) -> str:
+    """Of a safetensors header: an entry changed, exchanged, doubled, lost or replaced by something else."""
     name = rng.choice([key for key in values if key != "__metadata__"] or ["x"])
     entry = values.get(name)
-    kind = rng.choice(
-        ("dtype", "shape", "offsets", "overlap", "delete", "rename", "extra", "value", "metadata", "swap")
-    )
+    changes: dict[str, list[Any]] = {
+        "dtype": ["F64", "I8", "U8", "BOOL", "F16", "BF16", "F8_E4M3", "I64", "Q4", 3, None, ""],
+        "shape": [[], [0], [-1], [2**63], [2**32, 2**32], None, "a", [1.5], [[1]], [True]],
+        "data_offsets": [[0, 0], [0, 2**63], [-4, 0], [8, 4], [0], None, [0.5, 4], [2**64, 2**64 + 4]],
+    }
+    kind = rng.choice((*changes, "overlap", "delete", "rename", "extra", "value", "metadata", "swap"))
     if not isinstance(entry, dict) or kind == "value":
         values[name] = rng.choice((None, [], 1, "a", {}))
-    elif kind == "dtype":
-        entry["dtype"] = rng.choice(("F64", "I8", "U8", "BOOL", "F16", "BF16", "F8_E4M3", "I64", "Q4", 3, None, ""))
-    elif kind == "shape":
-        shape = entry.get("shape")
-        choices: list[Any] = [[], [0], [-1], [2**63], [2**32, 2**32], None, "a", [1.5], [[1]], [True]]
-        if isinstance(shape, list):
-            choices += [shape[::-1], [*shape, 1], [0, *shape], shape[:1]]
-        entry["shape"] = rng.choice(choices)
-    elif kind == "offsets":
-        entry["data_offsets"] = rng.choice(
-            ([0, 0], [0, 2**63], [-4, 0], [8, 4], [0], None, [0.5, 4], [2**64, 2**64 + 4])
-        )
+    elif kind in changes:
+        shape = entry.get("shape") if kind == "shape" else None
+        nearly = [shape[::-1], [*shape, 1], [0, *shape], shape[:1]] if isinstance(shape, list) else []
+        entry[kind] = rng.choice([*changes[kind], *nearly])
     elif kind in ("overlap", "swap"):
         other = values[rng.choice([key for key in values if key != "__metadata__"])]
         if isinstance(other, dict) and "data_offsets" in entry and "data_offsets" in other:
-            mine = entry["data_offsets"]
-            entry["data_offsets"] = other["data_offsets"]
+            mine, entry["data_offsets"] = entry["data_offsets"], other["data_offsets"]
             if kind == "swap":
                 other["data_offsets"] = mine
     elif kind == "delete":
@@ -236,24 +209,14 @@ def string(text: bytes) -> bytes:
 def _scalar(rng: random.Random, kind: int | None = None) -> tuple[int, bytes]:
     kind = rng.choice([*_CODES, _STRING]) if kind is None else kind
     if kind == _STRING:
-        return kind, string(
-            rng.choice(
-                (
-                    b"",
-                    b"llama",
-                    b"\xff\xfe",
-                    b"yarn",
-                    b"1",
-                    b"x" * 3000,
-                    *[t.encode("utf-8", "replace") for t in TEMPLATES[:6]],
-                )
-            )
-        )
+        templates = [template.encode("utf-8", "replace") for template in TEMPLATES[:6]]
+        return kind, string(rng.choice((b"", b"llama", b"\xff\xfe", b"yarn", b"1", b"x" * 3000, *templates)))
     code = _CODES[kind]
     if code in "fd":
         return kind, struct.pack("<" + code, rng.choice(_FLOATS))
-    low, high = _LIMITS[code]
-    values = [v for v in (*_COUNTS, -1, low, high, 16, 17, 64, 128, 256) if low <= v <= high]
+    bits = 8 * struct.calcsize(code)
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if code.islower() else (0, (1 << bits) - 1)
+    values = [value for value in (*_COUNTS, -1, low, high, 16, 17, 64, 128, 256) if low <= value <= high]
     return kind, struct.pack("<" + code, rng.choice(values))
 
 
@@ -302,7 +265,8 @@ def _array(parts: _Parts, rng: random.Random) -> str:
         size, kept = struct.calcsize(_CODES[element]), rng.randrange(count + 1)
         entry.raw = struct.pack("<IQ", element, kept) + entry.raw[12 : 12 + kept * size]
     elif element in _CODES and count:
-        size, place = struct.calcsize(_CODES[element]), 12 + rng.randrange(count) * struct.calcsize(_CODES[element])
+        size = struct.calcsize(_CODES[element])
+        place = 12 + rng.randrange(count) * size
         entry.raw = entry.raw[:place] + _scalar(rng, element)[1] + entry.raw[place + size :]
     elif len(entry.raw) > 20:  # the length of the first string
         entry.raw = entry.raw[:12] + struct.pack("<Q", rng.choice(_COUNTS)) + entry.raw[20:]
@@ -322,9 +286,8 @@ def _vocabulary(parts: _Parts, rng: random.Random) -> str:
         at += 8 + size
     place = rng.randrange(len(strings)) if strings else 0
     new = rng.choice((b"", b" ", b"a", b"zz zz", b"q", b"\xff", b"<|end|>", "é".encode(), b"x" * 400))
-    strings[place : place + 1] = rng.choice(
-        ([new], [], [*strings[place : place + 1] * 2], [new, *strings[place : place + 1]])
-    )
+    old = strings[place : place + 1]
+    strings[place : place + 1] = rng.choice(([new], [], old * 2, [new, *old]))
     entry.raw = struct.pack("<IQ", _STRING, len(strings)) + b"".join(map(string, strings))
     return f"{entry.key.decode()}: string {place}"
 
@@ -340,16 +303,9 @@ def _infos(parts: _Parts, rng: random.Random) -> str:
         info.name = rng.choice((other.name, b"", b"\xff", b"x" * 3000, info.name + b"x"))
     elif kind == "dims":
         place = rng.randrange(len(info.dims)) if info.dims else 0
-        info.dims = rng.choice(
-            (
-                [],
-                [rng.choice(_COUNTS)] * rng.choice((1, 2, 4, 5, 100)),
-                info.dims[::-1],
-                [*info.dims, 1],
-                info.dims[:1],
-                [rng.choice(_COUNTS) if i == place else size for i, size in enumerate(info.dims)],
-            )
-        )
+        one = [rng.choice(_COUNTS) if i == place else size for i, size in enumerate(info.dims)]
+        several = [rng.choice(_COUNTS)] * rng.choice((1, 2, 4, 5, 100))
+        info.dims = rng.choice(([], several, info.dims[::-1], [*info.dims, 1], info.dims[:1], one))
     elif kind == "type":
         info.kind = rng.choice((0, 1, 2, 3, 6, 8, 10, 12, 14, 16, 24, 26, 28, 30, 34, 99, 2**32 - 1))
     elif kind == "offset":

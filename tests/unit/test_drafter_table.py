@@ -133,11 +133,11 @@ def test_other_conditions_and_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_tables_of_a_file(tmp_path: Path) -> None:
-    lines = tables(measured(tmp_path / "runs.jsonl")).splitlines()
+    text = tables(measured(tmp_path / "runs.jsonl"))
     # one guess: 1.5 / (1.25 + 0.1); two: 1.8 / (0.4 + 0.2 x 1.5 + 0.4 x 1.75 + 0.2)
     for line in (
         "3 turns, 63 plain tokens. A step of several rows, in plain steps: 2 rows 1.50, 4 rows 2.00.",
-        "| drafter | prompts | τ | drafting a round | 1 guess | most guesses | allowed | speed-up | qa | rag | changed |",
+        "drafter | prompts | τ | drafting a round | 1 guess | most guesses | allowed | speed-up | qa | rag | changed |",
         "| `two` | 3 | 1.75 | 10.0% | 10.0% | 20.0% (2) | 1.12 (2) | **1.20** | 1.20 | 1.20 | 0 |",
         "| `four` | 3 | 2.33 | 0.0% | – | – | – | **1.25** | 1.25 | 1.25 | 0 |",
         "| drafter | qa | rag |",
@@ -145,4 +145,4 @@ def test_tables_of_a_file(tmp_path: Path) -> None:
         "| drafter | S_1 | S_2 | τ of 1 | τ of 2 |",
         "| `two` | 0.500 | 0.500 | 1.50 | 1.80 |",
     ):
-        assert line in lines
+        assert line in text
