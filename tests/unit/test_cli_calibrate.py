@@ -140,6 +140,8 @@ def test_plan_for_this_machine_uses_the_calibration(wager: Call, stored: Path) -
     deep = value["points"][0]["depths"][4]
     assert deep["step_s"] == pytest.approx(surface.seconds(5, 1, 100))
     assert deep["draft_s"] == pytest.approx(surface.draft_seconds("ngram", 1, 4))
+    for extra in ("--tp 2", "--locality 0.8", "--precision fp8", "--overhead 1ms"):
+        refused(wager(*plan_call, "--hardware", "this", *extra.split()), extra.split()[0])
     roofline = json.loads(wager(*plan_call, "--hardware", "this", "--drafter-shape", "mtp", "--json", "-").out)
     assert roofline["drafter"]["name"] == "mtp"
 
