@@ -72,8 +72,7 @@ _SHARED_FLAGS |= {"temperature", "json_path", *flags.SAMPLING_HELP}
 @click.option("--body", metavar="JSON", help="Fields added to every request; null removes a field.")
 @click.option(
     "--api-key-file",
-    type=flags.INPUT_FILE,
-    metavar="FILE",
+    type=flags.InputPath(),
     help=f"The server's key.  [default: the environment variable {KEY_VARIABLE}, if set]",
 )
 def command(

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--prediction",
     "prediction_path",
-    type=flags.INPUT_FILE,
-    metavar="FILE",
+    type=flags.InputPath(),
     help="A text that the answer is expected to be like, such as a file that it edits: guesses come from it "
     "too. It changes no token.",
 )

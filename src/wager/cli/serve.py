@@ -24,13 +24,10 @@ it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tok
 )
 @click.option("--port", type=flags.Count(0, 65535), default=8000, help="0 takes a free one, and says which.")
 @click.option("--served-name", metavar="NAME", help="How clients call the model. Without it as --model is written.")
-@click.option(
-    "--api-key-file", type=flags.INPUT_FILE, metavar="FILE", help="Keys, one a line, of which callers must send one."
-)
+@click.option("--api-key-file", type=flags.InputPath(), help="Keys, one a line, of which callers must send one.")
 @click.option(
     "--operator-key-file",
-    type=flags.INPUT_FILE,
-    metavar="FILE",
+    type=flags.InputPath(),
     help="Keys that may also read /metrics and /live, which tell of the requests of all keys.",
 )
 @click.option(

@@ -59,9 +59,7 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
 @click.option(
     "-o", "--output", required=True, metavar="FOLDER", help="Folder of answers, checkpoint and the trained drafter."
 )
-@click.option(
-    "--prompts", type=flags.INPUT_FILE, metavar="FILE", help='Prompts to answer: JSON lines with "prompt" or "turns".'
-)
+@click.option("--prompts", type=flags.InputPath(), help='Prompts to answer: JSON lines with "prompt" or "turns".')
 @click.option(
     "--made-up",
     type=flags.Count(0, 1_000_000),
@@ -70,16 +68,14 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
 )
 @click.option(
     "--answers",
-    type=flags.INPUT_FILE,
+    type=flags.InputPath(),
     multiple=True,
-    metavar="FILE",
     help='Answers that the model gave before: JSON lines {"prompt_ids", "token_ids"}. Repeatable.',
 )
 @click.option(
     "--apart-from",
-    type=flags.INPUT_FILE,
+    type=flags.InputPath(),
     multiple=True,
-    metavar="FILE",
     help="Prompts that are measured on: refuse to train if one of them is among the prompts. Repeatable.",
 )
 @click.option(

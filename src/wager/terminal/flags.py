@@ -48,7 +48,14 @@ _NUMBERS = {
 """How numbers are written, by click's type: in ASCII digits, without nan, infinity and Python's underscores."""
 
 
-INPUT_FILE = click.Path(dir_okay=False, path_type=Path)
+class InputPath(click.Path):
+    """A file to read, FILE in the help."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "FILE"
 
 
 class Count(click.IntRange):
@@ -183,8 +190,7 @@ config_flag = click.option(
     is_eager=True,
     expose_value=False,
     callback=_read_config,
-    metavar="FILE",
-    type=INPUT_FILE,
+    type=InputPath(),
     help='TOML file of options, such as drafter = "ngram" or max-tokens = 64; flags override it.',
 )
 
@@ -385,8 +391,8 @@ def prompts_flags(*, limit: int | None = None) -> Decorator:
     """[FILE] or --prompts FILE, and --limit; the command receives the chosen `prompts`."""
 
     def decorate(function: Function) -> Function:
-        @click.argument("file", required=False, metavar="[FILE]", type=INPUT_FILE)
-        @click.option("--prompts", "path", type=INPUT_FILE, metavar="FILE", help="The same as FILE.")
+        @click.argument("file", required=False, metavar="[FILE]", type=InputPath())
+        @click.option("--prompts", "path", type=InputPath(), help="The same as FILE.")
         @click.option(
             "--limit", type=Count(1, 1_000_000), default=limit, help="Use N prompts, spread over the task families."
         )
