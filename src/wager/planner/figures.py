@@ -452,15 +452,13 @@ def by_rows(axes: Any, report: PlanReport) -> None:
 def of_parts(axes: Any, report: PlanReport) -> None:
     """Every part of the planned steps at its intensity, by what it waits for, with the ridges of the device."""
     device = report.deployment.cost.device
-    points = sorted(
-        {
-            (name, point.batch, part.flops / part.bytes, part.bound)
-            for point in report.points
-            for name, part in point.step.parts.items()
-            if part.flops and part.bytes
-        },
-        key=lambda point: point[1],
-    )
+    found = [
+        (name, point.batch, part.flops / part.bytes, part.bound)
+        for point in report.points
+        for name, part in point.step.parts.items()
+        if part.flops and part.bytes
+    ]
+    points = sorted(dict.fromkeys(found), key=lambda point: point[1])
     parts = [name for point in report.points[:1] for name in point.step.parts if name in {p[0] for p in points}]
     parts += [name for name in dict.fromkeys(point[0] for point in points) if name not in parts]
     largest = max(point[1] for point in points)
