@@ -25,7 +25,7 @@ from matplotlib.lines import Line2D
 from measure_expert_tax import MODELS
 
 from wager.models.random_models import spec_of
-from wager.planner.cost import CostModel, SequenceLoad
+from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import Device
 from wager.planner.routing import distinct_experts
 
@@ -56,9 +56,9 @@ class Curves:
         self.runs = [relative(each["seconds"]) for each in found]
         self.bandwidth = fmean(run["bandwidth"] for run in runs)
         device = Device("here", {"bf16": fmean(run["peak"] for run in runs)}, self.bandwidth, None)
-        cost = CostModel(spec_of(name), device)
-        loads = [[SequenceLoad(runs[0]["context"], 1, rows)] for rows in ROWS]
-        steps = [cost.step(each) for each in loads]
+        cost = CostModel(spec_of(name), Cluster(device))
+        context = runs[0]["context"]
+        steps = [cost.step(context, 1, batch=rows) for rows in ROWS]
         read = [sum(part.bytes for part in step.parts.values()) for step in steps]
         roofline = relative([step.seconds for step in steps])
         self.kinds: dict[str, Curve] = {
@@ -73,7 +73,10 @@ class Curves:
             counted = [fmean(each) for each in zip(*(f["experts"] for f in found), strict=True)]
             self.experts = {"expected": [distinct_experts(how.count, how.active, n) for n in ROWS], "counted": counted}
             with_counted = relative(
-                [cost.step(x, distinct_experts=n).seconds for x, n in zip(loads, counted, strict=True)]
+                [
+                    cost.step(context, 1, batch=rows, distinct_experts=n).seconds
+                    for rows, n in zip(ROWS, counted, strict=True)
+                ]
             )
             if max(abs(a / b - 1) for a, b in zip(with_counted, roofline, strict=True)) > DEPARTS:
                 self.kinds[COUNTED] = with_counted

@@ -18,8 +18,8 @@ from wager.economics.calibration import Calibration, PredictionErrors, Setup, fi
 from wager.economics.surface import MAX_UNCERTAINTY, DraftCurve, DraftPoint, LatencySurface, StepPoint, fit_draft_curve
 from wager.errors import UsageError
 from wager.planner.calibrated import measured_cost
-from wager.planner.cost import CostModel, SequenceLoad
-from wager.planner.drafting import CalibratedDraftCost
+from wager.planner.cost import Cluster, CostModel
+from wager.planner.drafting import calibrated_draft_cost
 from wager.profiling.calibrate import (
     CONTEXT_STEP,
     ShapeLimits,
@@ -292,14 +292,13 @@ def test_a_calibration_that_cannot_be_stored_leaves_nothing_behind(tmp_path: Pat
 def test_a_calibrated_step_is_the_surfaces_divided_as_in_the_roofline() -> None:
     model = TABLE["SmolLM2-135M"]
     cost = measured_cost(model, TRUTH, memory=8e9, label="measured")
-    loads = [SequenceLoad(300, 2, 4), SequenceLoad(900, 1)]
-    step, roofline = cost.step(loads), CostModel(model, cost.device).step(loads)
-    assert step.seconds == pytest.approx(TRUTH.seconds(9, 5, 2100))
+    step, roofline = cost.step(300, 2, batch=4), CostModel(model, Cluster(cost.device)).step(300, 2, batch=4)
+    assert step.seconds == pytest.approx(TRUTH.seconds(8, 4, 1200))
     assert sum(part.seconds for part in step.parts.values()) == pytest.approx(step.seconds)
     shares = {name: part.seconds / step.seconds for name, part in step.parts.items()}
     assert shares == pytest.approx({name: part.seconds / roofline.seconds for name, part in roofline.parts.items()})
-    assert cost.step([]).seconds == 0
-    expensive, cheap = (cost.marginal_cost([SequenceLoad(0, rows)])["step"] for rows in (40, 3))
+    assert cost.step(300, 0).seconds == 0
+    expensive, cheap = (cost.marginal_cost(0, rows)["step"] for rows in (40, 3))
     assert expensive > 0.8
     assert cheap < 0.1
 
@@ -314,6 +313,6 @@ def test_what_a_surface_implies_about_the_machine() -> None:
 
 
 def test_a_timed_drafter_costs_what_its_curve_says() -> None:
-    drafter = CalibratedDraftCost("ngram", TRUTH.drafters["ngram"])
+    drafter = calibrated_draft_cost("ngram", TRUTH.drafters["ngram"])
     assert drafter.seconds(32, 4, context=99) == pytest.approx(1e-4)
     assert drafter.seconds(32, 0, context=99) == drafter.seconds(0, 4, context=99) == 0

@@ -10,9 +10,9 @@ from wager.arch import TABLE, ModelSpec
 from wager.economics.acceptance import DFLASH_SURVIVAL, MTP_SURVIVAL, survival, tokens_per_round
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
-from wager.planner.cost import CostModel, SequenceLoad
+from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import B200_CHARTS, DEVICES
-from wager.planner.drafting import FractionalDraftCost
+from wager.planner.drafting import fractional_cost
 from wager.planner.plan import best_outcome, break_even_acceptance, depth_outcomes, tokens_at_constant_rate
 from wager.planner.published import FLAT_ATTENTION, REAL_LAYERS
 from wager.planner.routing import ExpertRouting
@@ -60,9 +60,9 @@ def parse(table: str) -> list[Row]:
 def curves(
     model: ModelSpec, *, batch: int, context: int, share: float, locality: float
 ) -> tuple[list[float], list[float]]:
-    cost = CostModel(model, B200_CHARTS, routing=ExpertRouting(locality=locality))
-    drafter = FractionalDraftCost(cost, share)
-    steps = [cost.seconds([SequenceLoad(context, depth + 1, batch)]) for depth in range(MOST + 1)]
+    cost = CostModel(model, Cluster(B200_CHARTS), routing=ExpertRouting(locality=locality))
+    drafter = fractional_cost(cost, share)
+    steps = [cost.seconds(context, depth + 1, batch=batch) for depth in range(MOST + 1)]
     return steps, [drafter.seconds(batch, depth, context=context) for depth in range(MOST + 1)]
 
 
@@ -134,10 +134,10 @@ BLENDED = (0.402, 0.562, 0.693, 0.761, 0.748, 0.641, 0.438, 0.218, 0.158, 0.290,
 
 def test_the_blended_marginal_cost() -> None:
     """Attention is weighted by its plain cost and its marginal cost counted as 1, as in the published figures."""
-    cost = CostModel(FLAT_ATTENTION, B200_CHARTS)
+    cost = CostModel(FLAT_ATTENTION, Cluster(B200_CHARTS))
     for batch, expected in zip(BATCHES, BLENDED, strict=True):
-        loads = [SequenceLoad(4096, 1, batch)]
-        step, marginal = cost.step(loads), {**cost.marginal_cost(loads), "attention": 1.0}
+        step = cost.step(4096, 1, batch=batch)
+        marginal = {**cost.marginal_cost(4096, 1, batch=batch), "attention": 1.0}
         blended = sum(marginal[name] * part.seconds for name, part in step.parts.items()) / step.seconds
         assert blended == pytest.approx(expected, abs=5.1e-4), f"batch {batch}"
 
@@ -156,11 +156,11 @@ def test_exact_dimensions_and_ridges_change_no_depth() -> None:
         precision=replace(flash.precision, shared=flash.precision.experts),
         layers=(Layer(Quoted(106_954_752, 2 * 69632, 576), flash.layers[0].ffn, 43),),
     )
-    cost = CostModel(exact, DEVICES["B200"])
-    drafter = FractionalDraftCost(cost, 0.10)
+    cost = CostModel(exact, Cluster(DEVICES["B200"]))
+    drafter = fractional_cost(cost, 0.10)
     for acceptance, context, share, expected in parse(FLAT_ROWS):
         for batch, (depth, speedup) in zip(BATCHES, expected, strict=True) if share == 0.10 else ():
-            steps = [cost.seconds([SequenceLoad(context, g + 1, batch)]) for g in range(depth + 3)]
+            steps = [cost.seconds(context, g + 1, batch=batch) for g in range(depth + 3)]
             drafts = [drafter.seconds(batch, g, context=context) for g in range(depth + 3)]
             found = best_outcome(depth_outcomes(steps, drafts, survival(acceptance, depth + 2)))
             assert found.depth == depth

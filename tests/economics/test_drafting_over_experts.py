@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from wager.planner import inputs as plan_inputs
-from wager.planner.cost import CostModel
+from wager.planner.cost import Cluster, CostModel
 from wager.planner.drafting import mtp_cost
 from wager.simulation.comparison import ReplaySetting, build_policy
 from wager.simulation.latency import RooflineLatency
@@ -46,9 +46,10 @@ def rate_of(setting: ReplaySetting, name: str, users: int) -> float:
 def regret(model: str, rate: float, users: int, drafter: SyntheticDrafter) -> float:
     """What adaptive loses against the best fixed depth, as a share."""
     cost = CostModel(
-        plan_inputs.find_plan_model(model), plan_inputs.find_hardware("H200"), ep=16 if model == "DeepSeek-V3" else 1
+        plan_inputs.find_plan_model(model),
+        Cluster(plan_inputs.find_hardware("H200"), ep=16 if model == "DeepSeek-V3" else 1),
     )
-    latency = RooflineLatency(cost, drafters={"d": mtp_cost(cost.model, cost.cluster)}, context=513)
+    latency = RooflineLatency(cost, drafters={"d": mtp_cost(cost, cost.cluster)}, context=513)
     setting = ReplaySetting(SyntheticTraces({"d": drafter}), latency)
     depth = BEST[model, rate, users]
     best = rate_of(setting, f"fixed:d:{depth}" if depth else "none", users)

@@ -25,11 +25,10 @@ from wager.economics.drafts_ahead import (
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.surface import DraftCurve, LatencySurface
-from wager.errors import UsageError
 from wager.planner.acceptance import AcceptanceRates
-from wager.planner.cost import CostModel
+from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import DEVICES
-from wager.planner.drafting import ConstantDraftCost
+from wager.planner.drafting import constant_cost
 from wager.planner.options import parse_hit_rate
 from wager.planner.plan import Deployment, round_seconds
 from wager.simulation import comparison
@@ -215,8 +214,8 @@ def test_wrong_prices_and_hit_rates_cost_little(prior: float, hit: float, believ
 
 
 def test_a_plan_says_how_often_drafts_are_ready() -> None:
-    cost, rates = CostModel(find_model("Llama-3.1-8B"), DEVICES["H100"]), AcceptanceRates("0.8", 0.8)
-    query = Deployment(cost, ConstantDraftCost(5e-4), max_depth=6, draft_outcomes=3)
+    cost, rates = CostModel(find_model("Llama-3.1-8B"), Cluster(DEVICES["H100"])), AcceptanceRates("0.8", 0.8)
+    query = Deployment(cost, constant_cost(5e-4), max_depth=6, draft_outcomes=3)
     for batch in (1, 4):
         outcomes = query.outcomes(rates, batch=batch, context=1000)
         assert outcomes[0].speedup == 1
@@ -226,8 +225,6 @@ def test_a_plan_says_how_often_drafts_are_ready() -> None:
             assert outcome.round_s == pytest.approx(round_seconds(outcome.step_s, outcome.draft_s, hit_rate=rate))
     more = replace(query, draft_outcomes=100).outcomes(rates, batch=1, context=1000)
     assert more[4].speedup > query.outcomes(rates, batch=1, context=1000)[4].speedup
-    with pytest.raises(UsageError, match="0 outcomes"):
-        replace(query, draft_outcomes=0)
 
 
 def test_the_options_of_plan_and_replay(command: Call) -> None:  # noqa: F811

@@ -10,7 +10,7 @@ import pytest
 from wager.arch import TABLE
 from wager.economics.surface import DraftCurve, LatencySurface, StepPoint, fit_surface
 from wager.errors import UsageError
-from wager.planner.cost import CostModel
+from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import DEVICES
 from wager.simulation.latency import RooflineLatency
 from wager.types import StepRecord
@@ -204,7 +204,7 @@ def test_a_slow_call_does_not_ruin_a_drafter() -> None:
 
 
 def test_the_roofline_refuses_a_drafter_that_was_not_given() -> None:
-    roofline = RooflineLatency(CostModel(TABLE["Llama-3.1-8B"], DEVICES["H100"]))
+    roofline = RooflineLatency(CostModel(TABLE["Llama-3.1-8B"], Cluster(DEVICES["H100"])))
     assert roofline.seconds(0, 0, 0) == 0
     with pytest.raises(UsageError, match="cost of drafter 'mtp' is not known"):
         roofline.draft_seconds("mtp", 1, 1)

@@ -4,7 +4,6 @@ step, and speed-ups, over models, devices, batches, contexts and depths.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,9 +13,9 @@ import step_oracle as oracle
 
 from wager.arch import FORMATS, TABLE
 from wager.planner.acceptance import AcceptanceRates
-from wager.planner.cost import CostModel, SequenceLoad, StepCost
+from wager.planner.cost import Cluster, CostModel, StepCost
 from wager.planner.devices import DEVICES
-from wager.planner.drafting import FractionalDraftCost
+from wager.planner.drafting import fractional_cost
 from wager.planner.plan import Deployment
 from wager.planner.routing import ExpertRouting
 
@@ -28,10 +27,10 @@ EACH_MODEL = pytest.mark.parametrize("name", oracle.SHAPES)
 
 
 def expected(
-    name: str, device: str, groups: list[oracle.Group], *, head: str = "bf16", router: str = "bf16", **routing: Any
+    name: str, device: str, group: oracle.Group, *, head: str = "bf16", router: str = "bf16", **routing: Any
 ) -> dict[str, oracle.Part]:
     """Releases keep head and router in bf16, whatever the format of their other weights."""
-    return oracle.step(name, device, groups, head=head, router=router, **routing)
+    return oracle.step(name, device, [group], head=head, router=router, **routing)
 
 
 def differences(step: StepCost, parts: Mapping[str, oracle.Part]) -> list[str]:
@@ -60,30 +59,13 @@ def test_the_oracle_has_every_model_of_the_table() -> None:
 @pytest.mark.parametrize("device", oracle.PEAKS)
 def test_every_part_of_a_step(name: str, device: str) -> None:
     """210 steps of each model on each device."""
-    cost = CostModel(TABLE[name], DEVICES[device])
-    wrong = {
-        (batch, context, depth): found
-        for batch in BATCHES
-        for context in CONTEXTS
-        for depth in DEPTHS
-        if (
-            found := differences(
-                cost.step([SequenceLoad(context, depth + 1, batch)]),
-                expected(name, device, [(batch, context, depth + 1)]),
-            )
-        )
-    }
-    assert wrong == {}
-
-
-@EACH_MODEL
-def test_steps_of_unlike_sequences(name: str) -> None:
-    """Random mixes of up to six groups, each with sequences, a context and rows of its own."""
-    cost, draw = CostModel(TABLE[name], DEVICES["H200"]), random.Random(name)
-    for _ in range(60):
-        groups = [(draw.randint(1, 40), draw.randint(0, 30_000), draw.randint(1, 9)) for _ in range(draw.randint(1, 6))]
-        loads = [SequenceLoad(context, rows, count) for count, context, rows in groups]
-        assert differences(cost.step(loads), expected(name, "H200", [(n, s, q) for n, s, q in groups])) == []
+    cost = CostModel(TABLE[name], Cluster(DEVICES[device]))
+    for batch in BATCHES:
+        for context in CONTEXTS:
+            for depth in DEPTHS:
+                by_hand = expected(name, device, (batch, context, depth + 1))
+                found = differences(cost.step(context, depth + 1, batch=batch), by_hand)
+                assert found == [], (batch, context, depth)
 
 
 @pytest.mark.parametrize("name", [name for name, shape in oracle.SHAPES.items() if shape.moe[0]])
@@ -96,31 +78,33 @@ def test_experts_by_popularity_and_locality(name: str, locality: float) -> None:
     assert max(popularity) < 1
     for shares in (None, popularity):
         routing = ExpertRouting(None if shares is None else tuple(shares), locality)
-        cost = CostModel(TABLE[name], DEVICES["B200"], routing=routing)
+        cost = CostModel(TABLE[name], Cluster(DEVICES["B200"]), routing)
         for batch in (1, 3, 20, 200):
             for rows in (1, 2, 4, 9):
-                by_hand = expected(name, "B200", [(batch, 2000, rows)], locality=locality, popularity=shares)
-                assert differences(cost.step([SequenceLoad(2000, rows, batch)]), by_hand) == []
+                by_hand = expected(name, "B200", (batch, 2000, rows), locality=locality, popularity=shares)
+                assert differences(cost.step(2000, rows, batch=batch), by_hand) == []
 
 
 @EACH_MODEL
 @pytest.mark.parametrize("device", ["B200", "H100"])
 def test_speed_ups_and_best_depths(name: str, device: str) -> None:
     """Every depth to 12, each draft token a twentieth of a plain step."""
-    cost = CostModel(TABLE[name], DEVICES[device])
-    query = Deployment(cost, FractionalDraftCost(cost, 0.05), max_depth=12)
+    cost = CostModel(TABLE[name], Cluster(DEVICES[device]))
+    query = Deployment(cost, fractional_cost(cost, 0.05), max_depth=12)
     for batch in (1, 8, 64, 512):
         for context in (500, 8000):
             seconds = [
-                sum(part.seconds for part in expected(name, device, [(batch, context, depth + 1)]).values())
+                sum(part.seconds for part in expected(name, device, (batch, context, depth + 1)).values())
                 for depth in range(13)
             ]
             for alpha in (0.6, 0.85):
                 by_hand = oracle.speedups(seconds, alpha, 0.05)
                 point = query.point(AcceptanceRates("", alpha), batch=batch, context=context)
                 assert [outcome.speedup for outcome in point.outcomes] == pytest.approx(by_hand, rel=CLOSE)
-                assert point.chosen.speedup == pytest.approx(max(by_hand), rel=CLOSE)
-                assert point.chosen.depth == by_hand.index(max(by_hand))
+                assert (point.chosen.speedup, point.chosen.depth) == (
+                    pytest.approx(max(by_hand), rel=CLOSE),
+                    by_hand.index(max(by_hand)),
+                )
 
 
 @EACH_MODEL
@@ -128,28 +112,20 @@ def test_speed_ups_and_best_depths(name: str, device: str) -> None:
 def test_head_and_router_in_formats_of_their_own(name: str, head: str, router: str) -> None:
     model = TABLE[name]
     formats = replace(model.precision, head=FORMATS[head], router=FORMATS[router])
-    cost = CostModel(replace(model, precision=formats), DEVICES["H100"])
+    cost = CostModel(replace(model, precision=formats), Cluster(DEVICES["H100"]))
     for batch in (1, 60, 600):
-        by_hand = expected(name, "H100", [(batch, 3000, 3)], head=head, router=router)
-        assert differences(cost.step([SequenceLoad(3000, 3, batch)]), by_hand) == []
+        by_hand = expected(name, "H100", (batch, 3000, 3), head=head, router=router)
+        assert differences(cost.step(3000, 3, batch=batch), by_hand) == []
 
 
 def test_the_oracle_agrees_with_published_bytes() -> None:
     """GB that one token streams, of the published table: the oracle's own check."""
-    golden = {
-        "SmolLM2-135M": 0.269,
-        "Llama-3.1-8B": 15.0,
-        "Llama-3.1-70B": 139,
-        "Qwen3-30B-A3B": 6.08,
-        "Qwen3.6-35B-A3B": 5.72,
-        "gpt-oss-20b": 3.70,
-        "gpt-oss-120b": 4.99,
-        "Kimi-K2": 32.3,
-    }
     in_eight_bits = {"Qwen3-235B-A22B": 21.6, "DeepSeek-V3": 36.6}  # the table takes head and router as fp8 too
+    golden = {"SmolLM2-135M": 0.269, "Llama-3.1-8B": 15.0, "Llama-3.1-70B": 139, "Qwen3-30B-A3B": 6.08}
+    golden |= {"Qwen3.6-35B-A3B": 5.72, "gpt-oss-20b": 3.70, "gpt-oss-120b": 4.99, "Kimi-K2": 32.3, **in_eight_bits}
     weights = {"projections", "ffn", "router", "experts", "shared experts", "head"}
-    for name, gigabytes in {**golden, **in_eight_bits}.items():
+    for name, gigabytes in golden.items():
         kept = "fp8" if name in in_eight_bits else "bf16"
-        parts = expected(name, "B200", [(1, 0, 1)], head=kept, router=kept)
+        parts = expected(name, "B200", (1, 0, 1), head=kept, router=kept)
         size = sum(part.size for part_name, part in parts.items() if part_name in weights)
         assert size / 1e9 == pytest.approx(gigabytes, rel=4e-3)

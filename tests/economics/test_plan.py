@@ -51,9 +51,6 @@ def answer(run: Run, *arguments: str) -> dict[str, Any]:
 
 def test_the_json_of_the_design(run: Run) -> None:
     found = answer(run, *CHARTS, "--batch", "1,8,64", "--context", "4096,32768")
-    keys = {"batch", "context", "depth", "speedup", "tokens_per_round", "step_s", "draft_s", "price", "bound"}
-    assert {"points", "model", "hardware"} <= set(found)
-    assert all(keys <= set(point) for point in found["points"])
     chosen = [(p["context"], p["batch"], p["depth"], round(p["speedup"], 3)) for p in found["points"]]
     assert chosen == [
         (4096, 1, 1, 1.171),
@@ -118,14 +115,9 @@ def test_what_does_not_fit_is_marked(run: Run) -> None:
     assert spread["hardware"]["largest_batch"]["4096"] > 100
     assert spread["points"][0]["memory"]["fits"] is True
     assert spread["points"][0]["bound"]["dispatch"] == "link"
-
-
-def test_unknown_memory_is_said_to_be_unknown(run: Run) -> None:
-    code, out, _ = run("--hardware", "cpu", "--batch", "1,2")
-    assert code == 0
+    out = run("--hardware", "cpu", "--batch", "1,2")[1]
     assert "memory unknown" in out
     assert "GB !" not in out
-    assert "SmolLM2-135M: 0.1345B parameters" in out
 
 
 def test_a_fixed_depth_and_several_acceptances(run: Run) -> None:
@@ -135,19 +127,6 @@ def test_a_fixed_depth_and_several_acceptances(run: Run) -> None:
     assert low["speedup"] == low["depths"][14]["speedup"] < 1
     assert high["speedup"] == pytest.approx(1.2586, abs=5e-5)
     assert low["losing_depths"] == list(range(1, 17))
-
-
-def test_acceptance_by_depth_from_a_file(run: Run, tmp_path: Path) -> None:
-    """As rates or as survival: both give the same plan, and no depth beyond what is known is considered."""
-    rates, alive = tmp_path / "rates.json", tmp_path / "alive.json"
-    rates.write_text(json.dumps({"acceptance": [0.8, 0.5, 0.25]}))
-    alive.write_text(json.dumps({"survival": [0.8, 0.4, 0.1]}))
-    first, second = answer(run, *CHARTS, "--acceptance", f"{rates},{alive}", "--batch", "64")["points"]
-    assert (first["acceptance"], second["acceptance"]) == ("rates", "alive")
-    assert first["depths"][3]["tokens"] == pytest.approx(2.3)
-    assert len(first["depths"]) == 4
-    assert first["speedup"] == pytest.approx(second["speedup"])
-    assert first["depth"] == second["depth"] == 2
 
 
 def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(run: Run, tmp_path: Path) -> None:
@@ -163,15 +142,8 @@ def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(run: Run, tmp_pa
 
     path = tmp_path / "tiny.gguf"
     writer = GGUFWriter(path, "llama")
-    for name, value in (
-        ("context_length", 512),
-        ("embedding_length", 64),
-        ("block_count", 2),
-        ("head_count", 4),
-        ("head_count_kv", 2),
-        ("feed_forward_length", 128),
-        ("vocab_size", 500),
-    ):
+    sizes = {"context_length": 512, "embedding_length": 64, "block_count": 2, "head_count": 4, "head_count_kv": 2}
+    for name, value in {**sizes, "feed_forward_length": 128, "vocab_size": 500}.items():
         getattr(writer, f"add_{name}")(value)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tensor("output.weight", np.zeros((500, 64), dtype=np.float16))
@@ -196,18 +168,6 @@ def test_a_machine_from_a_file_and_other_number_formats(run: Run, tmp_path: Path
     slow = answer(run, *base, "--overhead", "3ms")
     assert slow["points"][0]["plain_s"] == pytest.approx(wide["points"][0]["plain_s"] + 3e-3)
     assert slow["points"][0]["bound"]["overhead"] == "fixed"
-
-
-def test_popular_experts_are_shared_by_more_tokens(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "wanted.json"
-    path.write_text(json.dumps({"popularity": [0.5] * 8 + [4 / 120] * 120}))
-    base = ["--model", "Qwen3-30B-A3B", "--hardware", "H100", "--batch", "8"]
-    even, skewed = answer(run, *base), answer(run, *base, "--popularity", str(path))
-    assert skewed["points"][0]["plain_s"] < 0.8 * even["points"][0]["plain_s"]
-    path.write_text(json.dumps({"popularity": [2, 1]}))
-    code, _, err = run(*base, "--popularity", str(path))
-    assert code == 2
-    assert "gives no popularity" in err
 
 
 @pytest.mark.parametrize(
@@ -246,55 +206,28 @@ def test_the_page_lists_the_fields_of_the_json(run: Run) -> None:
 @pytest.mark.parametrize(
     ("label", "model", "hardware", "locality"),
     [
+        ("the full model, locality 0.79", "DeepSeek-V4-Flash", "B200", "0.79"),
         ("as published", "DeepSeek-V4-Flash-charts", "B200-charts", "1"),
         ("real layers", "DeepSeek-V4-Flash-mix", "B200-charts", "1"),
         ("the full model", "DeepSeek-V4-Flash", "B200", "1"),
-        ("the full model, locality 0.79", "DeepSeek-V4-Flash", "B200", "0.79"),
     ],
 )
 def test_the_pages_table_is_what_plan_says(run: Run, label: str, model: str, hardware: str, locality: str) -> None:
     [line] = [line for line in PAGE.splitlines() if line.startswith(f"| {label} | ")]
     cells = [cell.strip() for cell in line.split("|")[2:-1]]
-    found = answer(
-        run,
-        "--model",
-        model,
-        "--hardware",
-        hardware,
-        "--locality",
-        locality,
-        "--drafter-cost",
-        "0.1",
-        "--batch",
-        "1,2,4,8,16,32,64,256,1024",
-    )["points"]
+    line = ["--model", model, "--hardware", hardware, "--locality", locality, "--drafter-cost", "0.1"]
+    found = answer(run, *line, "--batch", "1,2,4,8,16,32,64,256,1024")["points"]
     said = [f"{point['depth']} · {point['speedup']:.3f}" if point["depth"] else "off" for point in found]
     assert said == cells
 
 
-def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run, tmp_path: Path) -> None:
+def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run) -> None:
     """Llama-3.1-8B in AWQ: depth 5 and 2.23 times (2.26 before the drafter read its own cache) if the head had 4 bits;
     it has 16, and the drafter reads it too."""
-    config = {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-        "tie_word_embeddings": False,
-        "max_position_embeddings": 131072,
-        "quantization_config": {"quant_method": "awq", "bits": 4},
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    flags = ["--hardware", "H200", "--batch", "1", "--context", "4096", "--acceptance", "0.75"]
-    [found] = answer(run, "--model", str(tmp_path), *flags)["points"]
-    [narrow] = answer(run, "--model", str(tmp_path), "--precision", "awq::awq", *flags)["points"]
+    line = ["--model", "Llama-3.1-8B", "--hardware", "H200", "--batch", "1", "--precision"]
+    [found], [narrow] = (answer(run, *line, precision)["points"] for precision in ("awq", "awq::awq"))
     assert (narrow["depth"], round(narrow["speedup"], 2)) == (5, 2.23)
     assert (found["depth"], round(found["speedup"], 2)) == (3, 1.63)
-    [named] = answer(run, "--model", "Llama-3.1-8B", "--precision", "awq", *flags)["points"]
-    assert named["speedup"] == found["speedup"]
 
 
 @pytest.mark.parametrize(

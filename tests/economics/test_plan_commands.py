@@ -17,17 +17,8 @@ from click.testing import CliRunner, Result
 
 from wager.cli import main
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "intermediate_size": 1024,
-    "vocab_size": 4000,
-    "max_position_embeddings": 131072,
-}
-
+CONFIG = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
+CONFIG |= {"num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 4000, "max_position_embeddings": 131072}
 
 BOX = {"name": "box", "peaks": {"bf16": 1e14}, "bandwidth": 1e12, "memory": 2e10}
 
@@ -38,16 +29,7 @@ FILES: dict[str, Any] = {
     "slow.json": {**BOX, "bandwidth": 1e-300},
     "ridge.json": {**BOX, "bandwidth": 1e-3, "peaks": {"bf16": 1e307}},
     "rates.json": {"acceptance": [0.8, 0.7, 0.6]},
-    "measured.json": {
-        "drafter": "ngram",
-        "model": "SmolLM2-135M-Instruct",
-        "temperature": 0.0,
-        "survival": [0.6, 0.4, 0.3, 0.2],
-        "tau": 2.5,
-        "alpha": 0.62,
-        "categories": {"qa": {"survival": [0.5, 0.25]}},
-        "intervals": {"alpha": [0.6, 0.64]},
-    },
+    "measured.json": {"drafter": "ngram", "survival": [0.6, 0.4, 0.3, 0.2], "categories": {"qa": {"survival": [1]}}},
     "both.json": {"acceptance": [0.5], "survival": [0.5]},
     "huge.json": {"survival": [10**300]},
     "list.json": [0.5],
@@ -93,16 +75,11 @@ LLAMA = "--model Llama-3.1-8B --hardware H100 --batch 8"
 
 
 RIGHT = [
-    "--hardware H100",
-    "--model llama-3.1-8b --hardware h100",
     "--model meta-llama/Llama-3.1-8B-Instruct --hardware 'RTX 4090' --batch 1 --precision int4",
     "--model @ --hardware B200 --batch 1",
-    "--model @config.json --hardware B200 --context 128k",
     "--model @config.json --hardware @box.json --context 0,1k,2K,131072",
     "--model Kimi-K2 --hardware B200 --ep 32 --context 256K --batch 1",
     "--model DeepSeek-V4-Flash --hardware B200 --context 1m --batch 1",
-    f"{LLAMA} --context 0.5k",
-    f"{LLAMA} --batch 1k --context 1",
     f"{LLAMA} --acceptance 0,1,0.5,.75",
     f"{LLAMA} --acceptance @rates.json",
     f"{LLAMA} --acceptance @measured.json,0.6",
@@ -110,30 +87,22 @@ RIGHT = [
     f"{LLAMA} --depth 0",
     f"{LLAMA} --depth 32",
     f"{LLAMA} --drafter-shape free",
-    f"{LLAMA} --drafter-shape eagle",
     f"{LLAMA} --drafter-shape eagle:32000",
     f"{LLAMA} --drafter-shape block:8",
-    f"{LLAMA} --drafter-shape medusa",
     f"{LLAMA} --drafter-shape medusa:3",
-    f"{LLAMA} --drafter-shape model:SmolLM2-135M",
     f"{LLAMA} --drafter-shape model:@config.json",
-    f"{LLAMA} --drafter-shape staged:SmolLM2-135M,free,0.5",
     f"{LLAMA} --drafter-shape staged:SmolLM2-135M,eagle:8000,0.6,2",
-    f"{LLAMA} --drafter-cost 0.05",
     f"{LLAMA} --drafter-cost 300us",
     f"{LLAMA} --drafter-cost '1.5 ms' --draft-async --draft-hit-rate 0.7",
     f"{LLAMA} --drafter-shape model:SmolLM2-135M --drafter-hardware L40S --drafter-link 25GB/s --draft-async",
     f"{LLAMA} --drafter-shape eagle --drafter-hardware H100",
     f"{LLAMA} --overhead 50us --cache fp8 --precision fp8",
-    "--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:Llama-3.1-8B --batch 1",
     "--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:Llama-3.1-8B --drafter-tp 1 --batch 1",
     "--model Llama-3.1-70B --hardware H100 --tp 8 --link-latency 5us --batch 1",
-    "--model DeepSeek-V3 --hardware H200 --ep 16 --batch 64",
     "--model DeepSeek-V3 --hardware H200 --ep 16 --batch 64 --balanced",
     "--model DeepSeek-V3 --hardware B200 --tp 4 --ep 32 --batch 16 --drafter-shape eagle:32000",
     "--model Qwen3-30B-A3B --hardware H100 --batch 8 --locality 0.79 --popularity @skewed.json",
     "--model gpt-oss-120b --hardware H100 --tp 8 --batch 64 --drafter-shape block:8",
-    "--model Qwen3-30B-A3B --hardware H100 --tp 8 --batch 4 --drafter-shape block",
 ]
 
 
@@ -315,15 +284,6 @@ def test_an_acceptance_file_of_the_measurement_is_read(folder: Path) -> None:
     (folder / "other.json").write_text(json.dumps({"drafter": "ngram", "survival": [0.9]}))
     found = answer(f"{LLAMA} --acceptance @measured.json,@other.json", folder)["points"]
     assert [point["acceptance"] for point in found] == ["ngram", f"{folder}/other.json"]
-
-
-def test_sizes_are_powers_of_two(folder: Path) -> None:
-    found = answer("--model @config.json --hardware B200 --batch 1K,1024 --context 128k,32K,0.5k", folder)
-    assert [(point["batch"], point["context"]) for point in found["points"]] == [
-        (1024, 131072),
-        (1024, 32768),
-        (1024, 512),
-    ]
 
 
 def test_the_batches_of_the_table_and_of_the_sentence_agree(folder: Path) -> None:

@@ -14,17 +14,11 @@ import pytest
 import wager
 from wager.cli import main
 from wager.planner import figures
-from wager.planner import inputs as plan_inputs
 from wager.planner.acceptance import AcceptanceRates
-from wager.planner.cost import CostModel
-from wager.planner.options import PlanGrid, PlanSettings, draft_cost
-from wager.planner.plan import Deployment
+from wager.planner.options import PlanGrid, PlanSettings, plan_deployment
 from wager.planner.report import PlanReport
-from wager.planner.routing import ExpertRouting
 
 HALF, OFTEN = AcceptanceRates("0.5", 0.5), AcceptanceRates("0.8", 0.8)
-
-
 BY_DEPTH = AcceptanceRates("measured", (0.8, 0.7, 0.6))
 
 
@@ -35,16 +29,11 @@ def planned(
     batches: tuple[int, ...] = (1, 16, 256),
     contexts: tuple[int, ...] = (4096,),
     rates: tuple[AcceptanceRates, ...] = (HALF, OFTEN),
-    depth: int | None = None,
-    locality: float = 1.0,
-    precision: str | None = None,
-    ep: int = 1,
+    **settings: Any,
 ) -> PlanReport:
-    routing = ExpertRouting(locality=locality)
-    shape = plan_inputs.with_formats(plan_inputs.find_plan_model(model), precision, None)
-    cost = CostModel(shape, plan_inputs.find_hardware(device), routing=routing, ep=ep)
-    query = Deployment(cost, draft_cost(cost, PlanSettings(shape="mtp")), max_depth=4, depth=depth)
-    return PlanReport.build(query, PlanGrid(batches, contexts, rates))
+    deepest = {} if "depth" in settings else {"max_depth": 4}
+    deployment = plan_deployment(model, device, PlanSettings(shape="mtp", **deepest, **settings))
+    return PlanReport.build(deployment, PlanGrid(batches, contexts, rates))
 
 
 def panels(report: PlanReport) -> dict[str, Any]:
@@ -101,10 +90,11 @@ def test_attention_is_drawn_by_kind_and_context() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("depth", [None, 2])
+@pytest.mark.parametrize("depth", [2, None])
 def test_every_context_and_every_acceptance_is_drawn(depth: int | None) -> None:
     """The speed-ups of the table, those of a fixed depth too, at each planned batch."""
-    report = planned("Qwen3-30B-A3B", contexts=(1024, 8192, 32768), rates=(HALF, OFTEN, BY_DEPTH), depth=depth)
+    fixed = {} if depth is None else {"depth": depth}
+    report = planned("Qwen3-30B-A3B", contexts=(1024, 8192, 32768), rates=(HALF, OFTEN, BY_DEPTH), **fixed)
     found = panels(report)
     for context, words_of in ((1024, "context 1024"), (8192, "context 8k"), (32768, "context 32k")):
         speedups, depths, parts = (
@@ -184,7 +174,9 @@ ASKED = ["plan", "--model", "DeepSeek-V4-Flash-charts", "--hardware", "B200-char
 @pytest.mark.slow
 def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "plan.html"
-    assert main([*ASKED, "--batch", "1,64", "--max-depth", "3", "--html", str(page)]) == 0
+    picture = tmp_path / "plan.png"
+    outputs = ["--html", str(page), "--plot", str(picture)]
+    assert main([*ASKED, "--batch", "1,64", "--max-depth", "3", *outputs]) == 0
     out, err = capsys.readouterr()
     text = page.read_text(encoding="utf-8")
     assert text.count("<svg") == 1
@@ -193,12 +185,6 @@ def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "Plain decoding at context 4096" in text
     assert str(page) in err
     assert "speed-up" in out
-
-
-@pytest.mark.slow
-def test_a_picture_is_written(tmp_path: Path) -> None:
-    picture = tmp_path / "plan.png"
-    assert main([*ASKED, "--batch", "1,64", "--max-depth", "3", "--plot", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -15,10 +15,9 @@ from wager.arch import find_model
 from wager.economics.acceptance import CURVES, survival
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.heuristics import FixedDepth
-from wager.errors import UsageError
-from wager.planner.cost import CostModel
+from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import find_device
-from wager.planner.drafting import FreeDraftCost, mtp_cost
+from wager.planner.drafting import FREE, mtp_cost
 from wager.planner.plan import Deployment
 from wager.simulation import comparison
 from wager.simulation.comparison import ReplaySetting
@@ -152,31 +151,10 @@ def test_waiting_is_not_charged_and_neither_is_the_latency_model() -> None:
     assert 0 <= clock.take() < 0.01
 
 
-def test_the_share_of_the_policy_is_reported_and_slows_it_down() -> None:
-    traces = SyntheticTraces({"mtp": SyntheticDrafter(CURVES["mtp"])}, output_tokens=32)
-    load = Workload(concurrency=2, rounds=200)
-    points = [
-        comparison.simulate(ReplaySetting(traces, Prices(), policy_seconds=seconds), "none", load)
-        for seconds in (0.0, 100.0)
-    ]
-    shares = [point.policy_share for point in points]
-    assert shares[0] == 0
-    assert points[1].throughput == pytest.approx(points[0].throughput * (1 - shares[1]))
-
-
 # ---- synthetic texts keep their curve -------------------------------------------------------------------------------
 
 
-STEEP = (0.9, 0.5, 0.1, 0.02)
-
-
-KEPT = {
-    "mtp": CURVES["mtp"],
-    "dflash": CURVES["dflash"],
-    "0.6": survival(0.6, 8),
-    "0.9": survival(0.9, 8),
-    "steep": STEEP,
-}
+KEPT = {**CURVES, "0.6": survival(0.6, 8), "0.9": survival(0.9, 8), "steep": (0.9, 0.5, 0.1, 0.02)}
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -192,19 +170,7 @@ def test_over_rounds_every_depth_yields_the_tokens_of_the_curve(name: str) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "depth", "users"),
-    [
-        ("mtp", 1, 4),
-        ("mtp", 4, 16),
-        ("mtp", 8, 64),
-        ("mtp", 8, 512),
-        ("mtp", 2, 512),
-        ("dflash", 15, 16),
-        ("dflash", 15, 512),
-        ("dflash", 6, 64),
-        ("0.6", 4, 16),
-        ("0.9", 8, 16),
-        ("steep", 3, 256),
-    ],
+    [("mtp", 1, 4), ("mtp", 8, 512), ("dflash", 15, 16), ("dflash", 6, 64), ("0.6", 4, 16), ("steep", 3, 256)],
 )
 def test_a_server_at_a_fixed_depth_has_the_tau_of_the_curve(name: str, depth: int, users: int) -> None:
     traces = SyntheticTraces({name: SyntheticDrafter(KEPT[name])})
@@ -241,37 +207,13 @@ def test_recorded_arrivals_start_when_they_were_recorded() -> None:
     assert result.seconds == 1000 + together
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {},
-        {"concurrency": 1, "rate": 1.0},
-        {"concurrency": 0},
-        {"concurrency": 1, "rounds": 0},
-        {"rate": -1.0},
-        {"arrivals": ()},
-        {"arrivals": (2.0, 1.0)},
-        {"arrivals": (-1.0,)},
-        {"arrivals": (float("nan"),)},
-        {"arrivals": (0.0,), "requests": 2},
-        {"rate": 1e-300},
-        {"concurrency": 10**9},
-    ],
-)
-def test_arrivals_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(UsageError):
-        Workload(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError):
-        DailyLoad(peak=1.0, low=2.0, seconds=10.0)
-
-
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
 def test_memory_is_that_of_plan_in_the_fullest_step() -> None:
-    cost = CostModel(find_model("Qwen3-8B"), find_device("H100"))
-    drafter = mtp_cost(cost.model, cost.cluster)
-    machine = RooflineLatency(cost, drafters={"mtp": drafter, "free": FreeDraftCost()}, context=100)
+    cost = CostModel(find_model("Qwen3-8B"), Cluster(find_device("H100")))
+    drafter = mtp_cost(cost, cost.cluster)
+    machine = RooflineLatency(cost, drafters={"mtp": drafter, "free": FREE}, context=100)
     survives = SyntheticDrafter(CURVES["mtp"])
     traces = SyntheticTraces({"mtp": survives, "free": survives}, prompt_tokens=2000, output_tokens=4)
     setting = ReplaySetting(traces, Prices(), machine=machine)
@@ -280,7 +222,7 @@ def test_memory_is_that_of_plan_in_the_fullest_step() -> None:
     assert plain is not None
     assert drafting is not None
     mean = 2000 + 3 - 1  # the last step of plain decoding: three answer tokens are known, and the last one's keys not
-    assert plain == Deployment(cost, FreeDraftCost()).footprint(batch=3, context=mean)
+    assert plain == Deployment(cost, FREE).footprint(batch=3, context=mean)
     assert drafting.drafter == Deployment(cost, drafter).footprint(batch=3, context=2000).drafter
     both = comparison.simulate(setting, "adaptive", load).memory
     assert both is not None

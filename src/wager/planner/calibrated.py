@@ -12,13 +12,14 @@ from typing import Any
 from wager.arch import ModelSpec, Precision, find_format, gguf_precision
 from wager.bench.machine import describe
 from wager.economics.calibration import FOLDER, Calibration, fingerprint, latest_calibration
+from wager.economics.surface import LatencySurface
 from wager.errors import ModelError, UsageError
 from wager.inputs import expand_path
 from wager.kernels.cpu import machine
 from wager.models import hub, random_models
 from wager.models.gguf import open_gguf
 from wager.models.weights import open_weights
-from wager.planner.cost import CostModel, MeasuredSteps
+from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import Device
 from wager.planner.inputs import read_json
 from wager.terminal import console
@@ -87,14 +88,9 @@ def calibrated_cost(model: str, hardware: str) -> CostModel | None:
     return measured_cost(described, calibration.surface(), memory=describe().memory if local else None, label=label)
 
 
-def measured_cost(model: ModelSpec, measured: MeasuredSteps, *, memory: float | None, label: str) -> CostModel:
-    """Seconds of steps of `model` as measured, on the device that the measurements imply."""
-    return CostModel(model, implied_device(model, measured, memory=memory, label=label), measured=measured)
-
-
-def implied_device(model: ModelSpec, measured: MeasuredSteps, *, memory: float | None, label: str) -> Device:
-    """The machine as a datasheet: bandwidth is the bytes per second of a one-row step, peak the FLOPs per second that
-    the last measured rows add."""
+def measured_cost(model: ModelSpec, measured: LatencySurface, *, memory: float | None, label: str) -> CostModel:
+    """Seconds of steps of `model` as measured, with the machine as a datasheet: bandwidth is the bytes per second of a
+    one-row step, peak the FLOPs per second that the last measured rows add."""
     compute = model.precision.weights.compute
     one, many = measured.rows[0], measured.rows[-1]
     first = measured.seconds(one, 1, 0)
@@ -102,7 +98,8 @@ def implied_device(model: ModelSpec, measured: MeasuredSteps, *, memory: float |
     rate = 2 * model.active * (many - max(one, many // 2)) / added if added > 0 else 0.0
     peak = rate or 2 * model.active * many / first
     kinds = {compute, model.precision.attention}  # attention is not quantised with the weights
-    return Device("this machine", dict.fromkeys(kinds, peak), model.streamed_bytes / first, memory, label=label)
+    device = Device("this machine", dict.fromkeys(kinds, peak), model.streamed_bytes / first, memory, label=label)
+    return CostModel(model, Cluster(device), measured=measured)
 
 
 def _precision(form: str, stored_in: Precision) -> Precision:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from wager.config import DEFAULT_MODEL
 from wager.terminal import console, flags
-
-if TYPE_CHECKING:
-    from wager.planner.report import PlanReport
-
-_PATH = click.Path(dir_okay=False, path_type=Path)
-
 
 deployment_flags = flags.add(
     [
@@ -40,21 +35,11 @@ deployment_flags = flags.add(
             help="Share of rounds whose outcome --draft-async drafted for; in the others the sum is paid.  "
             "[default: 1]",
         ),
-        click.option(
-            "--tp", type=int, default=1, show_default=True, metavar="N", help="Devices that split every matrix."
-        ),
-        click.option(
-            "--ep",
-            type=int,
-            default=1,
-            show_default=True,
-            metavar="N",
-            help="Ranks that split the experts, in groups of --tp.",
-        ),
+        click.option("--tp", type=int, metavar="N", default=1, help="Devices that split every matrix."),
+        click.option("--ep", type=int, metavar="N", default=1, help="Ranks that split the experts, in groups of --tp."),
         click.option(
             "--popularity",
-            type=_PATH,
-            metavar="FILE",
+            type=flags.InputPath(),
             help='How likely a token is to choose each expert, as `wager popularity` measures it: {"popularity": [...]}'
             ". Without it all are equal.",
         ),
@@ -72,7 +57,7 @@ deployment_flags = flags.add(
             "weights leave head and router in bf16, as checkpoints do; fp8::fp8 does not. Without it as published.",
         ),
         click.option("--cache", metavar="FORMAT", help="How keys and values are stored. Without it as published."),
-        click.option("--overhead", default="0us", show_default=True, metavar="TIME", help="Fixed time of every step."),
+        click.option("--overhead", default="0us", metavar="TIME", help="Fixed time of every step."),
     ]
 )
 """What `wager plan` and `wager replay` share: where drafters run, how the model is divided, routed and stored."""
@@ -82,7 +67,6 @@ deployment_flags = flags.add(
 @click.option(
     "--model",
     default=DEFAULT_MODEL,
-    show_default=True,
     metavar="MODEL",
     help="A published model by name, a config.json or its directory, or a GGUF file.",
 )
@@ -97,7 +81,6 @@ deployment_flags = flags.add(
     "--batch",
     "batches",
     default="1,2,4,8,16,32,64,128,256",
-    show_default=True,
     metavar="N,...",
     help="Requests decoded together (of each rank or group, with --ep). k is 1024.",
 )
@@ -111,7 +94,6 @@ deployment_flags = flags.add(
     "--acceptance",
     "acceptances",
     default="0.75",
-    show_default=True,
     metavar="P,...|FILE",
     help='Acceptance rate of draft tokens. FILE holds by depth {"acceptance": [...]}, given that the token before '
     'was accepted, or {"survival": [...]}.',
@@ -156,11 +138,7 @@ deployment_flags = flags.add(
     "--html", "html_path", type=flags.OutputPath(), metavar="PATH", help="Write an HTML page with table and plots."
 )
 @click.option(
-    "--plot",
-    "plot_path",
-    type=flags.OutputPath(),
-    metavar="PATH",
-    help="Write the plots alone: .png, .svg or .pdf.",
+    "--plot", "plot_path", type=flags.OutputPath(), metavar="PATH", help="Write the plots alone: .png, .svg or .pdf."
 )
 @flags.json_flag
 def command(
@@ -201,17 +179,17 @@ def command(
         figures.write_plot(report, plot_path)
     if html_path:
         figures.write_page(report, html_path)
-    if str(json_path) != "-":
-        _show(report)
+    if json_path != console.STDOUT:
+        show(report.summary(), *report.table(), report.notes())
     for path in (plot_path, html_path):
         if path:
             console.say(f"written to {path}")
 
 
-def _show(report: PlanReport) -> None:
-    for line in report.summary():
+def show(head: Iterable[str], columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str]) -> None:
+    """A report of `wager plan` or `wager replay`: lines, a table, and what is wrapped below it."""
+    for line in head:
         click.echo(line)
-    columns, rows = report.table()
     console.table("", columns, rows, to_stdout=True)
-    for line in report.notes():
+    for line in notes:
         click.echo(click.wrap_text(line, width=100, subsequent_indent="  "))

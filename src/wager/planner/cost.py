@@ -1,20 +1,22 @@
 """The cost model of a deployment: seconds of a step of a model on the devices of a cluster, and the bytes they keep.
 
-The roofline: for each stream of a step the larger of bytes / bandwidth and FLOPs / peak, summed. A step is a list of
-loads: sequences with a context and rows (query positions). What a real step adds is one fixed overhead; or the step's
-seconds are those that were measured, and the roofline only divides them.
+The roofline: for each stream of a step the larger of bytes / bandwidth and FLOPs / peak, summed. A step is a batch of
+equal sequences, each with a context (cached positions) and rows (query positions): real numbers, so that marginal costs
+can be derivatives. What a real step adds is one fixed overhead; or the step's seconds are those that were measured, and
+the roofline only divides them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import cached_property
 
-from wager.arch import Attention, Compressed, DeltaNet, Experts, Gqa, Layer, Mla, ModelSpec, Stream
+from wager.arch import Attention, Compressed, DeltaNet, Experts, Format, Gqa, Mla, ModelSpec, Stream
+from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.planner.devices import Device
-from wager.planner.routing import ExpertRouting, experts_on_fullest_rank
+from wager.planner.routing import UNIFORM, ExpertRouting, experts_on_fullest_rank
 
 COLLECTIVE_LATENCY = 8e-6
 """Seconds of a collective of few bytes inside a node. NCCL's tuning table (src/graph/tuning.cc) counts 6.6 to 6.8 µs
@@ -44,8 +46,6 @@ class Cluster:
         for name, size in (("tp", self.tp), ("ep", self.ep)):
             if size < 1:
                 raise UsageError(f"{name} = {size} is out of range.", "It is the number of devices: 1 or more.")
-        if not 0 <= self.latency < float("inf"):
-            raise UsageError(f"A link latency of {self.latency} seconds is out of range.", "It is zero or more.")
         if self.ep > 1 and self.ep % self.tp:
             raise UsageError(
                 f"tp = {self.tp} does not divide ep = {self.ep}.",
@@ -95,17 +95,6 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceLoad:
-    """`count` identical sequences of a step: `context` cached positions, `rows` query positions, and `logits_rows` of
-    these that need logits (None: all, as in decoding). Real numbers, so that marginal costs can be derivatives."""
-
-    context: float
-    rows: float
-    count: float = 1
-    logits_rows: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class StepPart:
     """One component of a step. `bound` is what it waits for: memory, compute, both (layers differ), link, fixed."""
 
@@ -133,72 +122,29 @@ class StepCost:
         return max(self.parts, key=lambda name: self.parts[name].seconds)
 
 
-class MeasuredDrafting(Protocol):
-    """Measured seconds of drafting for `requests` sequences, each to `depth`."""
-
-    def seconds(self, requests: float, depth: int) -> float: ...
-
-
-class MeasuredSteps(Protocol):
-    """Measured seconds of a step by its shape, as LatencyModel.seconds; `rows` are the row counts that were measured,
-    ascending; `drafters` the drafters that were, by name."""
-
-    @property
-    def rows(self) -> Sequence[int]: ...
-
-    @property
-    def drafters(self) -> Mapping[str, MeasuredDrafting]: ...
-
-    def seconds(self, rows: float, requests: float, context_sum: float) -> float: ...
-
-
-_UNIFORM_ROUTING = ExpertRouting()
-
-
+@dataclass(frozen=True)
 class CostModel:
-    """Seconds of a step of `model` on `device`, and the bytes that a device keeps.
+    """Seconds of a step of `model` on the devices of `cluster`, and the bytes that a device keeps.
 
-    `tp` devices share every matrix and cache; `ep` ranks share the experts, in ep / tp groups each with a load of its
-    own like the given one (see Cluster), and a step waits for the rank with most experts to read; `balanced` counts the
-    mean instead, as if experts were placed by their load. `overhead` are seconds that every step takes beside its
-    roofline, `link_latency` those of every collective. `fusion` are elements of a further matrix that a draft head has:
+    Under expert parallelism every group has a batch of its own like the given one, and a step waits for the rank with
+    most experts to read; `balanced` counts the mean instead, as if experts were placed by their load. `overhead` are
+    seconds that every step takes beside its roofline. `fusion` are elements of a further matrix that a draft head has:
     it brings the target's hidden states to the head's width. With `measured` steps take the measured seconds, and their
     division into parts is the roofline's.
 
-    UsageError if the model cannot be split so: query heads that `tp` does not divide, no experts for `ep`, or fewer
+    UsageError if the model cannot be split so: query heads that tp does not divide, no experts for ep, or fewer
     experts than ranks.
     """
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        device: Device,
-        *,
-        routing: ExpertRouting = _UNIFORM_ROUTING,
-        tp: int = 1,
-        ep: int = 1,
-        overhead: float = 0.0,
-        link_latency: float = COLLECTIVE_LATENCY,
-        balanced: bool = False,
-        fusion: int = 0,
-        measured: MeasuredSteps | None = None,
-    ) -> None:
-        self.model = model
-        self.device = device
-        self.routing = routing
-        self.overhead = overhead
-        self.balanced = balanced
-        self.fusion = fusion
-        self.measured = measured
-        self.cluster = Cluster(device, tp, ep, link_latency)
-        self._check_split()
-        elements = {**model.elements(), "fusion": fusion}
-        self._matrices = {
-            part: elements[part] / tp for part in ("fusion", "projections", "ffn", "router") if elements.get(part)
-        }
-        self._head = model.head_elements / tp
+    model: ModelSpec
+    cluster: Cluster
+    routing: ExpertRouting = UNIFORM
+    overhead: float = 0.0
+    balanced: bool = False
+    fusion: int = 0
+    measured: LatencySurface | None = None
 
-    def _check_split(self) -> None:
+    def __post_init__(self) -> None:
         model, tp, ep = self.model, self.cluster.tp, self.cluster.ep
         for layer in model.layers:
             heads = query_heads(layer.attention)
@@ -214,6 +160,17 @@ class CostModel:
                 )
         if ep > 1 and not model.sparse:
             raise UsageError(f"{model.name} has no experts to spread over {ep} ranks.", "Use tensor parallelism (tp).")
+
+    @property
+    def device(self) -> Device:
+        return self.cluster.device
+
+    @cached_property
+    def _matrices(self) -> Mapping[str, float]:
+        """Elements on a device of the matrices that every row goes through, by part."""
+        elements = {**self.model.elements(), "fusion": self.fusion}
+        parts = ("fusion", "projections", "ffn", "router")
+        return {part: elements[part] / self.cluster.tp for part in parts if elements.get(part)}
 
     # ---- bytes of a device ------------------------------------------------------------------------------------------
 
@@ -233,52 +190,43 @@ class CostModel:
 
     # ---- seconds of a step ------------------------------------------------------------------------------------------
 
-    def seconds(self, loads: Sequence[SequenceLoad]) -> float:
+    def seconds(self, context: float, rows: float, *, batch: float = 1) -> float:
         """Seconds of the step."""
-        return self.step(loads).seconds
+        return self.step(context, rows, batch=batch).seconds
 
-    def step(self, loads: Sequence[SequenceLoad], *, distinct_experts: float | None = None) -> StepCost:
-        """Seconds of the step by part. `distinct_experts` replaces the expected number per layer by a measured one.
-
-        A step without rows costs nothing; negative rows, contexts or counts are a UsageError.
-        """
-        for load in loads:
-            if min(load.context, load.rows, load.count, load.logits_rows or 0) < 0:
-                raise UsageError(f"{load} is no part of a step.", "Contexts, rows and counts are zero or more.")
-        loads = [load for load in loads if load.rows * load.count > 0]
-        if not loads:
+    def step(self, context: float, rows: float, *, batch: float = 1, distinct_experts: float | None = None) -> StepCost:
+        """Seconds by part of a step of `batch` sequences, each of that context with `rows` rows; none without rows.
+        `distinct_experts` replaces the expected number per layer by a measured one."""
+        all_rows = rows * batch
+        if all_rows <= 0:
             return StepCost(0.0, {})
-        rows = sum(load.rows * load.count for load in loads)
-        total = _StepSum(self.device)
-        precision = self.model.precision
-        for part, size in self._matrices.items():
-            stored = precision.weights if part == "fusion" else precision.format_of(part)
-            total.add(Stream(part, 2 * size * rows, size * stored.bytes, stored.compute))
-        for load in loads:
-            self._add_attention(total, load)
-        for layer in self.model.layers:
-            if isinstance(layer.ffn, Experts):
-                self._add_experts(total, layer, layer.ffn, loads=loads, rows=rows, distinct=distinct_experts)
-        head_rows = sum(load.count * (load.rows if load.logits_rows is None else load.logits_rows) for load in loads)
-        if self._head and head_rows:
-            stored = precision.head
-            total.add(Stream("head", 2 * self._head * head_rows, self._head * stored.bytes, stored.compute))
-        parts = {**total.parts, **self._traffic(rows)}
+        device, parts = self.device, dict[str, StepPart]()
+        for stream, times in self._streams(context, rows, batch, distinct_experts):
+            # each stream waits for memory or compute on its own, since kernels run one after another
+            read, computed = stream.bytes / device.bandwidth, stream.flops / device.peak(stream.compute)
+            bound = "compute" if computed > read else "memory"
+            before = parts.get(stream.part, StepPart(0.0, bound=bound))
+            parts[stream.part] = StepPart(
+                before.seconds + times * device.seconds(stream.bytes, stream.flops, compute=stream.compute),
+                before.bytes + times * stream.bytes,
+                before.flops + times * stream.flops,
+                bound if before.bound == bound else "both",
+            )
+        parts |= self._traffic(all_rows)
         if self.overhead:
             parts["overhead"] = StepPart(self.overhead, bound="fixed")
         seconds = sum(part.seconds for part in parts.values())
         if self.measured is None:
             return StepCost(seconds, parts)
-        requests = sum(load.count for load in loads)
-        measured = self.measured.seconds(rows, requests, sum(load.context * load.count for load in loads))
+        measured = self.measured.seconds(all_rows, batch, context * batch)
         scale = measured / seconds
         return StepCost(measured, {name: replace(part, seconds=part.seconds * scale) for name, part in parts.items()})
 
-    def marginal_cost(self, loads: Sequence[SequenceLoad]) -> Mapping[str, float]:
-        """Relative marginal cost of a row by part: d log seconds / d log rows, all loads growing alike. 0 where another
-        row is free, 1 where it costs as much as an average one. The step's own is under "step"."""
-        more = [replace(load, rows=load.rows * (1 + _RELATIVE_CHANGE)) for load in loads]
-        base, grown = self.step(loads), self.step(more)
+    def marginal_cost(self, context: float, rows: float, *, batch: float = 1) -> dict[str, float]:
+        """Relative marginal cost of a row by part: d log seconds / d log rows, all sequences growing alike. 0 where
+        another row is free, 1 where it costs as much as an average one. The step's own is under "step"."""
+        base = self.step(context, rows, batch=batch)
+        grown = self.step(context, rows * (1 + _RELATIVE_CHANGE), batch=batch)
         by_part = {
             part: (grown.parts[part].seconds / cost.seconds - 1) / _RELATIVE_CHANGE if cost.seconds else 0.0
             for part, cost in base.parts.items()
@@ -287,48 +235,49 @@ class CostModel:
 
     # ---- the parts --------------------------------------------------------------------------------------------------
 
-    def _add_attention(self, total: _StepSum, load: SequenceLoad) -> None:
-        tp = self.cluster.tp
-        for layer in self.model.layers:
-            for stream in layer.attention.streams(load.context, load.rows, self.model.precision):
-                size = stream.bytes / tp + stream.cached * self.cluster.kept_share(stream.shards)
-                total.add(replace(stream, flops=stream.flops / tp, bytes=size), times=layer.count * load.count)
-
-    def _add_experts(
-        self,
-        total: _StepSum,
-        layer: Layer,
-        ffn: Experts,
-        *,
-        loads: Sequence[SequenceLoad],
-        rows: float,
-        distinct: float | None,
-    ) -> None:
-        """Routed experts are read if a token of any rank picks them; each rank holds its share of them. Shared experts
-        join the routed ones' stream where both are stored in the same format."""
+    def _streams(
+        self, context: float, rows: float, batch: float, distinct_experts: float | None
+    ) -> Iterator[tuple[Stream, float]]:
+        """What a device reads and computes, and how often."""
         model, cluster = self.model, self.cluster
-        precision, expert = model.precision, ffn.expert(model.hidden)
-        tokens = cluster.groups * sum(load.count * self.routing.unrelated_tokens(load.rows) for load in loads)
+        precision, all_rows = model.precision, rows * batch
+
+        def product(part: str, size: float, stored: Format) -> Stream:
+            return Stream(part, 2 * size * all_rows, size * stored.bytes, stored.compute)
+
+        for part, size in self._matrices.items():
+            yield product(part, size, precision.weights if part == "fusion" else precision.format_of(part)), 1
+        for layer in model.layers:
+            for stream in layer.attention.streams(context, rows, precision):
+                read = stream.bytes / cluster.tp + stream.cached * cluster.kept_share(stream.shards)
+                yield replace(stream, flops=stream.flops / cluster.tp, bytes=read), layer.count * batch
+        for layer in model.layers:
+            if not isinstance(layer.ffn, Experts):
+                continue
+            experts, stored = self._routed(layer.ffn, rows, batch, distinct_experts), precision.experts
+            shared = layer.ffn.shared_weights(model.hidden) / cluster.tp
+            beside = product("shared experts", shared, precision.shared)
+            if precision.shared == stored:  # one stream
+                experts = replace(experts, flops=experts.flops + beside.flops, bytes=experts.bytes + beside.bytes)
+            yield experts, layer.count
+            if shared and precision.shared != stored:
+                yield beside, layer.count
+        if model.head:
+            yield product("head", model.head_elements / cluster.tp, precision.head), 1
+
+    def _routed(self, ffn: Experts, rows: float, batch: float, distinct: float | None) -> Stream:
+        """Routed experts of a layer: read if a token of any rank picks them; each rank holds its share of them."""
+        cluster, stored, expert = self.cluster, self.model.precision.experts, ffn.expert(self.model.hidden)
         if distinct is None:
+            tokens = cluster.groups * (batch * self.routing.unrelated_tokens(rows))
             distinct = self.routing.distinct_experts(ffn.count, ffn.active, tokens)
         if cluster.ep > 1 and not self.balanced:
             held = -(-ffn.count // cluster.ep)
             read = experts_on_fullest_rank(held, distinct / ffn.count, cluster.ep) * expert
         else:
             read = distinct * expert / cluster.devices
-        flops = 2 * ffn.active * expert * rows / cluster.tp
-        size = read * precision.experts.bytes
-        shared = ffn.shared_weights(model.hidden) / cluster.tp
-        together = precision.shared == precision.experts
-        if together:
-            flops += 2 * shared * rows
-            size += shared * precision.experts.bytes
-        total.add(Stream("experts", flops, size, precision.experts.compute), times=layer.count)
-        if shared and not together:
-            stored = precision.shared
-            total.add(
-                Stream("shared experts", 2 * shared * rows, shared * stored.bytes, stored.compute), times=layer.count
-            )
+        flops = 2 * ffn.active * expert * (rows * batch) / cluster.tp
+        return Stream("experts", flops, read * stored.bytes, stored.compute)
 
     def _traffic(self, rows: float) -> dict[str, StepPart]:
         """What a device sends, by kind, in a step of `rows` rows of its group.
@@ -357,27 +306,6 @@ class CostModel:
         if messages and cluster.latency:
             parts["link latency"] = StepPart(messages * cluster.latency, bound="link")
         return parts
-
-
-class _StepSum:
-    """Adds streams up by part; each waits for memory or compute on its own, since kernels run one after another."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.parts: dict[str, StepPart] = {}
-
-    def add(self, stream: Stream, *, times: float = 1) -> None:
-        read, computed = stream.bytes / self._device.bandwidth, stream.flops / self._device.peak(stream.compute)
-        before = self.parts.get(stream.part, StepPart(0.0, bound=""))
-        bound = "compute" if computed > read else "memory"
-        if before.bound not in ("", bound):
-            bound = "both"
-        self.parts[stream.part] = StepPart(
-            before.seconds + times * self._device.seconds(stream.bytes, stream.flops, compute=stream.compute),
-            before.bytes + times * stream.bytes,
-            before.flops + times * stream.flops,
-            bound,
-        )
 
 
 def query_heads(attention: Attention) -> int:

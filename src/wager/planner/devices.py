@@ -122,62 +122,29 @@ def _gpu(
     return Device(name, flops, bandwidth * 1e9, memory * 2**20, intra, inter, node, label)
 
 
+_BLACKWELL = {"bf16": 2250, "fp8": 4500, "fp4": 9000, "int8": 4500}
+_BLACKWELL_ULTRA = {**_BLACKWELL, "fp4": 13500, "int8": 150}
 _HOPPER = {"bf16": 989.5, "fp8": 1979, "int8": 1979}
+_HOPPER_PCIE = {"bf16": 756.5, "fp8": 1513, "int8": 1513}
+_HOPPER_SMALL = {"bf16": 148, "fp8": 296, "int8": 296}
 _AMPERE = {"bf16": 312, "int8": 624}
 _CDNA3 = {"bf16": 1307.4, "fp8": 2614.9, "int8": 2614.9}
 _UNKNOWN = (None, None)
 _CARD = "vendor architecture white paper: dense, 32-bit accumulation"
 _PCIE = "vendor datasheet, dense; link: PCIe"
 _FABRIC = "vendor datasheet, dense; links: 7 of 128 GB/s in both directions together"
+_CATALOG = "catalog; int8: vendor pages"
 
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
-        _gpu(
-            "B300",
-            {"bf16": 2250, "fp8": 4500, "fp4": 13500, "int8": 150},
-            8000,
-            275_040,
-            (900, 100),
-            node=8,
-            label="catalog; int8: vendor pages",
-        ),
-        _gpu(
-            "B200",
-            {"bf16": 2250, "fp8": 4500, "fp4": 9000, "int8": 4500},
-            8000,
-            183_359,
-            (900, 50),
-            node=8,
-            label="catalog; int8: vendor pages",
-        ),
+        _gpu("B300", _BLACKWELL_ULTRA, 8000, 275_040, (900, 100), node=8, label=_CATALOG),
+        _gpu("B200", _BLACKWELL, 8000, 183_359, (900, 50), node=8, label=_CATALOG),
         _gpu("H200", _HOPPER, 4800, 143_771, (450, 50), node=8, label="vendor pages; NIC unchecked"),
-        _gpu(
-            "GH200",
-            {"bf16": 989, "fp8": 1979, "int8": 1979},
-            4000,
-            97_871,
-            (450, 25),
-            label="catalog; NIC of one site's node",
-        ),
+        _gpu("GH200", {**_HOPPER, "bf16": 989}, 4000, 97_871, (450, 25), label="catalog; NIC of one site's node"),
         _gpu("H100", _HOPPER, 3350, 81_559, (450, 50), node=8, label="catalog"),
-        _gpu(
-            "H100-PCIe",
-            {"bf16": 756.5, "fp8": 1513, "int8": 1513},
-            2000,
-            81_559,
-            _UNKNOWN,
-            label="vendor datasheet, dense",
-        ),
-        _gpu(
-            "H20",
-            {"bf16": 148, "fp8": 296, "int8": 296},
-            4000,
-            97_871,
-            (450, None),
-            node=8,
-            label="resellers' datasheets, dense",
-        ),
+        _gpu("H100-PCIe", _HOPPER_PCIE, 2000, 81_559, _UNKNOWN, label="vendor datasheet, dense"),
+        _gpu("H20", _HOPPER_SMALL, 4000, 97_871, (450, None), node=8, label="resellers' datasheets, dense"),
         _gpu("MI325X", _CDNA3, 6000, 262_128, (448, None), node=8, label=_FABRIC),
         _gpu("MI300X", _CDNA3, 5300, 196_592, (448, None), node=8, label=_FABRIC),
         _gpu("A100-80GB", _AMPERE, 2039, 81_920, (300, None), node=8, label="vendor pages"),

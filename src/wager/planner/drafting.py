@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from wager.arch import DeltaNet, Dense, Gqa, Layer, ModelSpec, find_format
 from wager.economics.acceptance import survival
+from wager.economics.surface import DraftCurve
 from wager.errors import UsageError
-from wager.planner.cost import COLLECTIVE_LATENCY, Cluster, CostModel, MeasuredDrafting, SequenceLoad
+from wager.planner.cost import COLLECTIVE_LATENCY, Cluster, CostModel
 from wager.planner.devices import Device
-from wager.planner.routing import ExpertRouting
-
-_UNIFORM = ExpertRouting()
 
 _TOKEN_BYTES = 4
 """Bytes of a token id that is sent over a link."""
@@ -77,48 +76,36 @@ class DraftCost(ABC):
 
 
 @dataclass(frozen=True)
-class FreeDraftCost(DraftCost):
-    """Drafts by lookup: its time is taken as 0."""
-
-    name: str = "free"
-
-    def _seconds(self, requests: float, depth: int, context: float) -> float:
-        return 0.0
-
-
-@dataclass(frozen=True)
-class FractionalDraftCost(DraftCost):
-    """Every draft token costs `share` of a plain step of the target at the same batch: the constant of published
-    charts, which leaves out that a drafter has a roofline of its own."""
-
-    cost: CostModel
-    share: float
-    name: str = field(default="fraction", kw_only=True)
-
-    def _seconds(self, requests: float, depth: int, context: float) -> float:
-        return self.share * depth * self.cost.seconds([SequenceLoad(context, 1, requests)])
-
-
-@dataclass(frozen=True)
-class ConstantDraftCost(DraftCost):
-    """Every draft token costs the same known seconds, whatever the batch."""
-
-    seconds_per_token: float
-    name: str = field(default="measured", kw_only=True)
-
-    def _seconds(self, requests: float, depth: int, context: float) -> float:
-        return self.seconds_per_token * depth
-
-
-@dataclass(frozen=True)
-class CalibratedDraftCost(DraftCost):
-    """Drafting as measured, whatever the context. Its memory is not measured and counts as 0."""
+class KnownDraftCost(DraftCost):
+    """Drafting whose seconds are known by requests, depth and context. Its memory is not, and counts as 0."""
 
     name: str
-    measured: MeasuredDrafting
+    known: Callable[[float, int, float], float]
 
     def _seconds(self, requests: float, depth: int, context: float) -> float:
-        return self.measured.seconds(requests, depth)
+        return self.known(requests, depth, context)
+
+
+FREE = KnownDraftCost("free", lambda _requests, _depth, _context: 0.0)
+"""Drafts by lookup: its time is taken as 0."""
+
+
+def fractional_cost(cost: CostModel, share: float) -> DraftCost:
+    """Every draft token costs `share` of a plain step of the target at the same batch: the constant of published
+    charts, which leaves out that a drafter has a roofline of its own."""
+    return KnownDraftCost(
+        "fraction", lambda requests, depth, context: share * depth * cost.seconds(context, 1, batch=requests)
+    )
+
+
+def constant_cost(seconds_per_token: float) -> DraftCost:
+    """Every draft token costs the same known seconds, whatever the batch."""
+    return KnownDraftCost("measured", lambda _requests, depth, _context: seconds_per_token * depth)
+
+
+def calibrated_draft_cost(name: str, measured: DraftCurve) -> DraftCost:
+    """Drafting as measured, whatever the context."""
+    return KnownDraftCost(name, lambda requests, depth, _context: measured.seconds(requests, depth))
 
 
 @dataclass(frozen=True)
@@ -175,27 +162,18 @@ class PassDraftCost(DraftCost):
 
     def _seconds(self, requests: float, depth: int, context: float) -> float:
         passes = depth if self.max_depth is None else 1
-        return passes * self.cost.seconds([SequenceLoad(context, self.rows, requests)])
+        return passes * self.cost.seconds(context, self.rows, batch=requests)
 
 
-def mtp_cost(
-    model: ModelSpec, cluster: Cluster, *, routing: ExpertRouting = _UNIFORM, balanced: bool = False
-) -> PassDraftCost:
+def mtp_cost(target: CostModel, cluster: Cluster) -> PassDraftCost:
     """The multi-token-prediction module of a target (DeepSeek-V3, arXiv 2412.19437, section 2.2): one layer like the
     target's last, a fusion of 2 d into d, and the target's own head, in the target's number formats. Every draft token
     costs a pass. It is divided as the target is: its experts, too, are spread over the ranks of `cluster`."""
+    model = target.model
     layers = [layer for layer in model.layers if not isinstance(layer.attention, DeltaNet)] or list(model.layers)
     spec = replace(model, name="mtp", layers=(replace(layers[-1], count=1),), tied=True, head=True, decoder=None)
-    cost = CostModel(
-        spec,
-        cluster.device,
-        routing=routing,
-        tp=cluster.tp,
-        ep=cluster.ep if spec.sparse else 1,
-        link_latency=cluster.latency,
-        balanced=balanced,
-        fusion=2 * model.hidden**2,
-    )
+    cluster = cluster if spec.sparse else replace(cluster, ep=1)
+    cost = CostModel(spec, cluster, target.routing, balanced=target.balanced, fusion=2 * model.hidden**2)
     return PassDraftCost("mtp", cost, taps=model.hidden, shares_head=True)
 
 
@@ -232,8 +210,6 @@ def medusa_cost(model: ModelSpec, cluster: Cluster, *, heads: int = 5) -> PassDr
     """Medusa (arXiv 2401.10774): `heads` heads on the target's last hidden state, each a residual block of d x d and a
     matrix of its own over the vocabulary; one pass over one position runs all of them, one draft token each. Nothing is
     cached."""
-    if heads < 1:
-        raise UsageError(f"{heads} heads make no draft token.", "Give 1 or more.")
     cost = _head_cost("medusa", model, cluster, layers=(), fusion=heads * model.hidden**2, vocab=heads * model.vocab)
     return PassDraftCost("medusa", cost, max_depth=heads, taps=model.hidden)
 
@@ -242,7 +218,7 @@ def draft_model_cost(model: ModelSpec, cluster: Cluster) -> PassDraftCost:
     """A smaller model of the same vocabulary: every draft token costs a pass of its own. It is divided over the devices
     that share a batch, with experts, too, as tensor parallelism divides."""
     try:
-        cost = CostModel(model, cluster.device, tp=cluster.tp, link_latency=cluster.latency)
+        cost = CostModel(model, replace(cluster, ep=1))
     except UsageError as error:
         raise UsageError(f"The drafter: {error.message}", "Give it fewer devices: --drafter-tp 1.") from error
     return PassDraftCost(f"model:{model.name}", cost, max_context=model.context)
@@ -275,7 +251,7 @@ def _head_cost(
         head=True,
         decoder=None,
     )
-    return CostModel(spec, cluster.device, tp=cluster.tp, link_latency=cluster.latency, fusion=fusion)
+    return CostModel(spec, replace(cluster, ep=1), fusion=fusion)
 
 
 # ---- a drafter that speculates itself -------------------------------------------------------------------------------
@@ -315,8 +291,8 @@ class StagedDraftCost(DraftCost):
         for lacking in _lacking(depth, self.acceptance, inner=inner):
             made = 1 - (1 - lacking) ** requests
             active = requests * lacking / made if made else 0.0
-            load = SequenceLoad(context, inner + 1, active)
-            total += made * (self.model.cost.seconds([load]) + self.inner.seconds(active, inner, context=context))
+            verified = self.model.cost.seconds(context, inner + 1, batch=active)
+            total += made * (verified + self.inner.seconds(active, inner, context=context))
         return total
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wager.arch import Experts, Gqa
 from wager.planner.acceptance import AcceptanceRates
-from wager.planner.cost import CostModel, SequenceLoad, StepPart
+from wager.planner.cost import CostModel
 from wager.planner.plan import DepthOutcome, best_outcome
 from wager.planner.report import PlanReport
 from wager.terminal import console
@@ -61,6 +61,7 @@ _RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _PART_COLOURS = (*COLOURS[:6], "#999999", "#f0e442", "#332288", "#117733", "#882255", "#000000")
 _WIDTH, _HEIGHT = 18.0, 4.9
 """The width of the figure and the height of a row, in inches."""
+_NOTE: dict[str, Any] = {"fontsize": 8, "color": "0.3"}
 
 
 def write_plot(report: PlanReport, path: Path) -> None:
@@ -139,7 +140,7 @@ def plotted_batches(report: PlanReport) -> list[int]:
 def _parts(axes: Any, report: PlanReport, *, context: int, batches: Sequence[int]) -> None:
     """Shares of the seconds of a plain step."""
     cost = report.deployment.cost
-    steps = [cost.step([SequenceLoad(context, 1, batch)]) for batch in batches]
+    steps = [cost.step(context, 1, batch=batch) for batch in batches]
     parts = list(steps[0].parts)
     shares = [[step.parts[part].seconds / step.seconds for step in steps] for part in parts]
     axes.stackplot(batches, shares, labels=parts, colors=_PART_COLOURS, edgecolor="white", linewidth=0.6)
@@ -199,15 +200,7 @@ def _reference_rates(axes: Any, curves: Mapping[str, Sequence[float]], batches: 
         axes.plot(batches, values, color="0.6", linewidth=0.9)
         if all(abs(values[place] - other) > 0.05 * (top - 1) for other in named):
             named.append(values[place])
-            axes.annotate(
-                label,
-                (batches[place], values[place]),
-                fontsize=8,
-                color="0.3",
-                ha="center",
-                va="center",
-                bbox=BACKGROUND,
-            )
+            axes.annotate(label, (batches[place], values[place]), ha="center", va="center", bbox=BACKGROUND, **_NOTE)
 
 
 def _memory_limit(axes: Any, report: PlanReport, *, context: int, last: int) -> None:
@@ -222,9 +215,8 @@ def _memory_limit(axes: Any, report: PlanReport, *, context: int, last: int) -> 
             rotation=90,
             ha="right",
             va="bottom",
-            fontsize=8,
-            color="0.3",
             bbox=BACKGROUND,
+            **_NOTE,
         )
 
 
@@ -294,8 +286,8 @@ def feed_forward_curves(cost: CostModel, batches: Sequence[float]) -> list[Inten
 
 def step_intensity(cost: CostModel, *, batch: float, context: float, rows: float = 1) -> float:
     """FLOPs per byte of memory of a whole step, without what devices send to each other."""
-    parts = [part for part in cost.step([SequenceLoad(context, rows, batch)]).parts.values() if part.bound != "link"]
-    return StepPart(0.0, sum(part.bytes for part in parts), sum(part.flops for part in parts)).intensity
+    parts = [part for part in cost.step(context, rows, batch=batch).parts.values() if part.bound != "link"]
+    return sum(part.flops for part in parts) / sum(part.bytes for part in parts)
 
 
 def attention_curves(cost: CostModel, rows: Sequence[float], *, context: float) -> list[IntensityCurve]:
@@ -304,7 +296,7 @@ def attention_curves(cost: CostModel, rows: Sequence[float], *, context: float) 
     """
 
     def by_rows(part: str) -> Callable[[float], float]:
-        return lambda rows: cost.step([SequenceLoad(context, rows)]).parts[part].intensity
+        return lambda rows: cost.step(context, rows).parts[part].intensity
 
     parts = {
         stream.part: stream.compute
@@ -322,7 +314,7 @@ def attention_curves(cost: CostModel, rows: Sequence[float], *, context: float) 
 
 
 def _part_by_batch(cost: CostModel, part: str) -> Callable[[float], float]:
-    return lambda batch: cost.step([SequenceLoad(0, 1, batch)]).parts[part].intensity
+    return lambda batch: cost.step(0, 1, batch=batch).parts[part].intensity
 
 
 def _curve(
@@ -482,12 +474,11 @@ def of_parts(axes: Any, report: PlanReport) -> None:
         axes.annotate(
             f"{kinds} {ridge:,.4g} ",
             (ridge, 1),
-            rotation=90,
-            fontsize=8,
             xycoords=("data", "axes fraction"),
+            rotation=90,
             ha="right",
             va="top",
-            color="0.3",
+            **_NOTE,
         )
     axes.set_xscale("log")
     axes.set_yticks(range(len(parts)), parts)

@@ -6,6 +6,7 @@ A wrong value is an error that names it. Reads configuration files, but no weigh
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -54,6 +55,14 @@ def _integer(name: str, word: str) -> int:
             f"Write --{name} 1,2,4 with whole numbers; k is 1024 and m is 1024 k, so 128k is 131072.",
         )
     return int(value)
+
+
+def number(text: str) -> float:
+    """The number that a text writes; nan, which no range contains, for anything else."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def parse_speed(name: str, text: str) -> float:

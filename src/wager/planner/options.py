@@ -19,26 +19,30 @@ from wager.planner.calibrated import calibrated_cost
 from wager.planner.cost import COLLECTIVE_LATENCY, Cluster, CostModel
 from wager.planner.devices import Device
 from wager.planner.drafting import (
-    CalibratedDraftCost,
-    ConstantDraftCost,
+    FREE,
     DraftCost,
     DrafterLink,
-    FractionalDraftCost,
-    FreeDraftCost,
     PassDraftCost,
     block_drafter_cost,
+    calibrated_draft_cost,
+    constant_cost,
     draft_model_cost,
     eagle_cost,
+    fractional_cost,
     medusa_cost,
     mtp_cost,
     staged_cost,
 )
-from wager.planner.inputs import find_hardware, find_plan_model, parse_speed, read_popularity, with_formats
+from wager.planner.inputs import find_hardware, find_plan_model, number, parse_speed, read_popularity, with_formats
 from wager.planner.plan import DEFAULT_MAX_DEPTH, Deployment
 from wager.planner.routing import ExpertRouting
 
 LARGEST_GRID, MOST_CELLS = 2000, 200
 """Points of a plan, and pairs of context and acceptance, each of which takes up to half a second."""
+
+
+MOST_OUTCOMES = 1024
+"""Outcomes of a round that may be drafted for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +113,17 @@ def parse_hit_rate(hit_rate: float | None, *, draft_async: bool, outcomes: int |
             raise UsageError(
                 f"--draft-{flag} has no effect without --draft-async.", "Leave it out, or add --draft-async."
             )
-    if outcomes is not None:
-        if hit_rate is not None:
-            raise UsageError(
-                "--draft-hit-rate and --draft-outcomes both say how often drafts are ready.", "Give one of the two."
-            )
+    if None not in (hit_rate, outcomes):
+        raise UsageError(
+            "--draft-hit-rate and --draft-outcomes both say how often drafts are ready.", "Give one of the two."
+        )
+    if outcomes is not None and not 1 <= outcomes <= MOST_OUTCOMES:
+        raise UsageError(f"{outcomes} outcomes are out of range.", f"They are 1 to {MOST_OUTCOMES} of each sequence.")
+    if hit_rate is not None and not 0 <= hit_rate <= 1:
+        raise UsageError(f"A hit rate of {hit_rate} is out of range.", "It lies between 0 and 1.")
+    if not draft_async or outcomes is not None:
         return None
-    return (1.0 if hit_rate is None else hit_rate) if draft_async else None
+    return 1.0 if hit_rate is None else hit_rate
 
 
 # ---- the target -----------------------------------------------------------------------------------------------------
@@ -157,16 +165,8 @@ def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostMo
         latency = parse_seconds("link-latency", settings.link_latency)
         if settings.tp == settings.ep == 1 and settings.drafter_hardware is None and (settings.drafter_tp or 1) == 1:
             raise UsageError("--link-latency has no effect on a single device.", "Leave it out.")
-    return CostModel(
-        spec,
-        find_hardware(hardware),
-        routing=routing,
-        tp=settings.tp,
-        ep=settings.ep,
-        balanced=settings.balanced,
-        link_latency=latency,
-        overhead=parse_seconds("overhead", settings.overhead),
-    )
+    cluster = Cluster(find_hardware(hardware), settings.tp, settings.ep, latency)
+    return CostModel(spec, cluster, routing, parse_seconds("overhead", settings.overhead), settings.balanced)
 
 
 # ---- the drafter ----------------------------------------------------------------------------------------------------
@@ -192,10 +192,10 @@ def draft_cost(cost: CostModel, settings: PlanSettings) -> DraftCost:
     shape = next(iter(curves), "mtp") if settings.shape is None else settings.shape
     if shape in curves:
         _refuse_placement(settings, f"the calibrated drafter {shape}")
-        return CalibratedDraftCost(shape, curves[shape])
+        return calibrated_draft_cost(shape, curves[shape])
     if shape == "free":
         _refuse_placement(settings, "the shape 'free'")
-        return FreeDraftCost()
+        return FREE
     drafter = _shaped(cost, shape, _drafter_cluster(cost, shape, settings, own))
     if own is None:
         return drafter
@@ -215,17 +215,14 @@ def _refuse_placement(settings: PlanSettings, drafter: str) -> None:
 
 def _fixed(cost: CostModel, text: str) -> DraftCost:
     if is_time(text):
-        return ConstantDraftCost(parse_seconds("drafter-cost", text))
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
+        return constant_cost(parse_seconds("drafter-cost", text))
+    share = number(text)
     if not 0 <= share <= _MOST_EXPENSIVE:
         raise UsageError(
             f"drafter-cost = {shown(text)} is neither a fraction nor a time.",
             f"Write 0.1 (of a plain step; {_MOST_EXPENSIVE:g} at most) or 300us, 2ms.",
         )
-    return FractionalDraftCost(cost, share)
+    return fractional_cost(cost, share)
 
 
 def _drafter_cluster(cost: CostModel, shape: str, settings: PlanSettings, own: Device | None) -> Cluster:
@@ -254,13 +251,12 @@ def _drafter_cluster(cost: CostModel, shape: str, settings: PlanSettings, own: D
 def _link(cost: CostModel, there: Device, text: str | None) -> DrafterLink:
     """The given speed; else that inside a node where both are of one kind, or of the slower network card."""
     here = cost.device
-    speed = None
     if text is not None:
         speed = parse_speed("drafter-link", text)
     elif here.name == there.name:
-        speed = here.intra or here.inter
-    elif here.inter and there.inter:
-        speed = min(here.inter, there.inter)
+        speed = here.intra or here.inter or 0.0
+    else:
+        speed = min(here.inter or 0.0, there.inter or 0.0)
     if not speed:
         raise UsageError(
             f"The speed of a link between {here.name} and {there.name} is not known.", "Give it: --drafter-link 50GB/s."
@@ -271,36 +267,24 @@ def _link(cost: CostModel, there: Device, text: str | None) -> DrafterLink:
 def _shaped(target: CostModel, shape: str, cluster: Cluster) -> DraftCost:
     """A drafter for the target by its shape, on `cluster`."""
     kind, colon, argument = shape.partition(":")
-    if kind == "free" and not colon:
-        return FreeDraftCost()
-    if kind == "mtp" and not colon:
-        return mtp_cost(target.model, cluster, routing=target.routing, balanced=target.balanced)
-    if kind in ("eagle", "block", "medusa") and (argument or not colon):
-        return _head(target, kind, argument, cluster=cluster)
+    if shape == "free":
+        return FREE
+    if shape == "mtp":
+        return mtp_cost(target, cluster)
     if kind == "model" and argument:
         return draft_model_cost(find_plan_model(argument), cluster)
     if kind == "staged" and argument:
         return _staged(argument, cluster)
-    raise _unknown_shape(shape)
-
-
-def _unknown_shape(shape: str) -> UsageError:
-    return UsageError(f"The drafter shape {shown(shape)} is not known.", f"Known are {SHAPES}.")
-
-
-def _head(target: CostModel, kind: str, argument: str, *, cluster: Cluster) -> DraftCost:
-    number = None
-    if argument:
-        if not re.fullmatch(r"[0-9]{1,9}", argument) or not int(argument):
-            raise _unknown_shape(f"{kind}:{argument}")
-        number = int(argument)
+    size = int(argument) if re.fullmatch(r"[0-9]{1,9}", argument) else 0
+    if kind not in ("eagle", "block", "medusa") or (colon and not size):
+        raise UsageError(f"The drafter shape {shown(shape)} is not known.", f"Known are {SHAPES}.")
     if kind == "eagle":
-        return eagle_cost(target.model, cluster, vocab=number)
-    if number is not None and number > DEEPEST:
-        raise UsageError(f"{kind}:{argument} is deeper than any draft.", f"Give at most {DEEPEST}.")
+        return eagle_cost(target.model, cluster, vocab=size or None)
+    if size > DEEPEST:
+        raise UsageError(f"{shape} is deeper than any draft.", f"Give at most {DEEPEST}.")
     if kind == "medusa":
-        return medusa_cost(target.model, cluster, heads=number or 5)
-    return block_drafter_cost(target.model, cluster, width=number or 16)
+        return medusa_cost(target.model, cluster, heads=size or 5)
+    return block_drafter_cost(target.model, cluster, width=size or 16)
 
 
 def _staged(argument: str, cluster: Cluster) -> DraftCost:
@@ -309,10 +293,7 @@ def _staged(argument: str, cluster: Cluster) -> DraftCost:
     form = "Write staged:NAME,INNER,P[,DEPTH], such as staged:Llama-3.1-8B,free,0.5,3."
     if len(fields) not in (3, 4) or not all(fields):
         raise UsageError(f"The drafter shape {shown('staged:' + argument)} is incomplete.", form)
-    try:
-        acceptance = float(fields[2])
-    except ValueError:
-        acceptance = -1.0
+    acceptance = number(fields[2])
     depth = fields[3] if len(fields) == 4 else str(_STAGED_DEPTH)
     if not 0 <= acceptance <= 1:
         raise UsageError(f"The inner acceptance {shown(fields[2])} is not between 0 and 1.", form)

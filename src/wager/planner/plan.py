@@ -7,23 +7,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from wager.economics.acceptance import tokens_per_round
 from wager.economics.drafts_ahead import hit_rate_of
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError
 from wager.planner.acceptance import AcceptanceRates
-from wager.planner.cost import CostModel, SequenceLoad, StepCost
+from wager.planner.cost import CostModel, StepCost
 from wager.planner.drafting import DraftCost
 
 LARGEST_BATCH = 1 << 20
 """Far beyond any server; a larger figure is a slip of the keyboard."""
 
 DEFAULT_MAX_DEPTH = 16
-
-MOST_OUTCOMES = 1024
-"""Outcomes of a round that may be drafted for."""
 
 SPARE_SHARE = 0.1
 """Share of a device's memory that the plan leaves to activations and the runtime."""
@@ -140,13 +137,6 @@ class Footprint:
 # ---- a point of the plan --------------------------------------------------------------------------------------------
 
 
-class BatchRange(NamedTuple):
-    """Batch sizes from `first` to `last`, both included."""
-
-    first: int
-    last: int
-
-
 @dataclass(frozen=True, slots=True)
 class PlanPoint:
     """The answer at one batch, context and acceptance. `outcomes` holds every depth's from 0 on, `chosen` the best one
@@ -177,25 +167,9 @@ class PlanPoint:
         return False if False in known else None if None in known else True
 
     @property
-    def plain_bound(self) -> tuple[str, str]:
-        """The part that takes most of a plain step, and what it waits for."""
-        part = self.plain_step.binding
-        return part, self.plain_step.parts[part].bound
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Seconds per expected token, all requests of the batch together."""
-        return self.chosen.round_s / (self.batch * self.chosen.tokens)
-
-    @property
     def tokens_per_second(self) -> float:
         """Tokens a second of one request."""
         return self.chosen.tokens / self.chosen.round_s
-
-    @property
-    def paying_depths(self) -> list[int]:
-        """Depths that are faster than plain decoding."""
-        return [outcome.depth for outcome in self.outcomes if outcome.speedup > 1]
 
     @property
     def losing_depths(self) -> list[int]:
@@ -223,7 +197,7 @@ class PlanPoint:
             "draft_s": self.chosen.draft_s,
             "round_s": self.chosen.round_s,
             "at_max_depth": self.at_max_depth,
-            "price": self.seconds_per_token,
+            "price": self.chosen.round_s / (self.batch * self.chosen.tokens),
             "bound": {name: part.bound for name, part in self.step.parts.items()},
             "binding": self.step.binding,
             "plain_s": self.plain_step.seconds,
@@ -232,7 +206,7 @@ class PlanPoint:
             "tokens_per_s_all": self.groups * self.batch * self.tokens_per_second,
             "marginal": self.marginal_costs["step"],
             "break_even": self.break_even,
-            "paying_depths": self.paying_depths,
+            "paying_depths": [outcome.depth for outcome in self.outcomes if outcome.speedup > 1],
             "losing_depths": self.losing_depths,
             "parts": parts,
             "memory": self.memory.as_dict(),
@@ -261,12 +235,6 @@ class Deployment:
     def __post_init__(self) -> None:
         if not 0 <= self.max_depth <= DEEPEST:
             raise UsageError(f"A largest depth of {self.max_depth} is out of range.", f"It is 0 to {DEEPEST}.")
-        if self.hit_rate is not None and not 0 <= self.hit_rate <= 1:
-            raise UsageError(f"A hit rate of {self.hit_rate} is out of range.", "It lies between 0 and 1.")
-        if self.draft_outcomes is not None and not 1 <= self.draft_outcomes <= MOST_OUTCOMES:
-            raise UsageError(
-                f"{self.draft_outcomes} outcomes are out of range.", f"They are 1 to {MOST_OUTCOMES} of each sequence."
-            )
         if self.depth is not None and not 0 <= self.depth <= min(DEEPEST, self._limit(None)):
             raise UsageError(
                 f"Depth {self.depth} is out of range.",
@@ -282,20 +250,15 @@ class Deployment:
         """Every depth from 0 to the deepest that the drafter can make and whose acceptance is known."""
         depths = range(self._limit(acceptance) + 1)
         steps = [
-            fmean(
-                self.cost.seconds([SequenceLoad(context, rows, batch)]) for rows in acceptance.rows(depth, batch=batch)
-            )
+            fmean(self.cost.seconds(context, rows, batch=batch) for rows in acceptance.rows(depth, batch=batch))
             for depth in depths
         ]
         drafts = [self.drafter.seconds(batch, depth, context=context) for depth in depths]
-        rate = self.hit_rate if self.draft_outcomes is None else self._hit_rates(acceptance, len(depths), batch=batch)
+        rate: float | list[float] | None = self.hit_rate
+        if self.draft_outcomes is not None:  # by depth, that of all sequences of the batch together
+            rates = [hit_rate_of(acceptance.survival(depth), self.draft_outcomes) for depth in depths[1:]]
+            rate = [1.0, *(each**batch for each in rates)]
         return depth_outcomes(steps, drafts, acceptance.added_tokens(len(depths) - 1), hit_rate=rate)
-
-    def _hit_rates(self, acceptance: AcceptanceRates, depths: int, *, batch: float) -> list[float]:
-        """The share of rounds in which the outcome of every sequence of the batch was drafted for, by depth."""
-        outcomes = self.draft_outcomes or 0
-        rates = [hit_rate_of(acceptance.survival(depth), outcomes) for depth in range(1, depths)]
-        return [1.0, *(rate**batch for rate in rates)]
 
     def point(self, acceptance: AcceptanceRates, *, batch: int, context: int) -> PlanPoint:
         """The answer at one point. UsageError for a batch below 1, or a context the model was not made for."""
@@ -311,7 +274,9 @@ class Deployment:
                 "Check the peaks and the bandwidth of the hardware.",
             )
         chosen = best_outcome(outcomes) if self.depth is None else outcomes[self.depth]
-        plain = [SequenceLoad(context, 1, batch)]
+        rows = fmean(acceptance.rows(chosen.depth, batch=batch))
+        known = [limit for limit in (self.drafter.max_depth, acceptance.max_depth) if limit is not None]
+        deeper = self.max_depth < min(known, default=DEEPEST)
         steps = [outcome.step_s for outcome in outcomes]
         drafts = [outcome.round_s - outcome.step_s for outcome in outcomes]
         return PlanPoint(
@@ -320,21 +285,14 @@ class Deployment:
             acceptance=acceptance.label,
             outcomes=tuple(outcomes),
             chosen=chosen,
-            plain_step=self.cost.step(plain),
-            step=self.cost.step([SequenceLoad(context, fmean(acceptance.rows(chosen.depth, batch=batch)), batch)]),
-            marginal_costs=dict(self.cost.marginal_cost(plain)),
+            plain_step=self.cost.step(context, 1, batch=batch),
+            step=self.cost.step(context, rows, batch=batch),
+            marginal_costs=self.cost.marginal_cost(context, 1, batch=batch),
             break_even=break_even_acceptance(steps, drafts, 1) if len(outcomes) > 1 else None,
             memory=self.footprint(batch=batch, context=context),
             drafter_memory=self.drafter_footprint(batch=batch, context=context),
-            at_max_depth=self._stopped_by_max_depth(chosen, acceptance),
+            at_max_depth=self.depth is None and chosen.depth == self.max_depth > 0 and deeper,
             groups=self.cost.cluster.groups,
-        )
-
-    def _stopped_by_max_depth(self, chosen: DepthOutcome, acceptance: AcceptanceRates) -> bool:
-        """Whether the best depth is `max_depth`, while drafter and acceptance know deeper ones."""
-        others = [limit for limit in (self.drafter.max_depth, acceptance.max_depth) if limit is not None]
-        return (
-            self.depth is None and chosen.depth == self.max_depth > 0 and self.max_depth < min(others, default=DEEPEST)
         )
 
     def _check(self, batch: int, context: int) -> None:
@@ -387,19 +345,19 @@ class Deployment:
 
     def losing_batches(
         self, acceptance: AcceptanceRates, *, batches: Sequence[int], context: float
-    ) -> list[BatchRange]:
-        """Ranges of batch sizes at which no depth is faster than plain decoding.
+    ) -> list[tuple[int, int]]:
+        """First and last of each range of batch sizes at which no depth is faster than plain decoding.
 
         Looks at `batches`, and between the smallest and the largest of them at every size up to 64 and at steps of a
         tenth beyond.
         """
-        ranges: list[BatchRange] = []
+        ranges: list[tuple[int, int]] = []
         inside = False
         for batch in sorted({*batches, *_batch_sizes(min(batches), max(batches))}):
             losing = best_outcome(self.outcomes(acceptance, batch=batch, context=context)).depth == 0
             if losing:
-                first = ranges.pop().first if inside else batch
-                ranges.append(BatchRange(first, batch))
+                first = ranges.pop()[0] if inside else batch
+                ranges.append((first, batch))
             inside = losing
         return ranges
 

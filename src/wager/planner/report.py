@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -11,7 +11,7 @@ from wager.planner.acceptance import AcceptanceRates
 from wager.planner.drafting import PassDraftCost, StagedDraftCost
 from wager.planner.inputs import check_finite
 from wager.planner.options import PlanGrid
-from wager.planner.plan import SPARE_SHARE, BatchRange, Deployment, PlanPoint
+from wager.planner.plan import SPARE_SHARE, Deployment, PlanPoint
 
 _COLUMNS = (
     "context",
@@ -45,22 +45,14 @@ _MEANINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class LosingBatches:
-    """The batch sizes at which no depth is faster than plain decoding, at one context and acceptance."""
-
-    context: int
-    acceptance: AcceptanceRates
-    ranges: Sequence[BatchRange]
-
-
-@dataclass(frozen=True, slots=True)
 class PlanReport:
-    """The results at every point of the grid, and where plain decoding is fastest."""
+    """The results at every point of the grid, and by context and acceptance where plain decoding is fastest: the first
+    and last of each range of batch sizes."""
 
     deployment: Deployment
     grid: PlanGrid
     points: tuple[PlanPoint, ...]
-    losing_batches: tuple[LosingBatches, ...]
+    losing_batches: Mapping[tuple[int, AcceptanceRates], Sequence[tuple[int, int]]]
 
     @classmethod
     def build(cls, deployment: Deployment, grid: PlanGrid) -> PlanReport:
@@ -69,11 +61,11 @@ class PlanReport:
         points = [
             deployment.point(rate, batch=batch, context=context) for context, rate in cells for batch in grid.batches
         ]
-        losing = [
-            LosingBatches(context, rate, deployment.losing_batches(rate, batches=grid.batches, context=context))
+        losing = {
+            (context, rate): deployment.losing_batches(rate, batches=grid.batches, context=context)
             for context, rate in cells
-        ]
-        return cls(deployment, grid, tuple(points), tuple(losing))
+        }
+        return cls(deployment, grid, tuple(points), losing)
 
     # ---- text -------------------------------------------------------------------------------------------------------
 
@@ -90,34 +82,32 @@ class PlanReport:
         spread = f" x {cluster.devices} ({' and '.join(kinds)}{groups})" if kinds else ""
         memory = "memory unknown" if device.memory is None else f"{_amount(device.memory, 'B')} memory"
         weights = f", {_amount(drafter.resident_bytes, 'B')} of weights" if drafter.resident_bytes else ""
+        own = f", on {drafter.own_device.name} of its own" if drafter.own_device else ""
+        beside = ", beside verification" if self.deployment.asynchronous else ""
         return [
             f"model     {model.name}: {model.parameters / 1e9:.4g}B parameters, {model.active / 1e9:.3g}B a token, "
             f"{model.num_layers} layers, {' and '.join(filter(None, stored))}{head} ({model.source})",
             f"hardware  {device.name}{spread}: {peaks}, {_amount(device.bandwidth, 'B/s')}, {memory} ({device.label})",
-            f"drafter   {drafter.name}{weights}{self._placement()}",
+            f"drafter   {drafter.name}{weights}{own}{beside}",
             f"memory    {self._memory()}",
         ]
-
-    def _placement(self) -> str:
-        """What the drafter runs on, where that is not what the target runs on, and beside what."""
-        device = self.deployment.drafter.own_device
-        return (f", on {device.name} of its own" if device else "") + (
-            ", beside verification" if self.deployment.asynchronous else ""
-        )
 
     def _memory(self) -> str:
         first = self.points[0].memory
         drafts = f" + drafter {_amount(first.drafter, 'B')}" if first.drafter else ""
-        largest = [(context, self.deployment.largest_batch(max(1, context))) for context in self.grid.contexts]
-        batches = "; ".join(
-            "the device's memory is unknown"
-            if most is None
-            else f"at context {context} the largest batch that fits is {most}"
-            if most
-            else f"at context {context} not even one request fits"
-            for context, most in largest[: 1 if first.memory is None else None]
-        )
+        if first.memory is None:
+            batches = "the device's memory is unknown"
+        else:
+            batches = "; ".join(
+                f"at context {context} the largest batch that fits is {most}"
+                if most
+                else f"at context {context} not even one request fits"
+                for context, most in self._largest_batches().items()
+            )
         return f"weights {_amount(first.weights, 'B')}{drafts} a device; {batches} ({SPARE_SHARE:.0%} kept free)"
+
+    def _largest_batches(self) -> dict[int, int | None]:
+        return {context: self.deployment.largest_batch(max(1, context)) for context in self.grid.contexts}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows; one row a point."""
@@ -152,10 +142,9 @@ class PlanReport:
     def notes(self) -> list[str]:
         """Where plain decoding is fastest, what bounds the step, and the meaning of the columns."""
         tried = self.deployment.max_depth > 0 or self.deployment.depth is not None
-        lines = [self._losing_batches(losing) for losing in self.losing_batches if tried]
+        lines = [self._losing_batches(*cell) for cell in self.losing_batches if tried]
         lines += [self._waiting(context) for context in self.grid.contexts]
-        lines += remarks(self.deployment, self.points)
-        return [*lines, self._assumed(), _MEANINGS]
+        return [*lines, *remarks(self.deployment, self.points), self._assumed(), _MEANINGS]
 
     def _assumed(self) -> str:
         """What no datasheet says."""
@@ -170,28 +159,32 @@ class PlanReport:
             words.append("kernels as fast as the figures of the device allow")
         return f"Assumed, not measured: {'; '.join(words) or 'nothing'}."
 
-    def _losing_batches(self, losing: LosingBatches) -> str:
-        where = f"Plain decoding at context {losing.context}, acceptance {losing.acceptance.label}"
+    def _losing_batches(self, context: int, acceptance: AcceptanceRates) -> str:
+        where, ranges = (
+            f"Plain decoding at context {context}, acceptance {acceptance.label}",
+            self.losing_batches[context, acceptance],
+        )
         low, high = min(self.grid.batches), max(self.grid.batches)
         if low == high:
-            text = "is fastest: no depth pays off" if losing.ranges else "is not the fastest: some depth pays off"
+            text = "is fastest: no depth pays off" if ranges else "is not the fastest: some depth pays off"
             return f"{where}, {text} at batch {low}."
-        if not losing.ranges:
+        if not ranges:
             return f"{where}, is never fastest: some depth pays off at every batch from {low} to {high}."
-        if losing.ranges == [BatchRange(low, high)]:
+        if ranges == [(low, high)]:
             return f"{where}, is always fastest: no depth pays off at any batch from {low} to {high}."
-        spans = " and ".join(str(a) if a == b else f"{a} to {b}" for a, b in losing.ranges)
+        spans = " and ".join(str(a) if a == b else f"{a} to {b}" for a, b in ranges)
         return f"{where}, is fastest at batch {spans}; elsewhere from {low} to {high} some depth pays off."
 
     def _waiting(self, context: int) -> str:
         """The part that takes most of plain decoding at each batch, its bound, and the cost of one more row."""
-        points = sorted({point.batch: point for point in self.points if point.context == context}.items())
+        by_batch = {point.batch: point for point in self.points if point.context == context}
+        points = [by_batch[batch] for batch in sorted(by_batch)]
         words = []
-        for (name, bound), run in groupby(points, key=lambda item: item[1].plain_bound):
-            batches = list(run)
-            low, high = batches[0], batches[-1]
-            span = f"batch {low[0]}" if low[0] == high[0] else f"batch {low[0]} to {high[0]}"
-            costs = [point.marginal_costs["step"] for _, point in batches]
+        for (name, bound), run in groupby(points, key=_plain_bound):
+            together = list(run)
+            low, high = together[0].batch, together[-1].batch
+            span = f"batch {low}" if low == high else f"batch {low} to {high}"
+            costs = [point.marginal_costs["step"] for point in together]
             shown = [f"{max(0.0, cost):.0%}" for cost in (min(costs), max(costs))]
             marginal = " to ".join(dict.fromkeys(shown))
             words.append(f"{span}: {name} ({bound}), one more row adds {marginal} of what a row takes on average")
@@ -201,15 +194,9 @@ class PlanReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON of `wager plan --json`. UsageError for a figure that is not finite."""
-        values = self._values()
-        check_finite(values)
-        return values
-
-    def _values(self) -> dict[str, Any]:
         cost, drafter = self.deployment.cost, self.deployment.drafter
         model, device = cost.model, cost.device
-        largest = {str(context): self.deployment.largest_batch(max(1, context)) for context in self.grid.contexts}
-        return {
+        values = {
             "points": [point.as_dict() for point in self.points],
             "model": {
                 "name": model.name,
@@ -232,7 +219,7 @@ class PlanReport:
                 "balanced": cost.balanced,
                 "link_latency": cost.cluster.latency,
                 "ridge": {kind: device.ridge(kind) for kind in device.peaks},
-                "largest_batch": largest,
+                "largest_batch": {str(context): most for context, most in self._largest_batches().items()},
             },
             "drafter": {
                 "name": drafter.name,
@@ -244,17 +231,21 @@ class PlanReport:
                 "hit_rate": self.deployment.hit_rate,
                 "draft_outcomes": self.deployment.draft_outcomes,
             },
-            "remarks": remarks(self.deployment, self.points),
+            "remarks": list(remarks(self.deployment, self.points)),
             "routing": {"locality": cost.routing.locality, "popularity": cost.routing.popularity},
             "gutter": [
-                {
-                    "context": losing.context,
-                    "acceptance": losing.acceptance.label,
-                    "batches": [list(batches) for batches in losing.ranges],
-                }
-                for losing in self.losing_batches
+                {"context": context, "acceptance": rate.label, "batches": [list(batches) for batches in ranges]}
+                for (context, rate), ranges in self.losing_batches.items()
             ],
         }
+        check_finite(values)
+        return values
+
+
+def _plain_bound(point: PlanPoint) -> tuple[str, str]:
+    """The part that takes most of a plain step, and what it waits for."""
+    part = point.plain_step.binding
+    return part, point.plain_step.parts[part].bound
 
 
 def _slower_depths(point: PlanPoint) -> str:
@@ -285,133 +276,89 @@ def _amount(value: float, unit: str) -> str:
 # ---- remarks ---------------------------------------------------------------------------------------------------------
 
 
-def remarks(deployment: Deployment, points: Sequence[PlanPoint]) -> list[str]:
-    """What a figure assumes or a reader would not expect, most important first."""
-    return [
-        *_memory(points),
-        *_depth(deployment, points),
-        *_routing(deployment),
-        *_groups(deployment),
-        *_key_value_heads(deployment),
-        *_vocabulary(deployment),
-        *_asynchronous(deployment),
-        *_measurements(deployment),
-    ]
-
-
 def rank_word(deployment: Deployment) -> str:
     """Whose batch and tokens a figure is: of a rank or a group under expert parallelism, else of all devices."""
     cluster = deployment.cost.cluster
     return "" if cluster.groups == 1 else "rank" if cluster.tp == 1 else "group"
 
 
-def _memory(points: Sequence[PlanPoint]) -> list[str]:
-    lines = []
+def remarks(deployment: Deployment, points: Sequence[PlanPoint]) -> Iterator[str]:
+    """What a figure assumes or a reader would not expect, most important first."""
     if any(point.memory.fits is False for point in points):
-        lines.append("Memory: rows marked ! do not fit on the device; their times are a lower bound.")
+        yield "Memory: rows marked ! do not fit on the device; their times are a lower bound."
     if any(point.drafter_memory is not None and point.drafter_memory.fits is False for point in points):
-        lines.append("Memory: rows marked ! do not fit on the drafter's own device.")
-    return lines
+        yield "Memory: rows marked ! do not fit on the drafter's own device."
+    deepest = deployment.max_depth
+    if deployment.depth is None and deepest == 0:
+        yield "No draft depth was tried (--max-depth 0): the figures are those of plain decoding."
+    elif any(point.at_max_depth for point in points):
+        yield f"Depth {deepest}+ is the deepest that was tried (--max-depth {deepest}); a deeper one may be faster."
+    yield from _of_the_cluster(deployment)
+    yield from _of_the_drafter(deployment)
+    if measured := deployment.cost.measured:
+        yield (
+            f"Steps of up to {measured.rows[-1]} rows were measured, larger ones are extrapolated; their parts are the "
+            "roofline's shares of them."
+        )
 
 
-def _depth(deployment: Deployment, points: Sequence[PlanPoint]) -> list[str]:
-    if deployment.depth is None and deployment.max_depth == 0:
-        return ["No draft depth was tried (--max-depth 0): the figures are those of plain decoding."]
-    if any(point.at_max_depth for point in points):
-        return [
-            f"Depth {deployment.max_depth}+ is the deepest that was tried (--max-depth {deployment.max_depth}); a "
-            "deeper one may be faster."
-        ]
-    return []
-
-
-def _routing(deployment: Deployment) -> list[str]:
-    routing, experts = deployment.cost.routing, deployment.cost.model.experts
-    if experts is None or (routing.popularity is None and routing.locality == 1):
-        return []
+def _of_the_cluster(deployment: Deployment) -> Iterator[str]:
+    """How experts are chosen and spread, and which heads several devices keep."""
+    cost = deployment.cost
+    cluster, routing, experts = cost.cluster, cost.routing, cost.model.experts
     words = []
-    if routing.popularity is not None:
+    if experts is not None and routing.popularity is not None:
         times = max(routing.popularity) * experts.count / experts.active
         words.append(f"chosen by the given popularity (the most popular one {times:.1f} times as often as on average)")
-    if routing.locality < 1:
+    if experts is not None and routing.locality < 1:
         words.append(f"T tokens of one request choose as many distinct ones as T^{routing.locality:.3g} unrelated ones")
-    return [f"Experts: {', and '.join(words)}."]
+    if words:
+        yield f"Experts: {', and '.join(words)}."
+    if word := rank_word(deployment):
+        whose = f"group of {cluster.tp} devices" if word == "group" else "rank"
+        balanced = "the experts are balanced, so every rank reads the mean"
+        spread = balanced if cost.balanced else "a step waits for the rank with most experts to read"
+        yield (
+            f"Expert parallelism: batch and tok/s are those of one {whose}, memory that of one device; all "
+            f"{cluster.groups} decode {cluster.groups} times as many (tokens_per_s_all in the JSON). Experts: {spread}."
+        )
+    streams = [each for layer in cost.model.layers for each in layer.attention.streams(1, 1, cost.model.precision)]
+    for shards in sorted({stream.shards for stream in streams if stream.shards % cluster.tp}):
+        kept = -(-shards // cluster.tp)
+        yield (
+            f"Tensor parallelism: {shards} key-value head{'s' if shards > 1 else ''} over {cluster.tp} devices: each "
+            f"keeps {kept} of them, so together they keep {kept * cluster.tp / shards:.3g} times the cache."
+        )
 
 
-def _groups(deployment: Deployment) -> list[str]:
-    cluster, word = deployment.cost.cluster, rank_word(deployment)
-    if not word:
-        return []
-    whose = f"group of {cluster.tp} devices" if word == "group" else "rank"
-    spread = (
-        "the experts are balanced, so every rank reads the mean"
-        if deployment.cost.balanced
-        else ("a step waits for the rank with most experts to read")
-    )
-    return [
-        f"Expert parallelism: batch and tok/s are those of one {whose}, memory that of one device; all "
-        f"{cluster.groups} decode {cluster.groups} times as many (tokens_per_s_all in the JSON). Experts: {spread}."
-    ]
-
-
-def _key_value_heads(deployment: Deployment) -> list[str]:
-    cost, tp = deployment.cost, deployment.cost.cluster.tp
-    heads = {
-        stream.shards
-        for layer in cost.model.layers
-        for stream in layer.attention.streams(1, 1, cost.model.precision)
-        if stream.shards % tp
-    }
-    return [
-        f"Tensor parallelism: {shards} key-value head{'s' if shards > 1 else ''} over {tp} devices: each keeps "
-        f"{-(-shards // tp)} of them, so together they keep {-(-shards // tp) * tp / shards:.3g} times the cache."
-        for shards in sorted(heads)
-    ]
-
-
-def _vocabulary(deployment: Deployment) -> list[str]:
+def _of_the_drafter(deployment: Deployment) -> Iterator[str]:
+    """Another vocabulary, and what asynchronous drafting counts."""
     target, drafter = deployment.cost.model, deployment.drafter
     small = drafter.model if isinstance(drafter, StagedDraftCost) else drafter
-    if not isinstance(small, PassDraftCost) or small.taps or small.cost.model.vocab == target.vocab:
-        return []
-    return [
-        f"Vocabulary: {small.cost.model.name} has {small.cost.model.vocab} tokens, {target.name} {target.vocab}. "
-        "If the tokenizer is the same and only the padding differs, the pair is run as it is; else guesses must be "
-        "translated (--drafter tli:PATH or slem:PATH), which is not priced here and lowers acceptance."
-    ]
-
-
-def _asynchronous(deployment: Deployment) -> list[str]:
+    if isinstance(small, PassDraftCost) and not small.taps and small.cost.model.vocab != target.vocab:
+        yield (
+            f"Vocabulary: {small.cost.model.name} has {small.cost.model.vocab} tokens, {target.name} {target.vocab}. "
+            "If the tokenizer is the same and only the padding differs, the pair is run as it is; else guesses must be "
+            "translated (--drafter tli:PATH or slem:PATH), which is not priced here and lowers acceptance."
+        )
     if not deployment.asynchronous:
-        return []
+        return
     if deployment.hit_rate is not None:
         share = f"{deployment.hit_rate:.0%} of the rounds take"
     else:
         number = deployment.draft_outcomes
         share = f"rounds whose outcome was one of the {number} likeliest, for all sequences of a batch, take"
-    lines = [
-        f"Asynchronous drafting: {share} the longer of step and draft, the others "
-        "their sum. Drafting for several outcomes is priced as one draft."
-    ]
-    drafter = deployment.drafter
+    yield (
+        f"Asynchronous drafting: {share} the longer of step and draft, the others their sum. Drafting for several "
+        "outcomes is priced as one draft."
+    )
     if isinstance(drafter, PassDraftCost | StagedDraftCost) and drafter.own_device is None:
-        lines.append(
+        yield (
             "The drafter has no device of its own (--drafter-hardware) and competes with the step it runs beside: the "
             "times are a lower bound."
         )
     if isinstance(drafter, PassDraftCost) and drafter.taps:
-        lines.append(
+        yield (
             f"{drafter.name} reads hidden states of the step that it runs beside, which are not known yet: it must "
             "guess from older ones."
         )
-    return lines
-
-
-def _measurements(deployment: Deployment) -> list[str]:
-    measured = deployment.cost.measured
-    if measured is None:
-        return []
-    return [
-        f"Steps of up to {measured.rows[-1]} rows were measured, larger ones are extrapolated; "
-        "their parts are the roofline's shares of them."
-    ]

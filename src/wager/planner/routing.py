@@ -76,6 +76,9 @@ class ExpertRouting:
         return distinct_by_popularity(self.popularity, tokens)
 
 
+UNIFORM = ExpertRouting()
+
+
 @lru_cache(maxsize=4096)
 def experts_on_fullest_rank(experts_per_rank: int, share: float, ranks: int) -> float:
     """Expected maximum over `ranks` of how many of their experts are read, each with probability `share`.

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from wager.economics.options import DEEPEST
-from wager.planner.command import deployment_flags
+from wager.planner.command import deployment_flags, show
 from wager.terminal import console, flags
-
-if TYPE_CHECKING:
-    from wager.simulation.comparison import ReplayPoint
-    from wager.simulation.options import ReplayQuery
 
 _MAX_ROUNDS = 10_000_000
 
 
 @click.command("replay", cls=flags.Verb)
-@click.argument("trace", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("trace", required=False, metavar="[TRACE]", type=flags.InputPath())
 @click.option(
     "--policy",
     "policies",
@@ -74,53 +69,35 @@ _MAX_ROUNDS = 10_000_000
 @deployment_flags
 @click.option(
     "--max-depth",
-    type=click.IntRange(1, DEEPEST),
-    metavar="N",
+    type=flags.Count(1, DEEPEST),
     help="Deepest draft.  [default: what its curve and its shape allow, 8 for a constant rate]",
 )
 @click.option(
     "--objective",
     default="throughput",
-    show_default=True,
     metavar="GOAL",
     help="Goal of the adaptive policy: throughput, latency, or slo:TIME (per token: slo:20ms).",
 )
 @click.option(
     "--policy-time",
     default="measured",
-    show_default=True,
     metavar="measured|TIME",
     help="What the policy's own decisions take in every step: as measured here while it decides, or a fixed "
     "time such as 0us or 20us, with which a replay gives the same figures every time.",
 )
 @click.option(
-    "--prompt",
-    type=click.IntRange(min=1, max=10_000_000),
-    metavar="N",
-    help="Prompt tokens of synthetic requests.  [default: 1]",
+    "--prompt", type=flags.Count(min=1, max=10_000_000), help="Prompt tokens of synthetic requests.  [default: 1]"
 )
 @click.option(
-    "--output",
-    type=click.IntRange(min=1, max=100_000),
-    metavar="N",
-    help="Answer tokens of synthetic requests.  [default: 1024]",
+    "--output", type=flags.Count(min=1, max=100_000), help="Answer tokens of synthetic requests.  [default: 1024]"
 )
 @click.option(
     "--rounds",
-    type=click.IntRange(min=1, max=_MAX_ROUNDS),
+    type=flags.Count(min=1, max=_MAX_ROUNDS),
     default=20_000,
-    show_default=True,
-    metavar="N",
     help="Rounds to simulate per policy and workload, summed over synthetic requests.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**64 - 1),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Of synthetic requests and arrivals.",
-)
+@click.option("--seed", type=flags.Count(0, 2**64 - 1), default=0, help="Of synthetic requests and arrivals.")
 @flags.json_flag
 def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any) -> None:
     """Compare policies on a simulated server.
@@ -137,26 +114,9 @@ def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any)
     query = replay_query(ReplayOptions.of(values))
     names = list(dict.fromkeys([*fixed_policies(query.setting), *chosen]))
     with console.meter("simulations") as update:
-        done = 0
-
-        def count(_point: ReplayPoint) -> None:
-            nonlocal done
-            done += 1
-            update("Simulating", done, len(names) * len(query.workloads))
-
-        points = compare(query.setting, names, query.workloads, on_point=count)
+        total = len(names) * len(query.workloads)
+        points = compare(query.setting, names, query.workloads, on_point=lambda done: update("Simulating", done, total))
     if json_path:
         console.write_json(report.as_dict(query, points, values), json_path)
-    if str(json_path) != "-":
-        _show(query, points, chosen)
-
-
-def _show(query: ReplayQuery, points: Sequence[ReplayPoint], chosen: Sequence[str]) -> None:
-    from wager.simulation import report
-
-    for line in report.head(query):
-        click.echo(line)
-    columns, rows = report.table(points, chosen)
-    console.table("", columns, rows, to_stdout=True)
-    for line in report.notes(query, points):
-        click.echo(click.wrap_text(line, width=100, subsequent_indent="  "))
+    if json_path != console.STDOUT:
+        show(report.head(query), *report.table(points, chosen), report.notes(query, points))

@@ -46,10 +46,6 @@ class ReplaySetting:
     machine: RooflineLatency | None = None
     hit_rate: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.hit_rate is not None and not 0 <= self.hit_rate <= 1:
-            raise UsageError(f"A hit rate of {self.hit_rate} is out of range.", "It lies between 0 and 1.")
-
     def ahead(self) -> dict[str, SimulatedAheadDrafter]:
         """Drafters that draft ahead, as new."""
         if self.hit_rate is None:
@@ -153,9 +149,10 @@ def compare(
     names: Sequence[str],
     workloads: Sequence[Workload],
     *,
-    on_point: Callable[[ReplayPoint], None] | None = None,
+    on_point: Callable[[int], None] = lambda _done: None,
 ) -> list[ReplayPoint]:
-    """Every policy under every workload, with regret against the best of `fixed_policies` among `names`."""
+    """Every policy under every workload, with regret against the best of `fixed_policies` among `names`; `on_point`
+    gets the number of points so far."""
     for name in names:
         build_policy(name, setting)  # a misspelt name is reported before the work
     points: list[ReplayPoint] = []
@@ -165,8 +162,7 @@ def compare(
             best = max((p for p in simulated.values() if _is_fixed(p.policy)), key=_rate, default=None)
             before = _decision(best.policy if best and not _is_fixed(name) else name, setting)
             simulated[name] = simulate(setting, name, workload, drafted_before=before)
-            if on_point:
-                on_point(simulated[name])
+            on_point(len(points) + len(simulated))
         points += _with_regret([simulated[name] for name in names])
     return _with_frontier(points)
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import Policy
 from wager.errors import UsageError
-from wager.planner.cost import CostModel, SequenceLoad
-from wager.planner.drafting import DraftCost, FreeDraftCost
+from wager.planner.cost import CostModel
+from wager.planner.drafting import FREE, DraftCost
 from wager.planner.plan import Deployment, Footprint
 from wager.types import StepRecord
 
@@ -36,12 +36,11 @@ class RooflineLatency(LatencyModel):
         self._drafting: dict[tuple[str, int, int], float] = {}  # what was computed: neither drafters nor context change
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:
-        """See LatencyModel."""
         if rows <= 0 or requests <= 0:
             return 0.0
         if self.cost.measured is not None:
             return self.cost.measured.seconds(rows, requests, context_sum)
-        return self.cost.seconds([SequenceLoad(context_sum / requests, rows / requests, requests)])
+        return self.cost.seconds(context_sum / requests, rows / requests, batch=requests)
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
         """See LatencyModel; UsageError for a drafter that was not given."""
@@ -57,7 +56,7 @@ class RooflineLatency(LatencyModel):
 
     def footprint(self, drafters: Collection[str], *, requests: int, context: float) -> Footprint:
         """Bytes on a device that the weights, those drafters and the caches of `requests` sequences take."""
-        without = Deployment(self.cost, FreeDraftCost()).footprint(batch=requests, context=context)
+        without = Deployment(self.cost, FREE).footprint(batch=requests, context=context)
         total = without
         for name in drafters:
             one = Deployment(self.cost, self.drafters[name]).footprint(batch=requests, context=context)
@@ -106,7 +105,6 @@ class PublishedLatency(LatencyModel):
             raise UsageError(f"The seconds of the drafter shape {unknown[0]!r} are not published.", hint)
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:
-        """See LatencyModel."""
         if rows <= 0:
             return 0.0
         experts = (distinct_with_replacement(_EXPERTS, _ACTIVE_EXPERTS, rows) + 1) * _LAYERS * _EXPERT_ELEMENTS * 2
@@ -177,23 +175,18 @@ class UncountedLatency(LatencyModel):
         return self._latency.learns
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:
-        """See LatencyModel."""
         return self._clock.count(lambda: self._latency.seconds(rows, requests, context_sum), sign=-1.0)
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
-        """See LatencyModel."""
         return self._clock.count(lambda: self._latency.draft_seconds(drafter, requests, depth), sign=-1.0)
 
     def difference_deviations(
         self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
     ) -> list[float]:
-        """See LatencyModel."""
         return self._latency.difference_deviations(rows, others, requests=requests, context_sum=context_sum)
 
     def observe(self, record: StepRecord) -> None:
-        """See LatencyModel."""
         self._latency.observe(record)
 
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
-        """See LatencyModel."""
         self._latency.observe_draft(drafter, requests, depth, seconds=seconds)

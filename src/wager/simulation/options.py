@@ -18,6 +18,7 @@ from wager.inputs import expand_path
 from wager.planner.acceptance import parse_acceptances
 from wager.planner.cost import CostModel
 from wager.planner.drafting import DraftCost
+from wager.planner.inputs import number
 from wager.planner.options import PlanSettings, draft_cost, parse_hit_rate, target_cost
 from wager.simulation.comparison import ReplaySetting
 from wager.simulation.latency import PublishedLatency, RooflineLatency
@@ -154,11 +155,13 @@ def _curves(options: ReplayOptions) -> dict[str, tuple[float, ...]]:
 
 def _curve(word: str, max_depth: int | None) -> tuple[str, tuple[float, ...]]:
     """Name and survival of a curve that is not published."""
-    if not is_number(word) and not expand_path(word).is_file():
-        known = ", ".join(CURVES)
-        raise UsageError(
-            f"The curve {word!r} is not known.", f"Known by name: {known}. Or give a rate such as 0.7, or a JSON file."
-        )
+    try:
+        float(word)
+    except ValueError as error:
+        if not expand_path(word).is_file():
+            cause = f"The curve {word!r} is not known."
+            hint = f"Known by name: {', '.join(CURVES)}. Or give a rate such as 0.7, or a JSON file."
+            raise UsageError(cause, hint) from error
     [rates] = parse_acceptances(word)
     depth = rates.max_depth or max_depth or CONSTANT_RATE_DEPTH
     return rates.label, tuple([max(1e-4, chance) for chance in rates.survival(depth)])
@@ -324,7 +327,7 @@ def _load(word: str, arrivals: tuple[float, ...] | None, *, requests: int, seed:
 
 def _day_rate(load: str, text: str, *, zero: bool) -> float:
     """One rate of day:PEAK[:LOW[:LENGTH]], in requests a second; `zero`: whether it may be 0."""
-    rate = float(text) if is_number(text) else -1.0
+    rate = number(text)
     if not 0 <= rate < float("inf") or (rate == 0 and not zero):
         cause = f"load = {load!r}: {text!r} is not a rate in requests a second."
         raise UsageError(cause, "Write day:PEAK[:LOW[:LENGTH]], as day:40:5:600s.")
@@ -334,20 +337,11 @@ def _day_rate(load: str, text: str, *, zero: bool) -> float:
 def _numbers(name: str, text: str) -> list[float]:
     numbers = []
     for word in text.split(","):
-        number = float(word) if is_number(word) else -1.0
-        if not 0 < number < float("inf") or (name == "concurrency" and number != int(number)):
+        value = number(word)
+        if not 0 < value < float("inf") or (name == "concurrency" and value != int(value)):
             kind = "whole numbers" if name == "concurrency" else "numbers"
             raise UsageError(
                 f"{name} = {word.strip()!r} is out of range.", f"Write --{name} 1,4,16 with {kind} above 0."
             )
-        numbers.append(number)
+        numbers.append(value)
     return list(dict.fromkeys(numbers))
-
-
-def is_number(word: str) -> bool:
-    """Whether it can be read as one (nan and inf too)."""
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count, pairwise
 from typing import Never
 
 import numpy as np
@@ -57,7 +56,8 @@ class DailyLoad:
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Closed loop: `concurrency` users, each sending a new request as soon as the last one is answered. Open loop:
-    requests arrive at random, `rate` a second on average or as a `day` goes; or at the given `arrivals` in seconds.
+    requests arrive at random, `rate` a second on average or as a `day` goes; or at the given `arrivals`, in ascending
+    seconds.
 
     The simulation ends after `requests` finished requests; or, with None, after `rounds` rounds summed over requests,
     and then the first users' requests start at random points of their answers, as on a server that has been running.
@@ -75,33 +75,11 @@ class Workload:
     arrivals: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        kinds = (self.concurrency, self.rate, self.day, self.arrivals)
-        if sum([kind is not None for kind in kinds]) != 1:
-            raise UsageError("A workload has one kind of arrivals.", "Give a concurrency, a rate, a day or arrivals.")
-        for name in ("concurrency", "rate", "requests", "rounds", "max_batch", "prefill_chunk"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"{name} = {value} is out of range.", f"{name} must be above 0.")
         if self.rate is not None and not MIN_RATE <= self.rate <= MAX_RATE:
             hint = f"Give {MIN_RATE:g} to {MAX_RATE:g} requests a second."
             raise UsageError(f"rate = {self.rate:g} is out of range.", hint)
         if self.concurrency is not None and self.concurrency > MAX_BATCH:
             raise UsageError(f"concurrency = {self.concurrency} is out of range.", f"At most {MAX_BATCH} users.")
-        if self.arrivals is not None:
-            self._check_arrivals(self.arrivals)
-
-    def _check_arrivals(self, arrivals: tuple[float, ...]) -> None:
-        wrong = [time for time in arrivals if not 0 <= time < 1e12]
-        if wrong or not arrivals or any(later < earlier for earlier, later in pairwise(arrivals)):
-            cause = f"An arrival at {wrong[0]!r} seconds is out of range." if wrong else "Arrivals do not ascend."
-            raise UsageError(cause if arrivals else "There are no arrivals.", "Give ascending seconds from 0 on.")
-        if self.requests is not None and self.requests > len(arrivals):
-            raise UsageError(f"There are {len(arrivals)} arrivals for {self.requests} requests.")
-
-    @property
-    def closed(self) -> bool:
-        """Whether requests wait for earlier ones: throughput is then the server's own, not that of the arrivals."""
-        return self.concurrency is not None
 
     @property
     def num_requests(self) -> int | None:
@@ -119,24 +97,18 @@ class Workload:
 
     def arrival_times(self, rng: np.random.Generator) -> Iterator[float]:
         """Seconds at which requests arrive, ascending; of an open loop."""
+        now = 0.0
         if self.arrivals is not None:
-            return iter(self.arrivals)
-        return self._daily_arrivals(self.day, rng) if self.day else self._random_arrivals(self.rate or 1.0, rng)
-
-    def _random_arrivals(self, rate: float, rng: np.random.Generator) -> Iterator[float]:
-        """A Poisson process, from an arrival at 0."""
-        now = 0.0
-        for _ in count():
-            yield now
-            now += float(rng.exponential(1 / rate))
-
-    def _daily_arrivals(self, day: DailyLoad, rng: np.random.Generator) -> Iterator[float]:
-        """A Poisson process whose rate changes: one at the peak's rate, thinned (Lewis and Shedler, 1979)."""
-        now = 0.0
-        for _ in count():
-            now += float(rng.exponential(1 / day.peak))
-            if rng.random() * day.peak < day.rate(now):
+            yield from self.arrivals
+        elif self.day is None:  # a Poisson process, from an arrival at 0
+            while self.rate:
                 yield now
+                now += float(rng.exponential(1 / self.rate))
+        else:  # one whose rate changes: at the peak's rate, thinned (Lewis and Shedler, 1979)
+            while True:
+                now += float(rng.exponential(1 / self.day.peak))
+                if rng.random() * self.day.peak < self.day.rate(now):
+                    yield now
 
 
 # ---- one request ----------------------------------------------------------------------------------------------------
@@ -348,7 +320,7 @@ class SimulatedServer:
         self._waiting: deque[SimulatedRequest] = deque()
         self._started = 0
         self._limit = workload.num_requests or sys.maxsize
-        self._arrivals: Iterator[float] = iter(()) if workload.closed else workload.arrival_times(self._rng)
+        self._arrivals: Iterator[float] = iter(()) if workload.concurrency else workload.arrival_times(self._rng)
         self._next_arrival = next(self._arrivals, math.inf)
         self._first_numbers: list[int] = []
         if workload.concurrency is not None and workload.num_requests is None:

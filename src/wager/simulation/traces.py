@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,8 +85,6 @@ class RecordedTraces:
     """
 
     def __init__(self, requests: Sequence[RequestTrace]) -> None:
-        if not requests:
-            raise UsageError("The trace has no answers.", "Record at least one.")
         self._requests = list(requests)
 
     @classmethod
@@ -348,17 +346,10 @@ def _sigmoid(log_odds: _Floats) -> _Floats:
     return probability
 
 
-class _Quadrature(NamedTuple):
-    """Values of a normal variable and their weights, which sum to 1."""
-
-    values: _Floats
-    weights: _Floats
-
-    @classmethod
-    def of(cls, sd: float, nodes: int) -> _Quadrature:
-        """With that standard deviation, by Gauss and Hermite."""
-        values, weights = np.polynomial.hermite_e.hermegauss(nodes)
-        return cls(sd * values, weights / weights.sum())
+def _normal(sd: float, nodes: int) -> tuple[_Floats, _Floats]:
+    """Values of a normal variable and their weights, which sum to 1, by Gauss and Hermite."""
+    values, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    return sd * values, weights / weights.sum()
 
 
 @lru_cache(maxsize=32)
@@ -369,15 +360,13 @@ def _mean_log_odds(drafter: SyntheticDrafter) -> _Floats:
     rounds, in which hard requests weigh more, the mean is 1 / E[1 / t]. Its mean log-odds are solved depth by depth.
     (A curve whose rates stay at 1 after the first depth cannot be had from unequal requests; it comes out lower.)
     """
-    requests, rounds = (
-        _Quadrature.of(sd, nodes)
-        for sd, nodes in ((drafter.request_sd, _REQUEST_NODES), (drafter.round_sd, _ROUND_NODES))
-    )
-    tokens = _Quadrature.of(drafter.token_sd, _TOKEN_NODES)
+    requests, request_weights = _normal(drafter.request_sd, _REQUEST_NODES)
+    rounds, round_weights = _normal(drafter.round_sd, _ROUND_NODES)
+    tokens, token_weights = _normal(drafter.token_sd, _TOKEN_NODES)
     at = np.arange(-2 * _MAX_LOG_ODDS, 2 * _MAX_LOG_ODDS, _TABLE_STEP)
-    rates = _sigmoid(at[:, None] + tokens.values).clip(0, 1) @ tokens.weights  # over tokens, by log-odds before them
-    common = requests.values[:, None] + rounds.values  # [requests, rounds]
-    reached = np.broadcast_to(rounds.weights, common.shape)
+    rates = _sigmoid(at[:, None] + tokens).clip(0, 1) @ token_weights  # over tokens, by log-odds before them
+    common = requests[:, None] + rounds  # [requests, rounds]
+    reached = np.broadcast_to(round_weights, common.shape)
     expected, means = np.ones(_REQUEST_NODES), []  # tokens per round of each request
     for depth in range(1, len(drafter.survival) + 1):
         target = tokens_per_round(drafter.survival, depth)
@@ -385,7 +374,7 @@ def _mean_log_odds(drafter: SyntheticDrafter) -> _Floats:
         for _ in range(40):
             middle = (low + high) / 2
             survival = (reached * np.interp(middle + common, at, rates)).sum(axis=1)
-            mean = 1 / float(requests.weights @ (1 / (expected + survival)))
+            mean = 1 / float(request_weights @ (1 / (expected + survival)))
             low, high = (middle, high) if mean < target else (low, middle)
         means.append((low + high) / 2)
         reached = reached * np.interp(means[-1] + common, at, rates)
