@@ -65,13 +65,9 @@ def test_bad_rows_are_named(tmp_path: Path, row: object, complaint: str) -> None
     path = write(tmp_path, {"id": 0, "category": "qa", "prompt": "x"}, row)
     with pytest.raises(UsageError, match=complaint):
         workload.read_prompts(path)
-
-
-def test_absent_and_empty_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
-        workload.read_prompts(tmp_path / "none.jsonl")
+    path.write_text("")
     with pytest.raises(UsageError, match="no prompts"):
-        workload.read_prompts(write(tmp_path))
+        workload.read_prompts(path)
 
 
 def test_the_builtin_set_covers_every_family_equally() -> None:
@@ -129,16 +125,14 @@ def test_engines_take_turns_and_times_are_medians() -> None:
     assert journal[2:4] == journal[8:10] == ["fast forgets", "plain forgets"]
     assert journal[4:8] == ["fast:p", "plain:p", "plain:q", "fast:q"]
     assert journal[10:14] == ["plain:p", "fast:p", "fast:q", "plain:q"]
-    assert [records["fast"].answer(i).stats.decode_s for i in (0, 1)] == [3.0, 2.0]
+    prompts = [Prompt("p", "qa", "?"), Prompt("q", "qa", "?")]
+    assert [row["decode_s"] for row in measure.rows(prompts, records["fast"])] == [3.0, 2.0]
     assert records["fast"].walls == [2.0, 2.0, 2.0]
     assert records["fast"].wall_s == 2.0
-
-
-def test_concurrent_requests_make_one_turn() -> None:
-    journal: list[str] = []
+    together: list[str] = []
     seen: list[OutputDelta] = []
-    measure.measure({"fast": Scripted("fast", [1.0] * 3, journal)}, REQUESTS, concurrency=2, on_output=seen.append)
-    assert journal == ["fast:p", "fast forgets", "fast:p,q"]
+    measure.measure({"fast": Scripted("fast", [1.0] * 3, together)}, REQUESTS, concurrency=2, on_output=seen.append)
+    assert together == ["fast:p", "fast forgets", "fast:p,q"]
     assert len(seen) == 2
 
 
@@ -169,14 +163,9 @@ def test_rows_summary_and_comparison() -> None:
     assert (ratios["median_decode_speedup"], ratios["slower"], ratios["differing"]) == (1.25, 1, 1)
     assert ratios["per_category"]["qa"]["decode_speedup"] == 2
     assert [row["same"] for row in ratios["rows"]] == [True, False]
-
-
-def test_an_answer_of_one_token_has_no_decoding_speed() -> None:
-    record = measure.measure({"f": Scripted("f", [0.0] * 3, [])}, REQUESTS)["f"]
-    rows = measure.rows([Prompt("p", "qa", "?"), Prompt("q", "qa", "?")], record)
-    assert measure.summary(rows, wall_s=1.0)["decode_tok_s"] is None
-    ratios = measure.compare(rows, rows, plain_wall_s=1.0, wall_s=1.0)
-    assert ratios["median_decode_speedup"] is None
+    instant = [{**row, "decode_s": 0.0} for row in rows]  # answers of one token have no decoding speed
+    assert measure.summary(instant, wall_s=1.0)["decode_tok_s"] is None
+    assert measure.compare(instant, instant, plain_wall_s=1.0, wall_s=1.0)["median_decode_speedup"] is None
 
 
 def test_the_card_names_the_conditions() -> None:
@@ -254,7 +243,6 @@ def test_differences_are_counted_and_placed(tried: Completion, count: int, place
     assert outcome.differing == count
     first = outcome.first
     assert (first and (first.position, first.plain, first.speculative)) == place
-    assert outcome.as_dict()["tokens"] == 3
 
 
 def test_decode_steps_are_those_at_full_concurrency_without_a_prompt() -> None:

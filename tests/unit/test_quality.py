@@ -28,11 +28,9 @@ def test_a_model_is_compared_position_by_position() -> None:
     text = list(windows(tokens.tolist(), size=25))
     assert [len(window) for window in text] == [25, 25, 10]
     found = compare_logits(lambda window: a[window], lambda window: b[window], text)
-    kls, agree = [], 0
-    for token in tokens:
-        p, q = probabilities(a[token]), probabilities(b[token])
-        kls.append(sum(x * math.log(x / y) for x, y in zip(p, q, strict=True)))
-        agree += p.argmax() == q.argmax()
+    p, q = ([probabilities(logits[token]) for token in tokens] for logits in (a, b))
+    kls = [sum(x * math.log(x / y) for x, y in zip(*pair, strict=True)) for pair in zip(p, q, strict=True)]
+    agree = sum(one.argmax() == other.argmax() for one, other in zip(p, q, strict=True))
     assert found.tokens == 60
     assert found.kl == pytest.approx(np.mean(kls)) and found.kl_99 == pytest.approx(np.quantile(kls, 0.99))
     assert found.top1 == agree / 60 and 0 < agree < 60

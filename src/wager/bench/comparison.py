@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from wager.types import Completion, OutputDelta, Request, Stats
 
@@ -101,9 +101,6 @@ class TokenComparison:
     finish_reasons_differing: int
     failures: int
     notes: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def answers(
@@ -229,9 +226,6 @@ class TextVariety:
     entropy_bits: float
     judged: int
     nearly_constant: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def warning(self) -> str:

@@ -37,9 +37,6 @@ class Machine:
     memory: int | None
     available: int | None
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def describe() -> Machine:
     """Read /proc on Linux; on other systems most values are unknown."""
@@ -102,7 +99,7 @@ def card(*, model: str, settings: Mapping[str, Any], **more: Any) -> dict[str, A
     return {
         "model": model,
         **more,
-        "machine": describe().as_dict(),
+        "machine": asdict(describe()),
         "settings": dict(settings),
         "versions": versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -11,7 +11,7 @@ second that of the machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Protocol
 
@@ -55,13 +55,7 @@ class DecodeSteps:
         return self.tokens / self.seconds if self.seconds else None
 
     def as_dict(self) -> dict[str, float | None]:
-        return {
-            "sequences": self.sequences,
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "tok_s": self.rate,
-        }
+        return {**asdict(self), "tok_s": self.rate}
 
 
 @dataclass(slots=True)
@@ -70,16 +64,6 @@ class Measurement:
 
     answers: list[list[Completion]]
     walls: list[float] = field(default_factory=list)
-
-    def answer(self, index: int) -> Completion:
-        """The first pass's answer to request `index`, with the median times of all passes."""
-        answers = self.answers[index]
-        stats = replace(
-            answers[0].stats,
-            prefill_s=median(a.stats.prefill_s for a in answers),
-            decode_s=median(a.stats.decode_s for a in answers),
-        )
-        return replace(answers[0], stats=stats)
 
     @property
     def wall_s(self) -> float:
@@ -144,26 +128,20 @@ SLOWER = 0.95
 
 def rows(prompts: Sequence[Prompt], record: Measurement) -> list[Row]:
     """One row per prompt; times are medians over the passes, the other values are those of the first pass."""
-    return [_row(prompt, record, index) for index, prompt in enumerate(prompts)]
-
-
-def _row(prompt: Prompt, record: Measurement, index: int) -> Row:
-    answer = record.answer(index)
-    stats = answer.stats
-    return {
-        "id": prompt.id,
-        "category": prompt.family,
-        "prompt_tokens": stats.prompt_tokens,
-        "tokens": stats.completion_tokens,
-        "token_ids": list(answer.token_ids),
-        "text": answer.text,
-        "prefill_s": stats.prefill_s,
-        "decode_s": stats.decode_s,
-        "rounds": stats.rounds,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-        "drafter": stats.drafter,
-    }
+    return [
+        {
+            "id": prompt.id,
+            "category": prompt.family,
+            "prompt_tokens": answers[0].stats.prompt_tokens,
+            "tokens": answers[0].stats.completion_tokens,
+            "token_ids": list(answers[0].token_ids),
+            "text": answers[0].text,
+            "prefill_s": median(answer.stats.prefill_s for answer in answers),
+            "decode_s": median(answer.stats.decode_s for answer in answers),
+            **{name: getattr(answers[0].stats, name) for name in ("rounds", "drafted", "accepted", "drafter")},
+        }
+        for prompt, answers in zip(prompts, record.answers, strict=True)
+    ]
 
 
 def summary(rows: Sequence[Row], *, wall_s: float) -> dict[str, Any]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +30,6 @@ class Quality:
     top1: float
     perplexity: float
     reference_perplexity: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def fixed_text() -> str:

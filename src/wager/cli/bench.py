@@ -197,7 +197,7 @@ def _quality(engine: LoadedEngine) -> dict[str, Any]:
         f"same most likely token at {found.top1:.1%}, perplexity {found.perplexity:.2f} (bfloat16 "
         f"{found.reference_perplexity:.2f})."
     )
-    return found.as_dict()
+    return asdict(found)
 
 
 def settings_of(config: EngineConfig, params: SamplingParams, framing: flags.Framing) -> dict[str, Any]:

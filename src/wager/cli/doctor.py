@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def examine() -> dict[str, Any]:
     if not (importlib.util.find_spec("pip") or shutil.which("pip3") or shutil.which("pip")):
         missing.append("pip: the default model is fetched with it")
     return {
-        "machine": describe().as_dict(),
+        "machine": asdict(describe()),
         "load": machine_load().as_dict(),
         "free_memory": _free_memory(),
         "kernels": {"name": kernels.name, "reason": kernels.reason, "threads": kernels.threads},

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -375,8 +375,8 @@ class Proof:
         """The JSON of --json; see docs/guarantees.md."""
         return {
             "card": self.card,
-            "plain": [variety.as_dict() for variety in self.varieties],
-            "outcomes": [trial.as_dict() for trial in self.trials],
+            "plain": [asdict(variety) for variety in self.varieties],
+            "outcomes": [asdict(trial) for trial in self.trials],
             "drafters": self.drafters,
             "summary": self.summary,
             "warnings": self.warnings,
