@@ -1,56 +1,326 @@
-"""`wager plan` end to end: the table, its words, JSON, and invalid arguments."""
+"""`wager plan` as practitioners type it: its figures and words, models from files, and the page about it.
+
+A right command line gives JSON without NaN and figures that hang together; a wrong one exits with 1 or 2 and one
+sentence that names what is wrong.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import shlex
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from gguf import GGUFWriter
 
 from wager.cli import main
 
-Run = Callable[..., tuple[int, str, str]]
+CONFIG = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
+CONFIG |= {"num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 4000, "max_position_embeddings": 131072}
+
+BOX = {"name": "box", "peaks": {"bf16": 1e14}, "bandwidth": 1e12, "memory": 2e10}
 
 
-CHARTS = ["--model", "DeepSeek-V4-Flash-charts", "--hardware", "B200-charts", "--drafter-cost", "0.1"]
-
-
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 500,
-    "max_position_embeddings": 512,
+FILES: dict[str, Any] = {
+    "config.json": CONFIG,
+    "box.json": BOX,
+    "slow.json": {**BOX, "bandwidth": 1e-300},
+    "ridge.json": {**BOX, "bandwidth": 1e-3, "peaks": {"bf16": 1e307}},
+    "rates.json": {"acceptance": [0.8, 0.7, 0.6]},
+    "measured.json": {"drafter": "ngram", "survival": [0.6, 0.4, 0.3, 0.2], "categories": {"qa": {"survival": [1]}}},
+    "both.json": {"acceptance": [0.5], "survival": [0.5]},
+    "huge.json": {"survival": [10**300]},
+    "list.json": [0.5],
+    "rising.json": {"survival": [0.5, 0.9]},
+    "empty.json": {},
+    "skewed.json": {"popularity": [0.5] * 8 + [4 / 120] * 120},
 }
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = main(["plan", *arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def wager(arguments: tuple[str, ...]) -> None:
+    """The program as it is installed."""
+    raise SystemExit(main(arguments))
 
 
-def answer(run: Run, *arguments: str) -> dict[str, Any]:
-    code, out, err = run(*arguments, "--json", "-")
-    assert code == 0, err
-    found: dict[str, Any] = json.loads(out)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files above, which command lines name as @NAME."""
+    folder = tmp_path_factory.mktemp("plan")
+    for name, content in FILES.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def plan(line: str, folder: Path) -> Result:
+    words = [word.replace("@", f"{folder}/") for word in shlex.split(line)]
+    return CliRunner().invoke(wager, ["plan", *words])
+
+
+def refuse_constant(text: str) -> float:
+    raise AssertionError(f"{text} in the JSON")
+
+
+def answer(line: str, folder: Path) -> dict[str, Any]:
+    result = plan(f"{line} --json -", folder)
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout, parse_constant=refuse_constant)
     return found
 
 
-def test_the_json_of_the_design(run: Run) -> None:
-    found = answer(run, *CHARTS, "--batch", "1,8,64", "--context", "4096,32768")
+LLAMA = "--model Llama-3.1-8B --hardware H100 --batch 8"
+
+
+RIGHT = [
+    "--model meta-llama/Llama-3.1-8B-Instruct --hardware 'RTX 4090' --batch 1 --precision int4",
+    "--model @ --hardware B200 --batch 1",
+    "--model @config.json --hardware @box.json --context 0,1k,2K,131072",
+    "--model Kimi-K2 --hardware B200 --ep 32 --context 256K --batch 1",
+    "--model DeepSeek-V4-Flash --hardware B200 --context 1m --batch 1",
+    f"{LLAMA} --acceptance 0,1,0.5,.75",
+    f"{LLAMA} --acceptance @rates.json",
+    f"{LLAMA} --acceptance @measured.json,0.6",
+    f"{LLAMA} --max-depth 0",
+    f"{LLAMA} --depth 0",
+    f"{LLAMA} --depth 32",
+    f"{LLAMA} --drafter-shape free",
+    f"{LLAMA} --drafter-shape eagle:32000",
+    f"{LLAMA} --drafter-shape block:8",
+    f"{LLAMA} --drafter-shape medusa:3",
+    f"{LLAMA} --drafter-shape model:@config.json",
+    f"{LLAMA} --drafter-shape staged:SmolLM2-135M,eagle:8000,0.6,2",
+    f"{LLAMA} --drafter-cost 300us",
+    f"{LLAMA} --drafter-cost '1.5 ms' --draft-async --draft-hit-rate 0.7",
+    f"{LLAMA} --drafter-shape model:SmolLM2-135M --drafter-hardware L40S --drafter-link 25GB/s --draft-async",
+    f"{LLAMA} --drafter-shape eagle --drafter-hardware H100",
+    f"{LLAMA} --overhead 50us --cache fp8 --precision fp8",
+    "--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:Llama-3.1-8B --drafter-tp 1 --batch 1",
+    "--model Llama-3.1-70B --hardware H100 --tp 8 --link-latency 5us --batch 1",
+    "--model DeepSeek-V3 --hardware H200 --ep 16 --batch 64 --balanced",
+    "--model DeepSeek-V3 --hardware B200 --tp 4 --ep 32 --batch 16 --drafter-shape eagle:32000",
+    "--model Qwen3-30B-A3B --hardware H100 --batch 8 --locality 0.79 --popularity @skewed.json",
+    "--model gpt-oss-120b --hardware H100 --tp 8 --batch 64 --drafter-shape block:8",
+]
+
+
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=pytest.mark.slow if at % 6 else ()) for at, line in enumerate(RIGHT)]
+)
+def test_a_right_command_line(line: str, folder: Path) -> None:
+    found = answer(line, folder)
+    assert found["points"]
+    for point in found["points"]:
+        assert point["speedup"] >= 1 or "--depth" in line
+        assert 1 <= point["tokens_per_round"] <= point["depth"] + 1
+        assert point["step_s"] >= point["plain_s"] * (1 - 1e-12) > 0
+        assert max(point["step_s"], point["draft_s"]) <= point["round_s"] * (1 + 1e-12)
+        assert point["round_s"] <= (point["step_s"] + point["draft_s"]) * (1 + 1e-12)
+        assert point["price"] == pytest.approx(point["round_s"] / (point["batch"] * point["tokens_per_round"]))
+        assert point["tokens_per_s_all"] == pytest.approx(point["tokens_per_s"] * found["hardware"]["groups"])
+        assert (point["draft_s"] > 0) == (point["depth"] > 0) or found["drafter"]["name"] == "free"
+    text = plan(line, folder)
+    assert (text.exit_code, text.stderr) == (0, "")
+    assert "speed-up" in text.stdout
+
+
+WRONG = [
+    ("", 2, "--hardware"),
+    (f"{LLAMA} --acceptance @empty.json", 2, "gives no acceptance"),
+    (f"{LLAMA} --acceptance @rising.json", 2, "rises with depth"),
+    (f"{LLAMA} --acceptance @rates.json --depth 5", 2, "Depth 5 is deeper than acceptance rates is known for (3)"),
+    (f"{LLAMA} --drafter-cost cheap", 2, "drafter-cost = 'cheap'"),
+    (f"{LLAMA} --drafter-cost -0.1", 2, "drafter-cost = '-0.1'"),
+    (f"{LLAMA} --drafter-cost 0.1 --drafter-shape mtp", 2, "--drafter-shape and --drafter-cost"),
+    (f"{LLAMA} --depth -2", 2, "Depth -2"),
+    (f"{LLAMA} --locality 0", 2, "locality = 0"),
+    (f"{LLAMA} --cache fp7", 2, "Number format 'fp7'"),
+    (f"{LLAMA} --precision fp32", 2, "no known peak for fp32"),
+    (f"{LLAMA} --plot picture.bmp", 2, "picture.bmp is not a picture"),
+    ("--hardware H100 --model Lama", 1, "Model 'Lama' is not known"),
+    ("--hardware H100 --model ''", 2, "'--model': '' is empty"),
+    ("--hardware H100 --drafter-shape ''", 2, "'--drafter-shape': '' is empty"),
+    ("--hardware H100 --model @nowhere", 1, "nowhere"),
+    ("--hardware H100 --model @nowhere.json", 1, "no file"),
+    ("--hardware H100 --model @box.json", 1, "model_type"),
+    ("--hardware H100 --model @list.json", 1, "JSON object"),
+    ("--hardware Z900", 2, "Hardware 'Z900' is not known"),
+    ("--hardware @nowhere.json", 2, "no file"),
+    ("--hardware @config.json", 2, "no 'hidden_size'"),
+    ("--hardware @slow.json", 2, "times of SmolLM2-135M on box are not finite"),
+    ("--hardware @ridge.json --json -", 2, "hardware.ridge.bf16"),
+    (f"{LLAMA} --batch 0", 2, "batch = 0"),
+    (f"{LLAMA} --batch -4", 2, "batch = '-4'"),
+    (f"{LLAMA} --batch ²", 2, "batch = '²'"),
+    (f"{LLAMA} --batch {'9' * 400}", 2, "batch = '9999"),
+    (f"{LLAMA} --batch 1.5", 2, "batch = '1.5'"),
+    (f"{LLAMA} --batch 99999999", 2, "batch = 99999999"),
+    (f"{LLAMA} --batch 1,", 2, "batch = '1,'"),
+    (f"{LLAMA} --batch ''", 2, "'--batch': '' is empty"),
+    (f"{LLAMA} --batch {','.join(map(str, range(1, 2002)))}", 2, "2001 batches"),
+    (f"{LLAMA} --context {','.join(map(str, range(201)))}", 2, "201 contexts"),
+    (f"{LLAMA} --context -5", 2, "context = '-5'"),
+    (f"{LLAMA} --context 129k", 2, "context = 132096"),
+    (f"{LLAMA} --context 128kb", 2, "context = '128kb'"),
+    (f"{LLAMA} --acceptance 0.75,", 2, "acceptance = '0.75,'"),
+    (f"{LLAMA} --acceptance 0,75", 2, "acceptance = 75"),
+    (f"{LLAMA} --acceptance -0.1", 2, "acceptance = -0.1"),
+    (f"{LLAMA} --acceptance nan", 2, "acceptance = nan"),
+    (f"{LLAMA} --acceptance 1_0", 2, "1_0"),
+    (f"{LLAMA} --acceptance 75%", 2, "such as 0.75"),
+    (f"{LLAMA} --acceptance @both.json", 2, "gives no acceptance"),
+    (f"{LLAMA} --acceptance @huge.json", 2, "outside 0 to 1"),
+    (f"{LLAMA} --acceptance @list.json", 1, "JSON object"),
+    (f"{LLAMA} --overhead 1e400s", 2, "overhead = '1e400s'"),
+    (f"{LLAMA} --overhead 5", 2, "overhead = '5'"),
+    (f"{LLAMA} --drafter-cost 1e300", 2, "drafter-cost = '1e300'"),
+    (f"{LLAMA} --drafter-cost 0.1 --drafter-tp 2", 2, "--drafter-tp has no effect"),
+    (f"{LLAMA} --drafter-shape eagel", 2, "drafter shape 'eagel'"),
+    (f"{LLAMA} --drafter-shape eagle:", 2, "drafter shape 'eagle:'"),
+    (f"{LLAMA} --drafter-shape eagle:200000", 2, "draft vocabulary of 200000"),
+    (f"{LLAMA} --drafter-shape mtp:2", 2, "drafter shape 'mtp:2'"),
+    (f"{LLAMA} --drafter-shape block:1", 2, "block of 1"),
+    (f"{LLAMA} --drafter-shape block:999999999", 2, "block:999999999"),
+    (f"{LLAMA} --drafter-shape medusa:0", 2, "drafter shape 'medusa:0'"),
+    (f"{LLAMA} --drafter-shape model:", 2, "drafter shape 'model:'"),
+    (f"{LLAMA} --drafter-shape model:nobody", 1, "Model 'nobody'"),
+    (f"{LLAMA} --drafter-shape model:SmolLM2-135M --context 16k", 2, "more than the 8192 positions"),
+    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M", 2, "incomplete"),
+    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M,free,1.5", 2, "inner acceptance '1.5'"),
+    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M,nothing,0.5", 2, "inner drafter 'nothing'"),
+    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M,free,0.5,0", 2, "inner depth '0'"),
+    (f"{LLAMA} --drafter-shape free --drafter-hardware L40S", 2, "--drafter-hardware has no effect"),
+    (f"{LLAMA} --drafter-hardware L40S", 2, "speed of a link between H100 and L40S"),
+    (f"{LLAMA} --drafter-hardware L40S --drafter-link fast", 2, "drafter-link = 'fast'"),
+    (f"{LLAMA} --drafter-link 50GB/s", 2, "--drafter-link has no effect"),
+    (f"{LLAMA} --drafter-tp 0", 2, "drafter-tp = 0"),
+    (f"{LLAMA} --drafter-tp 2", 2, "drafter-tp = 2 is more than the 1"),
+    (f"{LLAMA} --draft-hit-rate 0.5", 2, "--draft-hit-rate has no effect"),
+    (f"{LLAMA} --draft-async --draft-hit-rate 1.5", 2, "hit rate of 1.5"),
+    (f"{LLAMA} --draft-async --draft-hit-rate nan", 2, "'--draft-hit-rate': 'nan' is not a number"),
+    (f"{LLAMA} --tp 0", 2, "error: tp = 0 is out of range"),
+    (f"{LLAMA} --ep 0", 2, "error: ep = 0 is out of range"),
+    (f"{LLAMA} --tp 7", 2, "tp = 7 does not divide the 32 attention heads"),
+    (f"{LLAMA} --tp 16", 2, "more than the 8 devices"),
+    (f"{LLAMA} --ep 2", 2, "no experts"),
+    (f"{LLAMA} --balanced", 2, "--balanced has no effect"),
+    (f"{LLAMA} --link-latency 5us", 2, "--link-latency has no effect"),
+    (f"{LLAMA} --locality 0.79", 2, "--locality has no effect"),
+    (f"{LLAMA} --locality nan", 2, "'--locality': 'nan' is not a number"),
+    (f"{LLAMA} --popularity @skewed.json", 2, "--popularity has no effect"),
+    ("--model Qwen3-30B-A3B --hardware H100 --popularity @rates.json", 2, "gives no popularity"),
+    (f"{LLAMA} --precision bf16:mxfp4", 2, "precision = 'bf16:mxfp4'"),
+    (f"{LLAMA} --precision fp7", 2, "fp7"),
+    (f"{LLAMA} --depth 20 --max-depth 8", 2, "--max-depth both"),
+    (f"{LLAMA} --max-depth -1", 2, "largest depth of -1"),
+    (f"{LLAMA} --depth 100000", 2, "Depth 100000"),
+    (f"{LLAMA} --depth 9 --drafter-shape medusa:3", 2, "Depth 9"),
+    (f"{LLAMA} --depth x", 2, "'--depth': 'x' is not a whole number"),
+    ("--model DeepSeek-V3 --hardware H200 --tp 4 --ep 6", 2, "tp = 4 does not divide ep = 6"),
+    ("--model DeepSeek-V3 --hardware H200 --ep 512", 2, "ep = 512 is more than the 256 experts"),
+    ("--model DeepSeek-V3 --hardware H200 --ep 16 --drafter-tp 1", 2, "no effect on mtp under --ep"),
+    ("--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:SmolLM2-135M", 2, "drafter: tp = 8"),
+    ("--model Llama-3.1-70B --hardware RTX-4090 --tp 2", 2, "link speed of RTX-4090"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "named"), WRONG, ids=[line[:90] for line, _, _ in WRONG])
+def test_a_wrong_command_line(line: str, code: int, named: str, folder: Path) -> None:
+    result = plan(line, folder)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert result.exit_code == code, result.output
+    assert named in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+    [sentence] = [row for row in result.stderr.splitlines() if row.lower().startswith("error")]
+    assert len(sentence) < 300
+
+
+def test_the_deepest_depth_is_marked_in_table_notes_and_json(folder: Path) -> None:
+    line = f"{LLAMA} --batch 1,256 --context 1k --acceptance 0.9 --drafter-shape free --max-depth 3"
+    found, text = answer(line, folder), plan(line, folder).stdout
+    assert [(point["depth"], point["at_max_depth"]) for point in found["points"]] == [(3, True), (3, True)]
+    assert " 3+ " in text
+    assert "Depth 3+ is the deepest that was tried" in " ".join(text.split())
+    assert any("Depth 3+" in remark for remark in found["remarks"])
+    limited = answer(f"{LLAMA} --acceptance @rates.json --drafter-shape free --max-depth 3", folder)
+    assert [point["at_max_depth"] for point in limited["points"]] == [False]  # no deeper rate is known
+
+
+def test_figures_of_a_rank_are_said_to_be(folder: Path) -> None:
+    for flags, word, groups in (("--ep 16", "rank", 16), ("--tp 4 --ep 16", "group", 4), ("--tp 8", "", 1)):
+        line = f"--model DeepSeek-V3 --hardware B200 --batch 8 {flags}"
+        found, text = answer(line, folder), plan(line, folder).stdout
+        assert (f"tok/s/{word} " in text) == bool(word)
+        assert (f"those of one {word}" in " ".join(text.split())) == bool(word)
+        [point] = found["points"]
+        assert point["tokens_per_s_all"] == pytest.approx(groups * point["tokens_per_s"])
+
+
+def test_what_a_reader_would_not_expect_is_said(folder: Path) -> None:
+    for line, said in (
+        ("--model Qwen3-30B-A3B --hardware H100 --tp 8 --batch 1", "4 key-value heads over 8 devices: each keeps 1"),
+        (f"{LLAMA} --drafter-shape model:SmolLM2-135M", "SmolLM2-135M has 49152 tokens, Llama-3.1-8B 128256"),
+        (f"{LLAMA} --draft-async", "100% of the rounds take the longer of step and draft"),
+        (f"{LLAMA} --draft-async", "competes with the step"),
+        (f"{LLAMA} --max-depth 0", "No draft depth was tried"),
+        (
+            f"{LLAMA} --batch 512 --drafter-shape model:SmolLM2-135M --drafter-hardware RTX-4090 --drafter-link 25GB/s "
+            "--context 8k",
+            "do not fit on the drafter's own device",
+        ),
+    ):
+        assert any(said in remark for remark in answer(line, folder)["remarks"]), said
+    silent = answer("--model Llama-3.1-70B --hardware H100 --tp 8 --batch 1", folder)
+    assert silent["remarks"] == []
+
+
+def test_an_acceptance_file_of_the_measurement_is_read(folder: Path) -> None:
+    """Its drafter is the label; survival by depth gives the rounds."""
+    [point] = answer(f"{LLAMA} --acceptance @measured.json --depth 2 --drafter-shape free", folder)["points"]
+    assert point["acceptance"] == "ngram"
+    assert point["tokens_per_round"] == pytest.approx(1 + 0.6 + 0.4)
+    (folder / "other.json").write_text(json.dumps({"drafter": "ngram", "survival": [0.9]}))
+    found = answer(f"{LLAMA} --acceptance @measured.json,@other.json", folder)["points"]
+    assert [point["acceptance"] for point in found] == ["ngram", f"{folder}/other.json"]
+
+
+def test_the_batches_of_the_table_and_of_the_sentence_agree(folder: Path) -> None:
+    """A batch is in the ranges where plain decoding is fastest exactly if its row says so."""
+    line = "--model Llama-3.1-8B --hardware H100 --batch 64,100,256,512,1000 --context 256 --acceptance 0.5 --json -"
+    values = json.loads(plan(line, folder).stdout)
+    ranges = values["gutter"][0]["batches"]
+    off = [point["batch"] for point in values["points"] if point["depth"] == 0]
+    inside = [p["batch"] for p in values["points"] if any(first <= p["batch"] <= last for first, last in ranges)]
+    assert off == inside
+    assert 256 in off
+
+
+def test_a_folder_that_does_not_exist_is_named_for_every_output(folder: Path) -> None:
+    for flag in ("--json", "--html", "--plot"):
+        result = plan(f"--model Llama-3.1-8B --hardware H100 --batch 1 {flag} @none/x.svg", folder)
+        assert result.exit_code == 2
+        assert "none/x.svg" in result.stderr
+        assert flag == "--json" or "--json" not in result.stderr
+
+
+# ---- the figures -----------------------------------------------------------------------------------------------------
+
+CHARTS = "--model DeepSeek-V4-Flash-charts --hardware B200-charts --drafter-cost 0.1"
+
+
+def words_of(line: str, folder: Path) -> str:
+    """What is printed, in one line."""
+    return " ".join(plan(line, folder).stdout.split())
+
+
+def test_the_json_has_the_published_depths_and_speed_ups(folder: Path) -> None:
+    found = answer(f"{CHARTS} --batch 1,8,64 --context 4096,32768", folder)
     chosen = [(p["context"], p["batch"], p["depth"], round(p["speedup"], 3)) for p in found["points"]]
     assert chosen == [
         (4096, 1, 1, 1.171),
@@ -62,31 +332,27 @@ def test_the_json_of_the_design(run: Run) -> None:
     ]
     for point in found["points"]:
         seconds = point["step_s"] + point["draft_s"]
-        assert point["price"] == pytest.approx(seconds / (point["batch"] * point["tokens_per_round"]))
         assert point["tokens_per_s_user"] == pytest.approx(point["tokens_per_round"] / seconds)
         assert sum(part["share"] for part in point["parts"].values()) == pytest.approx(1)
         assert set(point["bound"]) == set(point["parts"])
         assert set(point["bound"].values()) <= {"memory", "compute", "both", "link", "fixed"}
     assert found["points"][0]["bound"]["experts"] == "memory"
-    assert found["model"]["name"] == "DeepSeek-V4-Flash-charts"
     assert found["hardware"]["ridge"]["bf16"] == pytest.approx(281)
 
 
-def test_where_plain_decoding_is_fastest_is_found_to_the_request(run: Run) -> None:
+def test_where_plain_decoding_is_fastest_is_found_to_the_request(folder: Path) -> None:
     """Between the batches of the grid, too: with the published constants plain decoding wins from 4 to 13."""
-    found = answer(run, *CHARTS, "--batch", "1,4096")
+    found = answer(f"{CHARTS} --batch 1,4096", folder)
     assert found["gutter"] == [{"context": 4096, "acceptance": "0.75", "batches": [[4, 13]]}]
-    assert "is fastest at batch 4 to 13" in run(*CHARTS, "--batch", "1,4096")[1]
+    assert "is fastest at batch 4 to 13" in words_of(f"{CHARTS} --batch 1,4096", folder)
 
 
-def test_the_table_explains_itself(run: Run) -> None:
-    code, out, err = run(*CHARTS, "--batch", "1,8,64,4096")
-    assert (code, err) == (0, "")
+def test_the_table_explains_itself(folder: Path) -> None:
+    out = plan(f"{CHARTS} --batch 1,8,64,4096", folder).stdout
     [row] = [line for line in out.splitlines() if re.match(r" 4096\s+0\.75\s+64\s", line)]
     assert row.split()[3:6] == ["4", "1.668", "3.05"]
     [off] = [line for line in out.splitlines() if re.match(r" 4096\s+0\.75\s+8\s", line)]
-    assert off.split()[3] == "off"
-    assert "all" in off.split()
+    assert (off.split()[3], "all" in off.split()) == ("off", True)
     flat = " ".join(out.split())
     assert "What plain decoding waits for at context 4096: batch 1: projections (memory)" in flat
     assert "experts (memory)" in flat
@@ -96,52 +362,69 @@ def test_the_table_explains_itself(run: Run) -> None:
     columns = next(line.split("  ") for line in out.splitlines() if "break-even" in line and "waits for" in line)
     for column in filter(None, map(str.strip, columns)):
         assert f" {column}: " in flat.partition("Columns:")[2], column
-
-
-def test_a_drafter_that_is_assumed_is_said_to_be(run: Run, tmp_path: Path) -> None:
-    line = ("--model", "Llama-3.1-8B", "--hardware", "H100", "--batch", "1")
-    assert "Assumed, not measured: that there is a drafter of the shape mtp" in " ".join(run(*line)[1].split())
-    (rates := tmp_path / "measured.json").write_text('{"acceptance": [0.6, 0.5]}')
-    told = " ".join(run(*line, "--drafter-shape", "free", "--acceptance", str(rates))[1].split())
+    assert "Assumed, not measured: that there is a drafter of the shape mtp" in words_of(LLAMA, folder)
+    told = words_of(f"{LLAMA} --drafter-shape free --acceptance @rates.json", folder)
     assert "Assumed, not measured: kernels as fast as the figures of the device allow." in told
 
 
-def test_what_does_not_fit_is_marked(run: Run) -> None:
-    code, out, _ = run("--model", "DeepSeek-V3", "--hardware", "H200", "--batch", "4")
-    assert code == 0
+def test_what_does_not_fit_is_marked(folder: Path) -> None:
+    out = words_of("--model DeepSeek-V3 --hardware H200 --batch 4", folder)
     assert "at context 4096 not even one request fits" in out
     assert "GB !" in out
-    spread = answer(run, "--model", "DeepSeek-V3", "--hardware", "H200", "--ep", "16", "--batch", "4")
+    spread = answer("--model DeepSeek-V3 --hardware H200 --ep 16 --batch 4", folder)
     assert spread["hardware"]["largest_batch"]["4096"] > 100
     assert spread["points"][0]["memory"]["fits"] is True
     assert spread["points"][0]["bound"]["dispatch"] == "link"
-    out = run("--hardware", "cpu", "--batch", "1,2")[1]
+    out = words_of("--hardware cpu --batch 1,2", folder)
     assert "memory unknown" in out
     assert "GB !" not in out
 
 
-def test_a_fixed_depth_and_several_acceptances(run: Run) -> None:
-    found = answer(run, *CHARTS, "--batch", "8", "--acceptance", "0.75,0.9", "--depth", "14")
-    low, high = found["points"]
+def test_a_fixed_depth_and_several_acceptances(folder: Path) -> None:
+    low, high = answer(f"{CHARTS} --batch 8 --acceptance 0.75,0.9 --depth 14", folder)["points"]
     assert (low["acceptance"], low["depth"], high["acceptance"], high["depth"]) == ("0.75", 14, "0.9", 14)
     assert low["speedup"] == low["depths"][14]["speedup"] < 1
     assert high["speedup"] == pytest.approx(1.2586, abs=5e-5)
     assert low["losing_depths"] == list(range(1, 17))
 
 
-def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    found = answer(run, "--model", str(folder), "--hardware", "H100", "--batch", "1")
-    assert found["points"][0]["context"] == 512  # all it was made for
-    found = answer(run, "--model", str(folder), "--hardware", "H100", "--context", "100", "--batch", "1")
-    assert (found["model"]["name"], found["model"]["layers"]) == ("tiny", 2)
+def test_a_machine_from_a_file_and_other_number_formats(folder: Path) -> None:
+    line = "--model Llama-3.1-8B --hardware @fast.json --batch 1 --context 0"
+    (folder / "fast.json").write_text(json.dumps({**BOX, "peaks": {"bf16": 1e14, "fp8": 2e14}}))
+    wide, narrow, slow = (
+        answer(f"{line} {more}", folder) for more in ("", "--precision fp8::fp8 --cache fp8", "--overhead 3ms")
+    )
+    assert wide["points"][0]["plain_s"] == pytest.approx(2 * narrow["points"][0]["plain_s"], rel=1e-4)
+    assert narrow["model"]["precision"]["cache"] == 1
+    assert slow["points"][0]["plain_s"] == pytest.approx(wide["points"][0]["plain_s"] + 3e-3)
+    assert slow["points"][0]["bound"]["overhead"] == "fixed"
+
+
+def test_a_head_left_in_16_bits_makes_drafting_dearer(folder: Path) -> None:
+    """Llama-3.1-8B in AWQ: depth 5 and 2.23 times (2.26 before the drafter read its own cache) if the head had 4 bits;
+    it has 16, and the drafter reads it too."""
+    line = "--model Llama-3.1-8B --hardware H200 --batch 1 --precision"
+    [found], [narrow] = (answer(f"{line} {precision}", folder)["points"] for precision in ("awq", "awq::awq"))
+    assert (narrow["depth"], round(narrow["speedup"], 2)) == (5, 2.23)
+    assert (found["depth"], round(found["speedup"], 2)) == (3, 1.63)
+
+
+# ---- files of models -------------------------------------------------------------------------------------------------
+
+TINY = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY |= {"num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 500, "max_position_embeddings": 512}
+
+
+def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    line = f"--hardware H100 --batch 1 --model {tmp_path}"
+    assert answer(line, tmp_path)["points"][0]["context"] == 512  # all it was made for
+    found = answer(f"{line} --context 100", tmp_path)
+    assert (found["model"]["name"], found["model"]["layers"]) == (tmp_path.name, 2)
     matrices = 2 * (64 * 16 * 12 + 3 * 64 * 128) + 2 * 500 * 64
     assert found["model"]["parameters"] == matrices + 5 * 64
 
-    path = tmp_path / "tiny.gguf"
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(tmp_path / "tiny.gguf", "llama")
     sizes = {"context_length": 512, "embedding_length": 64, "block_count": 2, "head_count": 4, "head_count_kv": 2}
     for name, value in {**sizes, "feed_forward_length": 128, "vocab_size": 500}.items():
         getattr(writer, f"add_{name}")(value)
@@ -151,83 +434,20 @@ def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(run: Run, tmp_pa
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    stored = answer(run, "--model", str(path), "--hardware", "H100", "--context", "100", "--batch", "1")
+    stored = answer(f"{line}/tiny.gguf --context 100", tmp_path)
     assert stored["model"]["parameters"] == found["model"]["parameters"]
     assert stored["points"][0]["step_s"] == pytest.approx(found["points"][0]["step_s"])
 
 
-def test_a_machine_from_a_file_and_other_number_formats(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "box.json"
-    path.write_text(
-        json.dumps({"name": "box", "peaks": {"bf16": 1e14, "fp8": 2e14}, "bandwidth": 1e12, "memory": 2e10})
-    )
-    base = ["--model", "Llama-3.1-8B", "--hardware", str(path), "--batch", "1", "--context", "0"]
-    wide, narrow = answer(run, *base), answer(run, *base, "--precision", "fp8::fp8", "--cache", "fp8")
-    assert wide["points"][0]["plain_s"] == pytest.approx(2 * narrow["points"][0]["plain_s"], rel=1e-4)
-    assert narrow["model"]["precision"]["cache"] == 1
-    slow = answer(run, *base, "--overhead", "3ms")
-    assert slow["points"][0]["plain_s"] == pytest.approx(wide["points"][0]["plain_s"] + 3e-3)
-    assert slow["points"][0]["bound"]["overhead"] == "fixed"
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
-    [({**CONFIG, "model_type": "gpt2"}, "gpt2"), ({"model_type": "llama"}, "'num_hidden_layers'"), ([], "JSON object")],
+    [({**TINY, "model_type": "gpt2"}, "gpt2"), ({"model_type": "llama"}, "'num_hidden_layers'"), ([], "JSON object")],
 )
-def test_a_configuration_that_says_too_little(run: Run, tmp_path: Path, content: Any, message: str) -> None:
+def test_a_configuration_that_says_too_little(tmp_path: Path, content: Any, message: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
-    code, _, err = run("--model", str(tmp_path), "--hardware", "H100")
-    assert code == 1
-    assert message in err
-
-
-# ---- the page about it --------------------------------------------------------------------------------------------
-
-
-PAGE = (Path(__file__).parents[2] / "docs" / "economics.md").read_text(encoding="utf-8")
-
-
-def documented(kind: str, found: dict[str, Any]) -> list[str]:
-    """Fields that only one of docs/economics.md and the JSON has for a part of the JSON."""
-    [block] = re.findall(rf'"{kind}":\s+\[?\{{(.*?)\}}\]?,\n "', PAGE, re.DOTALL)
-    nested = re.sub(r"\{.*?\}", "", re.sub(r"\{[^{}]*\{[^{}]*\}[^{}]*\}", "", block))
-    return sorted(
-        set(re.findall(r'"(\w+)"', re.sub(r'"(?:memory|compute|both|link|fixed)" ?\|', "", nested))) ^ set(found)
-    )
-
-
-def test_the_page_lists_the_fields_of_the_json(run: Run) -> None:
-    found = answer(run, *CHARTS, "--batch", "1")
-    assert documented("model", found["model"]) == []
-    assert documented("hardware", found["hardware"]) == []
-    assert documented("points", found["points"][0]) == []
-
-
-@pytest.mark.parametrize(
-    ("label", "model", "hardware", "locality"),
-    [
-        ("the full model, locality 0.79", "DeepSeek-V4-Flash", "B200", "0.79"),
-        ("as published", "DeepSeek-V4-Flash-charts", "B200-charts", "1"),
-        ("real layers", "DeepSeek-V4-Flash-mix", "B200-charts", "1"),
-        ("the full model", "DeepSeek-V4-Flash", "B200", "1"),
-    ],
-)
-def test_the_pages_table_is_what_plan_says(run: Run, label: str, model: str, hardware: str, locality: str) -> None:
-    [line] = [line for line in PAGE.splitlines() if line.startswith(f"| {label} | ")]
-    cells = [cell.strip() for cell in line.split("|")[2:-1]]
-    line = ["--model", model, "--hardware", hardware, "--locality", locality, "--drafter-cost", "0.1"]
-    found = answer(run, *line, "--batch", "1,2,4,8,16,32,64,256,1024")["points"]
-    said = [f"{point['depth']} · {point['speedup']:.3f}" if point["depth"] else "off" for point in found]
-    assert said == cells
-
-
-def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run) -> None:
-    """Llama-3.1-8B in AWQ: depth 5 and 2.23 times (2.26 before the drafter read its own cache) if the head had 4 bits;
-    it has 16, and the drafter reads it too."""
-    line = ["--model", "Llama-3.1-8B", "--hardware", "H200", "--batch", "1", "--precision"]
-    [found], [narrow] = (answer(run, *line, precision)["points"] for precision in ("awq", "awq::awq"))
-    assert (narrow["depth"], round(narrow["speedup"], 2)) == (5, 2.23)
-    assert (found["depth"], round(found["speedup"], 2)) == (3, 1.63)
+    result = plan(f"--model {tmp_path} --hardware H100", tmp_path)
+    assert result.exit_code == 1
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -246,16 +466,54 @@ def test_a_head_left_in_16_bits_makes_drafting_dearer(run: Run) -> None:
     ],
 )
 def test_a_quantisation_beside_the_configuration(
-    run: Run, tmp_path: Path, name: str, stored: dict[str, Any], formats: tuple[str, str, float]
+    tmp_path: Path, name: str, stored: dict[str, Any], formats: tuple[str, str, float]
 ) -> None:
     """Older checkpoints state it in a file of its own; the config.json's own takes precedence."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+
+    def found(path: Path) -> tuple[str, str, float]:
+        precision = answer(f"--model {path} --hardware H100 --context 100 --batch 1", tmp_path)["model"]["precision"]
+        return precision["weights"]["name"], precision["head"]["name"], precision["cache"]
+
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
     (tmp_path / name).write_text(json.dumps(stored))
-    flags = ("--hardware", "H100", "--context", "100", "--batch", "1")
-    for path in (tmp_path, tmp_path / "config.json"):
-        found = answer(run, "--model", str(path), *flags)["model"]["precision"]
-        assert (found["weights"]["name"], found["head"]["name"], found["cache"]) == formats
+    assert found(tmp_path) == found(tmp_path / "config.json") == formats
     own = {"quantization_config": {"quant_method": "fp8"}}
-    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **own}))
-    found = answer(run, "--model", str(tmp_path), *flags)["model"]["precision"]
-    assert (found["weights"]["name"], found["cache"]) == ("fp8", 2.0)
+    (tmp_path / "config.json").write_text(json.dumps({**TINY, **own}))
+    assert found(tmp_path)[::2] == ("fp8", 2.0)
+
+
+# ---- the page about it -----------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "economics.md").read_text(encoding="utf-8")
+
+
+def documented(kind: str, found: dict[str, Any]) -> list[str]:
+    """Fields that only one of docs/economics.md and the JSON has for a part of the JSON."""
+    [block] = re.findall(rf'"{kind}":\s+\[?\{{(.*?)\}}\]?,\n "', PAGE, re.DOTALL)
+    nested = re.sub(r"\{.*?\}", "", re.sub(r"\{[^{}]*\{[^{}]*\}[^{}]*\}", "", block))
+    return sorted(
+        set(re.findall(r'"(\w+)"', re.sub(r'"(?:memory|compute|both|link|fixed)" ?\|', "", nested))) ^ set(found)
+    )
+
+
+def test_the_page_lists_the_fields_of_the_json(folder: Path) -> None:
+    found = answer(f"{CHARTS} --batch 1", folder)
+    assert documented("model", found["model"]) == []
+    assert documented("hardware", found["hardware"]) == []
+    assert documented("points", found["points"][0]) == []
+
+
+@pytest.mark.parametrize(
+    ("label", "line"),
+    [
+        ("the full model, locality 0.79", "--model DeepSeek-V4-Flash --hardware B200 --locality 0.79"),
+        ("as published", "--model DeepSeek-V4-Flash-charts --hardware B200-charts"),
+        ("real layers", "--model DeepSeek-V4-Flash-mix --hardware B200-charts"),
+        ("the full model", "--model DeepSeek-V4-Flash --hardware B200"),
+    ],
+)
+def test_the_pages_table_is_what_plan_says(label: str, line: str, folder: Path) -> None:
+    [row] = [row for row in PAGE.splitlines() if row.startswith(f"| {label} | ")]
+    found = answer(f"{line} --drafter-cost 0.1 --batch 1,2,4,8,16,32,64,256,1024", folder)["points"]
+    said = [f"{point['depth']} · {point['speedup']:.3f}" if point["depth"] else "off" for point in found]
+    assert said == [cell.strip() for cell in row.split("|")[2:-1]]
