@@ -15,7 +15,7 @@ import wager
 from wager.cli import main
 from wager.planner import figures
 from wager.planner.acceptance import AcceptanceRates
-from wager.planner.options import PlanGrid, PlanSettings, plan_deployment
+from wager.planner.options import PlanSettings, plan_deployment
 from wager.planner.report import PlanReport
 
 HALF, OFTEN = AcceptanceRates("0.5", 0.5), AcceptanceRates("0.8", 0.8)
@@ -33,7 +33,7 @@ def planned(
 ) -> PlanReport:
     deepest = {} if "depth" in settings else {"max_depth": 4}
     deployment = plan_deployment(model, device, PlanSettings(shape="mtp", **deepest, **settings))
-    return PlanReport.build(deployment, PlanGrid(batches, contexts, rates))
+    return PlanReport.build(deployment, batches=batches, contexts=contexts, acceptances=rates)
 
 
 def panels(report: PlanReport) -> dict[str, Any]:

@@ -63,27 +63,6 @@ def test_with_replacement_gives_a_token_fewer_experts_than_it_picks() -> None:
         assert distinct_with_replacement(256, 8, tokens) == pytest.approx(expected, abs=0.0051)
 
 
-TOUCHED = """
-32 4 | 5.2 22.4
-128 8 | 10.7 46.4
-128 4 | 21.8 94.4
-256 8 | 21.8 94.4
-256 6 | 29.2 126.3
-384 8 | 32.9 142.3
-384 6 | 44.0 190.2
-"""
-"""Experts, active ones | tokens that read half of them, and 95 %."""
-
-
-def test_half_and_nearly_all_experts_are_read() -> None:
-    for line in TOUCHED.strip().splitlines():
-        head, tokens = (cell.split() for cell in line.split("|"))
-        count, active = (int(word) for word in head)
-        for share, word in zip((0.5, 0.95), tokens, strict=True):
-            before, after = (distinct_experts(count, active, float(word) + by) / count for by in (-0.0501, 0.0501))
-            assert before <= share <= after, line
-
-
 def test_locality_reproduces_the_measured_run_within_two_per_cent() -> None:
     """Of Qwen3.6-35B-A3B, 8 of 256 experts: a run of T tokens chooses as many as T^0.79 unrelated ones by popularity,
     T^0.74 by uniform routing, whose exponent must absorb the skew."""

@@ -162,7 +162,7 @@ def command(
     """
     from wager.planner.acceptance import parse_acceptances
     from wager.planner.inputs import parse_integers
-    from wager.planner.options import PlanGrid, PlanSettings, plan_deployment
+    from wager.planner.options import PlanSettings, plan_deployment
     from wager.planner.report import PlanReport
 
     if html_path or plot_path:
@@ -171,8 +171,12 @@ def command(
     rates = parse_acceptances(acceptances)
     if contexts is None:
         contexts = str(min(4096, deployment.cost.model.context, deployment.drafter.max_context or 4096))
-    grid = PlanGrid(parse_integers("batch", batches), parse_integers("context", contexts), tuple(rates))
-    report = PlanReport.build(deployment, grid)
+    report = PlanReport.build(
+        deployment,
+        batches=parse_integers("batch", batches),
+        contexts=parse_integers("context", contexts),
+        acceptances=rates,
+    )
     if json_path:
         console.write_json(report.as_dict(), json_path)
     if plot_path:

@@ -105,7 +105,7 @@ svg {{ width: 100%; height: auto; }}
 def draw(report: PlanReport) -> Figure:
     """Intensity by batch, of attention by rows and of every part, and distinct experts of a mixture; below, a row for
     every planned context: the parts of a plain step, the speed-up for every planned acceptance, and the best depth."""
-    cost, contexts = report.deployment.cost, report.grid.contexts
+    cost, contexts = report.deployment.cost, report.contexts
     spread = f" x {cost.cluster.devices}" if cost.cluster.devices > 1 else ""
     title = f"{cost.model.name} on {cost.device.name}{spread}, drafter {report.deployment.drafter.name}"
     first = 2 if cost.model.sparse else 1
@@ -130,11 +130,11 @@ def draw(report: PlanReport) -> Figure:
 
 def plotted_batches(report: PlanReport) -> list[int]:
     """Batch sizes to plot: between the smallest and largest of the grid; 1 to 256 if it has a single one."""
-    low, high = min(report.grid.batches), max(report.grid.batches)
+    low, high = min(report.batches), max(report.batches)
     if low == high:
         low, high = 1, max(256, high)
     steps = [low * (high / low) ** (i / 47) for i in range(48)]
-    return sorted({round(step) for step in steps} | set(report.grid.batches))
+    return sorted({round(step) for step in steps} | set(report.batches))
 
 
 def _parts(axes: Any, report: PlanReport, *, context: int, batches: Sequence[int]) -> None:
@@ -160,7 +160,7 @@ def _outcomes(report: PlanReport, rate: AcceptanceRates, batches: Sequence[int],
 
 def _speedups(axes: Any, report: PlanReport, *, context: int, batches: Sequence[int]) -> None:
     """A line for each planned acceptance, its planned batches marked; a single one is shown among others."""
-    planned = {rate.label: rate for rate in report.grid.acceptances}
+    planned = {rate.label: rate for rate in report.acceptances}
     others = [AcceptanceRates(f"{rate:g}", rate) for rate in _RATES if len(planned) == 1 and f"{rate:g}" not in planned]
     _reference_rates(
         axes,
@@ -169,7 +169,7 @@ def _speedups(axes: Any, report: PlanReport, *, context: int, batches: Sequence[
     )
     for index, (label, rate) in enumerate(planned.items()):
         values = [outcome.speedup for outcome in _outcomes(report, rate, batches, context)]
-        marked = [batches.index(batch) for batch in report.grid.batches]
+        marked = [batches.index(batch) for batch in report.batches]
         axes.plot(
             batches,
             values,
@@ -233,7 +233,7 @@ def _depths(axes: Any, report: PlanReport, *, context: int, batches: Sequence[in
         for rate in rates
     ]
     map_of_counts(axes, batches, rates, rows, label="draft tokens")
-    for rate in report.grid.acceptances:
+    for rate in report.acceptances:
         if isinstance(rate.rates, float) and rates[0] <= rate.rates <= rates[-1]:
             axes.axhline(rate.rates, color="white", linewidth=1.2, linestyle="--", path_effects=OUTLINE)
             axes.annotate(
@@ -349,7 +349,7 @@ def spread(low: float, high: float, *, points: int = _POINTS) -> list[float]:
 def by_batch(axes: Any, report: PlanReport) -> None:
     """Intensity of plain decoding against batch: a mixture of experts beside its dense twin, or a dense model's
     feed-forward; the ridge, the knees, and whole steps at every planned context."""
-    cost, contexts, planned = report.deployment.cost, report.grid.contexts, report.grid.batches
+    cost, contexts, planned = report.deployment.cost, report.contexts, report.batches
     knees = [curve.knee for curve in feed_forward_curves(cost, [1]) if curve.knee is not None]
     batches = spread(1, max(256, *planned, *(4 * knee for knee in knees)))
     curves = feed_forward_curves(cost, batches)
@@ -414,7 +414,7 @@ def _ridges(axes: Any, curves: Sequence[IntensityCurve]) -> None:
 
 def by_rows(axes: Any, report: PlanReport) -> None:
     """Attention's intensity against query rows: a colour for each kind, a line style for each planned context."""
-    cost, contexts = report.deployment.cost, report.grid.contexts
+    cost, contexts = report.deployment.cost, report.contexts
     rows = spread(1, max(64, 2 * (report.deployment.max_depth + 1)))
     by_context = {context: attention_curves(cost, rows, context=context) for context in contexts}
     kinds = list(dict.fromkeys(curve.name for curves in by_context.values() for curve in curves))

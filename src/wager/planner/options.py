@@ -14,7 +14,6 @@ from wager.arch import Precision
 from wager.economics.options import DEEPEST, is_time, parse_seconds
 from wager.errors import UsageError
 from wager.inputs import shown
-from wager.planner.acceptance import AcceptanceRates
 from wager.planner.calibrated import calibrated_cost
 from wager.planner.cost import COLLECTIVE_LATENCY, Cluster, CostModel
 from wager.planner.devices import Device
@@ -37,31 +36,8 @@ from wager.planner.inputs import find_hardware, find_plan_model, number, parse_s
 from wager.planner.plan import DEFAULT_MAX_DEPTH, Deployment
 from wager.planner.routing import ExpertRouting
 
-LARGEST_GRID, MOST_CELLS = 2000, 200
-"""Points of a plan, and pairs of context and acceptance, each of which takes up to half a second."""
-
-
 MOST_OUTCOMES = 1024
 """Outcomes of a round that may be drafted for."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanGrid:
-    """The points to plan: all combinations. UsageError for absurdly many of them."""
-
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
-    acceptances: tuple[AcceptanceRates, ...]
-
-    def __post_init__(self) -> None:
-        cells = len(self.contexts) * len(self.acceptances)
-        points = cells * len(self.batches)
-        if points > LARGEST_GRID or cells > MOST_CELLS:
-            raise UsageError(
-                f"{len(self.batches)} batches, {len(self.contexts)} contexts and {len(self.acceptances)} acceptance "
-                f"rates are {points} points.",
-                f"Plan at most {LARGEST_GRID} at once, of {MOST_CELLS} pairs of context and acceptance.",
-            )
 
 
 @dataclass(frozen=True, slots=True)

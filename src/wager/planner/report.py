@@ -7,11 +7,14 @@ from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
+from wager.errors import UsageError
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.drafting import PassDraftCost, StagedDraftCost
 from wager.planner.inputs import check_finite
-from wager.planner.options import PlanGrid
 from wager.planner.plan import SPARE_SHARE, Deployment, PlanPoint
+
+LARGEST_GRID, MOST_CELLS = 2000, 200
+"""Points of a plan, and pairs of context and acceptance, each of which takes up to half a second."""
 
 _COLUMNS = (
     "context",
@@ -46,26 +49,39 @@ _MEANINGS = (
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """The results at every point of the grid, and by context and acceptance where plain decoding is fastest: the first
-    and last of each range of batch sizes."""
+    """The results for all combinations of batches, contexts and acceptances; and by context and acceptance where plain
+    decoding is fastest: the first and last of each range of batch sizes."""
 
     deployment: Deployment
-    grid: PlanGrid
+    batches: Sequence[int]
+    contexts: Sequence[int]
+    acceptances: Sequence[AcceptanceRates]
     points: tuple[PlanPoint, ...]
     losing_batches: Mapping[tuple[int, AcceptanceRates], Sequence[tuple[int, int]]]
 
     @classmethod
-    def build(cls, deployment: Deployment, grid: PlanGrid) -> PlanReport:
-        """UsageError for a point that is out of range."""
-        cells = [(context, rate) for context in grid.contexts for rate in grid.acceptances]
-        points = [
-            deployment.point(rate, batch=batch, context=context) for context, rate in cells for batch in grid.batches
-        ]
+    def build(
+        cls,
+        deployment: Deployment,
+        *,
+        batches: Sequence[int],
+        contexts: Sequence[int],
+        acceptances: Sequence[AcceptanceRates],
+    ) -> PlanReport:
+        """UsageError for a point that is out of range, and for absurdly many of them."""
+        cells = [(context, rate) for context in contexts for rate in acceptances]
+        if len(cells) * len(batches) > LARGEST_GRID or len(cells) > MOST_CELLS:
+            raise UsageError(
+                f"{len(batches)} batches, {len(contexts)} contexts and {len(acceptances)} acceptance rates are "
+                f"{len(cells) * len(batches)} points.",
+                f"Plan at most {LARGEST_GRID} at once, of {MOST_CELLS} pairs of context and acceptance.",
+            )
+        points = [deployment.point(rate, batch=batch, context=context) for context, rate in cells for batch in batches]
         losing = {
-            (context, rate): deployment.losing_batches(rate, batches=grid.batches, context=context)
+            (context, rate): deployment.losing_batches(rate, batches=batches, context=context)
             for context, rate in cells
         }
-        return cls(deployment, grid, tuple(points), losing)
+        return cls(deployment, batches, contexts, acceptances, tuple(points), losing)
 
     # ---- text -------------------------------------------------------------------------------------------------------
 
@@ -107,7 +123,7 @@ class PlanReport:
         return f"weights {_amount(first.weights, 'B')}{drafts} a device; {batches} ({SPARE_SHARE:.0%} kept free)"
 
     def _largest_batches(self) -> dict[int, int | None]:
-        return {context: self.deployment.largest_batch(max(1, context)) for context in self.grid.contexts}
+        return {context: self.deployment.largest_batch(max(1, context)) for context in self.contexts}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns and rows; one row a point."""
@@ -143,13 +159,13 @@ class PlanReport:
         """Where plain decoding is fastest, what bounds the step, and the meaning of the columns."""
         tried = self.deployment.max_depth > 0 or self.deployment.depth is not None
         lines = [self._losing_batches(*cell) for cell in self.losing_batches if tried]
-        lines += [self._waiting(context) for context in self.grid.contexts]
+        lines += [self._waiting(context) for context in self.contexts]
         return [*lines, *remarks(self.deployment, self.points), self._assumed(), _MEANINGS]
 
     def _assumed(self) -> str:
         """What no datasheet says."""
         drafter = self.deployment.drafter
-        rates = ", ".join(rate.label for rate in self.grid.acceptances if isinstance(rate.rates, float))
+        rates = ", ".join(rate.label for rate in self.acceptances if isinstance(rate.rates, float))
         words = []
         if isinstance(drafter, PassDraftCost) and drafter.taps and drafter.own_device is None:
             words.append(f"that there is a drafter of the shape {drafter.name} for the model (--drafter-shape)")
@@ -164,7 +180,7 @@ class PlanReport:
             f"Plain decoding at context {context}, acceptance {acceptance.label}",
             self.losing_batches[context, acceptance],
         )
-        low, high = min(self.grid.batches), max(self.grid.batches)
+        low, high = min(self.batches), max(self.batches)
         if low == high:
             text = "is fastest: no depth pays off" if ranges else "is not the fastest: some depth pays off"
             return f"{where}, {text} at batch {low}."
@@ -208,7 +224,7 @@ class PlanReport:
                 "resident_bytes": model.resident_bytes,
                 "streamed_bytes": model.streamed_bytes,
                 "elements": dict(model.elements()),
-                "kv_bytes": {str(context): model.kv_bytes(context) for context in self.grid.contexts},
+                "kv_bytes": {str(context): model.kv_bytes(context) for context in self.contexts},
                 "precision": asdict(model.precision),
             },
             "hardware": {
