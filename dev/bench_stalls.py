@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import re
 import socket
 import statistics
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from serve.real_server import server_process
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODY = (4 << 20) - 2000
@@ -147,21 +149,6 @@ def follow_stream(watcher: Watcher, connection: socket.socket) -> None:
                 break
 
 
-@contextmanager
-def server(model: str, context: int) -> Iterator[int]:
-    """The port of a server."""
-    command = [sys.executable, "-m", "wager.cli", "serve", "--model", model, "--port", "0", "--max-context"]
-    with subprocess.Popen([*command, str(context)], stderr=subprocess.PIPE, text=True, env=os.environ) as process:
-        assert process.stderr is not None
-        url = next(line for line in process.stderr if line.startswith("serving ")).split()[-1]
-        reader = threading.Thread(target=process.stderr.read, daemon=True)
-        reader.start()
-        try:
-            yield int(url.rpartition(":")[2])
-        finally:
-            process.terminate()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="SmolLM2-135M-Instruct")
@@ -169,7 +156,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="bodies whose name has this text")
     options = parser.parse_args()
     bodies = {name: packed(*body) for name, body in hostile_bodies().items() if options.only in name}
-    with server(options.model, options.context) as port:
+    with server_process("--model", options.model, "--max-context", str(options.context)) as server:
+        port = int(server.url.rpartition(":")[2])
         health, stream = Watcher(port, follow_health), Watcher(port, follow_stream)
         time.sleep(3)
         print(f"{'ms':28} {'status':>6} {'took':>7} {'stream p50':>10} {'max':>7} {'health p50':>10} {'max':>7}")

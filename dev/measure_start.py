@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 import urllib.request
@@ -19,7 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from serve.real_server import server_process
+
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 
 
@@ -38,32 +40,15 @@ def main() -> int:
 def start_once(flags: Sequence[str]) -> tuple[float, float, float, float]:
     """Seconds until the server serves and until its first answer; its user and system seconds then."""
     begun = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "wager.cli", "serve", "--port", "0", *flags],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )
-    assert process.stderr is not None
-    try:
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if line.startswith("serving "):
-                break
-        else:
-            raise SystemExit("".join(said))
+    with server_process(*flags) as server:
         serving = time.perf_counter() - begun
         body = json.dumps({"messages": MESSAGES, "max_tokens": 8, "temperature": 0}).encode()
-        request = urllib.request.Request(f"{line.split()[-1]}/v1/chat/completions", body)
+        request = urllib.request.Request(f"{server.url}/v1/chat/completions", body)
         request.add_header("content-type", "application/json")
         with urllib.request.urlopen(request, timeout=60) as response:
             response.read()
         answered = time.perf_counter() - begun
-        user, system = cpu_seconds(process.pid)
-    finally:
-        process.terminate()
-        process.communicate()
+        user, system = cpu_seconds(server.process.pid)
     return serving, answered, user, system
 
 
