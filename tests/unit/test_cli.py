@@ -43,6 +43,7 @@ run hi --verify mach | 'match'
 run hi --depth -1 | --depth
 run hi --top-p 3 | top_p = 3.0
 run hi --stop '' | stop
+run hi --drafter ' ' | ' ' is empty
 run hi --memory plenty | 'plenty' is not an amount of memory
 run hi --raw --system x | --raw
 run hi --rounds --show | --show colours the text; --rounds
@@ -315,7 +316,7 @@ def test_a_bad_file_exits_with_2_and_names_file_and_key(wager: Call, options_fil
 
 def test_pull_prints_the_path_and_shows_progress(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def pull(name: str, progress, *, force: bool) -> Path:
-        for done in range(0, 101, 10):
+        for done in (*range(0, 101, 10), 100):
             progress(f"Downloading {name}", done * 1_000_000, 100_000_000)
         return Path("/somewhere") / name
 
