@@ -22,13 +22,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return made
 
 
-@pytest.mark.parametrize(
-    ("kind", "share"),
-    [
-        *((kind, 20) for kind in MUTANTS if kind != "template"),  # of these some end at the limit of their work
-        *(pytest.param(kind, 1, marks=pytest.mark.slow) for kind in MUTANTS),
-    ],
-)
+@pytest.mark.parametrize(("kind", "share"), [("gguf", 20), *((kind, 1) for kind in MUTANTS)])
 def test_damaged_files_end_in_an_answer_or_a_typed_error(
     kind: str, share: int, models: Mapping[str, Path], tmp_path: Path
 ) -> None:

@@ -125,10 +125,7 @@ def test_a_failed_answer_differs_in_both() -> None:
     assert (found.first.prompt, found.first.error) == ("a", "no memory")
 
 
-FAMILIES = [pytest.param(name, marks=() if name == "llama" else pytest.mark.slow) for name in MODELS]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MODELS)
 def test_texts_of_random_models_are_varied(proof: Proof, family: str) -> None:
     """All drafters; an error of the engine could not hide behind a constant text."""
     code, value, printed = proof("--limit", "2", "--max-tokens", "24", model=f"random:{family}:tiny")
@@ -171,7 +168,7 @@ def test_the_variety_of_texts() -> None:
 # ---- every drafter ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", ["64MiB", pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("memory", ["64MiB", ""])
 def test_every_drafter_of_the_registry_can_be_proven(proof: Proof, tmp_path: Path, memory: str) -> None:
     """Each guesses in both modes; combined, too. The cache leaves room for what models and heads keep."""
     options = every_drafter(MODEL, tmp_path)
