@@ -37,8 +37,7 @@ class FixedDepth(Policy):
 
 
 _TARGET = 0.8  # acceptance rate at which the threshold stays where it is
-_STEP, _LOWEST, _HIGHEST = 0.01, 0.02, 0.98  # change of the threshold in a step with drafts, and its bounds
-_MEAN_SMOOTHING = 0.1  # weight of a new step in the running mean of all tokens; in that of a depth it is SMOOTHING
+_STEP, _LOWEST = 0.01, 0.02  # change of the threshold in a step with drafts, and how near it comes to 0 and to 1
 _UNTESTED_SMOOTHING = 0.0025  # a depth that is not tested follows the one above, and is tested again in some 100 steps
 
 
@@ -104,11 +103,11 @@ class Threshold(FixedDepth):
                 smoothing = SMOOTHING if tested else _UNTESTED_SMOOTHING
                 self._rates[node] += smoothing * (target - self._rates[node])
         if verified:
-            smoothing = _MEAN_SMOOTHING if self._verified else 1.0
+            smoothing = 2 * SMOOTHING if self._verified else 1.0
             self._verified += verified
             self._acceptance_rate += smoothing * (total / verified - self._acceptance_rate)
             step = _STEP if self._acceptance_rate < _TARGET else -_STEP
-            self.threshold = min(_HIGHEST, max(_LOWEST, self.threshold + step))
+            self.threshold = min(1 - _LOWEST, max(_LOWEST, self.threshold + step))
 
     def explain(self) -> str:
         lately = f"lately {self._acceptance_rate:.0%} of those verified were accepted (running mean of steps)"
