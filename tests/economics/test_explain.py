@@ -10,7 +10,7 @@ import pytest
 
 from wager.economics.options import Objective
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities, Policy
+from wager.economics.policy.base import DrafterCapabilities, WrappedPolicy
 from wager.economics.surface import LatencySurface
 from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
@@ -24,20 +24,17 @@ PLAIN = 8e-3
 """Seconds of a plain step of four sequences, on a machine whose rows cost next to nothing up to 32."""
 
 
-class Watched(Policy):
+class Watched(WrappedPolicy):
     """Notes every step of a policy, and what it said after it."""
 
     def __init__(self, policy: Adaptive) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self.plans: list[Plan] = []
         self.drafts: list[Mapping[str, Draft]] = []
         self.admitted: list[Mapping[str, Draft]] = []
         self.verdicts: list[list[Verdict]] = []
         self.records: list[StepRecord] = []
         self.said: list[str] = []
-
-    def begin(self, sequence: str, *, weight: float) -> None:
-        self.policy.begin(sequence, weight=weight)
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         self.plans.append(dict(self.policy.plan(spans, budget)))
@@ -56,12 +53,6 @@ class Watched(Policy):
         self.records.append(record)
         self.policy.observe(record)
         self.said.append(self.policy.explain())
-
-    def end(self, sequence: str) -> None:
-        self.policy.end(sequence)
-
-    def explain(self) -> str:
-        return self.policy.explain()
 
 
 def watch(

@@ -71,18 +71,12 @@ class SimulatedSequences:
     def step(self) -> Plan:
         spans = [Span(name, at, (0,), True, DEPTH) for name, at in self.at.items()]
         plan = self.policy.plan(spans, BUDGET)
-        drafts = {
-            name: self.draft(name, depth, plan) for name, depth in ((name, each.depth) for name, each in plan.items())
-        }
+        drafts = {name: self.draft(name, each) for name, each in plan.items()}
         kept = self.policy.admit(drafts, BUDGET)
         rows = len(spans) + sum(map(len, kept.values()))
         seconds = {"forward": self.surface.seconds(rows, len(spans), sum(self.at.values())), "draft": 0.0}
         for drafter in self.rates:
-            depths = [
-                d
-                for name, d in ((name, each.depth) for name, each in plan.items())
-                if d and (plan[name].drafter or drafter) == drafter
-            ]
+            depths = [each.depth for each in plan.values() if each.drafter in (drafter, "")]
             self.drafted[drafter] += len(depths)
             if depths:
                 seconds["draft"] += self.surface.draft_seconds(drafter, len(depths), max(depths))
@@ -108,8 +102,8 @@ class SimulatedSequences:
     def rate(self) -> float:
         return self.tokens / self.seconds
 
-    def draft(self, name: str, depth: int, plan: Plan) -> Draft:
-        drafter = plan[name].drafter or next(iter(self.rates))
+    def draft(self, name: str, decision: DraftDecision) -> Draft:
+        drafter, depth = decision.drafter or next(iter(self.rates)), decision.depth
         rate = self.rates[drafter](name, self.at[name])
         right = self.draw.random(depth) < rate
         run = depth if right.all() else int(right.argmin())
@@ -194,12 +188,6 @@ def test_threshold_does_not_truncate_draws_under_an_exact_rule() -> None:
     assert Threshold(4).admit({"a": draw}, BUDGET) == {}
 
 
-def test_threshold_asks_the_drafter_to_stop() -> None:
-    spans = [Span("a", 9, (1,), True, 5), Span("b", 9, (1,), True, 2), Span("c", 0, (1, 2), False, 0)]
-    policy = Threshold(4, drafter="d", threshold=0.3)
-    assert policy.plan(spans, BUDGET) == {"a": DraftDecision(4, "d", 0.3), "b": DraftDecision(2, "d", 0.3)}
-
-
 def test_threshold_without_scores_drafts_only_as_deep_as_survival_lasts() -> None:
     policy, spans = Threshold(4, threshold=0.3), [Span("a", 9, (1,), True, 4)]
 
@@ -247,7 +235,7 @@ def test_a_threshold_out_of_range_is_named(value: float) -> None:
 
 
 @pytest.mark.parametrize("confident", [False, True])
-@pytest.mark.parametrize("live", [4, pytest.param(1, marks=pytest.mark.slow), pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("live", [4, pytest.param(32, marks=pytest.mark.slow)])
 def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(live: int, confident: bool) -> None:
     surface = Machine({"d": 4e-4})
     plain = SimulatedSequences(FixedDepth(0), surface, {"d": always(0)}, names(live)).run(500)
@@ -264,7 +252,7 @@ def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(live: int, confide
     ("live", "rate"),
     [
         (16, 0.6),
-        *[pytest.param(live, rate, marks=pytest.mark.slow) for live in (1, 4, 16) for rate in (0.3, 0.9)],
+        *[pytest.param(live, rate, marks=pytest.mark.slow) for live, rate in ((1, 0.9), (4, 0.3))],
     ],
 )
 def test_it_keeps_up_with_the_best_fixed_depth(live: int, rate: float) -> None:
@@ -405,14 +393,13 @@ def test_each_sequence_gets_the_drafter_that_suits_it() -> None:
 
 def test_the_seconds_of_catching_up_count_before_a_drafter_is_used_again() -> None:
     surface = Machine({"d": 1e-4})
-    rates = {"d": always(0.6)}
 
     def drafted(catch_up: float) -> int:
         policy = Adaptive(surface, drafters={"d": DrafterCapabilities(DEPTH, catch_up_s=catch_up)})
         spans = [Span("r0", 4000, (0,), True, DEPTH)]
         return policy.plan(spans, BUDGET).get("r0", DraftDecision(0)).depth
 
-    assert rates and drafted(0.0) > 0
+    assert drafted(0.0) > 0
     assert drafted(1e-3) == 0, "four seconds of processing the prompt are not regained"
 
 
@@ -462,10 +449,6 @@ def test_an_invalid_objective_is_named(kind: str, seconds: float) -> None:
         ("throughput", Objective()),
         ("latency", Objective("latency")),
         ("slo:20ms", Objective("slo", 20e-3)),
-        ("slo:1.5s", Objective("slo", 1.5)),
-        ("slo:500us", Objective("slo", 500e-6)),
-        ("slo:500\u00b5s", Objective("slo", 500e-6)),
-        ("slo:500\u03bcs", Objective("slo", 500e-6)),
     ],
 )
 def test_objectives_are_parsed(text: str, parsed: Objective) -> None:
@@ -481,15 +464,11 @@ def test_an_objective_that_cannot_be_parsed_is_named(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "replay", "parsed"),
     [
-        ("adaptive", False, PolicySpec("adaptive")),
         ("adaptive", True, PolicySpec("adaptive")),
         ("fixed", False, PolicySpec("fixed")),
-        ("threshold", False, PolicySpec("threshold")),
         ("threshold:0.3", False, PolicySpec("threshold", threshold=0.3)),
         ("none", True, PolicySpec("none")),
-        ("fixed:3", True, PolicySpec("fixed", depth=3)),
         ("fixed:mtp:3", True, PolicySpec("fixed", "mtp", 3)),
-        ("threshold:0.3", True, PolicySpec("threshold", threshold=0.3)),
         ("threshold:mtp:0.3", True, PolicySpec("threshold", "mtp", threshold=0.3)),
         ("threshold:0.8:0.3", True, PolicySpec("threshold", "0.8", threshold=0.3)),
     ],
@@ -541,8 +520,10 @@ def test_draws_are_verified_as_planned_whatever_they_are() -> None:
         for step in range(40):
             plan = policy.plan(spans, BUDGET)
             drafts = {
-                name: drawn(name, draw.integers(0, 50, depth).tolist(), np.sort(draw.random(depth))[::-1].tolist())
-                for name, depth in ((name, each.depth) for name, each in plan.items())
+                name: drawn(
+                    name, draw.integers(0, 50, each.depth).tolist(), np.sort(draw.random(each.depth))[::-1].tolist()
+                )
+                for name, each in plan.items()
             }
             seen.append({name: len(draft) for name, draft in policy.admit(drafts, BUDGET).items()})
             # the same accepted counts and emitted tokens in both runs
@@ -588,13 +569,7 @@ def test_a_missing_verdict_is_no_observation() -> None:
     policy = adaptive(Machine())
     spans = [Span("a", 50, (1,), True, DEPTH), Span("b", 50, (1,), True, DEPTH)]
     plan = policy.plan(spans, BUDGET)
-    policy.admit(
-        {
-            name: Draft.chain(name, range(depth), drafter="d")
-            for name, depth in ((name, each.depth) for name, each in plan.items())
-        },
-        BUDGET,
-    )
+    policy.admit({name: Draft.chain(name, range(each.depth), drafter="d") for name, each in plan.items()}, BUDGET)
     policy.learn([Verdict("a", (), (99,))])
     policy.end("a")  # its draft is learned from all the same
     policy.end("b")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import mean
@@ -21,13 +21,13 @@ import pytest
 
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities, Policy
+from wager.economics.policy.base import DrafterCapabilities, Policy, WrappedPolicy
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.surface import DraftCurve, LatencySurface
 from wager.loading.load import _latency
 from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
-from wager.types import DRAFT_STAGE, Draft, Plan, Span, StepRecord, Verdict
+from wager.types import DRAFT_STAGE, Draft, StepRecord
 
 DEPTH, OUTPUT = 7, 512
 SETTLED = 200
@@ -127,29 +127,21 @@ class TrueMachine(LatencyModel):
         return self.now.draft_seconds(drafter, requests, depth)
 
 
-class Metered(Policy):
+class Metered(WrappedPolicy):
     """A policy whose steps are counted after `skipped`: mean tokens of drafts that survive by `survival`, and mean
     seconds on `machine`. Depths are chosen before it is known what survives, so the mean given the depths is right."""
 
     def __init__(self, policy: Policy, machine: TrueMachine, *, survival: Sequence[float], skipped: int) -> None:
-        self.policy, self._machine, self._skipped = policy, machine, skipped
+        super().__init__(policy)
+        self._machine, self._skipped = machine, skipped
         self._yields = [1 + sum(survival[:depth]) for depth in range(len(survival) + 1)]
         self._depths: list[int] = []
         self.steps, self.tokens, self.seconds = 0, 0.0, 0.0
-
-    def begin(self, sequence: str, *, weight: float) -> None:
-        self.policy.begin(sequence, weight=weight)
-
-    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
-        return self.policy.plan(spans, budget)
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         admitted = self.policy.admit(drafts, budget)
         self._depths = [len(draft.tokens) for draft in admitted.values()]
         return admitted
-
-    def learn(self, verdicts: Iterable[Verdict]) -> None:
-        self.policy.learn(verdicts)
 
     def observe(self, record: StepRecord) -> None:
         self.policy.observe(record)
@@ -159,12 +151,6 @@ class Metered(Policy):
             self.tokens += plain + sum([self._yields[depth] for depth in self._depths])
             self.seconds += self._machine.now.seconds(record.rows, record.sequences, context)
             self.seconds += record.seconds[DRAFT_STAGE]
-
-    def end(self, sequence: str) -> None:
-        self.policy.end(sequence)
-
-    def explain(self) -> str:
-        return self.policy.explain()
 
 
 @dataclass(frozen=True)
