@@ -81,14 +81,6 @@ def test_untested_depths_follow_the_ones_above() -> None:
     assert good.depths.trials[2] == poor.depths.trials[2] == 0
 
 
-def test_censored_depths_are_unobserved_not_failed() -> None:
-    model, sequences = opened(8)
-    play(model, sequences, [1.0] * DEPTH, rounds=200, depth=3)
-    survival = forecast(model, sequences, DEPTH)
-    assert survival[:, 2].min() > 0.95
-    assert survival[:, 6].min() > 0.8, "always right as far as it was tried"
-
-
 def test_sequences_are_distinguished_and_a_new_one_is_an_average_one() -> None:
     model, sequences = opened(20)
     for block in range(12):
@@ -147,23 +139,6 @@ def test_confidence_is_calibrated() -> None:
     outcome = np.array(was, dtype=float)
     assert expected_calibration_error(np.array(raw), outcome) > 0.08
     assert expected_calibration_error(np.array(said), outcome) < 0.04
-
-
-def test_overconfidence_is_corrected_within_a_few_rounds() -> None:
-    model, sequences = opened(4)
-    draft = Draft.chain("r", range(DEPTH), drafter="d", scores=[1.0] * DEPTH)
-    for _ in range(5):
-        for _sequence in sequences:
-            model.learn_scores(draft, [0], ())
-    assert model.survival(draft, sequences[0])[0] < 0.25
-
-
-def test_survival_never_rises_along_a_path() -> None:
-    model, sequences = opened(1)
-    for scores in ([0.5, 0.5, 0.4], [0.99] * 5, [0.0, 0.0], []):
-        chain = Draft.chain("r0", range(5), drafter="d", scores=scores)
-        survival = model.survival(chain if not scores else chain.truncate(len(scores)), sequences[0])
-        assert (np.diff(survival) <= 0).all()
 
 
 def test_siblings_of_a_tree_share_the_acceptance_rate_of_their_depth() -> None:

@@ -73,13 +73,6 @@ def test_the_selection_is_the_best_of_all_sets_of_prefixes(rates: list[list[floa
         assert sorted(index - first for index in chosen.taken if request_of[index] == request) == list(range(depth))
 
 
-def test_guesses_of_several_drafts_compete() -> None:
-    chosen = select([0.9, 0.8, 0.85, 0.1, 0.05], [float(n) for n in range(6)], goodput=0.5)
-    assert list(chosen.taken) == [0, 2, 1]
-    assert chosen.gain == pytest.approx(2.55)
-    assert chosen.cut == pytest.approx((0.8 + 0.1) / 2)
-
-
 def test_nothing_is_taken_that_does_not_pay_or_has_no_gain() -> None:
     assert select([0.4, 0.3], [0.0, 1.0, 2.0], goodput=0.5).taken == []
     assert select([], [0.0], goodput=1.0).taken == []

@@ -38,6 +38,12 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 }
 
 
+TREES: dict[str, Callable[[], Drafter]] = {
+    "suffix:tree": lambda: LookupDrafter("suffix:tree", LookupSources(4, 0, None), trees=True),
+    "model:tree": lambda: DraftModel(ToyTarget(SIMILAR), vocab=VOCAB, trees=True),
+}
+
+
 def requests(params: SamplingParams, *, count: int = 10) -> list[Request]:
     rng = np.random.default_rng(5)
     return [Request(f"q{i}", tuple(rng.integers(1, VOCAB, 6 + i).tolist()), params) for i in range(count)]
@@ -63,14 +69,16 @@ def engine_rounds(answered: list[Request], drafter: Drafter, depth: int) -> tupl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", [*DRAFTERS, *TREES])
 def test_recorded_rounds_are_those_of_the_engine_at_every_depth(name: str, params: SamplingParams) -> None:
-    answered = requests(params)
-    recording = record_drafts(toy_engine(TEXT, drafter=DRAFTERS[name](), num_blocks=200), answered, concurrency=4)
-    assert recording.depth == DRAFTERS[name]().max_depth
-    drafted = 0
-    for depth in (1, 2, 4, recording.depth):
-        emitted, answers = engine_rounds(answered, DRAFTERS[name](), depth)
+    """Of a tree, which is recorded anew for each number of nodes, those of an engine that verifies as many."""
+    make, answered, trees = {**DRAFTERS, **TREES}[name], requests(params), name in TREES
+    drafted = branched = 0
+    for depth in (1, 3, 7) if trees else (1, 2, 4, make().max_depth):
+        engine = toy_engine(TEXT, drafter=make(), num_blocks=200)
+        recording = record_drafts(engine, answered, depth=depth if trees else None, concurrency=1 if trees else 4)
+        assert (recording.depth, recording.trees) == (depth if trees else make().max_depth, trees)
+        emitted, answers = engine_rounds(answered, make(), depth)
         for answer, recorded, per_round in zip(answers, recording.answers, emitted, strict=True):
             rounds = recorded.rounds_at(depth)
             starts = [each.position for each in rounds] + [len(answer.token_ids)]
@@ -78,7 +86,8 @@ def test_recorded_rounds_are_those_of_the_engine_at_every_depth(name: str, param
             assert sum(each.drafted for each in rounds) == answer.stats.drafted
             assert sum(each.accepted for each in rounds) == answer.stats.accepted
             drafted += answer.stats.drafted
-    assert drafted > 100
+            branched += sum(bool(draft.parents) for draft in recorded.drafts)
+    assert drafted > 100 and (branched > 50) == trees
 
 
 @pytest.mark.parametrize("name", ["ngram", "model"])
@@ -106,34 +115,6 @@ def test_replaying_the_trace_at_a_fixed_depth_gives_the_rounds_of_the_engine(nam
         ).run()
         assert result.tokens == sum(len(answer.token_ids) for answer in answers)
         assert result.rounds == sum(answer.stats.rounds for answer in answers)
-
-
-TREES: dict[str, Callable[[], Drafter]] = {
-    "suffix:tree": lambda: LookupDrafter("suffix:tree", LookupSources(4, 0, None), trees=True),
-    "model:tree": lambda: DraftModel(ToyTarget(SIMILAR), vocab=VOCAB, trees=True),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", TREES)
-def test_recorded_rounds_of_trees_are_those_of_the_engine_that_verifies_as_many_nodes(
-    name: str, params: SamplingParams
-) -> None:
-    answered = requests(params)
-    branched = 0
-    for nodes in (1, 3, 7):
-        engine = toy_engine(TEXT, drafter=TREES[name](), num_blocks=200)
-        recording = record_drafts(engine, answered, depth=nodes, concurrency=1)
-        emitted, answers = engine_rounds(answered, TREES[name](), nodes)
-        for answer, recorded, per_round in zip(answers, recording.answers, emitted, strict=True):
-            rounds = recorded.rounds_at(nodes)
-            starts = [each.position for each in rounds] + [len(answer.token_ids)]
-            assert [end - start for start, end in zip(starts, starts[1:], strict=False)] == per_round
-            assert sum(each.drafted for each in rounds) == answer.stats.drafted
-            branched += sum(bool(draft.parents) for draft in recorded.drafts)
-        assert recording.trees
-    assert branched > 50
 
 
 def test_the_rounds_of_fewer_guesses_verify_the_likeliest_nodes() -> None:
