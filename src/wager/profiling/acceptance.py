@@ -312,7 +312,7 @@ def _named(name: str, estimate: Estimate) -> dict[str, float | None]:
 def estimate_acceptance(answers: Sequence[DraftedAnswer], depth: int) -> DrafterAcceptance:
     """The acceptance in `answers`, which were recorded to `depth` or deeper."""
     weights = _resampled(len(answers))
-    counts = [_DepthCounts.of(answers, each) for each in range(1, depth + 1)]
+    counts = [_DepthCounts(answers, each) for each in range(1, depth + 1)]
     deepest = counts[-1]
     before = [answer.prompt_tokens + (len(answer.drafts) - 1) / 2 for answer in answers]
     lengths = [len(answer.drafts) for answer in answers]
@@ -339,41 +339,33 @@ def estimate_acceptance(answers: Sequence[DraftedAnswer], depth: int) -> Drafter
     )
 
 
-@dataclass(frozen=True, slots=True)
 class _DepthCounts:
     """Counts of each answer in rounds of one depth, float64 [answers], by depth [answers, depth]. `reached` are rounds
     in which all draft tokens above were accepted and a verdict at this depth was possible; `lengths` are rounds by the
     number of draft tokens made [answers, 1 + depth]."""
 
-    depth: int
-    tokens: Floats
-    rounds: Floats
-    rejected: Floats
-    with_room: Floats
-    with_draft: Floats
-    reached: Floats
-    reached_with_draft: Floats
-    accepted: Floats
-    lengths: Floats
-
-    @classmethod
-    def of(cls, answers: Sequence[DraftedAnswer], depth: int) -> _DepthCounts:
-        scalars, by_depth = np.zeros((5, len(answers))), np.zeros((3, len(answers), depth))
-        lengths = np.zeros((len(answers), depth + 1))
-        for index, answer in enumerate(answers):
-            for each in answer.rounds_at(depth):
-                scalars[1:, index] += (1, each.rejected, each.observable > 0, each.drafted > 0)
-                lengths[index, each.drafted] += 1
-                deepest = min(each.accepted + 1, each.observable)
-                by_depth[0, index, :deepest] += 1
-                by_depth[1, index, : deepest if each.drafted else 0] += 1
-                by_depth[2, index, : each.accepted] += 1
-            scalars[0, index] = len(answer.drafts)
-        tokens, rounds, rejected, with_room, with_draft = scalars
-        reached, reached_with_draft, accepted = by_depth
-        return cls(
-            depth, tokens, rounds, rejected, with_room, with_draft, reached, reached_with_draft, accepted, lengths
+    def __init__(self, answers: Sequence[DraftedAnswer], depth: int) -> None:
+        rounds = [(index, each) for index, answer in enumerate(answers) for each in answer.rounds_at(depth)]
+        answer_of = np.array([index for index, _ in rounds], np.intp)
+        drafted, accepted, observable, rejected = (
+            np.array([getattr(each, name) for _, each in rounds], np.intp)
+            for name in ("drafted", "accepted", "observable", "rejected")
         )
+
+        def by_answer(counted: NDArray[Any]) -> Floats:
+            sums = np.zeros((len(answers), *counted.shape[1:]))
+            np.add.at(sums, answer_of, counted)
+            return sums
+
+        depths = np.arange(1, depth + 1)
+        reached = depths <= np.minimum(accepted + 1, observable)[:, None]
+        self.depth = depth
+        self.tokens = np.array([len(answer.drafts) for answer in answers], np.float64)
+        self.rounds, self.rejected = by_answer(np.ones(len(rounds))), by_answer(rejected)
+        self.with_room, self.with_draft = by_answer(observable > 0), by_answer(drafted > 0)
+        self.reached, self.reached_with_draft = by_answer(reached), by_answer(reached & (drafted > 0)[:, None])
+        self.accepted = by_answer(depths <= accepted[:, None])
+        self.lengths = by_answer(drafted[:, None] == np.arange(depth + 1))
 
     def alpha(self, weights: Floats) -> Floats:
         """[resamples, 1]"""

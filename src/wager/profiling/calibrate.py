@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
@@ -371,7 +371,9 @@ def time_steps(
                 passed = timer.clock() - begun
                 if report:
                     report(min(passed, seconds))
-                if passed >= seconds and _enough(taken, fitted=fitted, tested=held_out > 0):
+                rows = {timed.record.rows for timed in taken if timed.shape < fitted}
+                tested = not held_out or any(timed.shape >= fitted for timed in taken)
+                if passed >= seconds and len(rows) > 1 and tested:
                     timer.end_sequences()
                     return taken
             timer.end_sequences()
@@ -379,12 +381,7 @@ def time_steps(
             return taken
 
 
-def _enough(taken: Sequence[TimedStep], *, fitted: int, tested: bool) -> bool:
-    rows = {timed.record.rows for timed in taken if timed.shape < fitted}
-    return len(rows) > 1 and (not tested or any(timed.shape >= fitted for timed in taken))
-
-
-def _groups(shapes: Sequence[StepShape], rng: random.Random | None) -> Iterator[list[int]]:
+def _groups(shapes: Sequence[StepShape], rng: random.Random | None) -> list[list[int]]:
     """Indices of all shapes, in groups of a few that share their contexts."""
     order = list(range(len(shapes)))
     if rng:
@@ -396,7 +393,7 @@ def _groups(shapes: Sequence[StepShape], rng: random.Random | None) -> Iterator[
         groups += [indices[start : start + _GROUP] for start in range(0, len(indices), _GROUP)]
     if rng:
         rng.shuffle(groups)
-    return iter(groups)
+    return groups
 
 
 _WINDOW, _ITERATIONS = 8, 6
@@ -441,8 +438,8 @@ def _median(points: Sequence[StepPoint], log: NDArray[np.float64]) -> StepPoint:
 
 _DEPTHS = (1, 2, 4, 8)
 _ROUNDS = 12
-_PERIOD, _PROMPT = 11, 44
-"""Tokens after which a text repeats, and tokens of its prompt."""
+_PERIOD, _REPETITIONS = 11, 4
+"""Tokens after which a text repeats, and how often its prompt has them."""
 
 _GREEDY = SamplingParams(ignore_eos=True)
 
@@ -466,94 +463,74 @@ def time_drafting(
     of the target would be: it leaves the processor's caches cold. Calls in which a request got no draft are not
     counted; UsageError if there is no other.
     """
-    name, seq_ids = proposer.name, [f"text {i}" for i in range(batches[-1])]
-    rng = random.Random(0)
-    texts = {seq_id: _PeriodicText(rng, vocab if tokens is None else tokens) for seq_id in seq_ids}
-    target = _RandomPasses(proposer, vocab=vocab, hidden=hidden) if proposer.readers.reads_passes else None
-    for seq_id in seq_ids:
-        proposer.begin(seq_id, texts[seq_id].known, _GREEDY)
-    _grow(proposer, texts, target)
+    name, rng, states = proposer.name, random.Random(0), np.random.default_rng(0)
+    reads_passes = proposer.readers.reads_passes
+    texts: dict[str, list[int]] = {}
+    for number in range(batches[-1]):
+        period = [rng.randrange(vocab if tokens is None else tokens) for _ in range(_PERIOD)]
+        texts[f"text {number}"] = period * _REPETITIONS
+        proposer.begin(f"text {number}", texts[f"text {number}"], _GREEDY)
+
+    def grow(requests: int) -> None:
+        """One more token becomes known of the first texts."""
+        following = {seq_id: texts[seq_id][-_PERIOD] for seq_id in [*texts][:requests]}
+        if reads_passes:
+            _show_pass(proposer, texts, following, vocab=vocab, hidden=hidden, rng=states)
+        for seq_id, token in following.items():
+            texts[seq_id].append(token)
+            proposer.accept(seq_id, [token])
+
+    grow(len(texts))
     calls = [(requests, depth) for requests in batches for depth in _DEPTHS]
     taken: dict[tuple[int, int], list[float]] = {}
     begun, rounds = clock(), 0
     while rounds < _ROUNDS and (rounds < 2 or clock() - begun < seconds):
         rng.shuffle(calls)
         for requests, depth in calls:
-            chosen = {seq_id: texts[seq_id] for seq_id in seq_ids[:requests]}
             between()
-            took = _seconds_of_call(proposer, chosen, depth, clock=clock)
-            _grow(proposer, chosen, target)
-            if took and rounds:  # the first round computes prompts
+            called = clock()
+            asked = [
+                DraftRequest(seq_id, len(texts[seq_id]), depth, _GREEDY, seed=0, choice=0)
+                for seq_id in [*texts][:requests]
+            ]
+            drafts = proposer.draft(asked, {each.seq_id: depth for each in asked}, drafter=name)
+            took = clock() - called
+            grow(requests)
+            if took and rounds and len(drafts) == requests:  # the first round computes prompts
                 taken.setdefault((requests, depth), []).append(took)
         rounds += 1
-    for seq_id in seq_ids:
+    for seq_id in texts:
         proposer.end(seq_id)
     if not taken:
         raise UsageError(f"Drafter {name!r} made no draft that could be timed.", "Leave it out of --drafter.")
     return fit_draft_curve([DraftPoint(*call, median(times)) for call, times in taken.items()])
 
 
-class _PeriodicText:
-    """A text that repeats a few tokens without end. `computed`: its first tokens that the target has seen."""
-
-    def __init__(self, rng: random.Random, vocab: int) -> None:
-        self._period = [rng.randrange(vocab) for _ in range(_PERIOD)]
-        self.known = [self.token(index) for index in range(_PROMPT)]
-        self.computed = 0
-
-    def token(self, index: int) -> int:
-        return self._period[index % _PERIOD]
-
-
-class _RandomPasses:
-    """Passes of a target for a drafter that reads them, of random states and logits."""
-
-    def __init__(self, proposer: Proposer, *, vocab: int, hidden: int) -> None:
-        self._proposer = proposer
-        self._vocab, self._hidden = vocab, hidden
-        self._rng = np.random.default_rng(0)
-
-    def show(self, texts: Mapping[str, _PeriodicText]) -> None:
-        """The pass over what is not computed of each text, after which its next token is known."""
-        spans = [
-            Span(seq_id, text.computed, tuple(text.known[text.computed :]), needs_logits=True)
-            for seq_id, text in texts.items()
-        ]
-        outcomes = {
-            seq_id: Outcome(Verdict(seq_id, (), (text.token(len(text.known)),))) for seq_id, text in texts.items()
-        }
-        rows = sum(len(span.tokens) for span in spans)
-        states = self._rng.standard_normal((rows, self._hidden), np.float32)
-        output = TargetOutput(
-            logits=self._rng.standard_normal((len(spans), self._vocab), np.float32),
-            greedy_tokens=np.array([outcome.verdict.tokens[0] for outcome in outcomes.values()], np.int32),
-            last_hidden=states[: len(spans)],
-            taps=dict.fromkeys(self._proposer.readers.taps, states),
-        )
-        self._proposer.readers.show(output, spans, {}, outcomes)
-
-
-def _grow(proposer: Proposer, texts: Mapping[str, _PeriodicText], target: _RandomPasses | None) -> None:
-    """One more token becomes known of every text."""
-    if target:
-        target.show(texts)
-    for seq_id, text in texts.items():
-        text.computed = len(text.known)
-        text.known.append(text.token(len(text.known)))
-        proposer.accept(seq_id, text.known[-1:])
-
-
-def _seconds_of_call(
-    proposer: Proposer, texts: Mapping[str, _PeriodicText], depth: int, *, clock: Clock
-) -> float | None:
-    """Seconds of one call; None if a request got no draft."""
-    begun = clock()
-    requests = [
-        DraftRequest(seq_id, len(text.known), depth, _GREEDY, seed=0, choice=0) for seq_id, text in texts.items()
-    ]
-    drafts = proposer.draft(requests, dict.fromkeys(texts, depth), drafter=proposer.name)
-    took = clock() - begun
-    return took if len(drafts) == len(texts) else None
+def _show_pass(
+    proposer: Proposer,
+    texts: Mapping[str, Sequence[int]],
+    following: Mapping[str, int],
+    *,
+    vocab: int,
+    hidden: int,
+    rng: np.random.Generator,
+) -> None:
+    """The target's pass over what it has not computed of some texts, after which they are known to go on with the
+    tokens `following`: random states and logits, for a drafter that reads them."""
+    spans = []
+    for seq_id in following:
+        last = len(texts[seq_id]) - 1
+        start = last if last >= _PERIOD * _REPETITIONS else 0  # of a prompt it has computed nothing yet
+        spans.append(Span(seq_id, start, tuple(texts[seq_id][start:]), needs_logits=True))
+    states = rng.standard_normal((sum(len(span.tokens) for span in spans), hidden), np.float32)
+    output = TargetOutput(
+        logits=rng.standard_normal((len(spans), vocab), np.float32),
+        greedy_tokens=np.array([*following.values()], np.int32),
+        last_hidden=states[: len(spans)],
+        taps=dict.fromkeys(proposer.readers.taps, states),
+    )
+    outcomes = {seq_id: Outcome(Verdict(seq_id, (), (token,))) for seq_id, token in following.items()}
+    proposer.readers.show(output, spans, {}, outcomes)
 
 
 # ---- calibrations ---------------------------------------------------------------------------------------------------
@@ -599,19 +576,14 @@ def quick_surface(
     """
     timer = StepTimer(runner, max_context=max_context, longest=_QUICK_CONTEXT, tokens=_QUICK_TOKENS, trace=trace)
     taken = time_steps(timer, quick_shapes(timer.limits), seconds=seconds, seed=None, repeats=1)
-    points = _fastest_steps(taken)
+    fastest: dict[int, StepPoint] = {}  # of so few steps, a pause of the machine would distort any other statistic
+    for step in sorted(taken, key=lambda step: step.point.seconds):
+        fastest.setdefault(step.shape, step.point)
+    points = list(fastest.values())
     if len({point.rows for point in points}) == 1:
         typical = median(point.seconds for point in points)
         return LatencySurface([points[0].rows], [typical], uncertainty=_QUICK_UNCERTAINTY)
     return fit_surface(points, uncertainty=_QUICK_UNCERTAINTY)
-
-
-def _fastest_steps(taken: Sequence[TimedStep]) -> list[StepPoint]:
-    """The fastest step of every shape: of so few steps, a pause of the machine would distort any other statistic."""
-    fastest: dict[int, StepPoint] = {}
-    for step in sorted(taken, key=lambda step: step.point.seconds):
-        fastest.setdefault(step.shape, step.point)
-    return list(fastest.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class Adaptive(Policy):
         self._draws_tokens = RULES[rule].needs_draft_probs
         self._prices = prices = Prices(latency, objective)
         self._collapse = CollapseWatch()
-        self._planner = Planner(self._drafters, self.acceptance, prices, unused=self._collapse.unused)
+        self._planner = Planner(self._drafters, self.acceptance, prices, unused=self._collapse.collapsed)
         self._readiness = DrafterReadiness(self._drafters)
         self._exploration = Exploration(self._drafters, prices, self._readiness, share=exploration_share)
         self._learning = DeferredLearning(self.acceptance, latency, own=prices.own, draws_tokens=self._draws_tokens)
@@ -418,7 +418,7 @@ class Adaptive(Policy):
 
     @property
     def collapsed(self) -> Mapping[str, str]:
-        return self._collapse.collapsed
+        return dict(self._collapse.collapsed)
 
     @property
     def inactive_drafters(self) -> frozenset[str]:
@@ -432,7 +432,7 @@ class Adaptive(Policy):
             [*self._latest, *self._taken][-LOOK_BACK:],
             prices=self._prices,
             models=self.acceptance,
-            collapsed=self.collapsed.values(),
+            collapsed=self._collapse.collapsed.values(),
             inactive=self.inactive_drafters,
         )
 

@@ -197,7 +197,7 @@ def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]
 class DrafterRecord:
     """Of one drafter: `rate` of right first guesses in the long run, of `seen` drafts, and as it was (`usual`) before
     there was `evidence` of a collapse, or in one against it, with the `shares` of sequences; `right` of `tried` guesses
-    since it began, `lately` the same when it last was enough; `words` say how it collapsed."""
+    since it began, `lately` the same when it last was enough."""
 
     rate: float = 0.0
     usual: float = 0.0
@@ -208,7 +208,6 @@ class DrafterRecord:
     right: int = 0
     tried: int = 0
     lately: str = ""
-    words: str = ""
 
     def see(self, seq_id: str, *, right: bool) -> bool:
         """One draft; whether the drafter has now collapsed, or recovered."""
@@ -239,18 +238,13 @@ class DrafterRecord:
 
 
 class CollapseWatch:
-    """Watches the drafters of a policy; those that have collapsed are `unused`. The first collapse of each is a
-    warning, the next ones are noted."""
+    """Watches the drafters of a policy. `collapsed` are those whose acceptance has, with a sentence about each. The
+    first collapse of each is a warning, the next ones are noted."""
 
     def __init__(self) -> None:
-        self.unused: set[str] = set()
+        self.collapsed: dict[str, str] = {}
         self._records: dict[str, DrafterRecord] = {}
         self._warned: set[str] = set()
-
-    @property
-    def collapsed(self) -> dict[str, str]:
-        """The drafters whose acceptance has collapsed, with a sentence about each."""
-        return {name: record.words for name, record in self._records.items() if record.collapsed}
 
     def add(self, steps: Iterable[PolicyStep]) -> bool:
         """Steps were taken; whether a drafter has collapsed or recovered in them."""
@@ -269,16 +263,15 @@ class CollapseWatch:
 
     def _report(self, name: str, record: DrafterRecord) -> None:
         if not record.collapsed:
-            self.unused.discard(name)
+            del self.collapsed[name]
             log.info("Drafter %r is right again, and used as far as that pays.", name)
             return
-        self.unused.add(name)
-        record.words = (
+        self.collapsed[name] = words = (
             f"Drafter {name!r} has collapsed: its first guesses were right {record.usual:.0%} of the time, and "
             f"lately {record.lately}."
         )
         level = logging.INFO if name in self._warned else logging.WARNING
-        log.log(level, "%s It is not used while that is so, except to see whether it changes.", record.words)
+        log.log(level, "%s It is not used while that is so, except to see whether it changes.", words)
         self._warned.add(name)
 
 
