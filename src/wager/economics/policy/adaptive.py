@@ -257,12 +257,12 @@ class Adaptive(Policy):
                 step.admitted = drafts
                 return drafts
         step.judged = bool(drafts)
-        drawn: dict[str, Draft] = {}
+        drawn, first = dict[str, Draft](), 0
+        count = ADJACENT_ROWS + sum([len(draft.tokens) for draft in drafts.values()])
         if self._draws_tokens:
             drawn = self._drawn(step)
+            first = sum([len(draft.tokens) for draft in drawn.values()])
             drafts = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in drawn}
-        first = sum([len(draft.tokens) for draft in drawn.values()])
-        count = first + sum([len(draft.tokens) for draft in drafts.values()]) + ADJACENT_ROWS
         extra = self._prices.latency.extra_seconds(step.plain.shape, count=count)
         admitted, rows, gain, cut = drafts, 0, 0.0, None
         if drafts:

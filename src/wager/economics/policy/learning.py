@@ -179,14 +179,17 @@ def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]
     """Nodes that the emitted tokens can be compared with, and those of them that agree, from the root down."""
     tested: list[int] = []
     path: list[int] = []
-    next_token = {-1: emitted[0]} if emitted else {}  # after each node of the path
-    for node, parent in enumerate(draft.parents):
-        if parent in next_token:
-            tested.append(node)
-            if draft.tokens[node] == next_token[parent] and parent == (path[-1] if path else -1):
-                path.append(node)
-                if len(path) < len(emitted):
-                    next_token[node] = emitted[len(path)]
+    last, next_token = -1, {-1: emitted[0]} if emitted else {}  # after each node of the path
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        expected = next_token.get(parent)
+        if expected is None:
+            continue
+        tested.append(node)
+        if token == expected and parent == last:
+            last = node
+            path.append(node)
+            if len(path) < len(emitted):
+                next_token[node] = emitted[len(path)]
     return tested, path
 
 
