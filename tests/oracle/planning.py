@@ -20,14 +20,6 @@ _HERMITE_POINTS = np.array([-math.sqrt(3.0), 0.0, math.sqrt(3.0)])[:, None, None
 _HERMITE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])[:, None, None]
 
 
-class ExpectedAdmission(NamedTuple):
-    """Probabilities, [sequences, depth]: that a token is drafted, verified too, and accepted too."""
-
-    accepted: Floats
-    verified: Floats
-    drafted: Floats
-
-
 def forecast(model: AcceptanceModel, sequences: Sequence[SequenceAcceptance], depth: int) -> Floats:
     """Survival of depths 1 .. `depth`, [sequences, depth], averaged over what the offset of a sequence may be."""
     log_odds = np.array([model.depths.log_odds[min(index, _MAX_DEPTH - 1)] for index in range(depth)])
@@ -41,30 +33,25 @@ def forecast(model: AcceptanceModel, sequences: Sequence[SequenceAcceptance], de
 
 def forecast_admission(
     model: AcceptanceModel, survival: Floats, *, min_admitted: Floats, min_survival: Floats, unjudged: Bools
-) -> ExpectedAdmission:
-    """What to expect of drafting tokens of this survival, [sequences, depth]. Once drafted, those with scores are
-    verified only above `min_admitted`, and the drafter stops after one below `min_survival`, except for sequences that
-    are `unjudged` (each [sequences]). Scores are taken to move survival as they lately did; they distinguish tokens
-    and leave the average unchanged."""
-    everything = ExpectedAdmission(survival, (survival > 0).astype(np.float64), np.ones_like(survival))
+) -> tuple[Floats, Floats, Floats]:
+    """What to expect of drafting tokens of this survival: the probabilities that one is accepted, verified at all, and
+    drafted at all, each [sequences, depth]. Once drafted, those with scores are verified only above `min_admitted`, and
+    the drafter stops after one below `min_survival`, except for sequences that are `unjudged` (each [sequences]).
+    Scores are taken to move survival as they lately did; they distinguish tokens and leave the average unchanged."""
+    everything = survival, (survival > 0).astype(np.float64), np.ones_like(survival)
     if not model.has_scores:
         return everything
-    judged = _judged(model, survival, min_admitted, min_survival)
-    return ExpectedAdmission(*(np.where(unjudged[:, None], *pair) for pair in zip(everything, judged, strict=True)))
-
-
-def _judged(model: AcceptanceModel, survival: Floats, min_admitted: Floats, min_survival: Floats) -> ExpectedAdmission:
-    columns = np.minimum(np.arange(survival.shape[1]), _MAX_DEPTH - 1)
-    shifts = model.confidence_shifts[:, columns]
+    shifts = model.confidence_shifts[:, np.minimum(np.arange(survival.shape[1]), _MAX_DEPTH - 1)]
     later = (survival / np.maximum(1 - survival, 1e-6))[:, None] * shifts  # odds, [sequences, samples, depth]
     later /= 1 + later
-    number = later.shape[1]  # sums over it take half the time that means do
-    later *= (survival / np.maximum(later.sum(1) / number, 1e-9))[:, None]
+    later *= (survival / np.maximum(later.mean(1), 1e-9))[:, None]
     np.minimum(later, 1.0, out=later)
     drafted = np.ones(later.shape, dtype=bool)
     drafted[:, :, 1:] = later[:, :, :-1] > min_survival[:, None, None]
     verified = drafted & (later > min_admitted[:, None, None])
-    return ExpectedAdmission(*(each.sum(1) / number for each in (later * verified, verified, drafted)))
+    judged = [each.mean(1) for each in (later * verified, verified, drafted)]
+    accepted, rows, made = (np.where(unjudged[:, None], *pair) for pair in zip(everything, judged, strict=True))
+    return accepted, rows, made
 
 
 class PlannedBatch(NamedTuple):

@@ -44,7 +44,6 @@ def forget_drafts(step: PolicyStep) -> None:
         step.counts = {drafter: _counts_of(step, drafter) for drafter in used}
         step.spans = step.verdicts = ()
         step.drafted = step.admitted = {}
-        step.__dict__.pop("candidates", None)
 
 
 @dataclass(frozen=True, slots=True)
