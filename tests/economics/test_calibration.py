@@ -252,11 +252,12 @@ def test_age_in_words(past: timedelta, said: str) -> None:
         ({"points": [[1, 2]]}, "damaged"),
         ({"errors": {"count": 1}}, "damaged"),
         ({"seconds": None}, "damaged"),
+        *[(content, "cannot be read" if content != "[1]" else "damaged") for content in ("{", "[1]", "", "\0")],
     ],
 )
-def test_damage_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+def test_damage_is_named(tmp_path: Path, change: dict[str, Any] | str, named: str) -> None:
     path = calibration().write(tmp_path)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    path.write_text(change if isinstance(change, str) else json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(UsageError, match=named) as caught:
         Calibration.read(path)
     assert str(path) in caught.value.message
@@ -265,25 +266,13 @@ def test_damage_is_named(tmp_path: Path, change: dict[str, Any], named: str) -> 
     assert str(path) in why
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "", "\0"])
-def test_a_file_that_is_no_calibration_is_named(tmp_path: Path, content: str) -> None:
-    path = tmp_path / HERE.filename
-    path.write_text(content)
-    with pytest.raises(UsageError, match=str(path)):
-        Calibration.read(path)
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_calibration_that_cannot_be_stored_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be stored"):
-        calibration().write(tmp_path / "file")
-
-
-def test_a_calibration_that_cannot_be_stored_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / HERE.filename).mkdir()
-    with pytest.raises(UsageError, match="cannot be stored"):
-        calibration().write(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [HERE.filename]
+    for folder in (tmp_path / "file", tmp_path):
+        with pytest.raises(UsageError, match="cannot be stored"):
+            calibration().write(folder)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", HERE.filename}
 
 
 # ---- in the cost model ----------------------------------------------------------------------------------------------
