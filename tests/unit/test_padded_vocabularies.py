@@ -298,12 +298,12 @@ def test_a_sequence_is_declined_from_an_unknown_id_on(trees: bool) -> None:
     assert not drafter.block_pool.block_table("s") and drafter.others("s") == []
     known += [draft.tokens[0], 23, 1]
     for _ in range(3):
-        mine, others = drafter.propose([ask(known), replace(ask(known[:36]), seq_id="other")])
+        mine, others = drafter.propose([ask(known), ask(known[:36])._replace(seq_id="other")])
         assert len(mine) == 0 and len(others) == 4
         drafter.accept("s", [2])
         known.append(2)
     drafter.fork("s", "fork", [1], GREEDY)
-    assert len(drafter.propose([replace(ask([*known, 1]), seq_id="fork")])[0]) == 0
+    assert len(drafter.propose([ask([*known, 1])._replace(seq_id="fork")])[0]) == 0
     drafter.rewind("s", 38)
     assert len(drafter.propose([ask(known[:38])])[0]) == 0
     drafter.rewind("s", 37)
