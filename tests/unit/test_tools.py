@@ -48,7 +48,7 @@ def parse_tool_calls(text: str, form: ToolFormat) -> tuple[str, list[ToolCall]]:
     parser = ToolCallParser(form)
     content = ""
     calls = list[ToolCall]()
-    for delta in (parser.push(text), parser.flush()):
+    for delta in (parser.push(text), parser.push("", last=True)):
         content += delta.content
         for part in delta.calls:
             if part.name is not None:
@@ -164,7 +164,9 @@ def test_the_parser_finds_what_was_written_however_it_is_cut(name: str, size: in
         for calls in ([CALL], [NOW], [CALL, NOW, CALL]):
             text = shown(form, before + written(form, calls))
             parser = ToolCallParser(form)
-            deltas = [parser.push(text[at : at + size]) for at in range(0, len(text), size)] + [parser.flush()]
+            deltas = [parser.push(text[at : at + size]) for at in range(0, len(text), size)] + [
+                parser.push("", last=True)
+            ]
             assert "".join(delta.content for delta in deltas).strip() == before.strip()
             names = {part.index: part.name for delta in deltas for part in delta.calls if part.name is not None}
             found = [

@@ -239,7 +239,7 @@ class AnswerDelta:
 
 
 class ToolCallParser:
-    """Reads an answer in `form` piece by piece: give every text to `push`, then call `flush`.
+    """Reads an answer in `form` piece by piece: give every text to `push`.
 
     Text that might be the beginning of a call is held back until it is certain. What looks like a call and has no name
     is content. Where no tag is shown, an answer has calls only if it begins with them.
@@ -255,61 +255,55 @@ class ToolCallParser:
         self._head = re.compile(rf"\{{\s*\"name\"\s*:\s*({_STRING})\s*,\s*\"{form.arguments}\"\s*:\s*(?=\S)", re.DOTALL)
         self._closing = [text for text in (self._end, _visible(form.closing, form).strip()) if text]
         self._held = ""
+        self._content: list[str] = []  # what a text adds
+        self._found: list[ToolCallDelta] = []
         self._state = "content" if self._tag else "start"
         self._value = _JsonValue()
         self.calls = 0
         """Calls whose names are known so far."""
 
-    def push(self, text: str) -> AnswerDelta:
-        """What becomes certain with this text."""
+    def push(self, text: str, *, last: bool = False) -> AnswerDelta:
+        """What becomes certain with this text; `last`: none follows."""
         self._held += text
-        content: list[str] = []
-        calls: list[ToolCallDelta] = []
-        while self._step(content, calls, last=False):
+        self._content, self._found = [], []
+        while self._step(last=last):
             pass
-        return AnswerDelta("".join(content), tuple(calls))
+        if last:
+            if self._state in ("content", "start", "call"):
+                self._content.append(self._held)
+            self._held = ""
+        return AnswerDelta("".join(self._content), tuple(self._found))
 
-    def flush(self) -> AnswerDelta:
-        """What is left at the end of the answer."""
-        content: list[str] = []
-        calls: list[ToolCallDelta] = []
-        while self._step(content, calls, last=True):
-            pass
-        if self._state in ("content", "start", "call") and self._held:
-            content.append(self._held)
-        self._held = ""
-        return AnswerDelta("".join(content), tuple(calls))
-
-    def _step(self, content: list[str], calls: list[ToolCallDelta], *, last: bool) -> bool:
+    def _step(self, *, last: bool) -> bool:
         """Go on by one part of the answer, as far as it is known; whether to go on."""
         if self._state == "content":
-            return self._read_content(content, last=last)
+            return self._read_content(last=last)
         if self._state == "start":
-            return self._read_start(content)
+            return self._read_start()
         if self._state == "call":
-            return self._read_head(calls)
+            return self._read_head()
         if self._state == "arguments":
-            return self._read_arguments(calls)
+            return self._read_arguments()
         return self._read_after(last=last)
 
-    def _read_content(self, content: list[str], *, last: bool) -> bool:
+    def _read_content(self, *, last: bool) -> bool:
         """Text up to the tag of a call, as far as it cannot be a part of one."""
         if not self._tag:
-            content.append(self._held)
+            self._content.append(self._held)
             self._held = ""
             return False
         at = self._held.find(self._tag)
         if at >= 0:
-            content.append(self._held[:at].rstrip())
+            self._content.append(self._held[:at].rstrip())
             self._held = self._held[at:]
             self._state = "call"
             return True
         kept = 0 if last else _kept(self._held, self._tag)
-        content.append(self._held[: len(self._held) - kept])
+        self._content.append(self._held[: len(self._held) - kept])
         self._held = self._held[len(self._held) - kept :]
         return False
 
-    def _read_start(self, content: list[str]) -> bool:
+    def _read_start(self) -> bool:
         """Without a tag an answer is a call if it begins as one."""
         text = self._held.lstrip()
         if not text:
@@ -317,23 +311,23 @@ class ToolCallParser:
         self._state = "call" if text[0] in "{[" else "content"
         return True
 
-    def _read_head(self, calls: list[ToolCallDelta]) -> bool:
+    def _read_head(self) -> bool:
         skipped = self._skipped.match(self._held)
         rest = self._held[skipped.end() if skipped else 0 :].removeprefix("[" if not self._tag else "")
         head = self._head.match(rest)
         if head is None:
             return False
-        calls.append(ToolCallDelta(self.calls, json.loads(head[1])))
+        self._found.append(ToolCallDelta(self.calls, json.loads(head[1])))
         self.calls += 1
         self._held = rest[head.end() :]
         self._state = "arguments"
         self._value = _JsonValue()
         return True
 
-    def _read_arguments(self, calls: list[ToolCallDelta]) -> bool:
+    def _read_arguments(self) -> bool:
         count = self._value.take(self._held)
         if count:
-            calls.append(ToolCallDelta(self.calls - 1, None, self._held[:count]))
+            self._found.append(ToolCallDelta(self.calls - 1, None, self._held[:count]))
         self._held = self._held[count:]
         if self._value.ended:
             self._state = "after"

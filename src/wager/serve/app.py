@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
 
@@ -71,12 +72,12 @@ class Server:
         """The ASGI application."""
         generation = self.generation
         routes = [
-            Route("/v1/completions", generation.completions, methods=["POST"]),
-            Route("/v1/chat/completions", generation.chat, methods=["POST"]),
+            Route("/v1/completions", partial(generation.respond, kind="completion"), methods=["POST"]),
+            Route("/v1/chat/completions", partial(generation.respond, kind="chat"), methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/tokenize", partial(self.convert, kind="tokenize"), methods=["POST"]),
+            Route("/detokenize", partial(self.convert, kind="detokenize"), methods=["POST"]),
             Route("/health", self.health),
             Route("/version", self.version),
             Route("/metrics", self.read_metrics),
@@ -172,13 +173,8 @@ class Server:
         del http
         return Response(await self.metrics.render(), media_type=CONTENT_TYPE)
 
-    async def tokenize(self, http: Request) -> Response:
-        return await self._converted(http, "tokenize")
-
-    async def detokenize(self, http: Request) -> Response:
-        return await self._converted(http, "detokenize")
-
-    async def _converted(self, http: Request, kind: BodyKind) -> Response:
+    async def convert(self, http: Request, kind: BodyKind) -> Response:
+        """Tokens of a text, or the text of tokens."""
         async with self.limits.body(http) as raw:
             content = await self.bodies.read(kind, raw, http.state.request_id)
         return Response(content, media_type="application/json")

@@ -224,6 +224,10 @@ class TextContent(Strict):
     text: str
 
 
+def _text(content: str | Sequence[TextContent] | None) -> str:
+    return content or "" if content is None or isinstance(content, str) else "".join(part.text for part in content)
+
+
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Items[TextContent] | None = None
@@ -237,9 +241,7 @@ class ChatMessage(Strict):
 
     @property
     def text(self) -> str:
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
+        return _text(self.content)
 
 
 class PredictedContent(Strict):
@@ -250,7 +252,7 @@ class PredictedContent(Strict):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return _text(self.content)
 
 
 class ChatBody(SamplingFields):

@@ -8,7 +8,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -30,17 +29,7 @@ _NICENESS = 5
 _SIZE_BYTES = 8
 
 BodyKind = Literal["completion", "chat", "tokenize", "detokenize"]
-
-
-def _readers(model: ParsingContext) -> dict[str, Callable[[bytes, str], Any]]:
-    """What each kind of body is read by; it gets the body and the id of the request."""
-    parser = BodyParser(model)
-    return {
-        "completion": parser.completion,
-        "chat": parser.chat,
-        "tokenize": parser.tokenize,
-        "detokenize": parser.detokenize,
-    }
+"""The method of BodyParser that reads a body."""
 
 
 class BodyReader:
@@ -48,7 +37,7 @@ class BodyReader:
     process is started with the first long body, and again if it was ended."""
 
     def __init__(self, model: ParsingContext) -> None:
-        self._here = _readers(model)
+        self._parser = BodyParser(model)
         self._tokenizer = model.tokenizer
         self._model = pickle.dumps(model)  # now: it takes some 20 ms in which nothing else runs
         self._turn = asyncio.Lock()
@@ -64,7 +53,7 @@ class BodyReader:
             return await loop.run_in_executor(self._thread, self._read_beside, kind, raw, request_id)
         async with self._turn:
             try:
-                return self._here[kind](raw, request_id)
+                return getattr(self._parser, kind)(raw, request_id)
             finally:
                 await asyncio.sleep(0)
 
@@ -127,11 +116,11 @@ def serve() -> None:
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
     with suppress(EOFError, KeyboardInterrupt):
-        readers = _readers(pickle.loads(_read(source)))
+        parser = BodyParser(pickle.loads(_read(source)))
         while True:
             kind, raw, request_id = pickle.loads(_read(source))
             try:
-                result = readers[kind](raw, request_id)
+                result = getattr(parser, kind)(raw, request_id)
             except WagerError as error:
                 result = error
             except Exception as error:

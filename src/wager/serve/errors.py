@@ -12,17 +12,11 @@ from wager.errors import ClosedError, WagerError
 from wager.types import Completion, OutputDelta
 
 _TYPES: Mapping[int, str] = {
-    400: "invalid_request_error",
     401: "authentication_error",
     404: "not_found_error",
-    405: "invalid_request_error",
-    408: "invalid_request_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    431: "invalid_request_error",
     429: "rate_limit_error",
+    **dict.fromkeys((400, 405, 408, 413, 415, 431), "invalid_request_error"),
 }
-
 
 _LONGEST = 2000
 """Characters of a message: what is quoted in it may be long."""

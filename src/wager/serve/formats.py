@@ -7,8 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from wager.constrain.tools import ToolCallDelta, ToolCallParser, ToolFormat
 from wager.draft.prediction import Alignment
@@ -18,67 +17,27 @@ TokenBytes = Callable[[int], bytes]
 """The bytes of a token id."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    """What every object of one answer repeats: its id, the model's name, the time in whole seconds."""
-
-    id: str
-    model: str
-    created: int
-
-    @classmethod
-    def of(cls, request_id: str, model: str) -> AnswerHead:
-        return cls(request_id, model, int(time.time()))
-
-
-class AnswerFormat(Protocol):
-    """How the choices of an answer are written. `plain`: a delta that does not end its choice is its text, and all
-    else about it is the same for all of them."""
-
-    head: AnswerHead
-    plain: bool
-
-    def first(self, index: int) -> Mapping[str, Any] | None:
-        """The choice object that opens choice `index` in a stream, if there is one."""
-
-    def part(self, index: int, delta: OutputDelta) -> dict[str, Any]:
-        """The choice object of a delta."""
-
-    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        """The choice object of a whole choice."""
-
-    def envelope(self, *, stream: bool) -> dict[str, Any]:
-        """All of the object but its choices and usage."""
-
-
 class CompletionFormat:
-    """Choices of /v1/completions. `logprobs`: whether they were asked for."""
+    """Choices of /v1/completions. `head` has the fields that every object of the answer repeats, `logprobs`: whether
+    they were asked for. `plain`: a delta that does not end its choice is its text, and all else about it is the same
+    for all of them."""
 
-    def __init__(self, head: AnswerHead, token_bytes: TokenBytes, *, logprobs: bool) -> None:
-        self.head = head
+    def __init__(self, head: Mapping[str, Any], token_bytes: TokenBytes, *, logprobs: bool) -> None:
+        self.head = self.chunk_head = head
         self.plain = not logprobs
         self._token_bytes = token_bytes
         self._logprobs = logprobs
         self._characters: dict[int, tuple[codecs.IncrementalDecoder, int]] = {}  # of a choice's text so far
 
     def first(self, index: int) -> None:
-        return None
+        """The object that opens a choice in a stream: there is none."""
 
-    def part(self, index: int, delta: OutputDelta) -> dict[str, Any]:
-        return self._object(index, delta.text, delta.logprobs, delta.finish_reason)
+    def part(self, index: int, delta: OutputDelta | Completion) -> dict[str, Any]:
+        """The object of a delta, or of a whole choice."""
+        logprobs = self._lists(index, delta.logprobs) if self._logprobs else None
+        return {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish_reason}
 
-    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
-        return self._object(index, completion.text, completion.logprobs, completion.finish_reason)
-
-    def envelope(self, *, stream: bool) -> dict[str, Any]:
-        head = self.head
-        return {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
-
-    def _object(
-        self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str | None
-    ) -> dict[str, Any]:
-        found = self._lists(index, logprobs) if self._logprobs else None
-        return {"index": index, "text": text, "logprobs": found, "finish_reason": finish_reason}
+    choice = part
 
     def _lists(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         characters, offset = self._characters.get(index) or (codecs.getincrementaldecoder("utf-8")("replace"), 0)
@@ -108,44 +67,43 @@ class CompletionFormat:
 
 
 class ChatFormat:
-    """Choices of /v1/chat/completions. `logprobs`: whether they were asked for. `calls` makes what finds tool calls in
-    a choice, if there are tools."""
+    """Choices of /v1/chat/completions, as those of CompletionFormat. `calls`: how tool calls are written, if there are
+    tools."""
 
     def __init__(
-        self,
-        head: AnswerHead,
-        token_bytes: TokenBytes,
-        *,
-        logprobs: bool,
-        calls: Callable[[], CallWriter] | None = None,
+        self, head: Mapping[str, Any], token_bytes: TokenBytes, *, logprobs: bool, calls: ToolFormat | None
     ) -> None:
         self.head = head
+        self.chunk_head = {**head, "object": "chat.completion.chunk"}
         self.plain = not logprobs and calls is None
         self._token_bytes = token_bytes
         self._logprobs = logprobs
         self._calls = calls
         self._writers: dict[int, CallWriter] = {}
 
-    def first(self, index: int) -> Mapping[str, Any]:
+    def first(self, index: int) -> dict[str, Any]:
+        """The object that opens a choice in a stream."""
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def part(self, index: int, delta: OutputDelta) -> dict[str, Any]:
+        """The object of a delta."""
         reason: str | None = delta.finish_reason
         if self._calls is None:
             content: dict[str, Any] = {"content": delta.text} if delta.text or reason is None else {}
         else:
-            writer = self._writers.setdefault(index, self._calls())
+            writer = self._writers.setdefault(index, CallWriter(self._calls))
             content = writer.push(delta.text, last=reason is not None)
             reason = "tool_calls" if reason == "stop" and writer.called else reason
         logprobs = self._content(delta.logprobs) if delta.logprobs else None
         return {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": reason}
 
     def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        """The object of a whole choice."""
         message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
         reason: str = completion.finish_reason
         if self._calls is not None:
-            written = self._calls().push(completion.text, last=True)
+            written = CallWriter(self._calls).push(completion.text, last=True)
             calls = whole_calls(written)
             message["content"] = written.get("content") or (None if calls else "")
             if calls:
@@ -153,10 +111,6 @@ class ChatFormat:
                 reason = "tool_calls" if reason == "stop" else reason
         logprobs = self._content(completion.logprobs) if self._logprobs else None
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
-
-    def envelope(self, *, stream: bool) -> dict[str, Any]:
-        kind = "chat.completion.chunk" if stream else "chat.completion"
-        return {"id": self.head.id, "object": kind, "created": self.head.created, "model": self.head.model}
 
     def _content(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {
@@ -175,12 +129,20 @@ class ChatFormat:
         return {"token": token_text(value), "logprob": logprob, "bytes": list(value)}
 
 
+AnswerFormat = CompletionFormat | ChatFormat
+
+
+def answer_head(kind: str, request_id: str, model: str) -> dict[str, Any]:
+    """What every object of one answer repeats; the time is in whole seconds."""
+    prefix = "cmpl" if kind == "text_completion" else "chatcmpl"
+    return {"id": f"{prefix}-{request_id}", "object": kind, "created": int(time.time()), "model": model}
+
+
 class CallWriter:
     """Calls of one choice as OpenAI's API writes them, in pieces and whole."""
 
     def __init__(self, form: ToolFormat) -> None:
         self._parser = ToolCallParser(form)
-        self._ids: list[str] = []
 
     @property
     def called(self) -> bool:
@@ -188,17 +150,16 @@ class CallWriter:
 
     def push(self, text: str, *, last: bool) -> dict[str, Any]:
         """The `delta` object of a piece of text; `last`: none follows."""
-        pieces = [self._parser.push(text), *([self._parser.flush()] if last else [])]
-        content = "".join(piece.content for piece in pieces)
-        calls = [self._part(call) for piece in pieces for call in piece.calls]
-        return {**({"content": content} if content else {}), **({"tool_calls": calls} if calls else {})}
+        piece = self._parser.push(text, last=last)
+        calls = [_call_part(call) for call in piece.calls]
+        return {**({"content": piece.content} if piece.content else {}), **({"tool_calls": calls} if calls else {})}
 
-    def _part(self, call: ToolCallDelta) -> dict[str, Any]:
-        if call.name is None:
-            return {"index": call.index, "function": {"arguments": call.arguments}}
-        self._ids.append(f"call_{uuid.uuid4().hex[:24]}")
-        function = {"name": call.name, "arguments": call.arguments}
-        return {"index": call.index, "id": self._ids[-1], "type": "function", "function": function}
+
+def _call_part(call: ToolCallDelta) -> dict[str, Any]:
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 
 def whole_calls(delta: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -220,24 +181,9 @@ def token_text(value: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in value)
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionUse:
-    """`accepted`: tokens of the prediction that appeared in the answer, where the prediction was expected to go on;
-    `rejected`: those that did not. Sums over the choices."""
-
-    accepted: int
-    rejected: int
-
-
-def prediction_use(prediction: Sequence[int], completions: Sequence[Completion]) -> PredictionUse:
-    """Follow each choice through the prediction, as the drafter of that name does. It depends on the texts alone, not
-    on what was drafted."""
-    accepted = sum(len(_places(prediction, completion)) for completion in completions)
-    return PredictionUse(accepted, len(prediction) * len(completions) - accepted)
-
-
-def _places(prediction: Sequence[int], completion: Completion) -> set[int]:
-    """The places of the prediction whose tokens appeared."""
+def _appeared(prediction: Sequence[int], completion: Completion) -> int:
+    """Tokens of the prediction that appeared in a choice where it was expected to go on. The choice is followed as the
+    drafter of that name does; it depends on the texts alone, not on what was drafted."""
     alignment = Alignment(list(prediction))
     found = set[int]()
     for token in completion.token_ids:
@@ -246,12 +192,12 @@ def _places(prediction: Sequence[int], completion: Completion) -> set[int]:
             found.add(place)
         alignment.unread.append(token)
         alignment.catch_up()
-    return found
+    return len(found)
 
 
-def usage(completions: Sequence[Completion], *, prompts: int, predicted: PredictionUse | None) -> dict[str, Any]:
-    """Token counts of an answer to `prompts` prompts, whose choices share their prompt's tokens. `predicted` is the use
-    of the request's prediction, if it has one."""
+def usage(completions: Sequence[Completion], *, prompts: int, prediction: Sequence[int] | None) -> dict[str, Any]:
+    """Token counts of an answer to `prompts` prompts, whose choices share their prompt's tokens. `prediction`
+    is the request's, if it has one."""
     per_prompt = len(completions) // max(1, prompts)
     firsts = completions[::per_prompt] if per_prompt else []
     prompt_tokens = sum(each.stats.prompt_tokens for each in firsts)
@@ -262,10 +208,11 @@ def usage(completions: Sequence[Completion], *, prompts: int, predicted: Predict
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(each.stats.cached_tokens for each in firsts)},
     }
-    if predicted is not None:
+    if prediction is not None:
+        accepted = sum(_appeared(prediction, each) for each in completions)
         counted["completion_tokens_details"] = {
-            "accepted_prediction_tokens": predicted.accepted,
-            "rejected_prediction_tokens": predicted.rejected,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": len(prediction) * len(completions) - accepted,
         }
     return counted
 

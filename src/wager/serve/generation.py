@@ -22,7 +22,7 @@ from wager.serve.formats import encoded, encoded_in_parts
 from wager.serve.limits import Admission, BodyLimits, ServeOptions
 from wager.serve.metrics import Metrics
 from wager.serve.parsing import ParsedRequest
-from wager.serve.streaming import Answer, EventStream, GuessReport, StreamPlan, draft_report, until_gone
+from wager.serve.streaming import Answer, ChunkWriter, EventStream, GuessReport, draft_report, until_gone
 from wager.types import Completion, Request
 
 _QUICK_TOKENS = 1_000
@@ -49,14 +49,11 @@ class Generation:
         self._bodies = bodies
         self._compiling = asyncio.Semaphore()
 
-    async def completions(self, http: HttpRequest) -> Response:
-        return await self._respond(http, "completion")
-
-    async def chat(self, http: HttpRequest) -> Response:
-        return await self._respond(http, "chat")
-
-    async def _respond(self, http: HttpRequest, kind: BodyKind) -> Response:
-        parsed = await self._ready(await self._read(http, kind))
+    async def respond(self, http: HttpRequest, kind: BodyKind) -> Response:
+        """The answer to a body of that kind, `completion` or `chat`."""
+        async with self._limits.body(http) as raw:
+            parsed: ParsedRequest = await self._bodies.read(kind, raw, http.state.request_id)
+        parsed = await self._ready(parsed)
         async with AsyncExitStack() as stack:
             stack.enter_context(self._admission.place(parsed.sequences))
             requests = await self._requests(parsed, http.state.tenant)
@@ -71,12 +68,8 @@ class Generation:
             stack.callback(lambda: log_fields.update(_end(answer)))
             if not parsed.stream:
                 return await self._whole(http, parsed, answer)
-            return EventStream(answer, self._plan(parsed, answer, requests), stack.pop_all())
-
-    async def _read(self, http: HttpRequest, kind: BodyKind) -> ParsedRequest:
-        async with self._limits.body(http) as raw:
-            parsed: ParsedRequest = await self._bodies.read(kind, raw, http.state.request_id)
-        return parsed
+            writer, timeout = self._writer(parsed, answer, requests), self._options.request_timeout
+            return EventStream(answer, writer, stack.pop_all(), timeout=timeout)
 
     async def _ready(self, parsed: ParsedRequest) -> ParsedRequest:
         """The request with its grammar compiled, one at a time and in a thread, so that no step waits for it."""
@@ -112,17 +105,15 @@ class Generation:
                 raise parsed.refusal(error, max_context=self._llm.engine.scheduler.max_context) from None
             raise
 
-    def _plan(self, parsed: ParsedRequest, answer: Answer, requests: Sequence[Request]) -> StreamPlan:
-        options = parsed.stream_options
+    def _writer(self, parsed: ParsedRequest, answer: Answer, requests: Sequence[Request]) -> ChunkWriter:
+        options, stats = parsed.stream_options, parsed.speculation_stats
         continuous = options.include_usage and options.continuous_usage_stats
-        return StreamPlan(
+        return ChunkWriter(
             parsed.format(self._llm.tokenizer.token_bytes),
-            include_usage=bool(options.include_usage),
+            usage=parsed.usage if options.include_usage else None,
             prompt_tokens=parsed.prompt_tokens if continuous else None,
-            usage=parsed.usage,
-            timeout=self._options.request_timeout,
-            details=(lambda done: draft_report(answer, done)) if parsed.speculation_stats else None,
-            guesses=self._guess_report(requests) if parsed.speculation_stats else None,
+            details=(lambda done: draft_report(answer, done)) if stats else None,
+            guesses=self._guess_report(requests) if stats else None,
         )
 
     def _guess_report(self, requests: Sequence[Request]) -> GuessReport:
@@ -164,9 +155,8 @@ class Generation:
             if completion.finish_reason == "abort":
                 raise ApiError(503, "The server ended the request.", "Send it again.", retry_after=30)
         form = parsed.format(self._llm.tokenizer.token_bytes)
-        found = form.envelope(stream=False)
-        found["choices"] = [form.choice(index, completion) for index, completion in enumerate(completions)]
-        found["usage"] = parsed.usage(completions)
+        choices = [form.choice(index, completion) for index, completion in enumerate(completions)]
+        found = {**form.head, "choices": choices, "usage": parsed.usage(completions)}
         if parsed.speculation_stats:
             found["speculation"] = draft_report(answer, completions)
         return found

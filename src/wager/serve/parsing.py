@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from wager.constrain.tools import ToolFormat, tool_grammar, tools_message
@@ -32,13 +31,11 @@ from wager.serve.bodies import (
 from wager.serve.errors import ApiError
 from wager.serve.formats import (
     AnswerFormat,
-    AnswerHead,
-    CallWriter,
     ChatFormat,
     CompletionFormat,
     TokenBytes,
+    answer_head,
     encoded,
-    prediction_use,
     usage,
 )
 from wager.types import Completion, Grammar, Request, RequestSpeculation, SamplingParams
@@ -69,7 +66,7 @@ class ParsedRequest:
     how tool calls are written, where they may be; `predicted`: the request has a prediction."""
 
     kind: type[SamplingFields]
-    head: AnswerHead
+    head: Mapping[str, Any]
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     weight: float
@@ -94,12 +91,11 @@ class ParsedRequest:
         logprobs = self.params.logprobs is not None
         if self.kind is CompletionBody:
             return CompletionFormat(self.head, token_bytes, logprobs=logprobs)
-        calls = None if self.calls is None else partial(CallWriter, self.calls)
-        return ChatFormat(self.head, token_bytes, logprobs=logprobs, calls=calls)
+        return ChatFormat(self.head, token_bytes, logprobs=logprobs, calls=self.calls)
 
     def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        used = prediction_use(self.params.prediction, completions) if self.predicted else None  # type: ignore[arg-type]
-        return usage(completions, prompts=len(self.prompts), predicted=used)
+        prediction: Any = self.params.prediction if self.predicted else None
+        return usage(completions, prompts=len(self.prompts), prediction=prediction)
 
     def refusal(self, error: RequestError, *, max_context: int) -> ApiError:
         """What the engine refused, by the name of the field that it came from."""
@@ -145,7 +141,7 @@ class BodyParser:
         prompts: Sequence[Any] = given if several else [given]
         if len(prompts) > _MOST_PROMPTS:
             raise ApiError(400, f"There are {len(prompts)} prompts.", f"Send at most {_MOST_PROMPTS}.", param="prompt")
-        head = AnswerHead.of(f"cmpl-{request_id}", self.model.name)
+        head = answer_head("text_completion", request_id, self.model.name)
         return self._parsed(body, head, [self._encode(prompt) for prompt in prompts], params)
 
     def chat(self, raw: bytes, request_id: str) -> ParsedRequest:
@@ -162,7 +158,7 @@ class BodyParser:
             prediction=predicted or (),
             tool_grammar=tools.grammar if tools else None,
         )
-        head = AnswerHead.of(f"chatcmpl-{request_id}", self.model.name)
+        head = answer_head("chat.completion", request_id, self.model.name)
         return self._parsed(
             body,
             head,
@@ -249,7 +245,7 @@ class BodyParser:
     def _parsed(
         self,
         body: SamplingFields,
-        head: AnswerHead,
+        head: Mapping[str, Any],
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         **more: Any,
@@ -272,7 +268,12 @@ class BodyParser:
         try:
             for prompt in prompts:
                 request = Request(
-                    head.id, tuple(prompt), params, weight=parsed.weight, speculation=parsed.speculation, streamed=True
+                    head["id"],
+                    tuple(prompt),
+                    params,
+                    weight=parsed.weight,
+                    speculation=parsed.speculation,
+                    streamed=True,
                 )
                 check_length(request, max_context=model.max_context, num_blocks=model.num_blocks)
                 check_request(request, vocab=model.vocab, has_tokenizer=True)

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from itertools import groupby
 from json.encoder import encode_basestring
 from typing import Any
@@ -21,7 +20,7 @@ from wager.errors import WagerError
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.serve.errors import ApiError, error_body, failed_answer
 from wager.serve.formats import AnswerFormat, encoded
-from wager.types import Completion, Draft, OutputDelta, Request, Stats
+from wager.types import Completion, Draft, OutputDelta, Request
 
 # ---- the answer ------------------------------------------------------------------------------------------------------
 
@@ -154,25 +153,17 @@ class GuessReport:
         return self._shown is None or draft.drafter_of(node) in self._shown
 
 
+_CHOICE_STATS = (
+    *("rounds", "drafted", "accepted", "mean_acceptance_length", "drafter"),
+    *("prefill_s", "decode_s", "preemptions", "seed"),
+)
+
+
 def draft_report(answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
     """What drafting brought to an answer: a row for each choice, and the seconds by stage of its steps."""
     return {
-        "choices": [_choice_stats(completion.stats) for completion in completions],
+        "choices": [{name: getattr(each.stats, name) for name in _CHOICE_STATS} for each in completions],
         "stage_seconds": dict(answer.stage_seconds()),
-    }
-
-
-def _choice_stats(stats: Stats) -> dict[str, Any]:
-    return {
-        "rounds": stats.rounds,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-        "mean_acceptance_length": stats.mean_acceptance_length,
-        "drafter": stats.drafter,
-        "prefill_s": stats.prefill_s,
-        "decode_s": stats.decode_s,
-        "preemptions": stats.preemptions,
-        "seed": stats.seed,
     }
 
 
@@ -182,29 +173,27 @@ def _choice_stats(stats: Stats) -> dict[str, Any]:
 _TEXT = "\u2402"  # stands where the text goes; no object has it elsewhere
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPlan:
-    """How an answer is streamed. `usage` and `details` make objects of the completed choices; `guesses` describes what
-    was guessed in each delta. Without `details` or `guesses` there are none. With `prompt_tokens` every chunk has the
-    usage so far. `timeout`: seconds after which the answer ends with an error."""
-
-    format: AnswerFormat
-    include_usage: bool
-    usage: Callable[[Sequence[Completion]], dict[str, Any]]
-    timeout: float
-    prompt_tokens: int | None = None
-    details: Callable[[Sequence[Completion]], dict[str, Any]] | None = None
-    guesses: GuessReport | None = None
-
-
 class ChunkWriter:
-    """Writes the events of one answer, in order."""
+    """Writes the events of one answer, in order. `usage` and `details` make objects of the completed choices; `guesses`
+    describes what was guessed in each delta. Those that are None are not wanted. With `prompt_tokens` every chunk has
+    the usage so far."""
 
-    def __init__(self, plan: StreamPlan) -> None:
-        self._plan = plan
-        self._format = plan.format
-        self._base = plan.format.envelope(stream=True) | ({"usage": None} if plan.include_usage else {})
-        self._constant = plan.format.plain and plan.guesses is None and plan.prompt_tokens is None
+    def __init__(
+        self,
+        form: AnswerFormat,
+        *,
+        usage: Callable[[Sequence[Completion]], dict[str, Any]] | None = None,
+        prompt_tokens: int | None = None,
+        details: Callable[[Sequence[Completion]], dict[str, Any]] | None = None,
+        guesses: GuessReport | None = None,
+    ) -> None:
+        self._format = form
+        self._usage = usage
+        self._prompt_tokens = prompt_tokens
+        self._details = details
+        self._guesses = guesses
+        self._base = {**form.chunk_head, **({"usage": None} if usage else {})}
+        self._constant = form.plain and guesses is None and prompt_tokens is None
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # of opened choices: what is before and behind a text
         self._tokens = 0
 
@@ -225,13 +214,11 @@ class ChunkWriter:
 
     def last(self, completions: Sequence[Completion]) -> bytes:
         """The events behind the last delta: usage and details, where they are wanted."""
-        plan = self._plan
-        found = b""
-        if plan.include_usage:
-            found += event(self._format.envelope(stream=True) | {"choices": [], "usage": plan.usage(completions)})
-        if plan.details is not None:
-            details = {"choices": [], "speculation": plan.details(completions)}
-            found += event(self._format.envelope(stream=True) | details)
+        head, found = self._format.chunk_head, b""
+        if self._usage is not None:
+            found += event({**head, "choices": [], "usage": self._usage(completions)})
+        if self._details is not None:
+            found += event({**head, "choices": [], "speculation": self._details(completions)})
         return found
 
     def _kind(self, item: ChoiceDelta) -> tuple[int, bool]:
@@ -249,20 +236,19 @@ class ChunkWriter:
         return before, behind
 
     def _add(self, item: ChoiceDelta, parts: list[bytes]) -> None:
-        plan = self._plan
         delta = item.delta
         self._tokens += len(delta.token_ids)
-        if plan.prompt_tokens is not None:
+        if self._prompt_tokens is not None:
             self._base["usage"] = {
-                "prompt_tokens": plan.prompt_tokens,
+                "prompt_tokens": self._prompt_tokens,
                 "completion_tokens": self._tokens,
-                "total_tokens": plan.prompt_tokens + self._tokens,
+                "total_tokens": self._prompt_tokens + self._tokens,
             }
-        if not (delta.text or delta.finish_reason or delta.logprobs or plan.guesses):
+        if not (delta.text or delta.finish_reason or delta.logprobs or self._guesses):
             return
         choice = self._format.part(item.choice, delta)
-        if plan.guesses is not None:
-            choice["speculation"] = plan.guesses.of(item)
+        if self._guesses is not None:
+            choice["speculation"] = self._guesses.of(item)
         parts.append(event(self._base | {"choices": [choice]}))
         if delta.finish_reason == "error":
             parts.append(event(error_body(failed_answer(delta))))
@@ -286,15 +272,16 @@ _LAST_EVENT_S = 5.0
 
 class EventStream(Response):
     """Sends an answer that has been started, and closes `resources` at the end, however it comes: the client may go,
-    the time may run out, the engine may fail."""
+    the `timeout` may be over, the engine may fail."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, plan: StreamPlan, resources: AsyncExitStack) -> None:
+    def __init__(self, answer: Answer, writer: ChunkWriter, resources: AsyncExitStack, *, timeout: float) -> None:
         super().__init__(status_code=200, headers=_HEADERS)
         del self.headers["content-length"]
         self._answer = answer
-        self._plan = plan
+        self._writer = writer
+        self._timeout = timeout
         self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -317,10 +304,10 @@ class EventStream(Response):
 
         last = b""
         try:
-            async with asyncio.timeout(self._plan.timeout):
+            async with asyncio.timeout(self._timeout):
                 last = await self._write_answer(write)
         except TimeoutError:
-            message = f"The answer was not complete in {self._plan.timeout:g} s."
+            message = f"The answer was not complete in {self._timeout:g} s."
             last = self._failed(ApiError(504, message, "Ask for less."))
         except WagerError as error:
             last = self._failed(error)
@@ -338,16 +325,15 @@ class EventStream(Response):
 
     async def _write_answer(self, write: Callable[[bytes], Any]) -> bytes:
         """The events of the last deltas are returned: they go with the last event of the stream."""
-        writer = ChunkWriter(self._plan)
         data = b""
         while deltas := await self._answer.next_deltas():
-            data = writer.events(deltas)
+            data = self._writer.events(deltas)
             if self._answer.ended:
                 break
             if data:
                 await write(data)
                 data = b""
-        return data + writer.last(self._answer.completions())
+        return data + self._writer.last(self._answer.completions())
 
 
 async def until_gone(receive: Receive) -> None:
