@@ -411,7 +411,7 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         """End the request, if it still runs, and the stream. May be repeated."""
         self._closed = True
         self._deltas.clear()
-        self._wake()
+        self.wake()
         self._llm.drop(self)
 
     async def __aenter__(self) -> AsyncOutputStream:
@@ -456,17 +456,14 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         """Whether there are deltas that its reader has not taken."""
         return bool(self._deltas)
 
-    def wake(self) -> None:
-        """Wake the reader: deltas have come, or the last one."""
-        self._woken = True
-        self._wake()
-
     def fail(self, error: WagerError) -> None:
         """The engine failed: no further delta will come."""
         self._failure = error
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Wake the reader: deltas have come, or none will."""
+        self._woken = True
         readers = self._readers
         self._readers = []
         for reader in readers:

@@ -17,7 +17,7 @@ from wager.drafter_spec import DrafterSpec, check_draft_threads, parse_drafters
 from wager.economics.options import DEEPEST, Objective, PolicySpec, parse_objective, parse_policy
 from wager.errors import UsageError
 from wager.inputs import check_threads, did_you_mean, read_text, shown
-from wager.types import RULES, KVDtype, SamplingParams, VerifyRule
+from wager.types import RULES, KVDtype, SamplingParams, VerifyRule, require
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -93,8 +93,12 @@ class SpeculationConfig:
         object.__setattr__(self, "drafters", parse_drafters(self.drafter))
         object.__setattr__(self, "parsed_policy", parse_policy(default if self.policy is None else self.policy))
         object.__setattr__(self, "parsed_objective", parse_objective(self.objective))
-        self._check_trees()
-        self._check_draft_threads()
+        for spec in self.drafters:
+            if spec.makes_trees:
+                check_rule_for_trees(str(spec), self.verify)
+        _check_integer("draft_threads", self.draft_threads, minimum=0, optional=False)
+        _check_text("draft_device", self.draft_device, optional=True)
+        check_draft_threads(self.drafters, self.draft_threads, device=self.draft_device, rule=self.verify)
         if self.drafters and self.depth != 0:
             self.check_policy(len(self.drafters))
 
@@ -113,16 +117,6 @@ class SpeculationConfig:
                 f"Policy {kind!r} uses one drafter, but there are {drafter_count}: {self.drafter}.",
                 "Name one drafter, or use --policy adaptive.",
             )
-
-    def _check_draft_threads(self) -> None:
-        _check_integer("draft_threads", self.draft_threads, minimum=0, optional=False)
-        _check_text("draft_device", self.draft_device, optional=True)
-        check_draft_threads(self.drafters, self.draft_threads, device=self.draft_device, rule=self.verify)
-
-    def _check_trees(self) -> None:
-        for spec in self.drafters:
-            if spec.makes_trees:
-                check_rule_for_trees(str(spec), self.verify)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +151,7 @@ class CapacityConfig:
                 f"Give at most {self.max_rows}, or more max_rows.",
             )
         _check_integer("max_context", self.max_context, minimum=2, maximum=MOST_POSITIONS)
-        if not isinstance(self.prefix_cache, bool):
-            raise _impossible("prefix_cache", self.prefix_cache, "True or False")
+        require("prefix_cache", self.prefix_cache, "True or False", ok=isinstance(self.prefix_cache, bool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +250,8 @@ def check_rule_for_trees(drafter: str, rule: VerifyRule) -> None:
 
 
 def _check_text(name: str, value: object, *, optional: bool = False) -> None:
-    if not (isinstance(value, str) and value) and not (optional and value is None):
-        raise _impossible(name, value, "a text that is not empty")
+    is_text = isinstance(value, str) and value != ""
+    require(name, value, "a text that is not empty", ok=is_text or (optional and value is None))
 
 
 def _check_integer(
@@ -266,19 +259,14 @@ def _check_integer(
 ) -> None:
     if value is None and optional:
         return
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        raise _impossible(name, value, f"an integer, at least {minimum}")
-    if maximum is not None and value > maximum:
-        raise _impossible(name, value, f"an integer, at most {maximum}")
+    is_enough = isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+    require(name, value, f"an integer, at least {minimum}", ok=is_enough)
+    require(name, value, f"an integer, at most {maximum}", ok=maximum is None or value <= maximum)  # type: ignore[operator]
 
 
 def _check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise _unknown(f"{name} =", value, allowed)
-
-
-def _impossible(name: str, value: object, rule: str) -> UsageError:
-    return UsageError(f"{name} = {value!r} ({type(value).__name__}) is not possible.", f"{name} must be {rule}.")
 
 
 def _unknown(subject: str, value: object, known: Sequence[str]) -> UsageError:

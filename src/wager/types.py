@@ -209,7 +209,8 @@ _RANGES: Mapping[str, tuple[type, float, float]] = {
 """Type, minimum and maximum of each number: within these ranges no logits processor overflows, for any logits."""
 
 
-def _require(name: str, value: object, rule: str, *, ok: bool) -> None:
+def require(name: str, value: object, rule: str, *, ok: bool) -> None:
+    """UsageError that names the option and what it must be, unless `ok`."""
     if not ok:
         raise UsageError(f"{name} = {value!r} ({type(value).__name__}) is not possible.", f"{name} must be {rule}.")
 
@@ -218,7 +219,7 @@ def _require_number(name: str, value: object, kind: type, low: float, high: floa
     # a bool is not a number here, an int is a float, and NaN is in no range
     is_kind = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     noun = "an integer" if kind is int else "a number"
-    _require(name, value, f"{noun} between {low} and {high}", ok=is_kind and low <= value <= high)  # type: ignore[operator]
+    require(name, value, f"{noun} between {low} and {high}", ok=is_kind and low <= value <= high)  # type: ignore[operator]
 
 
 class TokenBiases(dict[int, float]):
@@ -267,13 +268,18 @@ class SamplingParams:
         for name, limits in _RANGES.items():
             if name not in ("seed", "logprobs") or getattr(self, name) is not None:
                 _require_number(name, getattr(self, name), *limits)
-        _require("top_p", self.top_p, "above 0", ok=self.top_p > 0)
-        _require("ignore_eos", self.ignore_eos, "True or False", ok=isinstance(self.ignore_eos, bool))
+        require("top_p", self.top_p, "above 0", ok=self.top_p > 0)
+        require("ignore_eos", self.ignore_eos, "True or False", ok=isinstance(self.ignore_eos, bool))
         object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _stop_token_ids(self.stop_token_ids))
+        stop_ids = _token_ids("stop_token_ids", self.stop_token_ids, "a tuple of integers")
+        object.__setattr__(self, "stop_token_ids", stop_ids)
         object.__setattr__(self, "logit_bias", _token_biases(self.logit_bias))
-        object.__setattr__(self, "prediction", _prediction(self.prediction))
-        _check_grammar(self)
+        if not isinstance(self.prediction, str):
+            predicted = _token_ids("prediction", self.prediction, "a text or a sequence of token ids")
+            object.__setattr__(self, "prediction", predicted)
+        require("grammar", self.grammar, "a Grammar", ok=self.grammar is None or isinstance(self.grammar, Grammar))
+        if self.grammar is not None and self.ignore_eos:
+            raise UsageError("ignore_eos and grammar exclude each other.", "A grammar says where the output ends.")
 
     @property
     def greedy(self) -> bool:
@@ -329,39 +335,20 @@ def _stop_strings(value: object) -> tuple[str, ...]:
     """One string is one stop sequence, as in OpenAI's API."""
     strings = (value,) if isinstance(value, str) else value
     valid = isinstance(strings, tuple | list) and all(type(each) is str and each for each in strings)
-    _require("stop", value, "a tuple of strings that are not empty", ok=valid)
+    require("stop", value, "a tuple of strings that are not empty", ok=valid)
     return tuple(strings)  # type: ignore[arg-type]
 
 
-def _stop_token_ids(value: object) -> tuple[int, ...]:
+def _token_ids(name: str, value: object, rule: str) -> tuple[int, ...]:
     try:
         return as_token_ids(value)
     except TypeError as error:
-        raise UsageError(
-            f"stop_token_ids is not possible: {error}.", "stop_token_ids must be a tuple of integers."
-        ) from None
-
-
-def _check_grammar(params: SamplingParams) -> None:
-    _require("grammar", params.grammar, "a Grammar", ok=params.grammar is None or isinstance(params.grammar, Grammar))
-    if params.grammar is not None and params.ignore_eos:
-        raise UsageError("ignore_eos and grammar exclude each other.", "A grammar says where the output ends.")
-
-
-def _prediction(value: object) -> str | tuple[int, ...]:
-    if isinstance(value, str):
-        return value
-    try:
-        return as_token_ids(value)
-    except TypeError as error:
-        raise UsageError(
-            f"prediction is not possible: {error}.", "prediction must be a text or a sequence of token ids."
-        ) from None
+        raise UsageError(f"{name} is not possible: {error}.", f"{name} must be {rule}.") from None
 
 
 def _token_biases(value: object) -> TokenBiases:
     """Keys become Python ints."""
-    _require("logit_bias", value, "a mapping of ids to addends", ok=isinstance(value, Mapping))
+    require("logit_bias", value, "a mapping of ids to addends", ok=isinstance(value, Mapping))
     biases = TokenBiases()
     for key, bias in value.items():  # type: ignore[attr-defined]
         try:
