@@ -68,7 +68,7 @@ def test_the_tables_of_grammars_are_made_before_the_first_grammar(monkeypatch: p
     monkeypatch.setattr("wager.serve.app._FIRST_REQUESTS_S", 0.0)
     with running() as started:
         grammars = started.llm.engine.grammars
-        eventually(lambda: "_built_vocabulary" in vars(grammars), "they are not made")
+        eventually(lambda: "_vocabulary" in vars(grammars), "they are not made")
 
 
 # ---- tools -----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -73,11 +74,6 @@ class GrammarCompiler:
         """Whether `compile` gives it back as it is."""
         return isinstance(grammar.compiled, LLGrammar) and grammar.compiled.compiler is self
 
-    def prepare(self) -> None:
-        """Build what the first grammar would wait for: llguidance's view of the vocabulary. RequestError or UsageError
-        where grammars are not possible."""
-        _ = self._vocabulary
-
     def compile(self, grammar: Grammar) -> Grammar:
         """The grammar with `compiled` set. RequestError with the reason if it cannot be compiled, allows no token to
         begin with, or is too large; UsageError where llguidance is not installed."""
@@ -94,14 +90,14 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
         return replace(grammar, compiled=compiled)
 
-    @property
-    def _vocabulary(self) -> Any:
-        """llguidance's view of the tokenizer."""
+    def prepare(self) -> Any:
+        """What the first grammar would wait for: llguidance's view of the vocabulary, which is made once. RequestError
+        or UsageError where grammars are not possible."""
         with self._vocabulary_lock:
-            return self._built_vocabulary
+            return self._vocabulary
 
     @cached_property
-    def _built_vocabulary(self) -> Any:
+    def _vocabulary(self) -> Any:
         tokenizer = self._tokenizer
         library = _library()
         if not tokenizer.eos_ids:
@@ -117,15 +113,11 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> LLGrammar:
         library = _library()
-        vocabulary = self._vocabulary
+        vocabulary = self.prepare()
         limits = library.LLParserLimits(
             max_lexer_states=MAX_LEXER_STATES, step_lexer_fuel=MAX_LEXER_FUEL, verbose_errors=False
         )
-
         seconds: list[float] = []
-
-        def make() -> Any:
-            return _with_large_stack(build)
 
         def build() -> Any:
             begin = time.thread_time()
@@ -135,7 +127,7 @@ class GrammarCompiler:
             return matcher
 
         try:
-            started = LLGrammar(make, self._tokenizer.vocab_size, self)
+            started = LLGrammar(lambda: _with_large_stack(build), self._tokenizer.vocab_size, self)
         except ValueError as error:  # a text that the library cannot read
             raise _refused(grammar, str(error)) from error
         if started.matcher.is_error():
@@ -248,26 +240,15 @@ _stack_lock = threading.Lock()
 
 def _with_large_stack(call: Callable[[], Any]) -> Any:
     """What `call` returns, or raises, in a thread whose stack is large enough for any grammar of the greatest size."""
-    results: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
-
+    pool = ThreadPoolExecutor(1, thread_name_prefix="wager-grammar")
     with _stack_lock:
         before = threading.stack_size(_STACK_BYTES)
         try:
-            thread = threading.Thread(target=run, name="wager-grammar")
-            thread.start()
+            result = pool.submit(call)  # its thread starts here
         finally:
             threading.stack_size(before)
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with pool:
+        return result.result()
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------

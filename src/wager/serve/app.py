@@ -64,7 +64,17 @@ class Server:
         llm.on_step = self._on_step
         llm.streams_per_step = _STREAMS_PER_STEP
         self.limits = BodyLimits(options)
-        self.bodies = BodyReader(_served_model(llm, options))
+        scheduler = llm.engine.scheduler
+        self.bodies = BodyReader(
+            ParsingContext(
+                name=name,
+                tokenizer=llm.tokenizer,
+                max_context=scheduler.max_context,
+                num_blocks=scheduler.block_pool.num_blocks,
+                vocab=llm.engine.runner.target.vocab,
+                temperature=options.default_temperature,
+            )
+        )
         self.generation = Generation(llm, options, self.limits, self.bodies, self.admission, self.metrics)
         self._started = int(time.time())
 
@@ -187,18 +197,6 @@ class Server:
             "owned_by": "wager",
             "max_model_len": self.llm.engine.scheduler.max_context,
         }
-
-
-def _served_model(llm: AsyncLLM, options: ServeOptions) -> ParsingContext:
-    scheduler = llm.engine.scheduler
-    return ParsingContext(
-        name=options.model_name,
-        tokenizer=llm.tokenizer,
-        max_context=scheduler.max_context,
-        num_blocks=scheduler.block_pool.num_blocks,
-        vocab=llm.engine.runner.target.vocab,
-        temperature=options.default_temperature,
-    )
 
 
 async def _refuse(http: Request, error: Exception) -> Response:

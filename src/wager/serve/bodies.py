@@ -31,10 +31,11 @@ def read_json(text: str) -> Any:
     infinities, halves of surrogate pairs, and more than MOST_LEVELS levels."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        too_deep = text.count("[") + text.count("{") > MOST_LEVELS and _is_deep(value)
     except RecursionError:
-        raise _too_deep() from None
-    if text.count("[") + text.count("{") > MOST_LEVELS and _is_deep(value):
-        raise _too_deep()
+        too_deep = True
+    if too_deep:
+        raise ValueError(f"objects and lists are more than {MOST_LEVELS} levels deep")
     if _SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -68,10 +69,6 @@ def _is_deep(value: Any) -> bool:
         if not level:
             return False
     return True
-
-
-def _too_deep() -> ValueError:
-    return ValueError(f"objects and lists are more than {MOST_LEVELS} levels deep")
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
@@ -375,11 +372,9 @@ def chat_params(
 def speculation(body: SamplingFields) -> RequestSpeculation | None:
     """What the request says about how it is drafted, if anything."""
     choice = body.speculation
-    if choice is None:
-        return None
     if choice == "off":
         return RequestSpeculation(depth=0)
-    if choice.drafter is None and choice.depth is None:
+    if choice is None or (choice.drafter is None and choice.depth is None):
         return None
     return RequestSpeculation(choice.drafter or "", choice.depth)
 

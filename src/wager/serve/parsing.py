@@ -181,7 +181,7 @@ class BodyParser:
             parts = tokenizer.chat_parts(
                 turns if tools is None else tools.messages(turns),
                 add_generation_prompt=add_generation_prompt,
-                variables=tools.variables if tools else None,
+                variables={"tools": tools.tools} if knows_tools and tools else None,
             )
         except WagerError as error:
             raise ApiError(400, error.message, error.hint, param="messages") from None
@@ -356,18 +356,18 @@ class ChatTools:
         choice = body.tool_choice or "auto"
         if choice != "none" and body.response_format is not None and body.response_format.type != "text":
             raise ApiError(400, "tools and response_format exclude each other.", "Send one.", param="response_format")
-        form = ToolFormat.of(tokenizer.chat_template, tokenizer.control_id, lambda text: _hidden(tokenizer, text))
+
+        def is_hidden(text: str) -> bool:
+            control = tokenizer.control_id(text)
+            return control is not None and tokenizer.is_special(control)
+
+        form = ToolFormat.of(tokenizer.chat_template, tokenizer.control_id, is_hidden)
         try:
             grammar = tool_grammar(body.tools, choice, form=form, parallel=body.parallel_tool_calls is not False)
         except UsageError as error:
             name = "tool_choice" if error.message.startswith("tool_choice") else "tools"
             raise ApiError(400, error.message, error.hint, param=name) from None
         return cls(body.tools, form, grammar, choice != "none")
-
-    @property
-    def variables(self) -> Mapping[str, Any]:
-        """What the chat template gets."""
-        return {"tools": self.tools} if self.form.in_template else {}
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The conversation, with a system message of the tools where the template does not know them."""
@@ -378,11 +378,6 @@ class ChatTools:
         if first["role"] == "system":
             return [{**first, "content": f"{first['content']}\n\n{description}"}, *messages[1:]]
         return [{"role": "system", "content": description}, *messages]
-
-
-def _hidden(tokenizer: Tokenizer, text: str) -> bool:
-    control = tokenizer.control_id(text)
-    return control is not None and tokenizer.is_special(control)
 
 
 def template_message(message: ChatMessage, *, knows_tools: bool) -> dict[str, Any]:
