@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ def slow_down(llm: wager.AsyncLLM, seconds: float) -> None:
     llm.engine.step = slow  # type: ignore[method-assign]
 
 
+async def reads(stream: wager.AsyncOutputStream) -> list[list[ChoiceDelta]]:
+    found = []
+    while some := await stream.next_deltas():
+        found.append(some)
+    return found
+
+
 async def until_idle(llm: wager.AsyncLLM) -> None:
     while llm.engine.busy:
         await asyncio.sleep(0.005)
@@ -81,9 +89,8 @@ def test_a_stream_yields_every_delta_one_by_one_or_gathered() -> None:
             deltas = [delta async for delta in llm.stream("abc abc abc", PARAMS)]
             assert sum((delta.token_ids for delta in deltas), ()) == whole.token_ids
             assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
-            stream, gathered = llm.stream("abc abc abc", PARAMS), []
-            while some := await stream.next_deltas():
-                gathered += some
+            stream = llm.stream("abc abc abc", PARAMS)
+            gathered = [*chain(*await reads(stream))]
             assert sum((item.delta.token_ids for item in gathered), ()) == whole.token_ids
             assert stream.completions()[0].token_ids == whole.token_ids
 
@@ -106,20 +113,13 @@ def test_readers_take_turns_when_only_some_are_woken_after_a_step() -> None:
     run(work())
 
 
-async def reads(stream: wager.AsyncOutputStream) -> list[list[ChoiceDelta]]:
-    found = []
-    while some := await stream.next_deltas():
-        found.append(some)
-    return found
-
-
 @pytest.mark.slow
 def test_rounds_are_recorded_for_the_streams_that_want_them() -> None:
     async def work() -> None:
         async with made() as llm:
             plain, told = llm.stream("abc abc abc abc", LONG), llm.stream("abc abc abc abc", LONG)
             told.with_rounds = True
-            both = await asyncio.gather(gather(plain), gather(told))
+            both = [[*chain(*parts)] for parts in await asyncio.gather(reads(plain), reads(told))]
             assert all(item.round is None for item in both[0])
             rounds = [item.round for item in both[1]]
             assert all(
@@ -142,12 +142,6 @@ def test_rounds_are_recorded_for_the_streams_that_want_them() -> None:
             await until_idle(llm)
             await llm.generate("abc", PARAMS)
             assert recorder is not None and recorder.requests == set() and recorder._passes == {}
-
-    async def gather(stream: wager.AsyncOutputStream) -> list[ChoiceDelta]:
-        found = []
-        while some := await stream.next_deltas():
-            found += some
-        return found
 
     run(work())
 
@@ -228,24 +222,24 @@ def test_closing_ends_what_runs_and_refuses_what_comes() -> None:
     run(work())
 
 
-def test_a_failing_step_ends_all_streams_with_its_error() -> None:
+@pytest.mark.parametrize("error", [wager.CacheIntegrityError("Two blocks are one."), SystemExit("over")])
+def test_whatever_ends_the_engines_thread_is_told(error: BaseException) -> None:
     async def work() -> None:
         async with made() as llm:
             slow_down(llm, 0.01)
             stream = llm.stream("abc", LONG)
             await anext(stream)
-            step = llm.engine.step
 
             def fail() -> Any:
-                llm.engine.step = step  # type: ignore[method-assign]
-                raise wager.CacheIntegrityError("Two blocks are one.")
+                raise error
 
             llm.engine.step = fail  # type: ignore[method-assign]
-            with pytest.raises(wager.CacheIntegrityError, match="Two blocks"):
+            words = "Two blocks" if isinstance(error, wager.WagerError) else "SystemExit"
+            with pytest.raises(wager.WagerError, match=words):
                 async for _ in stream:
                     pass
             assert llm.failure is not None
-            with pytest.raises(wager.ClosedError, match="Two blocks"):
+            with pytest.raises(wager.ClosedError, match=words):
                 await llm.generate("abc", PARAMS)
 
     run(work())
@@ -314,24 +308,6 @@ def test_a_stream_that_is_closed_while_it_starts_does_not_run() -> None:
             compiled.set()
             await starting
             assert not llm.engine.open_requests
-
-    run(work())
-
-
-def test_whatever_ends_the_engines_thread_is_told() -> None:
-    async def work() -> None:
-        async with made() as llm:
-            slow_down(llm, 0.01)
-            stream = llm.stream("abc", LONG)
-            await anext(stream)
-
-            def leave() -> Any:
-                raise SystemExit("over")
-
-            llm.engine.step = leave  # type: ignore[method-assign]
-            with pytest.raises(wager.WagerError, match="SystemExit"):
-                async for _ in stream:
-                    pass
 
     run(work())
 

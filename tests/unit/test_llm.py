@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,16 +146,6 @@ def test_a_stream_that_is_left_early_frees_its_blocks(llm: wager.LLM, way: str) 
     assert not llm.engine.scheduler.busy
 
 
-def test_streams_and_lists_run_side_by_side(llm: wager.LLM) -> None:
-    prompts = ["abc abc", "xyz", "one two one two"]
-    alone = [llm.generate(prompt, PARAMS).token_ids for prompt in prompts]
-    first, second = llm.stream(prompts[0], PARAMS), llm.stream(prompts[1], PARAMS)
-    next(second)
-    assert llm.generate(prompts[2], PARAMS).token_ids == alone[2]
-    list(first), list(second)
-    assert [each.completions()[0].token_ids for each in (first, second)] == alone[:2]
-
-
 def test_an_aborted_stream_ends_with_its_reason_and_stats(llm: wager.LLM) -> None:
     stream = llm.stream("abc", replace(PARAMS, max_tokens=200, n=2))
     next(stream)
@@ -225,6 +216,24 @@ def test_every_error_is_exported_and_importing_is_quick() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+NO_PROMPTS: list[tuple[Any, str]] = [
+    (5, "type int"),
+    (np.int64(5), "type int64"),
+    (torch.tensor(5), "type Tensor"),
+    ([1, 2.5], r"token 2.5 \(float\) at index 1"),
+    ([True, 1], r"token True \(bool\) at index 0"),
+    ([[1, 2], 3], r"3 \(int\) is not a sequence"),
+    ([[1, [2]]], r"token \[2\] \(list\) at index 1"),
+    ([1, "abc"], r"token 'abc' \(str\) at index 1"),
+    ({1, 2}, "type set"),
+    (None, "type NoneType"),
+]
+
+
+def _generate(prompt: Any, llm: wager.LLM) -> Any:
+    return llm.generate(prompt, PARAMS)
+
+
 # ---- wrong values, and threads --------------------------------------------------------------------------------------
 
 
@@ -238,33 +247,12 @@ def test_every_error_is_exported_and_importing_is_quick() -> None:
         (lambda llm: llm.chat([{"content": "hello"}]), "Message 1 of the conversation has no text under 'role'"),
         (lambda llm: llm.chat([*CONVERSATION, {"role": "user", "content": None}]), "Message 2 .* under 'content'"),
         (lambda llm: llm.chat([CONVERSATION, "hello"]), "A conversation of type str"),
+        *((partial(_generate, prompt), named) for prompt, named in NO_PROMPTS),
     ],
 )
 def test_what_cannot_be_answered_is_named(llm: wager.LLM, call: Any, message: str) -> None:
     with pytest.raises(wager.UsageError, match=message):
         call(llm)
-    assert not llm.engine.scheduler.busy
-
-
-def test_threads_share_a_model(llm: wager.LLM) -> None:
-    """Their requests run together, and each gets the text that it gets alone."""
-    prompts = [f"{i} " * (3 + i) for i in range(6)]
-    alone = [llm.generate(prompt, PARAMS).token_ids for prompt in prompts]
-    answers: dict[int, tuple[int, ...]] = {}
-
-    def answer(index: int) -> None:
-        if index % 2:
-            answers[index] = llm.generate(prompts[index], PARAMS).token_ids
-        else:
-            stream = llm.stream(prompts[index], PARAMS)
-            answers[index] = tuple(token for delta in stream for token in delta.token_ids)
-
-    threads = [threading.Thread(target=answer, args=(index,)) for index in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [answers[index] for index in range(6)] == alone
     assert not llm.engine.scheduler.busy
 
 
@@ -386,25 +374,3 @@ def test_arrays_and_tensors_are_prompts(llm: wager.LLM) -> None:
     for batch in (np.array([ids, ids]), torch.tensor([ids, ids])):
         assert [each.token_ids for each in llm.generate(batch, PARAMS)] == [one] * 2  # type: ignore[call-overload]
     assert llm.generate(range(3, 9), PARAMS).token_ids == llm.generate([3, 4, 5, 6, 7, 8], PARAMS).token_ids
-
-
-@pytest.mark.parametrize(
-    ("prompt", "named"),
-    [
-        (5, "type int"),
-        (np.int64(5), "type int64"),
-        (torch.tensor(5), "type Tensor"),
-        ([1, 2.5], r"token 2.5 \(float\) at index 1"),
-        ([True, 1], r"token True \(bool\) at index 0"),
-        ([[1, 2], 3], r"3 \(int\) is not a sequence"),
-        ([[1, [2]]], r"token \[2\] \(list\) at index 1"),
-        ([1, "abc"], r"token 'abc' \(str\) at index 1"),
-        ({1, 2}, "type set"),
-        (None, "type NoneType"),
-    ],
-    ids=str,
-)
-def test_a_prompt_of_anything_else_is_named(llm: wager.LLM, prompt: Any, named: str) -> None:
-    with pytest.raises(wager.UsageError, match=named):
-        llm.generate(prompt, PARAMS)
-    assert not llm.engine.busy

@@ -10,34 +10,28 @@ from hypothesis import strategies as st
 from wager.engine.sequence import Detokenizer
 
 
-class Spelling:
-    """Tokens are characters' code points; nothing is held back."""
+class Pieces:
+    """Tokens are pieces of text, of which nothing is held back."""
 
-    def push(self, token: int) -> str:
-        return chr(token)
+    def push(self, token: str) -> str:
+        return token
 
     def flush(self) -> str:
         return ""
 
 
 def stream(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
-    out, shown = Detokenizer(Spelling(), stop), ""
+    out, shown = Detokenizer(Pieces(), stop), ""
     for character in text:
-        shown += out.push(ord(character))
+        shown += out.push(character)  # type: ignore[arg-type]
         if out.stopped:
             return shown, True
     return shown + out.flush(), False
 
 
-def test_the_text_ends_before_the_first_stop_string() -> None:
-    assert stream("one two three", ("two",)) == ("one ", True)
-    assert stream("one two", ("twenty",)) == ("one two", False)
-    assert stream("aaab", ("aab",)) == ("a", True)
-
-
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
-    out = Detokenizer(Spelling(), ("###",))
-    assert [out.push(ord(c)) for c in "a##b"] == ["a", "", "", "##b"]
+    out = Detokenizer(Pieces(), ("###",))
+    assert [out.push(c) for c in "a##b"] == ["a", "", "", "##b"]  # type: ignore[arg-type]
 
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
@@ -61,16 +55,6 @@ def test_no_more_is_held_back_than_may_begin_a_stop_string(texts: list[str], sto
             return
         ends = [whole[at:] for at in range(len(whole) + 1)]
         assert shown + next(end for end in ends if not end or any(stop.startswith(end) for stop in stops)) == whole
-
-
-class Pieces:
-    """Tokens are pieces of text."""
-
-    def push(self, token: str) -> str:
-        return token
-
-    def flush(self) -> str:
-        return ""
 
 
 def test_a_long_stop_string_that_was_begun_in_vain_costs_no_search_for_another() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.policies import TenantPolicies
 from wager.kernels.base import BLOCK_SIZE
@@ -32,14 +30,9 @@ def test_each_tenant_has_its_own_value_and_the_unused_ones_are_dropped_oldest_fi
     kept.leave("s")
     kept.get("dora")
     assert len(kept) == 2 and kept.of("u") == [] and kept.get("anna") == []
-
-
-def test_a_sequence_that_begins_again_counts_once() -> None:
-    kept = PerTenant(list[int])
-    kept.enter("s", "anna")
-    kept.enter("s", "ben")
-    assert list(kept.present) == ["ben"] and kept.tenant("s") == "ben" and kept.tenant("other") == NO_TENANT
-    kept.leave("s")
+    kept.enter("u", "ben")  # a sequence that begins again counts once
+    assert list(kept.present) == ["ben"] and kept.tenant("u") == "ben" and kept.tenant("other") == NO_TENANT
+    kept.leave("u")
     assert not kept.present
 
 
@@ -55,12 +48,9 @@ def committed(pool: BlockPool, name: str, tenant: str) -> int:
 
 def test_cached_prefixes_are_found_by_their_tenant_alone() -> None:
     pool = BlockPool(16, prefix_cache=True)
-    assert [committed(pool, name, tenant) for name, tenant in (("a", "anna"), ("b", "ben"), ("c", NO_TENANT))] == [
-        0
-    ] * 3
-    assert [committed(pool, name, tenant) for name, tenant in (("d", "anna"), ("e", "ben"), ("f", NO_TENANT))] == [
-        48
-    ] * 3
+    for found in (0, 48):
+        for tenant in ("anna", "ben", NO_TENANT):
+            assert committed(pool, f"{tenant} {found}", tenant) == found
     pool.check({})
 
 
@@ -106,14 +96,9 @@ class Noted(FixedDepth):
         self.planned = False
 
 
-@pytest.fixture
-def policies() -> tuple[TenantPolicies, dict[str, Any]]:
+def test_a_tenant_alone_has_its_own_policy_and_several_have_one_together() -> None:
     sequences: dict[str, Any] = {}
-    return TenantPolicies(Noted, sequences), sequences
-
-
-def test_a_tenant_alone_has_its_own_policy_and_several_have_one_together(policies: Any) -> None:
-    policy, sequences = policies
+    policy = TenantPolicies(Noted, sequences)
 
     def begin(name: str, tenant: str, weight: float = 1.0) -> None:
         sequences[name] = SimpleNamespace(tenant=tenant)

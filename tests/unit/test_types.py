@@ -1,19 +1,38 @@
-"""Sampling parameters: what is refused, in which words, and what is left alone."""
+"""Sampling parameters and token ids as users give them: what is refused, in which words, and what is left alone."""
 
 from __future__ import annotations
 
+import array
+import enum
 import math
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from wager.errors import UsageError
-from wager.types import SamplingParams
+from wager.errors import RequestError, UsageError
+from wager.types import Request, SamplingParams, as_integer, as_token_ids
 
 INTEGERS = ("max_tokens", "top_k", "seed", "logprobs", "n")
-NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+NO_INTEGERS = [1.0, 2.5, True, "1", math.nan, math.inf, np.float64(2), [1]]
+NO_NUMBERS = [True, False, "1", None, math.nan, math.inf, -math.inf, 1 + 0j, 10**400]
+
+LIMITS: list[tuple[str, Any, Any, list[Any]]] = [
+    ("max_tokens", 1, 2**63 - 1, [0, -1, 2**63, None]),
+    ("temperature", 0, 100, [-1e-9, 100.1, 1e308]),
+    ("top_k", 0, 2**63 - 1, [-1, None]),
+    ("top_p", 5e-324, 1, [0, 0.0, -0.1, 1.0000001]),
+    ("min_p", 0, 1, [-0.1, 1.1]),
+    ("repetition_penalty", 1e-3, 1e3, [0, 9e-4, 1001, 1e-300, 1e300]),
+    ("presence_penalty", -2, 2, [-2.1, 2.1]),
+    ("frequency_penalty", -2, 2, [-2.1, 2.1]),
+    ("seed", 0, 2**64 - 1, [-1, 2**64]),
+    ("logprobs", 0, 20, [-1, 21]),
+    ("n", 1, 64, [0, 65, None]),
+]
 
 
 def refusal(**values: Any) -> str:
@@ -22,93 +41,41 @@ def refusal(**values: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", INTEGERS)
-@pytest.mark.parametrize("value", [1.0, 2.5, True, "1", math.nan, math.inf, np.float64(2), [1]])
-def test_an_integer_is_really_one(name: str, value: Any) -> None:
-    message = refusal(**{name: value})
-    assert f"{name} = {value!r} ({type(value).__name__})" in message
-    assert f"{name} must be an integer between" in message
-
-
-@pytest.mark.parametrize("name", NUMBERS)
-@pytest.mark.parametrize("value", [True, False, "1", None, math.nan, math.inf, -math.inf, 1 + 0j, 10**400])
-def test_a_number_is_a_finite_one(name: str, value: Any) -> None:
-    message = refusal(**{name: value})
-    assert f"{name} = {value!r}" in message
-    assert f"{name} must be a number between" in message
-
-
-@pytest.mark.parametrize("name", ["max_tokens", "top_k", "n"])
-def test_none_is_not_an_integer(name: str) -> None:
-    assert f"{name} = None" in refusal(**{name: None})
-
-
-LIMITS: list[tuple[str, Any, Any, list[Any]]] = [
-    ("max_tokens", 1, 2**63 - 1, [0, -1, 2**63]),
-    ("temperature", 0, 100, [-1e-9, 100.1, 1e308]),
-    ("top_k", 0, 2**63 - 1, [-1]),
-    ("top_p", 5e-324, 1, [0, 0.0, -0.1, 1.0000001]),
-    ("min_p", 0, 1, [-0.1, 1.1]),
-    ("repetition_penalty", 1e-3, 1e3, [0, 9e-4, 1001, 1e-300, 1e300]),
-    ("presence_penalty", -2, 2, [-2.1, 2.1]),
-    ("frequency_penalty", -2, 2, [-2.1, 2.1]),
-    ("seed", 0, 2**64 - 1, [-1, 2**64]),
-    ("logprobs", 0, 20, [-1, 21]),
-    ("n", 1, 64, [0, 65]),
-]
-
-
 @pytest.mark.parametrize(("name", "low", "high", "outside"), LIMITS, ids=[limit[0] for limit in LIMITS])
-def test_ranges_and_their_ends(name: str, low: Any, high: Any, outside: list[Any]) -> None:
+def test_numbers_their_types_and_their_ranges(name: str, low: Any, high: Any, outside: list[Any]) -> None:
     for value in (low, high):
         assert getattr(SamplingParams(**{name: value}), name) == value
     for value in outside:
         assert f"{name} = {value!r}" in refusal(**{name: value})
+    noun, others = ("an integer", NO_INTEGERS) if name in INTEGERS else ("a number", NO_NUMBERS)
+    for value in others:
+        message = refusal(**{name: value})
+        assert f"{name} = {value!r} ({type(value).__name__})" in message
+        assert f"{name} must be {noun} between" in message
 
 
-def test_every_number_has_its_limits_tested() -> None:
-    assert sorted(limit[0] for limit in LIMITS) == sorted(INTEGERS + NUMBERS)
-
-
-def test_one_string_is_not_three_stops() -> None:
-    assert SamplingParams(stop="END").stop == ("END",)
-    for value in ("", b"END", None, 5, ("END", ""), ("END", 5), ("END", b"x"), {"END"}, {"END": 1}):
-        assert "stop must be a tuple of strings that are not empty" in refusal(stop=value)
-
-
-def test_stop_token_ids_are_integers() -> None:
-    for value in (5, "5", None, (5, 6.0), (True,), ("5",), {5}):
-        assert "stop_token_ids must be a tuple of integers" in refusal(stop_token_ids=value)
-
-
-def test_lists_become_tuples_that_their_owner_no_longer_changes() -> None:
-    stops, ids = ["a", "b"], [1, 2]
-    params = SamplingParams(stop=stops, stop_token_ids=ids)  # type: ignore[arg-type]
-    stops.append("")
-    ids.append(2.5)  # type: ignore[arg-type]
-    assert (params.stop, params.stop_token_ids) == (("a", "b"), (1, 2))
-
-
-@pytest.mark.parametrize("bias", [{"7": 1.0}, {7.0: 1.0}, {True: 1.0}, {None: 1.0}])
-def test_a_bias_is_keyed_by_integers(bias: Any) -> None:
-    assert "logit_bias must be keyed by integer token ids" in refusal(logit_bias=bias)
-
-
-@pytest.mark.parametrize("addend", [100.1, -101, 1e308, math.inf, -math.inf, math.nan, True, "1", None])
-def test_a_bias_is_a_number_within_a_hundred(addend: Any) -> None:
-    message = refusal(logit_bias={3: -100, 7: addend})
-    assert f"logit_bias[7] = {addend!r}" in message
-    assert "between -100 and 100" in message
-
-
-@pytest.mark.parametrize("bias", [None, [(7, 1.0)], "7", 7])
-def test_a_bias_is_a_mapping(bias: Any) -> None:
-    assert "logit_bias must be a mapping" in refusal(logit_bias=bias)
-
-
-@pytest.mark.parametrize("value", [1, 0, "yes", None])
-def test_ignore_eos_is_said_plainly(value: Any) -> None:
-    assert f"ignore_eos = {value!r}" in refusal(ignore_eos=value)
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        (
+            "stop",
+            ["", b"END", None, 5, ("END", ""), ("END", 5), ("END", b"x"), {"END"}, {"END": 1}],
+            "stop must be a tuple of strings that are not empty",
+        ),
+        ("ignore_eos", [1, 0, "yes", None], "ignore_eos must be True or False"),
+        ("prediction", [5, None, (5, 6.0)], "prediction must be a text or a sequence of token ids"),
+        ("logit_bias", [None, [(7, 1.0)], "7", 7], "logit_bias must be a mapping"),
+        ("logit_bias", [{"7": 1.0}, {7.0: 1.0}, {True: 1.0}, {None: 1.0}], "must be keyed by integer token ids"),
+        (
+            "logit_bias",
+            [{3: -100, 7: bias} for bias in (100.1, -101, 1e308, math.inf, math.nan, True, "1", None)],
+            "logit_bias[7] must be a number between -100 and 100",
+        ),
+    ],
+)
+def test_other_parameters_are_refused_by_name(name: str, values: list[Any], words: str) -> None:
+    for value in values:
+        assert words in refusal(**{name: value})
 
 
 def test_what_is_right_is_left_alone() -> None:
@@ -118,7 +85,7 @@ def test_what_is_right_is_left_alone() -> None:
         top_k=3,
         top_p=1,
         seed=2**64 - 1,
-        stop=("END",),
+        stop="END",
         stop_token_ids=(5,),
         logit_bias={7: -100, 8: 100.0, 9: 1},
         ignore_eos=True,
@@ -126,5 +93,79 @@ def test_what_is_right_is_left_alone() -> None:
         n=2,
     )
     assert params.temperature == 1 and params.logit_bias == {7: -100, 8: 100.0, 9: 1} and params.logprobs == 0
-    assert replace(params, seed=None, logprobs=None).seed is None
+    assert params.stop == ("END",) and replace(params, seed=None, logprobs=None).seed is None
     assert not params.plain and SamplingParams(temperature=1).plain and SamplingParams(top_k=3).plain
+
+
+# ---- token ids -------------------------------------------------------------------------------------------------------
+
+
+Token = enum.IntEnum("Token", {"ONE": 1, "FIVE": 5})
+FIVES: list[Any] = [
+    *(np.array([1, 5, 3], dtype=kind) for kind in "bhilBHIL"),
+    *(torch.tensor([1, 5, 3], dtype=kind) for kind in (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)),
+    [np.int64(1), np.uint8(5), 3],
+    (torch.tensor(1), Token.FIVE, 3),
+    array.array("q", [1, 5, 3]),
+    deque([1, 5, 3]),
+    list(np.array([1, 5, 3])),
+]
+WRONG: list[tuple[Any, str]] = [
+    (5, r"5 \(int\) is not a sequence"),
+    (np.int64(5), r"\(int64\) is not a sequence"),
+    (torch.tensor(5), r"\(Tensor\) is not a sequence"),
+    (None, r"None \(NoneType\)"),
+    ("15", r"'15' \(str\)"),
+    (b"15", r"\(bytes\)"),
+    (memoryview(b"15"), r"\(memoryview\)"),
+    ({1, 5}, r"\(set\)"),
+    ({1: 5}, r"\(dict\)"),
+    (iter([1, 5]), r"\(list_iterator\)"),
+    ((1, 2.5), r"token 2.5 \(float\) at index 1"),
+    (np.array([1.0, 2.0]), r"token 1.0 \(float\) at index 0"),
+    (np.array([True, False]), r"token True \(bool\) at index 0"),
+    ([1, np.bool_(True)], r"\(bool\) at index 1"),
+    ([1, True], r"token True \(bool\) at index 1"),
+    ([1, "5"], r"token '5' \(str\) at index 1"),
+    ([1, [5]], r"token \[5\] \(list\) at index 1"),
+    (np.array([[1, 5], [2, 3]]), r"token \[1, 5\] \(list\) at index 0"),
+    ([1, None], r"token None \(NoneType\) at index 1"),
+]
+
+
+def test_any_integers_are_token_ids() -> None:
+    for values in FIVES:
+        ids = as_token_ids(values)
+        assert ids == (1, 5, 3) and {type(token) for token in ids} == {int}
+        assert Request("r", values).prompt == (1, 5, 3)
+        assert SamplingParams(stop_token_ids=values).stop_token_ids == (1, 5, 3)
+    assert as_token_ids(range(3)) == (0, 1, 2)
+
+
+def test_what_is_none_is_named() -> None:
+    for values, named in WRONG:
+        with pytest.raises(TypeError, match=named):
+            as_token_ids(values)
+        with pytest.raises(RequestError, match=f"Request 'r' has no valid prompt: .*{named}"):
+            Request("r", values)
+        with pytest.raises(UsageError, match=f"(?s)stop_token_ids is not possible: .*{named}.*a tuple of integers"):
+            SamplingParams(stop_token_ids=values)
+
+
+def test_a_bias_is_keyed_by_any_integer() -> None:
+    for key in (np.int32(7), np.uint64(7), torch.tensor(7)):
+        biases = SamplingParams(logit_bias={key: 2.0}).logit_bias
+        assert biases == {7: 2.0} and [type(token) for token in biases] == [int]
+    for wrong in (np.float32(7), np.bool_(True), torch.tensor(7.0)):
+        with pytest.raises(UsageError, match=r"logit_bias has the key .* \((float32|bool|Tensor)\)"):
+            SamplingParams(logit_bias={wrong: 2.0})
+    with pytest.raises(TypeError, match="ndarray"):
+        as_integer(np.array([7]))
+
+
+def test_lists_that_change_later_change_nothing() -> None:
+    stops, ids = ["a", "b"], [1, 2]
+    params, request = SamplingParams(stop=stops, stop_token_ids=ids), Request("r", ids)  # type: ignore[arg-type]
+    stops.append("")
+    ids.append(99)
+    assert (params.stop, params.stop_token_ids, request.prompt) == (("a", "b"), (1, 2), (1, 2))
