@@ -18,8 +18,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
-from serve.same_requests import Answer, Case, Variant, cases, variants  # noqa: E402
-from serve.served_process import served_process  # noqa: E402
+from serve.same_requests import (  # noqa: E402
+    Answer,
+    Case,
+    Variant,
+    cases,
+    served_process,
+    variants,
+)
 from wager.bench.workload import builtin, read_prompts, spread  # noqa: E402
 from wager.config import DEFAULT_MODEL  # noqa: E402
 from wager.drafter_spec import parse_drafters  # noqa: E402

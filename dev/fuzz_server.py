@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, given, seed, settings
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from serve.api_bodies import Call, calls, check, send
-from serve.real_server import served
-from serve.serving import eventually
+from serve.serving import eventually, served
 
 AT_ONCE = 500
 

@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from bench_stalls import Watcher, follow_health, follow_stream
 
 from serve.api_bodies import hostile_calls, send
-from serve.real_server import RealServer, server_process
-from serve.serving import eventually
+from serve.serving import RealServer, eventually, server_process
 
 MEBIBYTE = 2**20
 PARTS = 5

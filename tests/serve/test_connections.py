@@ -11,8 +11,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from serve.real_server import deaf, http_request, read_all, read_answer, served
-from serve.serving import CHAT, LONG, SHORT, Running, eventually, running
+from serve.serving import (
+    CHAT,
+    LONG,
+    SHORT,
+    Running,
+    deaf,
+    eventually,
+    http_request,
+    read_all,
+    read_answer,
+    running,
+    served,
+)
 
 BATCH = 50
 

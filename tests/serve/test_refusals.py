@@ -15,8 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 import wager
-from serve.real_server import http_request, read_answer
-from serve.serving import CHAT, LONG, MESSAGES, SHORT, Running, eventually, running
+from serve.serving import CHAT, LONG, MESSAGES, SHORT, Running, eventually, http_request, read_answer, running
 from wager.serve.bodies import ChatBody, parse
 from wager.serve.errors import ApiError
 from wager.serve.openapi import ErrorAnswer

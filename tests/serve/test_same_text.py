@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import wager
-from serve.same_requests import CHAT, Answer, Variant, cases, variants
-from serve.served_process import ServedProcess, served_process
+from serve.same_requests import CHAT, Answer, ServedProcess, Variant, cases, served_process, variants
 from wager.loading.drafters import FOLDER
 from wager.prompts import encode_chat
 from wager.types import SamplingParams

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from serve.real_server import RealServer, served
-from serve.serving import CHAT, SHORT, Running, eventually, running
+from serve.serving import CHAT, SHORT, RealServer, Running, eventually, running, served
 from wager.errors import WagerError
 from wager.models.random_models import byte_tokenizer
 from wager.serve.body_process import QUICK_BYTES, BodyReader
