@@ -170,15 +170,6 @@ def test_under_match_admission_depends_on_the_draws() -> None:
     assert len(sizes) > 1
 
 
-@pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.5, 0.5), (0.8, 0.2))])
-def test_threshold_decoding_leaves_the_distribution_as_it_is(p: Probs, q: Probs) -> None:
-    def keep(draws: tuple[int, ...]) -> int:
-        policy = Threshold(2, threshold=0.5, rule="rejection")
-        return len(policy.admit({"r": drafted(draws, q, tuple(q[x] for x in draws))}, BUDGET).get("r", ()))
-
-    assert first_token(p, q, depth=2, keep=keep) == pytest.approx(p, abs=1e-12)
-
-
 @pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.1, 0.9), (0.6, 0.4))])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_threshold_decoding_that_stops_the_drafter_leaves_the_distribution_as_it_is(

@@ -110,16 +110,6 @@ def test_a_pause_of_the_machine_moves_little() -> None:
     assert surface.seconds(8, 4, 0) == pytest.approx(6.87e-3, rel=0.05)
 
 
-def test_noise_averages_out() -> None:
-    surface, noise = kernel(), random.Random(1)
-    worst = 0.0
-    for step in range(2000):
-        rows = noise.choice((1, 3, 5, 8, 14))
-        surface.observe(record(rows, 1, 0, seconds=kernel().seconds(rows, 1, 0) * math.exp(noise.gauss(0, 0.1))))
-        worst = max(worst, abs(surface.seconds(8, 1, 0) / 6.87e-3 - 1)) if step > 100 else 0
-    assert worst < 0.12
-
-
 def test_a_machine_whose_pace_wanders_leaves_the_curve_smooth() -> None:
     """Steps scatter by 15 % and the machine's pace by as much over dozens of steps; the prices start uncertain. How far
     rows cost more than others must not be read from when they were seen. (0.27 with independent row counts and a fixed

@@ -169,18 +169,6 @@ def test_threshold_adapts_to_acceptance() -> None:
     assert settled(0.8) > 0.6
 
 
-def test_threshold_without_scores_learns_survival() -> None:
-    policy = Threshold(4, threshold=0.3)
-    draft = Draft.chain("a", range(4), drafter="d")
-    assert len(policy.admit({"a": draft}, BUDGET)["a"]) == 4
-    for _ in range(60):
-        policy.threshold = 0.3  # it shall not adapt
-        policy.admit({"a": draft}, BUDGET)
-        policy.learn([Verdict("a", (0,), (0, 9))])
-    policy.threshold = 0.3
-    assert len(policy.admit({"a": draft}, BUDGET)["a"]) == 1
-
-
 def test_threshold_does_not_truncate_draws_under_an_exact_rule() -> None:
     draw = Draft("a", (1, 2), (-1, 0), (0.1, 0.05), "d", np.eye(2))
     assert len(Threshold(4, rule="rejection").admit({"a": draw}, BUDGET)["a"]) == 2

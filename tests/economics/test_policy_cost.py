@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
-from oracle.planning import shared_seconds
 from wager.economics.acceptance import MTP_SURVIVAL
-from wager.economics.latency import LatencyCache, LatencyModel
+from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.heuristics import FixedDepth
@@ -154,27 +151,3 @@ def test_steps_without_room_for_drafts_are_plain_and_ask_for_nothing() -> None:
         rows = 1 + sum(map(len, policy.admit(drafts, BUDGET).values()))
         policy.learn([Verdict("r", (0,) * (rows > 1), (0,) * (1 + (rows > 1)))])
         policy.observe(StepRecord(rows, 1, rows - 1, 0, 1, {"forward": surface.seconds(rows, 1, 50)}, (50 + number,)))
-
-
-def by_hand(seconds: np.ndarray, drafting: Sequence[float]) -> list[float]:
-    """For whole numbers of sequences: their marginal seconds, less as many times the last one's."""
-    return [
-        float(seconds[: int(count), depth].sum() - count * seconds[-1, depth]) for depth, count in enumerate(drafting)
-    ]
-
-
-def test_the_shared_seconds_of_drafting_are_those_of_all_sequences_that_draft() -> None:
-    class Experts(LatencyModel):
-        """Drafting that reads an expert for each sequence, until all 20 of them were read."""
-
-        def seconds(self, rows: int, requests: int, context_sum: int) -> float:
-            return 1e-3
-
-        def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
-            return depth * (1e-4 + 1e-5 * 20 * (1 - 0.9**requests))
-
-    marginal = LatencyCache(Experts()).marginal_draft_seconds("d", 32, 3)
-    drafting = [32.0, 10.0, 0.0]
-    assert shared_seconds(marginal, np.array(drafting)).tolist() == pytest.approx(by_hand(marginal, drafting))
-    first_only = marginal[0] - marginal[-1]
-    assert shared_seconds(marginal, np.array(drafting))[0] > 1.3 * first_only[0], "the first one alone says too little"

@@ -22,7 +22,6 @@ from wager.errors import RequestError, UsageError
 from wager.loading.load import build_policies
 from wager.testing import (
     AdversaryDrafter,
-    FailingDrafter,
     FakeClock,
     OracleDrafter,
     RandomTreeDrafter,
@@ -146,13 +145,6 @@ def test_the_right_drafter_is_found_among_several() -> None:
     origins = [origin for each in answers for origin in each.drafted_by if origin]
     assert origins.count("oracle") == len(origins)
     assert sum(each.stats.completion_tokens for each in answers) > 2 * sum(each.stats.rounds for each in answers)
-
-
-def test_a_drafter_that_dies_leaves_the_others_at_work() -> None:
-    left = engine(FailingDrafter(calls=20), OracleDrafter(ORACLE), policy=RandomPolicy(["failing", "oracle"]))
-    answers = left.generate(requests(), concurrency=4)
-    assert [each.token_ids for each in answers] == plain()
-    assert left.proposer.name == "oracle"
 
 
 def test_weights_reach_the_policy() -> None:
