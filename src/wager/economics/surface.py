@@ -98,17 +98,10 @@ class LatencySurface(LatencyModel):
 
     def seconds(self, rows: float, requests: float, context_sum: float) -> float:
         """See LatencyModel; about a microsecond. A step without rows takes no time. Real numbers, for derivatives."""
-        if rows <= 0:
-            return 0.0
-        right, share = locate(self.rows, rows)
-        curve = self._corrected[right]
-        if right:
-            left = self._corrected[right - 1]
-            curve = left + (curve - left) * share if share <= 1 else curve + max(0.0, curve - left) * (share - 1)
-        return self.scale * (curve + self._others(rows, requests, context_sum))
+        return self.seconds_by_rows([rows], requests, context_sum)[0] if rows > 0 else 0.0
 
-    def seconds_by_rows(self, rows: Sequence[int], requests: int, context_sum: int) -> list[float]:
-        """See LatencyModel; in a third of the time that `seconds` of each would take."""
+    def seconds_by_rows(self, rows: Sequence[float], requests: float, context_sum: float) -> list[float]:
+        """See LatencyModel."""
         knots, values, right, last, taken = self.rows, self._corrected, 0, len(self.rows), []
         of_requests, of_context, scale = self.per_request * requests, self.per_context * context_sum, self.scale
         for count in rows:
@@ -175,7 +168,9 @@ class LatencySurface(LatencyModel):
             slopes[1] += seconds * (1 - self._fitted[0] / self._uncorrected[knot])
             slopes[2 + knot] = seconds
             curve += seconds
-        slopes[0] = curve + self.scale * self._others(rows, requests, context_sum)
+        pairs = rows * context_sum / requests if requests else 0.0
+        others = self.per_request * requests + self.per_context * context_sum + self.per_pair * pairs
+        slopes[0] = curve + self.scale * others
         slopes[-1] = self.scale * self._fitted[0] * requests
         return slopes
 
@@ -192,10 +187,6 @@ class LatencySurface(LatencyModel):
             if drafter not in self.drafters:
                 self.drafters[drafter] = DraftCurve.unmeasured()
             self.drafters[drafter].observe(requests, depth, seconds=seconds)
-
-    def _others(self, rows: float, requests: float, context_sum: float) -> float:
-        pairs = rows * context_sum / requests if requests else 0.0
-        return self.per_request * requests + self.per_context * context_sum + self.per_pair * pairs
 
     # ---- to a file and back ----------------------------------------------------------------------------------------
 
