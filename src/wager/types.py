@@ -493,8 +493,16 @@ class Draft:
     draft_probs: NDArray[np.float64] | None = None
 
     @classmethod
-    def chain(cls, seq_id: str, tokens: Sequence[int], *, drafter: str, scores: Sequence[float] = ()) -> Draft:
-        return cls(seq_id, tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(scores), drafter)
+    def chain(
+        cls,
+        seq_id: str,
+        tokens: Sequence[int],
+        *,
+        drafter: str,
+        scores: Sequence[float] = (),
+        draft_probs: NDArray[np.float64] | None = None,
+    ) -> Draft:
+        return cls(seq_id, tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(scores), drafter, draft_probs)
 
     def __len__(self) -> int:
         return len(self.tokens)

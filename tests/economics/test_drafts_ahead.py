@@ -97,20 +97,13 @@ def test_hit_rates_are_learned_and_forgotten() -> None:
 
 
 @dataclass
-class Call_:
-    requests: int
-    depth: int
-    seconds: float
-
-
-@dataclass
 class Counts:
     hits: int = 0
     misses: int = 0
     least_drafted: int = 1
-    calls: list[Call_] = field(default_factory=list)
+    calls: list[tuple[int, int, float]] = field(default_factory=list)
 
-    def take_drafted(self) -> Sequence[Call_]:
+    def take_drafted(self) -> Sequence[tuple[int, int, float]]:
         taken, self.calls = self.calls, []
         return taken
 
@@ -148,7 +141,7 @@ def test_a_drafters_own_seconds_are_learned_not_those_that_the_step_saw() -> Non
     latency = DraftsAheadLatency(surface, {"d": counts})
     for _ in range(40):
         counts.hits += 1
-        counts.calls.append(Call_(1, 4, 0.012))
+        counts.calls.append((1, 4, 0.012))
         latency.observe_draft("d", 1, 3, seconds=1e-5)
     assert surface.draft_seconds("d", 1, 4) == pytest.approx(0.012, rel=0.1)
     assert not counts.calls

@@ -50,7 +50,7 @@ def tree_of(ask: DraftRequest, text: _Text, *, width: int = 4, levels: int = 8) 
     """What the draft model's law gives, computed without a cache or a batch."""
     tree, sampler = GrowingTree(ask.depth, min_survival=ask.min_survival), GuessSampler(VOCAB, vocab=VOCAB)
     level = 0
-    while level < min(levels, ask.depth) and (frontier := tree.frontier(min(width, ask.depth))):
+    while level < min(levels, ask.depth) and (frontier := tree.expandable(min(width, ask.depth))):
         found = []
         for node in frontier:
             path = tuple(tree.tokens[each] for each in tree.path(node))
@@ -176,7 +176,7 @@ def test_under_a_law_siblings_are_drawn_privately_in_a_fixed_shape(params: Sampl
         check(draft, tree_of(ask, text))
         return
     assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB)
-    assert draft.parents == template.parents and not draft.is_chain
+    assert draft.parents == template and not draft.is_chain
     children = {parent: [n for n, p in enumerate(draft.parents) if p == parent] for parent in (-1, *range(len(draft)))}
     for parent, nodes in children.items():
         path = [draft.tokens[node] for node in draft.path(parent)]

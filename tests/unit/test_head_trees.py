@@ -232,7 +232,7 @@ def test_siblings_are_drawn_in_a_shape_that_is_known_before(
                 continue
             trees += not draft.is_chain
             template = sequoia(rates, request.depth, min(request.depth, head.depth))
-            assert draft.parents == template.parents
+            assert draft.parents == template
             assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB)
             for parent in {-1, *draft.parents}:
                 nodes = [node for node, above in enumerate(draft.parents) if above == parent]

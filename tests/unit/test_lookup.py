@@ -19,11 +19,11 @@ from wager.draft.lookup import (
     STORE_PRIOR,
     LookupDrafter,
     LookupSources,
-    LookupTexts,
     lookup_table,
 )
 from wager.draft.store_file import StoreFile, build_store
 from wager.errors import UsageError
+from wager.kernels._native import LookupTable
 from wager.types import Draft, DraftRequest, SamplingParams
 
 PARAMS = SamplingParams()
@@ -34,7 +34,7 @@ def _ask(name: str, depth: int = 7) -> DraftRequest:
     return DraftRequest(name, 0, depth, PARAMS, 0)
 
 
-def _drafted(drafter: LookupDrafter | LookupTexts, name: str = "s", depth: int = 7) -> Draft:
+def _drafted(drafter: LookupDrafter | LookupTable, name: str = "s", depth: int = 7) -> Draft:
     [draft] = drafter.propose([_ask(name, depth)])
     return draft
 
@@ -184,7 +184,7 @@ def test_prompts_of_ended_requests_are_not_shared() -> None:
     assert _drafted(drafter, "t").tokens == ()
 
 
-def _finish(table: LookupTexts, name: str, text: list[int]) -> None:
+def _finish(table: LookupTable, name: str, text: list[int]) -> None:
     """A request without context that generates `text`."""
     table.begin(name, [0], [])
     table.propose([_ask(name, 0)])

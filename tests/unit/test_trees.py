@@ -1,4 +1,4 @@
-"""Trees of greatest expected acceptance: against every tree that there is."""
+"""Trees and templates of greatest expected acceptance: against every one that there is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from wager.draft.guessing import Candidate
-from wager.draft.trees import GrowingTree, TokenTree, best_first, best_first_of_marginals, merge
+from wager.draft.trees import GrowingTree, RankRates, TokenTree, TreeTemplate, best_first, children, merge, sequoia
 
 Path = tuple[int, ...]
 VOCAB, DEPTH = 3, 3
@@ -69,7 +69,7 @@ def check(tree: TokenTree, chances: Chances) -> None:
 def grown(chances: Chances, nodes: int, *, width: int = 99, min_survival: float = 0.0) -> tuple[TokenTree, int]:
     """The tree, and the levels it took."""
     tree, levels = GrowingTree(nodes, min_survival=min_survival), 0
-    while levels < DEPTH and (frontier := tree.frontier(width)):
+    while levels < DEPTH and (frontier := tree.expandable(width)):
         assert len(frontier) <= width
         found = []
         for node in frontier:
@@ -81,26 +81,15 @@ def grown(chances: Chances, nodes: int, *, width: int = 99, min_survival: float 
 
 @pytest.mark.parametrize("nodes", TREES)
 @pytest.mark.parametrize("seed", range(3))
-def test_no_tree_is_expected_to_be_accepted_more(nodes: int, seed: int) -> None:
-    chances = Chances(seed)
+@pytest.mark.parametrize("by_depth", [False, True])
+def test_no_tree_is_expected_to_be_accepted_more(nodes: int, seed: int, by_depth: bool) -> None:
+    chances = Chances(seed, by_depth=by_depth)
     best = max(sum(chances.value(path) for path in paths) for paths in TREES[nodes])
     tree = best_first(chances.counted, nodes, max_depth=DEPTH)
-    check(tree, chances)
-    assert sum(tree.scores) == pytest.approx(best) and len(tree.tokens) == nodes
     assert len(set(chances.asked)) == len(chances.asked) <= nodes
-    by_levels, _ = grown(chances, nodes)
-    check(by_levels, chances)
-    assert sum(by_levels.scores) == pytest.approx(best) and len(by_levels.tokens) == nodes
-
-
-@pytest.mark.parametrize("nodes", TREES)
-@pytest.mark.parametrize("seed", range(3))
-def test_marginals_of_a_block_give_the_best_tree_too(nodes: int, seed: int) -> None:
-    chances = Chances(seed, by_depth=True)
-    best = max(sum(chances.value(path) for path in paths) for paths in TREES[nodes])
-    tree = best_first_of_marginals([chances((0,) * depth) for depth in range(DEPTH)], nodes)
-    check(tree, chances)
-    assert sum(tree.scores) == pytest.approx(best)
+    for found in (tree, grown(chances, nodes)[0]):
+        check(found, chances)
+        assert sum(found.scores) == pytest.approx(best) and len(found.tokens) == nodes
 
 
 def test_growing_stops_when_no_level_can_improve_the_tree() -> None:
@@ -140,7 +129,7 @@ def test_unlikely_nodes_are_neither_kept_nor_expanded(seed: int) -> None:
 def test_nothing_is_asked_where_there_is_no_room() -> None:
     chances = Chances(0)
     assert best_first(chances.counted, 0) == TokenTree() and best_first(chances.counted, 5, max_depth=0) == TokenTree()
-    assert chances.asked == [] and GrowingTree(0).frontier(4) == [] and GrowingTree(0).best() == TokenTree()
+    assert chances.asked == [] and GrowingTree(0).expandable(4) == [] and GrowingTree(0).best() == TokenTree()
     assert best_first(lambda path: [], 5) == TokenTree()
 
 
@@ -168,3 +157,56 @@ def test_a_merged_node_is_never_likelier_than_its_parent() -> None:
         tree = merge([doubting, sure, *some], rng.randint(1, 9))
         assert all(p < 0 or tree.scores[p] >= s for p, s in zip(tree.parents, tree.scores, strict=True))
         paths_of(tree)
+
+
+# ---- templates -------------------------------------------------------------------------------------------------------
+
+Shape = tuple["Shape", ...]  # of a node: the subtrees of its children, by rank
+RANKS = 3
+
+
+def shapes(nodes: int, depth: int, *, left: int = RANKS) -> Iterator[Shape]:
+    """Every way to hang `nodes` nodes below a node, in `depth` levels, as at most `left` children of it."""
+    if nodes == 0:
+        yield ()
+    elif depth and left:
+        for first in range(1, nodes + 1):
+            for below in shapes(first - 1, depth - 1):
+                for rest in shapes(nodes - first, depth, left=left - 1):
+                    yield (below, *rest)
+
+
+def expected(shape: Shape, rates: tuple[float, ...]) -> float:
+    return sum(rate * (1 + expected(below, rates)) for rate, below in zip(rates, shape, strict=False))
+
+
+def shape_of(template: TreeTemplate, node: int = -1) -> Shape:
+    return tuple(shape_of(template, child) for child in children(template, node))
+
+
+@pytest.mark.parametrize(("nodes", "depth"), [(5, 3), (1, 1), (3, 1), (4, 2), (6, 6), (7, 3)])
+@pytest.mark.parametrize("seed", range(6))
+def test_no_template_is_expected_to_be_accepted_more(nodes: int, depth: int, seed: int) -> None:
+    rng = random.Random(seed)
+    rates = tuple(rng.random() ** 2 for _ in range(RANKS))  # not falling with the rank, too
+    every = {shape for size in range(nodes + 1) for shape in shapes(size, depth)}
+    template = sequoia(rates, nodes, depth)
+    depths = [0]
+    for node, parent in enumerate(template):
+        assert -1 <= parent < node
+        depths.append(depths[parent + 1] + 1)
+    assert depths == sorted(depths) and shape_of(template) in every
+    assert expected(shape_of(template), rates) == pytest.approx(max(expected(shape, rates) for shape in every))
+
+
+def test_sure_ranks_make_a_chain_and_doubtful_ones_a_fan() -> None:
+    assert sequoia((0.95, 0.02), 4, 9) == (-1, 0, 1, 2) and sequoia((0.3, 0.29, 0.28), 3, 9) == (-1, -1, -1)
+    assert sequoia((0.9, 0.0), 3, 2) == (-1, 0) and sequoia((0.0, 0.0), 3, 2) == ()
+
+
+def test_rates_of_ranks_are_what_was_seen() -> None:
+    rates = RankRates()
+    for turn in range(4000):
+        rates.learn(2, turn % 4 if turn % 4 < 2 else None)
+    assert rates.rates[:2] == pytest.approx((0.25, 0.25), abs=0.01)
+    assert rates.rates[2:] == pytest.approx(RankRates.PRIOR[2:], abs=0.01)

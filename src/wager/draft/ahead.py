@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -29,7 +29,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from wager.draft.base import Drafter, DrafterStoppedError, RemembersRequests, remembers_requests
-from wager.kernels.base import TargetOutput
+from wager.draft.guessing import child_of
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
@@ -129,40 +129,35 @@ class OutcomeRates:
     """How often guesses were right by depth, and their alternatives where they were not; older rounds count less."""
 
     def __init__(self) -> None:
-        self._tried: list[float] = []
-        self._right: list[float] = []
-        self._wrong, self._others = 0.0, [0.0] * NUM_OTHERS
+        self._counts: defaultdict[tuple[str, int], float] = defaultdict(float)
 
     def learn(self, draft: Draft, others: Sequence[Sequence[int]], tokens: Sequence[int]) -> None:
         """`tokens` became known behind the sequence that the draft was made for."""
-        self._tried, self._right = [_DECAY * n for n in self._tried], [_DECAY * n for n in self._right]
-        self._wrong, self._others = _DECAY * self._wrong, [_DECAY * n for n in self._others]
+        counts = self._counts
+        for key in counts:
+            counts[key] *= _DECAY
         node = -1
         for depth, token in enumerate(tokens):
-            child = child_of(draft, node, token)
+            child = child_of(draft.parents, draft.tokens, node, token)
             if child is None and node not in draft.parents:
                 return  # nothing was guessed there
-            if depth == len(self._tried):
-                self._tried.append(0.0)
-                self._right.append(0.0)
-            self._tried[depth] += 1
+            counts["tried", depth] += 1
             if child is None:
                 if depth < len(others):
-                    self._wrong += 1
+                    counts["wrong", 0] += 1
                     for rank, other in enumerate(others[depth][:NUM_OTHERS]):
-                        self._others[rank] += other == token
+                        counts["other", rank] += other == token
                 return
-            self._right[depth] += 1
+            counts["right", depth] += 1
             node = child
 
     def guess_rate(self, depth: int) -> float:
         """That a guess at `depth` (from 0) is right if all before it are."""
-        tried, right = (n[depth] if depth < len(n) else 0.0 for n in (self._tried, self._right))
-        return (right + _PRIOR * _GUESS_RATE) / (tried + _PRIOR)
+        return (self._counts["right", depth] + _PRIOR * _GUESS_RATE) / (self._counts["tried", depth] + _PRIOR)
 
     def other_rate(self, rank: int) -> float:
         """That a wrong guess should have been its alternative of that rank."""
-        return (self._others[rank] + _PRIOR * _OTHER_RATES[rank]) / (self._wrong + _PRIOR)
+        return (self._counts["other", rank] + _PRIOR * _OTHER_RATES[rank]) / (self._counts["wrong", 0] + _PRIOR)
 
     def likely(self, draft: Draft, others: Sequence[Sequence[int]]) -> list[LikelyOutcome]:
         """The outcomes of a draft, likeliest first; `others` are those of each guess of a chain. A tree holds the
@@ -192,10 +187,11 @@ class StalledError(RuntimeError):
     """A call takes so long that it is given up."""
 
 
-class _Progress:
+class _CallQueue:
     """What the thread and those who wait for it share."""
 
     def __init__(self) -> None:
+        self.given: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self.error: BaseException | None = None
         self.last_sign = time.monotonic()
 
@@ -203,65 +199,57 @@ class _Progress:
         """The thread is at work: for long calls to call now and then."""
         self.last_sign = time.monotonic()
 
+    def serve(self) -> None:
+        """Make calls until None is given."""
+        while (given := self.given.get()) is not None:
+            future, call = given
+            self.sign()
+            try:
+                if self.error is not None:
+                    raise self.error
+                future.set_result(call())
+            except BaseException as error:  # raised where its result is waited for
+                self.error = error
+                future.set_exception(error)
+            del given, future, call  # what they refer to may go while the next call is awaited
 
-_Queue = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+    def end(self, thread: threading.Thread) -> None:
+        self.given.put(None)
+        if thread is not threading.current_thread():
+            thread.join(_JOIN_S)
 
 
 class OrderedCalls:
     """A thread called `name` that makes calls in the order in which they were given; what it calls needs no locks.
 
     If a call raises, none is made after it and every wait raises the same; after `patience_s` seconds without a sign of
-    life waiting ends with StalledError. The thread is a daemon and holds its own state alone, so whoever gave it calls
-    can be collected, which ends it.
+    life waiting ends with StalledError. The thread is a daemon and holds its queue alone, so whoever gave it calls can
+    be collected, which ends it.
     """
 
     def __init__(self, name: str, *, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._calls: _Queue = SimpleQueue()
-        self._progress = _Progress()
-        self.sign = self._progress.sign
-        self.thread = threading.Thread(target=_serve, args=(self._calls, self._progress), name=name, daemon=True)
-        self._finalizer = weakref.finalize(self, _end, self._calls, self.thread)
+        self._queue = _CallQueue()
+        self.sign = self._queue.sign
+        self.thread = threading.Thread(target=self._queue.serve, name=name, daemon=True)
+        self.close = weakref.finalize(self, self._queue.end, self.thread)
+        """Ends the thread after the calls that it was given; waits for them a little. May be repeated."""
         self.thread.start()
 
     def give(self, call: Callable[[], T]) -> Future[T]:
         """Make this call after all others; never waits."""
         future: Future[T] = Future()
-        self._calls.put((future, call))
+        self._queue.given.put((future, call))
         return future
 
     def wait(self, future: Future[T]) -> T:
         """What the call returns. Raises what it, or one before it, raised; StalledError if the thread is stalled."""
         left = self._patience_s
         while not wait([future], left).done:
-            left = self._progress.last_sign + self._patience_s - time.monotonic()
+            left = self._queue.last_sign + self._patience_s - time.monotonic()
             if left <= 0:
                 raise StalledError(f"it has not answered for {self._patience_s:g} s")
         return future.result()
-
-    def close(self) -> None:
-        """End the thread after the calls that it was given; waits for them a little. May be repeated."""
-        self._finalizer()
-
-
-def _serve(calls: _Queue, progress: _Progress) -> None:
-    while (given := calls.get()) is not None:
-        future, call = given
-        progress.sign()
-        try:
-            if progress.error is not None:
-                raise progress.error
-            future.set_result(call())
-        except BaseException as error:  # raised where its result is waited for
-            progress.error = error
-            future.set_exception(error)
-        del given, future, call  # what they refer to may go while the next call is awaited
-
-
-def _end(calls: _Queue, thread: threading.Thread) -> None:
-    calls.put(None)
-    if thread is not threading.current_thread():
-        thread.join(_JOIN_S)
 
 
 # ---- continuations of sequences, on the thread -----------------------------------------------------------------------
@@ -283,7 +271,7 @@ class Branch:
             return None
         node = -1
         for token in fresh[len(self.tokens) :]:
-            child = child_of(self.draft, node, token)
+            child = child_of(self.draft.parents, self.draft.tokens, node, token)
             if child is None:
                 return None
             node = child
@@ -292,82 +280,62 @@ class Branch:
 
 
 def _begins(tokens: Sequence[int], fresh: Sequence[int]) -> bool:
-    return len(tokens) <= len(fresh) and all(a == b for a, b in zip(tokens, fresh, strict=False))
+    return tuple(tokens) == tuple(fresh[: len(tokens)])
 
 
 @dataclass(eq=False, slots=True)
 class FollowedSequence:
     """One sequence. The thread's: `known` are its tokens as far as the drafter was told, `main` is what the drafter
-    calls it, and `branches` are its continuations, the first the sequence itself with the draft that is being
-    verified; `outcomes` are those that drafts are made for (None: not chosen yet). The engine's: `fresh` tokens that
-    the drafter was not told, and the last draft `handed` over. Each reads the other's only while the thread has
-    nothing to do."""
+    calls it, and `outcomes` are those that drafts are made for (None: not chosen yet). The engine's: `fresh` tokens
+    that the drafter was not told, and the last draft `handed` over."""
 
     params: SamplingParams
     tenant: str
     prompt_tokens: int
     known: list[int]
     main: str
-    branches: list[Branch] = field(default_factory=list)
     outcomes: list[tuple[int, ...]] | None = None
     fresh: list[int] = field(default_factory=list)
     handed: Branch | None = None
-
-    def find(self) -> Branch | None:
-        """The continuation with most guesses behind the fresh tokens; None if no draft was made for them."""
-        found = [branch for each in self.branches if (branch := each.behind(self.fresh)) is not None]
-        return max(found, key=lambda branch: len(branch.draft), default=None)
 
     def may_find(self) -> bool:
         """Whether the fresh tokens may be among the outcomes that drafts are made for."""
         return self.outcomes is None or any(_begins(outcome, self.fresh) for outcome in self.outcomes)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestedDraft:
-    """A draft request, its sequence, the tokens that became known since the drafter was told, and the continuation that
-    they are, if one is."""
-
-    sequence: FollowedSequence
-    request: DraftRequest
-    fresh: tuple[int, ...]
-    found: Branch | None = None
-
-
 class BranchingDrafter:
     """`inner` drafts for sequences and their continuations, as many as `rows` together. One thread at a time."""
 
     def __init__(self, inner: Drafter, *, rows: int = _ROWS) -> None:
-        self.inner = inner
+        self.inner, self.rows = inner, rows
         self.rates = PerTenant(OutcomeRates)
+        self.branches: dict[FollowedSequence, list[Branch]] = {}
+        """Of sequences their continuations, the first the sequence itself with the draft that is being verified."""
         self.num_branches = 0
         """Continuations that drafts were made for."""
-        self.rows = rows
         self.abandoned = False
         """What is being prepared is not needed any more."""
+        self.sign: Callable[[], None] | None = None
+        """Called after each pass."""
         self._forks = inner if isinstance(inner, ForksSequences) else None
         if self._forks is not None:
             self._forks.num_others = NUM_OTHERS
-        self._branched: dict[FollowedSequence, None] = {}
+            self._forks.on_pass = self._on_pass
         self._names: set[str] = set()  # what the drafter calls its sequences
         self._made = 0
 
-    def sign_to(self, sign: Callable[[], None]) -> None:
-        """Call `sign` after each pass."""
-
-        def on_pass() -> bool:
-            sign()
-            return not self.abandoned
-
-        if self._forks is not None:
-            self._forks.on_pass = on_pass
+    def _on_pass(self) -> bool:
+        if self.sign is not None:
+            self.sign()
+        return not self.abandoned
 
     def begin(self, sequence: FollowedSequence) -> None:
         self._names.add(sequence.main)
         self.inner.begin(sequence.main, sequence.known, sequence.params, tenant=sequence.tenant)
 
     def end(self, sequence: FollowedSequence) -> None:
-        self._drop(sequence)
+        for branch in self.branches.pop(sequence, ()):
+            self._end(branch.inner_id)
         self._end(sequence.main)
 
     def end_all(self) -> None:
@@ -376,59 +344,58 @@ class BranchingDrafter:
             with suppress(Exception):
                 self._end(name)
         self._names.clear()
-        self._branched.clear()
+        self.branches.clear()
 
     def _end(self, name: str) -> None:
-        self.inner.end(name)
-        self._names.discard(name)
+        if name in self._names:
+            self.inner.end(name)
+            self._names.discard(name)
 
     def forget(self) -> None:
         if isinstance(self.inner, RemembersRequests):
             self.inner.forget()
 
-    def draft(
-        self, requests: Sequence[RequestedDraft], missed: Sequence[RequestedDraft]
-    ) -> dict[FollowedSequence, Branch]:
-        """Settle all `requests`, and draft for those that were `missed`."""
-        self._settle(requests)
-        asked = [each.request._replace(seq_id=each.sequence.main) for each in missed]
-        drafts = {draft.seq_id: draft for draft in self.inner.propose(asked)}
-        return {each.sequence: self._branch(each.sequence.main, (), drafts) for each in missed}
+    def find(self, sequence: FollowedSequence) -> Branch | None:
+        """The continuation with most guesses behind the fresh tokens; None if no draft was made for them."""
+        found = [branch for each in self.branches.get(sequence, ()) if (branch := each.behind(sequence.fresh))]
+        return max(found, key=lambda branch: len(branch.draft), default=None)
 
-    def prepare(self, requests: Sequence[RequestedDraft], handed: Sequence[Branch]) -> DraftedBatch:
-        """Settle `requests`, and draft for the likeliest outcomes of the drafts `handed` over, which are being
-        verified."""
-        begin = time.perf_counter()
-        self._settle(requests)
-        likely = []
-        for each, branch in zip(requests, handed, strict=True):
-            sequence = each.sequence
-            sequence.branches = [Branch(sequence.main, (), branch.draft, branch.others)]
-            likely.append(self.rates.get(sequence.tenant).likely(branch.draft, branch.others))
-        asked: list[tuple[FollowedSequence, LikelyOutcome, DraftRequest]] = []
-        for each, outcomes in zip(requests, self._likeliest(likely), strict=True):
-            each.sequence.outcomes = [outcome.tokens for outcome in outcomes]
-            for outcome in outcomes:
-                asked.append((each.sequence, outcome, self._fork(each, outcome)))
-        drafts = {each.seq_id: each for each in self.inner.propose([request for _, _, request in asked])}
-        self.num_branches += len(asked)
-        for sequence, outcome, request in asked:
-            sequence.branches.append(self._branch(request.seq_id, outcome.tokens, drafts))
-        depth = max(each.request.depth for each in requests) + 1
-        return DraftedBatch(len(asked), depth, time.perf_counter() - begin)
-
-    def _settle(self, requests: Sequence[RequestedDraft]) -> None:
-        """What was requested goes on as the continuation that was found; all other continuations are dropped."""
-        for each in requests:
-            sequence, fresh = each.sequence, each.fresh
-            if each.found is not None and each.found.inner_id != sequence.main:
-                sequence.main, fresh = each.found.inner_id, fresh[len(each.found.tokens) :]
-            self._drop(sequence)
+    def settle(self, requested: Sequence[tuple[FollowedSequence, Sequence[int], Branch | None]]) -> None:
+        """Of sequences, the tokens that became known, and the continuation that they are, if one is: as that it goes
+        on. All other continuations are dropped."""
+        for sequence, fresh, found in requested:
+            sequence.known += fresh
+            if found is not None and found.inner_id != sequence.main:
+                sequence.main, fresh = found.inner_id, fresh[len(found.tokens) :]
             if fresh:
                 self.inner.accept(sequence.main, fresh)
-            sequence.known += each.fresh
-        for sequence in list(self._branched):
-            self._drop(sequence)
+        for sequence, branches in self.branches.items():
+            for branch in branches:
+                if branch.inner_id != sequence.main:
+                    self._end(branch.inner_id)
+        self.branches.clear()
+
+    def draft(self, missed: Sequence[tuple[FollowedSequence, DraftRequest]]) -> dict[FollowedSequence, Branch]:
+        drafts = self._propose([request._replace(seq_id=sequence.main) for sequence, request in missed])
+        return {sequence: self._branch(sequence.main, (), drafts) for sequence, _ in missed}
+
+    def prepare(self, handed: Sequence[tuple[FollowedSequence, DraftRequest, Branch]]) -> DraftedBatch:
+        """Draft for the likeliest outcomes of the drafts handed over for these requests, which are being verified."""
+        begin = time.perf_counter()
+        likely = []
+        for sequence, _, branch in handed:
+            self.branches[sequence] = [Branch(sequence.main, (), branch.draft, branch.others)]
+            likely.append(self.rates.get(sequence.tenant).likely(branch.draft, branch.others))
+        asked: list[tuple[FollowedSequence, LikelyOutcome, DraftRequest]] = []
+        for (sequence, request, _), outcomes in zip(handed, self._likeliest(likely), strict=True):
+            sequence.outcomes = [outcome.tokens for outcome in outcomes]
+            asked += [(sequence, outcome, self._fork(sequence, request, outcome)) for outcome in outcomes]
+        drafts = self._propose([request for _, _, request in asked])
+        self.num_branches += len(asked)
+        for sequence, outcome, request in asked:
+            self.branches[sequence].append(self._branch(request.seq_id, outcome.tokens, drafts))
+        depth = max(request.depth for _, request, _ in handed) + 1
+        return DraftedBatch(len(asked), depth, time.perf_counter() - begin)
 
     def _likeliest(self, outcomes: Sequence[Sequence[LikelyOutcome]]) -> list[list[LikelyOutcome]]:
         """The likeliest outcome of each draft, and of the others the likeliest as far as the rows go."""
@@ -443,12 +410,10 @@ class BranchingDrafter:
             taken[index].append(outcomes[index][rank])
         return taken
 
-    def _fork(self, each: RequestedDraft, outcome: LikelyOutcome) -> DraftRequest:
+    def _fork(self, sequence: FollowedSequence, request: DraftRequest, outcome: LikelyOutcome) -> DraftRequest:
         """A continuation, and the request for its draft: if the drafter draws its first token itself, one more."""
-        sequence, request = each.sequence, each.request
         self._made += 1
         name = f"{sequence.main.partition('/')[0]}/{self._made}"
-        self._branched[sequence] = None
         self._names.add(name)
         if self._forks is not None:
             self._forks.fork(sequence.main, name, outcome.tokens, sequence.params)
@@ -463,23 +428,18 @@ class BranchingDrafter:
         position = request.position + len(outcome.tokens)
         return request._replace(seq_id=name, position=position, depth=depth, min_survival=survival)
 
+    def _propose(self, requests: Sequence[DraftRequest]) -> dict[str, Draft]:
+        return {draft.seq_id: draft for draft in self.inner.propose(requests)}
+
     def _branch(self, name: str, tokens: tuple[int, ...], drafts: dict[str, Draft]) -> Branch:
         others = () if self._forks is None else self._forks.others(name)
         return Branch(name, tokens, drafts.get(name, Draft(name)), others)
-
-    def _drop(self, sequence: FollowedSequence) -> None:
-        """End its continuations."""
-        for branch in sequence.branches:
-            if branch.inner_id != sequence.main:
-                self._end(branch.inner_id)
-        sequence.branches, sequence.outcomes = [], None
-        self._branched.pop(sequence, None)
 
 
 # ---- on the engine's thread ------------------------------------------------------------------------------------------
 
 
-class AheadDrafter:
+class AheadDrafter(Drafter):
     """`inner` drafts on a thread of its own, ahead of its requests; nothing else may call it. It must not read the
     target's states. `rows`: outcomes that are drafted for at a time."""
 
@@ -487,43 +447,30 @@ class AheadDrafter:
         self.name = inner.name
         self.default_depth, self.max_depth = inner.default_depth, inner.max_depth
         self.samples, self.makes_trees = inner.samples, inner.makes_trees
+        self.hits = self.misses = 0
+        self.least_drafted = rows
+        self._waited_s = self._drafted_s = 0.0
         self._drafter = BranchingDrafter(inner, rows=rows)
         self._patience_s = patience_s
         self._sequences: dict[str, FollowedSequence] = {}
         self._preparing: Future[DraftedBatch] | None = None
         self._numbers = 0
-        self._figures = AheadFigures()
         self._drafted: deque[DraftedBatch] = deque(maxlen=_CALLS_KEPT)
         self._open()
 
     def _open(self) -> None:
         """A thread, for a drafter without sequences."""
         self._calls = OrderedCalls(f"wager-draft-{self._drafter.inner.name}", patience_s=self._patience_s)
-        self._drafter.sign_to(self._calls.sign)
+        self._drafter.sign = self._calls.sign
         self._drafter.abandoned = False
         self._ended = self._failed = False
 
     @property
     def figures(self) -> AheadFigures:
-        return replace(self._figures, branches=self._drafter.num_branches)
+        return AheadFigures(self.hits, self.misses, self._waited_s, self._drafted_s, self._drafter.num_branches)
 
-    # what the policy learns from (see economics/drafts_ahead.py)
-
-    @property
-    def hits(self) -> int:
-        return self._figures.hits
-
-    @property
-    def misses(self) -> int:
-        return self._figures.misses
-
-    @property
-    def least_drafted(self) -> int:
-        """Sequences, continuations among them, that it drafts for at a time at least."""
-        return self._drafter.rows
-
-    def take_drafted(self) -> Sequence[DraftedBatch]:
-        """The latest calls of the drafter since this was asked last."""
+    def take_drafted(self) -> list[DraftedBatch]:
+        """The latest calls of the drafter since this was asked last: the policy learns from them."""
         taken = list(self._drafted)
         self._drafted.clear()
         return taken
@@ -543,9 +490,6 @@ class AheadDrafter:
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Remembered until the next draft is requested."""
         self._sequences[seq_id].fresh += tokens
-
-    def observe(self, output: TargetOutput) -> None:
-        """Ignored: the target's output is not used."""
 
     def end(self, seq_id: str) -> None:
         sequence = self._sequences.pop(seq_id, None)
@@ -574,8 +518,8 @@ class AheadDrafter:
             if not isinstance(error, Exception):
                 raise
             raise DrafterStoppedError(f"{type(error).__name__}: {error}") from error
-        self._count(waited_s=time.perf_counter() - begin)
-        return [self._cut(request, each.draft) for request, each in zip(requests, drafts, strict=True)]
+        self._waited_s += time.perf_counter() - begin
+        return [self._cut(request, draft) for request, draft in zip(requests, drafts, strict=True)]
 
     def close(self) -> None:
         """End the thread. May be repeated; no draft can be requested any more."""
@@ -588,24 +532,21 @@ class AheadDrafter:
         if not self._ended:
             self._calls.give(call)
 
-    def _count(self, **more: float) -> None:
-        now = {name: getattr(self._figures, name) + number for name, number in more.items()}
-        self._figures = replace(self._figures, **now)
-
-    def _propose(self, requests: Sequence[DraftRequest]) -> list[Branch]:
+    def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         sequences = [self._sequences[request.seq_id] for request in requests]
         self._await_preparation(sequences)
-        asked = [self._look(request, each) for request, each in zip(requests, sequences, strict=True)]
-        drafts = {each.sequence: each.found for each in asked if each.found is not None and len(each.found.draft)}
-        missed = [each for each in asked if each.sequence not in drafts]
+        found = {sequence: self._look(sequence) for sequence in sequences}
+        settled = [(sequence, tuple(sequence.fresh), branch) for sequence, branch in found.items()]
+        self._calls.give(partial(self._drafter.settle, settled))
+        ready = {sequence: branch for sequence, branch in found.items() if branch is not None and len(branch.draft)}
+        missed = [each for each in zip(sequences, requests, strict=True) if each[0] not in ready]
         if missed:
-            drafts |= self._draft_missed(asked, missed)
-            asked = [replace(each, fresh=(), found=None) for each in asked]  # the drafter was told
-        handed = [drafts.get(each) or Branch(each.main, (), Draft(each.main)) for each in sequences]
-        for each, branch in zip(sequences, handed, strict=True):
-            each.handed, each.fresh, each.outcomes = branch, [], None
-        self._preparing = self._calls.give(partial(self._drafter.prepare, asked, handed))
-        return handed
+            ready |= self._draft(missed)
+        for sequence in sequences:
+            sequence.handed, sequence.fresh, sequence.outcomes = ready[sequence], [], None
+        handed = [(sequence, request, ready[sequence]) for sequence, request in zip(sequences, requests, strict=True)]
+        self._preparing = self._calls.give(partial(self._drafter.prepare, handed))
+        return [branch.draft for _, _, branch in handed]
 
     def _await_preparation(self, sequences: Sequence[FollowedSequence]) -> None:
         """Wait for the drafts that are being made, or end them if none of them can be what is requested."""
@@ -614,28 +555,27 @@ class AheadDrafter:
         self._drafter.abandoned = not any(each.may_find() for each in sequences)
         pending, self._preparing = self._preparing, None
         batch = self._calls.wait(pending)
-        self._count(drafted_s=batch.seconds)
+        self._drafted_s += batch.seconds
         if not self._drafter.abandoned:
             self._drafted.append(batch)
         self._drafter.abandoned = False
 
-    def _look(self, request: DraftRequest, sequence: FollowedSequence) -> RequestedDraft:
+    def _look(self, sequence: FollowedSequence) -> Branch | None:
         """Learn from what became known, and look whether it was drafted for."""
-        handed, found = sequence.handed, sequence.find()
+        handed, found = sequence.handed, self._drafter.find(sequence)
         if handed is not None:
             self._drafter.rates.get(sequence.tenant).learn(handed.draft, handed.others, sequence.fresh)
             hit = found is not None and len(found.draft) > 0
-            self._count(hits=hit, misses=not hit)
-        return RequestedDraft(sequence, request, tuple(sequence.fresh), found)
+            self.hits += hit
+            self.misses += not hit
+        return found
 
-    def _draft_missed(
-        self, asked: Sequence[RequestedDraft], missed: Sequence[RequestedDraft]
-    ) -> dict[FollowedSequence, Branch]:
+    def _draft(self, missed: Sequence[tuple[FollowedSequence, DraftRequest]]) -> dict[FollowedSequence, Branch]:
         begin = time.perf_counter()
-        drafts = self._calls.wait(self._calls.give(partial(self._drafter.draft, asked, missed)))
+        drafts = self._calls.wait(self._calls.give(partial(self._drafter.draft, missed)))
         seconds = time.perf_counter() - begin
-        self._drafted.append(DraftedBatch(len(missed), max(each.request.depth for each in missed), seconds))
-        self._count(drafted_s=seconds)
+        self._drafted.append(DraftedBatch(len(missed), max(request.depth for _, request in missed), seconds))
+        self._drafted_s += seconds
         return drafts
 
     def _cut(self, request: DraftRequest, draft: Draft) -> Draft:
@@ -645,14 +585,6 @@ class AheadDrafter:
             unlikely = (at + 1 for at, score in enumerate(draft.scores[:size]) if score < request.min_survival)
             size = next(unlikely, size)
         return replace(draft.truncate(size), seq_id=request.seq_id, drafter=self.name)
-
-
-def child_of(draft: Draft, node: int, token: int) -> int | None:
-    """The child of a node (-1: the root) with that token."""
-    for child in range(node + 1, len(draft.tokens)):
-        if draft.parents[child] == node and draft.tokens[child] == token:
-            return child
-    return None
 
 
 def below(draft: Draft, node: int) -> Draft:

@@ -34,8 +34,8 @@ class Drafter(Protocol):
     name: str
     default_depth: int
     max_depth: int
-    samples: bool
-    makes_trees: bool
+    samples: bool = False
+    makes_trees: bool = False
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """A sequence starts with this prompt (penalties treat prompt and output differently). What a drafter keeps
@@ -48,7 +48,9 @@ class Drafter(Protocol):
         """One draft per request, in order; an empty draft declines. What it caches meanwhile is provisional."""
 
     def observe(self, output: TargetOutput) -> None:
-        """The result of the target's last pass (views of its buffers: copy what is kept)."""
+        """The result of the target's last pass (views of its buffers: copy what is kept). A subclass that does not
+        define it ignores that."""
+        return None
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Tokens that became known, whichever drafter guessed them. They suffice to rebuild the drafter's state."""

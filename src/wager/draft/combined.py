@@ -29,7 +29,8 @@ from wager.draft.base import (
     StateReader,
     remembers_requests,
 )
-from wager.draft.trees import TokenTree, merge
+from wager.draft.guessing import draws
+from wager.draft.trees import TokenTree, children, merge
 from wager.kernels.base import TargetOutput
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
@@ -212,32 +213,6 @@ class InnerDrafter:
         told.tokens = tokens
 
 
-class HasInnerDrafter:
-    """A drafter that may have an inner one, which is told what it is told of requests and rows."""
-
-    _inner: InnerDrafter | None
-
-    @property
-    def remembers_requests(self) -> bool:
-        """See RemembersRequests."""
-        return self._inner is not None and self._inner.remembers_requests
-
-    def forget(self) -> None:
-        """See RemembersRequests."""
-        if self._inner is not None:
-            self._inner.forget()
-
-    @property
-    def reads_rows(self) -> bool:
-        """See RowReader."""
-        return self._inner is not None and self._inner.reads_rows
-
-    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
-        """See RowReader."""
-        if self._inner is not None:
-            self._inner.read_rows(output, rows)
-
-
 _UNKNOWN = 0.5
 """Probability of a guess of a drafter without scores, until something was learned of it."""
 
@@ -339,18 +314,18 @@ class MergedDrafter:
 
     def _share(self, request: DraftRequest, index: int) -> DraftRequest:
         """What one drafter is asked for: everything, or its share, the first ones' the larger."""
-        if not _draws(request):
+        if not draws(request):
             return request
         count = len(self._members)
         share = request.depth // count + (index < request.depth % count)
         return request._replace(depth=share)
 
     def _merge(self, request: DraftRequest, drafts: Sequence[tuple[int, Draft]]) -> Draft:
-        if _draws(request):
+        if draws(request):
             return self._beside(request, [draft for index, draft in drafts if self._has_needed_probs(index, draft)])
         reliability = self._reliability.of(request.seq_id)
         trees = [_scored(draft, reliability[index].factor) for index, draft in drafts]
-        return merge(trees, request.depth).draft(request.seq_id, self.name)
+        return Draft(request.seq_id, *merge(trees, request.depth), self.name)
 
     def _has_needed_probs(self, index: int, draft: Draft) -> bool:
         return draft.draft_probs is not None or not self._members[index].drafter.samples
@@ -376,11 +351,11 @@ class MergedDrafter:
         node = -1
         rates = _rates(draft)
         for token in tokens:
-            children = [child for child, parent in enumerate(draft.parents) if parent == node]
-            if not children:
+            guesses = children(draft.parents, node)
+            if not guesses:
                 return
-            reliability.expected += min(1.0, sum(rates[child] for child in children))
-            right = next((child for child in children if draft.tokens[child] == token), None)
+            reliability.expected += min(1.0, sum(rates[guess] for guess in guesses))
+            right = next((guess for guess in guesses if draft.tokens[guess] == token), None)
             if right is None:
                 return
             reliability.right += 1
@@ -393,11 +368,6 @@ def _scored(draft: Draft, factor: float) -> TokenTree:
     for rate, parent in zip(_rates(draft), draft.parents, strict=True):
         scores.append((scores[parent] if parent >= 0 else 1.0) * min(1.0, rate * factor))
     return TokenTree(draft.tokens, draft.parents, tuple(scores))
-
-
-def _draws(request: DraftRequest) -> bool:
-    """Whether guesses are drawn from a q that the rule needs."""
-    return request.needs_draft_probs and not request.params.greedy
 
 
 def _rates(draft: Draft) -> list[float]:

@@ -20,7 +20,7 @@ from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kernels.noise import argmax_gumbel, gumbel
 from wager.kernels.sampling import RowSampler, SampleRequest, sample_rows
-from wager.types import DraftRequest
+from wager.types import Draft, DraftRequest
 from wager.verify.distribution import History, ProcessedDistribution, choose, largest, process, without_replacement
 
 _EXCLUDED = -1e30
@@ -28,6 +28,11 @@ _EXCLUDED = -1e30
 
 _SEARCHED = 256
 """Likeliest ids of a row among which candidates are searched: noise is computed for these alone."""
+
+
+def draws(request: DraftRequest) -> bool:
+    """Whether guesses are drawn from a q that the rule needs."""
+    return request.needs_draft_probs and not request.params.greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,51 @@ class Guess(NamedTuple):
     probability: float = 0.0
     probs: NDArray[np.float64] | None = None
     others: tuple[int, ...] = ()
+
+
+def child_of(parents: Sequence[int], tokens: Sequence[int], node: int, token: int) -> int | None:
+    """The child of a tree's node (-1: the root) with that token."""
+    for child in range(node + 1, len(tokens)):
+        if parents[child] == node and tokens[child] == token:
+            return child
+    return None
+
+
+class GuessedChain:
+    """At most `depth` guesses of a request, drawn one after the other, and their survival."""
+
+    def __init__(self, request: DraftRequest, history: History | None, depth: int) -> None:
+        self.request, self.history, self.depth = request, history, depth
+        self.tokens: list[int] = []
+        self.survival: list[float] = []
+        self.probs: list[NDArray[np.float64]] = []
+        self.others: list[tuple[int, ...]] = []
+
+    @property
+    def done(self) -> bool:
+        unlikely = bool(self.survival) and self.survival[-1] < self.request.min_survival
+        return unlikely or len(self.tokens) >= self.depth
+
+    def row(self, index: int) -> GuessedRow:
+        """Row `index` of logits as that of the next guess."""
+        return GuessedRow(index, self.request, tuple(self.tokens), self.history)
+
+    def add(self, guess: Guess, *, rate: float | None = None) -> None:
+        """The next guess, which is accepted with probability `rate` if those before it are (None: its own). Without a
+        token (logits that are not finite) the chain ends."""
+        if guess.token < 0:
+            self.depth = len(self.tokens)
+            return
+        self.tokens.append(guess.token)
+        before = self.survival[-1] if self.survival else 1.0
+        self.survival.append(before * (guess.probability if rate is None else rate))
+        self.others.append(guess.others)
+        if guess.probs is not None:
+            self.probs.append(guess.probs)
+
+    def draft(self, drafter: str) -> Draft:
+        probs = np.stack(self.probs) if self.probs else None
+        return Draft.chain(self.request.seq_id, self.tokens, drafter=drafter, scores=self.survival, draft_probs=probs)
 
 
 class Candidate(NamedTuple):

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from wager.draft.base import Drafter
 from wager.draft.registry import DrafterParts
@@ -26,7 +26,6 @@ from wager.draft.store_file import StoreFile
 from wager.drafter_spec import DrafterSpec
 from wager.errors import UsageError
 from wager.kernels import _native
-from wager.kernels.base import TargetOutput
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
@@ -103,13 +102,12 @@ def prior_rates() -> list[float]:
     return [*trees, *STORE_PRIOR]
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Guesses from the `sources`: chains, or with `trees` the likeliest nodes of a tree, in which several continuations
     of each source compete. UsageError if `longest` is not between 0 and MOST_LONGEST."""
 
     default_depth = 7
     max_depth = 15
-    samples = False
 
     def __init__(self, name: str, sources: LookupSources, *, trees: bool = False) -> None:
         if not 0 <= sources.longest <= MOST_LONGEST:
@@ -139,9 +137,6 @@ class LookupDrafter:
         by_table = groupby(requests, key=lambda request: self._tables.of(request.seq_id))
         return [draft for table, asked in by_table for draft in table.propose(list(asked))]
 
-    def observe(self, output: TargetOutput) -> None:
-        """Ignored: the target's output is not used."""
-
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Keep what became known for the index."""
         self._tables.of(seq_id).accept(seq_id, tokens)
@@ -152,22 +147,7 @@ class LookupDrafter:
         self._tables.leave(seq_id)
 
 
-class LookupTexts(Protocol):
-    """The texts of all sequences."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def begin(self, seq_id: str, tokens: Sequence[int], prediction: Sequence[int], /) -> None: ...
-
-    def accept(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
-
-    def end(self, seq_id: str, /) -> None: ...
-
-    def propose(self, requests: Sequence[DraftRequest], /) -> list[Draft]: ...
-
-
-def lookup_table(name: str, sources: LookupSources, *, trees: bool = False) -> LookupTexts:
+def lookup_table(name: str, sources: LookupSources, *, trees: bool = False) -> _native.LookupTable:
     """In C++ (csrc/lookup.h); in Python a draft takes a hundred times as long."""
     store = sources.store
     return _native.LookupTable(

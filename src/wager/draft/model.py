@@ -20,11 +20,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from wager.draft.base import Drafter
-from wager.draft.combined import HasInnerDrafter, InnerDrafter
-from wager.draft.guessing import Guess, GuessedRow, GuessSampler
+from wager.draft.base import Drafter, LogitsRows
+from wager.draft.combined import InnerDrafter
+from wager.draft.guessing import Guess, GuessedChain, GuessedRow, GuessSampler, child_of
 from wager.draft.registry import DrafterParts
 from wager.draft.trees import LEVELS, GuessedTree, RankRates, TreeShape
 from wager.drafter_spec import DrafterSpec
@@ -36,12 +35,6 @@ from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
-
-
-def _child(parents: Sequence[int], tokens: Sequence[int], node: int, token: int) -> int | None:
-    """The child of a node (-1: the root) with that token."""
-    edges = zip(parents, tokens, strict=True)
-    return next((child for child, edge in enumerate(edges) if edge == (node, token)), None)
 
 
 @dataclass(slots=True)
@@ -56,10 +49,6 @@ class FedTree:
         """One more node of a chain."""
         self.parents.append(len(self.tokens) - 1)
         self.tokens.append(token)
-
-    def child(self, node: int, token: int) -> int | None:
-        """The child of a node (-1: the root) with that token."""
-        return _child(self.parents, self.tokens, node, token)
 
 
 @dataclass(slots=True)
@@ -92,7 +81,7 @@ class DraftedSequence:
             return self.num_computed_tokens
         computed = self.num_computed_tokens
         for position, token in enumerate(tokens, known):
-            node = self.fed.child(node, token)
+            node = child_of(self.fed.parents, self.fed.tokens, node, token)
             if node is None or self.fed.start + node != position:
                 break
             computed = position + 1
@@ -102,10 +91,8 @@ class DraftedSequence:
 class DraftRound(ABC):
     """One draft request in progress: the rows that it wants of a pass, and what it makes of their logits."""
 
-    def __init__(self, request: DraftRequest, state: DraftedSequence, depth: int) -> None:
-        self.request = request
-        self.state = state
-        self.depth = depth
+    def __init__(self, request: DraftRequest, state: DraftedSequence) -> None:
+        self.request, self.state = request, state
         state.fed, state.reached = FedTree(len(state.tokens)), -1
 
     def num_pending(self) -> int:
@@ -158,98 +145,72 @@ class ChainRound(DraftRound):
     """Guesses one after the other."""
 
     def __init__(self, request: DraftRequest, state: DraftedSequence, depth: int) -> None:
-        super().__init__(request, state, depth)
-        self.guesses: list[int] = []
-        self.others: list[tuple[int, ...]] = []
-        """Of each guess, the tokens that come next after it."""
-        self._probs: list[NDArray[np.float64]] = []
-        self._survival: list[float] = []
+        super().__init__(request, state)
+        self.chain = GuessedChain(request, state.history, depth)
         self._guessed: Draft | None = None
-        self._node = -1  # of what was guessed, the last token that turned out right
         self.right_guesses: list[int] = []
         """Of what was guessed for the last pass, the nodes that were right, from the root down."""
         self._first = 0
 
     @property
     def done(self) -> bool:
-        unlikely = bool(self._survival) and self._survival[-1] < self.request.min_survival
-        return unlikely or len(self.guesses) >= self.depth
+        return self.chain.done
 
     @property
     def wanted_of_inner(self) -> tuple[DraftRequest, list[int], int]:
-        return self.request, [*self.state.tokens, *self.guesses], self.depth - len(self.guesses) - 1
+        guesses = self.chain.tokens
+        return self.request, [*self.state.tokens, *guesses], self.chain.depth - len(guesses) - 1
 
     def rows(self, room: int, logits_room: int, guessed: Draft | None) -> tuple[Span, Draft | None, list[int]]:
         if self.num_pending():
             span = self.known_span(room)
         else:
-            position = len(self.state.tokens) + len(self.state.fed.tokens)
-            self.state.fed.append(self.guesses[-1])
-            span = Span(self.request.seq_id, position, (self.guesses[-1],), True)
-        size = 0
-        if guessed is not None and span.needs_logits:
-            size = min(len(guessed), room - len(span.tokens), logits_room - 1)
-        self._guessed = guessed.truncate(size) if guessed is not None and size > 0 else None
-        self._node, self.right_guesses = -1, []
-        behind = len(self._guessed) if self._guessed is not None else 0
-        return span, self._guessed, list(range(1 + behind)) if span.needs_logits else []
+            fed, last = self.state.fed, self.chain.tokens[-1]
+            span = Span(self.request.seq_id, fed.start + len(fed.tokens), (last,), True)
+            fed.append(last)
+        self._guessed, self.right_guesses = None, []
+        if not span.needs_logits:
+            return span, None, []
+        size = 0 if guessed is None else min(len(guessed), room - len(span.tokens), logits_room - 1)
+        if guessed is not None and size > 0:
+            self._guessed = guessed.truncate(size)
+        return span, self._guessed, list(range(1 + max(0, size)))
 
     def wanted(self, first: int, sampler: GuessSampler, output: TargetOutput) -> list[GuessedRow]:
         self._first = first
-        return [self._row(first)]
-
-    def _row(self, row: int) -> GuessedRow:
-        return GuessedRow(row, self.request, tuple(self.guesses), self.state.history)
+        return [self.chain.row(first)]
 
     def take(self, guess: Guess) -> GuessedRow | None:
-        token, probability, probs, others = guess
-        if token < 0:  # not finite: this chain ends here, the others go on
-            self.depth = len(self.guesses)
+        self.chain.add(guess)
+        if guess.token < 0 or self._guessed is None or self.done:
             return None
-        self.guesses.append(token)
-        self.others.append(others)
-        self._survival.append((self._survival[-1] if self._survival else 1.0) * probability)
-        if probs is not None:
-            self._probs.append(probs)
-        node = (
-            None
-            if self._guessed is None or self.done
-            else _child(self._guessed.parents, self._guessed.tokens, self._node, token)
-        )
+        reached = self.right_guesses[-1] if self.right_guesses else -1
+        node = child_of(self._guessed.parents, self._guessed.tokens, reached, guess.token)
         if node is None:
             return None
-        self._node = node
         self.right_guesses.append(node)
-        self.state.fed.append(token)
-        return self._row(self._first + 1 + node)
+        self.state.fed.append(guess.token)
+        return self.chain.row(self._first + 1 + node)
 
     def draft(self, drafter: str) -> Draft:
-        draft = Draft.chain(self.request.seq_id, self.guesses, drafter=drafter, scores=self._survival)
-        if not self._probs:
-            return draft
-        return Draft(draft.seq_id, draft.tokens, draft.parents, draft.scores, drafter, np.stack(self._probs))
+        self.state.others = self.chain.others
+        return self.chain.draft(drafter)
 
 
 class TreeRound(DraftRound):
     """A tree of the shape, see GuessedTree."""
 
     def __init__(self, request: DraftRequest, state: DraftedSequence, shape: TreeShape) -> None:
-        super().__init__(request, state, shape.nodes)
-        self._tree = GuessedTree(request, state.history, shape)
+        super().__init__(request, state)
+        self._tree, self._nodes = GuessedTree(request, state.history, shape), shape.nodes
 
     @property
     def done(self) -> bool:
         return self._tree.done
 
     @property
-    def wanted_of_inner(self) -> tuple[DraftRequest, list[int], int]:
-        """What a drafter of its own may guess: tokens as far as they are guessed, and how many guesses behind them may
-        be right without a further pass."""
-        return self.request, self.state.tokens, 0
-
-    @property
     def least_rows(self) -> int:
-        return 1 + self.depth if self._tree.level else 1
+        return 1 + self._nodes if self._tree.level else 1
 
     def rows(self, room: int, logits_room: int, guessed: Draft | None) -> tuple[Span, Draft | None, list[int]]:
         if self.num_pending():
@@ -266,10 +227,11 @@ class TreeRound(DraftRound):
         return []
 
     def draft(self, drafter: str) -> Draft:
+        self.state.others = ()
         return self._tree.draft(drafter)
 
 
-class DraftModel(HasInnerDrafter):
+class DraftModel(Drafter):
     """Drafts with `target`, a model that is not the one to be verified.
 
     `vocab` is the verified model's number of logits; ids beyond it are never guessed, and rows of draft_probs have
@@ -284,7 +246,6 @@ class DraftModel(HasInnerDrafter):
     default_depth = 4
     max_depth = 8
     samples = True
-    makes_trees = False
 
     def __init__(
         self,
@@ -386,9 +347,6 @@ class DraftModel(HasInnerDrafter):
         state.num_computed_tokens = kept
         self.block_pool.trim(seq_id, kept)
 
-    def observe(self, output: TargetOutput) -> None:
-        """Ignored: the target's output is not used."""
-
     def end(self, seq_id: str) -> None:
         if self._states.pop(seq_id, None) is not None:
             self.block_pool.release(seq_id)
@@ -411,11 +369,32 @@ class DraftModel(HasInnerDrafter):
         return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
 
     def _finish(self, r: DraftRound) -> Draft:
-        r.state.others = r.others if isinstance(r, ChainRound) else ()
         draft = r.draft(self.name)
         if self.makes_trees:  # chains have no ranks, and nobody reads what was learned of them
             self.rank_rates.of(draft.seq_id).drafted(draft)
         return replace(draft, tokens=tuple(self._sampler.verified_ids(draft.tokens)))
+
+    # ---- what an inner drafter is told of requests and rows ---------------------------------------------------------
+
+    @property
+    def remembers_requests(self) -> bool:
+        """See RemembersRequests."""
+        return self._inner is not None and self._inner.remembers_requests
+
+    def forget(self) -> None:
+        """See RemembersRequests."""
+        if self._inner is not None:
+            self._inner.forget()
+
+    @property
+    def reads_rows(self) -> bool:
+        """See RowReader."""
+        return self._inner is not None and self._inner.reads_rows
+
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        """See RowReader."""
+        if self._inner is not None:
+            self._inner.read_rows(output, rows)
 
     # ---- one round --------------------------------------------------------------------------------------------------
 
@@ -497,22 +476,18 @@ class DraftModel(HasInnerDrafter):
             first += rows
         while walking:
             guesses = self._sampler.guesses(output, [row for _, row in walking])
-            if self.num_others:
-                guesses = [
-                    self._with_others(row, guess, output) for (_, row), guess in zip(walking, guesses, strict=True)
-                ]
-            walking = [
-                (r, row) for (r, _), guess in zip(walking, guesses, strict=True) if (row := r.take(guess)) is not None
-            ]
-
-    def _with_others(self, row: GuessedRow, guess: Guess, output: TargetOutput) -> Guess:
-        if guess.token < 0:
-            return guess
-        return guess._replace(others=self._sampler.others(output, row, guess.token, self.num_others))
+            following: list[tuple[DraftRound, GuessedRow]] = []
+            for (r, row), guess in zip(walking, guesses, strict=True):
+                if self.num_others and guess.token >= 0:
+                    others = self._sampler.others(output, row, guess.token, self.num_others)
+                    guess = guess._replace(others=others)
+                if (below := r.take(guess)) is not None:
+                    following.append((r, below))
+            walking = following
 
     def _compare(self, seq_id: str, state: DraftedSequence, token: int, position: int) -> None:
         """A token became known at `position`: the fed guess that it is, if it is one, is final now."""
-        node = None if state.reached is None else state.fed.child(state.reached, token)
+        node = None if state.reached is None else child_of(state.fed.parents, state.fed.tokens, state.reached, token)
         state.reached = node
         if node is not None:
             self._cache.compact_path(seq_id, position, [state.fed.start + node - position])

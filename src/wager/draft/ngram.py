@@ -14,14 +14,12 @@ again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from wager.draft.base import Drafter
 from wager.draft.registry import DrafterParts
 from wager.drafter_spec import DrafterSpec
 from wager.errors import UsageError
 from wager.kernels import _native
-from wager.kernels.base import TargetOutput
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 PRIOR = (0.27, 0.53, 0.65, 0.70, 0.74, 0.77, 0.80, 0.92)
@@ -35,7 +33,7 @@ MIN_SURVIVAL = 0.06
 up to 8 rows)."""
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Copies what followed the most recent occurrence of the longest known ending, of at most `longest` tokens.
 
     When the copy reaches the end of the known text it continues from its own beginning, as a text that repeats
@@ -45,8 +43,6 @@ class NgramDrafter:
     name = "ngram"
     default_depth = 7  # 8 rows in all: the widest pass that costs about as much as a single row
     max_depth = 15
-    samples = False
-    makes_trees = False
 
     def __init__(self, longest: int = 3) -> None:
         if not 1 <= longest <= len(PRIOR):
@@ -61,9 +57,6 @@ class NgramDrafter:
         """One chain per request, or an empty draft where nothing matches."""
         return self._table.propose(requests)
 
-    def observe(self, output: TargetOutput) -> None:
-        """Ignored: the target's output is not used."""
-
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Keep what became known for the index."""
         self._table.accept(seq_id, tokens)
@@ -72,19 +65,7 @@ class NgramDrafter:
         self._table.end(seq_id)
 
 
-class NgramTable(Protocol):
-    """The indexes of all sequences."""
-
-    def begin(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
-
-    def accept(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
-
-    def end(self, seq_id: str, /) -> None: ...
-
-    def propose(self, requests: Sequence[DraftRequest], /) -> list[Draft]: ...
-
-
-def ngram_table(longest: int) -> NgramTable:
+def ngram_table(longest: int) -> _native.NgramTable:
     """In C++ (csrc/ngrams.h): in Python a token of a long text takes 15 us, as its dict has left the processor's
     caches."""
     return _native.NgramTable(Draft, NgramDrafter.name, longest, PRIOR, PRIOR_WEIGHT, MIN_SURVIVAL)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from wager.draft.base import Drafter
 from wager.draft.registry import DrafterParts
 from wager.drafter_spec import DrafterSpec
-from wager.kernels.base import TargetOutput
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 PRIOR = (0.40, 0.65, 0.78, 0.86, 0.90, 0.93, 0.95, 0.98)
@@ -35,14 +34,12 @@ _CANDIDATES = 64  # places at which endings are compared
 _TRUSTED = 4  # tokens that the beginning counts for: answers mostly begin as predicted
 
 
-class PredictionDrafter:
+class PredictionDrafter(Drafter):
     """Follows the prediction of each request; declines where there is none, or the pointer is lost."""
 
     name = "prediction"
     default_depth = 16
     max_depth = LONGEST
-    samples = False
-    makes_trees = False
 
     def __init__(self) -> None:
         self._predictions: dict[str, Alignment] = {}
@@ -55,9 +52,6 @@ class PredictionDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One chain per request, or an empty draft."""
         return [self._draft(request) for request in requests]
-
-    def observe(self, output: TargetOutput) -> None:
-        """Ignored: the target's output is not used."""
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Keep what became known; it is compared when a draft is requested."""

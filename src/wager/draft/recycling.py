@@ -11,10 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from wager.draft.base import Drafter, LogitsRows
 from wager.draft.registry import DrafterParts
@@ -36,23 +32,12 @@ MIN_SURVIVAL = 0.02
 """Guesses of lower survival are not made."""
 
 
-class SuccessorTable(Protocol):
-    """The table, and the trees in it."""
-
-    def update(self, tokens: Sequence[int], logits: NDArray[np.float32], /) -> None:
-        """Rows of logits and the tokens that they follow."""
-
-    def draft(self, last: int, most: int, /) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
-        """Tokens, parents and survival of the likeliest nodes after `last`, at most `most`."""
-
-
-class RecyclingDrafter:
+class RecyclingDrafter(Drafter):
     """Trees of recycled tokens. Reads the rows of every pass (draft.base.RowReader)."""
 
     name = "recycle"
     default_depth = 7
     max_depth = 15
-    samples = False
     makes_trees = True
     reads_rows = True
     remembers_requests = True
@@ -72,9 +57,6 @@ class RecyclingDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One tree per request; empty where the target has not been seen after the last token."""
         return [self._draft(request) for request in requests]
-
-    def observe(self, output: TargetOutput) -> None:
-        """Ignored: rows come with their tokens, see `read_rows`."""
 
     def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
         """Keep what the target found likeliest after each row, in the table of the row's tenant."""
@@ -96,7 +78,7 @@ class RecyclingDrafter:
         return Draft(request.seq_id, tuple(tokens), tuple(parents), tuple(scores), self.name)
 
 
-def successor_table(vocab: int) -> SuccessorTable:
+def successor_table(vocab: int) -> _native.Successors:
     """In C++ (csrc/successors.h)."""
     return _native.Successors(vocab, rates=PRIOR, prior_weight=PRIOR_WEIGHT, min_survival=MIN_SURVIVAL)
 

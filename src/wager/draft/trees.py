@@ -17,31 +17,39 @@ the n nodes of greatest value; it is connected, since no node is worth more than
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.draft.guessing import Candidate, GuessedRow, GuessSampler
-from wager.errors import UsageError
+from wager.draft.guessing import Candidate, GuessedRow, GuessSampler, draws
 from wager.kernels.base import TargetOutput
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History
 
+WIDTH = 4
+"""Nodes of a level that are expanded at most: rows that cost about as much as one where weights are quantised."""
 
-@dataclass(frozen=True, slots=True)
-class TokenTree:
+LEVELS = 8
+"""Levels of a tree at most, where each takes a pass."""
+
+BRANCHES = 8
+"""Candidates of a node at most."""
+
+MOST_NODES = 15
+"""Nodes of a tree that a policy requests at most."""
+
+
+class TokenTree(NamedTuple):
     """Tokens, parents (-1: the root; before their children) and the value of each node, as in types.Draft."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
-
-    def draft(self, seq_id: str, drafter: str) -> Draft:
-        return Draft(seq_id, self.tokens, self.parents, self.scores, drafter)
 
 
 Candidates = Callable[[tuple[int, ...]], Sequence[Candidate]]
@@ -88,19 +96,11 @@ def best_first(
     return TokenTree(tuple(tokens), tuple(parents), tuple(scores))
 
 
-def best_first_of_marginals(
-    marginals: Sequence[Sequence[Candidate]], nodes: int, *, min_survival: float = 0.0
-) -> TokenTree:
-    """`best_first` for a block of guesses made in one pass: `marginals[d]` are the candidates of depth d + 1, likeliest
-    first, whatever the tokens before them are."""
-    return best_first(lambda path: marginals[len(path)], nodes, max_depth=len(marginals), min_survival=min_survival)
-
-
 class GrowingTree:
     """A tree that grows level by level, of which the `nodes` best nodes are kept.
 
-    Each round, `frontier` names the nodes whose candidates can still improve the tree, and `extend` adds their
-    candidates; when the frontier is empty, `best` is the best tree that any number of further levels would give, if
+    Each round, `expandable` names the nodes whose candidates can still improve the tree, and `extend` adds their
+    candidates; when there are none, `best` is the best tree that any number of further levels would give, if
     no level was cut by its width.
     """
 
@@ -115,7 +115,7 @@ class GrowingTree:
         """Probability that the node's path is right; 1 for the root, -1."""
         return 1.0 if node < 0 else self.values[node]
 
-    def frontier(self, width: int) -> list[int]:
+    def expandable(self, width: int) -> list[int]:
         """At most `width` nodes of the last level, best first, with children that may be among the best nodes: those
         worth more than the last node kept so far."""
         if self._nodes < 1:
@@ -128,7 +128,7 @@ class GrowingTree:
         return sorted(level, key=self.value, reverse=True)[:width]
 
     def extend(self, candidates: Sequence[tuple[int, Sequence[Candidate]]]) -> None:
-        """The next level: of each node of the frontier its distinct candidates. Only those that can be among the best
+        """The next level: of each node that was expanded its distinct candidates. Only those that can be among the best
         are kept."""
         first = len(self.values)
         children = [
@@ -149,15 +149,22 @@ class GrowingTree:
         return tuple(reversed(steps))
 
     def best(self) -> TokenTree:
-        """The best nodes, in the order of their values. The nodes of a value below `min_survival` are left out, but for
-        the best one."""
-        order = sorted(range(len(self.values)), key=lambda node: (-self.values[node], node))[: self._nodes]
-        kept = [node for node in order if self.values[node] >= self._min_survival] or order[:1]
-        return keep(self.tokens, self.parents, self.values, kept)
+        """See `best_nodes`."""
+        return best_nodes(self.tokens, self.parents, self.values, self._nodes, min_survival=self._min_survival)
 
 
-def keep(tokens: Sequence[int], parents: Sequence[int], values: Sequence[float], kept: Sequence[int]) -> TokenTree:
-    """The nodes `kept`, in that order; a node's parent must come before it."""
+def best_nodes(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    values: Sequence[float],
+    nodes: int,
+    *,
+    min_survival: float = 0.0,
+) -> TokenTree:
+    """The `nodes` best nodes, in the order of their values, none of which is greater than the parent's. Those of a
+    value below `min_survival` are left out, but for the best one."""
+    order = sorted(range(len(values)), key=lambda node: (-values[node], node))[:nodes]
+    kept = [node for node in order if values[node] >= min_survival] or order[:1]
     place = {-1: -1, **{node: index for index, node in enumerate(kept)}}
     return TokenTree(
         tuple(tokens[node] for node in kept),
@@ -187,123 +194,66 @@ def merge(trees: Sequence[TokenTree], nodes: int) -> TokenTree:
     for node in range(len(values) - 1, -1, -1):  # an ancestor is at least as likely as what follows it
         if parents[node] >= 0:
             values[parents[node]] = max(values[parents[node]], values[node])
-    order = sorted(range(len(values)), key=lambda node: (-values[node], node))[:nodes]
-    return keep(tokens, parents, values, order)
+    return best_nodes(tokens, parents, values, nodes)
 
 
-@dataclass(frozen=True)
-class TreeTemplate:
-    """`parents[i]` is the node before node i (-1: the root) and `ranks[i]` which of its candidates node i is, from 0
-    for the best. Nodes come level by level; siblings side by side, in the order of their ranks."""
-
-    parents: tuple[int, ...] = ()
-    ranks: tuple[int, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.parents)
-
-    @cached_property
-    def depths(self) -> tuple[int, ...]:
-        """Depth of each node: 1 for a child of the root."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
-        return tuple(depths)
-
-    def children(self, node: int) -> list[int]:
-        return [child for child, parent in enumerate(self.parents) if parent == node]
-
-    def expected(self, rates: Sequence[float]) -> float:
-        """Expected number of accepted guesses where the child of rank b is right with probability rates[b] if its
-        parent is."""
-        values: list[float] = []
-        for parent, rank in zip(self.parents, self.ranks, strict=True):
-            values.append((values[parent] if parent >= 0 else 1.0) * rates[rank])
-        return sum(values)
+TreeTemplate = tuple[int, ...]
+"""Of each node the node before it (-1: the root). Nodes come level by level; siblings side by side, in the order of
+their ranks: the first is the best candidate behind its parent, ..."""
 
 
-def of_paths(paths: Iterable[Sequence[int]]) -> TreeTemplate:
-    """The template of paths of ranks, such as (0,), (0, 0), (1,): the way in which Medusa's choices are written.
-
-    Raises UsageError if the beginning of a path is missing.
-    """
-    ordered = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
-    place: dict[tuple[int, ...], int] = {(): -1}
-    for path in ordered:
-        if not path or path[:-1] not in place:
-            raise UsageError(f"The path {path} of a tree has no node before its last one.", "Name that path as well.")
-        place[path] = len(place) - 1
-    return TreeTemplate(tuple(place[path[:-1]] for path in ordered), tuple(path[-1] for path in ordered))
+def children(parents: Sequence[int], node: int) -> list[int]:
+    """The children of a tree's node (-1: the root), in their order."""
+    return [child for child, parent in enumerate(parents) if parent == node]
 
 
-def sequoia(rates: Sequence[float], nodes: int, depth: int) -> TreeTemplate:
+@lru_cache(maxsize=64)
+def sequoia(rates: tuple[float, ...], nodes: int, depth: int) -> TreeTemplate:
     """The template of at most `nodes` nodes and `depth` levels with the greatest expected acceptance.
 
     `rates[b]` is the measured probability that the child of rank b is the right one if its parent is right; the
     children of a node are those of ranks 0, 1, ... without gaps. A dynamic programme over nodes, levels and children
-    (section 4.1 of the paper): for every node, its last child gets y of the nodes left, the children before it the
-    rest; O(nodes^2 * depth * ranks).
+    (section 4.1 of the paper), O(nodes^2 * depth * ranks).
     """
-    plan = _programme(tuple(rates), nodes, depth)
-    paths: list[tuple[int, ...]] = []
-    todo: list[tuple[tuple[int, ...], int, int]] = [((), nodes, depth)]
-    while todo:
-        path, left, levels = todo.pop()
-        for rank, size in enumerate(plan(left, levels)):
-            paths.append((*path, rank))
-            todo.append(((*path, rank), size - 1, levels - 1))
-    return of_paths(paths)
-
-
-@lru_cache(maxsize=64)
-def _programme(rates: tuple[float, ...], nodes: int, depth: int) -> Callable[[int, int], tuple[int, ...]]:
-    """plan(n, levels): how many nodes each child's subtree gets, itself included, where n nodes are left below a node.
-
-    value[levels][n] is the greatest expected acceptance of n nodes below a node, by[levels][rank][n] that of the
-    children from `rank` on.
-    """
-    value = [[0.0] * (nodes + 1)]
-    sizes: list[list[list[int]]] = [[]]
-    for level in range(1, depth + 1):
-        below = value[level - 1]
-        after = [0.0] * (nodes + 1)
-        chosen: list[list[int]] = []
-        for rank in range(len(rates) - 1, -1, -1):
-            rate, best, size = rates[rank], [0.0] * (nodes + 1), [0] * (nodes + 1)
-            for n in range(1, nodes + 1):
-                options = [(rate * (1.0 + below[y - 1]) + after[n - y], -y) for y in range(1, n + 1)]
-                gain, smallest = max(options)
-                if gain > 0:
-                    best[n], size[n] = gain, -smallest
-            chosen.append(size)
-            after = best
-        value.append(after)
-        sizes.append(chosen[::-1])
 
     @cache
-    def plan(n: int, levels: int) -> tuple[int, ...]:
-        given: list[int] = []
-        for size in sizes[levels] if levels else []:
-            if not size[n]:
-                break
-            given.append(size[n])
-            n -= size[n]
-        return tuple(given)
+    def best(n: int, levels: int, rank: int) -> tuple[float, int]:
+        """The greatest expected acceptance of n nodes as children from `rank` on and what is below them, and how many
+        of the nodes the first of these children gets, itself included."""
+        if n == 0 or levels == 0 or rank == len(rates):
+            return 0.0, 0
+        options = [
+            (rates[rank] * (1.0 + best(size - 1, levels - 1, 0)[0]) + best(n - size, levels, rank + 1)[0], -size)
+            for size in range(1, n + 1)
+        ]
+        gain, smallest = max(options)
+        return (gain, -smallest) if gain > 0 else (0.0, 0)
 
-    return plan
+    parents: list[int] = []
+    level = [(-1, nodes)]  # nodes, and how many there are below each
+    while level:
+        below: list[tuple[int, int]] = []
+        for node, left in level:
+            rank = 0
+            while size := best(left, depth, rank)[1]:
+                below.append((len(parents), size - 1))
+                parents.append(node)
+                left, rank = left - size, rank + 1
+        level, depth = below, depth - 1
+    return tuple(parents)
 
 
 class RankRates:
     """Acceptance by rank, measured: how often the child of rank b was the right one where its parent was right.
 
-    Starts from a prior that counts for `weight` trials, a mean of drafters with coupled noise.
+    Starts from a prior that counts for 20 trials, a mean of drafters with coupled noise.
     """
 
     PRIOR = (0.6, 0.12, 0.05, 0.03)
 
-    def __init__(self, *, weight: float = 20.0) -> None:
-        self._right = [rate * weight for rate in self.PRIOR]
-        self._trials = [weight] * len(self.PRIOR)
+    def __init__(self) -> None:
+        self._right = [20.0 * rate for rate in self.PRIOR]
+        self._trials = [20.0] * len(self.PRIOR)
         self._last: dict[str, tuple[Draft, int]] = {}  # of each sequence the tree, and its last node known to be right
 
     def drafted(self, draft: Draft) -> None:
@@ -316,12 +266,12 @@ class RankRates:
             if seq_id not in self._last:
                 return
             draft, parent = self._last.pop(seq_id)
-            children = [node for node, above in enumerate(draft.parents) if above == parent]
-            rank = next((rank for rank, node in enumerate(children) if draft.tokens[node] == token), None)
-            if children:
-                self.learn(len(children), rank)
+            siblings = children(draft.parents, parent)
+            rank = next((rank for rank, node in enumerate(siblings) if draft.tokens[node] == token), None)
+            if siblings:
+                self.learn(len(siblings), rank)
             if rank is not None:
-                self._last[seq_id] = draft, children[rank]
+                self._last[seq_id] = draft, siblings[rank]
 
     def end(self, seq_id: str) -> None:
         """The sequence ended."""
@@ -342,7 +292,14 @@ class RankRates:
 class LearnsRanks:
     """Tells `rank_rates` of the trees of the drafter that it is mixed into, and what became of them."""
 
-    rank_rates: PerTenant[RankRates]
+    makes_trees = True
+    max_depth = MOST_NODES
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Arguments are those of the drafter."""
+        super().__init__(*args, **options)
+        self.max_depth = MOST_NODES
+        self.rank_rates = PerTenant(RankRates)
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """See Drafter."""
@@ -368,19 +325,6 @@ class LearnsRanks:
         super().end(seq_id)  # type: ignore[misc]
 
 
-WIDTH = 4
-"""Nodes of a level that are expanded at most: rows that cost about as much as one where weights are quantised."""
-
-LEVELS = 8
-"""Levels of a tree at most, where each takes a pass."""
-
-BRANCHES = 8
-"""Candidates of a node at most."""
-
-MOST_NODES = 15
-"""Nodes of a tree that a policy requests at most."""
-
-
 @dataclass(frozen=True, slots=True)
 class TreeShape:
     """What a tree may become: see GuessedTree."""
@@ -397,7 +341,7 @@ class TreeShape:
         *,
         room: int,
         logits_rows: int,
-        rates: Sequence[float],
+        rates: tuple[float, ...],
         reserve: Callable[[int], bool],
     ) -> TreeShape | None:
         """The widest shape whose rows fit the `room` behind the known tokens and are granted by `reserve`, which is
@@ -406,7 +350,7 @@ class TreeShape:
         nodes, levels = request.depth, min(LEVELS, request.depth, room + 1)  # the last level is never fed
         if levels < 1:
             return None
-        if request.needs_draft_probs and not request.params.greedy:
+        if draws(request):
             template = sequoia(rates, min(nodes, logits_rows, room + 1), levels)
             return cls(nodes, levels, template=template) if reserve(len(template) - 1) else None
         for width in range(min(WIDTH, nodes, logits_rows), 0, -1):
@@ -427,7 +371,7 @@ class FedNodes:
     wanted: tuple[int, ...]
 
 
-class GuessedTree:
+class GuessedTree(GrowingTree):
     """Grows in `shape`: at most `nodes` guesses in at most `levels` levels, of each of which at most `width` nodes are
     expanded, or those that have children in the `template`.
 
@@ -436,11 +380,10 @@ class GuessedTree:
     """
 
     def __init__(self, request: DraftRequest, history: History | None, shape: TreeShape) -> None:
+        super().__init__(shape.nodes, min_survival=0.0 if shape.template else request.min_survival)
         self.frontier = [-1]
         self.level = 0
-        self._request, self._history, self._template = request, history, shape.template
-        self._tree = GrowingTree(shape.nodes, min_survival=0.0 if shape.template else request.min_survival)
-        self._branches, self._levels, self._width = min(shape.nodes, BRANCHES), shape.levels, shape.width
+        self._request, self._history, self._shape = request, history, shape
         self._places = {-1: -1}  # of nodes in the template
         self._probs: list[NDArray[np.float64]] = []
 
@@ -448,24 +391,17 @@ class GuessedTree:
     def done(self) -> bool:
         return not self.frontier
 
-    def parent(self, node: int) -> int:
-        return self._tree.parents[node]
-
-    def token(self, node: int) -> int:
-        return self._tree.tokens[node]
-
     def paths(self) -> set[int]:
         """The nodes of the frontier and those between them and the root."""
-        return {each for node in self.frontier for each in self._tree.path(node)}
+        return {each for node in self.frontier for each in self.path(node)}
 
     def fed(self, room: int, logits_room: int) -> FedNodes:
         """The nodes of the next pass, at most `room`; what the frontier has beyond that, or beyond `logits_room`, is
         given up."""
-        tree = self._tree
         kept: set[int] = set()
         frontier: list[int] = []
         for node in self.frontier[:logits_room]:
-            path = kept | set(tree.path(node))
+            path = kept | set(self.path(node))
             if len(path) <= room:
                 kept = path
                 frontier.append(node)
@@ -474,8 +410,8 @@ class GuessedTree:
         place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
         return FedNodes(
             nodes,
-            tuple(tree.tokens[node] for node in nodes),
-            tuple(place[tree.parents[node]] for node in nodes),
+            tuple(self.tokens[node] for node in nodes),
+            tuple(place[self.parents[node]] for node in nodes),
             tuple(place[node] for node in frontier),
         )
 
@@ -489,54 +425,47 @@ class GuessedTree:
     ) -> None:
         """The next level: `rows` are the rows of logits behind the nodes of the frontier, `rates` the probability that
         the best candidate behind each is right, where the model says more than its logits do."""
-        tree = self._tree
+        shape, template, first = self._shape, self._shape.template, len(self.tokens)
         found: list[tuple[int, Sequence[Candidate]]] = []
         for branch, (node, row) in enumerate(zip(self.frontier, rows, strict=True)):
-            path = tuple(tree.tokens[each] for each in tree.path(node))
+            path = tuple(self.tokens[each] for each in self.path(node))
             guessed = GuessedRow(row, self._request, path, self._history, branch=branch)
-            if self._template is None:
-                candidates = sampler.candidates(output, guessed, self._branches)
+            if template is None:
+                candidates = sampler.candidates(output, guessed, min(shape.nodes, BRANCHES))
                 rate = None if rates is None else rates[branch]
                 found.append((node, candidates if rate is None else with_rate(candidates, rate)))
             else:
-                self._draw_siblings(guessed, node, self._template.children(self._places[node]), sampler, output)
+                self._draw_siblings(guessed, node, children(template, self._places[node]), sampler, output)
         self.level += 1
-        if self._template is None:
-            tree.extend(found)
-            self.frontier = tree.frontier(self._width) if self.level < self._levels else []
-        else:
-            self.frontier = [node for node in self._new_nodes() if self._expands(node)]
+        if template is None:
+            self.extend(found)
+            self.frontier = self.expandable(shape.width) if self.level < shape.levels else []
+        else:  # nothing below a node that is too unlikely, which is itself kept
+            self.frontier = [
+                node
+                for node in range(first, len(self.tokens))
+                if children(template, self._places[node]) and self.values[node] >= self._request.min_survival
+            ]
 
     def _draw_siblings(
         self, row: GuessedRow, node: int, places: Sequence[int], sampler: GuessSampler, output: TargetOutput
     ) -> None:
-        tree = self._tree
         siblings, probs = sampler.siblings(output, row, len(places))
         for place, sibling in zip(places, siblings, strict=False):
-            self._places[len(tree.tokens)] = place
-            tree.tokens.append(sibling.token)
-            tree.parents.append(node)
-            tree.values.append(tree.value(node) * sibling.probability)
+            self._places[len(self.tokens)] = place
+            self.tokens.append(sibling.token)
+            self.parents.append(node)
+            self.values.append(self.value(node) * sibling.probability)
         self._probs += list(probs)
-
-    def _new_nodes(self) -> list[int]:
-        """Nodes of the level that was just drawn."""
-        depths = self._template.depths if self._template else ()
-        return [node for node in range(len(self._tree.tokens)) if depths[self._places[node]] == self.level]
-
-    def _expands(self, node: int) -> bool:
-        """Whether the template has children there; not below a node that is too unlikely, which is itself kept."""
-        has_children = self._template is not None and bool(self._template.children(self._places[node]))
-        return has_children and self._tree.value(node) >= self._request.min_survival
 
     def draft(self, drafter: str) -> Draft:
         """What was guessed."""
-        tree = self._tree
-        best = tree.best()
-        if self._template is not None:
-            best = TokenTree(tuple(tree.tokens), tuple(tree.parents), tuple(tree.values))
+        if self._shape.template is None:
+            tree = self.best()
+        else:
+            tree = TokenTree(tuple(self.tokens), tuple(self.parents), tuple(self.values))
         probs = np.stack(self._probs) if self._probs else None
-        return Draft(self._request.seq_id, best.tokens, best.parents, best.scores, drafter, probs)
+        return Draft(self._request.seq_id, *tree, drafter, probs)
 
 
 def with_rate(candidates: Sequence[Candidate], rate: float) -> list[Candidate]:

@@ -25,19 +25,6 @@ _MEMORY = 200.0  # drafts that count of those seen
 _SMOOTHING = 0.05  # weight of a step's context in its running mean
 
 
-class DraftedCall(Protocol):
-    """One call of a drafter: sequences, the depth of the deepest, and what it took."""
-
-    @property
-    def requests(self) -> int: ...
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-
 class AheadCounts(Protocol):
     """What a drafter that drafts ahead reports: drafts that were ready and those that were not, of how many sequences
     it makes drafts at a time at least, and its calls."""
@@ -51,8 +38,8 @@ class AheadCounts(Protocol):
     @property
     def least_drafted(self) -> int: ...
 
-    def take_drafted(self) -> Sequence[DraftedCall]:
-        """Its calls since this was asked last."""
+    def take_drafted(self) -> Sequence[tuple[int, int, float]]:
+        """Its calls since this was asked last: sequences, the depth of the deepest, and seconds."""
 
 
 class HitRate:
@@ -158,5 +145,5 @@ class DraftsAheadLatency(LatencyModel):
             self._latency.observe_draft(drafter, requests, depth, seconds=seconds)
             return
         self.hit_rates[drafter].learn(counts.hits, counts.misses)
-        for call in counts.take_drafted():
-            self._latency.observe_draft(drafter, call.requests, call.depth, seconds=call.seconds)
+        for sequences, deepest, took in counts.take_drafted():
+            self._latency.observe_draft(drafter, sequences, deepest, seconds=took)

@@ -30,17 +30,16 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from wager.draft.base import ComputedRows, Drafter
-from wager.draft.guessing import Guess, GuessedRow, GuessSampler
+from wager.draft.guessing import Guess, GuessedChain, GuessSampler
 from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.draft.registry import DrafterParts
-from wager.draft.trees import MOST_NODES, FedNodes, GuessedTree, LearnsRanks, RankRates, TreeShape
+from wager.draft.trees import FedNodes, GuessedTree, LearnsRanks, TreeShape
 from wager.drafter_spec import DrafterSpec
 from wager.kernels._native import BatchPacker, BlockTables
 from wager.kernels.arrays import FLOAT32, INT32, Array, DType
 from wager.kernels.base import BLOCK_SIZE, KVCache, TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kv.paged_cache import BlockPool
-from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
@@ -80,20 +79,13 @@ class HeadSequence:
     tenant: str = NO_TENANT
 
 
-class HeadRound:
+class HeadRound(GuessedChain):
     """One draft request in progress; `fed` is what the head gave for the latest entry."""
 
     def __init__(self, request: DraftRequest, state: HeadSequence, depth: int) -> None:
-        self.request, self.state, self.depth = request, state, depth
-        self.tokens: list[int] = []
-        self.survival: list[float] = []
-        self.probs: list[Array] = []
+        super().__init__(request, state.history, depth)
+        self.state = state
         self.fed: Array = np.empty(0, FLOAT32)
-
-    @property
-    def done(self) -> bool:
-        unlikely = bool(self.survival) and self.survival[-1] < self.request.min_survival
-        return unlikely or len(self.tokens) >= self.depth
 
     def num_pending(self) -> int:
         """Entries of known tokens that are not computed yet."""
@@ -112,33 +104,18 @@ class HeadRound:
         place = self.state.num_entries + len(self.tokens) - 1
         return Span(self.request.seq_id, place, (self.tokens[-1],), True)
 
-    def row(self, index: int) -> GuessedRow:
-        return GuessedRow(index, self.request, tuple(self.tokens), self.state.history)
-
     def take(self, guess: Guess, fed: Array) -> None:
         """The guess of a pass, and what is fed with it."""
-        if guess.token < 0:  # not finite: this chain ends here, the others go on
-            self.depth = len(self.tokens)
-            return
-        self.tokens.append(guess.token)
-        self.survival.append((self.survival[-1] if self.survival else 1.0) * guess.probability)
+        self.add(guess)
         self.fed = fed
-        if guess.probs is not None:
-            self.probs.append(guess.probs)
-
-    def draft(self, drafter: str) -> Draft:
-        probs = np.stack(self.probs) if self.probs else None
-        parents = tuple(range(-1, len(self.tokens) - 1))
-        return Draft(self.request.seq_id, tuple(self.tokens), parents, tuple(self.survival), drafter, probs)
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Drafts chains with `head`. `kernels` sample natively where given. A sequence is declined while its states are
     missing, when the cache has no blocks for it, or when the context is too long."""
 
     max_depth = 8
     samples = True
-    makes_trees = False
 
     def __init__(
         self,
@@ -185,9 +162,6 @@ class HeadDrafter:
                 self._kept += state.states.count - before
                 if self._kept > self._format.most_rows:
                     self._forget(state, self._kept - self._format.most_rows)
-
-    def observe(self, output: TargetOutput) -> None:
-        """Ignored: states come by `read`."""
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         state = self._states[seq_id]
@@ -313,7 +287,7 @@ class HeadTreeRound(HeadRound):
 
     def inputs(self, fed: FedNodes) -> list[Array]:
         """What is fed with each node."""
-        return [self.given[self.tree.parent(node)] for node in fed.nodes]
+        return [self.given[self.tree.parents[node]] for node in fed.nodes]
 
     def draft(self, drafter: str) -> Draft:
         return self.tree.draft(drafter)
@@ -333,21 +307,6 @@ class _Served:
 class HeadTreeDrafter(LearnsRanks, HeadDrafter):
     """Drafts trees with `head`, of as many nodes as guesses are requested; nothing follows where its logits are not
     finite. See HeadDrafter."""
-
-    makes_trees = True
-    max_depth = MOST_NODES
-
-    def __init__(
-        self,
-        head: StateHead,
-        *,
-        kernels: Kernels | None = None,
-        prefix_cache: bool = True,
-        depth: int | None = None,
-        name: str = "head-tree",
-    ) -> None:
-        super().__init__(head, kernels=kernels, prefix_cache=prefix_cache, depth=depth, name=name)
-        self.rank_rates = PerTenant(RankRates)
 
     def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> HeadTreeRound | None:
         """Blocks for a tree's rows behind `known` entries, or for those of a narrower one if they are too few."""

@@ -24,15 +24,13 @@ from typing import Protocol
 import numpy as np
 
 from wager.draft.base import ComputedRows, Drafter
-from wager.draft.guessing import Candidate, Guess, GuessedRow, GuessSampler
+from wager.draft.guessing import Candidate, GuessedChain, GuessedRow, GuessSampler, draws
 from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.draft.registry import DrafterParts
 from wager.draft.trees import (
     BRANCHES,
-    MOST_NODES,
     GuessedTree,
     LearnsRanks,
-    RankRates,
     TreeShape,
     best_first,
     sequoia,
@@ -43,44 +41,8 @@ from wager.kernels.arrays import Array, DType
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.models.head_block import BlockContext
-from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History
-
-
-@dataclass(slots=True)
-class ChainGuesses:
-    """At most `depth` guesses, drawn one after the other; `place` is where its logits are in the pass."""
-
-    request: DraftRequest
-    history: History | None
-    place: int
-    depth: int
-    tokens: list[int] = field(default_factory=list)
-    survival: list[float] = field(default_factory=list)
-    probs: list[Array] = field(default_factory=list)
-
-    @property
-    def done(self) -> bool:
-        unlikely = bool(self.survival) and self.survival[-1] < self.request.min_survival
-        return unlikely or len(self.tokens) >= self.depth
-
-    def add(self, guess: Guess, *, rate: float | None = None) -> None:
-        """The next guess, which is accepted with probability `rate` if those before it are (None: its own). Without a
-        token (logits that are not finite) the chain ends."""
-        if guess.token < 0:
-            self.depth = len(self.tokens)
-            return
-        self.tokens.append(guess.token)
-        before = self.survival[-1] if self.survival else 1.0
-        self.survival.append(before * (guess.probability if rate is None else rate))
-        if guess.probs is not None:
-            self.probs.append(guess.probs)
-
-    def draft(self, drafter: str) -> Draft:
-        probs = np.stack(self.probs) if self.probs else None
-        parents = tuple(range(-1, len(self.tokens) - 1))
-        return Draft(self.request.seq_id, tuple(self.tokens), parents, tuple(self.survival), drafter, probs)
 
 
 def draft_some(
@@ -92,8 +54,11 @@ def draft_some(
     drafter: str,
 ) -> list[Draft]:
     """One draft per request: `make` makes those that are ready, so many at a time, and the others are declined."""
-    parts = [ready[first : first + together] for first in range(0, len(ready), together)]
-    drafts = {draft.seq_id: draft for part in parts for draft in make(part)}
+    drafts = {
+        draft.seq_id: draft
+        for first in range(0, len(ready), together)
+        for draft in make(ready[first : first + together])
+    }
     return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=drafter) for request in requests]
 
 
@@ -117,20 +82,17 @@ class _LastState:
     state: Array = field(default_factory=lambda: np.empty(0, np.float32))
 
 
-class ParallelDrafter:
+class ParallelDrafter(Drafter):
     """Drafts chains with `head`. `kernels` sample natively where given. A sequence is declined until the state of its
     newest verified position has come."""
 
     samples = True
-    makes_trees = False
     taps = ()
 
-    def __init__(
-        self, head: ParallelHead, *, kernels: Kernels | None = None, depth: int | None = None, name: str = "heads"
-    ) -> None:
+    def __init__(self, head: ParallelHead, *, kernels: Kernels | None = None, name: str = "heads") -> None:
         self.name = name
         self.max_depth = head.max_depth
-        self.default_depth = min(depth or 3, head.max_depth)
+        self.default_depth = min(3, head.max_depth)
         self._head = head
         self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
         self._states: dict[str, _LastState] = {}
@@ -146,9 +108,6 @@ class ParallelDrafter:
                 state.position = rows.start + len(rows.rows) - 1
                 state.state = output.last_hidden[rows.logits_row].copy()
 
-    def observe(self, output: TargetOutput) -> None:
-        """Ignored: states come by `read`."""
-
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         history = self._states[seq_id].history
         if history is not None:
@@ -162,20 +121,23 @@ class ParallelDrafter:
         ready = [r for r in requests if r.depth > 0 and self._states[r.seq_id].position == r.position - 2]
         return draft_some(requests, ready, self._drafts, together=self._head.max_sequences, drafter=self.name)
 
-    def _drafts(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+    def _forward(self, requests: Sequence[DraftRequest]) -> tuple[TargetOutput, int]:
+        """One pass, and how many rows of logits it gives for each request."""
         depth = min(self._head.max_depth, max(request.depth for request in requests))
-        output = self._head.forward(np.stack([self._states[request.seq_id].state for request in requests]), depth)
-        found = [
-            ChainGuesses(request, self._states[request.seq_id].history, index * depth, min(depth, request.depth))
-            for index, request in enumerate(requests)
+        return self._head.forward(np.stack([self._states[request.seq_id].state for request in requests]), depth), depth
+
+    def _drafts(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        output, depth = self._forward(requests)
+        chains = [
+            GuessedChain(request, self._states[request.seq_id].history, min(depth, request.depth))
+            for request in requests
         ]
-        active = found
         for step in range(depth):
-            active = [guesses for guesses in active if not guesses.done]
-            rows = [GuessedRow(g.place + step, g.request, tuple(g.tokens), g.history) for g in active]
-            for g, guess in zip(active, self._sampler.guesses(output, rows), strict=True):
-                g.add(guess)
-        return [guesses.draft(self.name) for guesses in found]
+            active = [(index, chain) for index, chain in enumerate(chains) if not chain.done]
+            rows = [chain.row(index * depth + step) for index, chain in active]
+            for (_, chain), guess in zip(active, self._sampler.guesses(output, rows), strict=True):
+                chain.add(guess)
+        return [chain.draft(self.name) for chain in chains]
 
 
 class SlotHead(Protocol):
@@ -213,12 +175,11 @@ class BlockSequence:
     states: PendingStates = field(default_factory=PendingStates)
 
 
-class BlockDrafter:
+class BlockDrafter(Drafter):
     """Drafts chains with `head`. `kernels` sample natively where given. A sequence is declined while its newest state
     is missing, and where a block would not fit the context."""
 
     samples = True
-    makes_trees = False
 
     def __init__(self, head: SlotHead, *, kernels: Kernels | None = None, name: str = "block") -> None:
         self.name, self.taps = name, head.taps
@@ -243,9 +204,6 @@ class BlockDrafter:
                 state.states.add(rows.start + skipped, self._format.rows(output, rows.rows[skipped:]))
                 if state.states.count > self._format.most_rows:
                     state.states.drop(state.states.end - self._format.most_rows)
-
-    def observe(self, output: TargetOutput) -> None:
-        """Ignored: states come by `read`."""
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         state = self._states[seq_id]
@@ -283,39 +241,34 @@ class BlockDrafter:
     def _drafts(self, requests: Sequence[DraftRequest], states: Sequence[BlockSequence]) -> list[Draft]:
         """Of the blocks of the pass that was just run."""
         head = self._head
-        found = [
-            ChainGuesses(request, state.history, block, min(request.depth, head.max_depth))
-            for block, (request, state) in enumerate(zip(requests, states, strict=True))
+        chains = [
+            GuessedChain(request, state.history, min(request.depth, head.max_depth))
+            for request, state in zip(requests, states, strict=True)
         ]
-        active = found
-        while active := [guesses for guesses in active if not guesses.done]:
-            rows = [head.guess_row(guesses.place, len(guesses.tokens)) for guesses in active]
-            before = [guesses.tokens[-1] if guesses.tokens else states[guesses.place].last for guesses in active]
+        while active := [(block, chain) for block, chain in enumerate(chains) if not chain.done]:
+            rows = [head.guess_row(block, len(chain.tokens)) for block, chain in active]
+            before = [chain.tokens[-1] if chain.tokens else states[block].last for block, chain in active]
             output = head.logits(rows, before)
-            wanted = [
-                GuessedRow(index, guesses.request, tuple(guesses.tokens), guesses.history)
-                for index, guesses in enumerate(active)
-            ]
-            drawn = self._sampler.guesses(output, wanted)
-            for row, token, guesses, guess in zip(rows, before, active, drawn, strict=True):
-                guesses.add(guess, rate=None if guess.token < 0 else head.confidence(row, token))
-        return [guesses.draft(self.name) for guesses in found]
+            drawn = self._sampler.guesses(output, [chain.row(index) for index, (_, chain) in enumerate(active)])
+            for row, token, (_, chain), guess in zip(rows, before, active, drawn, strict=True):
+                chain.add(guess, rate=None if guess.token < 0 else head.confidence(row, token))
+        return [chain.draft(self.name) for chain in chains]
 
 
-class MarginalTrees:
-    """Trees from rows of logits, one for each depth. `rank_rates`: what was measured of the drafter's ranks."""
+class OnePassTrees(LearnsRanks):
+    """Trees from the rows of logits of one pass."""
 
-    def __init__(self, sampler: GuessSampler, rank_rates: PerTenant[RankRates], drafter: str) -> None:
-        self._sampler, self._rank_rates, self._drafter = sampler, rank_rates, drafter
+    name: str
+    _sampler: GuessSampler
 
-    def started(self, request: DraftRequest, history: History | None, levels: int, *, rows: int) -> GuessedTree:
+    def _started(self, request: DraftRequest, history: History | None, levels: int, *, rows: int) -> GuessedTree:
         """A tree of the request, in the shape of a template where q is requested; `rows`: nodes of a level at most."""
         nodes, template = request.depth, None
         if draws(request):
-            template = sequoia(self._rank_rates.of(request.seq_id).rates, min(nodes, rows), levels)
+            template = sequoia(self.rank_rates.of(request.seq_id).rates, min(nodes, rows), levels)
         return GuessedTree(request, history, TreeShape(nodes, min(levels, nodes), template=template))
 
-    def draft(
+    def _marginal_tree(
         self,
         request: DraftRequest,
         history: History | None,
@@ -327,10 +280,10 @@ class MarginalTrees:
         """The tree of a block whose guess at depth d + 1 has the logits of row rows[d], whatever is guessed before it,
         and is right with probability rates[d] (None: as its logits say) if what is before it is."""
         if draws(request):
-            tree = self.started(request, history, len(rows), rows=request.depth)
+            tree = self._started(request, history, len(rows), rows=request.depth)
             while not tree.done:
                 tree.grow(self._sampler, output, [rows[tree.level]] * len(tree.frontier))
-            return tree.draft(self._drafter)
+            return tree.draft(self.name)
         known: dict[int, list[Candidate]] = {}
 
         def candidates(path: tuple[int, ...]) -> list[Candidate]:
@@ -343,61 +296,40 @@ class MarginalTrees:
             return known[depth]
 
         best = best_first(candidates, request.depth, max_depth=len(rows), min_survival=request.min_survival)
-        return best.draft(request.seq_id, self._drafter)
+        return Draft(request.seq_id, *best, self.name)
 
 
-class ParallelTreeDrafter(LearnsRanks, ParallelDrafter):
+class ParallelTreeDrafter(OnePassTrees, ParallelDrafter):
     """Drafts trees with heads that all read one state, of as many nodes as guesses are requested."""
 
-    makes_trees = True
-
-    def __init__(self, head: ParallelHead, *, kernels: Kernels | None = None, name: str = "heads-tree") -> None:
-        super().__init__(head, kernels=kernels, name=name)
-        self.max_depth = MOST_NODES
-        self.rank_rates = PerTenant(RankRates)
-
     def _drafts(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        depth = min(self._head.max_depth, max(request.depth for request in requests))
-        output = self._head.forward(np.stack([self._states[request.seq_id].state for request in requests]), depth)
-        trees = MarginalTrees(self._sampler, self.rank_rates, self.name)
+        output, depth = self._forward(requests)
         drafts = []
         for index, request in enumerate(requests):
             rows = range(index * depth, (index + 1) * depth)
             history = self._states[request.seq_id].history
-            drafts.append(trees.draft(request, history, output, rows, rates=[None] * depth))
+            drafts.append(self._marginal_tree(request, history, output, rows, rates=[None] * depth))
         return drafts
 
 
-class BlockTreeDrafter(LearnsRanks, BlockDrafter):
+class BlockTreeDrafter(OnePassTrees, BlockDrafter):
     """Drafts trees with a block head, of as many nodes as guesses are requested."""
 
-    makes_trees = True
-
-    def __init__(self, head: SlotHead, *, kernels: Kernels | None = None, name: str = "block-tree") -> None:
-        super().__init__(head, kernels=kernels, name=name)
-        self.max_depth = MOST_NODES
-        self.rank_rates = PerTenant(RankRates)
-
     def _drafts(self, requests: Sequence[DraftRequest], states: Sequence[BlockSequence]) -> list[Draft]:
-        trees = MarginalTrees(self._sampler, self.rank_rates, self.name)
         if self._head.conditions:
-            return self._conditioned(trees, requests, states)
-        blocks = enumerate(zip(requests, states, strict=True))
-        return [self._marginal(trees, request, state, block) for block, (request, state) in blocks]
+            return self._conditioned(requests, states)
+        drafts = []
+        for block, (request, state) in enumerate(zip(requests, states, strict=True)):
+            rows = [self._head.guess_row(block, step) for step in range(min(self._head.max_depth, request.depth))]
+            output = self._head.logits(rows, [state.last] * len(rows))
+            rates = [self._head.confidence(row, state.last) for row in rows]
+            drafts.append(self._marginal_tree(request, state.history, output, range(len(rows)), rates=rates))
+        return drafts
 
-    def _marginal(self, trees: MarginalTrees, request: DraftRequest, state: BlockSequence, block: int) -> Draft:
-        head, depth = self._head, min(self._head.max_depth, request.depth)
-        rows = [head.guess_row(block, step) for step in range(depth)]
-        output = head.logits(rows, [state.last] * depth)
-        rates = [head.confidence(row, state.last) for row in rows]
-        return trees.draft(request, state.history, output, range(depth), rates=rates)
-
-    def _conditioned(
-        self, trees: MarginalTrees, requests: Sequence[DraftRequest], states: Sequence[BlockSequence]
-    ) -> list[Draft]:
+    def _conditioned(self, requests: Sequence[DraftRequest], states: Sequence[BlockSequence]) -> list[Draft]:
         head = self._head
         found = [
-            (block, state.last, trees.started(request, state.history, head.max_depth, rows=head.max_logits_rows))
+            (block, state.last, self._started(request, state.history, head.max_depth, rows=head.max_logits_rows))
             for block, (request, state) in enumerate(zip(requests, states, strict=True))
         ]
         waiting = found
@@ -420,7 +352,7 @@ class BlockTreeDrafter(LearnsRanks, BlockDrafter):
         before: list[int] = []
         for block, last, tree in trees:
             rows += [self._head.guess_row(block, tree.level)] * len(tree.frontier)
-            before += [last if node < 0 else tree.token(node) for node in tree.frontier]
+            before += [last if node < 0 else tree.tokens[node] for node in tree.frontier]
         output = self._head.logits(rows, before)
         first = 0
         for _, _, tree in trees:
@@ -428,11 +360,6 @@ class BlockTreeDrafter(LearnsRanks, BlockDrafter):
             rates = [self._head.confidence(rows[i], before[i]) for i in range(first, first + count)]
             tree.grow(self._sampler, output, range(first, first + count), rates=rates)
             first += count
-
-
-def draws(request: DraftRequest) -> bool:
-    """Whether guesses are drawn from a q that the rule needs."""
-    return request.needs_draft_probs and not request.params.greedy
 
 
 def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
