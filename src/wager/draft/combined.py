@@ -49,10 +49,6 @@ class GuardedDrafter:
         self._begun: set[str] = set()
         self._failures = self._pause = self._left = 0  # the last pause, and what is left of it, in sequences
 
-    def has(self, seq_id: str) -> bool:
-        """Whether the drafter was given this sequence, and has not failed since."""
-        return seq_id in self._begun
-
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
@@ -76,11 +72,22 @@ class GuardedDrafter:
         if not self._left:
             self._call(lambda: self.drafter.observe(output))
 
+    @property
+    def remembers_requests(self) -> bool:
+        """See RemembersRequests."""
+        return remembers_requests(self.drafter)
+
     def forget(self) -> None:
         """See RemembersRequests."""
         drafter: object = self.drafter
         if isinstance(drafter, RemembersRequests):
             self._call(drafter.forget)
+
+    @property
+    def taps(self) -> Sequence[int] | None:
+        """See StateReader."""
+        drafter: object = self.drafter
+        return drafter.taps if isinstance(drafter, StateReader) else None
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """See StateReader."""
@@ -155,11 +162,11 @@ class _ToldSequence:
     tokens: list[int]
 
 
-class InnerDrafter:
-    """`drafter` guesses for a draft model of `vocab` logits. One that raises: see GuardedDrafter."""
+class InnerDrafter(GuardedDrafter):
+    """A drafter that guesses for a draft model of `vocab` logits."""
 
     def __init__(self, drafter: Drafter, *, vocab: int) -> None:
-        self._guarded = GuardedDrafter(drafter, vocab=vocab)
+        super().__init__(drafter, vocab=vocab)
         self._told: dict[str, _ToldSequence] = {}
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
@@ -168,25 +175,7 @@ class InnerDrafter:
 
     def end(self, seq_id: str) -> None:
         self._told.pop(seq_id, None)
-        self._guarded.end(seq_id)
-
-    def forget(self) -> None:
-        """See RemembersRequests."""
-        self._guarded.forget()
-
-    @property
-    def remembers_requests(self) -> bool:
-        """See RemembersRequests."""
-        return remembers_requests(self._guarded.drafter)
-
-    @property
-    def reads_rows(self) -> bool:
-        """See RowReader."""
-        return self._guarded.reads_rows
-
-    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
-        """The verified model's rows: what it finds likely a draft model mostly does, too."""
-        self._guarded.read_rows(output, rows)
+        super().end(seq_id)
 
     def guess(self, wanted: Sequence[tuple[DraftRequest, list[int], int]]) -> dict[str, Draft]:
         """Its guesses of what follows the tokens of each request, at most so many: valid trees of known tokens; none
@@ -198,18 +187,18 @@ class InnerDrafter:
                 place = len(tokens)
                 inner = DraftRequest(request.seq_id, place, depth, request.params, request.seed, request.choice)
                 requests.append(inner)
-        return self._guarded.propose(requests)
+        return self.propose(requests)
 
     def _tell(self, seq_id: str, tokens: list[int]) -> None:
         """Bring the drafter's sequence to `tokens`; it begins again where it was told others."""
-        told, drafter = self._told[seq_id], self._guarded
-        known = len(told.tokens) if drafter.has(seq_id) else 0
+        told = self._told[seq_id]
+        known = len(told.tokens) if seq_id in self._begun else 0
         if not known or told.tokens != tokens[:known]:
-            drafter.end(seq_id)
-            drafter.begin(seq_id, tokens[: told.prompt_tokens], told.params, tenant=told.tenant)
+            super().end(seq_id)
+            super().begin(seq_id, tokens[: told.prompt_tokens], told.params, tenant=told.tenant)
             known = told.prompt_tokens
         if len(tokens) > known:
-            drafter.accept(seq_id, tokens[known:])
+            self.accept(seq_id, tokens[known:])
         told.tokens = tokens
 
 
@@ -232,7 +221,7 @@ class _Reliability:
         return self.right / self.expected
 
 
-class MergedDrafter:
+class MergedDrafter(Drafter):
     """The trees of `drafters` as one. One that raises: see GuardedDrafter; `vocab` as in DraftParts."""
 
     makes_trees = True
@@ -250,7 +239,7 @@ class MergedDrafter:
     @property
     def taps(self) -> Sequence[int] | None:
         """Those of all its drafters; see StateReader."""
-        found = [reader.taps for reader in self._readers() if reader.taps is not None]
+        found = [member.taps for member in self._members if member.taps is not None]
         return sorted({tap for taps in found for tap in taps}) if found else None
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
@@ -266,14 +255,10 @@ class MergedDrafter:
         for member in self._members:
             member.read_rows(output, rows)
 
-    def _readers(self) -> list[StateReader]:
-        drafters: list[object] = [member.drafter for member in self._members]
-        return [drafter for drafter in drafters if isinstance(drafter, StateReader)]
-
     @property
     def remembers_requests(self) -> bool:
         """Whether one of its drafters does."""
-        return any(remembers_requests(member.drafter) for member in self._members)
+        return any(member.remembers_requests for member in self._members)
 
     def forget(self) -> None:
         """See RemembersRequests."""

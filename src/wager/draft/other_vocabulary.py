@@ -147,13 +147,11 @@ class _RoutedSequence:
     seams: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
 
 
-class TextRouteDrafter:
+class TextRouteDrafter(Drafter):
     """Drafts with `model`, which has the vocabulary `other`, for a target with the vocabulary `target`."""
 
     default_depth = 4
     max_depth = 8
-    samples = False
-    makes_trees = False
 
     def __init__(self, model: DraftModel, target: TextVocabulary, other: TextVocabulary, *, name: str = "slem") -> None:
         self.name = name
@@ -166,9 +164,6 @@ class TextRouteDrafter:
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         self._sequences[seq_id].known += tokens
-
-    def observe(self, output: TargetOutput) -> None:
-        """Ignored: the target's output is not used."""
 
     def end(self, seq_id: str) -> None:
         sequence = self._sequences.pop(seq_id, None)
@@ -294,19 +289,13 @@ def _whole_characters(text: bytes) -> bytes:
 
 
 def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    return (_build_intersection if spec.name == "tli" else _build_text_route)(spec, parts)
-
-
-def _build_intersection(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    if parts.vocabularies is None or parts.model is None:
+    model, vocabularies = parts.model, parts.vocabularies
+    if spec.name == "slem":
+        drafter = draft_model(spec, replace(parts, vocab=model.vocab if model else 0))
+        if vocabularies is None:
+            raise UsageError(f"Drafter {str(spec)!r} was given no tokenizers.", "Pass both as parts.")
+        return TextRouteDrafter(drafter, *vocabularies)
+    if vocabularies is None or model is None:
         return draft_model(spec, parts)
-    shared = SharedIds(*parts.vocabularies)
-    sampler = IntersectionSampler(parts.model.vocab, vocab=parts.vocab, shared=shared)
+    sampler = IntersectionSampler(model.vocab, vocab=parts.vocab, shared=SharedIds(*vocabularies))
     return draft_model(spec, parts, sampler=sampler)
-
-
-def _build_text_route(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    drafter = draft_model(spec, replace(parts, vocab=parts.model.vocab if parts.model else 0))
-    if parts.vocabularies is None:
-        raise UsageError(f"Drafter {str(spec)!r} was given no tokenizers.", "Pass both as parts.")
-    return TextRouteDrafter(drafter, *parts.vocabularies)

@@ -24,7 +24,7 @@ import json
 import mmap
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -165,10 +165,7 @@ def _useful(level: _Level, lower: _Level) -> tuple[Ints, Floats, _Level]:
     usefulness = level.seen[of] * np.where(first[wanted], gain[of], _SECOND * level.p[pairs])
     best = np.where(keep, level.best, lower.best[below])
     best_p = np.where(keep, level.best_p, lower.best_p[below])
-    changed = _Level(
-        level.last, level.seen, best, best_p, level.of, level.token, level.p, level.context_at, level.pair_at
-    )
-    return pairs, usefulness, changed
+    return pairs, usefulness, replace(level, best=best, best_p=best_p)
 
 
 MAGIC = b"WAGERST1"
