@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import reduce
 from heapq import heappop, heappush
 from itertools import count
+from operator import add
+from typing import NamedTuple
 
 from oracle.suffix_tree import SuffixCounts
 from wager.draft.lookup import (
@@ -77,33 +79,25 @@ class SharedTexts:
         """A text ended; it waits until a draft is requested."""
         if text:
             self._waiting.append(text[-self._most :])
-        _keep_latest(self._waiting, self._most)
+        while sum(map(len, self._waiting)) > self._most:
+            self._waiting.popleft()
 
     def absorb(self) -> None:
         """Add one of the texts that wait, and take out the oldest ones where there are too many tokens."""
         if self._waiting:
             self._texts.append(self._waiting.popleft())
-            for text in _keep_latest(self._texts, self._most):
-                self.counts.remove(text)
+            while sum(map(len, self._texts)) > self._most:
+                self.counts.remove(self._texts.popleft())
             self.counts.add(self._texts[-1])
 
 
-def _keep_latest(texts: deque[list[int]], most: int) -> list[list[int]]:
-    """Remove the oldest texts until there are at most `most` tokens; those that were removed."""
-    removed = []
-    while sum(map(len, texts)) > most:
-        removed.append(texts.popleft())
-    return removed
-
-
-@dataclass(frozen=True, slots=True)
-class LookupGuess:
-    """What a source guesses next; its acceptance rate is that of the cell."""
+class LookupGuess(NamedTuple):
+    """What a source guesses next; its acceptance rate is that of the cell. `others`: other continuations, and how
+    frequent each is beside this one."""
 
     token: int
     cell: int
     others: tuple[tuple[int, float], ...] = ()
-    """Other continuations, and how frequent each is beside this one."""
 
 
 class _Text:
@@ -138,7 +132,8 @@ class _Text:
         survival: list[float] = []
         text, reached = list(self._tokens), 1.0
         while len(tokens) < depth:
-            token, probability = self._likeliest(self._guesses(text))
+            named = self._named(self._guesses(text))
+            token, probability = max(named.items(), key=lambda item: item[1], default=(-1, 0.0))
             reached *= probability
             if reached < MIN_SURVIVAL:
                 break
@@ -175,9 +170,7 @@ class _Text:
         likely = self._named(guesses)
         for guess, named in [(guess, likely[guess.token]) for guess in guesses]:
             others = [(token, share) for token, share in guess.others if token != guess.token]
-            every = 1.0
-            for _, share in others:
-                every += share
+            every = reduce(add, (share for _, share in others), 1.0)
             most = OTHER_WEIGHTS[guess.cell // (4 * MATCHES)] * named * (1.0 - named) / every
             for token, share in others:
                 likely.setdefault(token, min(named, most) * share)
@@ -191,15 +184,8 @@ class _Text:
             rate = min(self._rates[guess.cell], MOST_CERTAIN)
             wrong[guess.token] = wrong.get(guess.token, 1.0) * (1.0 - rate)
         odds = {token: 1.0 / chance - 1.0 for token, chance in wrong.items()}
-        total = 1.0
-        for each in odds.values():
-            total += each
+        total = reduce(add, odds.values(), 1.0)
         return {token: each / total for token, each in odds.items()}
-
-    def _likeliest(self, guesses: Sequence[LookupGuess]) -> tuple[int, float]:
-        """The likeliest token and its probability, 0 if there is none."""
-        named = self._named(guesses)
-        return max(named.items(), key=lambda item: item[1], default=(-1, 0.0))
 
     def generated(self) -> list[int]:
         """The tokens that were generated, with the last ones of the prompt before them; nothing if no draft was ever

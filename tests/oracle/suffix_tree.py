@@ -1,8 +1,4 @@
-"""What followed each run of tokens in texts, and how often, in plain dicts: the reference of csrc/suffix_tree.h.
-
-That tree has one node for every run of tokens, so a text of n tokens takes at most n (longest + 1) of them; a token is
-added in `longest` + 1 steps, whatever the size.
-"""
+"""What followed each run of tokens in texts, and how often, in plain dicts: the reference of csrc/suffix_tree.h."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ class Followers(NamedTuple):
     latest: tuple[tuple[int, int], ...] = ()
 
 
-NOTHING = Followers(0, 0, ())
 LATEST = 32
 """Followers that `Followers.latest` has at most."""
 
@@ -32,7 +27,6 @@ class SuffixCounts:
     def __init__(self, longest: int) -> None:
         self._longest = longest
         self._followers: dict[tuple[int, ...], dict[int, int]] = {}  # in the order in which each came last
-        self.size = 0
 
     def append(self, text: Sequence[int], token: int) -> None:
         """Count `token` after the endings of `text`."""
@@ -41,32 +35,27 @@ class SuffixCounts:
             counts[token] = counts.pop(token, 0) + 1
 
     def add(self, text: Sequence[int]) -> None:
-        """Count every token of a text after the ones before it."""
         for end, token in enumerate(text):
-            self.append(text[max(0, end - self._longest) : end], token)
+            self.append(text[:end], token)
 
     def remove(self, text: Sequence[int]) -> None:
         """Take out a text that was added, before all that were added later."""
         for end, token in enumerate(text):
-            for ending in self._endings(text[max(0, end - self._longest) : end]):
+            for ending in self._endings(text[:end]):
                 counts = self._followers[ending]
                 counts[token] -= 1
                 if not counts[token]:
                     del counts[token]
-                if not counts:
-                    del self._followers[ending]
 
     def followers(self, text: Sequence[int]) -> Followers:
-        """What followed the longest ending of `text` that anything followed; NOTHING if there is none."""
         for ending in self._endings(text):
-            counts = self._followers.get(ending)
-            if counts:
+            if counts := self._followers.get(ending):
                 latest_first = list(reversed(counts.items()))
                 every, latest = (
                     sorted(some, key=lambda item: -item[1]) for some in (latest_first, latest_first[:LATEST])
                 )
                 return Followers(len(ending), sum(counts.values()), tuple(every), tuple(latest))
-        return NOTHING
+        return Followers(0, 0, ())
 
     def _endings(self, text: Sequence[int]) -> list[tuple[int, ...]]:
         """The endings of a text, the longest first."""
