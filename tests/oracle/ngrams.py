@@ -61,8 +61,9 @@ class _Text:
         """Count whether the current match predicts `token`."""
         hit, length = self._match()
         if length:
-            self._tried[length - 1] += 1
-            self._rates[length - 1] += ((self._tokens[hit] == token) - self._rates[length - 1]) / self._tried[length - 1]
+            row, right = length - 1, self._tokens[hit] == token
+            self._tried[row] += 1
+            self._rates[row] += (right - self._rates[row]) / self._tried[row]
 
     def draft(self, request: DraftRequest) -> Draft:
         """The tokens from where the match continues, periodically, while their survival is at least MIN_SURVIVAL."""

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle.lookup import PythonLookupTable
-from oracle.suffix_tree import SuffixCounts
 from wager.draft.lookup import (
     MIN_SURVIVAL,
     MOST_LONGEST,
@@ -45,21 +44,12 @@ def _begun(tokens: list[int], sources: LookupSources | None = None) -> LookupDra
     return drafter
 
 
-@pytest.fixture(params=["native", "python"])
-def table(request: pytest.FixtureRequest) -> type[PythonLookupTable]:
-    """How a table is made."""
-    return PythonLookupTable if request.param == "python" else lookup_table  # type: ignore[return-value]
-
-
 # ---- one text --------------------------------------------------------------------------------------------------------
 
 
-def test_it_guesses_what_followed_the_longest_match() -> None:
+def test_it_guesses_what_followed_the_longest_match_most_often_and_of_equals_the_latest() -> None:
     draft = _drafted(_begun([1, 2, 3, 40, 41, 9, 3, 50, 9, 1, 2, 3]))
     assert draft.tokens[:2] == (40, 41) and draft.is_chain and draft.drafter == "suffix"
-
-
-def test_what_followed_most_often_wins_and_of_equals_the_latest() -> None:
     assert _drafted(_begun([1, 40, 1, 40, 1, 50, 1]), depth=1).tokens == (40,)
     assert _drafted(_begun([1, 40, 1, 50, 1]), depth=1).tokens == (50,)
 
@@ -109,27 +99,6 @@ def test_a_match_that_cannot_be_looked_up_is_refused(longest: int) -> None:
         LookupDrafter("suffix", LookupSources(longest))
 
 
-@pytest.mark.slow
-@settings(max_examples=200, deadline=None)
-@given(texts=_TEXTS, longest=st.integers(1, 5))
-def test_followers_agree_with_a_search(texts: list[list[int]], longest: int) -> None:
-    counts = SuffixCounts(longest)
-    for text in texts:
-        counts.add(text)
-    for text in texts:
-        found = counts.followers(text)
-        for size in range(min(longest, len(text)), 0, -1):
-            ending = text[-size:]
-            after = [t[end] for t in texts for end in range(size, len(t)) if t[end - size : end] == ending]
-            if after:
-                latest = {token: at for at, token in enumerate(after)}
-                order = sorted(set(after), key=lambda token: (-after.count(token), -latest[token]))
-                assert found[:3] == (size, len(after), tuple((token, after.count(token)) for token in order))
-                break
-        else:
-            assert found.length == 0
-
-
 def test_a_tree_has_other_continuations_where_they_are_likelier_than_going_on() -> None:
     drafter = LookupDrafter("suffix:tree", LookupSources(5, 0), trees=True)
     drafter.begin("s", [1, 40, 41, 1, 40, 42, 1, 50, 51, 1], PARAMS)
@@ -157,39 +126,18 @@ def test_a_tree_is_expected_to_yield_at_least_what_the_chain_does(text: list[int
 
 
 def test_what_one_request_generated_is_guessed_for_the_next() -> None:
-    drafter = _begun([1, 2])
+    drafter = _begun([*range(20, 29), 1, 2])
     drafter.propose([_ask("s")])
     drafter.accept("s", [3, 4, 5, 6])
     drafter.end("s")
     drafter.begin("t", [7, 8, 3, 4], PARAMS)
     assert _drafted(drafter, "t", depth=2).tokens == (5, 6)
+    drafter.begin("u", [30, 20], PARAMS)
+    assert _drafted(drafter, "u").tokens == (), "prompts are not shared"
     drafter.end("t")
     drafter.forget()
-    drafter.begin("u", [7, 8, 3, 4], PARAMS)
-    assert _drafted(drafter, "u").tokens == ()
-    alone = _begun([1, 2], LookupSources(8, 0))
-    alone.propose([_ask("s")])
-    alone.accept("s", [3, 4, 5, 6])
-    alone.end("s")
-    alone.begin("t", [7, 8, 3, 4], PARAMS)
-    assert _drafted(alone, "t").tokens == ()
-
-
-def test_prompts_of_ended_requests_are_not_shared() -> None:
-    drafter = _begun([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12])
-    drafter.propose([_ask("s")])
-    drafter.accept("s", [20])
-    drafter.end("s")
-    drafter.begin("t", [30, 2], PARAMS)
-    assert _drafted(drafter, "t").tokens == ()
-
-
-def _finish(table: LookupTable, name: str, text: list[int]) -> None:
-    """A request without context that generates `text`."""
-    table.begin(name, [0], [])
-    table.propose([_ask(name, 0)])
-    table.accept(name, text)
-    table.end(name)
+    drafter.begin("v", [7, 8, 3, 4], PARAMS)
+    assert _drafted(drafter, "v").tokens == ()
 
 
 @settings(max_examples=150, deadline=None)
@@ -200,33 +148,19 @@ def test_an_evicted_text_leaves_nothing_behind(
     """A table that took in many texts drafts as one that took in only those that it still has."""
     sizes = [len(text) + 1 for text in texts]  # with the prompt's last token
     room = sum(sizes[-kept:])
-    for make in (PythonLookupTable, lookup_table):
-        drafts = []
-        for taken in (texts, texts[-kept:]):
-            table = make("suffix", LookupSources(longest, room))
-            for number, text in enumerate(taken):
-                _finish(table, f"r{number}", text)
-            table.begin("s", [0, *probe], [])
-            for _ in range(len(texts) + 1):  # each draft takes in one text that ended
-                draft = _drafted(table, depth=15)
-            drafts.append(draft)
-        assert drafts[0] == drafts[1]
-
-
-@settings(max_examples=150, deadline=None)
-@given(texts=_TEXTS, longest=st.integers(1, 5), removed=st.integers(0, 5))
-def test_counts_after_removal_are_those_of_a_new_tree(texts: list[list[int]], longest: int, removed: int) -> None:
-    removed = min(removed, len(texts) - 1)
-    counts, rebuilt = SuffixCounts(longest), SuffixCounts(longest)
-    for text in texts:
-        counts.add(text)
-    for text in texts[:removed]:
-        counts.remove(text)
-    for text in texts[removed:]:
-        rebuilt.add(text)
-    for text in texts:
-        for end in range(len(text) + 1):
-            assert counts.followers(text[:end]) == rebuilt.followers(text[:end])
+    drafts = []
+    for taken in (texts, texts[-kept:]):
+        table = lookup_table("suffix", LookupSources(longest, room))
+        for number, text in enumerate(taken):  # requests without context that generate a text
+            table.begin(f"r{number}", [0], [])
+            table.propose([_ask(f"r{number}", 0)])
+            table.accept(f"r{number}", text)
+            table.end(f"r{number}")
+        table.begin("s", [0, *probe], [])
+        for _ in range(len(texts) + 1):  # each draft takes in one text that ended
+            draft = _drafted(table, depth=15)
+        drafts.append(draft)
+    assert drafts[0] == drafts[1]
 
 
 # ---- in C++ and in Python --------------------------------------------------------------------------------------------
@@ -240,14 +174,7 @@ def _store(path: Path, vocab: int, rng: random.Random) -> StoreFile:
 
 @pytest.mark.parametrize(
     ("longest", "shared_tokens", "stored"),
-    [
-        (8, 300, True),
-        (3, 0, False),
-        (2, 120, False),
-        (0, 100, True),
-        (24, 90, True),
-        (1, 200, False),
-    ],
+    [(8, 300, True), (3, 0, False), (2, 120, False), (0, 100, True), (24, 90, True), (1, 200, False)],
 )
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("vocab", [2, 6, 5000])
@@ -287,8 +214,8 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
     assert drafted > 100 or vocab == 5000
 
 
-def test_what_cannot_be_is_refused_natively(table: type[PythonLookupTable]) -> None:
-    made = table("suffix", LookupSources(4))
+def test_what_cannot_be_is_refused_natively() -> None:
+    made = lookup_table("suffix", LookupSources(4))
     with pytest.raises(KeyError):
         made.propose([_ask("unknown")])
     made.end("unknown")
