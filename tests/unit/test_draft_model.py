@@ -1,4 +1,5 @@
-"""The draft model: whatever is asked, skipped, accepted or refused, its guesses are those of its own closed form."""
+"""The draft model: whatever is asked, skipped, accepted or refused, its chains and trees are those of its own closed
+form."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ import pytest
 
 from wager.draft.base import Drafter
 from wager.draft.combined import InnerDrafter
+from wager.draft.guessing import GuessedRow, GuessSampler
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.draft.vocabulary import check_same_vocabulary
-from wager.errors import TokenizerError
+from wager.draft.trees import GrowingTree, TokenTree, children, sequoia
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.cpu import Kernels
@@ -31,7 +32,7 @@ from wager.testing import (
     ToyTarget,
 )
 from wager.types import Draft, DraftRequest, PackedBatch, SamplingParams
-from wager.verify.distribution import History, process
+from wager.verify.distribution import History, process, without_replacement
 
 VOCAB = 32
 LAW = ToyDistribution(vocab=VOCAB)
@@ -44,10 +45,6 @@ PARAMS = [
 ]
 
 
-def _prompt(length: int, *, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
-
-
 def _seen(ask: DraftRequest, known: Sequence[int], prompt: int) -> tuple[int, ...]:
     """What the draft model's law says, computed without a cache."""
     return tuple(ToyOracle(LAW).next_tokens(ask, known, prompt))
@@ -57,16 +54,41 @@ class _Text:
     """One sequence as an engine would keep it."""
 
     def __init__(self, name: str, params: SamplingParams, *, length: int, seed: int) -> None:
-        self.name, self.params, self.prompt, self.seed = name, params, length, seed
-        self.known = _prompt(length, seed=seed)
-        self.choice = seed % 3
+        self.name, self.params, self.prompt, self.seed, self.choice = name, params, length, seed, seed % 3
+        self.known = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
-    def ask(self, depth: int, *, law: bool = False) -> DraftRequest:
-        return DraftRequest(self.name, len(self.known), depth, self.params, self.seed, self.choice, law)
+    def ask(self, depth: int, *, law: bool = False, min_survival: float = 0.0) -> DraftRequest:
+        return DraftRequest(self.name, len(self.known), depth, self.params, self.seed, self.choice, law, min_survival)
 
     def accept(self, drafter: DraftModel, tokens: Sequence[int]) -> None:
         self.known += tokens
         drafter.accept(self.name, tokens)
+
+    def history(self) -> History:
+        return History(self.known[: self.prompt], self.known[self.prompt :])
+
+
+def _begun(drafter: DraftModel, params: SamplingParams, *, length: int, seed: int, name: str = "s") -> _Text:
+    text = _Text(name, params, length=length, seed=seed)
+    drafter.begin(name, text.known, params)
+    return text
+
+
+def tree_of(ask: DraftRequest, text: _Text, *, width: int = 4, levels: int = 8) -> TokenTree:
+    """What the draft model's law gives, computed without a cache or a batch."""
+    tree, sampler = GrowingTree(ask.depth, min_survival=ask.min_survival), GuessSampler(VOCAB, vocab=VOCAB)
+    level = 0
+    while level < min(levels, ask.depth) and (frontier := tree.expandable(min(width, ask.depth))):
+        found = []
+        for node in frontier:
+            path = tuple(tree.tokens[each] for each in tree.path(node))
+            logits = LAW([*text.known, *path])[None]
+            output = TargetOutput(logits, logits.argmax(axis=1))
+            row = GuessedRow(0, ask, path, None if ask.params.plain else text.history())
+            found.append((node, sampler.candidates(output, row, min(ask.depth, 8))))
+        tree.extend(found)
+        level += 1
+    return tree.best()
 
 
 INNER: dict[str, Callable[[], Drafter]] = {
@@ -88,54 +110,91 @@ def _inner(name: str) -> InnerDrafter | None:
     return InnerDrafter(INNER[name](), vocab=VOCAB) if name else None
 
 
-@pytest.mark.parametrize("pages", [200, 14])
-@pytest.mark.parametrize("max_rows", [64, 5])
-@pytest.mark.parametrize("inner", ["", *INNER])
-def test_guesses_are_its_own_law_through_any_history(pages: int, max_rows: int, inner: str) -> None:
-    rng = random.Random(pages + max_rows)
-    target = ToyTarget(LAW, num_blocks=pages, max_rows=max_rows, max_sequences=3)
-    drafter = DraftModel(target, inner=_inner(inner))
-    texts: list[_Text] = []
+def _through_any_history(
+    drafter: DraftModel,
+    check: Callable[[DraftRequest, _Text, Draft], None],
+    *,
+    seed: int,
+    steps: int,
+    thresholds: Sequence[float] = (0.0,),
+) -> tuple[int, int]:
+    """Sequences come, are asked, accept some path of a draft and then something else, and end; how many guesses there
+    were, and how many requests were declined."""
+    rng, texts = random.Random(seed), list[_Text]()
     declined = guessed = 0
-    for step in range(90 if inner else 150):
+    for step in range(steps):
         if len(texts) < 5 and rng.random() < 0.4:
             seed = step if rng.random() < 0.5 else 1  # half of them share a prompt
-            texts.append(_Text(f"s{step}", rng.choice(PARAMS), length=rng.choice((1, 17, 40)), seed=seed))
-            drafter.begin(texts[-1].name, texts[-1].known, texts[-1].params)
+            length = rng.choice((1, 17, 40))
+            texts.append(_begun(drafter, rng.choice(PARAMS), length=length, seed=seed, name=f"s{step}"))
         chosen = [text for text in texts if rng.random() < 0.7]
-        asks = [text.ask(rng.randint(0, 5)) for text in chosen]
+        asks = [text.ask(rng.randint(0, 5), min_survival=rng.choice(thresholds)) for text in chosen]
         drafts = drafter.propose(asks)
         assert [draft.seq_id for draft in drafts] == [ask.seq_id for ask in asks]
         for text, ask, draft in zip(chosen, asks, drafts, strict=True):
-            if len(draft) == 0:
-                declined += ask.depth > 0
-                continue
             guessed += len(draft)
-            assert draft.tokens == _seen(ask, text.known, text.prompt) and len(draft.scores) == ask.depth
-        for text in texts:  # some guesses come true, then something else is said; those not asked go on as well
+            if len(draft):
+                check(ask, text, draft)
+            else:
+                declined += ask.depth > 0
+        for text in texts:  # those not asked go on as well
             draft = next((d for d in drafts if d.seq_id == text.name), Draft(""))
-            right = rng.randint(0, len(draft))
-            half = rng.randint(0, right)
-            text.accept(drafter, draft.tokens[:half])
-            text.accept(drafter, draft.tokens[half:right])
+            right = [draft.tokens[node] for node in draft.path(rng.randint(-1, len(draft) - 1))]
+            half = rng.randint(0, len(right))
+            text.accept(drafter, right[:half])
+            text.accept(drafter, right[half:])
             if rng.random() < 0.8:
                 text.accept(drafter, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 2))])
             drafter.block_pool.check()
         for text in [text for text in texts if len(text.known) > 70 or rng.random() < 0.03]:
             drafter.end(text.name)
             texts.remove(text)
-    assert guessed > (100 if inner else 300) and (declined > (3 if inner else 10)) == (pages == 14)
     for text in texts:
         drafter.end(text.name)
     drafter.block_pool.check({})
-    assert drafter.block_pool.num_free_blocks == pages
+    assert drafter.block_pool.num_free_blocks == drafter.block_pool.num_blocks
+    return guessed, declined
+
+
+@pytest.mark.parametrize("blocks", [200, 14])
+@pytest.mark.parametrize("max_rows", [64, 5])
+@pytest.mark.parametrize("inner", ["", *INNER])
+def test_guesses_are_its_own_law_through_any_history(blocks: int, max_rows: int, inner: str) -> None:
+    def check(ask: DraftRequest, text: _Text, draft: Draft) -> None:
+        assert draft.tokens == _seen(ask, text.known, text.prompt) and len(draft.scores) == ask.depth
+
+    target = ToyTarget(LAW, num_blocks=blocks, max_rows=max_rows, max_sequences=3)
+    drafter = DraftModel(target, inner=_inner(inner))
+    guessed, declined = _through_any_history(drafter, check, seed=blocks + max_rows, steps=90 if inner else 150)
+    assert guessed > (100 if inner else 300) and (declined > (3 if inner else 10)) == (blocks == 14)
+
+
+@pytest.mark.parametrize("blocks", [300, 15])
+@pytest.mark.parametrize("max_rows", [64, 20])
+@pytest.mark.parametrize("logits_rows", [None, 5])
+def test_trees_are_those_of_its_law_through_any_history(blocks: int, max_rows: int, logits_rows: int | None) -> None:
+    branched = 0
+
+    def check(ask: DraftRequest, text: _Text, draft: Draft) -> None:
+        nonlocal branched
+        branched += not draft.is_chain
+        expected, narrow = tree_of(ask, text), tree_of(ask, text, width=1)
+        if blocks == 15 and (draft.tokens, draft.parents) == narrow[:2]:
+            expected = narrow  # where blocks are too few for more rows
+        assert (draft.tokens, draft.parents) == expected[:2] and len(draft) <= ask.depth
+        assert draft.scores == pytest.approx(expected.scores)
+
+    target = ToyTarget(LAW, num_blocks=blocks, max_rows=max_rows, max_sequences=3)
+    drafter = DraftModel(target, trees=True, max_logits_rows=logits_rows)
+    thresholds = (0.0, 0.1)
+    guessed, declined = _through_any_history(drafter, check, seed=blocks, steps=100, thresholds=thresholds)
+    assert guessed > 200 and branched > 25 and (declined > 5) == (blocks == 15)
 
 
 @pytest.mark.parametrize("params", PARAMS)
 def test_under_a_law_it_draws_privately_and_says_from_what(params: SamplingParams) -> None:
     drafter = DraftModel(ToyTarget(LAW))
-    text = _Text("s", params, length=20, seed=5)
-    drafter.begin("s", text.known, params)
+    text = _begun(drafter, params, length=20, seed=5)
     text.accept(drafter, [3, 3])
     ask = text.ask(3, law=True)
     (draft,) = drafter.propose([ask])
@@ -153,6 +212,65 @@ def test_under_a_law_it_draws_privately_and_says_from_what(params: SamplingParam
     assert drafter.samples
 
 
+@pytest.mark.parametrize("params", PARAMS)
+def test_under_a_law_siblings_are_drawn_privately_in_a_fixed_shape(params: SamplingParams) -> None:
+    drafter = DraftModel(ToyTarget(LAW), trees=True)
+    text = _begun(drafter, params, length=20, seed=5)
+    text.accept(drafter, [3, 3])
+    ask = text.ask(7, law=True)
+    template = sequoia(drafter.rank_rates.get("").rates, 7, 7)
+    (draft,) = drafter.propose([ask])
+    if params.greedy:
+        assert draft.draft_probs is None
+        assert (draft.tokens, draft.parents) == tree_of(ask, text)[:2]
+        return
+    assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB)
+    assert draft.parents == template and not draft.is_chain
+    for parent in {*draft.parents}:
+        nodes = children(draft.parents, parent)
+        path = [draft.tokens[node] for node in draft.path(parent)]
+        q = process(LAW([*text.known, *path]), params, text.history().extended(path)).probabilities(VOCAB)
+        tokens = [draft.tokens[node] for node in nodes]
+        assert len(set(tokens)) == len(tokens)
+        for node, row in zip(nodes, without_replacement(q, tokens), strict=True):
+            assert draft.draft_probs[node] == pytest.approx(row)
+
+
+@pytest.mark.slow
+def test_private_draws_of_all_nodes_and_rounds_are_independent() -> None:
+    """Nodes of one depth below different parents, and the same position in two rounds: a flat law shows shared noise
+    as equal tokens."""
+    flat = ToyDistribution(vocab=VOCAB, sharpness=1e-6)
+    drafter = DraftModel(ToyTarget(flat, num_blocks=600), trees=True)
+    drafter.rank_rates.get("").learn = lambda children, right: None  # type: ignore[method-assign]
+    seen: list[list[int]] = []
+    for seed in range(200):
+        text = _begun(drafter, SamplingParams(temperature=1.0), length=4, seed=seed, name=f"s{seed}")
+        (draft,) = drafter.propose([text.ask(8, law=True)])
+        firsts = {p: next(n for n, above in enumerate(draft.parents) if above == p) for p in set(draft.parents)}
+        second = [draft.tokens[child] for parent, child in firsts.items() if parent >= 0 and draft.parents[parent] < 0]
+        text.accept(drafter, [draft.tokens[0]])
+        (later,) = drafter.propose([text.ask(8, law=True)])
+        seen.append([*second[:2], later.tokens[0]])
+        drafter.end(text.name)
+    columns = np.array(seen)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert (columns[:, one] == columns[:, other]).mean() < 0.1  # 1/32 if independent
+
+
+def test_what_is_right_at_each_rank_is_measured() -> None:
+    drafter = DraftModel(ToyTarget(LAW), trees=True)
+    before = drafter.rank_rates.get("").rates
+    oracle = ToyOracle(LAW)
+    for seed in range(40):
+        text = _begun(drafter, PARAMS[1], length=5, seed=seed, name=f"s{seed}")
+        ask = text.ask(6)
+        drafter.propose([ask])
+        text.accept(drafter, oracle.next_tokens(ask, text.known, text.prompt)[:3])
+    after = drafter.rank_rates.get("").rates
+    assert after[0] > 0.8 > before[0] and after[1] < before[1]
+
+
 class _Counting(ToyTarget):
     """Records the rows of every pass."""
 
@@ -168,9 +286,7 @@ class _Counting(ToyTarget):
 def test_k_guesses_cost_k_passes_and_full_acceptance_owes_two_tokens() -> None:
     target = _Counting()
     drafter = DraftModel(target)
-    texts = [_Text(name, PARAMS[0], length=10, seed=7) for name in ("a", "b")]
-    for text in texts:
-        drafter.begin(text.name, text.known, text.params)
+    texts = [_begun(drafter, PARAMS[0], length=10, seed=7, name=name) for name in ("a", "b")]
     drafts = drafter.propose([text.ask(3) for text in texts])
     assert target.widths == [20, 2, 2]
     texts[0].accept(drafter, [*drafts[0].tokens, 9])  # all right: the last guess was never fed
@@ -184,12 +300,38 @@ def test_k_guesses_cost_k_passes_and_full_acceptance_owes_two_tokens() -> None:
     assert target.widths == [1]
 
 
+def test_a_level_is_one_pass_for_all_sequences() -> None:
+    target = _Counting()
+    drafter = DraftModel(target, trees=True)
+    texts = [_begun(drafter, PARAMS[0], length=10, seed=seed, name=name) for seed, name in enumerate("abc")]
+    drafts = drafter.propose([text.ask(6) for text in texts])
+    assert target.widths[0] == 30 and len(target.widths) <= 6
+    assert max(max(draft.depths) for draft in drafts) in (len(target.widths), len(target.widths) - 1)
+    assert min(len(draft) for draft in drafts) == 6 > max(max(draft.depths) for draft in drafts)
+
+
+def test_an_accepted_path_is_not_computed_again() -> None:
+    target = _Counting()
+    drafter = DraftModel(target, trees=True)
+    moved = 0
+    for seed in range(30):
+        text = _begun(drafter, PARAMS[0], length=10, seed=seed, name=f"s{seed}")
+        (draft,) = drafter.propose([text.ask(8)])
+        paths = [draft.path(node) for node in range(len(draft))]
+        path = next((path for path in paths if len(path) > 1 and path[0] > 0), ())
+        text.accept(drafter, [draft.tokens[node] for node in path[:-1]])
+        moved += len(path) > 1
+        target.widths.clear()
+        drafter.propose([text.ask(1)])
+        assert target.widths == [1]
+    assert moved > 3
+
+
 def _passes(inner: InnerDrafter | None, params: SamplingParams, *, rounds: int = 12, depth: int = 6) -> int:
     """Of a drafter whose guesses all come true."""
     target = _Counting()
     drafter = DraftModel(target, inner=inner)
-    text = _Text("s", params, length=12, seed=4)
-    drafter.begin("s", text.known, params)
+    text = _begun(drafter, params, length=12, seed=4)
     for _ in range(rounds):
         ask = text.ask(depth)
         (draft,) = drafter.propose([ask])
@@ -218,8 +360,7 @@ def test_an_inner_drafter_that_fails_is_hardly_asked(caplog: pytest.LogCaptureFi
 def test_a_truth_that_overtakes_a_cut_draft_is_recognised() -> None:
     target = _Counting()
     drafter = DraftModel(target)
-    text = _Text("s", PARAMS[0], length=30, seed=3)
-    drafter.begin("s", text.known, text.params)
+    text = _begun(drafter, PARAMS[0], length=30, seed=3)
     (draft,) = drafter.propose([text.ask(4)])
     text.accept(drafter, draft.tokens[:1])
     text.accept(drafter, draft.tokens[1:3])  # the engine verified fewer guesses than were made; its own token agreed
@@ -232,8 +373,7 @@ def test_a_truth_that_overtakes_a_cut_draft_is_recognised() -> None:
 
 def test_pages_of_refuted_guesses_are_given_back_and_the_last_token_stays_open() -> None:
     drafter = DraftModel(ToyTarget(LAW, num_blocks=8))
-    text = _Text("s", PARAMS[0], length=BLOCK_SIZE - 3, seed=3)
-    drafter.begin("s", text.known, text.params)
+    text = _begun(drafter, PARAMS[0], length=BLOCK_SIZE - 3, seed=3)
     (draft,) = drafter.propose([text.ask(BLOCK_SIZE)])
     assert drafter.block_pool.num_free_blocks == 6
     text.accept(drafter, draft.tokens[:3])  # known up to the page's end; the rows behind may still turn out true
@@ -247,8 +387,7 @@ def test_equal_prompts_are_computed_once() -> None:
     target = _Counting()
     drafter = DraftModel(target)
     for name in ("a", "b"):
-        text = _Text(name, PARAMS[0], length=3 * BLOCK_SIZE + 1, seed=2)
-        drafter.begin(name, text.known, text.params)
+        text = _begun(drafter, PARAMS[0], length=3 * BLOCK_SIZE + 1, seed=2, name=name)
         drafter.propose([text.ask(1)])
         text.accept(drafter, [1])
     assert target.widths == [3 * BLOCK_SIZE + 1, 1]
@@ -256,13 +395,11 @@ def test_equal_prompts_are_computed_once() -> None:
 
 def test_it_declines_beyond_its_context_and_its_cache() -> None:
     drafter = DraftModel(ToyTarget(LAW, num_blocks=2), max_context=24)
-    text = _Text("s", PARAMS[0], length=20, seed=2)
-    drafter.begin("s", text.known, text.params)
+    text = _begun(drafter, PARAMS[0], length=20, seed=2)
     assert len(drafter.propose([text.ask(9)])[0]) == 5  # the last guess is never fed: 20 + 4 positions
     text.accept(drafter, [1] * 5)
     assert len(drafter.propose([text.ask(3)])[0]) == 0
-    other = _Text("t", PARAMS[0], length=10, seed=3)
-    drafter.begin("t", other.known, other.params)
+    other = _begun(drafter, PARAMS[0], length=10, seed=3, name="t")
     assert len(drafter.propose([other.ask(3)])[0]) == 0
     drafter.end("s")
     assert len(drafter.propose([other.ask(3)])[0]) == 3
@@ -283,8 +420,7 @@ def test_beginning_again_starts_afresh() -> None:
 def test_scores_are_the_probability_of_the_whole_path_under_its_own_law() -> None:
     drafter = DraftModel(ToyTarget(LAW))
     for number, params in enumerate(PARAMS):
-        text = _Text(f"s{number}", params, length=5, seed=number)
-        drafter.begin(text.name, text.known, text.params)
+        text = _begun(drafter, params, length=5, seed=number, name=f"s{number}")
         (draft,) = drafter.propose([text.ask(3)])
         survival, known = 1.0, list(text.known)
         for token, score in zip(draft.tokens, draft.scores, strict=True):
@@ -301,8 +437,7 @@ def test_a_chain_ends_after_the_guess_that_is_in_doubt(law: bool) -> None:
     drafter = DraftModel(ToyTarget(LAW))
     ended = set()
     for number in range(30):
-        text = _Text(f"s{number}", SamplingParams(temperature=1.0), length=5, seed=number)
-        drafter.begin(text.name, text.known, text.params)
+        text = _begun(drafter, SamplingParams(temperature=1.0), length=5, seed=number, name=f"s{number}")
         whole = drafter.propose([text.ask(5, law=law)])[0]
         (draft,) = drafter.propose([replace(text.ask(5, law=law), min_survival=0.05)])
         assert draft.tokens == whole.tokens[: len(draft)]
@@ -331,9 +466,7 @@ class _Kernels(Kernels):
 def test_native_sampling_serves_exactly_the_plainly_sampled() -> None:
     kernels = _Kernels()
     drafter = DraftModel(ToyTarget(LAW), kernels=kernels)
-    texts = [_Text(f"s{i}", params, length=9, seed=2**63 + i) for i, params in enumerate(PARAMS)]
-    for text in texts:
-        drafter.begin(text.name, text.known, text.params)
+    texts = [_begun(drafter, params, length=9, seed=2**63 + i, name=f"s{i}") for i, params in enumerate(PARAMS)]
     asks = [text.ask(3) for text in texts]
     for text, ask, draft in zip(texts, asks, drafter.propose(asks), strict=True):
         assert draft.tokens == _seen(ask, text.known, text.prompt)
@@ -360,28 +493,24 @@ class _Damaged(ToyTarget):
         return TargetOutput(output.logits * float("nan"), np.full_like(output.greedy_tokens, -1))
 
 
+@pytest.mark.parametrize("trees", [False, True])
+@pytest.mark.parametrize("law", [False, True])
 @pytest.mark.parametrize("params", PARAMS)
-def test_logits_that_are_not_numbers_decline_their_ask(params: SamplingParams) -> None:
-    drafter = DraftModel(_Damaged(LAW))
+def test_logits_that_are_not_numbers_decline_their_ask(params: SamplingParams, law: bool, trees: bool) -> None:
+    drafter = DraftModel(_Damaged(LAW), trees=trees)
     drafter.begin("s", [1, 2], params)
-    (draft,) = drafter.propose([DraftRequest("s", 2, 2, params, 0)])
+    (draft,) = drafter.propose([DraftRequest("s", 2, 4, params, 0, needs_draft_probs=law)])
     assert draft.tokens == ()
 
 
-class _Words:
-    def __init__(self, *words: str) -> None:
-        self.vocab_size = len(words)
-        self._words = words
-
-    def token(self, token_id: int) -> str:
-        return self._words[token_id]
-
-
-def test_vocabularies_must_agree() -> None:
-    check_same_vocabulary(_Words("a", "b"), _Words("a", "b"))
-    with pytest.raises(TokenizerError, match=r"id 1 is 'x', but 'b'"):
-        check_same_vocabulary(_Words("a", "b", "c"), _Words("a", "x"))
-    with pytest.raises(TokenizerError, match=r"id 2 is 'c', and the target has none"):
-        check_same_vocabulary(_Words("a", "b"), _Words("a", "b", "c"))
-    with pytest.raises(TokenizerError, match=r"there is no id 2, which is 'c' in the target"):
-        check_same_vocabulary(_Words("a", "b", "c"), _Words("a", "b"))
+def test_a_tree_keeps_to_its_context_and_declines_beyond_its_cache() -> None:
+    drafter = DraftModel(ToyTarget(LAW, num_blocks=3), max_context=24, trees=True)
+    text = _begun(drafter, PARAMS[0], length=22, seed=2)
+    (draft,) = drafter.propose([text.ask(8)])
+    assert 0 < max(draft.depths) <= 3
+    text.accept(drafter, [1] * 3)
+    assert len(drafter.propose([text.ask(3)])[0]) == 0
+    other = _begun(drafter, PARAMS[0], length=20, seed=3, name="t")
+    assert len(drafter.propose([other.ask(4)])[0]) == 0
+    drafter.end("s")
+    assert len(drafter.propose([other.ask(4)])[0]) == 4

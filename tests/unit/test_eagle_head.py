@@ -11,7 +11,7 @@ import pytest
 from decoder_engines import answers, decoder_on, engine_on, native, requests
 from eagle_heads import VARIANTS, VOCAB, Flags, ReferenceHead
 from packing import batch, chain
-from recorded_drafts import Recorded, check_text, keep_drafts
+from recorded_drafts import Recorded, check_text
 from tiny_models import TOKENS, spec
 
 from closeness import assert_close
@@ -19,14 +19,13 @@ from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Gqa
 from wager.draft.heads.autoregressive import HeadDrafter
 from wager.kernels.arrays import Array
-from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.models.head_eagle import EagleHead, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights
-from wager.types import PackedBatch, SamplingParams, VerifyRule
+from wager.types import SamplingParams
 
 TARGET = spec((Gqa(6, 2, 16),) * 5, (Dense(64),) * 5)
 PARAMS = [
@@ -65,32 +64,6 @@ def tapped(weights: Weights, taps: Sequence[int], tokens: Sequence[int], kernels
     return np.concatenate([found[tap] for tap in taps], axis=1)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, tmp_path: Path) -> None:
-    weights, kernels = target_weights(), ReferenceKernels("float32")
-    reference = reference_of(VARIANTS[name], weights)
-    decoder = decoder_on(weights, kernels)
-    prompts, params = [TOKENS[:7], TOKENS[:33], TOKENS[2:20]], SamplingParams(max_tokens=14)
-    plain = answers(engine_on(decoder), requests(prompts, params))
-    drafter = HeadDrafter(head_of(reference, decoder, weights, tmp_path))
-    recorded = Recorded(drafter, vocab=VOCAB)
-    recorded.texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
-    engine = engine_on(decoder, drafter, depth=3, max_rows=11)
-    assert answers(engine, requests(prompts, params), preempt_every=6) == plain
-    assert len(recorded.made) > 12
-    assert drafter.block_pool.num_free_blocks == 48
-    drafter.block_pool.check({})
-    made = recorded.drafts
-    assert len(made) > 0.7 * len(recorded.made)  # the others were asked for before their states were there
-    for (seq_id, position), draft in made.items():
-        text = recorded.texts[seq_id]
-        taps = tapped(weights, reference.flags.taps, text, kernels)
-        guesses, rows = reference.guesses(taps, text[:position], len(draft))
-        assert list(draft.tokens) == guesses, (seq_id, position)
-        probabilities = [np.exp(row.max() - np.logaddexp.reduce(row)) for row in rows]
-        assert_close(np.array(draft.scores), np.cumprod(probabilities), rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("quantised", [False, True])
 def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: bool, tmp_path: Path) -> None:
@@ -105,27 +78,6 @@ def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: b
 
     for drafter in check_text(decoder, asked, made, depth=4):
         drafter.block_pool.check({})
-
-
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_rules_that_need_q_get_it(rule: VerifyRule, tmp_path: Path) -> None:
-    """The texts of a rule with q depend on the guesses; what it needs is checked: q is a distribution over the target's
-    ids that is 0 where the head guesses nothing, and every guess is likely under its own."""
-    weights, kernels = target_weights(), native()
-    reference = reference_of(VARIANTS["speculators"], weights)
-    decoder = decoder_on(weights, kernels)
-    drafter = HeadDrafter(head_of(reference, decoder, weights, tmp_path), kernels=kernels)
-    made = keep_drafts(drafter)
-    engine = engine_on(decoder, drafter, rule=rule)
-    assert answers(engine, requests([TOKENS[:20]], PARAMS[1])) == answers(engine, requests([TOKENS[:20]], PARAMS[1]))
-    drafts = [draft for draft in made if len(draft)]
-    assert len(drafts) > 20 and drafter.name in engine.proposer.drafters
-    never = np.setdiff1d(np.arange(VOCAB), reference.ids)
-    for draft in drafts:
-        assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB)
-        assert_close(draft.draft_probs.sum(axis=1), np.ones(len(draft)), rtol=1e-9, atol=0)
-        assert not draft.draft_probs[:, never].any()
-        assert all(q[token] > 0 for q, token in zip(draft.draft_probs, draft.tokens, strict=True))
 
 
 def test_entries_of_a_cached_prefix_are_found_or_left_out(tmp_path: Path) -> None:
@@ -193,20 +145,3 @@ def test_rows_of_the_head_do_not_depend_on_chunks_or_neighbours(tmp_path: Path) 
     parts = [chain(7, TOKENS[7:20], [4, 2]), chain(1, TOKENS[9:12], [7])]
     cut = head.forward(batch(parts, [12]), states[[*range(7, 20), 0, 1, 2]], none).logits
     assert np.array_equal(cut, whole)
-
-
-def test_a_head_whose_logits_are_no_numbers_ends_its_chains(tmp_path: Path) -> None:
-    weights, kernels = target_weights(), native()
-    decoder = decoder_on(weights, kernels)
-    head = head_of(reference_of(VARIANTS["eagle3.1"], weights), decoder, weights, tmp_path)
-    forward = head.forward
-
-    def broken(packed: PackedBatch, states: Array, fed: Array) -> TargetOutput:
-        return forward(packed, states * np.float32("nan"), fed)
-
-    head.forward = broken  # type: ignore[method-assign]
-    drafter = HeadDrafter(head, kernels=kernels)
-    asked = requests([TOKENS[:20], TOKENS[4:30]], PARAMS[0])
-    engine = engine_on(decoder, drafter)
-    assert answers(engine, asked) == answers(engine_on(decoder), asked)
-    assert drafter.name in engine.proposer.drafters

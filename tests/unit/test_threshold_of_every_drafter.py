@@ -82,6 +82,8 @@ def test_nothing_behind_an_unlikely_guess_is_verified(
             if draft.scores:
                 likely = next((i for i, score in enumerate(draft.scores) if score < threshold), len(draft))
                 assert len(admitted.get(seq_id, ())) == likely
+            if name in PER_GUESS:
+                assert all(draft.scores[parent] >= threshold for parent in draft.parents if parent >= 0)
 
 
 @pytest.mark.parametrize(

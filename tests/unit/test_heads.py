@@ -1,10 +1,11 @@
-"""Trees of heads: they are those that a search by the definition finds on a reference without cache or batch, whatever
-the engine does around them, and the text is that of plain decoding."""
+"""Chains and trees of heads: they are those that a search by the definition finds on a reference without cache or
+batch, whatever the engine does around them, and the text is that of plain decoding."""
 
 from __future__ import annotations
 
 import heapq
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,7 @@ import torch
 from decoder_engines import answers, decoder_on, engine_on, native, requests
 from eagle_heads import VARIANTS, VOCAB
 from packing import batch, chain
+from recorded_drafts import keep_drafts
 from test_block_heads import KINDS as BLOCKS
 from test_block_heads import ReferenceBlock
 from test_eagle_head import TARGET, reference_of
@@ -24,10 +26,13 @@ from test_medusa_heads import FORMATS, IDS, expected_logits, save
 from tiny_models import TOKENS
 
 from oracle.kernels import ReferenceKernels
-from wager.draft.base import Drafter
+from wager.draft.base import ComputedRows, Drafter
+from wager.draft.recycling import RecyclingDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.trees import sequoia
 from wager.drafter_spec import DrafterSpec
+from wager.economics.surface import DraftCurve
+from wager.engine.proposer import Proposer
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
@@ -38,19 +43,16 @@ from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import open_medusa
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
+from wager.profiling.calibrate import time_drafting
 from wager.types import Draft, DraftRequest, SamplingParams, VerifyRule
 
 torch.set_num_threads(1)
 
 WEIGHTS = random_weights(TARGET, 1)
 GREEDY, SAMPLED = SamplingParams(max_tokens=14), SamplingParams(max_tokens=14, temperature=1.0, seed=7)
-HEADS = {
-    "eagle3": ("eagle3.1", "speculators", "qwen3"),
-    "medusa": ("own outputs", "one output"),
-    "dflash": ("dflash", "dspark"),
-}
+HEADS = {"eagle3": VARIANTS, "medusa": FORMATS, "dflash": BLOCKS}
 CASES = [(kind, variant) for kind, variants in HEADS.items() for variant in variants]
-FIRST = [(kind, variants[-1]) for kind, variants in HEADS.items()]
+SOME = [("eagle3", "speculators"), ("medusa", "one output"), ("dflash", "dspark")]
 Logits = Callable[[Sequence[int], Sequence[int]], tuple[Array, "float | None"]]
 """Text and path behind it -> logits by the target's ids, and how sure the head is of its best guess (None: by them)."""
 
@@ -166,6 +168,19 @@ def paths_of(draft: Draft) -> dict[tuple[int, ...], float]:
     return dict(zip(paths, draft.scores, strict=True))
 
 
+def best_chain(head: Head, text: Sequence[int], request: DraftRequest) -> dict[tuple[int, ...], float]:
+    """The likeliest token under the noise, again and again; what it is worth is its share without noise."""
+    found: dict[tuple[int, ...], float] = {}
+    path, value = (), 1.0
+    for _ in range(min(head.depth, request.depth)):
+        token, _ = candidates(head, text, path, request)[0]
+        logits, rate = head.logits(text, path)
+        value *= float(np.exp(logits[token] - np.logaddexp.reduce(logits))) if rate is None else rate
+        path = (*path, token)
+        found[path] = value
+    return found
+
+
 def recorded(drafter: Drafter, texts: dict[str, list[int]], *, seed: int = 4) -> list[tuple[DraftRequest, Draft]]:
     """Keeps the drafter's drafts, and hands on the right tokens of `texts` in their place, now and then a wrong one."""
     made: list[tuple[DraftRequest, Draft]] = []
@@ -185,10 +200,11 @@ def recorded(drafter: Drafter, texts: dict[str, list[int]], *, seed: int = 4) ->
     return made
 
 
+@pytest.mark.parametrize("trees", [True, False])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize(("kind", "variant"), CASES)
-def test_trees_are_those_of_a_search_by_the_definition(
-    kind: str, variant: str, params: SamplingParams, tmp_path: Path
+def test_guesses_are_those_of_a_search_by_the_definition(
+    kind: str, variant: str, params: SamplingParams, trees: bool, tmp_path: Path
 ) -> None:
     head = head_named(kind, variant, tmp_path)
     decoder = decoder_on(WEIGHTS, ReferenceKernels("float32"))
@@ -196,24 +212,47 @@ def test_trees_are_those_of_a_search_by_the_definition(
     asked = requests(prompts, params)
     plain = answers(engine_on(decoder), asked)
     texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
-    drafter = head.drafter(decoder)
-    assert drafter.makes_trees and drafter.max_depth >= 15
+    drafter = head.drafter(decoder, trees=trees)
+    assert drafter.makes_trees == trees and drafter.max_depth == (15 if trees else head.depth)
     made = recorded(drafter, texts)
     assert answers(engine_on(decoder, drafter, depth=4, max_rows=17), asked, preempt_every=6) == plain
+    if kind == "eagle3":
+        drafter.block_pool.check({})
     drafts = [(request, draft) for request, draft in made if len(draft)]
     assert len(drafts) > max(8, 0.6 * len(made))
-    assert sum(not draft.is_chain for _, draft in drafts) > len(drafts) / 4
+    assert sum(not draft.is_chain for _, draft in drafts) > len(drafts) / 4 or not trees
     for request, draft in drafts:
-        expected, found = best_tree(head, texts[request.seq_id][: request.position], request), paths_of(draft)
-        assert len(draft) == request.depth
+        text, found = texts[request.seq_id][: request.position], paths_of(draft)
+        expected = best_tree(head, text, request) if trees else best_chain(head, text, request)
+        assert len(draft) == len(expected) == (request.depth if trees else min(request.depth, head.depth))
         assert sum(found.values()) == pytest.approx(sum(expected.values()), rel=2e-3)
-        likely = {path for path, value in expected.items() if value > 1.01 * min(expected.values())}
+        likely = {path for path, value in expected.items() if value > 1.01 * min(expected.values()) or not trees}
         assert likely <= set(found)
         assert all(found[path] == pytest.approx(expected[path], rel=2e-3, abs=1e-6) for path in likely)
 
 
+@pytest.mark.parametrize(("kind", "variant"), SOME)
+def test_a_rule_that_needs_q_gets_it(kind: str, variant: str, tmp_path: Path) -> None:
+    """q is a distribution over the target's ids that is 0 where the head guesses nothing, and every guess is possible
+    under its own."""
+    head, kernels = head_named(kind, variant, tmp_path), native()
+    decoder = decoder_on(WEIGHTS, kernels)
+    drafter = head.drafter(decoder, kernels=kernels, trees=False)
+    made = keep_drafts(drafter)
+    engine, asked = engine_on(decoder, drafter, rule="rejection"), requests([TOKENS[:20]], SAMPLED)
+    assert answers(engine, asked) == answers(engine, asked) and drafter.name in engine.proposer.drafters
+    drafts = [draft for draft in made if len(draft)]
+    assert len(drafts) > 12
+    never = head.logits(TOKENS[:9], ())[0] < -1e29
+    for draft in drafts:
+        assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB)
+        assert draft.draft_probs.sum(axis=1) == pytest.approx(np.ones(len(draft)))
+        assert not draft.draft_probs[:, never].any()
+        assert all(q[token] > 0 for q, token in zip(draft.draft_probs, draft.tokens, strict=True))
+
+
 @pytest.mark.parametrize("rule", ["rejection", "traversal"])
-@pytest.mark.parametrize(("kind", "variant"), FIRST)
+@pytest.mark.parametrize(("kind", "variant"), SOME)
 def test_siblings_are_drawn_in_a_shape_that_is_known_before(
     kind: str, variant: str, rule: VerifyRule, tmp_path: Path
 ) -> None:
@@ -253,33 +292,12 @@ def test_siblings_are_drawn_in_a_shape_that_is_known_before(
     assert answers(engine_on(decoder, drafter, depth=6, rule=rule), greedy) == answers(engine_on(decoder), greedy)
 
 
-@pytest.mark.parametrize(("kind", "variant"), CASES)
-def test_a_tree_expects_at_least_what_a_chain_of_as_many_guesses_does(kind: str, variant: str, tmp_path: Path) -> None:
-    head = head_named(kind, variant, tmp_path)
-    decoder = decoder_on(WEIGHTS, native())
-    asked = requests([TOKENS[:20], TOKENS[4:30]], SamplingParams(max_tokens=30))
-    plain = answers(engine_on(decoder), asked)
-    texts = {"r0": [*TOKENS[:20], *plain["r0#0"]], "r1": [*TOKENS[4:30], *plain["r1#0"]]}
-    for depth in (3, 7):
-        sums: dict[bool, dict[tuple[str, int], float]] = {}
-        for trees in (False, True):
-            drafter = head.drafter(decoder, trees=trees)
-            made = recorded(drafter, texts)
-            assert answers(engine_on(decoder, drafter, depth=depth), asked) == plain
-            sums[trees] = {(ask.seq_id, ask.position): sum(draft.scores) for ask, draft in made if len(draft)}
-        both = sums[False].keys() & sums[True].keys()
-        assert len(both) > 6
-        assert all(
-            sums[True][each] >= (1 - 1e-5) * sums[False][each] for each in both
-        )  # float32 in one, 64 in the other
-        assert sum(sums[True][each] for each in both) > 1.005 * sum(sums[False][each] for each in both)
-
-
-@pytest.mark.parametrize(("kind", "variant"), FIRST)
-def test_logits_that_are_no_numbers_end_the_trees(kind: str, variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trees", [True, False])
+@pytest.mark.parametrize(("kind", "variant"), SOME)
+def test_logits_that_are_no_numbers_end_the_draft(kind: str, variant: str, trees: bool, tmp_path: Path) -> None:
     head, kernels = head_named(kind, variant, tmp_path), native()
     decoder = decoder_on(WEIGHTS, kernels)
-    drafter = head.drafter(decoder, kernels=kernels)
+    drafter = head.drafter(decoder, kernels=kernels, trees=trees)
     loaded = drafter._head
     name = "logits" if kind == "dflash" else "forward"
     working, calls = getattr(loaded, name), 0
@@ -300,3 +318,46 @@ def test_logits_that_are_no_numbers_end_the_trees(kind: str, variant: str, tmp_p
         engine = engine_on(decoder, drafter)
         assert answers(engine, asked) == answers(engine_on(decoder), asked)
         assert drafter.name in engine.proposer.drafters and calls > 6
+
+
+@pytest.mark.parametrize(("kind", "variant"), SOME)
+def test_heads_are_timed_on_states_that_come_as_a_targets_would(kind: str, variant: str, tmp_path: Path) -> None:
+    """Of consecutive positions, each sequence's own; and drafts are of the position behind the newest one's
+    successor."""
+    drafter = head_named(kind, variant, tmp_path).drafter(decoder_on(WEIGHTS, ReferenceKernels("float32")), trees=False)
+    shown, drafted, read, propose = dict[str, int](), 0, drafter.read, drafter.propose
+
+    def checked_read(output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        assert output.last_hidden is not None
+        assert len({row for rows in computed for row in rows.rows}) == sum(len(rows.rows) for rows in computed)
+        for rows in computed:
+            assert rows.start == shown.get(rows.seq_id, 0)
+            shown[rows.seq_id] = rows.start + len(rows.rows)
+            assert output.last_hidden[rows.logits_row].shape == (TARGET.hidden,)
+        read(output, computed)
+
+    def checked_propose(asked: Sequence[DraftRequest]) -> list[Draft]:
+        nonlocal drafted
+        assert all(request.position == shown[request.seq_id] + 1 for request in asked)
+        drafts: list[Draft] = propose(asked)
+        assert all(len(draft) for draft in drafts)
+        drafted += len(drafts)
+        return drafts
+
+    drafter.read, drafter.propose = checked_read, checked_propose
+    assert _drafting_curve(drafter, batches=(1, 2)).seconds(1, 3) > 0
+    assert drafted >= 2 * 3 * (1 + 2)  # two rounds of its depths, for one request and for two
+
+
+def test_a_drafter_that_reads_rows_is_timed() -> None:
+    curve = _drafting_curve(RecyclingDrafter(VOCAB), batches=(1, 4))
+    assert np.isfinite(curve.seconds(4, 3)) and curve.seconds(1, 3) > 0
+
+
+def _drafting_curve(drafter: Drafter, *, batches: tuple[int, ...]) -> DraftCurve:
+    proposer = Proposer(drafter, vocab=VOCAB)
+    curve = time_drafting(
+        proposer, vocab=VOCAB, hidden=TARGET.hidden, seconds=0.0, clock=time.perf_counter, batches=batches
+    )
+    assert not proposer.pauses.failures(proposer.name)
+    return curve
