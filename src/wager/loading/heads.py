@@ -6,17 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wager.draft.heads.autoregressive import StateHead
-from wager.draft.heads.one_pass import ParallelHead, SlotHead
 from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.cpu import Kernels
 from wager.loading.opened import OpenedModel, check_head_tokenizer, tokenizer_difference
-from wager.models.head_block import CheckedBlock, open_block
-from wager.models.head_eagle import CheckedEagle, open_eagle
+from wager.models.head_block import BlockHead, CheckedBlock, open_block
+from wager.models.head_eagle import CheckedEagle, EagleHead, open_eagle
 from wager.models.head_files import CheckedLayers, HeadFiles
-from wager.models.head_medusa import CheckedMedusa, open_medusa
-from wager.models.head_mtp import CheckedMtp, open_mtp
+from wager.models.head_medusa import CheckedMedusa, MedusaHead, open_medusa
+from wager.models.head_mtp import CheckedMtp, MtpHead, open_mtp
 from wager.models.opening import trained_for_another
 from wager.models.transformer import Decoder
 
@@ -51,7 +49,7 @@ class OpenedHead:
         """Bytes of keys and values per position."""
         return self.head.token_bytes(kernels)
 
-    def load(self, decoder: Decoder, num_blocks: int) -> StateHead | ParallelHead | SlotHead:
+    def load(self, decoder: Decoder, num_blocks: int) -> EagleHead | MedusaHead | BlockHead | MtpHead:
         return self.head.load(decoder, self.target.weights, num_blocks=num_blocks)
 
 

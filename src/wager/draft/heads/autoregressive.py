@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -35,35 +35,16 @@ from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.draft.registry import DrafterParts
 from wager.draft.trees import FedNodes, GuessedTree, LearnsRanks, TreeShape
 from wager.drafter_spec import DrafterSpec
-from wager.kernels._native import BatchPacker, BlockTables
-from wager.kernels.arrays import FLOAT32, INT32, Array, DType
-from wager.kernels.base import BLOCK_SIZE, KVCache, TargetOutput
+from wager.kernels._native import BlockTables
+from wager.kernels.arrays import FLOAT32, INT32, Array
+from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kv.paged_cache import BlockPool
+from wager.models.head_eagle import EagleHead
+from wager.models.head_mtp import MtpHead
 from wager.types import NO_TENANT, Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
-
-
-class StateHead(Protocol):
-    """A head that gives one guess for each entry; see models/head_eagle.py."""
-
-    vocab: int
-    max_rows: int
-    max_sequences: int
-    max_logits_rows: int
-    max_context: int
-    hidden: int
-    taps: tuple[int, ...]
-    state_width: int
-    state_dtype: DType
-    buffers: BatchPacker
-
-    @property
-    def cache(self) -> KVCache: ...
-
-    def forward(self, batch: PackedBatch, states: Array, fed: Array) -> TargetOutput:
-        """One pass: the first rows have the target's states, the others what the head gave before."""
 
 
 @dataclass(slots=True)
@@ -119,7 +100,7 @@ class HeadDrafter(Drafter):
 
     def __init__(
         self,
-        head: StateHead,
+        head: EagleHead | MtpHead,
         *,
         kernels: Kernels | None = None,
         prefix_cache: bool = True,
@@ -403,16 +384,6 @@ def _packed(served: Sequence[_Served], block_tables: BlockTables) -> PackedBatch
     )
 
 
-class ModulesHead(StateHead, Protocol):
-    """Modules that share a cache, in which each has a layer; see models/head_mtp.py."""
-
-    modules: int
-
-    def forward(self, batch: PackedBatch, states: Array, fed: Array, module: int = 0) -> TargetOutput:
-        """One pass of a module: the first rows have the target's states, the others what a module gave before. Under
-        tap 0 of the result is what all rows gave."""
-
-
 @dataclass(slots=True)
 class ModulesSequence(HeadSequence):
     """`num_entries` are those of the first module. `given[m]` is what module m gave at positions of which module m + 1
@@ -508,7 +479,7 @@ class ModulesRound(HeadRound):
 class ModulesDrafter(HeadDrafter):
     """Drafts chains with the modules of `head` in turn; the rest is as for any head."""
 
-    _head: ModulesHead
+    _head: MtpHead
     _states: dict[str, ModulesSequence]  # type: ignore[assignment]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -519,7 +490,7 @@ class ModulesDrafter(HeadDrafter):
                 r.finish()
             self._rounds.clear()
 
-    def __init__(self, head: ModulesHead, **options: Any) -> None:
+    def __init__(self, head: MtpHead, **options: Any) -> None:
         """`options` are HeadDrafter's."""
         super().__init__(head, lead=head.modules, **options)
         self._rounds: list[ModulesRound] = []

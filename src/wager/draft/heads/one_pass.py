@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -37,10 +36,11 @@ from wager.draft.trees import (
     with_rate,
 )
 from wager.drafter_spec import DrafterSpec
-from wager.kernels.arrays import Array, DType
+from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
-from wager.models.head_block import BlockContext
+from wager.models.head_block import BlockContext, BlockHead
+from wager.models.head_medusa import MedusaHead
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History
 
@@ -62,17 +62,6 @@ def draft_some(
     return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=drafter) for request in requests]
 
 
-class ParallelHead(Protocol):
-    """Heads of which each guesses another token from the same state; see models/head_medusa.py."""
-
-    vocab: int
-    max_sequences: int
-    max_depth: int
-
-    def forward(self, states: Array, depth: int) -> TargetOutput:
-        """Logits of the first `depth` tokens behind each state, those of one state together."""
-
-
 @dataclass(slots=True)
 class _LastState:
     """A sequence, and the state of its position `position` (-2: none came yet)."""
@@ -89,7 +78,7 @@ class ParallelDrafter(Drafter):
     samples = True
     taps = ()
 
-    def __init__(self, head: ParallelHead, *, kernels: Kernels | None = None, name: str = "heads") -> None:
+    def __init__(self, head: MedusaHead, *, kernels: Kernels | None = None, name: str = "heads") -> None:
         self.name = name
         self.max_depth = head.max_depth
         self.default_depth = min(3, head.max_depth)
@@ -140,30 +129,6 @@ class ParallelDrafter(Drafter):
         return [chain.draft(self.name) for chain in chains]
 
 
-class SlotHead(Protocol):
-    """A head whose one pass gives all guesses of a round; see models/head_block.py."""
-
-    vocab: int
-    taps: tuple[int, ...]
-    state_width: int
-    state_dtype: DType
-    max_depth: int
-    max_positions: int
-    max_sequences: int
-    max_logits_rows: int
-    conditions: bool
-
-    def extend(self, context: BlockContext, states: Array) -> None: ...
-
-    def run(self, contexts: Sequence[BlockContext], anchors: Sequence[int]) -> None: ...
-
-    def guess_row(self, block: int, step: int) -> int: ...
-
-    def logits(self, rows: Sequence[int], before: Sequence[int]) -> TargetOutput: ...
-
-    def confidence(self, row: int, before: int) -> float | None: ...
-
-
 @dataclass(slots=True)
 class BlockSequence:
     """A sequence: how many tokens are known, the last of them, its context, and states that are not in it yet."""
@@ -181,7 +146,7 @@ class BlockDrafter(Drafter):
 
     samples = True
 
-    def __init__(self, head: SlotHead, *, kernels: Kernels | None = None, name: str = "block") -> None:
+    def __init__(self, head: BlockHead, *, kernels: Kernels | None = None, name: str = "block") -> None:
         self.name, self.taps = name, head.taps
         self.max_depth = self.default_depth = head.max_depth
         self._head = head
