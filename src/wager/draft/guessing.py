@@ -294,15 +294,11 @@ class GuessSampler:
             if self._allows(row, token):
                 return token, None
         if not request.needs_draft_probs:
-            return self._chosen(row, logits), None
+            place = {"seed": request.seed, "position": row.position, "choice": request.choice}
+            return choose(self._sampler, logits, params, self._history(row), **place), None
         distribution = self._processed(output, row)
         token = distribution.choose(request.seed, row.position, request.choice, private=row.private)
         return token, distribution.probabilities(self.vocab)
-
-    def _chosen(self, row: GuessedRow, logits: NDArray[np.float32]) -> int:
-        request, history = row.request, self._history(row)
-        place = {"seed": request.seed, "position": row.position, "choice": request.choice}
-        return choose(self._sampler, logits, request.params, history, **place)
 
     def _native(self, rows: Sequence[GuessedRow], output: TargetOutput) -> list[int]:
         if self._kernels is None or not rows:
