@@ -220,7 +220,7 @@ def test_guesses_are_those_of_a_search_by_the_definition(
         drafter.block_pool.check({})
     drafts = [(request, draft) for request, draft in made if len(draft)]
     assert len(drafts) > max(8, 0.6 * len(made))
-    assert sum(not draft.is_chain for _, draft in drafts) > len(drafts) / 4 or not trees
+    assert any(not draft.is_chain for _, draft in drafts) == trees
     for request, draft in drafts:
         text, found = texts[request.seq_id][: request.position], paths_of(draft)
         expected = best_tree(head, text, request) if trees else best_chain(head, text, request)
@@ -240,7 +240,8 @@ def test_a_rule_that_needs_q_gets_it(kind: str, variant: str, tmp_path: Path) ->
     drafter = head.drafter(decoder, kernels=kernels, trees=False)
     made = keep_drafts(drafter)
     engine, asked = engine_on(decoder, drafter, rule="rejection"), requests([TOKENS[:20]], SAMPLED)
-    assert answers(engine, asked) == answers(engine, asked) and drafter.name in engine.proposer.drafters
+    answers(engine, asked)
+    assert drafter.name in engine.proposer.drafters
     drafts = [draft for draft in made if len(draft)]
     assert len(drafts) > 12
     never = head.logits(TOKENS[:9], ())[0] < -1e29

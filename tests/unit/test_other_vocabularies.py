@@ -254,34 +254,22 @@ def test_special_tokens_are_taken_by_what_they_are(tokenizers: tuple) -> None:
     assert drafter.propose([ask(prompt, 8)])[0].tokens == ()
 
 
-def test_a_rewound_draft_model_goes_on_from_there() -> None:
+@pytest.mark.parametrize("told", [[], [9, 3]])
+def test_a_rewound_draft_model_goes_on_from_there(told: list[int]) -> None:
+    """Also at the end of a block, where it is told more before it drafts."""
     drafter, known = DraftModel(ToyTarget(LAW, num_blocks=20)), list(range(20)) * 2
     drafter.begin("s", known, SamplingParams())
-    for length in (37, 33, 32, 17, 3):
+    for length in (37, 33, 32, 31, 17, 3):
         request = DraftRequest("s", len(known), 4, SamplingParams(), 0)
         assert drafter.propose([request])[0].tokens == tuple(ToyOracle(LAW).next_tokens(request, known, 1))
         drafter.accept("s", [7, 8])
         drafter.rewind("s", length)
+        if told:
+            drafter.accept("s", told)
         drafter.block_pool.check()
-        known = known[:length]
+        known = known[:length] + told
     drafter.end("s")
     drafter.block_pool.check({})
-
-
-def test_a_draft_model_rewound_to_the_end_of_a_block_is_told_more_before_it_drafts() -> None:
-    for length in (32, 31, 33):
-        drafter, known = DraftModel(ToyTarget(LAW, num_blocks=20)), list(range(20)) * 2
-        drafter.begin("s", known, SamplingParams())
-        drafter.propose([DraftRequest("s", len(known), 4, SamplingParams(), 0)])
-        drafter.accept("s", [7, 8])
-        drafter.rewind("s", length)
-        drafter.accept("s", [9, 3])
-        drafter.block_pool.check()
-        known = [*known[:length], 9, 3]
-        request = DraftRequest("s", len(known), 4, SamplingParams(), 0)
-        assert drafter.propose([request])[0].tokens == tuple(ToyOracle(LAW).next_tokens(request, known, 1))
-        drafter.end("s")
-        drafter.block_pool.check({})
 
 
 # --- through the production path ----------------------------------------------------------------------------

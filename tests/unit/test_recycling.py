@@ -9,6 +9,7 @@ from oracle.successors import PythonSuccessors
 from wager.draft.combined import MergedDrafter
 from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import MIN_SURVIVAL, PRIOR, RANKS, RecyclingDrafter, successor_table
+from wager.kernels._native import Successors
 from wager.testing import ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.types import DraftRequest, Request, SamplingParams
@@ -17,9 +18,9 @@ VOCAB = 100
 LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
 
 
-@pytest.fixture(params=["native", "python"])
-def table(request: pytest.FixtureRequest) -> PythonSuccessors:
-    return successor_table(VOCAB) if request.param == "native" else PythonSuccessors(VOCAB)  # type: ignore[return-value]
+@pytest.fixture
+def table() -> Successors:
+    return successor_table(VOCAB)
 
 
 def _row(*likeliest: int) -> np.ndarray:
@@ -29,7 +30,7 @@ def _row(*likeliest: int) -> np.ndarray:
     return row
 
 
-def test_the_tree_grows_where_it_is_likeliest(table: PythonSuccessors) -> None:
+def test_the_tree_grows_where_it_is_likeliest(table: Successors) -> None:
     table.update([1, 2], np.stack([_row(2, 5, 6), _row(7, 8)]))
     tokens, parents, survival = table.draft(1, 4)
     assert list(zip(tokens, parents, strict=True)) == [(2, -1), (7, 0), (5, -1), (6, -1)]
@@ -39,7 +40,7 @@ def test_the_tree_grows_where_it_is_likeliest(table: PythonSuccessors) -> None:
     assert min(table.draft(1, 1000)[2]) >= MIN_SURVIVAL
 
 
-def test_the_latest_row_counts_and_ranks_are_learned(table: PythonSuccessors) -> None:
+def test_the_latest_row_counts_and_ranks_are_learned(table: Successors) -> None:
     table.update([1], _row(2, 3)[None])
     table.update([1], _row(4, 5)[None])
     assert table.draft(1, 1)[0][0] == 4
@@ -49,7 +50,7 @@ def test_the_latest_row_counts_and_ranks_are_learned(table: PythonSuccessors) ->
     assert first < PRIOR[0] < 0.8 < table.draft(1, 1)[2][0]
 
 
-def test_of_equal_logits_the_lower_id_comes_first_and_nan_is_left_out(table: PythonSuccessors) -> None:
+def test_of_equal_logits_the_lower_id_comes_first_and_nan_is_left_out(table: Successors) -> None:
     row = np.zeros(VOCAB, np.float32)
     row[:3] = np.nan
     table.update([1], row[None])
@@ -58,7 +59,7 @@ def test_of_equal_logits_the_lower_id_comes_first_and_nan_is_left_out(table: Pyt
     assert len(table.draft(1, 2)[0]) == 0
 
 
-def test_rows_of_another_shape_are_refused(table: PythonSuccessors) -> None:
+def test_rows_of_another_shape_are_refused(table: Successors) -> None:
     for shape in ((1, VOCAB), (2, VOCAB + 1)):
         with pytest.raises(ValueError, match="one row of logits"):
             table.update([1, 2], np.zeros(shape, np.float32))

@@ -16,7 +16,6 @@ from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import RecyclingDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.drafter_spec import DRAFTERS, DrafterSpec, parse_drafters
-from wager.errors import UsageError
 from wager.kernels.base import TargetOutput
 from wager.testing import ToyDistribution, ToyTarget
 from wager.testing.drafters import HistoryDrafter
@@ -128,14 +127,6 @@ def test_a_drafter_in_another_one_is_told_everything(name: str) -> None:
     engine.forget_requests()
     assert watched.count("forget") == 1
     assert engine.proposer.drafters  # nothing failed
-
-
-def test_heads_do_not_work_for_models() -> None:
-    """The only capability that is not forwarded is refused by name."""
-    for name in (name for name, kind in DRAFTERS.items() if kind.takes_inner):
-        for head in (name for name, kind in DRAFTERS.items() if kind.argument in ("head", "modules")):
-            with pytest.raises(UsageError, match="reads the target's states"):
-                parse_drafters(f"{name}:{ARGUMENTS[DRAFTERS[name].argument]}+{head}:toy")
 
 
 def test_no_drafter_that_reads_rows_is_on_another_thread() -> None:
