@@ -431,7 +431,7 @@ def test_a_chain_ends_after_the_guess_that_is_in_doubt(law: bool) -> None:
     for number in range(30):
         text = _begun(drafter, SamplingParams(temperature=1.0), length=5, seed=number, name=f"s{number}")
         whole = drafter.propose([text.ask(5, law=law)])[0]
-        (draft,) = drafter.propose([replace(text.ask(5, law=law), min_survival=0.05)])
+        (draft,) = drafter.propose([text.ask(5, law=law, min_survival=0.05)])
         assert draft.tokens == whole.tokens[: len(draft)]
         assert all(score >= 0.05 for score in draft.scores[:-1])
         assert len(draft) == 5 or draft.scores[-1] < 0.05
