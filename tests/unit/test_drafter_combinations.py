@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ import wager
 from wager.draft.combined import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.drafter_spec import DrafterSpec, parse_drafters
+from wager.drafter_spec import AUTO, DrafterSpec, descriptions, parse_drafters
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.surface import LatencySurface
@@ -27,6 +28,13 @@ from wager.trace import Trace
 from wager.types import Draft, DraftRequest, Request, SamplingParams, VerifyRule
 
 # --- how they are written -----------------------------------------------------------------------------------
+
+
+def test_names_are_parsed() -> None:
+    assert parse_drafters("ngram:4") == (DrafterSpec("ngram", "4"),)
+    assert parse_drafters("model:/some/dir:x, ngram") == (DrafterSpec("model", "/some/dir:x"), DrafterSpec("ngram"))
+    assert parse_drafters("none") == () and parse_drafters("auto") == AUTO
+    assert {"ngram[:N]", "model[:tree]:PATH", "suffix[:tree][:N]", "none", "auto"} <= set(descriptions())
 
 
 def test_staged_and_merged_drafters_are_parsed() -> None:
@@ -58,6 +66,15 @@ def test_paths_may_hold_the_signs() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("ngarm", "Did you mean 'ngram'"),
+        ("", "Known drafters: .*ngram"),
+        ("model:", "Write model:PATH"),
+        ("store", "needs an argument"),
+        ("suffix:25", "suffix:25 is out of range"),
+        ("none:3", "takes no argument"),
+        ("ngram:x", "takes a number"),
+        ("ngram,none", "stands beside others"),
+        ("ngram,ngram", "named twice"),
         ("ngram+ngram", "'ngram' takes no drafter of its own"),
         ("none+ngram", "'none' takes no drafter of its own"),
         ("model:tree:x+ngram", "takes no drafter of its own"),
@@ -74,8 +91,9 @@ def test_paths_may_hold_the_signs() -> None:
     ],
 )
 def test_combinations_that_make_no_sense_are_refused(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError) as refused:
         parse_drafters(text)
+    assert re.search(message, str(refused.value))
 
 
 def test_merged_drafters_make_trees_which_block_does_not_verify() -> None:

@@ -62,6 +62,20 @@ def states_of(weights: Weights, tokens: Sequence[int], kernels: Kernels) -> Arra
     return decoder.forward(batch([chain(0, tokens, list(range(6)))], [0])).taps[LAYERS].copy()
 
 
+def check_drafts(
+    reference: ReferenceModules, states: Array, text: Sequence[int], recorded: Recorded, *, seq_id: str = "r0"
+) -> None:
+    """The drafts of a sequence are those of modules that saw the last of its states, as many as are given."""
+    first = len(text) - len(states)
+    made = {position: draft for (name, position), draft in recorded.drafts.items() if name == seq_id}
+    assert made
+    for position, draft in made.items():
+        guesses, rows = reference.guesses(states, text[first:position], len(draft))
+        assert list(draft.tokens) == guesses, position
+        probabilities = [np.exp(row.max() - np.logaddexp.reduce(row)) for row in rows]
+        assert_close(np.array(draft.scores), np.cumprod(probabilities), rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("depth", [2, 5])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, depth: int, tmp_path: Path) -> None:
@@ -78,12 +92,8 @@ def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, 
     drafter.block_pool.check({})
     made = recorded.drafts
     assert len(made) > 12 and len(made) > 0.7 * len(recorded.made)  # others were asked for before their states came
-    states = {seq_id: states_of(weights, text, kernels) for seq_id, text in recorded.texts.items()}
-    for (seq_id, position), draft in made.items():
-        guesses, rows = reference.guesses(states[seq_id], recorded.texts[seq_id][:position], len(draft))
-        assert list(draft.tokens) == guesses, (seq_id, position)
-        probabilities = [np.exp(row.max() - np.logaddexp.reduce(row)) for row in rows]
-        assert_close(np.array(draft.scores), np.cumprod(probabilities), rtol=1e-3, atol=1e-5)
+    for seq_id, text in recorded.texts.items():
+        check_drafts(reference, states_of(weights, text, kernels), text, recorded, seq_id=seq_id)
 
 
 @pytest.mark.parametrize("name", ["deepseek", "deepseek-three"])
@@ -106,11 +116,7 @@ def test_entries_of_a_cached_prefix_are_found_or_left_out(name: str, tmp_path: P
         for first in (0, seen):
             recorded.made.clear()
             assert answers(engine, asked)["r0#0"] == plain
-            made = {position: draft for (_, position), draft in recorded.drafts.items()}
-            assert made
-            for position, draft in made.items():
-                guesses, _ = reference.guesses(states[first:], text[first:position], len(draft))
-                assert list(draft.tokens) == guesses
+            check_drafts(reference, states[first:], text, recorded)
 
 
 @pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
@@ -123,19 +129,12 @@ def test_modules_that_know_the_target_are_accepted(
     reference.make_right()
     decoder = decoder_on(open_weights(reference.save_target(tmp_path)), kernels)
     asked = requests([TOKENS[:20], TOKENS[3:40]], params)
-    plain = answers(engine_on(decoder), asked)
+    plain = engine_on(decoder).generate(asked)
     drafter = drafter_on(head_of(reference, tmp_path, decoder, quantised=quantised), kernels=kernels)
-    engine = engine_on(decoder, drafter, depth=5)
-    accepted = []
-    for request in asked:
-        engine.add(request)
-    found: dict[str, list[int]] = {}
-    while engine.busy:
-        for delta in engine.step():
-            found.setdefault(f"{delta.request_id}#0", []).extend(delta.token_ids)
-            accepted.append(len(delta.token_ids) - 1)
-    assert found == plain
-    assert sum(accepted) / len(accepted) > 3.5  # of five guesses; the last rounds are cut short
+    found = engine_on(decoder, drafter, depth=5).generate(asked)
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+    # of five guesses; the last rounds are cut short
+    assert sum(each.stats.accepted for each in found) > 3.5 * sum(each.stats.rounds for each in found)
 
 
 @pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
@@ -210,11 +209,4 @@ def test_a_cached_block_is_found_by_all_tokens_that_its_entries_embed(name: str,
         recorded.made.clear()
         assert answers(engine, requests([prompt], params))["r0#0"] == answer
     text = recorded.texts["r0"]
-    states = states_of(weights, text, kernels)
-    made = {position: draft for (_, position), draft in recorded.drafts.items()}
-    assert made
-    for position, draft in made.items():
-        guesses, rows = reference.guesses(states[first:], text[first:position], len(draft))
-        assert list(draft.tokens) == guesses
-        probabilities = [np.exp(row.max() - np.logaddexp.reduce(row)) for row in rows]
-        assert_close(np.array(draft.scores), np.cumprod(probabilities), rtol=1e-3, atol=1e-5)
+    check_drafts(reference, states_of(weights, text, kernels)[first:], text, recorded)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import re
 
 import pytest
 
 from oracle.ngrams import PythonNgramTable
 from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter, ngram_table
 from wager.draft.registry import MODULES, DrafterParts, build_drafter
-from wager.drafter_spec import AUTO, DRAFTERS, DrafterSpec, descriptions, parse_drafters
+from wager.drafter_spec import DRAFTERS, DrafterSpec
 from wager.errors import UsageError
 from wager.types import Draft, DraftRequest, SamplingParams
 
@@ -81,15 +80,6 @@ def test_drafts_come_in_the_order_of_the_asks_and_ended_sequences_are_forgotten(
         drafter.propose(asks)
 
 
-def test_the_names_of_drafters() -> None:
-    assert parse_drafters("ngram") == (DrafterSpec("ngram"),)
-    assert parse_drafters("ngram:4") == (DrafterSpec("ngram", "4"),)
-    assert parse_drafters("model:/some/dir:x, ngram") == (DrafterSpec("model", "/some/dir:x"), DrafterSpec("ngram"))
-    assert parse_drafters("none") == () and parse_drafters("auto") == AUTO
-    assert {"ngram[:N]", "model[:tree]:PATH", "suffix[:tree][:N]", "none", "auto"} <= set(descriptions())
-    assert DRAFTERS["ngram"].range == (1, len(PRIOR))
-
-
 def test_a_kind_says_of_its_drafter_what_the_drafter_says_of_itself() -> None:
     assert set(MODULES) == set(DRAFTERS)
     for name, option in DRAFTERS.items():
@@ -104,28 +94,6 @@ def test_a_kind_says_of_its_drafter_what_the_drafter_says_of_itself() -> None:
         build_drafter(DrafterSpec("model", "x"), DrafterParts(vocab=50))
     with pytest.raises(UsageError, match="no open store"):
         build_drafter(DrafterSpec("store", "x"), DrafterParts(vocab=50))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("ngarm", "Did you mean 'ngram'"),
-        ("", "Known drafters: .*ngram"),
-        ("model", "needs an argument"),
-        ("model:", "Write model:PATH"),
-        ("store", "needs an argument"),
-        ("suffix:25", "suffix:25 is out of range"),
-        ("none:3", "takes no argument"),
-        ("ngram:x", "takes a number"),
-        ("ngram:9", "ngram:9 is out of range"),
-        ("ngram,none", "stands beside others"),
-        ("ngram,ngram", "named twice"),
-    ],
-)
-def test_a_drafter_that_cannot_be_is_named(text: str, message: str) -> None:
-    with pytest.raises(UsageError) as error:
-        parse_drafters(text)
-    assert re.search(message, str(error.value))
 
 
 @pytest.mark.parametrize("longest", [0, 9])

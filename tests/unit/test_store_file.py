@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from tiny_models import oracle, save
 from tokenizer_models import train
 
 import wager
-from wager.draft.lookup import LookupDrafter, LookupSources
+from wager.draft.lookup import LookupDrafter, LookupSources, lookup_table
 from wager.draft.store_file import LARGEST_VOCABULARY, LONGEST, MOST_CONTINUATIONS, StoreFile, build_store
 from wager.draft.vocabulary import vocabulary_digest
 from wager.errors import UsageError, WagerError
@@ -130,11 +132,6 @@ def test_what_cannot_be_counted_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be written"):
-        build_store([([1], [2])], tmp_path / "no" / "s", vocab=10, tokenizer="t")
-
-
 # ---- files that are refused ------------------------------------------------------------------------------------------
 
 
@@ -146,8 +143,6 @@ def _header(**changes: object) -> Callable[[bytes], bytes]:
     """Changes values of the header, with the digest that belongs to it."""
 
     def change(data: bytes) -> bytes:
-        import hashlib
-
         length = int.from_bytes(data[8:16], "little")
         text = json.dumps({**json.loads(data[48 : 48 + length]), **changes}).encode()
         return data[:8] + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text + data[48 + length :]
@@ -182,6 +177,8 @@ def test_a_damaged_file_is_refused_by_name(damage: Callable[[bytes], bytes], mes
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        build_store([([1], [2])], tmp_path / "no" / "s", vocab=10, tokenizer="t")
     with pytest.raises(UsageError, match=r"absent\.store cannot be read"):
         StoreFile(tmp_path / "absent.store", vocab=100, tokenizer="t")
     with pytest.raises(UsageError, match="cannot be read"):
@@ -189,25 +186,10 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_table_without_a_free_slot_at_its_end_is_refused_natively() -> None:
-    from wager.draft.lookup import prior_rates
-    from wager.kernels import _native
-    from wager.types import Draft
-
     for slots, homes in ((np.ones(4, np.uint64), 3), (np.zeros(4, np.uint64), 4), (np.zeros(0, np.uint64), 0)):
+        store = SimpleNamespace(slots=slots, header=SimpleNamespace(homes=homes))
         with pytest.raises(ValueError, match="the last slot must be free"):
-            _native.LookupTable(
-                Draft,
-                "store",
-                longest=0,
-                shared_tokens=0,
-                prior=prior_rates(),
-                prior_weight=1.0,
-                min_survival=0.1,
-                most_certain=0.9,
-                slots=slots,
-                homes=homes,
-                trees=False,
-            )
+            lookup_table("store", LookupSources(store=store))  # type: ignore[arg-type]
 
 
 # ---- through an engine -----------------------------------------------------------------------------------------------
