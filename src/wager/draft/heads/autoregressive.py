@@ -115,7 +115,6 @@ class HeadDrafter(Drafter):
         self._format = StateFormat(head.taps, head.state_width, head.state_dtype)
         self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
         self._states: dict[str, HeadSequence] = {}
-        self._kept = 0  # rows of states of all sequences
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
 
@@ -130,19 +129,20 @@ class HeadDrafter(Drafter):
         return HeadSequence([], history)
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
-        """Keep the states of positions that are new."""
+        """Keep the states of positions that are new, as many of all sequences together as there is memory for: one that
+        loses its oldest begins later."""
+        kept = sum(state.states.count for state in self._states.values())
         for rows in computed:
             state = self._states.get(rows.seq_id)
             if state is None:
                 continue
-            before, known = state.states.count, state.origin + state.num_entries
-            skipped = max(0, min(max(known, state.states.end) - rows.start, len(rows.rows)))
+            states, known = state.states, state.origin + state.num_entries
+            before = states.count
+            skipped = max(0, min(max(known, states.end) - rows.start, len(rows.rows)))
             if skipped < len(rows.rows):
-                new = self._format.rows(output, rows.rows[skipped:])
-                state.states.add(rows.start + skipped, new)
-                self._kept += state.states.count - before
-                if self._kept > self._format.most_rows:
-                    self._forget(state, self._kept - self._format.most_rows)
+                states.add(rows.start + skipped, self._format.rows(output, rows.rows[skipped:]))
+                states.drop(states.first + max(0, kept + states.count - before - self._format.most_rows))
+                kept += states.count - before
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         state = self._states[seq_id]
@@ -151,9 +151,7 @@ class HeadDrafter(Drafter):
             state.history.append(tokens)
 
     def end(self, seq_id: str) -> None:
-        state = self._states.pop(seq_id, None)
-        if state is not None:
-            self._kept -= state.states.count
+        if self._states.pop(seq_id, None) is not None:
             self.block_pool.release(seq_id)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -190,14 +188,12 @@ class HeadDrafter(Drafter):
     def _join(self, seq_id: str, state: HeadSequence) -> None:
         """Let the entries in the cache and the states that wait meet: by what the prefix cache has, or by beginning
         where the states do."""
-        before = state.states.count
         if not self.block_pool.block_table(seq_id) and not state.origin:
             state.num_entries = self.block_pool.match_prefix(seq_id, state.tokens, tenant=state.tenant)
         state.states.drop(state.origin + state.num_entries)
         if state.states.first > state.origin + state.num_entries:
             self.block_pool.release(seq_id)
             state.origin, state.num_entries = state.states.first, 0
-        self._kept += state.states.count - before
 
     def _pass(self, waiting: Sequence[HeadRound]) -> None:
         """One pass of the head for as many rounds as it has room for: those with states to compute are its first."""
@@ -227,7 +223,6 @@ class HeadDrafter(Drafter):
     def _take(self, known: Sequence[tuple[HeadRound, int]]) -> Array:
         """The next states of each round, so many, as rows."""
         parts = [r.state.states.take(rows) for r, rows in known]
-        self._kept -= sum(map(len, parts))
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, self._format.width), self._format.dtype)
@@ -237,12 +232,6 @@ class HeadDrafter(Drafter):
         for r in rounds:
             if not r.state.origin:
                 self.block_pool.commit(r.request.seq_id, r.state.tokens, length=r.state.num_entries)
-
-    def _forget(self, state: HeadSequence, rows: int) -> None:
-        """Drop a sequence's oldest states, so that it begins later."""
-        before = state.states.count
-        state.states.drop(state.states.first + rows)
-        self._kept += state.states.count - before
 
 
 def stacked_rows(rows: Sequence[Array], width: int) -> Array:
@@ -527,8 +516,6 @@ class ModulesDrafter(HeadDrafter):
             spans.append((r, r.next_span(room)))
             room -= len(spans[-1][1].tokens)
         inputs = [r.inputs(span) for r, span in spans]
-        if module == 0:
-            self._kept -= sum(len(part) for part in inputs)
         batch = pack([span for _, span in spans], {}, self.block_pool.block_tables, into=self._head.buffers)
         none = np.empty((0, self._head.hidden), FLOAT32)
         given = np.concatenate(inputs)
