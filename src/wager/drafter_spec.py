@@ -31,14 +31,16 @@ DRAFT_DEVICE = "cpu"
 class DrafterOption:
     """What may be written of a drafter, and what follows for others.
 
-    argument: "none", "number" (optional), "path" (required, of a draft model), "head" (required, of a head on the
-    target's states), "modules" (optional, of a head that the target's own files may have), "store" (required, the file
-    of a store) or "layers" (required, of the target). placeholder: what the argument is called in help. range: least
-    and largest number. trees: whether drafts branch, "optional" where `:tree` asks for it. takes_inner: its chains may
-    have a drafter of their own. reads_predictions: guesses may come from SamplingParams.prediction. reads_rows: it
-    reads every row of the target's logits. other_vocabulary: its model's tokenizer may be another one.
+    module: where in draft/ its `build` is. argument: "none", "number" (optional), "path" (required, of a draft model),
+    "head" (required, of a head on the target's states), "modules" (optional, of a head that the target's own files may
+    have), "store" (required, the file of a store) or "layers" (required, of the target). placeholder: what the argument
+    is called in help. range: least and largest number. trees: whether drafts branch, "optional" where `:tree` asks for
+    it. takes_inner: its chains may have a drafter of their own. reads_predictions: guesses may come from
+    SamplingParams.prediction. reads_rows: it reads every row of the target's logits. other_vocabulary: its model's
+    tokenizer may be another one.
     """
 
+    module: str
     description: str
     argument: Literal["none", "number", "path", "head", "modules", "store", "layers"] = "none"
     placeholder: str = ""
@@ -68,9 +70,10 @@ class DrafterOption:
 
 DRAFTERS: Mapping[str, DrafterOption] = {
     "ngram": DrafterOption(
-        "copies what followed the same tokens before; N: longest match looked up", "number", "N", (1, 8)
+        "ngram", "copies what followed the same tokens before; N: longest match looked up", "number", "N", (1, 8)
     ),
     "suffix": DrafterOption(
+        "lookup",
         "what followed most often, in this text and in earlier answers; N: longest match looked up",
         "number",
         "N",
@@ -79,6 +82,7 @@ DRAFTERS: Mapping[str, DrafterOption] = {
         reads_predictions=True,
     ),
     "store": DrafterOption(
+        "lookup",
         "as suffix, and what followed most often in texts of the target, from a file",
         "store",
         "PATH",
@@ -86,10 +90,13 @@ DRAFTERS: Mapping[str, DrafterOption] = {
         reads_predictions=True,
     ),
     "recycle": DrafterOption(
-        "trees of what the target last found likeliest after each token", trees="always", reads_rows=True
+        "recycling", "trees of what the target last found likeliest after each token", trees="always", reads_rows=True
     ),
-    "prediction": DrafterOption("the output that the request predicts (--prediction)", reads_predictions=True),
+    "prediction": DrafterOption(
+        "prediction", "the output that the request predicts (--prediction)", reads_predictions=True
+    ),
     "model": DrafterOption(
+        "model",
         "a smaller model of the same vocabulary; model:PATH+ngram: another drafter guesses what it will draw",
         "path",
         "PATH",
@@ -97,26 +104,38 @@ DRAFTERS: Mapping[str, DrafterOption] = {
         takes_inner=True,
     ),
     "layers": DrafterOption(
+        "model",
         "some layers of the model itself, such as 0-9 or 0-9.20-29",
         "layers",
         "FROM-TO",
         trees="optional",
         takes_inner=True,
     ),
-    "slem": DrafterOption("a model of another vocabulary, by way of text", "path", "PATH", other_vocabulary=True),
-    "tli": DrafterOption(
-        "a model of another vocabulary, by the tokens that both have", "path", "PATH", other_vocabulary=True
+    "slem": DrafterOption(
+        "other_vocabulary", "a model of another vocabulary, by way of text", "path", "PATH", other_vocabulary=True
     ),
-    "eagle3": DrafterOption("an EAGLE-3 head on the target's states", "head", "PATH", trees="optional"),
+    "tli": DrafterOption(
+        "other_vocabulary",
+        "a model of another vocabulary, by the tokens that both have",
+        "path",
+        "PATH",
+        other_vocabulary=True,
+    ),
+    "eagle3": DrafterOption(
+        "heads.autoregressive", "an EAGLE-3 head on the target's states", "head", "PATH", trees="optional"
+    ),
     "mtp": DrafterOption(
+        "heads.autoregressive",
         "modules of multi-token prediction, the model's own or those in PATH, on its states before or after its last "
         "norm",
         "modules",
         "PATH",
         trees="optional",
     ),
-    "medusa": DrafterOption("Medusa heads on the target's states", "head", "PATH", trees="optional"),
-    "dflash": DrafterOption("a block head, DFlash or DSpark, on the target's states", "head", "PATH", trees="optional"),
+    "medusa": DrafterOption("heads.one_pass", "Medusa heads on the target's states", "head", "PATH", trees="optional"),
+    "dflash": DrafterOption(
+        "heads.one_pass", "a block head, DFlash or DSpark, on the target's states", "head", "PATH", trees="optional"
+    ),
 }
 """Drafters by name."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from oracle.ngrams import PythonNgramTable
 from wager.draft.ngram import MIN_SURVIVAL, PRIOR, NgramDrafter, ngram_table
-from wager.draft.registry import MODULES, DrafterParts, build_drafter
+from wager.draft.registry import DrafterParts, build_drafter
 from wager.drafter_spec import DRAFTERS, DrafterSpec
 from wager.errors import UsageError
 from wager.types import Draft, DraftRequest, SamplingParams
@@ -81,7 +81,6 @@ def test_drafts_come_in_the_order_of_the_asks_and_ended_sequences_are_forgotten(
 
 
 def test_a_kind_says_of_its_drafter_what_the_drafter_says_of_itself() -> None:
-    assert set(MODULES) == set(DRAFTERS)
     for name, option in DRAFTERS.items():
         for trees in (False, True) if option.trees == "optional" else (False,):
             if option.argument in ("none", "number"):

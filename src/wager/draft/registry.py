@@ -1,9 +1,8 @@
-"""Builds drafters by name. To add one, write its file with a function `build`, an entry in DRAFTERS of drafter_spec.py
-and one in MODULES."""
+"""Builds drafters by name. To add one, write its file with a function `build`, and an entry in DRAFTERS of
+drafter_spec.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from wager.draft.base import Drafter
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import TextVocabulary
-from wager.drafter_spec import DrafterSpec
+from wager.drafter_spec import DRAFTERS, DrafterSpec
 from wager.errors import UsageError
 from wager.kernels.base import Target
 from wager.kernels.cpu import Kernels
@@ -43,27 +42,10 @@ class DrafterParts:
         return self.head
 
 
-MODULES: Mapping[str, str] = {
-    "ngram": "ngram",
-    "suffix": "lookup",
-    "store": "lookup",
-    "recycle": "recycling",
-    "prediction": "prediction",
-    "model": "model",
-    "layers": "model",
-    "slem": "other_vocabulary",
-    "tli": "other_vocabulary",
-    "eagle3": "heads.autoregressive",
-    "mtp": "heads.autoregressive",
-    "medusa": "heads.one_pass",
-    "dflash": "heads.one_pass",
-}
-"""The module of each drafter, imported when it is built: a start does not wait for those that it does not use."""
-
-
 def build_drafter(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    """The drafter of a spec that joins none (see combined.MergedDrafter); UsageError for one that is not registered."""
-    if spec.name not in MODULES:
-        raise UsageError(f"Unknown drafter {spec.name!r}.", f"Known drafters: {', '.join(MODULES)}.")
-    built: Drafter = import_module(f"wager.draft.{MODULES[spec.name]}").build(spec, parts)
+    """The drafter of a spec that joins none (see combined.MergedDrafter); UsageError for one that is not registered.
+    Its module is imported now: a start does not wait for those that it does not use."""
+    if spec.name not in DRAFTERS:
+        raise UsageError(f"Unknown drafter {spec.name!r}.", f"Known drafters: {', '.join(DRAFTERS)}.")
+    built: Drafter = import_module(f"wager.draft.{spec.option.module}").build(spec, parts)
     return built
