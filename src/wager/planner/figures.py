@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from wager.arch import Experts, Gqa
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.cost import CostModel
-from wager.planner.plan import DepthOutcome, best_outcome
+from wager.planner.plan import best_outcome
 from wager.planner.report import PlanReport
 from wager.terminal import console
 from wager.terminal.plots import (
@@ -151,33 +151,28 @@ def _parts(axes: Any, report: PlanReport, *, context: int, batches: Sequence[int
     finish(axes, f"Parts of a plain step, context {count(context)}", x="batch", y="share of its seconds")
 
 
-def _outcomes(report: PlanReport, rate: AcceptanceRates, batches: Sequence[int], context: int) -> list[DepthOutcome]:
-    """At each batch the outcome of the planned depth, or else of the best one."""
-    deployment = report.deployment
-    found = [deployment.outcomes(rate, batch=batch, context=context) for batch in batches]
-    return [best_outcome(depths) if deployment.depth is None else depths[deployment.depth] for depths in found]
-
-
 def _speedups(axes: Any, report: PlanReport, *, context: int, batches: Sequence[int]) -> None:
     """A line for each planned acceptance, its planned batches marked; a single one is shown among others."""
+    deployment = report.deployment
+
+    def speedups(rate: AcceptanceRates) -> list[float]:
+        """At each batch that of the planned depth, or else the best one."""
+        found = [deployment.outcomes(rate, batch=batch, context=context) for batch in batches]
+        chosen = [best_outcome(each) if deployment.depth is None else each[deployment.depth] for each in found]
+        return [outcome.speedup for outcome in chosen]
+
     planned = {rate.label: rate for rate in report.acceptances}
     others = [AcceptanceRates(f"{rate:g}", rate) for rate in _RATES if len(planned) == 1 and f"{rate:g}" not in planned]
-    _reference_rates(
-        axes,
-        {rate.label: [outcome.speedup for outcome in _outcomes(report, rate, batches, context)] for rate in others},
-        batches,
-    )
+    _reference_rates(axes, {rate.label: speedups(rate) for rate in others}, batches)
     for index, (label, rate) in enumerate(planned.items()):
-        values = [outcome.speedup for outcome in _outcomes(report, rate, batches, context)]
-        marked = [batches.index(batch) for batch in report.batches]
         axes.plot(
             batches,
-            values,
+            speedups(rate),
             color=COLOURS[index % 7],
             linestyle=DASHES[index // 7 % len(DASHES)],
             linewidth=1.8,
             marker=MARKERS[index % len(MARKERS)],
-            markevery=marked,
+            markevery=[batches.index(batch) for batch in report.batches],
             markersize=5,
             label=label,
         )
@@ -185,7 +180,7 @@ def _speedups(axes: Any, report: PlanReport, *, context: int, batches: Sequence[
     _memory_limit(axes, report, context=context, last=batches[-1])
     count_axis(axes.xaxis)
     legend(axes, title="acceptance")
-    depth = "the best depth" if report.deployment.depth is None else f"depth {report.deployment.depth}"
+    depth = "the best depth" if deployment.depth is None else f"depth {deployment.depth}"
     finish(axes, f"Speed-up at {depth}, context {count(context)}", x="batch", y="times plain decoding")
 
 
@@ -257,11 +252,10 @@ def _depths(axes: Any, report: PlanReport, *, context: int, batches: Sequence[in
 
 @dataclass(frozen=True, slots=True)
 class IntensityCurve:
-    """FLOPs per byte of a part at each of `counts`, which are batch sizes or query rows. `ridge` is the device's in the
+    """FLOPs per byte of a part, a value for each of the given batch sizes or query rows. `ridge` is the device's in the
     part's arithmetic, `compute`; from the count `knee` on the part is compute-bound (None: at no count)."""
 
     name: str
-    counts: tuple[float, ...]
     values: tuple[float, ...]
     compute: str
     ridge: float
@@ -322,7 +316,7 @@ def _curve(
 ) -> IntensityCurve:
     ridge = cost.device.ridge(compute)
     values = tuple(intensity(count) for count in counts)
-    return IntensityCurve(name, tuple(counts), values, cost.device.arithmetic(compute), ridge, _knee(intensity, ridge))
+    return IntensityCurve(name, values, cost.device.arithmetic(compute), ridge, _knee(intensity, ridge))
 
 
 def _knee(intensity: Callable[[float], float], ridge: float) -> float | None:
@@ -356,7 +350,7 @@ def by_batch(axes: Any, report: PlanReport) -> None:
     for curve, colour in zip(curves, (COLOURS[1], COLOURS[0]) if len(curves) > 1 else COLOURS, strict=False):
         label = f"{curve.name} ({curve.compute})"
         axes.plot(
-            curve.counts,
+            batches,
             curve.values,
             color=colour,
             linewidth=2.2,
@@ -421,7 +415,7 @@ def by_rows(axes: Any, report: PlanReport) -> None:
     for index, curves in enumerate(by_context.values()):
         for curve in curves:
             colour = COLOURS[kinds.index(curve.name) % len(COLOURS)]
-            axes.plot(curve.counts, curve.values, color=colour, linewidth=1.6, linestyle=DASHES[index % len(DASHES)])
+            axes.plot(rows, curve.values, color=colour, linewidth=1.6, linestyle=DASHES[index % len(DASHES)])
             if curve.knee is not None and rows[0] <= curve.knee <= rows[-1]:
                 axes.plot([curve.knee], [curve.ridge], "o", color=colour, markersize=6, zorder=5)
     for index, kind in enumerate(kinds):
