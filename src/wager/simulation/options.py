@@ -71,6 +71,11 @@ class ReplayOptions:
         shared = {name: value for name, value in values.items() if name not in own}
         return cls(**{name: values[name] for name in own}, deployment=PlanSettings(**shared))
 
+    @property
+    def published(self) -> bool:
+        """Whether step times are the published ones."""
+        return self.hardware is not None and self.hardware.lower() == PUBLISHED
+
 
 @dataclass(frozen=True, slots=True)
 class DrafterPrice:
@@ -111,7 +116,10 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
     for name, limit in limits.items():
         shape, reason = _shape(name, words, cost)
         costs[name] = _draft_cost(cost, shape, options)
-        depth = _depth(costs[name], shape, limit, options)
+        bounds = [limit, costs[name].max_depth, options.max_depth]
+        depth = min([bound for bound in bounds if bound is not None])
+        if depth < 1 <= limit:
+            raise UsageError(f"A drafter of the shape {shape!r} drafts {depth} tokens.", "Give it room for one.")
         prices.append(DrafterPrice(name, shape, reason, depth))
     depths = {price.name: price.depth for price in prices}
     traces: TraceSource
@@ -125,18 +133,21 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
             seed=options.seed,
         )
     machine = RooflineLatency(cost, drafters=costs, context=traces.mean_context())
-    _check_context(cost, traces)
-    published = _is_published(options)
+    if traces.longest_context() > cost.model.context:
+        raise UsageError(
+            f"A request of {traces.longest_context()} positions, prompt and answer, is out of range.",
+            f"{cost.model.name} was made for 0 to {cost.model.context} positions.",
+        )
     setting = ReplaySetting(
         traces,
-        PublishedLatency({price.name: price.shape for price in prices}) if published else machine,
+        PublishedLatency({price.name: price.shape for price in prices}) if options.published else machine,
         parse_objective(options.objective),
         options.deployment.tp,
         _policy_seconds(options.policy_time),
         machine,
         parse_hit_rate(options.deployment.hit_rate, draft_async=options.deployment.draft_async),
     )
-    return ReplayQuery(setting, workloads(traces, options), _step_times(cost, published=published), prices)
+    return ReplayQuery(setting, workloads(traces, options), _step_times(cost, published=options.published), prices)
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -170,7 +181,7 @@ def _curve(word: str, max_depth: int | None) -> tuple[str, tuple[float, ...]]:
 def _draft_cost(cost: CostModel, shape: str, options: ReplayOptions) -> DraftCost:
     """On a device of its own if there is one for drafters; what takes no time needs none."""
     given = options.deployment
-    if given.drafter_hardware is not None and _is_published(options):
+    if given.drafter_hardware is not None and options.published:
         raise UsageError(
             "--drafter-hardware has no effect on the published step times.", "Name another --hardware, or leave it out."
         )
@@ -183,21 +194,17 @@ def _draft_cost(cost: CostModel, shape: str, options: ReplayOptions) -> DraftCos
 # ---- what steps and drafters cost -----------------------------------------------------------------------------------
 
 
-def _is_published(options: ReplayOptions) -> bool:
-    return options.hardware is not None and options.hardware.lower() == PUBLISHED
-
-
 def _cost(options: ReplayOptions) -> CostModel:
     """The model on the hardware, as `plan` finds them; that of the published step times, for memory and context."""
     if options.model is not None and options.hardware is None:
         raise UsageError("--model and --hardware go together.", "Say on which hardware: --hardware H100, or this.")
     settings = options.deployment
-    if _is_published(options):
+    if options.published:
         changed = ["model"] * (options.model is not None) + settings.given(_STEP_FLAGS)
         if changed:
             cause = f"--{changed[0]} has no effect on the published step times: {_MODEL} on a {_HARDWARE}."
             raise UsageError(cause, "Name another --hardware, or leave it out.")
-    if options.hardware is None or _is_published(options):
+    if options.hardware is None or options.published:
         return target_cost(_MODEL, _HARDWARE, settings)
     return target_cost(options.model or DEFAULT_MODEL, options.hardware, settings)
 
@@ -239,23 +246,6 @@ def _shape(name: str, words: Mapping[str, str], cost: CostModel) -> tuple[str, s
     if name in _SHAPES:
         return _SHAPES[name], "its own shape"
     return next(iter(curves), "mtp"), "no --drafter-shape given"
-
-
-def _depth(cost: DraftCost, shape: str, limit: int, options: ReplayOptions) -> int:
-    """How deep a drafter drafts: as far as its curve is known, its shape can, and --max-depth allows."""
-    bounds = [limit, cost.max_depth, options.max_depth]
-    depth = min([bound for bound in bounds if bound is not None])
-    if depth < 1 <= limit:
-        raise UsageError(f"A drafter of the shape {shape!r} drafts {depth} tokens.", "Give it room for one.")
-    return depth
-
-
-def _check_context(cost: CostModel, traces: TraceSource) -> None:
-    if traces.longest_context() > cost.model.context:
-        raise UsageError(
-            f"A request of {traces.longest_context()} positions, prompt and answer, is out of range.",
-            f"{cost.model.name} was made for 0 to {cost.model.context} positions.",
-        )
 
 
 def _policy_seconds(text: str) -> float | None:
