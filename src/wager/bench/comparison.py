@@ -47,20 +47,19 @@ ALONE = Condition("alone", concurrency=1)
 """For an engine without a prefix cache."""
 
 
-CONDITIONS = ("alone", "preempted", "warm-alone", "warm-together")
-"""Names of all conditions, as they are chosen."""
-
-
 def conditions(concurrency: int) -> dict[str, Condition]:
     """All conditions by name. Those after `alone` are for one engine with a prefix cache, in this order: from the
     second on, every prefix is cached."""
-    found = (
-        ALONE,
-        Condition("together, preempted", concurrency, preempt_every=16),
-        Condition("alone, warm prefix", 1, warm=True),
-        Condition("together, warm prefix", concurrency, warm=True),
-    )
-    return dict(zip(CONDITIONS, found, strict=True))
+    return {
+        "alone": ALONE,
+        "preempted": Condition("together, preempted", concurrency, preempt_every=16),
+        "warm-alone": Condition("alone, warm prefix", 1, warm=True),
+        "warm-together": Condition("together, warm prefix", concurrency, warm=True),
+    }
+
+
+CONDITIONS = tuple(conditions(1))
+"""Names of all conditions, as they are chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +119,23 @@ def answers(
             due -= len(delta.token_ids)
             if delta.finish_reason:
                 running -= 1
-                done[delta.request_id] = _completion(delta, tokens[delta.request_id])
+                ids = tuple(tokens[delta.request_id])
+                done[delta.request_id] = Completion(
+                    delta.request_id,
+                    delta.index,
+                    ids,
+                    "",
+                    delta.finish_reason,
+                    delta.stats or Stats(prompt_tokens=0, completion_tokens=len(ids), seed=0),
+                    error=delta.error,
+                    error_status=delta.error_status,
+                )
             if on_delta:
                 on_delta(delta)
         if condition.preempt_every and running and due <= 0:
             engine.preempt_all()
             due = condition.preempt_every
     return done
-
-
-def _completion(delta: OutputDelta, tokens: Sequence[int]) -> Completion:
-    stats = delta.stats or Stats(prompt_tokens=0, completion_tokens=len(tokens), seed=0)
-    return Completion(
-        delta.request_id,
-        delta.index,
-        tuple(tokens),
-        "",
-        delta.finish_reason or "error",
-        stats,
-        error=delta.error,
-        error_status=delta.error_status,
-    )
 
 
 def compare_answers(
