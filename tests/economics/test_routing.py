@@ -57,12 +57,6 @@ def test_distinct_experts_lie_between_one_tokens_and_all(count: int, data: st.Da
     assert distinct_by_popularity([active / count] * count, tokens) == pytest.approx(found, rel=1e-6)
 
 
-def test_with_replacement_gives_a_token_fewer_experts_than_it_picks() -> None:
-    plotted = {1: 7.89, 2: 15.54, 3: 22.95, 4: 30.14, 6: 43.85, 8: 56.72, 12: 80.18, 16: 100.88}
-    for tokens, expected in plotted.items():
-        assert distinct_with_replacement(256, 8, tokens) == pytest.approx(expected, abs=0.0051)
-
-
 def test_locality_reproduces_the_measured_run_within_two_per_cent() -> None:
     """Of Qwen3.6-35B-A3B, 8 of 256 experts: a run of T tokens chooses as many as T^0.79 unrelated ones by popularity,
     T^0.74 by uniform routing, whose exponent must absorb the skew."""
@@ -75,13 +69,6 @@ def test_locality_reproduces_the_measured_run_within_two_per_cent() -> None:
     assert fit_locality({t: np.log1p(-n / 256) / np.log1p(-8 / 256) for t, n in run.items()}) == pytest.approx(
         0.74, abs=0.006
     )
-
-
-def test_width_by_popularity() -> None:
-    """One expert that every third token chooses means fewer distinct ones; by hand for two tokens."""
-    skewed = ExpertRouting(popularity=(0.5, 0.25, 0.25))
-    assert skewed.distinct_experts(3, 1, 2) == pytest.approx((1 - 0.25) + 2 * (1 - 0.75**2))
-    assert skewed.distinct_experts(3, 1, 2) < ExpertRouting().distinct_experts(3, 1, 2)
 
 
 def test_bad_routing_is_named() -> None:

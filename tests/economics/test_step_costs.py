@@ -119,15 +119,6 @@ def test_a_latent_that_all_heads_share_is_read_on_every_device() -> None:
 # ---- devices ---------------------------------------------------------------------------------------------------------
 
 
-def test_ridges() -> None:
-    ridges = {"B300": (281, 563, 1688), "B200": (281, 563, 1125), "H200": (206, 412), "GH200": (247, 495)}
-    ridges |= {"H100": (295, 591), "A100-80GB": (153,), "CPU-2core-AVX512": (8.33,)}
-    for name, expected in ridges.items():
-        device = DEVICES[name]
-        found = [device.ridge(kind) for kind in ("bf16", "fp8", "fp4") if kind in device.peaks]
-        assert found == pytest.approx(list(expected), rel=4e-3)
-
-
 def test_devices_are_found_by_the_names_that_people_type() -> None:
     for device, names in {
         "B200": ("b200", "B200 180GB"),
