@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from wager.errors import UsageError
-from wager.serve.errors import ApiError
+from wager.serve.errors import ApiError, field_error
 from wager.types import Grammar, RequestSpeculation, SamplingParams
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
@@ -197,12 +197,9 @@ class ResponseFormat(Strict):
     def grammar(self) -> Grammar | None:
         """ApiError if the schema is missing or not wanted."""
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ApiError(
-                400,
-                f"response_format of type {self.type!r} does not go with what it has.",
-                "A json_schema is given with type json_schema, and only there.",
-                param="response_format",
-            )
+            message = f"response_format of type {self.type!r} does not go with what it has."
+            hint = "A json_schema is given with type json_schema, and only there."
+            raise field_error("response_format", message, hint)
         if self.json_schema is not None:
             return Grammar.json_schema(self.json_schema.schema_)
         return Grammar.json_object() if self.type == "json_object" else None
@@ -300,12 +297,8 @@ def parse(kind: type[B], body: bytes) -> B:
         if name in values and name not in kind.model_fields:
             value = values.pop(name)
             if value is not None and allowed and value not in allowed:
-                raise ApiError(
-                    400,
-                    f"The field {name!r} is not supported.",
-                    "Leave it out.",
-                    param=name,
-                    code="unsupported_parameter",
+                raise field_error(
+                    name, f"The field {name!r} is not supported.", "Leave it out.", code="unsupported_parameter"
                 )
     try:
         return kind.model_validate(values)
@@ -331,8 +324,8 @@ def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
     if first["type"] in (_UNKNOWN, "extra_forbidden"):
         hint = f"Fields are {', '.join(kind.model_fields)}." if len(place) == 1 else "Leave it out."
         message = f"The field {field!r} is not supported."
-        return ApiError(400, message, hint, param=param, code="unknown_parameter")
-    return ApiError(400, f"The field {field!r} is not possible: {first['msg']}.", param=param)
+        return field_error(param, message, hint, code="unknown_parameter")
+    return field_error(param, f"The field {field!r} is not possible: {first['msg']}.")
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------
@@ -357,14 +350,10 @@ def chat_params(
     tokens, `tool_grammar` what its tools demand."""
     most = body.max_completion_tokens or body.max_tokens or max(1, room)
     if body.max_tokens not in (None, most):
-        raise ApiError(
-            400,
-            f"max_tokens = {body.max_tokens} and max_completion_tokens = {most} differ.",
-            "Send one of the two.",
-            param="max_tokens",
-        )
+        message = f"max_tokens = {body.max_tokens} and max_completion_tokens = {most} differ."
+        raise field_error("max_tokens", message, "Send one of the two.")
     if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs.", "Send logprobs: true too.", param="top_logprobs")
+        raise field_error("top_logprobs", "top_logprobs needs logprobs.", "Send logprobs: true too.")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return _params(body, most, logprobs, temperature=temperature, prediction=prediction, tool_grammar=tool_grammar)
 
@@ -389,7 +378,7 @@ def _params(
     tool_grammar: Grammar | None = None,
 ) -> SamplingParams:
     if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options needs stream.", "Send stream: true too.", param="stream_options")
+        raise field_error("stream_options", "stream_options needs stream.", "Send stream: true too.")
     wanted = body.response_format.grammar if body.response_format else None
     try:
         return SamplingParams(
@@ -413,9 +402,7 @@ def _params(
         )
     except UsageError as error:
         name = error.message.split(" ", 1)[0].split("[", 1)[0]
-        raise ApiError(
-            400, error.message, error.hint, param=name if name in type(body).model_fields else None
-        ) from None
+        raise field_error(name if name in type(body).model_fields else None, error.message, error.hint) from None
 
 
 def _seed(seed: int | None) -> int | None:
@@ -423,7 +410,7 @@ def _seed(seed: int | None) -> int | None:
     if seed is None:
         return None
     if not -(2**63) <= seed < 2**64:
-        raise ApiError(400, f"seed = {str(seed)[:40]} has more than 64 bits.", "Give a 64-bit integer.", param="seed")
+        raise field_error("seed", f"seed = {str(seed)[:40]} has more than 64 bits.", "Give a 64-bit integer.")
     return seed % 2**64
 
 
@@ -431,6 +418,6 @@ def _logit_bias(body: SamplingFields) -> dict[int, float]:
     biases = {}
     for key, bias in (body.logit_bias or {}).items():
         if not (key.isascii() and key.isdigit() and len(key) <= _LONGEST_ID):
-            raise ApiError(400, f"logit_bias has the key {key[:80]!r}.", "Keys are token ids.", param="logit_bias")
+            raise field_error("logit_bias", f"logit_bias has the key {key[:80]!r}.", "Keys are token ids.")
         biases[int(key)] = float(bias)
     return biases

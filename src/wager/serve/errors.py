@@ -49,6 +49,11 @@ class ApiError(WagerError):
         return ApiError, (self.status, self.message, self.hint), self.__dict__
 
 
+def field_error(param: str | None, message: str, hint: str = "", *, code: str | None = None) -> ApiError:
+    """The refusal of a field."""
+    return ApiError(400, message, hint, param=param, code=code)
+
+
 def failed_answer(choice: Completion | OutputDelta) -> ApiError:
     """The error of a choice that ended with one, with the status of its cause."""
     return ApiError(choice.error_status or 500, " ".join(choice.error.split("\n")))

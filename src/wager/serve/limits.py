@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from wager.errors import UsageError
 from wager.inputs import read_text, shown
-from wager.serve.errors import ApiError
+from wager.serve.errors import ApiError, field_error
 
 # ---- options ---------------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Admission:
         if self.draining:
             raise ApiError(503, "The server is shutting down.", "Try another one.", retry_after=30)
         if sequences > self._most:
-            raise ApiError(400, f"The request has {sequences} choices.", f"Ask for at most {self._most}.", param="n")
+            raise field_error("n", f"The request has {sequences} choices.", f"Ask for at most {self._most}.")
         if self.open + sequences > self._most:
             wait = self.retry_after(self.open + sequences - self._most)
             raise ApiError(

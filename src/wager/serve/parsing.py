@@ -28,7 +28,7 @@ from wager.serve.bodies import (
     read_json,
     speculation,
 )
-from wager.serve.errors import ApiError
+from wager.serve.errors import ApiError, field_error
 from wager.serve.formats import (
     AnswerFormat,
     ChatFormat,
@@ -39,6 +39,8 @@ from wager.serve.formats import (
     usage,
 )
 from wager.types import Completion, Grammar, Request, RequestSpeculation, SamplingParams
+
+_TOO_LONG = "context_length_exceeded"
 
 _MOST_PROMPTS = 64
 """Prompts of one request."""
@@ -108,7 +110,7 @@ class ParsedRequest:
         if error.field == "speculation":
             hint = 'Name one of these, or send "speculation": "off". --drafter says what the server starts with.'
         longest = max(map(len, self.prompts))
-        code = "context_length_exceeded" if error.field == "prompt" and longest >= max_context else None
+        code = _TOO_LONG if error.field == "prompt" and longest >= max_context else None
         param = name if name in self.kind.model_fields else None
         return ApiError(error.status, error.message, hint, param=param, code=code)
 
@@ -116,13 +118,8 @@ class ParsedRequest:
 def check_model(name: str | None, served: str) -> None:
     """ApiError 404 for a model that is not served."""
     if name is not None and name != served:
-        raise ApiError(
-            404,
-            f"The model {name[:100]!r} is not served here.",
-            f"It serves {served!r}.",
-            param="model",
-            code="model_not_found",
-        )
+        message = f"The model {name[:100]!r} is not served here."
+        raise ApiError(404, message, f"It serves {served!r}.", param="model", code="model_not_found")
 
 
 class BodyParser:
@@ -140,7 +137,7 @@ class BodyParser:
         several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
         prompts: Sequence[Any] = given if several else [given]
         if len(prompts) > _MOST_PROMPTS:
-            raise ApiError(400, f"There are {len(prompts)} prompts.", f"Send at most {_MOST_PROMPTS}.", param="prompt")
+            raise field_error("prompt", f"There are {len(prompts)} prompts.", f"Send at most {_MOST_PROMPTS}.")
         head = answer_head("text_completion", request_id, self.model.name)
         return self._parsed(body, head, [self._encode(prompt) for prompt in prompts], params)
 
@@ -184,23 +181,18 @@ class BodyParser:
                 variables={"tools": tools.tools} if knows_tools and tools else None,
             )
         except WagerError as error:
-            raise ApiError(400, error.message, error.hint, param="messages") from None
+            raise field_error("messages", error.message, error.hint) from None
         self.check_characters(sum(len(part.text) for part in parts), "messages")
         return tokenizer.encode_parts(parts)
 
     def check_characters(self, count: int, name: str) -> None:
         """ApiError for a text that is too long to be worth encoding."""
         context = self.model.max_context
-        most = _LONGEST_TOKENS * self.model.max_context
+        most = _LONGEST_TOKENS * context
         if count > most:
-            raise ApiError(
-                400,
-                f"The text of {name!r} has {count} characters; for a context of {context} tokens at most {most} "
-                "are encoded.",
-                "Shorten the text.",
-                param=name,
-                code="context_length_exceeded",
-            )
+            limit = f"for a context of {context} tokens at most {most} are encoded"
+            message = f"The text of {name!r} has {count} characters; {limit}."
+            raise field_error(name, message, "Shorten the text.", code=_TOO_LONG)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a text; control tokens written out in it stay text: callers may be strangers."""
@@ -210,14 +202,9 @@ class BodyParser:
     def _check_conversation(self, messages: Sequence[ChatMessage]) -> None:
         """What cannot fit need not be rendered: a template writes a token or more for each message."""
         if len(messages) > self.model.max_context:
-            raise ApiError(
-                400,
-                f"There are {len(messages)} messages; the context holds {self.model.max_context} tokens.",
-                "Send fewer messages.",
-                param="messages",
-                code="context_length_exceeded",
-            )
-        self.check_characters(sum(len(message.text) for message in messages), "messages")
+            message = f"There are {len(messages)} messages; the context holds {self.model.max_context} tokens."
+            raise field_error("messages", message, "Send fewer messages.", code=_TOO_LONG)
+        self.check_characters(sum(len(each.text) for each in messages), "messages")
 
     def _predicted(self, body: ChatBody) -> list[int] | None:
         if body.prediction is None:
@@ -227,19 +214,15 @@ class BodyParser:
         self.check_characters(len(text), "prediction")
         tokens = self.model.tokenizer.encode_text(text)
         if len(tokens) > most:
-            raise ApiError(
-                400,
-                f"The prediction has {len(tokens)} tokens; the context holds {most}.",
-                "Predict what the answer can be.",
-                param="prediction",
-            )
+            message = f"The prediction has {len(tokens)} tokens; the context holds {most}."
+            raise field_error("prediction", message, "Predict what the answer can be.")
         return tokens
 
     def _encode(self, prompt: Any) -> Sequence[int]:
         """Token ids of a prompt."""
         tokens = self.encode_text(prompt) if isinstance(prompt, str) else encode_prompt(self.model.tokenizer, prompt)
         if not tokens:
-            raise ApiError(400, "The prompt is empty.", "Send some text.", param="prompt")
+            raise field_error("prompt", "The prompt is empty.", "Send some text.")
         return tokens
 
     def _parsed(
@@ -288,13 +271,9 @@ class BodyParser:
         body = parse(TokenizeBody, raw)
         check_model(body.model, self.model.name)
         if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "There must be a prompt or messages.", "Send one of the two.", param="prompt")
+            raise field_error("prompt", "There must be a prompt or messages.", "Send one of the two.")
         tokens = self._tokenize_text(body) if body.prompt is not None else self._tokenize_messages(body)
-        found: dict[str, Any] = {
-            "count": len(tokens),
-            "max_model_len": self.model.max_context,
-            "tokens": tokens,
-        }
+        found: dict[str, Any] = {"count": len(tokens), "max_model_len": self.model.max_context, "tokens": tokens}
         if body.return_token_strs:
             found["token_strs"] = [self.model.tokenizer.token(token) for token in tokens]
         return encoded(found)
@@ -306,13 +285,13 @@ class BodyParser:
         vocab = self.model.vocab
         wrong = next((token for token in body.tokens if not 0 <= token < vocab), None)
         if wrong is not None:
-            raise ApiError(400, f"Token {wrong} is not in the vocabulary of {vocab}.", param="tokens")
+            raise field_error("tokens", f"Token {wrong} is not in the vocabulary of {vocab}.")
         return encoded({"prompt": self.model.tokenizer.decode(body.tokens, special=True)})
 
     def _tokenize_text(self, body: TokenizeBody) -> list[int]:
         for name in ("tools", "add_generation_prompt"):
             if getattr(body, name) is not None:
-                raise ApiError(400, f"{name} goes with messages.", "Leave it out.", param=name)
+                raise field_error(name, f"{name} goes with messages.", "Leave it out.")
         text = body.prompt or ""
         if body.add_special_tokens is not False:
             return self.encode_text(text)
@@ -321,12 +300,8 @@ class BodyParser:
 
     def _tokenize_messages(self, body: TokenizeBody) -> list[int]:
         if body.add_special_tokens:
-            raise ApiError(
-                400,
-                "The chat template writes the special tokens of a conversation.",
-                "Leave add_special_tokens out.",
-                param="add_special_tokens",
-            )
+            message = "The chat template writes the special tokens of a conversation."
+            raise field_error("add_special_tokens", message, "Leave add_special_tokens out.")
         chat = ChatBody.model_validate({"messages": body.messages, "tools": body.tools})
         tools = ChatTools.of(chat, self.model.tokenizer)
         whole = body.add_generation_prompt is not False
@@ -351,11 +326,11 @@ class ChatTools:
         """None for a request without tools. ApiError 400 names what is wrong with them."""
         if not body.tools:
             if body.tool_choice not in (None, "none"):
-                raise ApiError(400, "tool_choice needs tools.", "Send tools too.", param="tool_choice")
+                raise field_error("tool_choice", "tool_choice needs tools.", "Send tools too.")
             return None
         choice = body.tool_choice or "auto"
         if choice != "none" and body.response_format is not None and body.response_format.type != "text":
-            raise ApiError(400, "tools and response_format exclude each other.", "Send one.", param="response_format")
+            raise field_error("response_format", "tools and response_format exclude each other.", "Send one.")
 
         def is_hidden(text: str) -> bool:
             control = tokenizer.control_id(text)
@@ -366,7 +341,7 @@ class ChatTools:
             grammar = tool_grammar(body.tools, choice, form=form, parallel=body.parallel_tool_calls is not False)
         except UsageError as error:
             name = "tool_choice" if error.message.startswith("tool_choice") else "tools"
-            raise ApiError(400, error.message, error.hint, param=name) from None
+            raise field_error(name, error.message, error.hint) from None
         return cls(body.tools, form, grammar, choice != "none")
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -403,7 +378,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     where that was cut off."""
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ApiError(400, "A tool call has no function with a name.", "Send calls as they came.", param="messages")
+        raise field_error("messages", "A tool call has no function with a name.", "Send calls as they came.")
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
         with suppress(ValueError):
