@@ -23,12 +23,8 @@ SAMPLED: Any = dict(temperature=0.8, seed=3)
 
 def expected(prompt: Any, **params: Any) -> list[wager.Completion]:
     with wager.LLM("random:llama:tiny", **{**OPTIONS, "drafter": "none", "depth": None}) as llm:
-        answer = (
-            llm.chat(prompt, SamplingParams(**params))
-            if isinstance(prompt, list)
-            else llm.generate(prompt, SamplingParams(**params))
-        )
-        return answer if isinstance(answer, list) else [answer]
+        ask: Any = llm.chat if isinstance(prompt, list) else llm.generate
+        return ask([prompt], SamplingParams(**params))  # type: ignore[no-any-return]
 
 
 def test_a_chat_is_that_of_the_library_whole_and_streamed(client: openai.OpenAI) -> None:

@@ -200,7 +200,6 @@ def test_bodies_are_bounded_together() -> None:
 
 
 def slow_body(server: Running, length: int, *, sent: int) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30)
-    made.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode() + b" " * sent)
+    made = server.connect(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode() + b" " * sent)
     time.sleep(0.3)
     return made

@@ -74,8 +74,8 @@ class Answer:
 
     async def complete(self) -> list[Completion]:
         """All choices, in order, once all have ended."""
-        found = await asyncio.gather(*(stream.complete() for stream in self.streams))
-        return [completion for completions in found for completion in completions]
+        await asyncio.gather(*(stream.complete() for stream in self.streams))
+        return self.completions()
 
     def completions(self) -> list[Completion]:
         """All choices, in order, once all have ended."""
