@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -304,12 +305,10 @@ class GrammarMatcher:
         self._masks.clear()
 
     def copy(self) -> GrammarMatcher:
-        made = object.__new__(GrammarMatcher)
-        made._grammar = self._grammar
+        made = copy(self)
         made._matcher = self._matcher.deep_copy()
         made._output = self._output.copy()
         made._ahead = self._ahead.copy()
-        made._left = self._left
         made._masks = self._masks.copy()
         return made
 

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
@@ -259,17 +260,17 @@ class ApiKeys:
         return Caller(NO_TENANT if self._share else given.hex(), found < self._operators)
 
 
+@dataclass(eq=False)
 class AccessMiddleware:
     """ASGI middleware. `report` gets path and status of every request that has ended."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, report: Callable[[str, int], object]) -> None:
-        self._app = app
-        self._keys = keys
-        self._report = report
+    app: ASGIApp
+    keys: ApiKeys
+    report: Callable[[str, int], object]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         path = scope["path"]
@@ -286,12 +287,12 @@ class AccessMiddleware:
             await send(message)
 
         try:
-            caller = self._keys.caller(headers.get("authorization"))
+            caller = self.keys.caller(headers.get("authorization"))
             scope["state"]["tenant"] = caller.tenant if caller else NO_TENANT
             if refusal := self._refusal(scope, caller):
                 await error_response(refusal)(scope, receive, send_with_id)
             else:
-                await self._app(scope, receive, send_with_id)
+                await self.app(scope, receive, send_with_id)
         except Exception as failure:
             log.exception(
                 "%s %s failed", scope["method"], _printable(path), extra={"fields": {"request_id": request_id}}
@@ -302,7 +303,7 @@ class AccessMiddleware:
             error = ApiError(500, text, "Its log says why, under the x-request-id.")
             await error_response(error)(scope, receive, send_with_id)
         finally:
-            self._report(path, status)
+            self.report(path, status)
             _log_end(scope, status, time.perf_counter() - begin)
 
     @staticmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,66 +29,58 @@ _QUICK_TOKENS = 1_000
 """Tokens, and alternatives to them, of an answer that is written in the event loop; of a larger one in a thread."""
 
 
+@dataclass(eq=False)
 class Generation:
-    """Handlers of /v1/completions and /v1/chat/completions."""
+    """The handler of /v1/completions and /v1/chat/completions."""
 
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        options: ServeOptions,
-        limits: BodyLimits,
-        bodies: BodyReader,
-        admission: Admission,
-        metrics: Metrics,
-    ) -> None:
-        self._llm = llm
-        self._options = options
-        self._admission = admission
-        self._metrics = metrics
-        self._limits = limits
-        self._bodies = bodies
-        self._compiling = asyncio.Semaphore()
+    llm: AsyncLLM
+    options: ServeOptions
+    limits: BodyLimits
+    bodies: BodyReader
+    admission: Admission
+    metrics: Metrics
+    _compiling: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
 
     async def respond(self, http: HttpRequest, kind: BodyKind) -> Response:
         """The answer to a body of that kind, `completion` or `chat`."""
-        async with self._limits.body(http) as raw:
-            parsed: ParsedRequest = await self._bodies.read(kind, raw, http.state.request_id)
+        async with self.limits.body(http) as raw:
+            parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id)
         parsed = await self._ready(parsed)
         async with AsyncExitStack() as stack:
-            stack.enter_context(self._admission.place(parsed.sequences))
+            stack.enter_context(self.admission.place(parsed.sequences))
             requests = await self._requests(parsed, http.state.tenant)
-            answer = await stack.enter_async_context(Answer(self._llm, requests))
+            answer = await stack.enter_async_context(Answer(self.llm, requests))
             log_fields = http.state.log_fields = {"prompt_tokens": parsed.prompt_tokens}
             if parsed.speculation_stats:
                 answer.measure()
             for request in requests:
-                stack.callback(self._metrics.request_dropped, request.id)
-                self._metrics.request_opened(request)
+                stack.callback(self.metrics.request_dropped, request.id)
+                self.metrics.request_opened(request)
             await self._start(parsed, answer)
             stack.callback(lambda: log_fields.update(_end(answer)))
             if not parsed.stream:
                 return await self._whole(http, parsed, answer)
-            writer, timeout = self._writer(parsed, answer, requests), self._options.request_timeout
+            writer, timeout = self._writer(parsed, answer, requests), self.options.request_timeout
             return EventStream(answer, writer, stack.pop_all(), timeout=timeout)
 
     async def _ready(self, parsed: ParsedRequest) -> ParsedRequest:
         """The request with its grammar compiled, one at a time and in a thread, so that no step waits for it."""
         params = parsed.params
-        grammars = self._llm.engine.grammars
+        grammars = self.llm.engine.grammars
         if params.grammar is None or grammars is None:
             return parsed
         try:
             async with self._compiling:
                 grammar = await asyncio.to_thread(grammars.compile, params.grammar)
         except RequestError as error:
-            raise parsed.refusal(error, max_context=self._llm.engine.scheduler.max_context) from None
+            raise parsed.refusal(error, max_context=self.llm.engine.scheduler.max_context) from None
         return replace(parsed, params=replace(params, grammar=grammar))
 
     async def _requests(self, parsed: ParsedRequest, tenant: str) -> list[Request]:
         """The engine's requests; others have their turn between two long prompts."""
         made = []
         for prompt in parsed.prompts:
-            request = self._llm.request(
+            request = self.llm.request(
                 tuple(prompt), parsed.params, weight=parsed.weight, speculation=parsed.speculation, tenant=tenant
             )
             made.append(request)
@@ -100,16 +92,16 @@ class Generation:
             await answer.start()
         except WagerError as error:
             for stream in answer.streams:
-                self._metrics.request_refused(stream.request.id)
+                self.metrics.request_refused(stream.request.id)
             if isinstance(error, RequestError):
-                raise parsed.refusal(error, max_context=self._llm.engine.scheduler.max_context) from None
+                raise parsed.refusal(error, max_context=self.llm.engine.scheduler.max_context) from None
             raise
 
     def _writer(self, parsed: ParsedRequest, answer: Answer, requests: Sequence[Request]) -> ChunkWriter:
         options, stats = parsed.stream_options, parsed.speculation_stats
         continuous = options.include_usage and options.continuous_usage_stats
         return ChunkWriter(
-            parsed.format(self._llm.tokenizer.token_bytes),
+            parsed.format(self.llm.tokenizer.token_bytes),
             usage=parsed.usage if options.include_usage else None,
             prompt_tokens=parsed.prompt_tokens if continuous else None,
             details=(lambda done: draft_report(answer, done)) if stats else None,
@@ -118,20 +110,20 @@ class Generation:
 
     def _guess_report(self, requests: Sequence[Request]) -> GuessReport:
         """Rejected guesses are shown of drafters that guess from nothing but the request."""
-        drafters = self._llm.engine.proposer.drafters.items()
+        drafters = self.llm.engine.proposer.drafters.items()
         own = {name for name, drafter in drafters if not remembers_requests(drafter)}
-        shown = None if self._options.show_rejected else own | {GRAMMAR_DRAFTER}
-        return GuessReport(self._llm.tokenizer, requests, shown=shown)
+        shown = None if self.options.show_rejected else own | {GRAMMAR_DRAFTER}
+        return GuessReport(self.llm.tokenizer, requests, shown=shown)
 
     async def _whole(self, http: HttpRequest, parsed: ParsedRequest, answer: Answer) -> Response:
         gone = asyncio.create_task(until_gone(http.receive))
         finished = asyncio.create_task(answer.complete())
         try:
             done, _ = await asyncio.wait(
-                (gone, finished), timeout=self._options.request_timeout, return_when=asyncio.FIRST_COMPLETED
+                (gone, finished), timeout=self.options.request_timeout, return_when=asyncio.FIRST_COMPLETED
             )
             if not done:
-                raise ApiError(504, f"There was no answer in {self._options.request_timeout:g} s.", "Ask for less.")
+                raise ApiError(504, f"There was no answer in {self.options.request_timeout:g} s.", "Ask for less.")
             if finished not in done:
                 return Response(status_code=499)  # nobody reads it
             completions = finished.result()
@@ -154,7 +146,7 @@ class Generation:
                 raise failed_answer(completion)
             if completion.finish_reason == "abort":
                 raise ApiError(503, "The server ended the request.", "Send it again.", retry_after=30)
-        form = parsed.format(self._llm.tokenizer.token_bytes)
+        form = parsed.format(self.llm.tokenizer.token_bytes)
         choices = [form.choice(index, completion) for index, completion in enumerate(completions)]
         found = {**form.head, "choices": choices, "usage": parsed.usage(completions)}
         if parsed.speculation_stats:

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -44,21 +44,19 @@ _FRESH_S = 0.5
 """Seconds for which an answer is given again: however many pages are open, the engine is asked twice a second."""
 
 
+@dataclass(eq=False)
 class LiveView:
     """Serves the page and its numbers. `step` is called in the event loop after every step."""
 
-    def __init__(
-        self, llm: AsyncLLM, admission: Admission, totals: StepTotals, drafts: DraftCounter, *, model: str
-    ) -> None:
-        self._llm = llm
-        self._admission = admission
-        self._totals = totals
-        self._drafts = drafts
-        self._model = model
-        self._started = time.monotonic()
-        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)  # seconds of the latest steps
-        self._answer = b""
-        self._answered = -math.inf
+    llm: AsyncLLM
+    admission: Admission
+    totals: StepTotals
+    drafts: DraftCounter
+    model: str
+    _started: float = field(default_factory=time.monotonic)
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))  # seconds of the latest steps
+    _answer: bytes = b""
+    _answered: float = -math.inf
 
     def step(self, record: StepRecord) -> None:
         self._recent.append(sum(record.seconds.values()))
@@ -74,27 +72,27 @@ class LiveView:
 
     async def _numbers(self) -> dict[str, Any]:
         """The policy is asked in the engine's thread, between two steps."""
-        policy = self._llm.engine.policy
-        figures, collapsed, words = await self._llm.between_steps(
+        policy = self.llm.engine.policy
+        figures, collapsed, words = await self.llm.between_steps(
             lambda: (policy.figures(), dict(policy.collapsed), policy.explain())
         )
-        scheduler = self._llm.engine.scheduler
+        scheduler = self.llm.engine.scheduler
         pool = scheduler.block_pool
         recent = sorted(self._recent)
         return {
-            "model": self._model,
+            "model": self.model,
             "version": __version__,
             "uptime_s": time.monotonic() - self._started,
-            "drafters": self._llm.engine.drafter_name,
+            "drafters": self.llm.engine.drafter_name,
             "running": scheduler.num_running,
             "max_running": scheduler.max_sequences,
             "waiting": scheduler.num_waiting,
-            "open": self._admission.open,
+            "open": self.admission.open,
             "cache_usage": 1 - pool.num_free_blocks / pool.num_blocks,
-            "steps": self._totals.steps,
-            "tokens": self._totals.tokens,
-            "rows": self._totals.rows,
-            "stage_seconds": self._totals.stage_seconds,
+            "steps": self.totals.steps,
+            "tokens": self.totals.tokens,
+            "rows": self.totals.rows,
+            "stage_seconds": self.totals.stage_seconds,
             "step_p50_s": recent[len(recent) // 2] if recent else 0.0,
             "step_p99_s": recent[len(recent) * 99 // 100] if recent else 0.0,
             "drafts": {
@@ -106,9 +104,9 @@ class LiveView:
                     "verified_by_depth": counts.levels,
                     "accepted_by_length": counts.accepted,
                 }
-                for name, counts in list(self._drafts.drafters.items())
+                for name, counts in list(self.drafts.drafters.items())
             },
-            "planned_depths": self._drafts.planned,
+            "planned_depths": self.drafts.planned,
             "figures": None if figures is None else asdict(figures),
             "collapsed": collapsed,
             "policy": words,
