@@ -105,18 +105,6 @@ def test_entries_of_a_cached_prefix_are_found_or_left_out(tmp_path: Path) -> Non
                 assert list(draft.tokens) == guesses
 
 
-def test_choices_of_one_request_share_the_entries_of_its_prompt(tmp_path: Path) -> None:
-    weights, kernels = target_weights(), native()
-    reference = reference_of(VARIANTS["eagle3"], weights)
-    decoder = decoder_on(weights, kernels)
-    params = SamplingParams(max_tokens=12, temperature=1.0, seed=5, n=3)
-    plain = answers(engine_on(decoder), requests([TOKENS[:40]], params))
-    drafter = HeadDrafter(head_of(reference, decoder, weights, tmp_path), kernels=kernels)
-    engine = engine_on(decoder, drafter)
-    assert answers(engine, requests([TOKENS[:40]], params)) == plain and len(set(map(tuple, plain.values()))) == 3
-    drafter.block_pool.check({})
-
-
 @pytest.mark.parametrize("quantised", [False, True])
 def test_the_native_kernels_guess_as_the_reference(quantised: bool, tmp_path: Path) -> None:
     weights = target_weights()

@@ -6,8 +6,6 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from oracle.lookup import PythonLookupTable
 from wager.draft.lookup import (
@@ -26,7 +24,6 @@ from wager.kernels._native import LookupTable
 from wager.types import Draft, DraftRequest, SamplingParams
 
 PARAMS = SamplingParams()
-_TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=6)
 
 
 def _ask(name: str, depth: int = 7) -> DraftRequest:
@@ -111,17 +108,6 @@ def test_a_tree_has_other_continuations_where_they_are_likelier_than_going_on() 
     assert other == pytest.approx(OTHER_WEIGHTS[0] * named * (1 - named) / 3)
 
 
-@settings(max_examples=100, deadline=None)
-@given(text=st.lists(st.integers(0, 4), min_size=2, max_size=60), most=st.integers(1, 12))
-def test_a_tree_is_expected_to_yield_at_least_what_the_chain_does(text: list[int], most: int) -> None:
-    chain, tree = (LookupDrafter("s", LookupSources(4, 0), trees=trees) for trees in (False, True))
-    for drafter in (chain, tree):
-        drafter.begin("s", text, PARAMS)
-    nodes = _drafted(tree, depth=most)
-    assert sum(nodes.scores) >= sum(_drafted(chain, depth=most).scores) - 1e-9
-    assert len(set(zip(nodes.tokens, nodes.parents, strict=True))) == len(nodes)
-
-
 # ---- texts that ended ------------------------------------------------------------------------------------------------
 
 
@@ -138,29 +124,6 @@ def test_what_one_request_generated_is_guessed_for_the_next() -> None:
     drafter.forget()
     drafter.begin("v", [7, 8, 3, 4], PARAMS)
     assert _drafted(drafter, "v").tokens == ()
-
-
-@settings(max_examples=150, deadline=None)
-@given(texts=_TEXTS, longest=st.integers(1, 4), kept=st.integers(1, 3), probe=st.lists(st.integers(0, 3), max_size=6))
-def test_an_evicted_text_leaves_nothing_behind(
-    texts: list[list[int]], longest: int, kept: int, probe: list[int]
-) -> None:
-    """A table that took in many texts drafts as one that took in only those that it still has."""
-    sizes = [len(text) + 1 for text in texts]  # with the prompt's last token
-    room = sum(sizes[-kept:])
-    drafts = []
-    for taken in (texts, texts[-kept:]):
-        table = lookup_table("suffix", LookupSources(longest, room))
-        for number, text in enumerate(taken):  # requests without context that generate a text
-            table.begin(f"r{number}", [0], [])
-            table.propose([_ask(f"r{number}", 0)])
-            table.accept(f"r{number}", text)
-            table.end(f"r{number}")
-        table.begin("s", [0, *probe], [])
-        for _ in range(len(texts) + 1):  # each draft takes in one text that ended
-            draft = _drafted(table, depth=15)
-        drafts.append(draft)
-    assert drafts[0] == drafts[1]
 
 
 # ---- in C++ and in Python --------------------------------------------------------------------------------------------

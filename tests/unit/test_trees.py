@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from wager.draft.guessing import Candidate
-from wager.draft.trees import GrowingTree, RankRates, TokenTree, TreeTemplate, best_first, children, merge, sequoia
+from wager.draft.trees import GrowingTree, TokenTree, TreeTemplate, best_first, children, merge, sequoia
 
 Path = tuple[int, ...]
 VOCAB, DEPTH = 3, 3
@@ -66,11 +66,10 @@ def check(tree: TokenTree, chances: Chances) -> None:
     assert list(tree.scores) == pytest.approx([chances.value(path) for path in paths_of(tree)])
 
 
-def grown(chances: Chances, nodes: int, *, width: int = 99, min_survival: float = 0.0) -> tuple[TokenTree, int]:
+def grown(chances: Chances, nodes: int, *, min_survival: float = 0.0) -> tuple[TokenTree, int]:
     """The tree, and the levels it took."""
     tree, levels = GrowingTree(nodes, min_survival=min_survival), 0
-    while levels < DEPTH and (frontier := tree.expandable(width)):
-        assert len(frontier) <= width
+    while levels < DEPTH and (frontier := tree.expandable(99)):
         found = []
         for node in frontier:
             found.append((node, chances(tuple(tree.tokens[each] for each in tree.path(node)))))
@@ -102,16 +101,6 @@ def test_growing_stops_when_no_level_can_improve_the_tree() -> None:
         assert deepest <= taken
         sure += taken < DEPTH
     assert sure > 5 and len(set(levels)) > 1
-
-
-def test_a_narrow_frontier_makes_fewer_rows_and_still_a_tree() -> None:
-    for seed in range(20):
-        chances = Chances(seed)
-        tree, _ = grown(chances, 6, width=1)
-        check(tree, chances)
-        assert 1 <= len(tree.tokens) <= 6
-        whole, _ = grown(chances, 6)
-        assert sum(tree.scores) <= sum(whole.scores) + 1e-12
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -202,11 +191,3 @@ def test_no_template_is_expected_to_be_accepted_more(nodes: int, depth: int, see
 def test_sure_ranks_make_a_chain_and_doubtful_ones_a_fan() -> None:
     assert sequoia((0.95, 0.02), 4, 9) == (-1, 0, 1, 2) and sequoia((0.3, 0.29, 0.28), 3, 9) == (-1, -1, -1)
     assert sequoia((0.9, 0.0), 3, 2) == (-1, 0) and sequoia((0.0, 0.0), 3, 2) == ()
-
-
-def test_rates_of_ranks_are_what_was_seen() -> None:
-    rates = RankRates()
-    for turn in range(4000):
-        rates.learn(2, turn % 4 if turn % 4 < 2 else None)
-    assert rates.rates[:2] == pytest.approx((0.25, 0.25), abs=0.01)
-    assert rates.rates[2:] == pytest.approx(RankRates.PRIOR[2:], abs=0.01)
