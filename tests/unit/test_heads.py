@@ -21,7 +21,7 @@ from packing import batch, chain
 from recorded_drafts import keep_drafts
 from test_block_heads import KINDS as BLOCKS
 from test_block_heads import ReferenceBlock
-from test_eagle_head import TARGET, reference_of
+from test_cached_heads import TARGET, reference_of
 from test_medusa_heads import FORMATS, IDS, expected_logits, save
 from tiny_models import TOKENS
 

@@ -1,0 +1,265 @@
+"""Heads with a cache, EAGLE-3's and modules of multi-token prediction: their guesses are those of a reference without
+cache or batch, whatever the engine does around them, and the text is that of plain decoding. Further tests of EAGLE-3,
+beside heads without a cache, are in test_heads.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from decoder_engines import answers, decoder_on, engine_on, native, requests
+from eagle_heads import VARIANTS as EAGLES
+from eagle_heads import VOCAB, Flags, ReferenceHead
+from mtp_modules import LAYERS, ReferenceModules
+from mtp_modules import VARIANTS as MODULES
+from packing import batch, chain
+from recorded_drafts import Recorded, check_text, keep_drafts
+from tiny_models import TOKENS, spec
+
+from closeness import assert_close
+from oracle.kernels import ReferenceKernels
+from wager.arch import Dense, Gqa
+from wager.draft.heads.autoregressive import HeadDrafter
+from wager.draft.registry import DrafterParts, build_drafter
+from wager.drafter_spec import DrafterSpec
+from wager.kernels.arrays import Array
+from wager.kernels.cpu import Kernels
+from wager.models.head_eagle import EagleHead, open_eagle
+from wager.models.head_files import HeadFiles
+from wager.models.head_mtp import MtpHead, open_mtp
+from wager.models.random_models import random_weights
+from wager.models.transformer import Decoder
+from wager.models.weights import Weights, open_weights
+from wager.types import SamplingParams, VerifyRule
+
+TARGET = spec((Gqa(6, 2, 16),) * 5, (Dense(64),) * 5)
+"""Of EAGLE-3 heads; modules have a target of their own."""
+
+PARAMS = [
+    SamplingParams(max_tokens=24),
+    SamplingParams(max_tokens=24, temperature=1.0, seed=7),
+    SamplingParams(max_tokens=24, temperature=0.8, top_k=12, top_p=0.9, repetition_penalty=1.2, seed=3),
+]
+
+
+def reference_of(flags: Flags, weights: Weights) -> ReferenceHead:
+    embedding = weights.read("embed.weight")
+    return ReferenceHead(flags, target_embedding=embedding, target_output=embedding)
+
+
+@cache
+def modules_of(name: str) -> ReferenceModules:
+    return ReferenceModules(MODULES[name])
+
+
+@dataclass
+class Case:
+    """A random head in a folder, and its target."""
+
+    reference: ReferenceHead | ReferenceModules
+    weights: Weights
+    folder: Path
+
+    @classmethod
+    def of(cls, kind: str, name: str, folder: Path) -> Case:
+        if kind == "eagle3":
+            weights = random_weights(TARGET, 1)
+            return cls(reference_of(EAGLES[name], weights), weights, folder)
+        return cls(modules_of(name), open_weights(modules_of(name).save_target(folder)), folder)
+
+    def head(self, decoder: Decoder, *, quantised: bool = False) -> EagleHead | MtpHead:
+        """Modules are inside the target, or in a directory of their own where their format has one."""
+        if isinstance(self.reference, ReferenceHead):
+            opened = open_eagle(HeadFiles(self.reference.save(self.folder)), TARGET, quantised=quantised)
+            return opened.load(decoder, self.weights, num_blocks=48)
+        inside = self.reference.variant.format != "speculators"
+        files = HeadFiles(self.folder if inside else self.reference.save_modules(self.folder / "modules"))
+        modules = open_mtp(files, decoder.spec, quantised=quantised, inside=inside)
+        return modules.load(decoder, self.weights, num_blocks=48)
+
+    def drafter(
+        self, decoder: Decoder, *, kernels: Kernels | None = None, quantised: bool = False, prefix_cache: bool = True
+    ) -> HeadDrafter:
+        parts = DrafterParts(
+            VOCAB, head=self.head(decoder, quantised=quantised), kernels=kernels, prefix_cache=prefix_cache
+        )
+        made = build_drafter(DrafterSpec("eagle3" if isinstance(self.reference, ReferenceHead) else "mtp"), parts)
+        assert isinstance(made, HeadDrafter)
+        return made
+
+    def states(self, text: Sequence[int], kernels: Kernels) -> Array:
+        """What the head reads of a text, f32 [tokens, taps * hidden], by a decoder of its own."""
+        taps = self.reference.flags.taps if isinstance(self.reference, ReferenceHead) else (LAYERS,)
+        decoder = decoder_on(self.weights, kernels, max_rows=96)
+        decoder.tap(taps)
+        found = decoder.forward(batch([chain(0, text, list(range(6)))], [0])).taps
+        return np.concatenate([found[tap] for tap in taps], axis=1)
+
+    def check(self, states: Array, text: Sequence[int], recorded: Recorded, *, seq_id: str = "r0") -> None:
+        """The drafts of a sequence are those of a head that saw the last of its states, as many as are given."""
+        first = len(text) - len(states)
+        made = {position: draft for (name, position), draft in recorded.drafts.items() if name == seq_id}
+        assert made
+        for position, draft in made.items():
+            guesses, rows = self.reference.guesses(states, text[first:position], len(draft))
+            assert list(draft.tokens) == guesses, position
+            probabilities = [np.exp(row.max() - np.logaddexp.reduce(row)) for row in rows]
+            assert_close(np.array(draft.scores), np.cumprod(probabilities), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("depth", [2, 5])
+@pytest.mark.parametrize("name", MODULES)
+def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, depth: int, tmp_path: Path) -> None:
+    case, kernels = Case.of("mtp", name, tmp_path), ReferenceKernels("float32")
+    decoder = decoder_on(case.weights, kernels)
+    prompts, params = [TOKENS[:7], TOKENS[:33], TOKENS[2:20]], SamplingParams(max_tokens=14)
+    plain = answers(engine_on(decoder), requests(prompts, params))
+    drafter = case.drafter(decoder)
+    recorded = Recorded(drafter, vocab=VOCAB)
+    recorded.texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
+    engine = engine_on(decoder, drafter, depth=depth, max_rows=11)
+    assert answers(engine, requests(prompts, params), preempt_every=6) == plain
+    drafter.block_pool.check({})
+    made = recorded.drafts
+    assert len(made) > 12 and len(made) > 0.7 * len(recorded.made)  # others were asked for before their states came
+    for seq_id, text in recorded.texts.items():
+        case.check(case.states(text, kernels), text, recorded, seq_id=seq_id)
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: bool, tmp_path: Path) -> None:
+    case, kernels = Case.of("eagle3", "eagle3.1", tmp_path), native()
+    decoder = decoder_on(case.weights, kernels)
+    asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9], [5]], params)
+    made = check_text(decoder, asked, lambda: case.drafter(decoder, kernels=kernels, quantised=quantised), depth=4)
+    for drafter in made:
+        drafter.block_pool.check({})
+
+
+@pytest.mark.parametrize(("kind", "name"), [("eagle3", "eagle3.1"), ("mtp", "deepseek"), ("mtp", "deepseek-three")])
+def test_entries_of_a_cached_prefix_are_found_or_left_out(kind: str, name: str, tmp_path: Path) -> None:
+    """A second request with the same prompt: its states never come. The guesses are those of the whole text if the
+    head's own cache has the prefix, else those of a head that sees only what came."""
+    case, kernels = Case.of(kind, name, tmp_path), ReferenceKernels("float32")
+    decoder = decoder_on(case.weights, kernels)
+    asked = requests([TOKENS[:40]], SamplingParams(max_tokens=6))
+    plain = answers(engine_on(decoder), asked)["r0#0"]
+    text = [*TOKENS[:40], *plain]
+    states = case.states(text, kernels)
+    for prefix_cache, seen in ((True, 0), (False, 32)):
+        drafter = case.drafter(decoder, prefix_cache=prefix_cache)
+        recorded = Recorded(drafter, vocab=VOCAB)
+        recorded.texts = {"r0": text}
+        engine = engine_on(decoder, drafter, depth=4)
+        for first in (0, seen):
+            recorded.made.clear()
+            assert answers(engine, asked)["r0#0"] == plain
+            case.check(states[first:], text, recorded)
+
+
+@pytest.mark.parametrize(("name", "first"), [("qwen", 0), ("deepseek-three", 16)])
+def test_a_cached_block_is_found_by_all_tokens_that_its_entries_embed(name: str, first: int, tmp_path: Path) -> None:
+    """Texts that agree in 17 tokens: the first block of a single module embeds no other, that of three modules two."""
+    case, kernels = Case.of("mtp", name, tmp_path), ReferenceKernels("float32")
+    decoder = decoder_on(case.weights, kernels)
+    prompts, params = [TOKENS[:40], [*TOKENS[:17], *TOKENS[30:45]]], SamplingParams(max_tokens=5)
+    plain = [answers(engine_on(decoder), requests([prompt], params)) for prompt in prompts]
+    drafter = case.drafter(decoder)
+    recorded = Recorded(drafter, vocab=VOCAB)
+    engine = engine_on(decoder, drafter, depth=4)
+    for prompt, answer in zip(prompts, plain, strict=True):
+        recorded.texts = {"r0": [*prompt, *answer["r0#0"]]}
+        recorded.made.clear()
+        assert answers(engine, requests([prompt], params)) == answer
+    text = recorded.texts["r0"]
+    case.check(case.states(text, kernels)[first:], text, recorded)
+
+
+@pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
+@pytest.mark.parametrize("params", PARAMS[:2])
+@pytest.mark.parametrize("quantised", [False, True])
+def test_modules_that_know_the_target_are_accepted(
+    name: str, params: SamplingParams, quantised: bool, tmp_path: Path
+) -> None:
+    reference, kernels = ReferenceModules(MODULES[name]), native()
+    reference.make_right()
+    case = Case(reference, open_weights(reference.save_target(tmp_path)), tmp_path)
+    decoder = decoder_on(case.weights, kernels)
+    asked = requests([TOKENS[:20], TOKENS[3:40]], params)
+    plain = engine_on(decoder).generate(asked)
+    drafter = case.drafter(decoder, kernels=kernels, quantised=quantised)
+    found = engine_on(decoder, drafter, depth=5).generate(asked)
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
+    # of five guesses; the last rounds are cut short
+    assert sum(each.stats.accepted for each in found) > 3.5 * sum(each.stats.rounds for each in found)
+
+
+@pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_rules_that_need_q_get_it(name: str, rule: VerifyRule, tmp_path: Path) -> None:
+    case, kernels = Case.of("mtp", name, tmp_path), native()
+    decoder = decoder_on(case.weights, kernels)
+    drafter = case.drafter(decoder, kernels=kernels)
+    made = keep_drafts(drafter)
+    engine = engine_on(decoder, drafter, rule=rule, depth=2)
+    asked = requests([TOKENS[:20]], PARAMS[1])
+    assert answers(engine, asked) == answers(engine, asked)
+    drafts = [draft for draft in made if len(draft)]
+    assert len(drafts) > 12 and drafter.name in engine.proposer.drafters
+    for draft in drafts:
+        assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB) and len(draft) <= 2
+        assert_close(draft.draft_probs.sum(axis=1), np.ones(len(draft)), rtol=1e-9, atol=0)
+        assert all(q[token] > 0 for q, token in zip(draft.draft_probs, draft.tokens, strict=True))
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("eagle3", "eagle3.1"),
+        ("eagle3", "qwen3"),
+        ("eagle3", "one-norm"),
+        ("mtp", "mimo"),
+        ("mtp", "qwen-experts-two"),
+        ("mtp", "deepseek"),
+    ],
+)
+def test_the_native_kernels_guess_as_the_reference(kind: str, name: str, quantised: bool, tmp_path: Path) -> None:
+    case, logits = Case.of(kind, name, tmp_path), []
+    for kernels in (native(), ReferenceKernels()):
+        head = case.head(decoder_on(case.weights, kernels), quantised=quantised)
+        rng = np.random.default_rng(3)
+        states = rng.standard_normal((10, head.state_width)).astype(head.state_dtype)
+        fed = rng.standard_normal((1, head.hidden)).astype(np.float32)
+        output = head.forward(batch([chain(0, TOKENS[:10], [3]), chain(0, TOKENS[3:4], [5])], [9, 10]), states, fed)
+        assert output.last_hidden is not None
+        logits.append(output.logits.copy())
+        assert np.array_equal(output.greedy_tokens, output.logits.argmax(axis=1))
+    assert_close(*logits, rtol=0.05, atol=0.5 if quantised else 0.25)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("eagle3", "eagle3.1"), ("mtp", "deepseek"), ("mtp", "qwen-experts-two")])
+def test_rows_of_a_head_do_not_depend_on_chunks_or_neighbours(kind: str, name: str, tmp_path: Path) -> None:
+    case = Case.of(kind, name, tmp_path)
+    head = case.head(decoder_on(case.weights, native()), quantised=True)
+    rows = np.random.default_rng(3).standard_normal((20, max(head.state_width, head.hidden))).astype(np.float32)
+    for module in range(head.modules if isinstance(head, MtpHead) else 1):
+
+        def run(spans: list, wanted: list[int], part: list[int], module: int = module):  # type: ignore[no-untyped-def]
+            """Of a further module the rows are what the one before gave."""
+            states, fed = (rows[:0], rows[part]) if module else (rows[part], rows[:0])
+            given = (states[:, : head.state_width].astype(head.state_dtype), fed[:, : head.hidden])
+            packed = batch(spans, wanted)
+            return head.forward(packed, *given, module) if isinstance(head, MtpHead) else head.forward(packed, *given)
+
+        output = run([chain(0, TOKENS[:20], [3, 1])], [19], list(range(20)))
+        whole, kept = output.logits.copy(), output.taps.get(0)
+        run([chain(0, TOKENS[:7], [4, 2]), chain(0, TOKENS[8:9], [7])], [], [*range(7), 3])
+        cut = run([chain(7, TOKENS[7:20], [4, 2]), chain(1, TOKENS[9:12], [7])], [12], [*range(7, 20), 0, 1, 2])
+        assert np.array_equal(cut.logits, whole)
+        assert kept is None or np.array_equal(cut.taps[0][:13], kept[7:])
