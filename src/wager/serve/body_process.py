@@ -26,7 +26,8 @@ _PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from wager.serve.body_process
 _NICENESS = 5
 """The niceness of the process: streams come first where there are fewer cores than threads."""
 
-_SIZE_BYTES = 8
+_GONE = (OSError, EOFError, pickle.UnpicklingError)
+"""What reading from the other side, or writing to it, raises when it has ended."""
 
 BodyKind = Literal["completion", "chat", "tokenize", "detokenize"]
 """The method of BodyParser that reads a body."""
@@ -74,10 +75,10 @@ class BodyReader:
 
     def _read_beside(self, kind: BodyKind, raw: bytes, request_id: str) -> Any:
         try:
-            process = self._started()
-            _write(process.stdin, pickle.dumps((kind, raw, request_id)))
-            result = pickle.loads(_read(process.stdout))
-        except (OSError, EOFError):
+            process: Any = self._started()  # whose pipes are there
+            _send(process.stdin, (kind, raw, request_id))
+            result = pickle.load(process.stdout)
+        except _GONE:
             self._end()
             raise ApiError(503, "The process that reads long bodies ended.", "Send it again.", retry_after=1) from None
         if isinstance(result, Exception):
@@ -89,14 +90,15 @@ class BodyReader:
             raise EOFError
         if self._process is None or self._process.poll() is not None:
             self._end()
-            self._process = subprocess.Popen(
+            process: Any = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, str(Path(wager.__file__).parents[1])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
                 start_new_session=True,  # Ctrl-C is for the server, which ends it
             )
-            _write(self._process.stdin, self._model)
+            self._process = process
+            process.stdin.write(self._model)
         return self._process
 
     def _end(self) -> None:
@@ -115,33 +117,19 @@ def serve() -> None:
     os.dup2(2, 1)  # what a library prints is no answer
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
-    with suppress(EOFError, KeyboardInterrupt):
-        parser = BodyParser(pickle.loads(_read(source)))
+    with suppress(*_GONE, KeyboardInterrupt):
+        parser = BodyParser(pickle.load(source))
         while True:
-            kind, raw, request_id = pickle.loads(_read(source))
+            kind, raw, request_id = pickle.load(source)
             try:
                 result = getattr(parser, kind)(raw, request_id)
             except WagerError as error:
                 result = error
             except Exception as error:
                 result = RuntimeError(f"{type(error).__name__}: {error}")
-            _write(target, pickle.dumps(result))
+            _send(target, result)
 
 
-def _write(file: BinaryIO | Any, data: bytes) -> None:
-    file.write(len(data).to_bytes(_SIZE_BYTES, "little"))
-    file.write(data)
+def _send(file: BinaryIO | Any, value: Any) -> None:
+    pickle.dump(value, file)
     file.flush()
-
-
-def _read(file: BinaryIO | Any) -> bytes:
-    """What _write wrote. EOFError if the other side is gone."""
-    size = int.from_bytes(_exactly(file, _SIZE_BYTES), "little")
-    return _exactly(file, size)
-
-
-def _exactly(file: BinaryIO | Any, size: int) -> bytes:
-    data: bytes = file.read(size)
-    if len(data) < size:
-        raise EOFError
-    return data
