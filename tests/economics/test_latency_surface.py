@@ -7,12 +7,8 @@ import random
 
 import pytest
 
-from wager.arch import TABLE
 from wager.economics.surface import DraftCurve, LatencySurface, StepPoint, fit_surface
 from wager.errors import UsageError
-from wager.planner.cost import Cluster, CostModel
-from wager.planner.devices import DEVICES
-from wager.simulation.latency import RooflineLatency
 from wager.types import StepRecord
 
 ROWS = (1, 2, 4, 8, 12, 16)
@@ -188,16 +184,6 @@ def test_a_slow_call_does_not_ruin_a_drafter() -> None:
     before = curve.seconds(2, 4)
     curve.observe(2, 4, seconds=10.0)
     assert curve.seconds(2, 4) < 1.3 * before
-
-
-# ---- from the cost model ------------------------------------------------------------------------------------------
-
-
-def test_the_roofline_refuses_a_drafter_that_was_not_given() -> None:
-    roofline = RooflineLatency(CostModel(TABLE["Llama-3.1-8B"], Cluster(DEVICES["H100"])))
-    assert roofline.seconds(0, 0, 0) == 0
-    with pytest.raises(UsageError, match="cost of drafter 'mtp' is not known"):
-        roofline.draft_seconds("mtp", 1, 1)
 
 
 def test_seconds_by_rows_are_the_seconds_of_each() -> None:

@@ -27,12 +27,8 @@ class RooflineLatency(LatencyModel):
     drafters that read a cache of their own.
     """
 
-    def __init__(
-        self, cost: CostModel, *, drafters: Mapping[str, DraftCost] | None = None, context: float = 4096
-    ) -> None:
-        self.cost = cost
-        self.drafters = dict(drafters or {})
-        self.context = context
+    def __init__(self, cost: CostModel, *, drafters: Mapping[str, DraftCost], context: float) -> None:
+        self.cost, self.drafters, self.context = cost, drafters, context
         self._drafting: dict[tuple[str, int, int], float] = {}  # what was computed: neither drafters nor context change
 
     def seconds(self, rows: int, requests: int, context_sum: int) -> float:
@@ -43,10 +39,6 @@ class RooflineLatency(LatencyModel):
         return self.cost.seconds(context_sum / requests, rows / requests, batch=requests)
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
-        """See LatencyModel; UsageError for a drafter that was not given."""
-        if drafter not in self.drafters:
-            known = ", ".join(self.drafters) or "none"
-            raise UsageError(f"The cost of drafter {drafter!r} is not known.", f"Known are: {known}.")
         if requests <= 0:
             return 0.0
         key = drafter, requests, depth
@@ -112,9 +104,6 @@ class PublishedLatency(LatencyModel):
         return max(_DENSE_SECONDS + (experts + caches) / _BANDWIDTH, 2 * _ACTIVE_ELEMENTS * rows / _PEAK)
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
-        """See LatencyModel; UsageError for a drafter without a shape."""
-        if drafter not in self.shapes:
-            raise UsageError(f"The cost of drafter {drafter!r} is not known.", f"Known are: {', '.join(self.shapes)}.")
         shape = self.shapes[drafter]
         if requests <= 0 or depth <= 0 or shape == "free":
             return 0.0
