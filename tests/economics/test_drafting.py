@@ -170,7 +170,7 @@ def test_a_drafter_on_another_device_pays_for_the_link(make: object, hidden: int
     drafter: PassDraftCost = make(LLAMA, H100)  # type: ignore[operator]
     remote = replace(drafter, own_device=DEVICES["L40S"], link=DrafterLink(50e9, 5e-6))
     link = 10 * (2 * hidden + 9 * 4) / 50e9 + 2 * 5e-6
-    assert remote.seconds(10, 4, context=300) == pytest.approx(drafter.seconds(10, 4, context=300) + link)
+    assert remote.seconds(10, 4, context=300) - drafter.seconds(10, 4, context=300) == pytest.approx(link)
     assert remote.seconds(10, 0, context=300) == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.arch import TABLE, Precision
+from wager.arch import TABLE, Gqa, Layer, Precision
 from wager.errors import UsageError
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import DEVICES, Device, find_device
@@ -44,6 +44,16 @@ def test_more_rows_and_longer_contexts_never_cost_less(name: str, context: int, 
     assert here > 0 == cost.seconds(context, 0, batch=batch)
     assert cost.seconds(context, rows + 1, batch=batch) >= here <= cost.seconds(context + 500, rows, batch=batch)
     assert all(0 <= each <= 1 + 1e-4 for each in cost.marginal_cost(context, rows, batch=batch).values())
+
+
+def test_a_part_may_wait_for_both() -> None:
+    """8 rows over keys of 64 heads wait for memory, over keys that all heads share for compute."""
+    own, shared = (Layer(Gqa(64, heads, 128), LLAMA.layers[0].ffn) for heads in (64, 1))
+    bounds = [
+        CostModel(replace(LLAMA, layers=layers), Cluster(H100)).step(10_000, 8).parts["attention"].bound
+        for layers in ((own,), (shared,), (own, shared))
+    ]
+    assert bounds == ["memory", "compute", "both"]
 
 
 def test_a_counted_number_of_experts_replaces_the_expected_one() -> None:
