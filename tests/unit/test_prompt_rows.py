@@ -78,15 +78,14 @@ def test_prompts_are_bounded_only_while_someone_waits_for_each_token() -> None:
     records: list[StepRecord] = []
     engine.on_step = records.append
     engine.add(request("answer", 4, 900))
+    engine.add(replace(request("stream", 4, 900), streamed=True))
     engine.step()
     engine.add(request("long", 600, 1))
     engine.step()
-    engine.add(replace(request("stream", 4, 900), streamed=True))
-    engine.step()
-    assert records[1].rows > 200 > 100 > records[2].rows
+    assert records[1].rows <= 2 + 64, "it is not known yet what a row takes"
     engine.abort("stream")
     engine.step()
-    assert records[3].rows > 200
+    assert records[2].rows > 200
 
 
 def request(name: str, prompt: int, tokens: int) -> Request:
