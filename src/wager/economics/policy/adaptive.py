@@ -259,8 +259,10 @@ class Adaptive(Policy):
         step.judged = bool(drafts)
         drawn, first = dict[str, Draft](), 0
         count = ADJACENT_ROWS + sum([len(draft.tokens) for draft in drafts.values()])
-        if self._draws_tokens:
-            drawn = self._drawn(step)
+        if self._draws_tokens:  # those sampled from draft_probs are verified as planned
+            for seq_id, draft in drafts.items():
+                step.states[seq_id].unjudged = draft.draft_probs is not None
+            drawn = {seq_id: draft for seq_id, draft in drafts.items() if draft.draft_probs is not None}
             first = sum([len(draft.tokens) for draft in drawn.values()])
             drafts = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in drawn}
         extra = self._prices.latency.extra_seconds(step.plain.shape, count=count)
@@ -273,12 +275,6 @@ class Adaptive(Policy):
             self._record_goodput(step, drawn, extra, gain=gain, rows=first + rows, cut=cut)
         step.admitted = {**drawn, **admitted} if drawn else admitted
         return step.admitted
-
-    def _drawn(self, step: PolicyStep) -> dict[str, Draft]:
-        """Drafts sampled from draft_probs, which are verified as planned."""
-        for seq_id, draft in step.drafted.items():
-            step.states[seq_id].unjudged = draft.draft_probs is not None
-        return {seq_id: draft for seq_id, draft in step.drafted.items() if draft.draft_probs is not None}
 
     def _judge(
         self, step: PolicyStep, drafts: Mapping[str, Draft], extra: Sequence[float], *, first: int, limit: int
