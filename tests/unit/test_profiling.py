@@ -12,11 +12,9 @@ from wager.arch import DecoderDetails, Dense, Gqa, Layer, ModelSpec, Precision, 
 from wager.config import EngineConfig
 from wager.draft.ngram import NgramDrafter
 from wager.economics.calibration import Setup
-from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
-from wager.errors import UsageError
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import machine, select
 from wager.loading.load import calibration_setup
@@ -123,22 +121,6 @@ def test_the_time_limit_holds_except_for_the_steps_a_fit_needs() -> None:
     assert {timed.shape for timed in judged} == {0, 1, 2, 3, 4}
 
 
-def test_a_cache_too_small_to_measure_in_is_named() -> None:
-    with pytest.raises(UsageError, match="A cache of 48 tokens for contexts of 512 is too small"):
-        step_timer(TimedTarget(FakeClock(), blocks=3), max_context=512)
-    with pytest.raises(UsageError, match="contexts of 16 is too small"):
-        step_timer(TimedTarget(FakeClock()), max_context=16)
-
-
-@pytest.mark.parametrize(("blocks", "max_context"), [(8, 64), (24, 256), (512, 64)])
-def test_a_small_cache_is_enough_for_a_quick_surface(blocks: int, max_context: int) -> None:
-    target = TimedTarget(FakeClock(), blocks=blocks)
-    surface = quick_surface(
-        Runner(target, rule="match"), max_context=max_context, seconds=1.0, trace=Trace(target.clock)
-    )
-    assert surface.seconds(4, 1, 16) == pytest.approx(true_seconds(4, 1, 16), rel=0.1)
-
-
 # ---- the fit -------------------------------------------------------------------------------------------------------
 
 
@@ -189,14 +171,6 @@ def test_a_quick_surface_is_close_in_little_time() -> None:
     assert clock.seconds < 0.45
     for rows, requests, cached in ((1, 1, 100), (8, 1, 32), (16, 4, 800), (64, 1, 64), (4, 4, 2000)):
         assert surface.seconds(rows, requests, cached) == pytest.approx(true_seconds(rows, requests, cached), rel=0.1)
-
-
-def test_a_target_of_single_rows_has_a_surface_too() -> None:
-    target = ToyTarget(LAW, num_blocks=64, max_rows=1, max_sequences=1)
-    surface = quick_surface(Runner(target, rule="match"), max_context=512, seconds=0.01)
-    assert isinstance(surface, LatencySurface)
-    assert surface.rows == [1]
-    assert surface.seconds(1, 1, 20) > 0
 
 
 def answers(engine: Engine) -> list[tuple[int, ...]]:
