@@ -130,14 +130,6 @@ def test_a_drafter_that_was_not_asked_for_a_while_is_up_to_date(rule: str) -> No
     assert all(each.stats.accepted >= each.stats.drafted - 8 for each in answers), "but for what an end cut off"
 
 
-def test_a_drafter_that_is_always_wrong_is_left_alone() -> None:
-    losing = engine(AdversaryDrafter(LAW.vocab, oracle=ORACLE))
-    long = [replace(each, params=SamplingParams(max_tokens=150, ignore_eos=True)) for each in requests(8)]
-    answers = losing.generate(long, concurrency=4)
-    assert sum(each.stats.drafted for each in answers) < 0.15 * sum(each.stats.completion_tokens for each in answers)
-    assert "adversary" in losing.policy.explain()
-
-
 def test_the_right_drafter_is_found_among_several() -> None:
     both = engine(AdversaryDrafter(LAW.vocab, oracle=ORACLE), OracleDrafter(ORACLE))
     long = [replace(each, params=SamplingParams(max_tokens=150, ignore_eos=True)) for each in requests(8)]
@@ -189,21 +181,6 @@ def test_the_configuration_says_who_decides() -> None:
     assert isinstance(threshold, Threshold)
     assert threshold.threshold == 0.3
     assert made()[1] == made(ngram, depth=0)[1] == 0
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"policy": "adaptiv"}, "'adaptive'"),
-        ({"policy": "fixed", "objective": "latency"}, "latency"),
-        ({"depth": 3, "objective": "slo:20ms"}, "slo:20ms"),
-        ({"objective": "speed"}, "speed"),
-    ],
-)
-def test_what_is_not_known_is_named(options: dict[str, str], named: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        made(NgramDrafter(), **options)
-    assert named in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_one_drafter_for_a_policy_that_asks_one() -> None:
