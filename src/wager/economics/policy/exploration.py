@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
+
 from wager.economics.acceptance import LARGE_BATCH
 from wager.economics.policy.base import (
     LONGEST_INTERVAL,
@@ -301,7 +303,7 @@ class Exploration:
             rows = [state.forecasts[drafter][state.row, :width].tolist() for state in forecast]
             survival = [sum(column) / len(forecast) for column in zip(*rows, strict=True)]
             profit, deviations = self._profits(step, drafter, survival, planned_rows)
-            usual = _between(profit, planned)
+            usual = float(np.interp(planned, range(len(profit)), profit))
             for depth, (mine, deviation) in enumerate(zip(profit, deviations, strict=True)):
                 better = mine - usual
                 hoped = better + plain.goodput * _PLAUSIBLE * deviation
@@ -333,10 +335,3 @@ class Exploration:
             context_sum=context_sum,
         )
         return profits, deviations
-
-
-def _between(values: Sequence[float], at: float) -> float:
-    """`values` at 0, 1, ..., interpolated; the last one beyond."""
-    below = min(int(at), len(values) - 1)
-    above = min(below + 1, len(values) - 1)
-    return values[below] + (values[above] - values[below]) * (at - below)
