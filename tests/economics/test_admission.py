@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise, product
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oracle.judging import select
+from wager.economics.acceptance import AcceptanceModel, token_judge
 from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.policy.adaptive import keep_nodes
 from wager.economics.policy.prices import Goodput
@@ -22,13 +23,33 @@ STAIRS = [1.00, 1.00, 1.40, 1.40, 1.40, 1.40, 2.00, 2.00, 2.00, 2.00]
 SURVIVAL = np.cumprod(CONFIDENCE, axis=1)
 
 
+def judged(chains: Sequence[Sequence[float]], seconds: list[float], *, goodput: float) -> tuple[list[int], float]:
+    """How many tokens of each chain are taken, of which these survive, and their gain."""
+    kept, _, gain, _, _ = token_judge.judge(
+        [tuple(chain) for chain in chains],
+        [tuple(range(-1, len(chain) - 1)) for chain in chains],
+        [AcceptanceModel().bins.odds],  # which takes confidences at their word
+        [[1.0]],
+        None,
+        None,
+        seconds,
+        0,
+        goodput,
+        10_000,
+    )
+    if kept is None:
+        return [len(chain) for chain in chains], gain
+    assert all(nodes == list(range(len(nodes))) for nodes in kept), "prefixes"
+    return [len(nodes) for nodes in kept], gain
+
+
 def consistent(cost: list[float]) -> tuple[list[int], float]:
     """Depths by request, and the goodput that equals what a step of these depths yields."""
     goodput = 3 / cost[0]
     for _ in range(20):
-        chosen = select(SURVIVAL.ravel().tolist(), cost, goodput=goodput)
-        goodput = (3 + chosen.gain) / cost[len(chosen.taken)]
-    return [sum(index // 3 == request for index in chosen.taken) for request in range(3)], goodput
+        depths, gain = judged(SURVIVAL.tolist(), cost, goodput=goodput)
+        goodput = (3 + gain) / cost[sum(depths)]
+    return depths, goodput
 
 
 def test_the_golden_case_on_a_smooth_curve() -> None:
@@ -55,28 +76,22 @@ acceptance_rates = st.lists(st.lists(st.floats(0.01, 0.999), min_size=2, max_siz
 @given(acceptance_rates, st.integers(0, 10_000), st.floats(0.05, 5.0))
 def test_the_selection_is_the_best_of_all_sets_of_prefixes(rates: list[list[float]], seed: int, goodput: float) -> None:
     chains = [np.cumprod(chain).tolist() for chain in rates]
-    gains = [gain for chain in chains for gain in chain]
-    request_of = [request for request, chain in enumerate(chains) for _ in chain]
-    steps = np.random.default_rng(seed).exponential(size=len(gains)) * (np.arange(len(gains)) % 3 == 0)
+    size = sum(map(len, chains))
+    steps = np.random.default_rng(seed).exponential(size=size) * (np.arange(size) % 3 == 0)
     seconds = (1.0 + np.concatenate([[0.0], np.cumsum(steps)])).tolist()
-    chosen = select(gains, seconds, goodput=goodput)
-    depths = tuple(sum(request_of[index] == request for index in chosen.taken) for request in range(len(chains)))
 
-    def profit(depths: tuple[int, ...]) -> float:
+    def profit(depths: Sequence[int]) -> float:
         gain = sum(sum(chain[:depth]) for chain, depth in zip(chains, depths, strict=True))
         return float(gain - goodput * seconds[sum(depths)])
 
     best = max(map(profit, product(*(range(len(chain) + 1) for chain in rates))))
-    assert profit(depths) == pytest.approx(best, abs=1e-9)
-    for request, depth in enumerate(depths):
-        first = request_of.index(request)
-        assert sorted(index - first for index in chosen.taken if request_of[index] == request) == list(range(depth))
+    assert profit(judged(chains, seconds, goodput=goodput)[0]) == pytest.approx(best, abs=1e-9)
 
 
 def test_nothing_is_taken_that_does_not_pay_or_has_no_gain() -> None:
-    assert select([0.4, 0.3], [0.0, 1.0, 2.0], goodput=0.5).taken == []
-    assert select([], [0.0], goodput=1.0).taken == []
-    assert list(select([0.4, 0.0], [1.0, 1.0, 1.0], goodput=1.0).taken) == [0]
+    assert judged([[0.4, 0.3]], [0.0, 1.0, 2.0], goodput=0.5)[0] == [0]
+    assert judged([], [0.0], goodput=1.0)[0] == []
+    assert judged([[0.4, 0.0]], [1.0, 1.0, 1.0], goodput=1.0)[0] == [1]
 
 
 def chain(size: int, *, draft_probs: bool = False) -> Draft:
