@@ -205,6 +205,8 @@ def test_a_depth_beyond_the_end_of_an_answer_is_unobserved() -> None:
     assert estimate.alpha.value == pytest.approx(6 / (6 + 3))
     assert estimate.tau.value == pytest.approx(9 / 3)
     assert (estimate.tau.low, estimate.tau.high) == (None, None)
+    all_right = estimate_acceptance([answer([2, 1]), answer([4, 3, 2, 1])], 4)
+    assert [each.value for each in all_right.survival] == [1.0] * 4, "the first ends after two"
 
 
 class TreeOfTwo(SetAcceptanceDrafter):
