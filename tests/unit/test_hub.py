@@ -7,7 +7,9 @@ import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
+import huggingface_hub
 import pytest
 
 from wager.config import DEFAULT_MODEL
@@ -191,21 +193,17 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
 
 
 def test_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[str, bool]] = []
+    """A snapshot is looked for in the client's cache; without one, or without weights in it, it is fetched."""
+    fetched: list[str] = []
 
-    def snapshot(name: str, *, local_only: bool) -> Path:
-        calls.append((name, local_only))
-        if local_only:
-            raise FileNotFoundError("not in the cache")
+    def fetch(name: str, _patterns: object, *, force: bool) -> Path:
+        fetched.append(name)
         return tmp_path
 
-    monkeypatch.setattr(hub, "_snapshot", snapshot)
-    assert hub.resolve("org/name") == tmp_path
-    assert calls == [("org/name", True), ("org/name", False)]
-
-
-def test_a_hub_snapshot_without_weights_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "_snapshot", lambda name, *, local_only: tmp_path)
+    monkeypatch.setattr(download, "hub_download", fetch)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=FileNotFoundError("not in the cache")))
+    assert hub.resolve("org/name") == tmp_path and fetched == ["org/name"]
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(return_value=str(tmp_path)))
     (tmp_path / "config.json").touch()
     assert hub.find("org/name") is None
     (tmp_path / "model.safetensors").touch()
@@ -213,10 +211,8 @@ def test_a_hub_snapshot_without_weights_is_fetched_again(tmp_path: Path, monkeyp
 
 
 def test_an_unreachable_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def snapshot(name: str, *, local_only: bool) -> Path:
-        raise ConnectionError("nobody there")
-
-    monkeypatch.setattr(hub, "_snapshot", snapshot)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=FileNotFoundError("not in the cache")))
+    monkeypatch.setattr(download, "hub_download", Mock(side_effect=ConnectionError("nobody there")))
     with pytest.raises(DownloadError, match=r"org/name.*nobody there") as caught:
         hub.resolve("org/name")
     assert "offline" in caught.value.hint

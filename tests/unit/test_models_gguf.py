@@ -31,7 +31,7 @@ from closeness import assert_close
 from wager.arch import ModelSpec, Precision, Rope, gguf_precision, read_gguf
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32
-from wager.models.gguf import BLOCK_SIZES, GgufFile, GgufType
+from wager.models.gguf import GgufFile, GgufType
 from wager.models.weights import GGUF_NAMES, NAMES, open_weights, source_name, tensor_shapes
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -305,7 +305,7 @@ def test_plan_counts_the_types_of_the_tensors(tmp_path: Path) -> None:
 
 
 def test_our_table_of_types_is_the_librarys() -> None:
-    ours = {kind.name: (int(kind), tuple(BLOCK_SIZES[kind])) for kind in GgufType}
+    ours = {kind.name: (int(kind), (kind.elements, kind.size)) for kind in GgufType}
     theirs = {kind.name: (int(kind), GGML_QUANT_SIZES[kind]) for kind in Kind}
     assert {name: ours[name] for name in theirs if name in ours} == {
         name: theirs[name] for name in theirs if name in ours

@@ -180,7 +180,7 @@ def _quality(engine: LoadedEngine) -> dict[str, Any]:
     limits = PassLimits(_QUALITY_ROWS, 1, context, logits_rows=_QUALITY_ROWS)
     reference = replace(target.opened, dtype="bf16", limits=limits)
     plan = memory.plan(
-        budget=memory.Budget.of(memory.free_memory(), limit=None).size,
+        budget=memory.budget()[0],
         weights=reference.weight_bytes(kernels),
         workspace=reference.workspace_bytes(kernels),
         drafter=0,

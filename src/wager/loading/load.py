@@ -33,7 +33,7 @@ from wager.kernels.cpu import Kernels, machine, physical_cores, select
 from wager.kv.paged_cache import BlockPool, PagedKVCache
 from wager.loading import drafters as drafting
 from wager.loading import memory
-from wager.loading.memory import MemoryPlan, free_memory, total_memory
+from wager.loading.memory import MemoryPlan
 from wager.loading.opened import OpenedModel, open_target
 from wager.models import hub
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
@@ -217,12 +217,10 @@ def _plan_memory(
     """Plan the memory for the largest of several sets of drafters; a shared target keeps its cache, so only the
     drafters are added."""
     limit = config.capacity.memory
-    if limit is not None:
-        memory.check_limit(limit, total_memory())
-    budget = memory.Budget.of(free_memory(), limit=limit, held=shared.memory_plan.total if shared else 0)
+    budget, reason = memory.budget(limit=limit, held=shared.memory_plan.total if shared else 0)
     needs = [drafting.footprint(each, kernels) for each in drafters]
     return memory.plan(
-        budget=budget.size,
+        budget=budget,
         weights=target.weight_bytes(kernels),
         workspace=target.workspace_bytes(kernels),
         drafter=max(need.fixed for need in needs),
@@ -232,18 +230,50 @@ def _plan_memory(
         use_all=limit is not None,
         draft_token_bytes=max(need.per_token for need in needs),
         draft_parts=max(needs, key=lambda need: need.fixed).parts,
-        reason=budget.reason,
+        reason=reason,
     )
 
 
 def _latency(target: LoadedTarget, runner: Runner, report: Report) -> LatencySurface:
-    """The latency model of a loaded target: a copy for each engine, which corrects it by its own steps."""
+    """The latency model of a loaded target: a copy for each engine, which corrects it by its own steps. It is the
+    calibration of this model on this machine, else its last quick measurement, else one that is made now. A calibration
+    that is damaged or outdated is warned of."""
     if target.latency is None:
-        target.latency = stored_latency(target.opened, target.kernels, report=report)
-    if target.latency is None:
-        target.claim_cache(None)  # measuring overwrites what the cache holds
-        target.latency = measured_latency(runner, target.opened, target.kernels, report=report)
+        model, folder = target.opened, hub.cache_dir(FOLDER)
+        current = calibration_setup(
+            target.kernels, model.spec, model=model.path.name, dtype=model.formats(target.kernels)
+        )
+        search = find_calibration(folder, current)
+        if search.calibration:
+            report(f"step latencies as calibrated {search.calibration.age}")
+            target.latency = search.calibration.surface()
+        else:
+            if any(folder.glob(f"{current.shape}-*.json")):
+                log.warning("%s Steps are measured again; `wager calibrate` stores them.", search.reason)
+            target.latency = read_quick(folder, current) or _measured_latency(target, runner, current, report)
     return LatencySurface.from_dict(target.latency.as_dict())
+
+
+def _measured_latency(target: LoadedTarget, runner: Runner, current: Setup, report: Report) -> LatencySurface:
+    """A latency model from a few steps of `runner`, which overwrite its cache, stored for the next start; default
+    values, with a warning that says why, if that is too small or the model's logits are not finite."""
+    from wager.profiling.calibrate import quick_surface  # most starts find a measurement
+
+    target.claim_cache(None)
+    report("measuring a few steps")
+    try:
+        surface = quick_surface(runner, max_context=target.opened.limits.context)
+    except (NumericsError, UsageError) as error:
+        log.warning("%s Default step latencies are used until steps were timed.", error.message)
+        return LatencySurface([1, 256], [5e-3, 5e-2], uncertainty=MAX_UNCERTAINTY)
+    write_quick(hub.cache_dir(FOLDER), current, surface)
+    return surface
+
+
+def calibration_setup(kernels: Kernels, spec: ModelSpec, *, model: str, dtype: str) -> Setup:
+    """The setup that a calibration made now is valid for; `model` is the model's name, `dtype` describes the form of
+    its weights and cache (OpenedModel.formats)."""
+    return Setup(machine(), model, fingerprint(spec), kernels.name, kernels.threads, dtype)
 
 
 def _assemble(
@@ -273,46 +303,6 @@ def _assemble(
     )
     engine.target, engine.memory_plan = target, plan
     return engine
-
-
-def stored_latency(model: OpenedModel, kernels: Kernels, *, report: Callable[[str], None]) -> LatencySurface | None:
-    """The calibration of this model on this machine, else its last quick measurement; None without either. A
-    calibration that is damaged or outdated is warned of."""
-    folder, current = hub.cache_dir(FOLDER), _setup(model, kernels)
-    search = find_calibration(folder, current)
-    if search.calibration:
-        report(f"step latencies as calibrated {search.calibration.age}")
-        return search.calibration.surface()
-    if any(folder.glob(f"{current.shape}-*.json")):
-        log.warning("%s Steps are measured again; `wager calibrate` stores them.", search.reason)
-    return read_quick(folder, current)
-
-
-def measured_latency(
-    runner: Runner, model: OpenedModel, kernels: Kernels, *, report: Callable[[str], None]
-) -> LatencySurface:
-    """A latency model from a few steps of `runner`, which overwrite its cache, stored for the next start; default
-    values, with a warning that says why, if that is too small or the model's logits are not finite."""
-    from wager.profiling.calibrate import quick_surface  # most starts find a measurement
-
-    report("measuring a few steps")
-    try:
-        surface = quick_surface(runner, max_context=model.limits.context)
-    except (NumericsError, UsageError) as error:
-        log.warning("%s Default step latencies are used until steps were timed.", error.message)
-        return LatencySurface([1, 256], [5e-3, 5e-2], uncertainty=MAX_UNCERTAINTY)
-    write_quick(hub.cache_dir(FOLDER), _setup(model, kernels), surface)
-    return surface
-
-
-def calibration_setup(kernels: Kernels, spec: ModelSpec, *, model: str, dtype: str) -> Setup:
-    """The setup that a calibration made now is valid for; `model` is the model's name, `dtype` describes the form of
-    its weights and cache (OpenedModel.formats)."""
-    return Setup(machine(), model, fingerprint(spec), kernels.name, kernels.threads, dtype)
-
-
-def _setup(model: OpenedModel, kernels: Kernels) -> Setup:
-    return calibration_setup(kernels, model.spec, model=model.path.name, dtype=model.formats(kernels))
 
 
 _CATCH_UP_TOKENS = 8

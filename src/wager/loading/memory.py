@@ -26,17 +26,16 @@ class FreeMemory:
     where: str = "this machine"
 
 
+def bounds(root: Path | None = None) -> list[FreeMemory]:
+    """Of the machine, this process and its control groups. MemoryPlanError where the system does not say what is free.
+    `root`: where /proc and /sys are."""
+    root = root or ROOT
+    return [_machine(root), *_process(root), *_groups(root)]
+
+
 def free_memory(root: Path | None = None) -> FreeMemory:
-    """The bound that leaves least. MemoryPlanError where the system does not say what is free. `root`: where /proc and
-    /sys are."""
-    root = root or ROOT
-    return min([_machine(root), *_process(root), *_groups(root)], key=lambda bound: bound.free)
-
-
-def total_memory(root: Path | None = None) -> FreeMemory:
-    """The bound with the least memory in total."""
-    root = root or ROOT
-    return min([_machine(root), *_process(root), *_groups(root)], key=lambda bound: bound.total)
+    """The bound that leaves least. Errors and `root` as `bounds`."""
+    return min(bounds(root), key=lambda bound: bound.free)
 
 
 def _machine(root: Path) -> FreeMemory:
@@ -190,43 +189,26 @@ def plan(
             if cache_tokens is None
             else "Lower cache_tokens, use a smaller model, or raise --memory.",
         )
-    return MemoryPlan(
-        budget,
-        weights,
-        workspace,
-        drafter,
-        tokens * token_bytes,
-        tokens,
-        tokens * draft_token_bytes,
-        dict(draft_parts or {}),
-        reason,
-    )
+    cache, draft_cache = tokens * token_bytes, tokens * draft_token_bytes
+    return MemoryPlan(budget, weights, workspace, drafter, cache, tokens, draft_cache, dict(draft_parts or {}), reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """`size` bytes that a plan may use, and the `reason` why it is so many."""
-
-    size: int
-    reason: str
-
-    @classmethod
-    def of(cls, free: FreeMemory, *, limit: int | None, held: int = 0) -> Budget:
-        """A share of the memory that is free, or up to `limit` bytes, but no more than are free. `held` bytes, which
-        the plan counts too, are in use already."""
-        left = f"the {gib(free.free)} that {free.where} has free"
-        if limit is None:
-            return cls(int(free.free * SHARE) + held, f"{SHARE:.0%} of {left}")
-        return cls(limit, "--memory") if limit <= free.free + held else cls(free.free + held, left)
-
-
-def check_limit(limit: int, installed: FreeMemory) -> None:
-    """MemoryPlanError if `limit` is more than there is."""
+def budget(*, limit: int | None = None, held: int = 0) -> tuple[int, str]:
+    """The bytes that a plan may use, and why so many: a share of the memory that is free, or up to `limit` bytes, but
+    no more than are free. `held` bytes, which the plan counts too, are in use already. MemoryPlanError if `limit` is
+    more than there is."""
+    known = bounds()
+    free = min(known, key=lambda bound: bound.free)
+    left = f"the {gib(free.free)} that {free.where} has free"
+    if limit is None:
+        return int(free.free * SHARE) + held, f"{SHARE:.0%} of {left}"
+    installed = min(known, key=lambda bound: bound.total)
     if limit > installed.total:
         raise MemoryPlanError(
             f"memory = {gib(limit)} is more than the {gib(installed.total)} of {installed.where}.",
             "Give less, or leave it out.",
         )
+    return (limit, "--memory") if limit <= free.free + held else (free.free + held, left)
 
 
 def _because(reason: str) -> str:

@@ -8,6 +8,7 @@ them, guesses worse, and changes no text.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -153,9 +154,10 @@ class PassLimits:
     kv_dtype: KVDtype = "bf16"
 
     @property
-    def max_blocks(self) -> int:
-        """Blocks of one sequence of full length."""
-        return -(-self.context // BLOCK_SIZE)
+    def sizes(self) -> Mapping[str, int]:
+        """By the names that the decoder gives them."""
+        sizes = {"max_rows": self.rows, "max_sequences": self.sequences, "max_logits_rows": self.logits_rows}
+        return {**sizes, "max_blocks": -(-self.context // BLOCK_SIZE)}
 
 
 @dataclass(frozen=True)
@@ -189,15 +191,7 @@ class OpenedModel:
         return Matrices(self.weights, self.dtype, kernels.act)
 
     def workspace_bytes(self, kernels: Kernels) -> int:
-        limits = self.limits
-        return workspace_bytes(
-            self.spec,
-            kernels,
-            max_rows=limits.rows,
-            max_sequences=limits.sequences,
-            max_blocks=limits.max_blocks,
-            max_logits_rows=limits.logits_rows,
-        )
+        return workspace_bytes(self.spec, kernels, **self.limits.sizes)
 
     def formats(self, kernels: Kernels) -> str:
         """The forms of the weights, and the cache's if it is not the default: what a step's seconds depend on."""
@@ -210,19 +204,16 @@ class OpenedModel:
         return every if self.layers is None else -(-every * len(self.layers) // self.spec.num_layers)
 
     def load(self, kernels: Kernels, num_blocks: int, *, keep_expert_choices: bool = False) -> Decoder:
-        limits, store = self.limits, open_store(self.path, kernels, dtype=self.dtype)
+        store = open_store(self.path, kernels, dtype=self.dtype)
         decoder = Decoder(
             self.weights,
             kernels,
             num_blocks=num_blocks,
-            max_rows=limits.rows,
-            max_sequences=limits.sequences,
-            max_blocks=limits.max_blocks,
-            max_logits_rows=limits.logits_rows,
+            **self.limits.sizes,
             dtype=self.dtype,
             keep_expert_choices=keep_expert_choices,
             store=store,
-            kv_dtype=limits.kv_dtype,
+            kv_dtype=self.limits.kv_dtype,
             layers=self.layers,
         )
         if self.layers is None:  # a file holds all of a model's weights

@@ -1,7 +1,7 @@
 """Reads GGUF files: the types of their tensors, quantised blocks in formats that the kernels multiply, and the file
 itself (metadata and directory when it is opened, tensors on demand).
 
-To add a type, state its code and the size of a block in GgufType and _SIZES. If its name is in BLOCK_FORMATS of
+To add a type, state its code and the size of a block in GgufType. If its name is in BLOCK_FORMATS of
 kernels/blocks.py, the kernels multiply the file's own bytes. Every other type is converted when it is read: by a
 function in _CONVERT, exactly if it is also in _EXACT; else by gguf's dequantiser, and is quantised again to q8_0.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,84 +34,50 @@ from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Bytes, QuantisedMatrix, q
 
 
 class GgufType(IntEnum):
-    F32 = 0
-    F16 = 1
-    Q4_0 = 2
-    Q4_1 = 3
-    Q5_0 = 6
-    Q5_1 = 7
-    Q8_0 = 8
-    Q8_1 = 9
-    Q2_K = 10
-    Q3_K = 11
-    Q4_K = 12
-    Q5_K = 13
-    Q6_K = 14
-    Q8_K = 15
-    IQ2_XXS = 16
-    IQ2_XS = 17
-    IQ3_XXS = 18
-    IQ1_S = 19
-    IQ4_NL = 20
-    IQ3_S = 21
-    IQ2_S = 22
-    IQ4_XS = 23
-    I8 = 24
-    I16 = 25
-    I32 = 26
-    I64 = 27
-    F64 = 28
-    IQ1_M = 29
-    BF16 = 30
-    TQ1_0 = 34
-    TQ2_0 = 35
-    MXFP4 = 39
-    NVFP4 = 40
-    Q1_0 = 41
+    """The code of a type in files; a block of it has so many `elements` in so many bytes."""
 
-
-class BlockSize(NamedTuple):
     elements: int
-    bytes: int
+    size: int
 
+    def __new__(cls, code: int, elements: int, size: int) -> GgufType:
+        kind = int.__new__(cls, code)
+        kind._value_, kind.elements, kind.size = code, elements, size
+        return kind
 
-_SIZES = {
-    "F32": (1, 4),
-    "F16": (1, 2),
-    "BF16": (1, 2),
-    "F64": (1, 8),
-    "I8": (1, 1),
-    "I16": (1, 2),
-    "I32": (1, 4),
-    "I64": (1, 8),
-    "Q4_0": (32, 18),
-    "Q4_1": (32, 20),
-    "Q5_0": (32, 22),
-    "Q5_1": (32, 24),
-    "Q8_0": (32, 34),
-    "Q8_1": (32, 40),
-    "Q2_K": (256, 84),
-    "Q3_K": (256, 110),
-    "Q4_K": (256, 144),
-    "Q5_K": (256, 176),
-    "Q6_K": (256, 210),
-    "Q8_K": (256, 292),
-    "IQ2_XXS": (256, 66),
-    "IQ2_XS": (256, 74),
-    "IQ3_XXS": (256, 98),
-    "IQ1_S": (256, 50),
-    "IQ4_NL": (32, 18),
-    "IQ3_S": (256, 110),
-    "IQ2_S": (256, 82),
-    "IQ4_XS": (256, 136),
-    "IQ1_M": (256, 56),
-    "TQ1_0": (256, 54),
-    "TQ2_0": (256, 66),
-    "MXFP4": (32, 17),
-    "NVFP4": (64, 36),
-    "Q1_0": (128, 18),
-}
-BLOCK_SIZES: Mapping[GgufType, BlockSize] = {GgufType[name]: BlockSize(*size) for name, size in _SIZES.items()}
+    F32 = 0, 1, 4
+    F16 = 1, 1, 2
+    Q4_0 = 2, 32, 18
+    Q4_1 = 3, 32, 20
+    Q5_0 = 6, 32, 22
+    Q5_1 = 7, 32, 24
+    Q8_0 = 8, 32, 34
+    Q8_1 = 9, 32, 40
+    Q2_K = 10, 256, 84
+    Q3_K = 11, 256, 110
+    Q4_K = 12, 256, 144
+    Q5_K = 13, 256, 176
+    Q6_K = 14, 256, 210
+    Q8_K = 15, 256, 292
+    IQ2_XXS = 16, 256, 66
+    IQ2_XS = 17, 256, 74
+    IQ3_XXS = 18, 256, 98
+    IQ1_S = 19, 256, 50
+    IQ4_NL = 20, 32, 18
+    IQ3_S = 21, 256, 110
+    IQ2_S = 22, 256, 82
+    IQ4_XS = 23, 256, 136
+    I8 = 24, 1, 1
+    I16 = 25, 1, 2
+    I32 = 26, 1, 4
+    I64 = 27, 1, 8
+    F64 = 28, 1, 8
+    IQ1_M = 29, 256, 56
+    BF16 = 30, 1, 2
+    TQ1_0 = 34, 256, 54
+    TQ2_0 = 35, 256, 66
+    MXFP4 = 39, 32, 17
+    NVFP4 = 40, 64, 36
+    Q1_0 = 41, 128, 18
 
 
 # ---- quantised blocks in formats that the kernels multiply -----------------------------------------------------------
@@ -154,7 +120,7 @@ def convert_blocks(raw: Bytes, kind: GgufType, k: int) -> QuantisedMatrix:
     target = stored_as(kind).format or ""
     if target == kind.name.lower():
         return QuantisedMatrix(BLOCK_FORMATS[target], raw, k)
-    known, size = BLOCK_FORMATS[target], BLOCK_SIZES[kind].bytes
+    known, size = BLOCK_FORMATS[target], kind.size
     data = np.empty((len(raw), k // known.inputs * known.bytes), dtype=np.uint8)
     step = max(1, _PART // k)
     for first in range(0, len(raw), step):
@@ -350,7 +316,7 @@ class GgufFile:
         if stored.kind in FLOATS:
             with np.errstate(all="ignore"):
                 return self._raw(stored).view(FLOATS[stored.kind]).astype(dtype).reshape(stored.shape)
-        block, size = BLOCK_SIZES[stored.kind]
+        block, size = stored.kind.elements, stored.kind.size
         out: Array = np.empty(math.prod(stored.shape), dtype)
         raw = self._raw(stored)
         step = max(1, _CHUNK // block)
@@ -414,21 +380,19 @@ class GgufFile:
         return tensors
 
     def _place(self, name: str, shape: tuple[int, ...], code: int, offset: int) -> StoredTensor:
-        try:
-            kind = GgufType(code)
-        except ValueError as error:
+        kind = next((kind for kind in GgufType if kind == code), None)
+        if kind is None:
             raise ModelError(
                 f"{short_repr(name)} in {self.where} has the unknown tensor type {code}.",
                 "The file is damaged, or of a type that this wager does not know.",
-            ) from error
-        block, size = BLOCK_SIZES[kind]
-        if 0 in shape or shape[-1] % block:
+            )
+        if 0 in shape or shape[-1] % kind.elements:
             raise ModelError(
                 f"{short_repr(name)} in {self.where} has shape {list(shape)}, which {kind.name} cannot store."
             )
-        bytes_needed = math.prod(shape) // block * size
-        if offset + bytes_needed > len(self._data):
-            end = offset + bytes_needed
+        bytes_needed = math.prod(shape) // kind.elements * kind.size
+        end = offset + bytes_needed
+        if end > len(self._data):
             raise ModelError(
                 f"{self.where} is truncated: {short_repr(name)} ends at byte {end}, the file at {len(self._data)}.",
                 "Fetch the file again.",
@@ -450,7 +414,7 @@ def _open(path: Path, changed: int, size: int) -> GgufFile:
     return GgufFile(path)
 
 
-def _rows(part: np.ndarray[Any, np.dtype[np.uint8]], size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _rows(part: Bytes, size: int) -> Bytes:
     """Blocks of `size` bytes as rows of up to 256 blocks: gguf takes 16 rows at a time, and few long rows need fewer
     calls."""
     blocks = len(part) // size
@@ -475,9 +439,6 @@ class _Cursor:
         value: int | float | bool = struct.unpack("<" + code, self.take(struct.calcsize(code)))[0]
         return value
 
-    def string(self) -> str:
-        return self.take(int(self.scalar("Q"))).decode("utf-8", errors="replace")
-
     def name(self) -> str:
         """The name of a key or a tensor; unlike text it must be valid UTF-8."""
         raw = self.take(int(self.scalar("Q")))
@@ -490,7 +451,7 @@ class _Cursor:
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
-            return self.string()
+            return self._strings(1)[0]
         if kind == _ARRAY:
             return self._array()
         if kind not in _SCALARS:

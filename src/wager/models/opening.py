@@ -6,9 +6,7 @@ Norm weights are stored as floats in every quantisation of a model, so a drafter
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -29,21 +27,6 @@ def open_model(model: str) -> tuple[Path, Weights, Tokenizer]:
     return path, open_weights(path), Tokenizer.load(path)
 
 
-class FingerprintedTokenizer(Protocol):
-    """What the fingerprint needs of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def eos_ids(self) -> Sequence[int] | frozenset[int]: ...
-
-    @property
-    def chat_template(self) -> str | None: ...
-
-    def token(self, token_id: int) -> str: ...
-
-
 def target_fingerprint(weights: Weights) -> str:
     """SHA-256, in hex, of the shapes of all tensors and of the norm weights as float32."""
     found = hashlib.sha256()
@@ -54,7 +37,7 @@ def target_fingerprint(weights: Weights) -> str:
     return found.hexdigest()
 
 
-def tokenizer_fingerprint(tokenizer: FingerprintedTokenizer, *, with_padding: bool = False) -> str:
+def tokenizer_fingerprint(tokenizer: Tokenizer, *, with_padding: bool = False) -> str:
     """SHA-256, in hex, of every token, the ids that end a text and the chat template; `with_padding` also of the names
     that a GGUF file gives to ids without a token, as drafters were noted before."""
     found = hashlib.sha256()
@@ -64,9 +47,7 @@ def tokenizer_fingerprint(tokenizer: FingerprintedTokenizer, *, with_padding: bo
     return found.hexdigest()
 
 
-def trained_for_another(
-    noted: ConfigKeys, weights: Weights, tokenizer: FingerprintedTokenizer, name: str
-) -> str | None:
+def trained_for_another(noted: ConfigKeys, weights: Weights, tokenizer: Tokenizer, name: str) -> str | None:
     """How the target that a drafter was trained for, as it notes, differs from the one called `name`: the end of a
     sentence; None if it does not, or nothing is noted."""
     if (found := noted.text("target_fingerprint")) and found != target_fingerprint(weights):

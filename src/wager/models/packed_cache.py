@@ -29,7 +29,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -345,7 +345,7 @@ def _files(model: Path) -> list[list[Any]]:
     else:
         files = [model]
     published = {file.path.name: file.digest for file in hub.published_files(model)}
-    return [[file.name, published.get(file.name) or list(astuple(FileIdentity.of(file.stat())))] for file in files]
+    return [[file.name, published.get(file.name) or list(FileIdentity.of(file.stat()))] for file in files]
 
 
 def _verified() -> VerifiedFiles:

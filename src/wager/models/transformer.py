@@ -342,26 +342,6 @@ class LayerRecorder:
         self.tape.linear(inner, tensors.packed(prefix + "down", down), out, add=True, of=of)
 
 
-class LastLayer:
-    """`record` makes a tape of what follows the layer's keys and values, for all rows, on the decoder's buffers and
-    inputs; it is called when rows are first wanted."""
-
-    def __init__(self, buffers: LayerBuffers, record: Callable[[], Tape]) -> None:
-        self._buffers, self._record = buffers, record
-        self._tape: Tape | None = None
-
-    def rows(self, batch: PackedBatch) -> Array:
-        """The residual stream of all rows behind the layer, f32 [R, hidden], after the decoder's pass over the batch.
-        Where all rows have logits, as in a step that only decodes, nothing is computed."""
-        rows, indices = batch.rows, batch.logits_indices
-        if len(indices) == rows and np.array_equal(indices, np.arange(rows)):
-            return self._buffers.selected[:rows]
-        if self._tape is None:
-            self._tape = self._record()
-        self._tape.run(rows=rows, sequences=batch.num_sequences, logits_rows=0)
-        return self._buffers.x[:rows]
-
-
 # ---- the decoder -----------------------------------------------------------------------------------------------------
 
 
@@ -429,8 +409,8 @@ class Decoder:
         self._places: list[Tap] = []  # where each layer begins
         self._tap_buffers: dict[int, Array] = {}  # of every layer that was tapped once
         self._tapped: dict[int, Array] = {}
-        self._last: LastLayer | None = None  # where a pass computes the last layer for the rows with logits alone
         self._taps_last = False
+        self._last_tape: Tape | None = None
         self._logits = empty(self.max_logits_rows, spec.vocab)
         self._greedy_tokens = empty(self.max_logits_rows, dtype=INT32)
         self._record(weights, matrices, store or PackedStore(kernels), keep_expert_choices=keep_expert_choices)
@@ -456,9 +436,20 @@ class Decoder:
 
     def _taps(self, batch: PackedBatch) -> dict[int, Array]:
         found = {layer: rows[: batch.rows] for layer, rows in self._tapped.items()}
-        if self._taps_last and self._last is not None:
-            found[len(self.layers)] = self._last.rows(batch)
+        if self._taps_last:
+            found[len(self.layers)] = self._last_rows(batch)
         return found
+
+    def _last_rows(self, batch: PackedBatch) -> Array:
+        """The residual stream of all rows behind a last layer that the pass over the batch computed for the rows with
+        logits alone, f32 [R, hidden]. Where all have logits, as in a step that only decodes, nothing is computed."""
+        rows, indices = batch.rows, batch.logits_indices
+        if len(indices) == rows and np.array_equal(indices, np.arange(rows)):
+            return self._selected[:rows]
+        if self._last_tape is None:
+            self._last_tape = self._record_last()
+        self._last_tape.run(rows=rows, sequences=batch.num_sequences, logits_rows=0)
+        return self._layer_buffers.x[:rows]
 
     def _check(self, batch: PackedBatch) -> None:
         for name, size, limit in (
@@ -482,7 +473,7 @@ class Decoder:
                     f"Layer {layer} cannot be tapped: {self.spec.name} has {last} layers.",
                     f"Tap layers 0 to {last}.",
                 )
-        self._taps_last = self._last is not None and last in layers
+        self._taps_last = last in layers and last >= len(self._places)
         before, self._tapped = self._tapped, {}
         for layer in [layer for layer in layers if layer < len(self._places)]:
             if layer not in self._tap_buffers:
@@ -511,8 +502,9 @@ class Decoder:
             layer = spec.ordered_layers[index]
             recorder.record(tensors, layer, place, of=last_layer_rows(layer) if place == last else "rows")
         self.expert_choices = recorder.expert_choices
+        self._layer_buffers = buffers
         if last_layer_rows(layer) == "logits":
-            self._last = LastLayer(buffers, partial(self._record_last, tensors, layer, buffers))
+            self._record_last = partial(self._record_rest, tensors, layer, buffers)
         else:
             self._places.append(tape.tap(buffers.x))
             tape.select(buffers.x, buffers.selected)
@@ -524,8 +516,8 @@ class Decoder:
         tape.linear(selected_normed, head, self._logits, of="logits")
         tape.argmax(self._logits, self._greedy_tokens)
 
-    def _record_last(self, tensors: LayerWeights, layer: Layer, buffers: LayerBuffers) -> Tape:
-        """The rest of the last layer for all rows."""
+    def _record_rest(self, tensors: LayerWeights, layer: Layer, buffers: LayerBuffers) -> Tape:
+        """What follows the keys and values of the last layer, for all rows, on a tape of its own."""
         tape = self._tape.beside()
         recorder = LayerRecorder(self.spec, self.kernels, tape, self.cache, buffers)
         recorder.record_rest(tensors, layer, len(self.layers) - 1, of="rows")
