@@ -85,13 +85,14 @@ def read_text(path: Path, what: str, hint: str) -> str:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, buffered: int = -1) -> Iterator[BinaryIO]:
     """A new file to write, which takes the place of `path` when the block ends and is removed when it raises: nobody
-    ever reads half of it, and of two that write together the later one wins."""
+    ever reads half of it, and of two that write together the later one wins. `buffered`: bytes that are written at
+    once, at the least."""
     remove_unfinished(path.parent, escape(path.name))
     unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
-        with unfinished.open("xb") as file:
+        with unfinished.open("xb", buffered) as file:
             yield file
         unfinished.replace(path)
     finally:

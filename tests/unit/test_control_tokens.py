@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 from corpus import TEXTS
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_tokenizer_chat import CHAT
 from test_tokenizer_chat import TEMPLATES as SMALL_TEMPLATES
@@ -113,12 +113,9 @@ def load(folder: Path, template: str, *, plain: tuple[str, ...] = (*NAMED_BY_A_T
     return Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
 
 
-QUICK = ("chatml", "llama 3", "mapped roles", "formats", "joins")
-
-
 @pytest.fixture(
     scope="module",
-    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TEMPLATES],
+    params=TEMPLATES,
 )
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -163,16 +160,6 @@ def test_ids_of_harmless_content_are_those_of_transformers(pair: Any) -> None:
         assert ours.chat(harmless) == expected
 
 
-def test_hostile_content_brings_no_control_token(pair: Any) -> None:
-    ours, _ = pair
-    harmless = control(ours, encode_chat(ours, conversation("x", "x", "x", "x")))
-    for content in HOSTILE:
-        for contents in ((content,) * 4, ("x", content, "x", "x"), ("x", "x", content, content + " x")):
-            ids = encode_chat(ours, conversation(*contents))
-            assert control(ours, ids) == harmless
-            assert ours.decode(ids, special=True) == ours.chat(conversation(*contents))
-
-
 PIECES = st.sampled_from(
     [*CONTROL, *NAMED_BY_A_TEMPLATE, *HOSTILE, *ORDINARY, "a", " ", "\n", "é", "日", "{{", "%s", "\\"]
 )
@@ -181,6 +168,7 @@ CONTENTS = st.lists(PIECES, max_size=5).map("".join) | st.text(st.characters(exc
 
 @settings(max_examples=25, deadline=None)
 @given(contents=st.lists(CONTENTS, min_size=4, max_size=6))
+@example(contents=["".join(HOSTILE)] * 4)
 def test_no_content_whatever_changes_the_control_tokens(pair: Any, contents: list[str]) -> None:
     ours, _ = pair
     ids = encode_chat(ours, conversation(*contents))

@@ -15,7 +15,7 @@ from wager.cli import main
 from wager.errors import ModelError
 from wager.models import hub
 from wager.models.download import WheelModel
-from wager.models.integrity import PublishedFile, VerifiedFiles, check_file, require_intact
+from wager.models.integrity import PublishedFile, VerifiedFiles, require_intact
 
 BODY = b"GGUF" + bytes(range(256)) * 64
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -89,6 +89,9 @@ def test_a_file_is_hashed_once(stored: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert hashed("tiny"), "it may have been written"
     replace(stored, BODY)
     assert hashed("tiny"), "it is another file"
+    os.utime(stored)
+    hub.resolve("tiny", lambda *_: os.utime(stored, ns=(1, 1)))
+    assert hashed("tiny"), "it was written while it was hashed"
 
 
 @pytest.mark.parametrize("known_before", [False, True])
@@ -200,17 +203,6 @@ def test_several_processes_at_once(cache: Path, tmp_path: Path) -> None:
     assert {digest for *_, digest in json.loads(memory.read_text()).values()} == {SHA256}
 
 
-def test_a_file_that_is_written_while_it_is_hashed_is_not_remembered(tmp_path: Path) -> None:
-    file = PublishedFile(tmp_path / "file", SHA256, "")
-    file.path.write_bytes(BODY)
-    finding = check_file(file, lambda *_: os.utime(file.path, ns=(1, 1)))
-    assert finding.intact
-    assert finding.identity is None
-    verified = VerifiedFiles(tmp_path / "memory.json")
-    verified.record([finding])
-    assert verified.unverified([file]) == [file]
-
-
 # ---- files of a Hub -----------------------------------------------------------------------------------------------
 
 
@@ -233,16 +225,13 @@ def snapshot(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return folder
 
 
-def test_a_snapshot_of_the_hub_is_verified_once(snapshot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_snapshot_of_the_hub_is_verified_once_and_a_damaged_file_named(
+    snapshot: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     assert hashed("org/name")
     restart(monkeypatch)
-    assert not hashed("org/name")
-    assert not hashed(str(snapshot))
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_damaged_file_of_a_snapshot_is_named(snapshot: Path, name: str) -> None:
-    hub.resolve("org/name")
+    assert not hashed("org/name") and not hashed(str(snapshot))
     flip((snapshot / name).resolve(), at=3)
     for model in ("org/name", str(snapshot)):
         with pytest.raises(ModelError, match="damaged") as caught:
@@ -312,14 +301,6 @@ def test_what_doctor_finds_damaged_is_no_longer_trusted(
         hub.resolve("tiny")
 
 
-def test_pull_of_a_path_cannot_be_forced(stored: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["pull", "--force", str(stored)]) == 1
-    assert "there is nothing to fetch" in capfd.readouterr().err
-    assert main(["pull", str(stored)]) == 0
-    flip(stored)
-    assert main(["pull", str(stored)]) == 1
-
-
 @pytest.mark.parametrize("model", ["", " ", "\t\n"])
 def test_a_blank_model_is_refused_by_name(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
@@ -330,3 +311,5 @@ def test_a_blank_model_is_refused_by_name(
     for find in (hub.find, hub.resolve, hub.pull):
         with pytest.raises(ModelError, match="blank"):
             find(model)
+    with pytest.raises(ModelError, match="there is nothing to fetch"):
+        hub.pull(str(tmp_path / "only.gguf"), force=True)

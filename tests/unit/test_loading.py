@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 from eagle_heads import blank_head
-from tiny_models import oracle, save
-from tokenizer_models import train
+from tokenizer_models import save_model
 
 import wager
 from wager.economics.calibration import FOLDER, Calibration
 from wager.economics.surface import StepPoint
 from wager.errors import MemoryPlanError, UsageError
-from wager.loading import memory
 from wager.loading.load import calibration_setup, load
 from wager.models import hub
 from wager.types import Request, SamplingParams
@@ -22,17 +20,9 @@ from wager.types import Request, SamplingParams
 PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)
 
 
-def model(path: Path, *, pre: str = "gpt-2", head_dim: int = 16) -> str:
-    """A model directory with random weights and a trained tokenizer."""
-    tokenizer = train(pre)
-    save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size(), head_dim=head_dim), path)
-    tokenizer.save(str(path / "tokenizer.json"))
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return model(tmp_path_factory.mktemp("model"))
+    return save_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +40,6 @@ def test_a_model_and_its_draft_model_share_a_plan_and_a_text(config: wager.Engin
     assert one.token_ids == two.token_ids
     assert two.stats.accepted == two.stats.drafted > 0  # it drafts for itself
     assert one.text == two.text == plain.tokenizer.decode(list(one.token_ids))
-
-
-def test_stop_strings_and_text(config: wager.EngineConfig) -> None:
-    engine = load(config.with_options(drafter="ngram"))
-    request = Request("r", tuple(engine.tokenizer.encode("one two three")), replace(PARAMS, max_tokens=30))
-    (answer,) = engine.generate([request])
-    stop = answer.text[5:8]
-    (cut,) = engine.generate([replace(request, params=replace(request.params, stop=(stop,)))])
-    assert cut.finish_reason == "stop"
-    assert cut.text == answer.text[: answer.text.find(stop)]
 
 
 def test_a_model_that_does_not_fit_is_refused_with_figures(config: wager.EngineConfig) -> None:
@@ -86,13 +66,6 @@ def test_a_cache_of_int8_has_more_positions_in_the_same_memory(config: wager.Eng
         config.with_options(kv_dtype="q4")
 
 
-def test_a_calibration_belongs_to_one_type_of_cache(config: wager.EngineConfig) -> None:
-    engines = [load(config.with_options(kv_dtype=kind)) for kind in ("bf16", "q8")]
-    plain, small = (engine.target.opened.formats(engine.kernels) for engine in engines)
-    assert plain == engines[0].target.opened.matrices(engines[0].kernels).description
-    assert small == f"{plain} + q8 cache"
-
-
 def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig) -> None:
     with pytest.raises(UsageError, match="'recycle' makes trees"):
         load(config.with_options(drafter="recycle", verify="block"))
@@ -100,7 +73,7 @@ def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig)
 
 def test_a_head_size_that_the_kernels_lack_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="head_dim of 8 is not supported"):
-        load(wager.EngineConfig.from_options(model=model(tmp_path, head_dim=8), drafter="none"))
+        load(wager.EngineConfig.from_options(model=save_model(tmp_path, head_dim=8), drafter="none"))
 
 
 def test_engines_that_share_a_model_take_turns(config: wager.EngineConfig) -> None:
@@ -113,13 +86,6 @@ def test_engines_that_share_a_model_take_turns(config: wager.EngineConfig) -> No
     first.add(Request("busy", prompt, PARAMS))
     with pytest.raises(UsageError, match="Another engine"):
         second.add(request)
-
-
-def test_plans_are_plain_arithmetic() -> None:
-    plan = memory.plan(
-        budget=10_000, weights=1000, workspace=500, drafter=0, token_bytes=10, max_context=100, use_all=True
-    )
-    assert (plan.cache_tokens, plan.cache, plan.num_blocks) == (848, 8480, 53)
 
 
 @pytest.mark.slow

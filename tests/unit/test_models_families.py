@@ -40,10 +40,11 @@ MAGNIFIED = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.6}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral window": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 7}),
-    "qwen3 moe": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "norm_topk_prob": True, "tie_word_embeddings": True}),
-    "qwen3 moe not normalised": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "attention_bias": True}),
-    "qwen3 moe stepped": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "decoder_sparse_step": 2}),
-    "qwen3 moe some dense": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "mlp_only_layers": [0, 2]}),
+    "qwen3 moe": (
+        "Qwen3MoeForCausalLM",
+        {**QWEN_MOE, "norm_topk_prob": True, "tie_word_embeddings": True, "mlp_only_layers": [0]},
+    ),
+    "qwen3 moe stepped": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "attention_bias": True, "decoder_sparse_step": 2}),
     "qwen3 moe window": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "use_sliding_window": True, "sliding_window": 9}),
     "deepseek v2 greedy": ("DeepseekV2ForCausalLM", {**LATENT, "n_routed_experts": 4, "first_k_dense_replace": 1}),
     "deepseek v2 grouped": (
@@ -89,9 +90,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**LATENT, "n_routed_experts": 6, "n_group": 1, "topk_group": 1, "n_shared_experts": 2},
     ),
     "llama": ("LlamaForCausalLM", {}),
-    "llama tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
-    "llama biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
-    "llama one kv head": ("LlamaForCausalLM", {"num_key_value_heads": 1}),
+    "llama biases": (
+        "LlamaForCausalLM",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    ),
     "llama3 rope": ("LlamaForCausalLM", {"rope_parameters": LLAMA3}),
     "linear rope": ("LlamaForCausalLM", {"rope_parameters": LINEAR}),
     "yarn rope": ("LlamaForCausalLM", {"rope_parameters": YARN}),
@@ -127,23 +129,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-QUICK = (
-    "mixtral window",
-    "qwen3 moe stepped",
-    "deepseek v2 grouped",
-    "deepseek v3",
-    "llama biases",
-    "llama3 rope",
-    "yarn with everything",
-    "mistral window",
-    "qwen2 layer types",
-    "qwen3 biases, tied",
-)
-
-
-@pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_logits_agree_with_transformers(case: str, tmp_path: Path) -> None:
     architecture, config = CASES[case]
     model = oracle(architecture, **config)
@@ -174,21 +160,6 @@ def test_windows_without_layer_types(first: int, tmp_path: Path) -> None:
     weights = open_weights(save(model, tmp_path, layer_types=None))
     assert windows(weights.spec) == [None] * first + [5] * (3 - first)
     assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_every_switch_changes_the_logits() -> None:
-    """Checks the oracle: a case whose switch transformers ignored would test nothing."""
-    plain = {
-        "LlamaForCausalLM": {},
-        "MistralForCausalLM": {"sliding_window": None},
-        "Qwen2ForCausalLM": {},
-        "Qwen3ForCausalLM": {"head_dim": 8},
-    }
-    base = {name: oracle_logits(oracle(name, **config), TOKENS) for name, config in plain.items()}
-    for case in ("llama3 rope", "linear rope", "yarn rope", "mistral window", "qwen2 windows", "qwen2 layer types"):
-        architecture, config = CASES[case]
-        assert np.abs(oracle_logits(oracle(architecture, **config), TOKENS) - base[architecture]).max() > 0.1, case
 
 
 def test_bfloat16_stays_near_float32(tmp_path: Path) -> None:

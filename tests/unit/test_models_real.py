@@ -30,18 +30,13 @@ PROMPT = [{"role": "user", "content": "Name three rivers of Europe and the seas 
 
 
 @pytest.fixture(scope="module")
-def path(smollm2: Path) -> Path:
-    return smollm2
+def tokenizer(smollm2: Path) -> Tokenizer:
+    return Tokenizer.load(smollm2)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(path: Path) -> Tokenizer:
-    return Tokenizer.load(path)
-
-
-@pytest.fixture(scope="module")
-def theirs(path: Path) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+def theirs(smollm2: Path) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +45,10 @@ def prompt(tokenizer: Tokenizer) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def oracle(path: Path) -> Any:
+def oracle(smollm2: Path) -> Any:
     """transformers' Llama with the file's tensors, put together by the gguf library and nothing of ours."""
     torch.set_num_threads(1)
-    reader = gguf.GGUFReader(path)
+    reader = gguf.GGUFReader(smollm2)
     field = {name: value.contents() for name, value in reader.fields.items() if name.startswith("llama.")}
     heads, kv_heads = field["llama.attention.head_count"], field["llama.attention.head_count_kv"]
     config = transformers.LlamaConfig(
@@ -80,11 +75,11 @@ def oracle(path: Path) -> Any:
     return model
 
 
-def test_transformers_reads_the_same_model(path: Path, prompt: list[int], expected: Array) -> None:
+def test_transformers_reads_the_same_model(smollm2: Path, prompt: list[int], expected: Array) -> None:
     pytest.importorskip("accelerate", reason="transformers reads GGUF files only with accelerate installed")
     settings = transformers.GgufConfig(dequantize=True)
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=settings
+        smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32, quantization_config=settings
     )
     with torch.no_grad():
         logits = model.eval()(torch.tensor([prompt])).logits[0].numpy()
@@ -98,38 +93,32 @@ def expected(oracle: Any, prompt: list[int]) -> Array:
     return logits
 
 
-def decoder(path: Path, kernels: Kernels, dtype: str = "auto") -> Decoder:
+def decoder(smollm2: Path, kernels: Kernels, dtype: str = "auto") -> Decoder:
     limits = dict(num_blocks=12, max_rows=96, max_sequences=1, max_blocks=12)
-    return Decoder(open_weights(path), kernels, **limits, dtype=dtype)
+    return Decoder(open_weights(smollm2), kernels, **limits, dtype=dtype)
 
 
-def test_logits_in_float32(path: Path, prompt: list[int], expected: Array) -> None:
-    ours = decoder(path, ReferenceKernels("float32"))
+def test_logits_in_float32(smollm2: Path, prompt: list[int], expected: Array) -> None:
+    ours = decoder(smollm2, ReferenceKernels("float32"))
     output = ours.forward(batch([chain(0, prompt, list(range(12)))], range(len(prompt))))
     assert_close(output.logits, expected, atol=2e-3, rtol=1e-3)
     assert np.array_equal(output.greedy_tokens, expected.argmax(-1))
 
 
 @pytest.mark.parametrize("kernels", [select(threads=1), ReferenceKernels()], ids=["native", "oracle"])
-def test_logits_in_bfloat16(kernels: Kernels, path: Path, prompt: list[int], expected: Array) -> None:
-    ours = decoder(path, kernels, "bf16")
+@pytest.mark.parametrize(("dtype", "error", "agreeing"), [("bf16", 0.02, 0.95), ("auto", 0.05, 0.9)])
+def test_logits_in_bfloat16_and_in_the_files_own_bits(
+    kernels: Kernels, dtype: str, error: float, agreeing: float, smollm2: Path, prompt: list[int], expected: Array
+) -> None:
+    """In its own bits weights are those of the file and activations have 8 bits."""
+    ours = decoder(smollm2, kernels, dtype)
     logits = ours.forward(batch([chain(0, prompt, list(range(12)))], range(len(prompt)))).logits
-    assert np.abs(logits - expected).mean() < 0.02 * expected.std()
-    agreeing = (logits.argmax(-1) == expected.argmax(-1)).mean()
-    assert agreeing > 0.95
+    assert np.abs(logits - expected).mean() < error * expected.std()
+    assert (logits.argmax(-1) == expected.argmax(-1)).mean() > agreeing
 
 
-@pytest.mark.parametrize("kernels", [select(threads=1), ReferenceKernels()], ids=["native", "oracle"])
-def test_logits_in_the_files_own_bits(kernels: Kernels, path: Path, prompt: list[int], expected: Array) -> None:
-    """Weights are those of the file; activations have 8 bits."""
-    ours = decoder(path, kernels)
-    logits = ours.forward(batch([chain(0, prompt, list(range(12)))], range(len(prompt)))).logits
-    assert np.abs(logits - expected).mean() < 0.05 * expected.std()
-    assert (logits.argmax(-1) == expected.argmax(-1)).mean() > 0.9
-
-
-def test_greedy_text_in_float32(path: Path, oracle: Any, prompt: list[int]) -> None:
-    ours, tokens = decoder(path, ReferenceKernels("float32")), list(prompt)
+def test_greedy_text_in_float32(smollm2: Path, oracle: Any, prompt: list[int]) -> None:
+    ours, tokens = decoder(smollm2, ReferenceKernels("float32")), list(prompt)
     ours.forward(batch([chain(0, prompt[:-1], list(range(12)))], [0]))
     for _ in range(16):
         step = batch([chain(len(tokens) - 1, tokens[-1:], list(range(12)))], [0])
@@ -139,17 +128,15 @@ def test_greedy_text_in_float32(path: Path, oracle: Any, prompt: list[int]) -> N
     assert tokens == answer[0].tolist()
 
 
-def test_the_planned_bytes_are_the_allocated_ones(path: Path) -> None:
-    ours = decoder(path, ReferenceKernels())
+def test_the_planned_bytes_are_the_allocated_ones(smollm2: Path) -> None:
+    ours = decoder(smollm2, ReferenceKernels())
     assert ours.spec.parameters == 134_515_008
     layers, head, vectors = 106_168_320, 28_311_552, 35_136
     q4_1, q8_0 = 4 + 8 / 32 + 20 / 32, 4 + 4 / 32 + 34 / 32  # codes, scales and minima in float32; the stored bytes
     assert ours.weight_bytes == layers * q4_1 + head * q8_0 + 4 * vectors
-    assert decoder(path, ReferenceKernels(), "bf16").weight_bytes == 4 * (layers + head + vectors)
-    from wager.kernels.cpu import Kernels
-
-    assert decoder(path, Kernels()).weight_bytes == layers * 5 / 8 + head * 8.5 / 8 + 4 * vectors
-    assert decoder(path, Kernels(), "bf16").weight_bytes == 2 * (layers + head) + 4 * vectors
+    assert decoder(smollm2, ReferenceKernels(), "bf16").weight_bytes == 4 * (layers + head + vectors)
+    assert decoder(smollm2, Kernels()).weight_bytes == layers * 5 / 8 + head * 8.5 / 8 + 4 * vectors
+    assert decoder(smollm2, Kernels(), "bf16").weight_bytes == 2 * (layers + head) + 4 * vectors
 
 
 SAMPLES = (*TEXTS, *with_special("<|im_start|>", "<|im_end|>"), *with_special("<|endoftext|>", "<repo_name>"))

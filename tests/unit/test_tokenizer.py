@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
 from corpus import TEXTS, with_special
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizer_models import (
     PRE,
@@ -58,19 +59,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("folder"))
 
 
-def test_byte_level_ids_agree_with_the_models_own_tokenizer(backend: Any, from_gguf: Tokenizer) -> None:
-    for text in SAMPLES:
-        expected = backend.encode(text)
-        assert from_gguf.encode(text) == expected.ids
-        assert [from_gguf.token(i) for i in expected.ids] == expected.tokens
-
-
 @settings(max_examples=40, deadline=None)
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+@given(text=st.sampled_from(SAMPLES) | st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+@example(text="".join(SAMPLES))
 def test_any_text_agrees_and_comes_back(backend: Any, from_gguf: Tokenizer, pre: str, text: str) -> None:
-    ids = from_gguf.encode(text)
-    assert ids == backend.encode(text).ids
-    if pre != "qwen2":  # it normalises
+    ids, expected = from_gguf.encode(text), backend.encode(text)
+    assert ids == expected.ids
+    assert [from_gguf.token(i) for i in ids] == expected.tokens
+    assert from_gguf.token(10**6) == "" and from_gguf.token_bytes(10**6) == b""
+    special = re.search("|".join(map(re.escape, SPECIAL)), text)
+    if special is None and pre != "qwen2":  # it normalises
         assert from_gguf.decode(ids) == text
 
 
@@ -195,17 +193,6 @@ def test_a_directory_without_a_usable_tokenizer_is_named(folder: Path, tmp_path:
     (tmp_path / "tokenizer.json").write_text(json.dumps(description))
     with pytest.raises(TokenizerError, match="WordPiece"):
         Tokenizer.load(tmp_path)
-
-
-def test_tokens_are_written_as_in_the_vocabulary(from_gguf: Tokenizer) -> None:
-    assert from_gguf.token(0) == "<|start|>"
-    assert from_gguf.token(10**6) == ""
-    assert from_gguf.token_bytes(10**6) == b""
-    assert from_gguf.is_special(0)
-    assert not from_gguf.is_special(2)
-    space = from_gguf.encode(" ")
-    assert from_gguf.token(space[0]) == "Ġ"
-    assert from_gguf.token_bytes(space[0]) == b" "
 
 
 def written_out(tokenizer: Tokenizer, folder: Path) -> Tokenizer:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tiny_models
 from corpus import TEXTS
-from tiny_models import write_gguf
+from tiny_models import oracle, write_gguf
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -144,6 +145,14 @@ def save(path: Path) -> Path:
     )
     fast.save_pretrained(path)
     return path
+
+
+def save_model(path: Path, architecture: str = "LlamaForCausalLM", **config: Any) -> str:
+    """A directory of a random model, as tiny_models has them, with a tokenizer of 700 tokens."""
+    tokenizer = train("gpt-2")
+    model = oracle(architecture, **{"vocab_size": tokenizer.get_vocab_size(), "head_dim": 16, **config})
+    tokenizer.save(str(tiny_models.save(model, path) / "tokenizer.json"))
+    return str(path)
 
 
 def copy(folder: Path, target: Path, **config: Any) -> None:

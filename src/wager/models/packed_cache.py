@@ -27,11 +27,11 @@ import mmap
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -140,12 +140,12 @@ class PackedFile:
 
 def write_packed(path: Path, facts: Mapping[str, Any], weights: Mapping[str, WeightParts]) -> PackedHeader:
     """Write a file: complete, or not there at all and OSError. Its data may reach the disk later."""
-    with replacing(path) as file:
-        _write(file.fileno(), facts, weights)
+    with replacing(path, buffered=_CHUNK) as file:
+        _write(file, facts, weights)
     return read_header(path)
 
 
-def _write(descriptor: int, facts: Mapping[str, Any], weights: Mapping[str, WeightParts]) -> None:
+def _write(file: BinaryIO, facts: Mapping[str, Any], weights: Mapping[str, WeightParts]) -> None:
     entries, end = [], 0
     for name, weight in weights.items():
         parts = []
@@ -158,41 +158,17 @@ def _write(descriptor: int, facts: Mapping[str, Any], weights: Mapping[str, Weig
         data = {"offset": offset, "bytes": end, "sha256": digest}
         return json.dumps({"facts": dict(facts), "data": data, "weights": entries}).encode()
 
-    none = hashlib.sha256()
-    room = len(described(1 << 40, none.hexdigest()))
-    offset, found = _aligned(_PREFIX + room, _DATA_ALIGNMENT), none
-    os.lseek(descriptor, offset, os.SEEK_SET)
-    for chunk in _chunks(weights):
-        found.update(chunk)
-        _write_all(descriptor, chunk)
-    raw = described(offset, found.hexdigest())
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    _write_all(descriptor, MAGIC + len(raw).to_bytes(8, "little") + hashlib.sha256(raw).digest() + raw)
-
-
-def _chunks(weights: Mapping[str, WeightParts]) -> Iterator[memoryview]:
-    """The data in large pieces."""
-    chunk, used = memoryview(bytearray(_CHUNK)), 0
+    found = hashlib.sha256()
+    offset = _aligned(_PREFIX + len(described(1 << 40, found.hexdigest())), _DATA_ALIGNMENT)
+    file.seek(offset)
     for weight in weights.values():
         for array in weight.arrays:
-            padded, done = _aligned(array.nbytes, _PART_ALIGNMENT), 0
-            while done < padded:
-                size = min(_CHUNK - used, padded - done)
-                held = max(0, min(size, array.nbytes - done))
-                chunk[used : used + held] = array[done : done + held].tobytes()
-                chunk[used + held : used + size] = bytes(size - held)
-                used, done = used + size, done + size
-                if used == _CHUNK:
-                    yield chunk
-                    used = 0
-    if used:
-        yield chunk[:used]
-
-
-def _write_all(descriptor: int, data: memoryview | bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+            for piece in (array.data, bytes(-array.nbytes % _PART_ALIGNMENT)):
+                found.update(piece)
+                file.write(piece)
+    raw = described(offset, found.hexdigest())
+    file.seek(0)
+    file.write(MAGIC + len(raw).to_bytes(8, "little") + hashlib.sha256(raw).digest() + raw)
 
 
 def _aligned(size: int, to: int) -> int:
