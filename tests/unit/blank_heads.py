@@ -1,4 +1,4 @@
-"""A small head of each kind for any target, for tests of what happens around heads: random weights, wrong guesses."""
+"""A small head of each kind for any target, for tests of what happens around heads: wrong guesses."""
 
 from __future__ import annotations
 
@@ -10,25 +10,64 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from unit.eagle_heads import blank_head
 from wager.arch.spec import ModelSpec
 
 _HEADS, _SIZE, _INNER = 2, 16, 32
 
+Shapes = dict[str, tuple[int, ...]]
 
-def _random(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+
+def _save(folder: Path, config: Mapping[str, Any], shapes: Shapes, *, random: bool = True) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(5)
-    return {
+    tensors = {
         f"{name}.weight": torch.randn(shape, generator=generator) * 0.2 + (1.0 if len(shape) == 1 else 0.0)
+        if random
+        else torch.full(shape, 0.01)
         for name, shape in shapes.items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def _layer(target: ModelSpec, model_type: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "hidden_size": target.hidden,
+        "intermediate_size": _INNER,
+        "num_hidden_layers": 1,
+        "num_attention_heads": _HEADS,
+        "num_key_value_heads": _HEADS,
+        "head_dim": _SIZE,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "max_position_embeddings": 128,
+        "vocab_size": target.vocab,
+        **changes,
     }
 
 
-def _save(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(_random(shapes), folder / "model.safetensors")
-    return folder
+def _layer_shapes(name: str, hidden: int, *, reads: int = 0, queries: int = _HEADS * _SIZE, keys: int = 0) -> Shapes:
+    """A layer whose attention reads `reads` elements (0: `hidden`), with keys and values of `keys` (0: `queries`)."""
+    shapes: Shapes = {f"{name}.{norm}": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")}
+    for part, size in (("q", queries), ("k", keys or queries), ("v", keys or queries)):
+        shapes[f"{name}.self_attn.{part}_proj"] = (size, reads or hidden)
+    shapes |= {f"{name}.self_attn.o_proj": (hidden, queries), f"{name}.mlp.down_proj": (hidden, _INNER)}
+    return shapes | {f"{name}.mlp.{part}_proj": (_INNER, hidden) for part in ("gate", "up")}
+
+
+def eagle_head(folder: Path, target: ModelSpec, **further: Any) -> Path:
+    """One layer in speculators' format, whose weights are all 0.01."""
+    hidden = target.hidden
+    config = {
+        "speculators_model_type": "eagle3",
+        "transformer_layer_config": _layer(target, "llama"),
+        "eagle_aux_hidden_state_layer_ids": [0, target.num_layers - 1],
+        **further,
+    }
+    shapes: Shapes = {"fc": (hidden, 2 * hidden), "norm": (hidden,), "layers.0.hidden_norm": (hidden,)}
+    return _save(folder, config, shapes | _layer_shapes("layers.0", hidden, reads=2 * hidden), random=False)
 
 
 def medusa_head(folder: Path, target: ModelSpec, **further: Any) -> Path:
@@ -44,7 +83,7 @@ def medusa_head(folder: Path, target: ModelSpec, **further: Any) -> Path:
         "medusa_fc_bias": False,
         **further,
     }
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: Shapes = {}
     for head in range(3):
         shapes[f"blocks.{head}.layers.0"] = (hidden, hidden)
         shapes[f"lm_heads.{head}"] = (vocab, hidden)
@@ -54,23 +93,9 @@ def medusa_head(folder: Path, target: ModelSpec, **further: Any) -> Path:
 def block_head(folder: Path, target: ModelSpec, **further: Any) -> Path:
     """One layer and four slots in speculators' format."""
     hidden = target.hidden
-    layer = {
-        "model_type": "qwen3",
-        "hidden_size": hidden,
-        "intermediate_size": _INNER,
-        "num_hidden_layers": 1,
-        "num_attention_heads": _HEADS,
-        "num_key_value_heads": _HEADS,
-        "head_dim": _SIZE,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e4,
-        "max_position_embeddings": 128,
-        "vocab_size": target.vocab,
-        "hidden_act": "silu",
-    }
     config = {
         "speculators_model_type": "dflash",
-        "transformer_layer_config": layer,
+        "transformer_layer_config": _layer(target, "qwen3", hidden_act="silu"),
         "block_size": 4,
         "mask_token_id": 1,
         "aux_hidden_state_layer_ids": [0, target.num_layers - 1],
@@ -78,34 +103,25 @@ def block_head(folder: Path, target: ModelSpec, **further: Any) -> Path:
         "sample_from_anchor": False,
         **further,
     }
-    shapes: dict[str, tuple[int, ...]] = {"fc": (hidden, 2 * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}
-    shapes |= {f"layers.0.{name}": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
-    shapes |= {f"layers.0.self_attn.{part}_proj": (_HEADS * _SIZE, hidden) for part in "qkv"}
+    shapes: Shapes = {"fc": (hidden, 2 * hidden), "hidden_norm": (hidden,), "norm": (hidden,)}
     shapes |= {f"layers.0.self_attn.{part}_norm": (_SIZE,) for part in "qk"}
-    shapes |= {"layers.0.self_attn.o_proj": (hidden, _HEADS * _SIZE), "layers.0.mlp.down_proj": (hidden, _INNER)}
-    shapes |= {f"layers.0.mlp.{part}_proj": (_INNER, hidden) for part in ("gate", "up")}
-    return _save(folder, config, shapes)
+    return _save(folder, config, shapes | _layer_shapes("layers.0", hidden))
 
 
 def mtp_modules(folder: Path, target: ModelSpec, **further: Any) -> Path:
     """One module in speculators' format, of the target's attention."""
     hidden, attention = target.hidden, target.attention
-    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    layer = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": hidden,
-        "intermediate_size": _INNER,
-        "num_hidden_layers": target.num_layers,
-        "num_attention_heads": attention.heads,
-        "num_key_value_heads": attention.kv_heads,
-        "head_dim": attention.head_dim,
-        "rope_theta": 1e4,
-        "max_position_embeddings": target.context,
-        "vocab_size": target.vocab,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True,
-    }
+    layer = _layer(
+        target,
+        "llama",
+        architectures=["LlamaForCausalLM"],
+        num_hidden_layers=target.num_layers,
+        num_attention_heads=attention.heads,
+        num_key_value_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
+        max_position_embeddings=target.context,
+        tie_word_embeddings=True,
+    )
     methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
     config = {
         "speculators_model_type": "mtp",
@@ -114,19 +130,15 @@ def mtp_modules(folder: Path, target: ModelSpec, **further: Any) -> Path:
         "speculators_config": {"algorithm": "mtp", "proposal_methods": methods},
         **further,
     }
-    norms = ("token_layernorm", "hidden_layernorm", "final_layernorm", "input_layernorm", "post_attention_layernorm")
-    shapes: dict[str, tuple[int, ...]] = {f"mtp_layers.0.{name}": (hidden,) for name in norms}
-    shapes["mtp_layers.0.input_proj"] = (hidden, 2 * hidden)
-    for part, size in (("q", queries), ("k", keys), ("v", keys)):
-        shapes[f"mtp_layers.0.self_attn.{part}_proj"] = (size, hidden)
-    shapes["mtp_layers.0.self_attn.o_proj"] = (hidden, queries)
-    shapes |= {f"mtp_layers.0.mlp.{part}_proj": (_INNER, hidden) for part in ("gate", "up")}
-    shapes["mtp_layers.0.mlp.down_proj"] = (hidden, _INNER)
+    name, size = "mtp_layers.0", attention.head_dim
+    shapes: Shapes = {f"{name}.{norm}_layernorm": (hidden,) for norm in ("token", "hidden", "final")}
+    shapes[f"{name}.input_proj"] = (hidden, 2 * hidden)
+    shapes |= _layer_shapes(name, hidden, queries=attention.heads * size, keys=attention.kv_heads * size)
     return _save(folder, config, shapes)
 
 
 HEADS: Mapping[str, Callable[..., Path]] = {
-    "eagle3": blank_head,
+    "eagle3": eagle_head,
     "medusa": medusa_head,
     "dflash": block_head,
     "mtp": mtp_modules,

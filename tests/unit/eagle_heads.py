@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from wager.arch import ModelSpec
 from wager.kernels.arrays import Array
 
 torch.set_num_threads(1)
@@ -239,36 +238,3 @@ def rotated(x: Tensor) -> Tensor:
 
 def changed(name: str, **flags: Any) -> Flags:
     return replace(VARIANTS[name], **flags)
-
-
-def blank_head(folder: Path, target: ModelSpec, **further: Any) -> Path:
-    """A head of any target whose weights are all 0.01."""
-    hidden, heads, size = target.hidden, 2, 16
-    layer = {
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "head_dim": size,
-        "rope_theta": 1e4,
-        "max_position_embeddings": 128,
-        "vocab_size": target.vocab,
-    }
-    taps = [0, target.num_layers - 1]
-    config = {
-        "speculators_model_type": "eagle3",
-        "transformer_layer_config": layer,
-        "eagle_aux_hidden_state_layer_ids": taps,
-        **further,
-    }
-    shapes: dict[str, tuple[int, ...]] = {"fc": (hidden, 2 * hidden), "norm": (hidden,)}
-    shapes |= {f"layers.0.{name}": (hidden,) for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
-    shapes |= {f"layers.0.self_attn.{part}_proj": (heads * size, 2 * hidden) for part in "qkv"}
-    shapes |= {"layers.0.self_attn.o_proj": (hidden, heads * size), "layers.0.mlp.down_proj": (hidden, 32)}
-    shapes |= {f"layers.0.mlp.{part}_proj": (32, hidden) for part in ("gate", "up")}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({f"{k}.weight": torch.full(v, 0.01) for k, v in shapes.items()}, folder / "model.safetensors")
-    return folder

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from eagle_heads import blank_head
+from blank_heads import eagle_head
 from tokenizer_models import save_model
 
 import wager
@@ -144,7 +144,7 @@ def test_engines_on_one_target_correct_their_latency_separately(config: wager.En
 def test_a_head_shares_the_plan_and_gives_the_same_text(config: wager.EngineConfig, tmp_path: Path) -> None:
     plain = load(config)
     weights = plain.target.opened.weights
-    path = blank_head(tmp_path, weights.spec)
+    path = eagle_head(tmp_path, weights.spec)
     for dtype in ("auto", "q8"):
         plain = load(config.with_options(dtype=dtype))
         drafted = load(config.with_options(dtype=dtype, drafter=f"eagle3:{path}", depth=2))
@@ -157,7 +157,7 @@ def test_a_head_shares_the_plan_and_gives_the_same_text(config: wager.EngineConf
 
 def test_engines_on_one_target_tap_what_they_read(config: wager.EngineConfig, tmp_path: Path) -> None:
     plain = load(config)
-    path = blank_head(tmp_path, plain.spec)
+    path = eagle_head(tmp_path, plain.spec)
     drafted = load(config.with_options(drafter=f"eagle3:{path}", depth=2), target=plain.target)
     request = Request("r", tuple(plain.tokenizer.encode("The quick brown fox")), PARAMS)
     texts = [engine.generate([request])[0] for engine in (plain, drafted, plain, drafted)]

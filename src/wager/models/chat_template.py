@@ -294,13 +294,11 @@ class _Limiter(NodeTransformer):
         node.iter = _filtered(node.iter, "counted")
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+    def visit_Concat(self, node: nodes.Concat | nodes.Add) -> nodes.Node:
         self.generic_visit(node)
         return _filtered(node, "joined")
 
-    def visit_Add(self, node: nodes.Add) -> nodes.Node:
-        self.generic_visit(node)
-        return _filtered(node, "joined")
+    visit_Add = visit_Concat
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
         self.generic_visit(node)

@@ -141,27 +141,11 @@ def pip_download(requirement: str, folder: Path, *, report: Callable[[], None]) 
     output = folder / "output"
     details = folder / "details"
     scratch.mkdir()
-    options = [
-        "--no-cache-dir",
-        "--disable-pip-version-check",
-        "--no-input",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-    ]
-    command = [
-        *_pip(),
-        "download",
-        *options,
-        "--progress-bar=off",
-        "--log",
-        str(details),
-        "--dest",
-        str(folder),
-        requirement,
-    ]
+    options = "--no-cache-dir --disable-pip-version-check --no-input --quiet --no-deps --only-binary=:all:"
+    files = ["--progress-bar=off", "--log", str(details), "--dest", str(folder)]
+    command = [*_pip(), "download", *options.split(), *files, requirement]
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    code = _run(command, output=output, errors=True, environment=environment, report=report)
+    code = _run(command, output=output, stderr=subprocess.STDOUT, environment=environment, report=report)
     wheels = list(folder.glob("*.whl"))
     if code or len(wheels) != 1:
         cause = explain_pip_failure(_read(output), _read(details), code=code)
@@ -266,7 +250,7 @@ def hub_download(name: str, patterns: Sequence[str], *, force: bool) -> Path:
         answer = Path(folder) / "answer"
         command = [sys.executable, "-P", "-c", _HUB_PROGRAM, name, "force" if force else "keep", *patterns]
         try:
-            code = _run(command, output=answer, errors=False, environment=os.environ, report=lambda: None)
+            code = _run(command, output=answer)
             lines = answer.read_text(encoding="utf-8").splitlines()
         except BaseException:
             _remove_partial(name)
@@ -304,12 +288,12 @@ def _run(
     command: Sequence[str],
     *,
     output: Path,
-    errors: bool,
-    environment: Mapping[str, str],
-    report: Callable[[], None],
+    stderr: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    report: Callable[[], None] = lambda: None,
 ) -> int:
-    """The exit status of `command`; what it prints goes to the file `output`, with `errors` also what it prints on
-    stderr. `report` is called several times a second. However this function ends, the program has ended.
+    """The exit status of `command`; what it prints goes to the file `output`, `stderr` and `environment` are Popen's.
+    `report` is called several times a second. However this function ends, the program has ended.
 
     It is started and ended in a thread because signals interrupt only the main one: there is no instant at which it
     runs and nobody would end it.
@@ -317,9 +301,7 @@ def _run(
     stop = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         try:
-            running = threads.submit(
-                _supervise, command, output, subprocess.STDOUT if errors else None, environment, stop
-            )
+            running = threads.submit(_supervise, command, output, stderr, environment, stop)
             while not running.done():
                 report()
                 wait([running], timeout=_POLL_S)
@@ -330,7 +312,11 @@ def _run(
 
 
 def _supervise(
-    command: Sequence[str], output: Path, stderr: int | None, environment: Mapping[str, str], stop: threading.Event
+    command: Sequence[str],
+    output: Path,
+    stderr: int | None,
+    environment: Mapping[str, str] | None,
+    stop: threading.Event,
 ) -> int:
     """Run a program in a process group of its own, to its end or until `stop` is set."""
     with output.open("wb") as stdout:

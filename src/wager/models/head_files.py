@@ -27,7 +27,7 @@ from wager.kernels.tape import Tape
 from wager.models.gguf import StoredAs
 from wager.models.packed_cache import PackedStore
 from wager.models.transformer import Decoder, LayerWeights
-from wager.models.weights import Matrices, StoredWeights, Weights, tensor_shapes
+from wager.models.weights import NAMES, Matrices, StoredWeights, Weights, source_name, tensor_shapes
 from wager.types import PackedBatch
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
@@ -161,26 +161,6 @@ def check_taps(keys: ConfigKeys, taps: Sequence[int], target: ModelSpec) -> None
                 f"layers, of which 0 to {target.num_layers - 1} can be tapped.",
                 "The head was trained for another target.",
             )
-
-
-def layer_tensors(decoder: ModelSpec, attention: Gqa, inner: int, *, width: int) -> Shapes:
-    """Names and shapes of a layer's tensors, whose attention reads `width` elements."""
-    hidden, details = decoder.hidden, decoder.details
-    yield from ((f"{norm}.weight", (hidden,)) for norm in ("input_layernorm", "post_attention_layernorm"))
-    keys = attention.kv_heads * attention.head_dim
-    for part, size in (("q", attention.query_width), ("k", keys), ("v", keys)):
-        yield f"self_attn.{part}_proj.weight", (size, width)
-        if details.qkv_bias:
-            yield f"self_attn.{part}_proj.bias", (size,)
-        if details.qk_norm and part != "v":
-            yield f"self_attn.{part}_norm.weight", (attention.head_dim,)
-    yield "self_attn.o_proj.weight", (hidden, attention.output_width)
-    if details.output_bias:
-        yield "self_attn.o_proj.bias", (hidden,)
-    for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
-        yield f"mlp.{part}_proj.weight", shape
-        if details.mlp_bias:
-            yield f"mlp.{part}_proj.bias", shape[:1]
 
 
 def read_proposed(keys: ConfigKeys) -> int | None:
@@ -410,9 +390,10 @@ class CheckedLayers(CheckedHead):
         and those of `further`."""
         hidden, draft, size = self.decoder.hidden, len(self.vocabulary.ids), self.vocabulary.size
         expected = {"fc.weight": (hidden, self.state_width), "norm.weight": (hidden,), **further}
-        for index in range(self.decoder.num_layers):
-            shapes = layer_tensors(self.decoder, self.attention, self.inner, width=hidden if index else first_width)
-            expected |= {f"layers.{index}.{name}": shape for name, shape in shapes}
+        for name, shape in tensor_shapes(self.decoder).items():
+            if name.startswith("layers."):
+                reads = (first_width,) if re.fullmatch(r"layers\.0\.[qkv]\.weight", name) else shape[1:]
+                expected[source_name(NAMES, name).removeprefix("model.")] = (shape[0], *reads)
         if self.own_output:
             expected["lm_head.weight"] = (draft, hidden)
         if self.own_embedding:

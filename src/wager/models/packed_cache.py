@@ -187,7 +187,7 @@ class PackedStore:
 
     def __init__(self, kernels: Kernels, path: Path | None = None, facts: dict[str, Any] | None = None) -> None:
         """`path` is the file, which need not be there, None to keep nothing; `facts` are what it must be made from."""
-        self._kernels = kernels
+        self.kernels = kernels
         self._path = path
         self._facts = facts or {}
         self._file = None if path is None else _open(path, self._facts)
@@ -199,7 +199,7 @@ class PackedStore:
         weight = None
         if self._file is not None and name in self._file:
             try:
-                weight = self._kernels.assemble(self._file[name])
+                weight = self.kernels.assemble(self._file[name])
             except (ValueError, KeyError, TypeError) as error:
                 _warn_damaged(self._path, str(error))
         if weight is None:
@@ -216,7 +216,7 @@ class PackedStore:
         self._file = None
         if self._path is None or not self._made:
             return
-        parts = {name: self._kernels.dismantle(weight) for name, weight in weights.items()}
+        parts = {name: self.kernels.dismantle(weight) for name, weight in weights.items()}
         nbytes = sum(array.nbytes for part in parts.values() for array in part.arrays)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)

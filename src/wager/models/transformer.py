@@ -121,6 +121,14 @@ class LayerWeights:
     def vector(self, part: str, suffix: str = "weight") -> Array:
         return self._weights.read(self._name(part, suffix))
 
+    def product(self, *parts: str) -> Any:
+        """Matrices of the same inputs, packed as one, with their biases."""
+        return self.packed("+".join(parts), lambda: self._store.kernels.pack(*self._stacked(parts)))
+
+    def _stacked(self, parts: Sequence[str]) -> tuple[Matrix, Array | None]:
+        biases = [bias for part in parts if (bias := self.bias(part)) is not None]
+        return stack([self.matrix(part) for part in parts]), np.concatenate(biases) if biases else None
+
     def refit(self, heads: Array) -> list[Matrix]:
         """Matrices of heads that were cut from one, each in the form that they are multiplied in."""
         return [self._matrices.refit(head) for head in heads]
@@ -141,19 +149,11 @@ class LayerWeights:
             groups = [*groups[:-1], [*groups[-1], part]] if same else [*groups, [part]]
         return groups
 
-    def stacked(self, group: Sequence[str]) -> tuple[Matrix, Array | None]:
-        """The matrices of a group as one, and their biases."""
-        return stack([self.matrix(part) for part in group]), self._biases(group)
-
     def outputs(self, group: Sequence[str]) -> int:
         return sum(self._known[self._name(part, "weight")][0] for part in group)
 
     def _form(self, part: str) -> str | None:
         return self._matrices.formats[self._name(part, "weight")]
-
-    def _biases(self, parts: Sequence[str]) -> Array | None:
-        biases = [bias for part in parts if (bias := self.bias(part)) is not None]
-        return np.concatenate(biases) if biases else None
 
 
 def layer_cache(spec: ModelSpec, kernels: Kernels, *, layers: int, num_blocks: int, kv_dtype: KVDtype) -> CpuCache:
@@ -243,7 +243,6 @@ class LayerRecorder:
         """What follows the keys and values of a layer: attention (of plain layers), its output and the feed-forward."""
         buffers = self.buffers
         tape = self.tape
-        kernels = self.kernels
         x = self.buffers.x
         if isinstance(layer.attention, Gqa):
             window = layer.attention.window
@@ -251,8 +250,7 @@ class LayerRecorder:
         if of == "logits":
             x = buffers.selected
             tape.select(buffers.x, x)
-        out = tensors.packed("o", lambda: kernels.pack(tensors.matrix("o"), tensors.bias("o")))
-        tape.linear(buffers.attention_out, out, x, add=True, of=of)
+        tape.linear(buffers.attention_out, tensors.product("o"), x, add=True, of=of)
         tape.rms_norm(x, tensors.vector("mlp_norm"), self.spec.details.norm_eps, buffers.normed, of=of)
         if isinstance(layer.ffn, Experts):
             self._experts(tensors, layer.ffn)
@@ -265,15 +263,11 @@ class LayerRecorder:
         buffers = self.buffers
         first = 0
         for group in tensors.groups("q", "k", "v"):
-            packed = tensors.packed("+".join(group), partial(self._pack_stacked, tensors, group))
             last = first + tensors.outputs(group)
-            tape.linear(buffers.normed, packed, buffers.qkv[:, first:last])
+            tape.linear(buffers.normed, tensors.product(*group), buffers.qkv[:, first:last])
             first = last
         norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), details.norm_eps) if details.qk_norm else None
         tape.rotary(buffers.qkv, buffers.rotation, norms, self.cache, index, buffers.q)
-
-    def _pack_stacked(self, tensors: LayerWeights, group: Sequence[str]) -> Any:
-        return self.kernels.pack(*tensors.stacked(group))
 
     def _latent_attention(self, tensors: LayerWeights, attention: Mla, index: int) -> None:
         """The absorbed form: each head's key half of kv_b is applied to its query, so that queries are compared with
@@ -284,12 +278,11 @@ class LayerRecorder:
         buffers = self.buffers
         eps, normed = details.latent_norm_eps, buffers.normed
         if attention.q_rank:
-            tape.linear(normed, tensors.packed("q_a", lambda: kernels.pack(tensors.matrix("q_a"))), buffers.q_latent)
+            tape.linear(normed, tensors.product("q_a"), buffers.q_latent)
             tape.rms_norm(buffers.q_latent, tensors.vector("q_a_norm"), eps, buffers.q_latent_normed)
             normed = buffers.q_latent_normed
-        query = "q_b" if attention.q_rank else "q"
-        tape.linear(normed, tensors.packed(query, lambda: kernels.pack(tensors.matrix(query))), buffers.qkv)
-        tape.linear(buffers.normed, tensors.packed("kv_a", lambda: kernels.pack(tensors.matrix("kv_a"))), buffers.kv)
+        tape.linear(normed, tensors.product("q_b" if attention.q_rank else "q"), buffers.qkv)
+        tape.linear(buffers.normed, tensors.product("kv_a"), buffers.kv)
         norm = (tensors.vector("kv_a_norm"), eps)
         tape.latent(buffers.qkv, buffers.kv, buffers.rotation, norm, self.cache, index, buffers.q_nope, buffers.q)
 
@@ -334,12 +327,9 @@ class LayerRecorder:
             both = (biases[0], biases[1]) if biases[0] is not None and biases[1] is not None else None
             return kernels.pack_gated(gate, up, bias=both)
 
-        def down() -> Any:
-            return kernels.pack(tensors.matrix(prefix + "down"), tensors.bias(prefix + "down"))
-
         out = self.buffers.x if of == "rows" else self.buffers.selected
         self.tape.gated(self.buffers.normed, tensors.packed(prefix + "gate+up", into), inner, of=of)
-        self.tape.linear(inner, tensors.packed(prefix + "down", down), out, add=True, of=of)
+        self.tape.linear(inner, tensors.product(prefix + "down"), out, add=True, of=of)
 
 
 # ---- the decoder -----------------------------------------------------------------------------------------------------
