@@ -11,8 +11,7 @@ import transformers
 from corpus import TEXTS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_tokenizer_chat import CHAT
-from test_tokenizer_chat import TEMPLATES as SMALL_TEMPLATES
+from test_tokenizer import CHAT
 from tokenizer_models import TEMPLATE, gguf_metadata, sentencepiece_metadata, train, write
 from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
@@ -73,7 +72,17 @@ TEMPLATES = {
     "results": "{% for m in messages %}[TOOL_RESULTS]{{ {'content': m.content} | tojson }}[/TOOL_RESULTS]{% endfor %}",
     "nothing between": "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}",
     "repository": TEMPLATE,
-    **SMALL_TEMPLATES,
+    "blocks": "{% for m in messages %}\n    {% if m.role == 'user' %}\n  U {{ m.content | trim }}\n    {%- endif %}\n"
+    "{% endfor %}\n",
+    "loop controls": "{% for m in messages %}{% if loop.index > 3 %}{% break %}{% endif %}"
+    "{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}|{% endfor %}",
+    "json": "{{ messages | tojson }} {{ messages[0] | tojson(indent=2) }}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content|length %}"
+    "{% endfor %}{{ ns.n }}",
+    "flags": "{{ add_generation_prompt }} {{ tools is none }} {{ documents is defined }} {{ unheard is defined }} "
+    "{{ eos_token }}",
+    "date": "{{ strftime_now('%Y') | length }}",
 }
 THINKING = (
     "{% for m in messages %}{% set c = m.content %}{% if m.role == 'assistant' and '</think>' in c %}"
@@ -158,6 +167,9 @@ def test_ids_of_harmless_content_are_those_of_transformers(pair: Any) -> None:
         ids = theirs(expected, add_special_tokens=False).input_ids
         assert list(encode_chat(ours, harmless)) == ids
         assert ours.chat(harmless) == expected
+    for generate in (True, False):
+        expected = theirs.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=generate)
+        assert ours.chat(CHAT, add_generation_prompt=generate) == expected
 
 
 PIECES = st.sampled_from(

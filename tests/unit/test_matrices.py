@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 from packing import batch, chain
-from test_models_gguf import as_gguf, make, rounded_to
-from tiny_models import TOKENS, gguf_metadata, logits, oracle, oracle_logits, save, spec, write_gguf
+from test_models_gguf import make, rounded_to
+from tiny_models import TOKENS, logits, oracle, oracle_logits, save, spec
 
 from oracle.kernels import ReferenceKernels
 from quantised_cases import raw_rows
@@ -94,11 +94,6 @@ def test_inputs_that_blocks_do_not_divide_stay_in_bf16(tmp_path: Path) -> None:
     assert apart(computed(weights, "q8"), oracle_logits(model, TOKENS)) < 0.04
 
 
-def forms(kind: Kind, dtype: str, tmp_path: Path) -> str | None:
-    path = make(tmp_path, "llama", kinds={"down": kind}, **SIZES)[2]
-    return Matrices(open_weights(path), dtype).formats["layers.0.down.weight"]
-
-
 @pytest.mark.parametrize(
     ("kind", "dtype", "expected"),
     [
@@ -116,16 +111,14 @@ def forms(kind: Kind, dtype: str, tmp_path: Path) -> str | None:
 )
 def test_matrices_stored_in_few_bits_keep_them(kind: Kind, dtype: str, expected: str | None, tmp_path: Path) -> None:
     """q8 and q4 say how many bits are enough: nothing is made wider."""
-    assert forms(kind, dtype, tmp_path) == expected
+    path = make(tmp_path, "llama", kinds={"down": kind}, **SIZES)[2]
+    assert Matrices(open_weights(path), dtype).formats["layers.0.down.weight"] == expected
 
 
 def test_types_without_kernels_are_named(tmp_path: Path) -> None:
-    model = oracle("LlamaForCausalLM", **SIZES)
-    shape = open_weights(save(model, tmp_path / "hf")).spec
-    tensors = as_gguf(model, shape, {}, permuted=True)
-    tensors["blk.0.ffn_up.weight"] = (raw_rows(Kind.IQ4_NL, 96, 64), Kind.IQ4_NL)
-    tensors["blk.1.ffn_up.weight"] = (raw_rows(Kind.NVFP4, 96, 64), Kind.NVFP4)
-    weights = open_weights(write_gguf(tmp_path / "m.gguf", "llama", gguf_metadata(shape, "llama"), tensors))
+    kinds = (Kind.IQ4_NL, Kind.NVFP4)
+    tensors = {f"blk.{i}.ffn_up.weight": (raw_rows(kind, 96, 64), kind) for i, kind in enumerate(kinds)}
+    weights = open_weights(make(tmp_path, "llama", replaced=tensors, **SIZES)[2])
     matrices = Matrices(weights, "auto")
     assert matrices.converted == {"IQ4_NL": "q8_0", "NVFP4": "q8_0 (rounded)"}
     assert matrices.description == "bfloat16 x21 + q8_0 x2"
@@ -136,11 +129,9 @@ def test_types_without_kernels_are_named(tmp_path: Path) -> None:
 
 
 def test_a_type_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
-    model = oracle("LlamaForCausalLM", **{**SIZES, "intermediate_size": 128})
-    shape = open_weights(save(model, tmp_path / "hf")).spec
-    tensors = as_gguf(model, shape, {}, permuted=True)
-    tensors["blk.0.ffn_down.weight"] = (raw_rows(Kind.Q1_0, 64, 128), Kind.Q1_0)
-    weights = open_weights(write_gguf(tmp_path / "m.gguf", "llama", gguf_metadata(shape, "llama"), tensors))
+    tensors = {"blk.0.ffn_down.weight": (raw_rows(Kind.Q1_0, 64, 128), Kind.Q1_0)}
+    _, _, path = make(tmp_path, "llama", replaced=tensors, **{**SIZES, "intermediate_size": 128})
+    weights = open_weights(path)
     for dtype in ("auto", "bf16"):
         with pytest.raises(ModelError, match=r"blk\.0\.ffn_down\.weight .* stored as Q1_0"):
             computed(weights, dtype)

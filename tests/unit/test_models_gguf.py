@@ -39,13 +39,23 @@ MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def make(
-    tmp_path: Path, name: str, *, kinds: dict[str, Kind] | None = None, **config: Any
+    tmp_path: Path,
+    name: str,
+    *,
+    kinds: dict[str, Kind] | None = None,
+    metadata: dict[str, Any] | None = None,
+    replaced: dict[str, tuple[np.ndarray, Kind]] | None = None,
+    **config: Any,
 ) -> tuple[Any, ModelSpec, Path]:
-    """A random model, its spec, and the GGUF file llama.cpp's converter would make of it."""
+    """A random model, its spec, and the GGUF file llama.cpp's converter would make of it, with changes to its metadata
+    (None removes a key) and tensors."""
     model = oracle(ARCHITECTURES[name], **config)
     spec = open_weights(save(model, tmp_path / "hf")).spec
-    tensors = as_gguf(model, spec, kinds or {}, permuted=name == "llama")
-    return model, spec, write_gguf(tmp_path / "model.gguf", name, gguf_metadata(spec, name), tensors)
+    tensors = as_gguf(model, spec, kinds or {}, permuted=name == "llama") | (replaced or {})
+    written = {
+        key: value for key, value in {**gguf_metadata(spec, name), **(metadata or {})}.items() if value is not None
+    }
+    return model, spec, write_gguf(tmp_path / "model.gguf", name, written, tensors)
 
 
 @pytest.mark.parametrize(
@@ -147,16 +157,10 @@ def test_tensor_names_are_those_of_the_gguf_library(arch: gguf.MODEL_ARCH) -> No
 
 def test_tensors_larger_than_a_chunk_are_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(size=(37, 96)).astype(np.float32)
-    writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
-    for kind in (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_1):
-        writer.add_tensor(kind.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    kinds = (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_1)
+    file = GgufFile(write_gguf(tmp_path / "t.gguf", "llama", {}, {kind.name: (values, kind) for kind in kinds}))
     monkeypatch.setattr("wager.models.gguf._CHUNK", 500)
-    file = GgufFile(tmp_path / "t.gguf")
-    for kind in (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_1):
+    for kind in kinds:
         expected = gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind)
         assert np.array_equal(file.read(kind.name, FLOAT32), expected)
         assert np.array_equal(file.read(kind.name, BFLOAT16), expected.astype(BFLOAT16))
@@ -228,11 +232,7 @@ def test_a_file_that_is_not_gguf_is_named(content: bytes, named: str, tmp_path: 
     ],
 )
 def test_unsupported_values_are_refused_by_name(change: dict[str, Any], named: str, tmp_path: Path) -> None:
-    model = oracle("LlamaForCausalLM")
-    spec = open_weights(save(model, tmp_path / "hf")).spec
-    changed = {**gguf_metadata(spec, "llama"), **change}
-    metadata = {key: value for key, value in changed.items() if value is not None}
-    path = write_gguf(tmp_path / "m.gguf", "llama", metadata, as_gguf(model, spec, {}, permuted=True))
+    _, _, path = make(tmp_path, "llama", metadata=change)
     with pytest.raises(ModelError, match=named):
         open_weights(path)
 

@@ -12,8 +12,6 @@ from wager.errors import ModelError
 from wager.loading.load import load
 from wager.models import hub
 from wager.models.random_models import MODELS, byte_tokenizer
-from wager.testing import PROOF_DRAFTERS
-from wager.types import Request, SamplingParams
 
 V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -66,25 +64,6 @@ V3: dict[str, Any] = {
 def test_router_options_that_are_not_supported_are_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         read_config({**V3, **changes}, runnable=True)
-
-
-@pytest.mark.parametrize(
-    "family",
-    [family if family in ("llama", "deepseek") else pytest.param(family, marks=pytest.mark.slow) for family in MODELS],
-)
-def test_the_text_of_every_family_is_the_same_with_any_drafter(family: str) -> None:
-    config = wager.EngineConfig.from_options(model=f"random:{family}:tiny", drafter="none", max_context=256, threads=1)
-    plain = load(config)
-    requests = [
-        Request(str(i), tuple(plain.tokenizer.encode(text)), SamplingParams(max_tokens=24, temperature=i / 2, seed=i))
-        for i, text in enumerate(("to be or not to be or not", "abcabcabcabc", "x"))
-    ]
-    want = [completion.token_ids for completion in plain.generate(requests)]
-    for drafter in ("adversary", "random-tree"):
-        made = PROOF_DRAFTERS[drafter](plain.target.decoder.vocab, None)
-        engine = load(config, target=plain.target, drafter=made)
-        assert [completion.token_ids for completion in engine.generate(requests)] == want
-        engine.check()
 
 
 @pytest.mark.parametrize("family", MODELS)

@@ -19,6 +19,7 @@ from tokenizer_models import (
     copy,
     gguf_metadata,
     save,
+    sentencepiece_metadata,
     train,
     write,
 )
@@ -26,7 +27,14 @@ from tokenizers.processors import TemplateProcessing
 
 from wager.errors import ModelError, TokenizerError
 from wager.models.random_models import byte_tokenizer
-from wager.models.tokenizer import IncrementalDecoder, Tokenizer, token_ids
+from wager.models.tokenizer import IncrementalDecoder, Tokenizer
+
+CHAT = [
+    {"role": "system", "content": 'Be brief. 日本 "quoted" <b>&</b>'},
+    {"role": "user", "content": "Hi\n\nthere"},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "  Bye?  "},
+]
 
 SAMPLES = (*TEXTS, *with_special(*SPECIAL))
 
@@ -39,14 +47,6 @@ def pre(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def backend(pre: str) -> Any:
     return train(pre)
-
-
-@settings(max_examples=30, deadline=None)
-@given(text=st.text() | st.lists(st.sampled_from(SAMPLES), max_size=40).map("".join), special=st.booleans())
-def test_ids_of_the_call_that_releases_the_lock_are_those_of_the_plain_one(
-    backend: Any, text: str, special: bool
-) -> None:
-    assert token_ids(backend, text, special=special) == backend.encode(text, add_special_tokens=special).ids
 
 
 @pytest.fixture(scope="module")
@@ -225,3 +225,44 @@ def test_a_tokenizer_in_another_process_is_the_same() -> None:
     for text in SAMPLES:
         assert copied.encode_untrusted(text) == tokenizer.encode_untrusted(text)
     assert copied.decode(range(512)) == tokenizer.decode(range(512)) and copied.eos_ids == tokenizer.eos_ids
+
+
+# ---- chat templates ----
+
+
+@pytest.mark.parametrize(
+    ("template", "named"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% for m in messages %}", "damaged"),
+        ("{{ messages[0].content.nothing.here }}", "refuses"),
+        ("{{ ''.__class__.__mro__ }}", "refuses"),
+        ("{{ messages.append(1) }}", "refuses"),
+        ("{{ 1 // 0 }}", "refuses"),
+        ("{{ messages[0]['content'] + 1 }}", "refuses"),
+    ],
+)
+def test_a_template_that_refuses_is_an_error_with_its_message(template: str, named: str, tmp_path: Path) -> None:
+    metadata = {**gguf_metadata(train("smollm"), "smollm"), "tokenizer.chat_template": template}
+    tokenizer = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
+    with pytest.raises(TokenizerError, match=named):
+        tokenizer.chat(CHAT)
+
+
+def test_an_absent_template_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"t\.gguf has no chat template") as caught:
+        Tokenizer.load(write(tmp_path / "t.gguf", sentencepiece_metadata())).chat(CHAT)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        ("{{ 1 }}", "1"),
+        ([{"name": "tool_use", "template": "{{ 2 }}"}, {"name": "default", "template": "{{ 3 }}"}], "3"),
+    ],
+)
+def test_a_template_in_the_configuration(stored: Any, expected: str, folder: Path, tmp_path: Path) -> None:
+    copy(folder, tmp_path, chat_template=stored)
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    assert Tokenizer.load(tmp_path).chat(CHAT) == expected

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from wager.arch.config_keys import ConfigKeys, read_json
 from wager.arch.layers import Mla
@@ -32,44 +31,21 @@ from wager.types import KVDtype
 
 log = logging.getLogger("wager")
 
-_CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
-    [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hello."},
-        {"role": "assistant", "content": "Hi."},
-        {"role": "user", "content": "Bye."},
-    ],
-    [
-        {"role": "user", "content": "Hello."},
-        {"role": "assistant", "content": "Hi."},
-        {"role": "user", "content": "Bye."},
-    ],
-)
-"""What templates are compared on; the second is for those that take no system message."""
+_CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello."},
+    {"role": "assistant", "content": "Hi."},
+    {"role": "user", "content": "Bye."},
+]
+"""What templates are compared on; without its first message for those that take no system message."""
 
 _EXCERPT = 60
 """Characters of a line that are shown."""
 
 
-def check_draft_tokenizer(path: Path, draft: Tokenizer, target: Tokenizer) -> None:
-    """TokenizerError if some id of a draft model is another token than in the target; a warning if its chat template
-    writes conversations otherwise. Both name the first difference."""
-    check_same_vocabulary(target, draft, where=f" ({path})")
-    _warn_of_template(f"draft model {path}", draft, target)
-
-
-def translation(path: Path, draft: Tokenizer, target: Tokenizer) -> str:
-    """What is to be said of a draft model whose guesses are translated; a warning if they need not be."""
-    if found := vocabulary_difference(target, draft):
-        return f"the draft model {path} has another vocabulary, so its guesses are translated: {found}."
-    log.warning(
-        "The draft model %s has the target's vocabulary: --drafter model:PATH drafts without translating.", path
-    )
-    return ""
-
-
 def check_head_tokenizer(path: Path, target: Tokenizer) -> None:
-    """As `check_draft_tokenizer`, of a head that has a tokenizer in its directory."""
+    """TokenizerError if some id of the tokenizer beside a head is another token than in the target; a warning if its
+    chat template writes conversations otherwise. Both name the first difference."""
     try:
         own = Tokenizer.load(path)
     except TokenizerError as error:
@@ -111,7 +87,7 @@ def template_difference(target: Tokenizer, other: Tokenizer) -> str:
         return ""
     if its is None:
         return "it has none"
-    for conversation in _CONVERSATIONS:
+    for conversation in (_CONVERSATION, _CONVERSATION[1:]):
         try:
             written, wanted = other.chat(conversation), target.chat(conversation)
         except WagerError:
@@ -245,11 +221,19 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_v
     costs what its bytes cost."""
     path, weights, tokenizer = open_model(model)
     note = ""
-    if other_vocabulary:
-        note = translation(path, tokenizer, target.tokenizer)
+    if not other_vocabulary:
+        check_same_vocabulary(target.tokenizer, tokenizer, where=f" ({path})")
+        _warn_of_template(f"draft model {path}", tokenizer, target.tokenizer)
+    elif found := vocabulary_difference(target.tokenizer, tokenizer):
+        note = f"the draft model {path} has another vocabulary, so its guesses are translated: {found}."
     else:
-        check_draft_tokenizer(path, tokenizer, target.tokenizer)
-    _warn_of_another_target(path, target)
+        log.warning(
+            "The draft model %s has the target's vocabulary: --drafter model:PATH drafts without translating.", path
+        )
+    if path.is_dir():  # what was trained for one target may guess well for one that was tuned from it
+        noted = ConfigKeys(read_json(path / "config.json")).section("wager")
+        if other := trained_for_another(noted, target.weights, target.tokenizer, target.path.name):
+            log.warning("The draft model in %s was trained %s: its guesses may be wrong more often.", path, other)
     context = weights.spec.context if other_vocabulary else min(target.limits.context, weights.spec.context)
     limits = _draft_limits(config, target, context)
     if isinstance(weights.spec.attention, Mla):
@@ -258,16 +242,6 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_v
     if dtype == "auto" and target.quantised:
         dtype = "q8"
     return OpenedModel(path, weights, tokenizer, limits, dtype, note=note)
-
-
-def _warn_of_another_target(path: Path, target: OpenedModel) -> None:
-    """A draft model that was trained for one target, as it notes, may guess well for another too, such as one that was
-    tuned from it, so this is only warned of."""
-    if not path.is_dir():
-        return
-    noted = ConfigKeys(read_json(path / "config.json")).section("wager")
-    if found := trained_for_another(noted, target.weights, target.tokenizer, target.path.name):
-        log.warning("The draft model in %s was trained %s: its guesses may be wrong more often.", path, found)
 
 
 def _draft_limits(config: EngineConfig, target: OpenedModel, context: int) -> PassLimits:

@@ -131,13 +131,7 @@ _TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
-_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "vocab_size",
-)
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _HEADS = (*_SIZES, "num_key_value_heads", "head_dim")
 _ROPE = ("rope_theta", "tie_word_embeddings")
 _QWEN = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
