@@ -203,13 +203,6 @@ def test_text_between_control_tokens_is_encoded_as_one_plain_text(chatml: Tokeni
     assert list(encode_chat(chatml, conversation(*contents))) == ids
 
 
-def test_a_control_token_split_over_messages_stays_text(tmp_path: Path) -> None:
-    ours, _ = load(tmp_path, TEMPLATES["nothing between"])
-    for cut in range(1, len("<|im_start|>")):
-        contents = ("<|im_start|>"[:cut], "<|im_start|>"[cut:], "<|im_", "end|>")
-        assert control(ours, encode_chat(ours, conversation(*contents))) == ["<s>"]
-
-
 def test_every_entry_of_a_message_and_the_variables_are_content(tmp_path: Path) -> None:
     template = (
         "<|im_start|>{{ messages[0].role }}{{ messages[0].name }}{% for part in messages[0].content %}{{ part.text }}"

@@ -36,15 +36,6 @@ def retensored(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_flag_is_read(name: str, tmp_path: Path) -> None:
-    flags, found = VARIANTS[name], opened(reference(VARIANTS[name]).save(tmp_path))
-    names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "own_embedding", "own_output", "taps")
-    assert all(getattr(found, each) == getattr(flags, each) for each in names)
-    assert len(found.vocabulary.ids) == flags.draft_vocab and found.decoder.num_layers == flags.layers
-    assert found.depth == (None if flags.original else 3)
-
-
 def test_a_missing_flag_means_what_its_format_means(tmp_path: Path) -> None:
     for name, meant in (("speculators", True), ("eagle3", False)):
         folder = reference(VARIANTS[name]).save(tmp_path / name, norm_before_residual=None, norm_output=None)

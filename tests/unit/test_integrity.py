@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from wager.cli import main
 from wager.errors import ModelError
 from wager.models import hub
 from wager.models.download import WheelModel
-from wager.models.integrity import PublishedFile, VerifiedFiles, require_intact
+from wager.models.integrity import VerifiedFiles
 
 BODY = b"GGUF" + bytes(range(256)) * 64
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -175,32 +174,6 @@ def test_a_cache_that_cannot_be_written_still_works(stored: Path, cache: Path, m
     flip(stored)
     with pytest.raises(ModelError, match="damaged"):
         hub.resolve("tiny")
-
-
-def _verify_many(memory: Path, files: list[Path]) -> None:
-    for _ in range(20):
-        VerifiedFiles._here.clear()
-        require_intact([PublishedFile(file, SHA256, "") for file in files], VerifiedFiles(memory))
-
-
-@pytest.mark.slow
-def test_several_processes_at_once(cache: Path, tmp_path: Path) -> None:
-    """None fails, none leaves a file behind, and what is stored is whole."""
-    folder = tmp_path / "files"
-    folder.mkdir()
-    files = [folder / str(index) for index in range(6)]
-    for file in files:
-        file.write_bytes(BODY)
-    memory = tmp_path / "verified" / "files.json"
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_verify_many, args=(memory, files[i : i + 3])) for i in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * 4
-    assert os.listdir(memory.parent) == ["files.json"]
-    assert {digest for *_, digest in json.loads(memory.read_text()).values()} == {SHA256}
 
 
 # ---- files of a Hub -----------------------------------------------------------------------------------------------

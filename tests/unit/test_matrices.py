@@ -18,12 +18,12 @@ from oracle.kernels import ReferenceKernels
 from quantised_cases import raw_rows
 from wager.arch import Dense, Experts, Mla, ModelSpec
 from wager.errors import ModelError
-from wager.kernels.arrays import BFLOAT16, FLOAT32, Array
+from wager.kernels.arrays import FLOAT32, Array
 from wager.kernels.blocks import QuantisedMatrix
 from wager.kernels.cpu import select
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
-from wager.models.weights import Matrices, Weights, in_one_form, open_weights
+from wager.models.weights import Matrices, Weights, open_weights
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 MIXED = {
@@ -164,11 +164,3 @@ def test_native_and_reference_compute_the_same_quantised_model(shape: ModelSpec,
     rows = np.abs(near - far).mean(axis=1) / far.std()
     assert (rows < 0.05).mean() > 0.8  # nearly equal experts may change places
     assert apart(near, computed(weights, "bf16")) > 0.2  # which are other random weights
-
-
-def test_matrices_of_two_forms_are_taken_together_in_bf16() -> None:
-    weights = random_weights(wide(), 1)
-    a, b = Matrices(weights, "q8").read("layers.0.q.weight"), Matrices(weights, "bf16").read("layers.0.k.weight")
-    assert in_one_form([a, a])[0] is a
-    first, second = in_one_form([a, b])
-    assert isinstance(a, QuantisedMatrix) and np.array_equal(first, a.dequantise(BFLOAT16)) and second is b

@@ -75,17 +75,6 @@ def oracle(smollm2: Path) -> Any:
     return model
 
 
-def test_transformers_reads_the_same_model(smollm2: Path, prompt: list[int], expected: Array) -> None:
-    pytest.importorskip("accelerate", reason="transformers reads GGUF files only with accelerate installed")
-    settings = transformers.GgufConfig(dequantize=True)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32, quantization_config=settings
-    )
-    with torch.no_grad():
-        logits = model.eval()(torch.tensor([prompt])).logits[0].numpy()
-    assert_close(logits, expected, atol=1e-3, rtol=1e-3)
-
-
 @pytest.fixture(scope="module")
 def expected(oracle: Any, prompt: list[int]) -> Array:
     with torch.no_grad():
@@ -115,28 +104,6 @@ def test_logits_in_bfloat16_and_in_the_files_own_bits(
     logits = ours.forward(batch([chain(0, prompt, list(range(12)))], range(len(prompt)))).logits
     assert np.abs(logits - expected).mean() < error * expected.std()
     assert (logits.argmax(-1) == expected.argmax(-1)).mean() > agreeing
-
-
-def test_greedy_text_in_float32(smollm2: Path, oracle: Any, prompt: list[int]) -> None:
-    ours, tokens = decoder(smollm2, ReferenceKernels("float32")), list(prompt)
-    ours.forward(batch([chain(0, prompt[:-1], list(range(12)))], [0]))
-    for _ in range(16):
-        step = batch([chain(len(tokens) - 1, tokens[-1:], list(range(12)))], [0])
-        tokens.append(int(ours.forward(step).greedy_tokens[0]))
-    with torch.no_grad():
-        answer = oracle.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False, eos_token_id=None)
-    assert tokens == answer[0].tolist()
-
-
-def test_the_planned_bytes_are_the_allocated_ones(smollm2: Path) -> None:
-    ours = decoder(smollm2, ReferenceKernels())
-    assert ours.spec.parameters == 134_515_008
-    layers, head, vectors = 106_168_320, 28_311_552, 35_136
-    q4_1, q8_0 = 4 + 8 / 32 + 20 / 32, 4 + 4 / 32 + 34 / 32  # codes, scales and minima in float32; the stored bytes
-    assert ours.weight_bytes == layers * q4_1 + head * q8_0 + 4 * vectors
-    assert decoder(smollm2, ReferenceKernels(), "bf16").weight_bytes == 4 * (layers + head + vectors)
-    assert decoder(smollm2, Kernels()).weight_bytes == layers * 5 / 8 + head * 8.5 / 8 + 4 * vectors
-    assert decoder(smollm2, Kernels(), "bf16").weight_bytes == 2 * (layers + head) + 4 * vectors
 
 
 SAMPLES = (*TEXTS, *with_special("<|im_start|>", "<|im_end|>"), *with_special("<|endoftext|>", "<repo_name>"))

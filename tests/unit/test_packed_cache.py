@@ -124,15 +124,6 @@ def test_a_start_from_the_file_packs_nothing_and_gives_the_same_logits(
     only(cache)
 
 
-@pytest.mark.slow
-@pytest.mark.real
-def test_the_default_model(smollm2: Path, cache: Path, start: Callable[..., Started]) -> None:
-    first, second = start(str(smollm2)), start(str(smollm2))
-    assert first.packed > 90 and second.packed == 0
-    assert first.logits.tobytes() == second.logits.tobytes()
-    assert only(cache).stat().st_size < 1.05 * smollm2.stat().st_size
-
-
 # ---- what is not used ----
 
 
@@ -313,34 +304,23 @@ def child(children: list[subprocess.Popen[str]], model: str, how: str = "") -> s
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_is_used(
-    directory: str, cache: Path, start: Callable[..., Started], children: list[subprocess.Popen[str]]
-) -> None:
-    killed = child(children, directory, "slow")
-    assert killed.stdout is not None
-    assert killed.stdout.readline() == "writing\n"
-    [half] = files(cache)
-    assert not half.endswith(SUFFIX)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    assert files(cache) == [half]
-    assert start(directory).packed > 0
-    assert half not in files(cache)
-    only(cache)
-    assert start(directory).packed == 0
-
-
-@pytest.mark.slow
-def test_what_a_running_process_writes_is_left_alone(
+def test_what_a_process_writes_is_left_alone_while_it_runs_and_removed_when_it_was_killed(
     directory: str, cache: Path, start: Callable[..., Started], children: list[subprocess.Popen[str]]
 ) -> None:
     writing = child(children, directory, "slow")
     assert writing.stdout is not None
     assert writing.stdout.readline() == "writing\n"
     [half] = files(cache)
+    assert not half.endswith(SUFFIX)
     assert start(directory).packed > 0
-    assert half in files(cache)
-    assert len(files(cache)) == 2
+    [whole] = {*files(cache)} - {half}
+    writing.send_signal(signal.SIGKILL)
+    writing.wait()
+    (cache / whole).unlink()
+    assert files(cache) == [half]
+    assert start(directory).packed > 0
+    assert files(cache) == [whole]
+    assert start(directory).packed == 0
 
 
 @pytest.mark.slow

@@ -325,20 +325,6 @@ def test_under_nohup_a_hang_up_is_ignored(index: Index, tmp_path: Path) -> None:
     assert leftovers(tmp_path) == []
 
 
-def test_a_measurement_that_is_ended_writes_no_result(tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    arguments = ["--model", "random:llama:135m", "--max-tokens", "400", "--json", str(result)]
-    process = start(environment(tmp_path), "bench", *arguments)
-    assert process.stderr is not None
-    assert process.stderr.readline(), "it has begun"
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 143
-    assert err.strip().endswith("terminated")
-    assert "Traceback" not in err
-    assert not result.exists()
-
-
 # ---- the hub -------------------------------------------------------------------------------------------------------
 
 

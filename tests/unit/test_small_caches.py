@@ -15,7 +15,7 @@ from tokenizer_models import save_model
 import wager
 from wager.cli import main
 from wager.engine.runner import Runner
-from wager.errors import MemoryPlanError, NumericsError, RequestError, UsageError
+from wager.errors import MemoryPlanError, NumericsError, UsageError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.loading import memory
 from wager.loading.load import load
@@ -159,22 +159,6 @@ def test_a_calibration_of_such_a_model_ends_with_the_cause(broken: str) -> None:
 
 
 # ---- requests that are known before the model is loaded -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("capacity", "named"),
-    [
-        ({"max_context": 10}, "has 20 prompt tokens; the context holds 10"),
-        ({"cache_tokens": 16}, "may grow to 30 tokens; the cache holds 16"),
-    ],
-)
-def test_a_request_that_is_too_long_is_refused_before_anything_is_loaded(capacity: dict[str, Any], named: str) -> None:
-    reports: list[str] = []
-    config = wager.EngineConfig.from_options(model="random:llama:tiny", threads=1, drafter="ngram", **capacity)
-    request = Request("mine", (1,) * 20, SamplingParams(max_tokens=10))
-    with pytest.raises(RequestError, match=f"Request 'mine' {named}"):
-        wager.LLM(config=config, report=reports.append, expected=lambda _: [request])
-    assert reports == []
 
 
 def test_the_command_refuses_its_prompt_before_it_loads_the_model(
