@@ -62,7 +62,7 @@ def test_engines_that_share_a_model_take_turns(config: wager.EngineConfig, tmp_p
     request = Request("r", prompt, PARAMS)
     answers = [engine.generate([request])[0] for _ in range(2) for engine in engines]
     assert len({answer.token_ids for answer in answers}) == 1
-    assert [answers[at].stats.drafted > 0 for at in (0, 3, 4, 7)] == [False, True, False, True]
+    assert [answers[at].stats.drafted > 0 for at in (0, 3, 4)] == [False, True, False]
     plain.add(Request("busy", prompt, PARAMS))
     with pytest.raises(UsageError, match="Another engine"):
         engines[1].add(request)

@@ -250,9 +250,8 @@ def test_attention_factors_of_a_file_multiply() -> None:
 def test_plan_counts_the_types_of_the_tensors(tmp_path: Path) -> None:
     """Part by part the file's own bytes; the engine's spec, which states what it computes in, stays bf16."""
     kinds = {"v": Kind.Q8_0, "q": Kind.Q4_0, "gate": Kind.Q4_0, "up": Kind.Q4_0, "down": Kind.Q4_0, "head": Kind.Q8_0}
-    _, spec, path = make(
-        tmp_path, "llama", kinds=kinds, tie_word_embeddings=False, hidden_size=256, intermediate_size=256
-    )
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+    _, spec, path = make(tmp_path, "llama", kinds=kinds, tie_word_embeddings=False, **sizes)
     file = GgufFile(path)
     found = gguf_precision(file.sizes)
     assert open_weights(path).spec.precision == Precision.of("bf16")
