@@ -140,40 +140,38 @@ class AsyncLLM:
         chosen = chosen_params(params, self.config.sampling)
         return Request(name, tokens, chosen, weight=weight, speculation=speculation, tenant=tenant, streamed=True)
 
-    def open_stream(self, request: Request) -> AsyncOutputStream:
-        """The stream of a request, whose id must not be in use; it is added when the stream is started or iterated."""
-        return AsyncOutputStream(self, request)
+    def open_stream(self, *requests: Request) -> AsyncOutputStream:
+        """The stream of requests whose ids must not be in use; they are added when it is started or iterated."""
+        return AsyncOutputStream(self, requests)
 
     async def _answers(self, prompts: Sequence[tuple[int, ...]], params: SamplingParams | None) -> list[Completion]:
-        streams = [self.open_stream(self.request(tokens, params)) for tokens in prompts]
-        try:
-            await start_all(streams)
-            return [completion for stream in streams for completion in await stream.complete()]
-        finally:
-            for stream in streams:
-                stream.close()
+        async with self.open_stream(*(self.request(tokens, params) for tokens in prompts)) as stream:
+            return await stream.complete()
 
     # ---- the engine's thread ---------------------------------------------------------------------------------------
 
     async def add(self, stream: AsyncOutputStream) -> None:
-        """Give the engine the request of a stream; raises what `Engine.add` raises."""
+        """Give the engine the requests of a stream, mostly between the same two steps. Raises what `Engine.add` raises
+        for one of them; then none runs."""
         self._use(asyncio.get_running_loop())
-        request_id = stream.request.id
-        grammar = stream.request.params.grammar
-        grammars = self.engine.grammars
-        if request_id in self._streams:
-            raise RequestError(f"Request id {request_id!r} is in use.", "Give every request its own id.")
-        self._streams[request_id] = stream
         try:
-            if grammar is not None and grammars is not None and not grammars.has_compiled(grammar):
-                await asyncio.to_thread(grammars.compile, grammar)  # no step waits for it
-            if stream.with_rounds:
-                await self.between_steps(lambda: self._record_rounds(request_id))
-            if self._streams.get(request_id) is stream:  # not closed meanwhile
-                await asyncio.wrap_future(self._thread.add(stream.request))
+            await asyncio.gather(*(self._add(stream, request) for request in stream.requests))
         except BaseException:
-            self.drop(stream)  # it may have been added meanwhile
+            self.drop(stream)  # they may have been added meanwhile
             raise
+
+    async def _add(self, stream: AsyncOutputStream, request: Request) -> None:
+        grammar = request.params.grammar
+        grammars = self.engine.grammars
+        if request.id in self._streams:
+            raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
+        self._streams[request.id] = stream
+        if grammar is not None and grammars is not None and not grammars.has_compiled(grammar):
+            await asyncio.to_thread(grammars.compile, grammar)  # no step waits for it
+        if stream.with_rounds:
+            await self.between_steps(lambda: self._record_rounds(request.id))
+        if self._streams.get(request.id) is stream:  # not closed meanwhile
+            await asyncio.wrap_future(self._thread.add(request))
 
     def _use(self, loop: asyncio.AbstractEventLoop) -> None:
         """Deltas go to this loop. UsageError while another one is open; what ran in one that was closed is ended."""
@@ -205,16 +203,18 @@ class AsyncLLM:
             self.abort(request_id)
 
     def drop(self, stream: AsyncOutputStream) -> None:
-        """End the request of a stream whose deltas nobody waits for, if it runs."""
+        """End the requests of a stream whose deltas nobody waits for, if they run."""
         self._unread.discard(stream)
-        if self._streams.get(stream.request.id) is stream:
-            del self._streams[stream.request.id]
-            self.end(stream)
+        running = [request for request in stream.requests if self._streams.get(request.id) is stream]
+        for request in running:
+            del self._streams[request.id]
+        self.end(stream, running)
 
-    def end(self, stream: AsyncOutputStream) -> None:
-        """As `drop`, for a stream that may be forgotten already."""
-        self.abort(stream.request.id)
-        self._forget_rounds(stream)
+    def end(self, stream: AsyncOutputStream, requests: Sequence[Request]) -> None:
+        """As `drop`, for requests of a stream that may be forgotten already."""
+        for request in requests:
+            self.abort(request.id)
+            self._forget_rounds(stream, request)
 
     def _record_rounds(self, request_id: str) -> None:
         """Before the request is added, in the engine's thread."""
@@ -241,9 +241,9 @@ class AsyncLLM:
             stream = self._streams.get(delta.request_id)
             if stream is not None:
                 made = rounds.get((delta.request_id, delta.index)) if rounds else None
-                if stream.take(ChoiceDelta(delta.index, delta, made), record):
-                    del self._streams[delta.request_id]
-                    self._forget_rounds(stream)
+                if ended := stream.take(delta, made, record):
+                    del self._streams[ended.id]
+                    self._forget_rounds(stream, ended)
                     self._unread.discard(stream)
                     stream.wake()
                 elif stream.waits_for_first:
@@ -268,9 +268,8 @@ class AsyncLLM:
         for stream in unread:
             stream.wake()
 
-    def _forget_rounds(self, stream: AsyncOutputStream) -> None:
+    def _forget_rounds(self, stream: AsyncOutputStream, request: Request) -> None:
         recorder = self._recorder
-        request = stream.request
         if stream.with_rounds and recorder is not None:
             with suppress(ClosedError):
                 self._thread.call(lambda: recorder.forget(request))
@@ -307,7 +306,8 @@ class AsyncLLM:
 
 
 class ChoiceDelta(NamedTuple):
-    """A delta, the number of its choice in the answer, and the round that it came from, if rounds are recorded."""
+    """A delta, the number of its choice in the stream, and the round that it came from, if rounds are recorded. Choices
+    of the first request are numbered first, then those of the next."""
 
     choice: int
     delta: OutputDelta
@@ -315,10 +315,11 @@ class ChoiceDelta(NamedTuple):
 
 
 class AsyncOutputStream(AsyncIterator[OutputDelta]):
-    """The answer to one `request` as it grows. The last delta of each choice has its finish_reason and stats."""
+    """The answer to `requests`, mostly to one, as it grows. The last delta of each choice has its finish_reason and
+    stats."""
 
-    def __init__(self, llm: AsyncLLM, request: Request) -> None:
-        self.request = request
+    def __init__(self, llm: AsyncLLM, requests: Sequence[Request]) -> None:
+        self.requests = requests
         self.with_rounds = False
         """Whether to record what was guessed in every round; set it before the stream starts."""
         self._llm = llm
@@ -326,14 +327,31 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         self._uncollected: list[OutputDelta] = []
         self._deltas: deque[ChoiceDelta] = deque()
         self._readers: list[asyncio.Future[None]] = []  # who waits for deltas; an asyncio.Event takes twice the time
-        self._open_choices = request.params.n
+        self._open = {request.id: request.params.n for request in requests}  # choices that have not ended
+        ends = itertools.accumulate((request.params.n for request in requests), initial=0)
+        self._first = dict(zip(self._open, ends, strict=False))  # the number of each request's first choice
         self._started = self._closed = False
         self._failure: WagerError | None = None
-        self.stage_seconds: dict[str, float] | None = None
-        """Seconds by stage of the steps that emitted tokens of it, if it is set to a dict before it starts."""
-        self._counted: StepRecord | None = None
+        self._stage_seconds: dict[str, dict[str, float]] | None = None  # by request
+        self._counted: dict[str, StepRecord] = {}  # by request, the latest one
         self._whole = self._woken = False
-        self._collector.expect(request)
+        for request in requests:
+            self._collector.expect(request)
+
+    @property
+    def request(self) -> Request:
+        """The first request."""
+        return self.requests[0]
+
+    def measure(self) -> None:
+        """Record rounds, and add up the seconds by stage of the steps that emit tokens. Before it starts."""
+        self.with_rounds = True
+        self._stage_seconds = {request.id: {} for request in self.requests}
+
+    def stage_seconds(self) -> Mapping[str, float]:
+        """Seconds by stage of the steps that emitted tokens of the request that took longest; others ran beside it."""
+        measured = self._stage_seconds or {}
+        return max(measured.values(), key=lambda seconds: sum(seconds.values()), default={})
 
     @property
     def num_tokens(self) -> int:
@@ -348,10 +366,10 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
     @property
     def ended(self) -> bool:
         """Whether every delta came and was read."""
-        return not (self._open_choices or self._deltas)
+        return not (self._open or self._deltas)
 
     async def start(self) -> None:
-        """Give the engine the request, unless that was done: RequestError if it cannot be served."""
+        """Give the engine the requests, unless that was done: RequestError if one cannot be served; then none runs."""
         if self._started or self._closed:
             return
         self._started = True
@@ -376,7 +394,7 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         await self._wait()
         deltas = list(self._deltas)
         self._deltas.clear()
-        return deltas
+        return sorted(deltas, key=lambda each: each.choice) if len(self.requests) > 1 else deltas
 
     async def complete(self) -> list[Completion]:
         """Every choice by `index`, once all have ended; its deltas wake nobody. Raises what iterating raises, and
@@ -390,7 +408,7 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         """Until there are deltas, or none will come."""
         if not self._started:
             await self.start()
-        while not (self._deltas or self._closed or self._failure or not self._open_choices):
+        while not (self._deltas or self._closed or self._failure or not self._open):
             reader = asyncio.get_running_loop().create_future()
             self._readers.append(reader)
             await reader
@@ -399,16 +417,17 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
 
     def completions(self) -> list[Completion]:
         """Every completed choice, in order of `index`, once all have ended. RequestError before that."""
-        if self._open_choices:
+        if self._open:
             raise RequestError("The stream has not ended yet.", "Iterate over it until it stops.")
         return self._collected().completions()
 
     def abort(self) -> None:
-        """End the request; the stream still yields its last deltas, with finish_reason "abort"."""
-        self._llm.abort(self.request.id)
+        """End the requests; the stream still yields its last deltas, with finish_reason "abort"."""
+        for request in self.requests:
+            self._llm.abort(request.id)
 
     def close(self) -> None:
-        """End the request, if it still runs, and the stream. May be repeated."""
+        """End the requests that still run, and the stream. May be repeated."""
         self._closed = True
         self._deltas.clear()
         self.wake()
@@ -421,24 +440,31 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         self.close()
 
     def __del__(self) -> None:
-        if self._started and self._open_choices and not (self._closed or self._failure):
-            self._llm.end(self)
+        if self._started and self._open and not (self._closed or self._failure):
+            self._llm.end(self, self.requests)
 
     # ---- called by the owner, in the event loop --------------------------------------------------------------------
 
-    def take(self, item: ChoiceDelta, record: StepRecord | None) -> bool:
-        """Add a delta of a step; whether it is the last of the request."""
-        if self.stage_seconds is not None and record is not None and record is not self._counted:
-            self._counted = record  # which other choices may share
+    def take(self, delta: OutputDelta, made: Round | None, record: StepRecord | None) -> Request | None:
+        """Add a delta of a step; its request, if it is the last one of that."""
+        name = delta.request_id
+        if self._stage_seconds is not None and record is not None and record is not self._counted.get(name):
+            self._counted[name] = record  # which other choices may share
+            found = self._stage_seconds[name]
             for stage, seconds in record.seconds.items():
-                self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds
-        self._uncollected.append(item.delta)
+                found[stage] = found.get(stage, 0.0) + seconds
+        self._uncollected.append(delta)
         if len(self._uncollected) >= _COLLECT_EVERY:
             self._collected()
         if not self._whole:
-            self._deltas.append(item)
-        self._open_choices -= item.delta.finish_reason is not None
-        return not self._open_choices
+            self._deltas.append(ChoiceDelta(self._first[name] + delta.index, delta, made))
+        if delta.finish_reason is None:
+            return None
+        self._open[name] -= 1
+        if self._open[name]:
+            return None
+        del self._open[name]
+        return next(request for request in self.requests if request.id == name)
 
     def _collected(self) -> OutputCollector:
         for delta in self._uncollected:
@@ -469,12 +495,3 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         for reader in readers:
             if not reader.done():  # its task may have been cancelled
                 reader.set_result(None)
-
-
-async def start_all(streams: Sequence[AsyncOutputStream]) -> None:
-    """Give the engine all their requests between the same two steps, mostly. RequestError if one cannot be served;
-    whoever gets it closes the streams."""
-    if len(streams) == 1:
-        await streams[0].start()
-    else:
-        await asyncio.gather(*(stream.start() for stream in streams))

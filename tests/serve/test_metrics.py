@@ -143,7 +143,7 @@ def traced() -> int:
 def test_hostile_requests_leave_nothing() -> None:
     """The same requests three times. What the first time keeps (modules, compiled grammars) is not kept again; of the
     second, which is traced, is kept what took the place of something older, or fills caches that have an end; the third
-    adds little to that, whatever the sample: 10 to 20 kB, and with every further time less."""
+    adds little to that, whatever the sample: 10 to 30 kB, and with every further time less."""
     sent = hostile_calls(HOSTILE, SEED)
     with running({"drafter": "ngram"}) as server, server.client() as http:
 
@@ -163,7 +163,7 @@ def test_hostile_requests_leave_nothing() -> None:
         grown = +(objects(server) - before)
         assert server.llm.failure is None
     assert sum(grown.values()) < len(sent) / 4, grown.most_common(10)
-    assert kept < 100 * len(sent), f"{kept} bytes of {len(sent)} requests"
+    assert kept < 200 * len(sent), f"{kept} bytes of {len(sent)} requests"
 
 
 def test_the_gauges_of_memory() -> None:

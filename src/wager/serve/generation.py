@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from wager.async_llm import AsyncLLM
+from wager.async_llm import AsyncLLM, AsyncOutputStream
 from wager.draft.base import remembers_requests
 from wager.engine.policies import GRAMMAR_DRAFTER
 from wager.errors import RequestError, WagerError
@@ -22,7 +22,7 @@ from wager.serve.formats import encoded, encoded_in_parts
 from wager.serve.limits import Admission, BodyLimits, ServeOptions
 from wager.serve.metrics import Metrics
 from wager.serve.parsing import ParsedRequest
-from wager.serve.streaming import Answer, ChunkWriter, EventStream, GuessReport, draft_report, until_gone
+from wager.serve.streaming import ChunkWriter, EventStream, GuessReport, draft_report, until_gone
 from wager.types import Completion, Request
 
 _QUICK_TOKENS = 1_000
@@ -49,7 +49,7 @@ class Generation:
         async with AsyncExitStack() as stack:
             stack.enter_context(self.admission.place(parsed.sequences))
             requests = await self._requests(parsed, http.state.tenant)
-            answer = await stack.enter_async_context(Answer(self.llm, requests))
+            answer = await stack.enter_async_context(self.llm.open_stream(*requests))
             log_fields = http.state.log_fields = {"prompt_tokens": parsed.prompt_tokens}
             if parsed.speculation_stats:
                 answer.measure()
@@ -57,11 +57,13 @@ class Generation:
                 stack.callback(self.metrics.request_dropped, request.id)
                 self.metrics.request_opened(request)
             await self._start(parsed, answer)
-            stack.callback(lambda: log_fields.update(_end(answer)))
             if not parsed.stream:
+                stack.callback(lambda: log_fields.update(_end(answer)))
                 return await self._whole(http, parsed, answer)
-            writer, timeout = self._writer(parsed, answer, requests), self.options.request_timeout
-            return EventStream(answer, writer, stack.pop_all(), timeout=timeout)
+            events = EventStream(answer, self._writer(parsed, answer), timeout=self.options.request_timeout)
+            stack.callback(lambda: log_fields.update(_end(answer, events.error)))
+            events.resources = stack.pop_all()
+            return events
 
     async def _ready(self, parsed: ParsedRequest) -> ParsedRequest:
         """The request with its grammar compiled, one at a time and in a thread, so that no step waits for it."""
@@ -87,17 +89,17 @@ class Generation:
             await asyncio.sleep(0)
         return made
 
-    async def _start(self, parsed: ParsedRequest, answer: Answer) -> None:
+    async def _start(self, parsed: ParsedRequest, answer: AsyncOutputStream) -> None:
         try:
             await answer.start()
         except WagerError as error:
-            for stream in answer.streams:
-                self.metrics.request_refused(stream.request.id)
+            for request in answer.requests:
+                self.metrics.request_refused(request.id)
             if isinstance(error, RequestError):
                 raise parsed.refusal(error, max_context=self.llm.engine.scheduler.max_context) from None
             raise
 
-    def _writer(self, parsed: ParsedRequest, answer: Answer, requests: Sequence[Request]) -> ChunkWriter:
+    def _writer(self, parsed: ParsedRequest, answer: AsyncOutputStream) -> ChunkWriter:
         options, stats = parsed.stream_options, parsed.speculation_stats
         continuous = options.include_usage and options.continuous_usage_stats
         return ChunkWriter(
@@ -105,7 +107,7 @@ class Generation:
             usage=parsed.usage if options.include_usage else None,
             prompt_tokens=parsed.prompt_tokens if continuous else None,
             details=(lambda done: draft_report(answer, done)) if stats else None,
-            guesses=self._guess_report(requests) if stats else None,
+            guesses=self._guess_report(answer.requests) if stats else None,
         )
 
     def _guess_report(self, requests: Sequence[Request]) -> GuessReport:
@@ -115,7 +117,7 @@ class Generation:
         shown = None if self.options.show_rejected else own | {GRAMMAR_DRAFTER}
         return GuessReport(self.llm.tokenizer, requests, shown=shown)
 
-    async def _whole(self, http: HttpRequest, parsed: ParsedRequest, answer: Answer) -> Response:
+    async def _whole(self, http: HttpRequest, parsed: ParsedRequest, answer: AsyncOutputStream) -> Response:
         gone = asyncio.create_task(until_gone(http.receive))
         finished = asyncio.create_task(answer.complete())
         try:
@@ -140,7 +142,9 @@ class Generation:
             content = await asyncio.to_thread(lambda: encoded_in_parts(write()))
         return Response(content, media_type="application/json")
 
-    def _object(self, parsed: ParsedRequest, answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
+    def _object(
+        self, parsed: ParsedRequest, answer: AsyncOutputStream, completions: Sequence[Completion]
+    ) -> dict[str, Any]:
         for completion in completions:
             if completion.finish_reason == "error":
                 raise failed_answer(completion)
@@ -154,7 +158,9 @@ class Generation:
         return found
 
 
-def _end(answer: Answer) -> dict[str, Any]:
+def _end(answer: AsyncOutputStream, error: WagerError | None = None) -> dict[str, Any]:
     """How an answer ended, for the log: the status of a stream was sent before."""
-    failed = {"error": answer.error.status} if answer.error else {"finish_reason": answer.finish_reason}
+    missing = len(answer.finish_reasons) < sum(request.params.n for request in answer.requests)
+    reasons = dict.fromkeys([*answer.finish_reasons, *(["abort"] if missing else [])])
+    failed = {"error": error.status} if error else {"finish_reason": ",".join(reasons)}
     return {"completion_tokens": answer.num_tokens, **failed}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack, suppress
 from itertools import groupby
 from json.encoder import encode_basestring
@@ -14,108 +14,13 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from wager.async_llm import AsyncLLM, AsyncOutputStream, ChoiceDelta, start_all
+from wager.async_llm import AsyncOutputStream, ChoiceDelta
 from wager.engine.outputs import GuessedText
 from wager.errors import WagerError
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.serve.errors import ApiError, error_body, failed_answer
 from wager.serve.formats import AnswerFormat, encoded
 from wager.types import Completion, Draft, OutputDelta, Request
-
-# ---- the answer ------------------------------------------------------------------------------------------------------
-
-
-class Answer:
-    """Streams of the requests of one HTTP request. Close it, or leave its `async with`, to end those that run."""
-
-    def __init__(self, llm: AsyncLLM, requests: Sequence[Request]) -> None:
-        self.streams = [llm.open_stream(request) for request in requests]
-        self._choices = requests[0].params.n
-        self._waiting: dict[asyncio.Task[list[ChoiceDelta]], int] = {}
-        self.error: WagerError | None = None
-        """Why whoever writes it stopped before its end."""
-
-    async def start(self) -> None:
-        """Give all requests to the engine. RequestError if one cannot be served; then none runs."""
-        await start_all(self.streams)
-
-    async def next_deltas(self) -> list[ChoiceDelta]:
-        """What has come since the last call, at least one delta; none after the last one. Choices of the first prompt
-        are numbered first, then those of the next."""
-        if len(self.streams) == 1:
-            return await self.streams[0].next_deltas()
-        return await self._next_of_several()
-
-    async def _next_of_several(self) -> list[ChoiceDelta]:
-        if not self._waiting:
-            self._waiting = {self._task(stream): place for place, stream in enumerate(self.streams)}
-        while self._waiting:
-            done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
-            found: list[ChoiceDelta] = []
-            for task in done:
-                place = self._waiting.pop(task)
-                items = task.result()
-                first = place * self._choices
-                found += [item._replace(choice=first + item.choice) for item in items]
-                if items and not self.streams[place].ended:
-                    self._waiting[self._task(self.streams[place])] = place
-            if found:
-                return sorted(found, key=lambda each: each.choice)
-        return []
-
-    @staticmethod
-    def _task(stream: AsyncOutputStream) -> asyncio.Task[list[ChoiceDelta]]:
-        return asyncio.ensure_future(stream.next_deltas())
-
-    @property
-    def ended(self) -> bool:
-        """Whether every delta was given."""
-        return not self._waiting and all(stream.ended for stream in self.streams)
-
-    async def complete(self) -> list[Completion]:
-        """All choices, in order, once all have ended."""
-        await asyncio.gather(*(stream.complete() for stream in self.streams))
-        return self.completions()
-
-    def completions(self) -> list[Completion]:
-        """All choices, in order, once all have ended."""
-        return [completion for stream in self.streams for completion in stream.completions()]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all choices so far."""
-        return sum(stream.num_tokens for stream in self.streams)
-
-    @property
-    def finish_reason(self) -> str:
-        """The finish reasons of the choices, each once; "abort" where one has not ended."""
-        reasons = [reason for stream in self.streams for reason in stream.finish_reasons]
-        missing = len(reasons) < self._choices * len(self.streams)
-        return ",".join(dict.fromkeys([*reasons, *(["abort"] if missing else [])]))
-
-    def measure(self) -> None:
-        """Record its rounds, and add up the seconds by stage of the steps that emit for it. Before it starts."""
-        for stream in self.streams:
-            stream.stage_seconds = {}
-            stream.with_rounds = True
-
-    def stage_seconds(self) -> Mapping[str, float]:
-        """Seconds by stage of the steps that emitted tokens of the prompt that took longest; others ran beside it."""
-        measured = [stream.stage_seconds or {} for stream in self.streams]
-        return max(measured, key=lambda seconds: sum(seconds.values()))
-
-    def close(self) -> None:
-        for task in self._waiting:
-            task.cancel()
-        for stream in self.streams:
-            stream.close()
-
-    async def __aenter__(self) -> Answer:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
 
 # ---- who guessed what ------------------------------------------------------------------------------------------------
 
@@ -159,7 +64,7 @@ _CHOICE_STATS = (
 )
 
 
-def draft_report(answer: Answer, completions: Sequence[Completion]) -> dict[str, Any]:
+def draft_report(answer: AsyncOutputStream, completions: Sequence[Completion]) -> dict[str, Any]:
     """What drafting brought to an answer: a row for each choice, and the seconds by stage of its steps."""
     return {
         "choices": [{name: getattr(each.stats, name) for name in _CHOICE_STATS} for each in completions],
@@ -276,16 +181,17 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, writer: ChunkWriter, resources: AsyncExitStack, *, timeout: float) -> None:
+    def __init__(self, answer: AsyncOutputStream, writer: ChunkWriter, *, timeout: float) -> None:
         super().__init__(status_code=200, headers=_HEADERS)
         del self.headers["content-length"]
+        self.resources = AsyncExitStack()
+        self.error: WagerError | None = None
         self._answer = answer
         self._writer = writer
         self._timeout = timeout
-        self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._resources:
+        async with self.resources:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             sending = asyncio.create_task(self._send(send))
             gone = asyncio.create_task(until_gone(receive))
@@ -320,7 +226,7 @@ class EventStream(Response):
 
     def _failed(self, error: WagerError) -> bytes:
         """The event of an error, which the log gets too."""
-        self._answer.error = error
+        self.error = error
         return event(error_body(error))
 
     async def _write_answer(self, write: Callable[[bytes], Any]) -> bytes:
