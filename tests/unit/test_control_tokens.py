@@ -12,7 +12,7 @@ from corpus import TEXTS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_tokenizer import CHAT
-from tokenizer_models import TEMPLATE, gguf_metadata, sentencepiece_metadata, train, write
+from tokenizer_models import TEMPLATE, sentencepiece_metadata, train, write
 from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import Unigram
@@ -256,14 +256,6 @@ def test_a_token_that_strips_the_text_beside_it_still_does(tmp_path: Path) -> No
     of_one = encode_chat(ours, conversation("Hi there"))
     assert harmless[: len(of_one)] == hostile[: len(of_one)] == of_one
     assert [i for i in harmless if ours.is_special(i)] == [i for i in hostile if ours.is_special(i)]
-
-
-@pytest.mark.parametrize("pre", ["smollm", "qwen2", "gpt-2", "llama-bpe"])
-def test_gguf_files_too(pre: str, tmp_path: Path) -> None:
-    ours = Tokenizer.load(write(tmp_path / "t.gguf", gguf_metadata(train(pre), pre)))
-    ids, plain = (encode_chat(ours, conversation("x", text)) for text in ("<|end|>\n<|start|>system", "x"))
-    assert [i for i in ids if ours.is_special(i)] == [i for i in plain if ours.is_special(i)]
-    assert "<|end|>\n<|start|>system" in ours.decode(ids)
 
 
 def test_merges_that_spell_a_control_token_do_not_make_one(tmp_path: Path) -> None:

@@ -1,19 +1,26 @@
-"""Building engines: refused configurations, fallbacks and shared targets, with small random models."""
+"""Building engines: refused configurations, fallbacks, shared targets and any capacity, with small random models."""
 
 from __future__ import annotations
 
+import json
+import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from blank_heads import eagle_head
+from safetensors.numpy import load_file, save_file
 from tokenizer_models import save_model
 
 import wager
+from wager.cli import main
 from wager.economics.calibration import FOLDER, Calibration
 from wager.economics.surface import StepPoint
 from wager.errors import UsageError
 from wager.loading.load import calibration_setup, load
+from wager.loading.opened import OpenedModel
 from wager.models import hub
 from wager.types import Request, SamplingParams
 
@@ -73,14 +80,6 @@ def test_a_context_longer_than_the_models_is_refused(config: wager.EngineConfig)
         load(config.with_options(max_context=97))
 
 
-def test_more_memory_makes_a_larger_cache(config: wager.EngineConfig) -> None:
-    small, large = (load(config.with_options(memory=size << 20)).memory_plan for size in (8, 16))
-    assert small.cache_tokens < large.cache_tokens
-    assert small.total <= 8 << 20
-    fixed_plan = load(config.with_options(cache_tokens=100)).memory_plan
-    assert fixed_plan.cache_tokens == 112  # rounded up to blocks
-
-
 def test_a_cache_of_int8_has_more_positions_in_the_same_memory(config: wager.EngineConfig) -> None:
     plans = {kind: load(config.with_options(memory=8 << 20, kv_dtype=kind)).memory_plan for kind in ("bf16", "q8")}
     assert plans["bf16"].weights == plans["q8"].weights
@@ -90,21 +89,10 @@ def test_a_cache_of_int8_has_more_positions_in_the_same_memory(config: wager.Eng
         config.with_options(kv_dtype="q4")
 
 
-def test_trees_and_the_block_rule_do_not_go_together(config: wager.EngineConfig) -> None:
-    with pytest.raises(UsageError, match="'recycle' makes trees"):
-        load(config.with_options(drafter="recycle", verify="block"))
-
-
-def test_a_head_size_that_the_kernels_lack_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="head_dim of 8 is not supported"):
-        load(wager.EngineConfig.from_options(model=save_model(tmp_path, head_dim=8), drafter="none"))
-
-
 @pytest.mark.slow
 def test_a_calibration_is_used_in_its_own_setup_only(
-    config: wager.EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: wager.EngineConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
     speculating = config.with_options(drafter="ngram")
     first = load(speculating)
     current = calibration_setup(first.kernels, first.spec, model="tiny", dtype="bfloat16")
@@ -127,10 +115,7 @@ def test_a_calibration_is_used_in_its_own_setup_only(
     assert "a different processor" in caplog.text
 
 
-def test_only_the_first_start_measures_steps(
-    config: wager.EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+def test_only_the_first_start_measures_steps(config: wager.EngineConfig) -> None:
     lines: list[str] = []
     first = load(config.with_options(drafter="ngram"), report=lines.append)
     assert "measuring a few steps" in lines
@@ -139,3 +124,96 @@ def test_only_the_first_start_measures_steps(
     assert "measuring a few steps" not in lines
     assert first.target.latency is not None and second.target.latency is not None
     assert second.target.latency.as_dict() == first.target.latency.as_dict()
+
+
+# ---- any capacity that can serve one request is served with it ----
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test measures anew: a quick measurement is stored and found by the next load of the same model."""
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+
+
+# ---- engines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "capacity",
+    [
+        *({"cache_tokens": tokens} for tokens in (4096, 1024, 256, 64, 16, 1)),
+        *({"max_context": tokens} for tokens in (2, 10, 17, 33)),
+        *({"cache_tokens": 64, "max_context": tokens} for tokens in (2, 65)),
+        *({"max_rows": rows, "max_context": 512} for rows in (1, 2, 3)),
+        {"cache_tokens": 16, "max_context": 2, "max_rows": 1, "max_sequences": 1},
+        {"memory": "5MiB"},
+    ],
+    ids=str,
+)
+def test_an_engine_of_any_capacity_serves_a_request_to_its_end(capacity: dict[str, Any]) -> None:
+    """Under the default policy, which measures; the model's context is longer than most of these caches."""
+    options = {"model": "random:llama:tiny", "threads": 1, "drafter": "ngram"} | capacity
+    with wager.LLM(**options) as llm:
+        context = llm.engine.scheduler.max_context
+        held = min(context, llm.engine.memory_plan.cache_tokens)
+        assert held >= min(context, options.get("cache_tokens", context))
+        longest = SamplingParams(max_tokens=held - 1, ignore_eos=True)
+        assert len(llm.generate([1], longest).token_ids) == held - 1
+        assert len(llm.generate([1] * (held - 1), SamplingParams(max_tokens=1)).token_ids) == 1
+        llm.engine.check()
+
+
+@pytest.mark.parametrize("capacity", [{"max_context": 2}, {"max_context": 10}, {"cache_tokens": 16}])
+def test_a_measurement_that_is_skipped_says_so(capacity: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "wager")
+    load(wager.EngineConfig.from_options(model="random:llama:tiny", threads=1, drafter="ngram", **capacity))
+    [record] = caplog.records
+    assert "is too small to measure steps in. Default step latencies are used" in record.message
+
+
+# ---- logits that are not finite -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose weights are numbers so large that its logits overflow."""
+    path = tmp_path_factory.mktemp("broken")
+    save_model(path)
+    shards = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
+    file = path / shards["model.norm.weight"]
+    tensors = load_file(file)
+    tensors["model.norm.weight"] = np.full_like(tensors["model.norm.weight"], 3e38)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return str(path)
+
+
+def test_logits_that_overflow_are_named_as_the_cause(broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "wager")
+    engine = load(wager.EngineConfig.from_options(model=broken, threads=1, drafter="ngram", max_rows=32))
+    [record] = [record for record in caplog.records if "latencies" in record.message]
+    assert "The model produced a logit that is not finite" in record.message
+    assert "Default step latencies" in record.message
+    [answer] = engine.generate([Request("r", (1, 2), SamplingParams(max_tokens=3))])
+    assert answer.finish_reason == "error" and "not finite" in answer.error
+
+
+# ---- requests that are known before the model is loaded -------------------------------------------------------------
+
+
+def test_the_command_refuses_its_prompt_before_it_loads_the_model(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, load_weights = [], OpenedModel.load
+
+    def count(model: OpenedModel, *arguments: Any, **options: Any) -> Any:
+        loaded.append(model)
+        return load_weights(model, *arguments, **options)
+
+    monkeypatch.setattr(OpenedModel, "load", count)
+    flags = ["--model", "random:llama:tiny", "--threads", "1", "--max-tokens", "1", "--max-context"]
+    assert main(["run", "hello", *flags, "10"]) == 1
+    assert "prompt tokens; the context holds 10" in capfd.readouterr().err
+    assert not loaded
+    assert main(["run", "h", "--raw", *flags, "2"]) == 0
+    assert len(loaded) == 1

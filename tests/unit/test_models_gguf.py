@@ -15,7 +15,6 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.constants import GGML_QUANT_SIZES
 from tiny_models import (
     TOKENS,
-    add_metadata,
     as_gguf,
     gguf_metadata,
     logits,
@@ -164,40 +163,6 @@ def test_tensors_larger_than_a_chunk_are_read_completely(tmp_path: Path, monkeyp
         expected = gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind)
         assert np.array_equal(file.read(kind.name, FLOAT32), expected)
         assert np.array_equal(file.read(kind.name, BFLOAT16), expected.astype(BFLOAT16))
-
-
-def test_metadata_of_every_type_is_read(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "t.gguf", "llama")
-    expected: dict[str, Any] = {
-        "a.text": "größer ▁",
-        "a.flag": True,
-        "a.count": 7,
-        "a.ratio": 0.5,
-        "a.words": ["x", "", "ü"],
-        "a.numbers": [1, 2, 3],
-    }
-    for key, value in expected.items():
-        add_metadata(writer, key, value)
-    writer.add_int64("a.deep", -(2**40))
-    writer.add_float64("a.exact", 0.1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    metadata = GgufFile(tmp_path / "t.gguf").metadata
-    assert {key: metadata[key] for key in expected} == expected
-    assert (metadata["a.deep"], metadata["a.exact"]) == (-(2**40), 0.1)
-
-
-def test_a_file_cut_anywhere_is_named(tmp_path: Path) -> None:
-    _, _, path = make(tmp_path, "llama")
-    original = path.read_bytes()
-    for size in (4, 20, 60, 300, len(original) // 3, len(original) - 64):
-        cut = tmp_path / f"cut{size}.gguf"
-        cut.write_bytes(original[:size])
-        with pytest.raises(ModelError, match=f"cut{size}.gguf is truncated") as caught:
-            open_weights(cut)
-        assert caught.value.hint
 
 
 @pytest.mark.parametrize(

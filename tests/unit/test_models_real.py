@@ -126,19 +126,3 @@ def test_token_ids(tokenizer: Tokenizer, theirs: Any) -> None:
         assert found == {text: theirs(text).input_ids for text in SAMPLES}
     finally:
         backend.pre_tokenizer = plain
-
-
-CHATS: tuple[list[dict[str, str]], ...] = (
-    PROMPT,
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
-    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": " c\n"}],
-)
-
-
-@pytest.mark.parametrize("messages", CHATS, ids=range(len(CHATS)))
-def test_chat(tokenizer: Tokenizer, theirs: Any, messages: list[dict[str, str]]) -> None:
-    for generate in (True, False):
-        expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
-        assert tokenizer.chat(messages, add_generation_prompt=generate) == expected
-    assert tokenizer.eos_ids == (2,)
-    assert tokenizer.vocab_size == len(theirs) == 49152

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from tiny_models import SIZES, edit, oracle, save, spec
+from tiny_models import SIZES, edit, oracle, save
 
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, Array, zeros
-from wager.models.random_models import random_weights
 from wager.models.weights import open_weights, tensor_shapes
 
 
@@ -130,13 +129,3 @@ def change(folder: Path, name: str, value: Array | None) -> None:
     if value is not None:
         tensors[name] = value
     safetensors.numpy.save_file(tensors, file)
-
-
-def test_random_weights_are_the_same_for_the_same_seed() -> None:
-    shape = spec(qk_norm=True, qkv_bias=True, mlp_bias=True, output_bias=True, tied=False)
-    first, again, other = random_weights(shape, 3), random_weights(shape, 3), random_weights(shape, 4)
-    for name, size in tensor_shapes(shape).items():
-        assert first.read(name).shape == size
-        assert np.array_equal(first.read(name), again.read(name))
-        assert not np.array_equal(first.read(name), other.read(name))
-    assert not np.array_equal(first.read("layers.0.k.weight"), first.read("layers.0.v.weight"))

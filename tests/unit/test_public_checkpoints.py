@@ -19,7 +19,7 @@ import pytest
 import torch
 from eagle_heads import VARIANTS
 from safetensors.torch import load_file
-from test_eagle_files import opened, reference
+from test_head_files import opened, reference
 
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
@@ -47,16 +47,6 @@ VICUNA_7B: Mapping[str, Any] = json.loads(
     """
 )
 
-EAGLE_REPOSITORY: Mapping[str, Any] = json.loads(
-    """
-    {"architectures": ["LlamaForCausalLMEagle3"], "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act":
-    "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings":
-    2048, "model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 1,
-    "pad_token_id": 0, "rms_norm_eps": 1e-05, "tie_word_embeddings": false, "torch_dtype": "float16",
-    "transformers_version": "4.28.1", "use_cache": true, "vocab_size": 128256, "draft_vocab_size": 32000}
-    """
-)
-"""EAGLE3-LLaMA3.1-Instruct-8B."""
 
 SPECULATORS: Mapping[str, Any] = json.loads(
     """
@@ -140,16 +130,6 @@ def sparse(folder: Path, config: Mapping[str, Any], tensors: Shapes, *, known: i
 
 def target(config: Mapping[str, Any]) -> ModelSpec:
     return read_config(config, runnable=True)
-
-
-def test_eagle3_of_the_original_repository(tmp_path: Path) -> None:
-    files = sparse(tmp_path, EAGLE_REPOSITORY, eagle_tensors("midlayer", kind="F16", embedded=False), known=32000)
-    spec = open_eagle(files, target(LLAMA_8B), quantised=False)
-    assert spec.taps == (2, 16, 29)
-    assert not (spec.norm_before_residual or spec.norm_before_fc or spec.fc_norm or spec.norm_output)
-    assert (spec.own_embedding, spec.own_output) == (False, True)
-    assert len(spec.vocabulary.ids) == 32000 and spec.vocabulary.size == 128256
-    assert spec.attention.head_dim == 128 and spec.inner == 14336 and spec.depth is None
 
 
 def test_eagle3_of_speculators(tmp_path: Path) -> None:
