@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -20,10 +20,9 @@ from wager.economics.options import DEEPEST
 from wager.errors import UsageError, WagerError
 from wager.profiling.acceptance import DrafterAcceptance, Estimate, estimate_acceptance
 from wager.terminal import console, flags
-from wager.types import OutputDelta, SamplingParams
+from wager.types import SamplingParams
 
 if TYPE_CHECKING:
-    from wager.loading.load import LoadedEngine
     from wager.profiling.acceptance import DraftedAnswer, DraftRecording
 
 _NONE = "–"
@@ -93,26 +92,23 @@ def command(
     prompts. Of a drafter that makes trees --depth is the number of guesses, and the likeliest of them are verified;
     several drafters are compared at equal guesses.
     """
-    specs = _drafter_specs(drafters)
-    for text in specs if trace_path else ():
-        if any(spec.makes_trees for spec in parse_drafters(text)):
-            raise UsageError(f"Drafter {text} makes trees, and a trace holds chains.", "Leave out --trace, or it.")
-    if output_path and len(specs) > 1:
-        raise UsageError(
-            f"--output holds the acceptance of one drafter, and there are {len(specs)}: {', '.join(specs)}.",
-            "Name one drafter, or use --json for all of them.",
-        )
-    written = [path for path in (output_path, trace_path, plot_path) if path]
-    for path, results_there in Counter([*written, json_path]).items():
-        if path and results_there > 1:
-            raise UsageError(f"Two results are to be written to {path}.", "Give each a path of its own.")
-    if plot_path:
-        from wager.terminal import plots
+    from wager.cli.loading import open_engine
+    from wager.profiling.acceptance import record_drafts
 
-        plots.check_suffix(plot_path)
+    specs = _drafter_specs(drafters)
+    _check_outputs(specs, output_path, trace_path, plot_path, json_path)
+    measured: list[MeasuredDrafter] = []
     with console.meter("answers") as update:
         count = count_answers(update, "Answering and drafting", len(prompts) * len(specs))
-        engine, measured = _measure(prompts, specs, config, framing, params, depth=depth, on_output=count)
+        fixed = config.with_options(prefix_cache=False, policy="fixed", depth=1)
+        engine = open_engine(fixed.with_options(drafter=specs[0]))
+        for spec in specs:
+            if measured:
+                engine = open_engine(fixed.with_options(drafter=spec), like=engine)
+            name = spec if engine.drafter_name in [drafter.name for drafter in measured] else engine.drafter_name
+            requests = to_requests(prompts, engine.tokenizer, framing=framing, params=params)
+            recording = record_drafts(engine, requests, depth=depth, concurrency=_CONCURRENCY, on_output=count)
+            measured.append(MeasuredDrafter(name, recording, prompts))
     settings = {**settings_of(config, params, framing), "drafter": list(specs), "depth": depth}
     results = {drafter.name: drafter.as_dict(settings) for drafter in measured}
     console.write_json(results[measured[0].name], output_path)
@@ -123,8 +119,8 @@ def command(
     if json_path:
         console.write_json({"card": card_of(config, engine, settings), "drafters": results}, json_path)
     _show(measured, to_stdout=console.STDOUT not in (json_path, output_path))
-    for path in written:
-        if path != console.STDOUT:
+    for path in (output_path, trace_path, plot_path):
+        if path and path != console.STDOUT:
             console.say(f"written to {path}")
 
 
@@ -141,31 +137,29 @@ def _drafter_specs(drafters: Sequence[str]) -> tuple[str, ...]:
     return tuple(specs)
 
 
-def _measure(
-    prompts: Sequence[Prompt],
+def _check_outputs(
     specs: Sequence[str],
-    config: EngineConfig,
-    framing: flags.Framing,
-    params: SamplingParams,
-    *,
-    depth: int | None,
-    on_output: Callable[[OutputDelta], None],
-) -> tuple[LoadedEngine, list[MeasuredDrafter]]:
-    """Answer the prompts once with each drafter, on one loaded model; the last engine, and what was measured."""
-    from wager.cli.loading import open_engine
-    from wager.profiling.acceptance import record_drafts
+    output_path: Path | None,
+    trace_path: Path | None,
+    plot_path: Path | None,
+    json_path: Path | None,
+) -> None:
+    """UsageError for results that cannot be written, before anything is measured."""
+    for text in specs if trace_path else ():
+        if any(spec.makes_trees for spec in parse_drafters(text)):
+            raise UsageError(f"Drafter {text} makes trees, and a trace holds chains.", "Leave out --trace, or it.")
+    if output_path and len(specs) > 1:
+        raise UsageError(
+            f"--output holds the acceptance of one drafter, and there are {len(specs)}: {', '.join(specs)}.",
+            "Name one drafter, or use --json for all of them.",
+        )
+    for path, results in Counter((output_path, trace_path, plot_path, json_path)).items():
+        if path and results > 1:
+            raise UsageError(f"Two results are to be written to {path}.", "Give each a path of its own.")
+    if plot_path:
+        from wager.terminal import plots
 
-    config = config.with_options(prefix_cache=False, policy="fixed", depth=1)
-    engine = open_engine(config.with_options(drafter=specs[0]))
-    measured: list[MeasuredDrafter] = []
-    for spec in specs:
-        if measured:
-            engine = open_engine(config.with_options(drafter=spec), like=engine)
-        taken = engine.drafter_name in [drafter.name for drafter in measured]
-        requests = to_requests(prompts, engine.tokenizer, framing=framing, params=params)
-        recording = record_drafts(engine, requests, depth=depth, concurrency=_CONCURRENCY, on_output=on_output)
-        measured.append(MeasuredDrafter(spec if taken else engine.drafter_name, recording, prompts))
-    return engine, measured
+        plots.check_suffix(plot_path)
 
 
 class MeasuredDrafter:

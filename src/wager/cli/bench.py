@@ -96,6 +96,7 @@ def command(
     With --url a server answers them, and the times are those its users see.
     """
     from wager.bench import measure
+    from wager.cli.loading import open_engine
 
     context = click.get_current_context()
     for param in context.command.params:
@@ -111,7 +112,16 @@ def command(
         server |= {"model": None if default else config.model.model, "concurrency": concurrency}
         _bench_server(server, prompts, framing, params, json_path=json_path)
         return
-    engines = _open_engines(config, compare=compare)
+    if compare and config.speculation.drafter == "none":
+        raise UsageError("--compare has nothing to compare: --drafter is none already.", "Name a drafter.")
+    if compare and config.capacity.prefix_cache:
+        raise UsageError(
+            "--compare and --prefix-cache do not go together: engines that take turns on one cache reuse nothing.",
+            "Leave one of them out.",
+        )
+    engines = {FAST: open_engine(config)}
+    if compare:
+        engines[PLAIN] = open_engine(config.with_options(drafter="none"), like=engines[FAST])
     found = _quality(engines[FAST]) if quality else None
     steps = {name: measure.DecodeSteps(concurrency) for name in engines}
     for name, engine in engines.items():
@@ -135,23 +145,6 @@ def command(
     for name, figures in ahead.items():
         console.say(f"{name}, ahead of the target: {figures}")
     _show(result, to_stdout=json_path != console.STDOUT)
-
-
-def _open_engines(config: EngineConfig, *, compare: bool) -> dict[str, LoadedEngine]:
-    """The engine to measure and, to compare, one of plain decoding on the same model."""
-    from wager.cli.loading import open_engine
-
-    if compare and config.speculation.drafter == "none":
-        raise UsageError("--compare has nothing to compare: --drafter is none already.", "Name a drafter.")
-    if compare and config.capacity.prefix_cache:
-        raise UsageError(
-            "--compare and --prefix-cache do not go together: engines that take turns on one cache reuse nothing.",
-            "Leave one of them out.",
-        )
-    engines = {FAST: open_engine(config)}
-    if compare:
-        engines[PLAIN] = open_engine(config.with_options(drafter="none"), like=engines[FAST])
-    return engines
 
 
 def _quality(engine: LoadedEngine) -> dict[str, Any]:

@@ -95,16 +95,29 @@ def _measure(
     engine: LoadedEngine, setup: Setup, config: EngineConfig, drafters: Sequence[str], *, seconds: float
 ) -> Calibration:
     """Time drafting with each drafter, and then steps."""
-    from wager.profiling.calibrate import calibrate
+    from wager.cli.loading import open_engine
+    from wager.engine.proposer import Proposer
+    from wager.models.tokenizer import num_tokens
+    from wager.profiling.calibrate import calibrate, time_drafting
 
-    timer = _step_timer(engine)
+    timer, vocab = _step_timer(engine), engine.target.decoder.vocab
     curves: dict[str, DraftCurve] = {}
-    for drafter in drafters:
-        drafter_config = config.with_options(drafter=drafter, policy="fixed")
-        curve = _time_drafters(engine, timer, drafter_config, seconds=seconds * _DRAFT_SHARE)
-        if curve.keys() & curves.keys():
-            raise UsageError(f"Two drafters have the name {next(iter(curve))!r}.", "Calibrate with one of them.")
-        curves |= curve
+    for spec in drafters:
+        loaded = open_engine(config.with_options(drafter=spec, policy="fixed"), like=engine).proposer.drafters
+        timer.start_sequences((timer.limits.text_lengths()[-1],))
+        for name, drafter in loaded.items():
+            if name in curves:
+                raise UsageError(f"Two drafters have the name {name!r}.", "Calibrate with one of them.")
+            curves[name] = time_drafting(
+                Proposer(drafter, vocab=vocab),
+                vocab=vocab,
+                tokens=min(vocab, num_tokens(engine.tokenizer)),
+                hidden=engine.spec.hidden,
+                seconds=seconds * _DRAFT_SHARE,
+                clock=time.perf_counter,
+                between=lambda: timer.step((3,)),
+            )
+        timer.end_sequences()
     with console.meter("seconds") as update:
         return calibrate(
             timer,
@@ -146,34 +159,6 @@ def _step_timer(engine: LoadedEngine) -> StepTimer:
         max_context=engine.scheduler.max_context,
         decoder=lambda prompt: IncrementalDecoder(engine.tokenizer, after=prompt),
     )
-
-
-def _time_drafters(
-    engine: LoadedEngine, timer: StepTimer, config: EngineConfig, *, seconds: float
-) -> dict[str, DraftCurve]:
-    """The curves of a configuration's drafters, by their names in the engine; empty for `none`."""
-    from wager.cli.loading import open_engine
-    from wager.engine.proposer import Proposer
-    from wager.models.tokenizer import num_tokens
-    from wager.profiling.calibrate import time_drafting
-
-    vocab = engine.target.decoder.vocab
-    drafters = open_engine(config, like=engine).proposer.drafters
-    timer.start_sequences((timer.limits.text_lengths()[-1],))
-    curves = {
-        name: time_drafting(
-            Proposer(drafter, vocab=vocab),
-            vocab=vocab,
-            tokens=min(vocab, num_tokens(engine.tokenizer)),
-            hidden=engine.spec.hidden,
-            seconds=seconds,
-            clock=time.perf_counter,
-            between=lambda: timer.step((3,)),
-        )
-        for name, drafter in drafters.items()
-    }
-    timer.end_sequences()
-    return curves
 
 
 def _check(engine: LoadedEngine, calibration: Calibration, *, seconds: float, json_path: Path | None) -> None:
