@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from command_lines import BASES, FAILS, HUGE, NOT_NUMBERS, NOT_WHOLE, CommandLine, kind, parameters
+from command_lines import FAILS, HUGE, NOT_NUMBERS, NOT_WHOLE, CommandLine, kind, parameters
 
 from wager.cli import main
 
@@ -114,21 +114,12 @@ def _of_a_refusal(line: CommandLine, ending: Ending) -> list[str]:
 
 
 def _named(flag: str, value: str | None, message: str) -> bool:
-    words = {word for word in flag.split("-") if len(word) > 3} | {
-        flag,
-        flag.lstrip("-"),
-        flag.lstrip("-").replace("-", "_"),
-        flag.lstrip("-").replace("-", " "),
-    }
-    if flag.startswith("--no-"):
-        words |= {flag.replace("--no-", "--")}
+    name = flag.lstrip("-")
+    words = [flag, name, name.replace("-", "_"), name.replace("-", " "), flag.replace("--no-", "--")]
+    words += [word for word in name.split("-") if len(word) > 3]
     if value and value.strip():
-        words |= {
-            value[:20],
-            os.path.expanduser(value),
-            repr(value[:20])[1:-1],
-            *(word.strip()[:20] for word in re.split("[,:=]", value) if word),
-        }
+        words += [value[:20], os.path.expanduser(value), repr(value[:20])[1:-1]]
+        words += [word.strip()[:20] for word in re.split("[,:=]", value)]
     return bool(re.search(r" --[a-z]", message)) or any(word and word.lower() in message.lower() for word in words)
 
 
@@ -156,6 +147,3 @@ def _of_json(text: str) -> list[str]:
     except ValueError as error:
         return [f"stdout is not JSON: {error}"]
     return []
-
-
-assert set(BASES) >= FAILS

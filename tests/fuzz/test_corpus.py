@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tracemalloc
 from collections.abc import Iterator
@@ -10,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import targets
-
-from wager.errors import UsageError
 
 CORPUS = Path(__file__).parent / "corpus"
 FILES = sorted(path for path in CORPUS.rglob("*") if path.is_file())
@@ -46,16 +43,6 @@ def test_a_target_reads_what_is_good(name: str, folder: Path) -> None:
         assert len(data) <= targets.TARGETS[name].longest
         answered += targets.call(name, data, folder)
     assert answered, f"no file of {name} is read"
-
-
-def test_a_target_finds_faults(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    def faulty(data: bytes, folder: Path) -> None:
-        raise KeyError if data else UsageError("no data")
-
-    monkeypatch.setitem(targets.TARGETS, "faulty", targets.Target(faulty))
-    assert not targets.call("faulty", b"", folder)
-    with pytest.raises(KeyError):
-        targets.call("faulty", json.dumps({}).encode(), folder)
 
 
 def test_every_folder_of_the_corpus_is_a_target() -> None:
