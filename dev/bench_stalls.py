@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from serve.real_server import server_process
+from serve.serving import server_process
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BODY = (4 << 20) - 2000

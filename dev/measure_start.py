@@ -20,7 +20,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from serve.real_server import server_process
+from serve.serving import server_process
 
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import ast
 import io
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import click
 import pytest
 
-import wager
+import wager as package
+from in_process import Call
+from serve.serving import server_process
 from wager.bench.machine import Machine
 from wager.cli import VERBS, cli, main, reference
 from wager.config import DEFAULT_MODEL
@@ -105,7 +105,7 @@ def test_the_readmes_python_uses_names_that_exist() -> None:
     [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     attributes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)]
     used = {node.attr for node in attributes if ast.unparse(node.value) == "wager"}
-    assert used and used <= set(wager.__all__)
+    assert used and used <= set(package.__all__)
 
 
 def test_the_bench_page_lists_the_fields_of_a_row() -> None:
@@ -248,26 +248,18 @@ def test_the_readmes_commands_run(
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_the_readmes_server_answers_its_load_client_and_ends_in_order(smollm2: Path, tmp_path: Path) -> None:
+def test_the_readmes_server_answers_its_load_client_and_ends_in_order(
+    wager: Call, smollm2: Path, tmp_path: Path
+) -> None:
     assert {"wager serve", "wager bench --url URL"} <= {*SERVER_CALLS}
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"id": number, "category": "qa", "prompt": f"What is {number} + {number}?"} for number in range(8)]
     prompts.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    environment = {**os.environ, "WAGER_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
-    serve = [sys.executable, "-m", "wager.cli", "serve", "--port", "0", "--model", str(smollm2)]
-    with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True, env=environment) as server:
-        assert server.stderr is not None
-        try:
-            lines = iter(server.stderr.readline, "")
-            url = next(line.split()[-1] for line in lines if "serving" in line)
-            bench = [sys.executable, "-m", "wager.cli", "bench", str(prompts), "--url", url]
-            bench += ["--requests", "4", "--max-tokens", "8", "--concurrency", "2", "--json", "-"]
-            done = subprocess.run(bench, capture_output=True, text=True, env=environment, timeout=120)
-            assert done.returncode == 0, done.stderr
-            assert json.loads(done.stdout)
-        finally:
-            server.terminate()
-        assert server.wait(60) == 0
+    with server_process("--model", str(smollm2)) as server:
+        more = "--requests 4 --max-tokens 8 --concurrency 2 --json -"
+        done = wager("bench", str(prompts), "--url", server.url, more=more)
+        assert done.code == 0, done.err
+        assert json.loads(done.out)
 
 
 @pytest.mark.real

@@ -381,13 +381,15 @@ def test_doctor_says_that_a_machine_is_busy(
 # ---- as a process -------------------------------------------------------------------------------------------------
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    """A process of its own. Ctrl-C reaches it although the caller of these tests ignores it, as a background shell
-    does: a signal that is ignored stays so in a child, one that is handled does not."""
+def test_interruption_is_quiet_and_exits_with_130() -> None:
+    """Ctrl-C reaches the process although the caller of these tests ignores it, as a background shell does: a signal
+    that is ignored stays so in a child, one that is handled does not. The answer is longer than what a pipe holds, so
+    that the process cannot end before it is read."""
+    call = ["run", "hello", *FLAGS, *REPETITIVE, "--rounds", "--drafter", "none", "--max-tokens", "8000"]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return subprocess.Popen(
-            [sys.executable, "-m", "wager.cli", *arguments],
+        process = subprocess.Popen(
+            [sys.executable, "-m", "wager.cli", *call],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -396,26 +398,8 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         )
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def long_answer() -> list[str]:
-    """Arguments for an answer that is longer than what a pipe holds: its process cannot end before it is read."""
-    return ["run", "hello", *FLAGS, *REPETITIVE, "--rounds", "--drafter", "none", "--max-tokens", "8000"]
-
-
-def test_interruption_is_quiet_and_exits_with_130(long_answer: list[str]) -> None:
-    process = start(*long_answer)
     assert process.stdout is not None and process.stdout.read(1), "it has begun to answer"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in out + err and err.strip().endswith("interrupted")
-
-
-def test_a_closed_pipe_is_quiet(long_answer: list[str]) -> None:
-    process = start(*long_answer)
-    assert process.stdout is not None and process.stderr is not None and process.stdout.read(1)
-    process.stdout.close()
-    err = process.stderr.read()
-    assert (process.wait(timeout=60), err) == (1, "")
