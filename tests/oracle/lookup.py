@@ -15,21 +15,19 @@ from typing import NamedTuple
 
 from oracle.suffix_tree import SuffixCounts
 from wager.draft.lookup import (
-    ALWAYS,
-    CONTINUATIONS,
-    LESS,
-    MATCHES,
-    MIN_SURVIVAL,
     MOST_CERTAIN,
-    MOSTLY,
-    ONCE,
     OTHER_WEIGHTS,
     PRIOR_WEIGHT,
-    STORE_CELLS,
     LookupSources,
     prior_rates,
 )
+from wager.draft.ngram import MIN_SURVIVAL
 from wager.types import Draft, DraftRequest
+
+CONTINUATIONS = 4  # of one source in a tree of guesses
+MATCHES = 8  # longer matches count as this long
+STORE_CELLS = 16
+ONCE, ALWAYS, MOSTLY, LESS = range(4)  # how often something followed, and how often this
 
 
 class PythonLookupTable:

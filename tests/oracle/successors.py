@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.draft.recycling import MIN_SURVIVAL, PRIOR, PRIOR_WEIGHT, RANKS
+from wager.draft.recycling import MIN_SURVIVAL, PRIOR, PRIOR_WEIGHT
 
+RANKS = len(PRIOR)
 _MOST_TRIED = 10_000.0  # rows that the learned probabilities remember
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from oracle.lookup import PythonLookupTable
 from wager.draft.lookup import (
-    MIN_SURVIVAL,
     MOST_LONGEST,
     OTHER_WEIGHTS,
     OWN_PRIOR,
@@ -18,6 +17,7 @@ from wager.draft.lookup import (
     LookupSources,
     lookup_table,
 )
+from wager.draft.ngram import MIN_SURVIVAL
 from wager.draft.store_file import StoreFile, build_store
 from wager.errors import UsageError
 from wager.kernels._native import LookupTable

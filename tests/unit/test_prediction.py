@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from wager.cli import main
 from wager.draft.base import Drafter
 from wager.draft.lookup import LookupDrafter, LookupSources
-from wager.draft.prediction import LONGEST, MIN_SURVIVAL, PredictionDrafter
+from wager.draft.ngram import MIN_SURVIVAL
+from wager.draft.prediction import LONGEST, PredictionDrafter
 from wager.errors import RequestError, UsageError
 from wager.testing import ToyDistribution
 from wager.testing.toy import toy_engine

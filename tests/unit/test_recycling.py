@@ -8,7 +8,7 @@ import pytest
 from oracle.successors import PythonSuccessors
 from wager.draft.combined import MergedDrafter
 from wager.draft.ngram import NgramDrafter
-from wager.draft.recycling import MIN_SURVIVAL, PRIOR, RANKS, RecyclingDrafter, successor_table
+from wager.draft.recycling import MIN_SURVIVAL, PRIOR, RecyclingDrafter, successor_table
 from wager.kernels._native import Successors
 from wager.testing import ToyDistribution
 from wager.testing.toy import toy_engine
@@ -93,7 +93,7 @@ def test_an_engine_shows_it_every_row_and_writes_the_same_text(temperature: floa
         engine.check()
     for drafter in (alone, other):
         drafter.begin("s", [2], SamplingParams())
-        [draft] = drafter.propose([DraftRequest("s", 1, RANKS, SamplingParams(), 0)])
+        [draft] = drafter.propose([DraftRequest("s", 1, len(PRIOR), SamplingParams(), 0)])
         assert len(draft) >= 4 and not draft.is_chain
 
 

@@ -21,6 +21,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from wager.draft.base import Drafter
+from wager.draft.ngram import MIN_SURVIVAL
 from wager.draft.registry import DrafterParts
 from wager.draft.store_file import StoreFile
 from wager.drafter_spec import DrafterSpec
@@ -36,27 +37,16 @@ DEFAULT_LONGEST = 5
 SHARED_TOKENS = 1 << 15
 """Tokens of ended requests that are kept: with matches of 5 tokens in at most 9 MB."""
 
-MIN_SURVIVAL = 0.06
-"""Guesses of lower survival are not made, as in draft/ngram.py."""
-
 PRIOR_WEIGHT = 20.0
 """How many observations a prior counts for."""
 
 MOST_CERTAIN = 0.995
 """The greatest acceptance rate that one source is believed to have."""
 
-CONTINUATIONS = 4
-"""Continuations of one source in a tree of guesses."""
-
 OTHER_WEIGHTS = (2.2, 0.9, 2.2)
 """Of the text itself, of earlier answers and of a store: what a continuation is right with, as a multiple of its share
 of those that the source knows and of p (1 - p), where p is the probability of the token that the source names. Fitted
 to which continuations were right in 64 answers (SmolLM2-135M, temperature 0 and 0.8)."""
-
-MATCHES = 8  # longer matches count as this long
-STORE_CELLS = 16
-
-ONCE, ALWAYS, MOSTLY, LESS = range(4)  # how often something followed, and how often this
 
 OWN_PRIOR = (
     (0.32, 0.64, 0.41, 0.16),

@@ -12,18 +12,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from wager.draft.base import Drafter
+from wager.draft.ngram import MIN_SURVIVAL, PRIOR_WEIGHT
 from wager.draft.registry import DrafterParts
 from wager.drafter_spec import DrafterSpec
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 PRIOR = (0.40, 0.65, 0.78, 0.86, 0.90, 0.93, 0.95, 0.98)
 """Probability that the prediction's next token is right after 1, 2, ... 8 or more tokens that agreed."""
-
-PRIOR_WEIGHT = 10.0
-"""How many observations the prior counts for."""
-
-MIN_SURVIVAL = 0.06
-"""Guesses of lower survival are not made, as in draft/ngram.py."""
 
 LONGEST, _AT_START = 32, 16
 """Tokens of the longest draft, and of the first one."""

@@ -20,8 +20,6 @@ from wager.kernels.base import TargetOutput
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
-RANKS = 8
-
 PRIOR = (0.37, 0.09, 0.045, 0.03, 0.02, 0.016, 0.015, 0.013)
 """Probability that what follows a token is what had each rank the last time (SmolLM2-135M, greedy)."""
 
