@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -45,6 +46,9 @@ class GuardedDrafter:
 
     def __init__(self, drafter: Drafter, *, vocab: int) -> None:
         self.drafter = drafter
+        reader: object = drafter
+        self._states = reader if isinstance(reader, StateReader) else None
+        self._rows = reader if isinstance(reader, RowReader) else None
         self._vocab = vocab
         self._begun: set[str] = set()
         self._failures = self._pause = self._left = 0  # the last pause, and what is left of it, in sequences
@@ -56,21 +60,21 @@ class GuardedDrafter:
             self._left -= 1
             return
         self._begun.add(seq_id)
-        self._call(lambda: self.drafter.begin(seq_id, tokens, params, tenant=tenant))
+        self._call(partial(self.drafter.begin, seq_id, tokens, params, tenant=tenant))
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         if seq_id in self._begun:
-            self._call(lambda: self.drafter.accept(seq_id, tokens))
+            self._call(partial(self.drafter.accept, seq_id, tokens))
 
     def end(self, seq_id: str) -> None:
         if seq_id in self._begun:
             self._begun.discard(seq_id)
-            if self._call(lambda: self.drafter.end(seq_id)):
+            if self._call(partial(self.drafter.end, seq_id)):
                 self._pause = 0
 
     def observe(self, output: TargetOutput) -> None:
         if not self._left:
-            self._call(lambda: self.drafter.observe(output))
+            self._call(partial(self.drafter.observe, output))
 
     @property
     def remembers_requests(self) -> bool:
@@ -86,26 +90,22 @@ class GuardedDrafter:
     @property
     def taps(self) -> Sequence[int] | None:
         """See StateReader."""
-        drafter: object = self.drafter
-        return drafter.taps if isinstance(drafter, StateReader) else None
+        return None if self._states is None else self._states.taps
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """See StateReader."""
-        drafter: object = self.drafter
-        if isinstance(drafter, StateReader) and not self._left:
-            self._call(lambda: drafter.read(output, computed))
+        if self._states is not None and not self._left:
+            self._call(partial(self._states.read, output, computed))
 
     @property
     def reads_rows(self) -> bool:
         """See RowReader."""
-        drafter: object = self.drafter
-        return isinstance(drafter, RowReader) and drafter.reads_rows
+        return self._rows is not None and self._rows.reads_rows
 
     def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
         """See RowReader."""
-        drafter: object = self.drafter
-        if isinstance(drafter, RowReader) and drafter.reads_rows and not self._left:
-            self._call(lambda: drafter.read_rows(output, rows))
+        if self._rows is not None and self._rows.reads_rows and not self._left:
+            self._call(partial(self._rows.read_rows, output, rows))
 
     def propose(self, requests: Sequence[DraftRequest]) -> dict[str, Draft]:
         """The valid part of each draft, by sequence, none larger than was requested."""
