@@ -17,7 +17,7 @@ from eagle_heads import VOCAB, Flags, ReferenceHead
 from mtp_modules import LAYERS, ReferenceModules
 from mtp_modules import VARIANTS as MODULES
 from packing import batch, chain
-from recorded_drafts import Recorded, check_text, keep_drafts
+from recorded_drafts import Recorded, keep_drafts
 from tiny_models import TOKENS, spec
 
 from closeness import assert_close
@@ -133,11 +133,17 @@ def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, 
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("quantised", [False, True])
 def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: bool, tmp_path: Path) -> None:
+    """Also preempted, in chunks, and in a small cache, and a second time with prefixes in it."""
     case, kernels = Case.of("eagle3", "eagle3.1", tmp_path), native()
     decoder = decoder_on(case.weights, kernels)
     asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9], [5]], params)
-    made = check_text(decoder, asked, lambda: case.drafter(decoder, kernels=kernels, quantised=quantised), depth=4)
-    for drafter in made:
+    plain = answers(engine_on(decoder), asked)
+    for preempt_every, max_rows, blocks in ((0, 48, 48), (4, 13, 48), (0, 48, 9)):
+        drafter = case.drafter(decoder, kernels=kernels, quantised=quantised)
+        engine = engine_on(decoder, drafter, depth=4, max_rows=max_rows, num_blocks=blocks)
+        for _ in range(2):
+            assert answers(engine, asked, preempt_every=preempt_every) == plain
+        assert drafter.name in engine.proposer.drafters
         drafter.block_pool.check({})
 
 

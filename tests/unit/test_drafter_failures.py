@@ -23,7 +23,7 @@ from wager.draft.ngram import NgramDrafter
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.surface import LatencySurface
-from wager.engine.proposer import FIRST_PAUSE, LONGEST_PAUSE, STRIKES
+from wager.engine.proposer import FIRST_PAUSE, LONGEST_PAUSE
 from wager.kernels.base import TargetOutput
 from wager.loading.load import load
 from wager.testing import FakeClock, OracleDrafter, RandomTreeDrafter, ToyDistribution, ToyOracle, ToyTarget
@@ -38,7 +38,6 @@ from wager.types import (
     Request,
     RequestSpeculation,
     SamplingParams,
-    StepRecord,
 )
 
 LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0)
@@ -207,28 +206,6 @@ def test_a_request_that_names_a_drafter_that_pauses_is_decoded_plainly() -> None
 
 
 # ---- always ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_drafter_that_always_fails_is_hardly_called(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """3000 steps: pauses of 16, 32 and so on steps, after each of which it fails once, and at first for some
-    sequences."""
-    drafter = FaultyDrafter(oracle(), always(kind))
-    engine = toy_engine(LAW, drafter=drafter, num_blocks=200)
-    steps: list[StepRecord] = []
-    engine.on_step = steps.append
-    first, answers = 0, list[Completion]()
-    while len(steps) < 3000:
-        answers += engine.generate(requests(20, first=first), concurrency=4)
-        first += 20
-    assert ids(answers) == plain(requests(first))
-    assert not drafter.wrong
-    pauses = (len(steps) // FIRST_PAUSE).bit_length()
-    failures = engine.proposer.pauses.failures("faulty")
-    assert 3 < failures <= pauses + 2 * STRIKES and len(caplog.records) == failures.bit_length()
-    assert drafter.raised <= failures * (4 if kind == "end" else 1)  # those of what runs are ended before a pause
-    assert caplog.records[0].getMessage().startswith("Drafter 'faulty' failed and ")
 
 
 @pytest.mark.slow

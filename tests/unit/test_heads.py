@@ -4,7 +4,6 @@ batch, whatever the engine does around them, and the text is that of plain decod
 from __future__ import annotations
 
 import heapq
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from decoder_engines import answers, decoder_on, engine_on, native, requests
 from eagle_heads import VARIANTS, VOCAB
 from packing import batch, chain
-from recorded_drafts import keep_drafts
+from recorded_drafts import Recorded, keep_drafts
 from test_block_heads import KINDS as BLOCKS
 from test_block_heads import ReferenceBlock
 from test_cached_heads import TARGET, reference_of
@@ -181,25 +180,6 @@ def best_chain(head: Head, text: Sequence[int], request: DraftRequest) -> dict[t
     return found
 
 
-def recorded(drafter: Drafter, texts: dict[str, list[int]], *, seed: int = 4) -> list[tuple[DraftRequest, Draft]]:
-    """Keeps the drafter's drafts, and hands on the right tokens of `texts` in their place, now and then a wrong one."""
-    made: list[tuple[DraftRequest, Draft]] = []
-    propose, rng = drafter.propose, random.Random(seed)
-
-    def handed(asked: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = propose(asked)
-        made.extend(zip(asked, drafts, strict=True))
-        found = []
-        for request, draft in zip(asked, drafts, strict=True):
-            right = texts[request.seq_id][request.position : request.position + len(draft)]
-            tokens = [token if rng.random() < 0.7 else (token + 1) % VOCAB for token in right]
-            found.append(Draft.chain(request.seq_id, tokens, drafter=drafter.name))
-        return found
-
-    drafter.propose = handed  # type: ignore[method-assign]
-    return made
-
-
 @pytest.mark.parametrize("trees", [True, False])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize(("kind", "variant"), CASES)
@@ -214,15 +194,16 @@ def test_guesses_are_those_of_a_search_by_the_definition(
     texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
     drafter = head.drafter(decoder, trees=trees)
     assert drafter.makes_trees == trees and drafter.max_depth == (15 if trees else head.depth)
-    made = recorded(drafter, texts)
+    recorded = Recorded(drafter, vocab=VOCAB)
+    recorded.texts = texts
     assert answers(engine_on(decoder, drafter, depth=4, max_rows=17), asked, preempt_every=6) == plain
     if kind == "eagle3":
         drafter.block_pool.check({})
-    drafts = [(request, draft) for request, draft in made if len(draft)]
-    assert len(drafts) > max(8, 0.6 * len(made))
-    assert any(not draft.is_chain for _, draft in drafts) == trees
-    for request, draft in drafts:
-        text, found = texts[request.seq_id][: request.position], paths_of(draft)
+    drafts = recorded.drafts
+    assert len(drafts) > max(8, 0.6 * len(recorded.made))
+    assert any(not draft.is_chain for draft in drafts.values()) == trees
+    for (seq_id, position), draft in drafts.items():
+        request, text, found = recorded.asked[seq_id, position], texts[seq_id][:position], paths_of(draft)
         expected = best_tree(head, text, request) if trees else best_chain(head, text, request)
         assert len(draft) == len(expected) == (request.depth if trees else min(request.depth, head.depth))
         assert sum(found.values()) == pytest.approx(sum(expected.values()), rel=2e-3)

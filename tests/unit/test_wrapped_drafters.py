@@ -5,7 +5,6 @@ together."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -13,7 +12,6 @@ from wager.draft.ahead import AheadDrafter
 from wager.draft.base import ComputedRows, Drafter, LogitsRows, RemembersRequests, RowReader, StateReader
 from wager.draft.combined import MergedDrafter
 from wager.draft.ngram import NgramDrafter
-from wager.draft.recycling import RecyclingDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.drafter_spec import DRAFTERS, DrafterSpec, parse_drafters
 from wager.kernels.base import TargetOutput
@@ -150,28 +148,6 @@ def test_a_drafter_on_another_thread_is_told_to_forget() -> None:
     ahead.close()
     assert isinstance(ahead, RemembersRequests) and watched.count("forget") == 1
     assert watched.asked and not watched.known
-
-
-def test_a_recycling_drafter_works_for_a_model() -> None:
-    """It guesses from the rows that the target computed, so the model needs fewer passes, and drafts the same."""
-
-    class Passes(ToyTarget):
-        count = 0
-
-        def forward(self, batch):  # type: ignore[no-untyped-def]
-            self.count += 1
-            return super().forward(batch)
-
-    law = ToyDistribution(vocab=32, order=1, sharpness=9.0)
-    counts, drafts = [], []
-    for inner in (None, RecyclingDrafter(LAW.vocab)):
-        target = Passes(replace(law, drift=0.3, salt=4), num_blocks=80)
-        parts = DrafterParts(LAW.vocab, model=target, inner=inner)
-        engine = toy_engine(law, drafter=build_drafter(DrafterSpec("model", "toy"), parts), depth=5, num_blocks=200)
-        found = engine.generate(_requests(), concurrency=1)
-        counts.append(target.count)
-        drafts.append([(each.token_ids, each.stats.drafted, each.stats.accepted) for each in found])
-    assert drafts[0] == drafts[1] and counts[1] < 0.9 * counts[0]
 
 
 @pytest.mark.parametrize("call", ["begin", "accept", "end", "read_rows", "forget", "propose"])
