@@ -78,8 +78,8 @@ class ForksSequences(Protocol):
 @dataclass(frozen=True, slots=True)
 class AheadFigures:
     """What drafting ahead did so far. `hits` and `misses` count drafts that were ready and those that were not;
-    `waited_s` is what requests for drafts took, as the step saw it, `drafted_s`
-    what the drafter's thread spent on drafting; `branches` counts outcomes for which drafts were made."""
+    `waited_s` is what requests for drafts took, as the step saw it, `drafted_s` what the drafter's thread spent on
+    drafting; `branches` counts outcomes for which drafts were made."""
 
     hits: int = 0
     misses: int = 0
