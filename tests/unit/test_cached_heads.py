@@ -147,7 +147,7 @@ def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: b
         drafter.block_pool.check({})
 
 
-@pytest.mark.parametrize(("kind", "name"), [("eagle3", "eagle3.1"), ("mtp", "deepseek"), ("mtp", "deepseek-three")])
+@pytest.mark.parametrize(("kind", "name"), [("mtp", "deepseek-three"), ("eagle3", "eagle3.1"), ("mtp", "deepseek")])
 def test_entries_of_a_cached_prefix_are_found_or_left_out(kind: str, name: str, tmp_path: Path) -> None:
     """A second request with the same prompt: its states never come. The guesses are those of the whole text if the
     head's own cache has the prefix, else those of a head that sees only what came."""
