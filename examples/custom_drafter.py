@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from wager import EngineConfig, Request, SamplingParams
 from wager.draft.base import Drafter
-from wager.kernels.base import TargetOutput
 from wager.loading.load import load
 from wager.types import Draft, DraftRequest
 
@@ -22,7 +21,6 @@ PROMPT = "one two three one two three one two three one two"
 
 class LastFollower(Drafter):
     name, default_depth, max_depth = "last-follower", 4, 8
-    samples = makes_trees = False  # its guesses are certain, and chains
 
     def __init__(self) -> None:
         self.last: dict[str, int] = {}
@@ -45,8 +43,6 @@ class LastFollower(Drafter):
         while len(guesses) <= request.depth and guesses[-1] in followers:
             guesses.append(followers[guesses[-1]])
         return guesses[1:]
-
-    def observe(self, output: TargetOutput) -> None: ...
 
     def end(self, seq_id: str) -> None:
         self.followers.pop(seq_id, None)

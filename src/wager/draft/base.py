@@ -28,7 +28,7 @@ class Drafter(Protocol):
     `name` labels its guesses in outputs and metrics. `default_depth` is the depth of a request when none was
     chosen, `max_depth` the greatest a policy requests. `samples`: its guesses are drawn from a distribution q, which
     a distribution-exact rule must request (DraftRequest.needs_draft_probs); otherwise they are point masses.
-    `makes_trees`: its drafts may be trees.
+    `makes_trees`: its drafts may be trees. What has a default here, a subclass need not define.
     """
 
     name: str
@@ -48,8 +48,7 @@ class Drafter(Protocol):
         """One draft per request, in order; an empty draft declines. What it caches meanwhile is provisional."""
 
     def observe(self, output: TargetOutput) -> None:
-        """The result of the target's last pass (views of its buffers: copy what is kept). A subclass that does not
-        define it ignores that."""
+        """The result of the target's last pass (views of its buffers: copy what is kept); ignored unless overridden."""
         return None
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
