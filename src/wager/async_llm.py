@@ -332,8 +332,9 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
         self._first = dict(zip(self._open, ends, strict=False))  # the number of each request's first choice
         self._started = self._closed = False
         self._failure: WagerError | None = None
-        self._stage_seconds: dict[str, dict[str, float]] | None = None  # by request
-        self._counted: dict[str, StepRecord] = {}  # by request, the latest one
+        self.stage_seconds: dict[str, float] | None = None
+        """Seconds by stage of the steps that emitted tokens of it, if it is set to a dict before it starts."""
+        self._counted: StepRecord | None = None
         self._whole = self._woken = False
         for request in requests:
             self._collector.expect(request)
@@ -342,16 +343,6 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
     def request(self) -> Request:
         """The first request."""
         return self.requests[0]
-
-    def measure(self) -> None:
-        """Record rounds, and add up the seconds by stage of the steps that emit tokens. Before it starts."""
-        self.with_rounds = True
-        self._stage_seconds = {request.id: {} for request in self.requests}
-
-    def stage_seconds(self) -> Mapping[str, float]:
-        """Seconds by stage of the steps that emitted tokens of the request that took longest; others ran beside it."""
-        measured = self._stage_seconds or {}
-        return max(measured.values(), key=lambda seconds: sum(seconds.values()), default={})
 
     @property
     def num_tokens(self) -> int:
@@ -448,11 +439,10 @@ class AsyncOutputStream(AsyncIterator[OutputDelta]):
     def take(self, delta: OutputDelta, made: Round | None, record: StepRecord | None) -> Request | None:
         """Add a delta of a step; its request, if it is the last one of that."""
         name = delta.request_id
-        if self._stage_seconds is not None and record is not None and record is not self._counted.get(name):
-            self._counted[name] = record  # which other choices may share
-            found = self._stage_seconds[name]
+        if self.stage_seconds is not None and record is not None and record is not self._counted:
+            self._counted = record  # which other choices may share
             for stage, seconds in record.seconds.items():
-                found[stage] = found.get(stage, 0.0) + seconds
+                self.stage_seconds[stage] = self.stage_seconds.get(stage, 0.0) + seconds
         self._uncollected.append(delta)
         if len(self._uncollected) >= _COLLECT_EVERY:
             self._collected()

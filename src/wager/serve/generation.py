@@ -52,7 +52,8 @@ class Generation:
             answer = await stack.enter_async_context(self.llm.open_stream(*requests))
             log_fields = http.state.log_fields = {"prompt_tokens": parsed.prompt_tokens}
             if parsed.speculation_stats:
-                answer.measure()
+                answer.with_rounds = True
+                answer.stage_seconds = {}
             for request in requests:
                 stack.callback(self.metrics.request_dropped, request.id)
                 self.metrics.request_opened(request)

@@ -68,7 +68,7 @@ def draft_report(answer: AsyncOutputStream, completions: Sequence[Completion]) -
     """What drafting brought to an answer: a row for each choice, and the seconds by stage of its steps."""
     return {
         "choices": [{name: getattr(each.stats, name) for name in _CHOICE_STATS} for each in completions],
-        "stage_seconds": dict(answer.stage_seconds()),
+        "stage_seconds": answer.stage_seconds,
     }
 
 
