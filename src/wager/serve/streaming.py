@@ -58,16 +58,14 @@ class GuessReport:
         return self._shown is None or draft.drafter_of(node) in self._shown
 
 
-_CHOICE_STATS = (
-    *("rounds", "drafted", "accepted", "mean_acceptance_length", "drafter"),
-    *("prefill_s", "decode_s", "preemptions", "seed"),
-)
+_DRAFTING = ("rounds", "drafted", "accepted", "mean_acceptance_length", "drafter")
+_COSTS = ("prefill_s", "decode_s", "preemptions", "seed")
 
 
 def draft_report(answer: AsyncOutputStream, completions: Sequence[Completion]) -> dict[str, Any]:
     """What drafting brought to an answer: a row for each choice, and the seconds by stage of its steps."""
     return {
-        "choices": [{name: getattr(each.stats, name) for name in _CHOICE_STATS} for each in completions],
+        "choices": [{name: getattr(each.stats, name) for name in (*_DRAFTING, *_COSTS)} for each in completions],
         "stage_seconds": answer.stage_seconds,
     }
 
