@@ -119,12 +119,6 @@ def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterByt
     return DrafterBytes(parts.total(), sum(model.token_bytes(kernels) for model in models), parts)
 
 
-def notes(drafters: Sequence[OpenedDrafter]) -> list[str]:
-    """What a user should know of them when they are loaded."""
-    models = [model for drafter in drafters for model in drafter.models]
-    return [model.note for model in models if isinstance(model, OpenedModel) and model.note]
-
-
 def build(
     opened: OpenedDrafter,
     config: EngineConfig,

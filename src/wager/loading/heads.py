@@ -32,6 +32,7 @@ class OpenedHead:
     head: Checked
     role = "head"
     """What it is called where it is loaded beside a target."""
+    note = ""
 
     @property
     def depth(self) -> int | None:

@@ -182,7 +182,7 @@ def load(
     blocks, decoder = target.memory_plan.num_blocks, target.decoder
     built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks) for item in opened]
     engine = _assemble(config, target, [drafter] if drafter else built, plan, report=report)
-    engine.notes = tuple(drafting.notes(opened))
+    engine.notes = tuple(model.note for item in opened for model in item.models if model.note)
     return engine
 
 
