@@ -14,7 +14,6 @@ from wager.arch import Gqa, ModelSpec, read_config
 from wager.errors import ModelError
 from wager.loading.load import load
 from wager.models import hub
-from wager.models.random_models import MODELS, byte_tokenizer
 from wager.models.weights import open_weights
 
 LLAMA3 = {
@@ -268,25 +267,6 @@ V3: dict[str, Any] = {
 def test_router_options_that_are_not_supported_are_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         read_config({**V3, **changes}, runnable=True)
-
-
-@pytest.mark.parametrize("family", MODELS)
-def test_sizes_are_near_their_names(family: str) -> None:
-    for size, keys in MODELS[family][1].items():
-        spec = read_config({"architectures": [MODELS[family][0]], **keys}, runnable=True)
-        if size != "tiny":
-            scale = {"m": 1e6, "b": 1e9}[size[-1]]
-            assert spec.parameters / (float(size[:-1]) * scale) == pytest.approx(1.0, abs=0.25)
-
-
-def test_the_tokenizer_encodes_bytes_and_decodes_every_id() -> None:
-    bytewise = byte_tokenizer(600, where="test")
-    text = "Grüße, 世界\n"
-    assert bytewise.encode(text) == list(text.encode())
-    assert bytewise.decode(bytewise.encode(text)) == text
-    assert bytewise.decode([256, 598, 599]) == " 256 598"
-    assert bytewise.eos_ids == (599,)
-    assert bytewise.chat([{"role": "user", "content": "hello"}]) == "user: hello\nassistant: "
 
 
 @pytest.mark.parametrize(
