@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +71,13 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     quantised = target.quantised
     if not modules:
         opened = _OPEN[spec.name](files, target.spec, quantised=quantised)
-        _check_taps(files, opened)
+        noted = files.keys.section("wager").integers("taps")  # as `wager train` writes them
+        if noted and isinstance(opened, CheckedLayers) and list(opened.taps) != noted:
+            found, wanted = (", ".join(map(str, taps)) for taps in (opened.taps, noted))
+            raise ModelError(
+                f"The head in {files.where} taps the target after layers {found}; it was trained on {wanted}.",
+                "Its config.json was changed, or belongs to another head.",
+            )
         return OpenedHead(path, target, opened)
     after_norm = None if side is None else side == "after"
     opened_mtp = open_mtp(files, target.spec, quantised=quantised, inside=inside, after_norm=after_norm)
@@ -81,22 +87,6 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
             "Use mtp.",
         )
     return OpenedHead(path, target, opened_mtp)
-
-
-def _check_taps(files: HeadFiles, head: Checked) -> None:
-    """ModelError if the head reads other layers of the target than `wager train` notes that it was trained on."""
-    noted = files.keys.section("wager").integers("taps")
-    taps = list(head.taps) if isinstance(head, CheckedLayers) else []
-    if noted and taps and taps != noted:
-        raise ModelError(
-            f"The head in {files.where} taps the target after layers {_listed(taps)}; it was trained on "
-            f"{_listed(noted)}.",
-            "Its config.json was changed, or belongs to another head.",
-        )
-
-
-def _listed(taps: Sequence[int]) -> str:
-    return ", ".join(map(str, taps))
 
 
 def _split_side(argument: str) -> tuple[str, str | None]:
