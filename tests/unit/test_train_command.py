@@ -70,7 +70,7 @@ def test_a_store_is_built_of_the_answers_and_drafts_without_torch(
     store = StoreFile(out / "answers.store", vocab=512, tokenizer=vocabulary_digest(open_model(MODEL)[2]))
     assert store.header.sample == vocabulary_sample(open_model(MODEL)[2])
     provenance = store.header.provenance
-    assert provenance["target_fingerprint"] == TrainingTarget.of(MODEL, *open_model(MODEL)).fingerprint
+    assert provenance["target_fingerprint"] == TrainingTarget(MODEL, *open_model(MODEL)).fingerprint
     assert provenance["texts"] < 60, "held-out texts are not in it"
     row = json.loads((out / "answers.jsonl").read_text().splitlines()[1])
     assert store.continuations(row["token_ids"][:3])[0] == 3
@@ -78,6 +78,18 @@ def test_a_store_is_built_of_the_answers_and_drafts_without_torch(
     ran = wager("run", "Say 3", "--model", MODEL, "--memory", "64MiB", "--drafter", drafter, "--max-tokens", "4")
     assert ran.code == 0, ran.err
     assert "no text has one" in wager(*call, "--answer-tokens", "0").err
+
+
+def test_a_prompt_is_answered_with_a_pruned_draft_model(wager: Call, tmp_path: Path, prompts: Path) -> None:
+    out, engine = tmp_path / "draft", ("--model", MODEL, "--threads", "1", "--memory", "64MiB")
+    found = wager("train", "--kind", "pruned", *SHORT, "--layers", "1", "--prompts", str(prompts), "-o", str(out))
+    assert found.code == 0, found.err
+    ran = wager("run", "Say 3", *engine, "--drafter", f"model:{out}", "--max-tokens", "8", "--depth", "2")
+    assert ran.code == 0, ran.err
+    assert ran.out == wager("run", "Say 3", *engine, "--drafter", "none", "--max-tokens", "8").out
+    short = ("--limit", "2", "--max-tokens", "8", "--concurrency", "2")
+    proved = wager("prove", *engine[:4], "--drafter", f"model:{out}", *short)
+    assert proved.code == 0, proved.err
 
 
 def test_prompts_alone_are_texts_too(wager: Call, tmp_path: Path, prompts: Path) -> None:
@@ -99,6 +111,11 @@ REFUSED = """
 --prompts {prompts} --model random:mixtral:tiny --output {out} | latent attention or experts
 --prompts {prompts} --vocabulary 1 --output {out} | --vocabulary
 --prompts {prompts} --device cuda --output {out} | --device cuda
+--prompts {prompts} --kind pruned --layers 2 --output {out} | 2 of 2 layers cannot be kept
+--prompts {prompts} --kind pruned --layers 0,5 --output {out} | Layer 5 cannot be kept
+--prompts {prompts} --kind pruned --layers x --output {out} | 'x' is no list of layers
+--prompts {prompts} --kind pruned --layers 0 --output {out} | 1<=x<=256
+--prompts {prompts} --kind dspark --layers 0,1 --output {out} | Give a number for this kind
 """
 """Options, and words of the messages."""
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from wager.models.opening import open_model
 from wager.train.data import DraftVocabulary, TrainingTarget, TrainingText
-from wager.train.draft_module import DraftSizes
-from wager.train.eagle import EagleModule
+from wager.train.draft_module import DraftModule, DraftSizes
+from wager.train.session import MODULES
 from wager.train.target import TargetStates, TorchTarget
 
 torch.set_num_threads(1)
@@ -19,7 +18,7 @@ MODEL = "random:llama:tiny"
 
 
 def target_of(model: str = MODEL) -> TrainingTarget:
-    return TrainingTarget.of(model, *open_model(model))
+    return TrainingTarget(model, *open_model(model))
 
 
 def texts(count: int, *, seed: int = 0, vocab: int = 512, longest: int = 40) -> list[TrainingText]:
@@ -37,25 +36,16 @@ def states_of(target: TorchTarget, ids: Sequence[Sequence[int]]) -> TargetStates
     return target.states(tokens, torch.ones(tokens.shape))
 
 
-def eagle(
-    model: str = MODEL, *, vocabulary: Sequence[int] | None = None, **flags: bool
-) -> tuple[EagleModule, TorchTarget]:
+def module_of(
+    kind: str, *, vocabulary: Sequence[int] = range(512), noise: float = 0.2
+) -> tuple[DraftModule, TorchTarget]:
     """A float32 module with random weights, norms included, on a torch target."""
-    target = torch_target(model)
-    spec = target.spec
+    target = TorchTarget(open_model(MODEL)[1], (0, 1, 2), dtype=torch.float32, positions=96)
+    layers = {"eagle3": 1, "dspark": 2, "medusa": 3}[kind]
     torch.manual_seed(3)
-    sizes = DraftSizes(spec.hidden, 96, 4, 2, 16, 1e-5, target.taps, **flags)
-    module = EagleModule(sizes)
-    ids = np.arange(spec.vocab) if vocabulary is None else np.asarray(vocabulary)
-    module.attach(target, DraftVocabulary(ids.astype(np.int64), spec.vocab))
+    sizes = DraftSizes(64, 96, 4, 2, 16, 1e-5, target.taps, layers=layers, mask_token=500, markov_rank=5)
+    module = MODULES[kind](sizes)
+    module.attach(target, DraftVocabulary(np.array(vocabulary, np.int64), 512))
     for parameter in module.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * 0.2)
+        parameter.data.add_(torch.randn_like(parameter) * noise)
     return module, target
-
-
-def torch_target(model: str = MODEL, taps: Sequence[int] = (0, 1, 2)) -> TorchTarget:
-    return TorchTarget(open_model(model)[1], taps, dtype=torch.float32, positions=96)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}

@@ -18,9 +18,8 @@ from wager.terminal import console, flags
 
 if TYPE_CHECKING:
     from wager.arch.spec import ModelSpec
-    from wager.models.tokenizer import Tokenizer
     from wager.train.data import TrainingTarget, TrainingText
-    from wager.train.trainer import StepReport
+    from wager.train.session import StepReport
 
 KINDS = ("eagle3", "dspark", "medusa", "pruned", "store")
 _DRAFTERS = {"eagle3": "eagle3", "dspark": "dflash", "medusa": "medusa", "pruned": "model"}
@@ -183,14 +182,11 @@ def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
     from wager.train import require_torch
 
     require_torch()
-    from wager.train.session import RunOptions, TrainingSession
-    from wager.train.target import check_trainable, choose_device, choose_precision, use_threads
-    from wager.train.trainer import TrainSettings
+    from wager.train.session import RunOptions, TrainingSession, TrainSettings
+    from wager.train.target import check_trainable, choose_device
 
-    use_threads(config.model.threads)
-    device = choose_device(options["device"])
-    precision = choose_precision(options["precision"], device)
-    target, _, texts = _collected(config, folder, options, check=check_trainable)
+    device, precision = choose_device(options["device"], options["precision"], threads=config.model.threads)
+    target, texts = _collected(config, folder, options, check=check_trainable)
     settings = TrainSettings(
         kind=kind,
         steps=options["steps"] or 1,
@@ -208,22 +204,22 @@ def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
     session = TrainingSession(target, texts, settings, run_options, folder)
     data = session.data
     console.say(f"{len(data.train)} texts of {data.tokens} tokens, {len(data.held_out)} texts held out")
-    if session.trainer.step:
-        console.say(f"going on after step {session.trainer.step}")
-    result = session.run(_progress(session.settings.steps))
-    figures = {**result.figures, "history": list(result.history)}
+    if session.step:
+        console.say(f"going on after step {session.step}")
+    figures = {**session.run(_progress(session.settings.steps)), "history": session.history}
     return figures, f"written to {folder}: --drafter {_DRAFTERS[kind]}:{folder}"
 
 
 def _store(_kind: str, folder: Path, config: EngineConfig, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     from wager.train.store_run import STORE, run_store
 
-    target, tokenizer, texts = _collected(config, folder, options)
-    found = run_store(
-        target, tokenizer, texts, folder, depth=options["depth"], max_bytes=options["size"], command=_command()
+    target, texts = _collected(config, folder, options)
+    header, acceptance = run_store(
+        target, texts, folder, depth=options["depth"], max_bytes=options["size"], command=_command()
     )
-    size = f"{found.header.entries} continuations of {found.header.tokens} tokens"
-    return found.figures, f"{size}: --drafter store:{folder / STORE}"
+    figures = {"entries": header.entries, "tokens": header.tokens, "held_out": acceptance.as_dict()}
+    size = f"{header.entries} continuations of {header.tokens} tokens"
+    return figures, f"{size}: --drafter store:{folder / STORE}"
 
 
 def _command() -> str:
@@ -231,8 +227,12 @@ def _command() -> str:
 
 
 def _collected(
-    config: EngineConfig, folder: Path, options: Mapping[str, Any], *, check: Callable[[ModelSpec], None] | None = None
-) -> tuple[TrainingTarget, Tokenizer, list[TrainingText]]:
+    config: EngineConfig,
+    folder: Path,
+    options: Mapping[str, Any],
+    *,
+    check: Callable[[ModelSpec], object] | None = None,
+) -> tuple[TrainingTarget, list[TrainingText]]:
     """The target, which is checked first, and everything to train on; the engine is loaded if something has to be
     written, once, and freed."""
     from wager.cli.bench import count_answers
@@ -244,18 +244,17 @@ def _collected(
     path, weights, tokenizer = open_model(config.model.model)
     if check is not None:
         check(weights.spec)
-    target = TrainingTarget.of(config.model.model, path, weights, tokenizer)
+    target = TrainingTarget(config.model.model, path, weights, tokenizer)
     sources = TextSources(**{name: options[name] for name in TextSources.__slots__})
     with console.meter("answers") as update:
         texts = collect_texts(
             target,
-            tokenizer,
             sources,
             folder,
             engine=cache(lambda: open_engine(config)),
             on_output=lambda total: count_answers(update, "Answering", total),
         )
-    return target, tokenizer, texts
+    return target, texts
 
 
 def _progress(steps: int) -> Callable[[StepReport], None]:

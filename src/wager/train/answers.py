@@ -7,17 +7,17 @@ whole line, and trains on the same texts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
+from wager.engine.core import Engine
 from wager.errors import MALFORMED, UsageError
 from wager.inputs import read_text, replacing, shown
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import ChatTokenizer, TextPart, encode_chat
 from wager.train.data import TrainingTarget, TrainingText, check_disjoint
-from wager.types import Completion, OutputDelta, Request, SamplingParams
+from wager.types import OutputDelta, Request, SamplingParams
 
 _BATCH = 128
 """Requests between two writes."""
@@ -26,36 +26,18 @@ _HINT = 'A row is {"prompt_ids": [...], "token_ids": [...]}, as `wager train` wr
 _MARK = "WAGERUSERTEXT"
 
 
-class AnsweringEngine(Protocol):
-    """What is used of an engine."""
-
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        concurrency: int | None = None,
-        on_output: Callable[[OutputDelta], None] | None = None,
-    ) -> list[Completion]: ...
-
-
 def answer(
-    engine: AnsweringEngine,
-    prompts: Sequence[Sequence[int]],
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
     path: Path,
     *,
-    target: str,
     params: SamplingParams,
     concurrency: int,
     on_output: Callable[[OutputDelta], None] | None = None,
 ) -> None:
-    """Answer the prompts (token ids) that the file at `path` has no answer for, and append those answers.
-
-    `target` is the fingerprint of the model. UsageError if the file has answers of another.
-    """
-    known = {text.ids[: text.prompt_length] for text in _resumable(path, target)}
-    missing = [tuple(prompt) for prompt in dict.fromkeys(map(tuple, prompts)) if tuple(prompt) not in known]
-    for first in range(0, len(missing), _BATCH):
-        part = missing[first : first + _BATCH]
+    """Answer the prompts (token ids) and append the answers to the file at `path`."""
+    for first in range(0, len(prompts), _BATCH):
+        part = prompts[first : first + _BATCH]
         requests = [Request(f"answer-{first + number}", prompt, params) for number, prompt in enumerate(part)]
         completions = engine.generate(requests, concurrency=concurrency, on_output=on_output)
         rows = [
@@ -67,24 +49,21 @@ def answer(
             file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def unanswered(prompts: Sequence[Sequence[int]], path: Path, *, target: str) -> int:
-    """How many different prompts have no answer yet."""
-    known = {text.ids[: text.prompt_length] for text in _resumable(path, target)}
-    return len({tuple(prompt) for prompt in prompts} - known)
+def unanswered(prompts: Iterable[tuple[int, ...]], path: Path, *, target: str) -> list[tuple[int, ...]]:
+    """The different prompts that the file at `path` has no answer for. The file is made if it is not there, for the
+    model of the fingerprint `target`, and a line that a kill has cut off is removed.
 
-
-def _resumable(path: Path, target: str) -> list[TrainingText]:
-    """The answers that are there, the file made if it is not, and a line that a kill has cut off removed."""
-    header = json.dumps({"target": target}) + "\n"
+    UsageError if the file has answers of another model.
+    """
     if not path.exists() or not path.stat().st_size:
-        path.write_text(header, encoding="utf-8")
-        return []
+        path.write_text(json.dumps({"target": target}) + "\n", encoding="utf-8")
     data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
         with path.open("r+b") as file:
-            file.truncate(len(whole))
-    return list(read_answers(path, target=target))
+            file.truncate(whole)
+    known = {text.ids[: text.prompt_length] for text in read_answers(path, target=target)}
+    return [prompt for prompt in dict.fromkeys(prompts) if prompt not in known]
 
 
 def read_answers(path: Path, *, target: str, vocab: int | None = None) -> Iterator[TrainingText]:
@@ -95,7 +74,10 @@ def read_answers(path: Path, *, target: str, vocab: int | None = None) -> Iterat
         try:
             row = json.loads(line)
             if number == 1 and "target" in row:
-                _check_target(row["target"], target, where)
+                if row["target"] != target:
+                    raise UsageError(
+                        f"{where}: these are answers of another model.", "Write to another file or folder."
+                    )
                 continue
             prompt, answered = row["prompt_ids"], row["token_ids"]
             ids = (*prompt, *answered)
@@ -104,30 +86,6 @@ def read_answers(path: Path, *, target: str, vocab: int | None = None) -> Iterat
         if not all(type(token) is int and token >= 0 and (vocab is None or token < vocab) for token in ids):
             raise UsageError(f"{where}: a token id is not of this model.", "Give answers of the same model.")
         yield TrainingText(ids, len(prompt))
-
-
-def _check_target(found: object, target: str, where: str) -> None:
-    if found != target:
-        raise UsageError(f"{where}: these are answers of another model.", "Write to another file or folder.")
-
-
-def made_up_prompts(
-    engine: AnsweringEngine,
-    tokenizer: ChatTokenizer,
-    decode: Callable[[Sequence[int]], str],
-    count: int,
-    *,
-    seed: int,
-    concurrency: int,
-) -> list[str]:
-    """Texts that the model writes where a user's message would stand, at temperature 1; empty ones left out."""
-    header = bare_header(tokenizer)
-    requests = [
-        Request(f"prompt-{number}", header, SamplingParams(max_tokens=96, temperature=1.0, seed=seed + number))
-        for number in range(count)
-    ]
-    found = [decode(completion.token_ids).strip() for completion in engine.generate(requests, concurrency=concurrency)]
-    return [text for text in dict.fromkeys(found) if text]
 
 
 def bare_header(tokenizer: ChatTokenizer) -> tuple[int, ...]:
@@ -146,7 +104,7 @@ def read_prompt_texts(path: Path) -> list[str]:
     names the file and the line of the first bad row."""
     hint = 'A row is {"prompt": TEXT} or {"turns": [TEXT, ...]}; other keys are ignored.'
     found = []
-    for number, line in enumerate(read_text(path, "prompt file", hint).splitlines(), 1):
+    for number, line in enumerate(read_text(path, "prompt file", hint).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -185,11 +143,10 @@ class TextSources:
 
 def collect_texts(
     target: TrainingTarget,
-    tokenizer: Tokenizer,
     sources: TextSources,
     folder: Path,
     *,
-    engine: Callable[[], AnsweringEngine],
+    engine: Callable[[], Engine],
     on_output: Callable[[int], Callable[[OutputDelta], None]],
 ) -> list[TrainingText]:
     """The texts, of which those that are missing are generated by `engine()`, which is called only then; `on_output` is
@@ -197,67 +154,57 @@ def collect_texts(
     vocab, fingerprint = target.weights.spec.vocab, target.fingerprint
     given = [text for path in sources.answers for text in read_answers(path, target=fingerprint, vocab=vocab)]
     asked = read_prompt_texts(sources.prompts) if sources.prompts else []
-    asked += _made_up(tokenizer, sources, folder, engine)
+    if sources.made_up:
+        asked += _made_up(target.tokenizer, sources, folder / MADE_UP, engine)
     for path in sources.apart_from:
         check_disjoint(asked, read_prompt_texts(path), where=str(path))
-    prompts = list(dict.fromkeys(encode_chat(tokenizer, [{"role": "user", "content": text}]) for text in asked))
-    prompts = [prompt for prompt in prompts if len(prompt) + sources.answer_tokens <= target.weights.spec.context]
+    prompts = [encode_chat(target.tokenizer, [{"role": "user", "content": text}]) for text in asked]
+    room = target.weights.spec.context - sources.answer_tokens
+    wanted = dict.fromkeys(prompt for prompt in prompts if len(prompt) <= room)
     if not sources.answer_tokens:
-        return [*given, *(TrainingText(prompt, len(prompt)) for prompt in prompts)]
-    if not prompts:
+        return [*given, *(TrainingText(prompt, len(prompt)) for prompt in wanted)]
+    if not wanted:
         return given
     path = folder / ANSWERS
-    missing = unanswered(prompts, path, target=fingerprint)
+    missing = unanswered(wanted, path, target=fingerprint)
     if missing:
         params = SamplingParams(max_tokens=sources.answer_tokens, seed=sources.seed)
-        answer(
-            engine(),
-            prompts,
-            path,
-            target=fingerprint,
-            params=params,
-            concurrency=sources.concurrency,
-            on_output=on_output(missing),
-        )
-    wanted = set(prompts)
+        report = on_output(len(missing))
+        answer(engine(), missing, path, params=params, concurrency=sources.concurrency, on_output=report)
     found = read_answers(path, target=fingerprint, vocab=vocab)
     return [*given, *(text for text in found if text.ids[: text.prompt_length] in wanted)]
 
 
-class MadeUpPrompts(NamedTuple):
-    """The prompts of an earlier start of a run, and their number and seed."""
-
-    key: list[int]
-    prompts: list[str]
-
-
-def read_made_up(path: Path) -> MadeUpPrompts:
-    """From the file of a run. UsageError if it is damaged."""
+def read_made_up(path: Path) -> tuple[list[int], list[str]]:
+    """The number and seed of an earlier start of a run, and the prompts that the model made up for it. UsageError if
+    the file is damaged."""
     text = read_text(path, "file of made-up prompts", "Remove it.")
     try:
         kept = json.loads(text)
-        found = MadeUpPrompts(list(kept["key"]), list(kept["prompts"]))
-        if not all(isinstance(prompt, str) for prompt in found.prompts):
+        key, prompts = list(kept["key"]), list(kept["prompts"])
+        if not all(isinstance(prompt, str) for prompt in prompts):
             raise TypeError("a prompt is no text")
     except MALFORMED as error:
         raise UsageError(f"The file of made-up prompts {path} is damaged: {error!r}.", "Remove it.") from error
-    return found
+    return key, prompts
 
 
-def _made_up(
-    tokenizer: Tokenizer, sources: TextSources, folder: Path, engine: Callable[[], AnsweringEngine]
-) -> Sequence[str]:
-    """The prompts that the model makes up: those of an earlier start of this run, or new ones."""
-    if not sources.made_up:
-        return []
-    path, key = folder / MADE_UP, [sources.made_up, sources.seed]
+def _made_up(tokenizer: Tokenizer, sources: TextSources, path: Path, engine: Callable[[], Engine]) -> list[str]:
+    """Texts that the model writes where a user's message would stand, at temperature 1, empty ones left out: those of
+    an earlier start of this run, or new ones."""
+    wanted = [sources.made_up, sources.seed]
     if path.exists():
-        kept = read_made_up(path)
-        if kept.key == key:
-            return kept.prompts
-    found = made_up_prompts(
-        engine(), tokenizer, tokenizer.decode, sources.made_up, seed=sources.seed, concurrency=sources.concurrency
-    )
+        key, prompts = read_made_up(path)
+        if key == wanted:
+            return prompts
+    header = bare_header(tokenizer)
+    requests = [
+        Request(f"prompt-{number}", header, SamplingParams(max_tokens=96, temperature=1.0, seed=sources.seed + number))
+        for number in range(sources.made_up)
+    ]
+    answers = engine().generate(requests, concurrency=sources.concurrency)
+    texts = [tokenizer.decode(completion.token_ids).strip() for completion in answers]
+    found = [text for text in dict.fromkeys(texts) if text]
     with replacing(path) as file:
-        file.write(json.dumps({"key": key, "prompts": found}).encode())
+        file.write(json.dumps({"key": wanted, "prompts": found}).encode())
     return found

@@ -6,9 +6,11 @@ Batches are a pure function of the texts, the seed and the pass, so that a run c
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,14 +71,6 @@ class TextWeights:
 
 
 @dataclass(frozen=True)
-class TextBatch:
-    """`tokens` int64 [B, T] and `weights` float32 [B, T], padded on the right with token 0 and weight 0."""
-
-    tokens: NDArray[np.int64]
-    weights: NDArray[np.float32]
-
-
-@dataclass(frozen=True)
 class TrainingData:
     """Texts to train on and those held out, in the order they were read, without repetitions. `longest` crops them."""
 
@@ -111,18 +105,27 @@ class TrainingData:
         return sum(min(len(text.ids), self.longest) for text in self.train)
 
     def batches(self, *, tokens: int, seed: int, number: int) -> list[list[TrainingText]]:
-        """The batches of pass `number`: at most `tokens` each with padding, texts of like length, in random order."""
+        """The batches of pass `number`: at most `tokens` each with padding (a longer text is alone), texts of like
+        length, in random order."""
         generator = np.random.default_rng([seed, number])
         order = [self.train[place] for place in generator.permutation(len(self.train))]
         average = max(1, self.tokens // len(order))
         window = max(1, _WINDOW * tokens // average)
         found: list[list[TrainingText]] = []
         for first in range(0, len(order), window):
-            part = sorted(order[first : first + window], key=lambda text: len(text.ids))
-            found.extend(_grouped(part, tokens, self.longest))
+            group: list[TrainingText] = []
+            for text in sorted(order[first : first + window], key=lambda text: len(text.ids)):
+                if group and (len(group) + 1) * min(len(text.ids), self.longest) > tokens:
+                    found.append(group)
+                    group = []
+                group.append(text)
+            found.append(group)
         return [found[place] for place in generator.permutation(len(found))]
 
-    def padded(self, texts: Sequence[TrainingText], weights: TextWeights) -> TextBatch:
+    def padded(
+        self, texts: Sequence[TrainingText], weights: TextWeights
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Tokens int64 and weights float32 [B, T], padded on the right with token 0 and weight 0."""
         longest = min(self.longest, max(len(text.ids) for text in texts))
         tokens = np.zeros((len(texts), longest), np.int64)
         counted = np.zeros((len(texts), longest), np.float32)
@@ -130,19 +133,31 @@ class TrainingData:
             length = min(len(text.ids), longest)
             tokens[row, :length] = text.ids[:length]
             counted[row, :length] = weights.of(text, length)
-        return TextBatch(tokens, counted)
+        return tokens, counted
 
 
-def _grouped(texts: Iterable[TrainingText], tokens: int, longest: int) -> Iterator[list[TrainingText]]:
-    """Consecutive texts whose padded size stays within `tokens`; a longer one alone. Lengths ascend."""
-    group: list[TrainingText] = []
-    for text in texts:
-        if group and (len(group) + 1) * min(len(text.ids), longest) > tokens:
-            yield group
-            group = []
-        group.append(text)
-    if group:
-        yield group
+@dataclass(frozen=True)
+class HeldOutAcceptance:
+    """Rounds over held-out texts: `survival[j]` is the share of them whose first j + 1 guesses are accepted."""
+
+    survival: tuple[float, ...]
+    rounds: int
+    texts: int
+
+    @classmethod
+    def of(cls, accepted: Sequence[int], *, depth: int, texts: int) -> HeldOutAcceptance:
+        """From the number of guesses accepted in each round."""
+        counts = np.asarray(accepted)
+        survival = tuple(float((counts > step).mean()) if len(counts) else 0.0 for step in range(depth))
+        return cls(survival, len(counts), texts)
+
+    @property
+    def tau(self) -> float:
+        """Tokens per round, the bonus token included."""
+        return 1 + sum(self.survival)
+
+    def as_dict(self) -> dict[str, float | int | list[float]]:
+        return {"survival": list(self.survival), "tau": self.tau, "rounds": self.rounds, "texts": self.texts}
 
 
 def check_disjoint(texts: Iterable[str], measured: Iterable[str], *, where: str) -> None:
@@ -189,8 +204,7 @@ class DraftVocabulary:
 
     def offsets(self) -> NDArray[np.int64]:
         """d2t as the format has it: target id minus draft id."""
-        found: NDArray[np.int64] = self.ids - np.arange(len(self.ids))
-        return found
+        return np.asarray(self.ids - np.arange(len(self.ids)))
 
     def known(self) -> NDArray[np.bool_]:
         """t2d: bool [size], whether the target's token can be guessed."""
@@ -201,18 +215,31 @@ class DraftVocabulary:
 
 @dataclass(frozen=True)
 class TrainingTarget:
-    """A target by the name it was given by, with its tokenizer, its fingerprints and the ids that end its
-    texts."""
+    """A target by the name it was given by, with its tokenizer."""
 
     name: str
     path: Path
     weights: Weights
     tokenizer: Tokenizer
-    fingerprint: str
-    tokenizer_fingerprint: str
-    eos_ids: tuple[int, ...] = ()
 
-    @classmethod
-    def of(cls, name: str, path: Path, weights: Weights, tokenizer: Tokenizer) -> TrainingTarget:
-        prints = target_fingerprint(weights), tokenizer_fingerprint(tokenizer)
-        return cls(name, path, weights, tokenizer, *prints, tuple(tokenizer.eos_ids))
+    @cached_property
+    def fingerprint(self) -> str:
+        return target_fingerprint(self.weights)
+
+    @cached_property
+    def tokenizer_fingerprint(self) -> str:
+        return tokenizer_fingerprint(self.tokenizer)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the weights come from: the target's name and fingerprint, its tokenizer's, the data's digest and size, the
+    command, and `figures` of the run: tokens, seconds, held-out acceptance."""
+
+    target: str
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    data_digest: str
+    texts: int
+    command: str
+    figures: dict[str, Any] = field(default_factory=dict)

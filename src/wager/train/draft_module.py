@@ -1,10 +1,10 @@
-"""What every trained drafter shares: sizes, the target's embedding and positions, the output over its vocabulary; and
-the simplest of them, Medusa heads (arXiv 2401.10774).
+"""What every trained drafter shares: sizes, layers, the target's embedding and positions, the output over its
+vocabulary; and the simplest of them, Medusa heads (arXiv 2401.10774).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,17 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wager.train.data import DraftVocabulary
-from wager.train.target import TargetStates, TorchTarget
+from wager.train.target import TargetStates, TorchTarget, rms_norm, rotate
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSizes:
-    """Sizes and flags of a draft module.
-
-    `taps` are layer ids of the target (i: after i layers). Of EAGLE-3: `depth_share` is the share of rows that each
-    further step of training keeps, `norm_before_residual`, `fc_norm` and `norm_output` are speculators' flags. Of a
-    block drafter: `layers`, the id of empty slots, the rank of the Markov head, the share of rows that are anchors. Of
-    a pruned draft model: the target's layers that it keeps.
+    """Sizes of a draft module. `taps` are layer ids of the target (i: after i layers). Of a block drafter: `layers`,
+    the id of empty slots, the rank of the Markov head. Of a pruned draft model: the target's layers that it keeps.
     """
 
     hidden: int
@@ -32,15 +28,98 @@ class DraftSizes:
     head_dim: int
     norm_eps: float
     taps: tuple[int, ...]
-    depth_share: float = 1.0
-    norm_before_residual: bool = True
-    fc_norm: bool = True
-    norm_output: bool = True
     layers: int = 1
     mask_token: int = 0
     markov_rank: int = 0
-    anchor_share: float = 0.25
     kept_layers: tuple[int, ...] = ()
+
+
+class DraftNorm(nn.Module):
+    """RMSNorm with a weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+class GatedMlp(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden: int, width: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, width, bias=bias)
+        self.up_proj = nn.Linear(hidden, width, bias=bias)
+        self.down_proj = nn.Linear(width, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return found
+
+
+class Projections(nn.Module):
+    """The matrices of an attention whose inputs are `inputs` wide (None: as the state), with biases of queries, keys
+    and values (`bias`) or of the output, and perhaps norms of queries and keys."""
+
+    def __init__(
+        self,
+        sizes: DraftSizes,
+        *,
+        inputs: int | None = None,
+        bias: bool = False,
+        output_bias: bool = False,
+        normed: bool = False,
+    ) -> None:
+        super().__init__()
+        width = inputs or sizes.hidden
+        self.head_dim = sizes.head_dim
+        self.q_proj = nn.Linear(width, sizes.heads * sizes.head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, sizes.kv_heads * sizes.head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, sizes.kv_heads * sizes.head_dim, bias=bias)
+        self.o_proj = nn.Linear(sizes.heads * sizes.head_dim, sizes.hidden, bias=output_bias)
+        self.q_norm = DraftNorm(sizes.head_dim, sizes.norm_eps) if normed else None
+        self.k_norm = DraftNorm(sizes.head_dim, sizes.norm_eps) if normed else None
+
+    def queries(self, x: Tensor, rotation: Tensor) -> Tensor:
+        """Rotated queries [B, heads, rows, d] of inputs [B, rows, width]."""
+        q = self._heads(self.q_proj(x))
+        return rotate(q if self.q_norm is None else self.q_norm(q), rotation)
+
+    def keys(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values [B, kv, rows, d] of inputs [B, rows, width]."""
+        k = self._heads(self.k_proj(x))
+        return rotate(k if self.k_norm is None else self.k_norm(k), rotation), self._heads(self.v_proj(x))
+
+    def output(self, found: Tensor) -> Tensor:
+        """The output projection of [B, heads, rows, d], float32."""
+        out: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
+        return out.float()
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return projected.float().view(*projected.shape[:2], -1, self.head_dim).transpose(1, 2)
+
+
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, allowed: Tensor, own: Sequence[tuple[Tensor, Tensor]] = ()
+) -> Tensor:
+    """Attention of q [B, h, n, d] over shared keys and values [B, kv, T, d] where `allowed` bool [B or 1, n, T], and
+    over `own` pairs [B, kv, n, d], of which every row sees its own only (the diagonal of earlier unrolled steps)."""
+    groups = q.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    own = [(k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)) for k, v in own]
+    scale = q.shape[-1] ** -0.5
+    scores = (q @ keys.transpose(-1, -2)).float() * scale
+    scores = scores.masked_fill(~allowed[:, None], float("-inf"))
+    diagonal = [(q * k).sum(-1, keepdim=True) * scale for k, _ in own]
+    shares = torch.cat([scores, *diagonal], -1).softmax(-1)
+    context = keys.shape[2]
+    found: Tensor = shares[..., :context].to(values.dtype) @ values
+    for number, (_, v) in enumerate(own):
+        found = found + shares[..., context + number, None] * v
+    return found
 
 
 @dataclass(frozen=True)
@@ -54,17 +133,17 @@ class StepRows:
     valid: Tensor
     previous: Tensor
 
-    def take(self, chosen: Tensor | slice | int) -> OutputRows:
-        """Those rows of all texts."""
-        return OutputRows(self.states[chosen], self.previous[chosen])
+    def take(self, chosen: Tensor | slice | int) -> StepRows:
+        """Those rows, [n, H] and [n]."""
+        return StepRows(self.states[chosen], self.positions[chosen], self.valid[chosen], self.previous[chosen])
 
 
-@dataclass(frozen=True)
-class OutputRows:
-    """Rows that enter the output: `states` [..., H] and the token before the one that each guesses, int64 [...]."""
-
-    states: Tensor
-    previous: Tensor
+def drawn_rows(batch: int, count: int, share: float, generator: torch.Generator | None) -> Tensor:
+    """Rows of each text, int64 [B, n], ascending: a random share of `count`, or all without a generator."""
+    drawn = max(1, round(count * share))
+    if generator is None or drawn >= count:
+        return torch.arange(count).expand(batch, count)
+    return torch.rand(batch, count, generator=generator).topk(drawn).indices.sort(-1).values
 
 
 class DraftModule(nn.Module):
@@ -101,12 +180,12 @@ class DraftModule(nn.Module):
         """The target's logits over the draft vocabulary, of states [..., H] that enter its output matrix."""
         return functional.linear(final.to(self.label_head.dtype), self.label_head)
 
-    def logits(self, rows: OutputRows) -> Tensor:
+    def logits(self, rows: StepRows) -> Tensor:
         """The module's own logits over the draft vocabulary."""
         found: Tensor = self.lm_head(rows.states)
         return found
 
-    def choices(self, rows: OutputRows, ids: Tensor) -> Tensor:
+    def choices(self, rows: StepRows, ids: Tensor) -> Tensor:
         """The target's id of each row's first choice, int64 [...]; `ids` are the target's of the draft vocabulary."""
         return ids[self.logits(rows).argmax(-1)]
 
@@ -114,7 +193,7 @@ class DraftModule(nn.Module):
         """The parameters that `logits` and `further_loss` use."""
         return list(self.lm_head.parameters())
 
-    def further_loss(self, rows: OutputRows, logits: Tensor, labels: Tensor) -> Tensor | None:
+    def further_loss(self, rows: StepRows, logits: Tensor, labels: Tensor) -> Tensor | None:
         """What is added to each row's loss, [...]."""
         return None
 

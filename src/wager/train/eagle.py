@@ -16,15 +16,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wager.train.data import DraftVocabulary
-from wager.train.draft_module import DraftModule, DraftSizes, StepRows
-from wager.train.target import DraftNorm, GatedMlp, Projections, TargetStates, TorchTarget, attend, rotate
+from wager.train.draft_module import (
+    DraftModule,
+    DraftNorm,
+    DraftSizes,
+    GatedMlp,
+    Projections,
+    StepRows,
+    attend,
+    drawn_rows,
+)
+from wager.train.target import TargetStates, TorchTarget
 
 _MLP_SCALE = 0.05
 """The target's residual at its last layer is about this much larger than a normed one."""
-
-
-class EagleAttention(Projections):
-    """Attention over the normed embedding beside the normed state: inputs of twice the hidden size."""
+_DEPTH_SHARE = 0.6
+"""The share of rows that each further step of training keeps."""
 
 
 class EagleLayer(nn.Module):
@@ -35,9 +42,7 @@ class EagleLayer(nn.Module):
         hidden, eps = sizes.hidden, sizes.norm_eps
         self.input_layernorm = DraftNorm(hidden, eps)
         self.hidden_norm = DraftNorm(hidden, eps)
-        self.self_attn = EagleAttention(
-            2 * hidden, hidden, heads=sizes.heads, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim
-        )
+        self.self_attn = Projections(sizes, inputs=2 * hidden)
         self.post_attention_layernorm = DraftNorm(hidden, eps)
         self.mlp = GatedMlp(hidden, sizes.inner)
 
@@ -65,13 +70,13 @@ class _Unrolled:
 
 
 class EagleModule(DraftModule):
-    """One EAGLE-3 layer over fused taps. `sizes` are its own; flags are those of speculators' format."""
+    """One EAGLE-3 layer over fused taps."""
 
     def __init__(self, sizes: DraftSizes) -> None:
         super().__init__(sizes)
         taps = sizes.taps
         self.fc = nn.Linear(len(taps) * sizes.hidden, sizes.hidden, bias=False)
-        self.fc_norm = nn.ModuleList(DraftNorm(sizes.hidden, sizes.norm_eps) for _ in taps) if sizes.fc_norm else None
+        self.fc_norm = nn.ModuleList(DraftNorm(sizes.hidden, sizes.norm_eps) for _ in taps)
         self.layers = nn.ModuleList([EagleLayer(sizes)])
         self.norm = DraftNorm(sizes.hidden, sizes.norm_eps)
 
@@ -92,62 +97,38 @@ class EagleModule(DraftModule):
     def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:
         tokens, positions = states.tokens, states.tokens.shape[1] - 1
         rows = torch.arange(positions, device=tokens.device).expand(len(tokens), positions)
-        fused = self._fused(states.taps[:, :-1])
+        taps = states.taps[:, :-1]
+        normed = torch.stack([norm(taps[:, :, index]) for index, norm in enumerate(self.fc_norm)], 2)
+        done = _Unrolled(rows, self.fc(normed.flatten(2)).float(), ())
         keys: tuple[Tensor, Tensor] | None = None
-        done = _Unrolled(rows, fused, ())
         for step in range(depth):
-            if step:
-                done = self._thinned(done, positions - step, generator)
+            if step and generator is not None:
+                chosen = drawn_rows(len(tokens), done.rows.shape[1], _DEPTH_SHARE, generator)
+                done = done.take(chosen.to(tokens.device))
             ahead = (done.rows + 1 + step).clamp(max=positions)
             known = tokens.gather(1, ahead)
             state, new = self._layer(self.embed(known), done, keys, step)
-            if keys is None:
-                keys = new
-                done = _Unrolled(done.rows, state, ())
-            else:
-                done = _Unrolled(done.rows, state, (*done.own, new))
-            normed = self.norm(state)
-            yield StepRows(normed, ahead, done.rows + 1 + step <= positions, known)
-            if self.sizes.norm_output:
-                done = _Unrolled(done.rows, normed, done.own)
+            keys, own = (new, ()) if keys is None else (keys, (*done.own, new))
+            done = _Unrolled(done.rows, self.norm(state), own)
+            yield StepRows(done.state, ahead, done.rows + 1 + step <= positions, known)
 
     @property
     def _only(self) -> EagleLayer:
         return cast(EagleLayer, self.layers[0])
 
-    def _fused(self, taps: Tensor) -> Tensor:
-        if self.fc_norm is not None:
-            taps = torch.stack([norm(taps[:, :, index]) for index, norm in enumerate(self.fc_norm)], 2)
-        found: Tensor = self.fc(taps.flatten(2))
-        return found.float()
-
-    def _thinned(self, done: _Unrolled, useful: int, generator: torch.Generator | None) -> _Unrolled:
-        """With a generator a random share of the rows, drawn anew for every text; without one all rows."""
-        batch, count = done.rows.shape
-        share = max(1, round(count * self.sizes.depth_share))
-        if generator is None or share >= count:
-            return done
-        chosen = torch.rand(batch, count, generator=generator).topk(share).indices.sort(-1).values
-        return done.take(chosen.to(done.rows.device))
-
     def _layer(
         self, embedded: Tensor, done: _Unrolled, keys: tuple[Tensor, Tensor] | None, step: int
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The layer's output for each row, and the row's key and value of this step."""
-        layer, hidden = self._only, done.state
-        normed = layer.hidden_norm(hidden)
-        residual = normed if self.sizes.norm_before_residual else hidden
-        both = torch.cat([layer.input_layernorm(embedded), normed], -1)
-        attention = layer.self_attn
+        layer, attention = self._only, self._only.self_attn
+        residual = layer.hidden_norm(done.state)
+        both = torch.cat([layer.input_layernorm(embedded), residual], -1)
         rotation = self.rotation[done.rows + step]
-        q = rotate(attention.heads(attention.q_proj(both)), rotation)
-        k = rotate(attention.heads(attention.k_proj(both)), rotation)
-        v = attention.heads(attention.v_proj(both))
+        q, own = attention.queries(both, rotation), attention.keys(both, rotation)
         if keys is None:
-            found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            found = functional.scaled_dot_product_attention(q, *own, is_causal=True, enable_gqa=True)
         else:
             columns = torch.arange(keys[0].shape[2], device=q.device)
-            found = attend(q, *keys, columns <= done.rows[..., None], (*done.own, (k, v)))
-        x = residual + attention.output(found).float()
-        x = x + layer.mlp(layer.post_attention_layernorm(x)).float()
-        return x, (k, v)
+            found = attend(q, *keys, columns <= done.rows[..., None], (*done.own, own))
+        x = residual + attention.output(found)
+        return x + layer.mlp(layer.post_attention_layernorm(x)).float(), own

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors.torch import save
@@ -21,14 +22,12 @@ from torch import Tensor
 
 from wager.arch.config_keys import read_json
 from wager.arch.families import FAMILIES
-from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
 from wager.inputs import replacing
-from wager.train.data import DraftVocabulary, TrainingTarget
+from wager.train.data import DraftVocabulary, Provenance, TrainingTarget
 from wager.train.draft_module import DraftModule, DraftSizes
 from wager.train.pruned import PrunedModule
-from wager.train.trainer import Provenance
 
 _USUAL_TAPS = 3
 """Taps that readers assume where nothing else is written."""
@@ -49,13 +48,9 @@ def rope_scaling(spec: ModelSpec, model: Path) -> dict[str, Any] | None:
     return {name: value for name, value in found.items() if name != "rope_theta"}
 
 
-def decoder_config(
-    sizes: DraftSizes, spec: ModelSpec, layers: int, scaling: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """transformer_layer_config: a Llama configuration of the draft layers."""
-    found: dict[str, Any] = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
+def _shape(sizes: DraftSizes, spec: ModelSpec, *, layers: int, scaling: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The keys that every configuration of a decoder has."""
+    return {
         "hidden_size": sizes.hidden,
         "intermediate_size": sizes.inner,
         "num_hidden_layers": layers,
@@ -68,90 +63,85 @@ def decoder_config(
         "rope_scaling": dict(scaling) if scaling else None,
         "max_position_embeddings": spec.context,
         "vocab_size": spec.vocab,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "attention_dropout": 0.0,
-        "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }
-    return found if len(sizes.taps) == _USUAL_TAPS else {**found, "num_aux_hidden_states": len(sizes.taps)}
 
 
-def envelope(kind: str, architecture: str, *, tokens: int, provenance: Provenance, spec: ModelSpec) -> dict[str, Any]:
-    """What every export of speculators' format has, and our provenance under "wager"."""
+def head_config(
+    kind: str,
+    sizes: DraftSizes,
+    guessed: int,
+    spec: ModelSpec,
+    provenance: Provenance,
+    *,
+    depth: int,
+    scaling: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """config.json of a head that guesses `guessed` tokens, and our provenance under "wager"."""
+    if kind == "medusa":
+        return _medusa_config(guessed, spec, provenance, depth)
+    eagle = kind == "eagle3"
+    layers = 1 if eagle else sizes.layers
+    layer: dict[str, Any] = {
+        **_shape(sizes, spec, layers=layers, scaling=scaling),
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+    }
+    if len(sizes.taps) != _USUAL_TAPS:
+        layer["num_aux_hidden_states"] = len(sizes.taps)
+    if eagle:
+        layer |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "mlp_bias": False}
+    else:
+        layer |= {
+            "model_type": "qwen3",
+            "architectures": ["Qwen3ForCausalLM"],
+            "layer_types": ["full_attention"] * layers,
+            "use_sliding_window": False,
+            "sliding_window": None,
+        }
     proposal = {
         "proposal_type": "greedy",
-        "speculative_tokens": tokens,
+        "speculative_tokens": depth,
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
-    verifier = {"name_or_path": provenance.target, "architectures": [spec.details.architecture]}
     return {
-        "architectures": [architecture],
+        "architectures": ["Eagle3Speculator" if eagle else "DSparkDraftModel"],
         "speculators_model_type": kind,
         "speculators_version": "0.3.0",
         "speculators_config": {
             "algorithm": kind,
             "proposal_methods": [proposal],
             "default_proposal_method": "greedy",
-            "verifier": verifier,
+            "verifier": {"name_or_path": provenance.target, "architectures": [spec.details.architecture]},
         },
         "torch_dtype": "bfloat16",
         "tie_word_embeddings": False,
-        "wager": asdict(provenance),
+        "transformer_layer_config": layer,
+        "draft_vocab_size": guessed,
+        "target_hidden_size": spec.hidden,
+        **(_eagle_keys(sizes) if eagle else _block_keys(sizes, depth)),
+        "wager": {**asdict(provenance), "taps": list(sizes.taps)},
     }
 
 
-def eagle_config(
-    sizes: DraftSizes,
-    vocabulary: DraftVocabulary,
-    spec: ModelSpec,
-    provenance: Provenance,
-    *,
-    depth: int,
-    scaling: Mapping[str, Any] | None,
-) -> dict[str, Any]:
+def _eagle_keys(sizes: DraftSizes) -> dict[str, Any]:
     return {
-        **envelope("eagle3", "Eagle3Speculator", tokens=depth, provenance=provenance, spec=spec),
-        "transformer_layer_config": decoder_config(sizes, spec, 1, scaling),
-        "draft_vocab_size": len(vocabulary.ids),
-        "norm_before_residual": sizes.norm_before_residual,
+        "norm_before_residual": True,
         "norm_before_fc": False,
-        "fc_norm": sizes.fc_norm,
-        "wager": {**asdict(provenance), "taps": list(sizes.taps)},
-        "norm_output": sizes.norm_output,
-        "target_hidden_size": spec.hidden,
+        "fc_norm": True,
+        "norm_output": True,
         "eagle_aux_hidden_state_layer_ids": list(sizes.taps),
         "embed_requires_grad": False,
     }
 
 
-def block_config(
-    sizes: DraftSizes,
-    vocabulary: DraftVocabulary,
-    spec: ModelSpec,
-    provenance: Provenance,
-    *,
-    depth: int,
-    scaling: Mapping[str, Any] | None,
-) -> dict[str, Any]:
+def _block_keys(sizes: DraftSizes, depth: int) -> dict[str, Any]:
     """Of a DSpark drafter, whose anchor slot guesses too: as many guesses as slots. Its layers are Qwen3's, with norms
     of queries and keys, and attend within a block in both directions."""
-    layer = decoder_config(sizes, spec, sizes.layers, scaling)
-    layer |= {
-        "model_type": "qwen3",
-        "architectures": ["Qwen3ForCausalLM"],
-        "layer_types": ["full_attention"] * sizes.layers,
-        "use_sliding_window": False,
-        "sliding_window": None,
-    }
-    del layer["mlp_bias"]
     return {
-        **envelope("dspark", "DSparkDraftModel", tokens=depth, provenance=provenance, spec=spec),
-        "transformer_layer_config": layer,
-        "draft_vocab_size": len(vocabulary.ids),
         "block_size": depth,
-        "wager": {**asdict(provenance), "taps": list(sizes.taps)},
         "aux_hidden_state_layer_ids": list(sizes.taps),
         "mask_token_id": sizes.mask_token,
         "sample_from_anchor": True,
@@ -160,90 +150,26 @@ def block_config(
         "markov_head_type": "vanilla",
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
-        "target_hidden_size": spec.hidden,
     }
 
 
-def medusa_config(
-    sizes: DraftSizes,
-    vocabulary: DraftVocabulary,
-    spec: ModelSpec,
-    provenance: Provenance,
-    *,
-    depth: int,
-    scaling: Mapping[str, Any] | None,
-) -> dict[str, Any]:
+def _medusa_config(guessed: int, spec: ModelSpec, provenance: Provenance, depth: int) -> dict[str, Any]:
     """vLLM's format, since speculators' has no Medusa. No further key may hold "num" with "heads" or "layers": readers
     take any such key for the number of heads."""
     return {
         "model_type": "medusa",
         "architectures": ["MedusaModel"],
-        "hidden_size": sizes.hidden,
+        "hidden_size": spec.hidden,
         "vocab_size": spec.vocab,
         "num_heads": depth,
         "num_hidden_layers": 1,
-        "truncated_vocab_size": len(vocabulary.ids),
+        "truncated_vocab_size": guessed,
         "original_lm_head": True,
         "medusa_fc_bias": True,
         "logit_scale": 1.0,
         "torch_dtype": "bfloat16",
         "wager": asdict(provenance),
     }
-
-
-def write_export(
-    folder: Path,
-    config: Mapping[str, Any],
-    module: DraftModule,
-    vocabulary: DraftVocabulary,
-    *,
-    tokenizer: Mapping[str, str],
-) -> None:
-    """Write all files, each under another name first: those of the head, and the texts of the tokenizer's by their
-    names, so that who uses the head with another one is told where they differ. ModelError for weights that are no
-    numbers."""
-    tensors = float_tensors(module.state_dict())
-    if config.get("model_type") == "medusa":
-        tensors |= {} if vocabulary.whole else {"token_map": torch.from_numpy(vocabulary.ids)}
-    elif not vocabulary.whole:
-        tensors["d2t"] = torch.from_numpy(vocabulary.offsets())
-        tensors["t2d"] = torch.from_numpy(vocabulary.known())
-    folder.mkdir(parents=True, exist_ok=True)
-    save_tensors(folder / "model.safetensors", tensors)
-    for name, text in tokenizer.items():
-        replace_file(folder / name, text.encode())
-    replace_file(folder / "config.json", (json.dumps(dict(config), indent=2) + "\n").encode())
-
-
-def float_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In bfloat16 on the CPU. ModelError for weights that are no numbers."""
-    found = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in tensors.items()}
-    bad = [name for name, value in found.items() if not torch.isfinite(value).all()]
-    if bad:
-        raise ModelError(f"{bad[0]} has weights that are no finite numbers.", "Train again with a smaller --rate.")
-    return found
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A safetensors file, complete or not there at all."""
-    replace_file(path, save(dict(tensors), metadata={"format": "pt"}))
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file all at once, to the disk."""
-    with replacing(path) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def check_prunable(spec: ModelSpec) -> None:
-    """UsageError for a model whose layers no configuration that is written here describes."""
-    if any(isinstance(layer.attention, Gqa) and layer.attention.window is not None for layer in spec.layers):
-        raise UsageError(
-            f"{spec.name} has layers with a sliding window, of which no draft model is made.",
-            "Give a model with full attention, or train a head: --kind eagle3.",
-        )
 
 
 def model_config(
@@ -256,43 +182,65 @@ def model_config(
     return {
         "architectures": [FAMILIES[kind].architecture],
         "model_type": kind,
-        "hidden_size": spec.hidden,
-        "intermediate_size": sizes.inner,
-        "num_hidden_layers": len(sizes.kept_layers),
-        "num_attention_heads": sizes.heads,
-        "num_key_value_heads": sizes.kv_heads,
-        "head_dim": sizes.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": sizes.norm_eps,
-        "rope_theta": details.rope.theta,
-        "rope_scaling": dict(scaling) if scaling else None,
-        "max_position_embeddings": spec.context,
-        "vocab_size": spec.vocab,
+        **_shape(sizes, spec, layers=len(sizes.kept_layers), scaling=scaling),
         "tie_word_embeddings": spec.tied,
         "attention_bias": details.output_bias,
         "mlp_bias": details.mlp_bias,
         "use_sliding_window": False,
-        "eos_token_id": list(target.eos_ids),
-        "torch_dtype": "bfloat16",
+        "eos_token_id": list(target.tokenizer.eos_ids),
         "wager": {**asdict(provenance), "kept_layers": list(sizes.kept_layers)},
     }
 
 
-def write_pruned(
+def export(
     folder: Path,
-    module: PrunedModule,
+    module: DraftModule,
     target: TrainingTarget,
+    vocabulary: DraftVocabulary,
     provenance: Provenance,
+    *,
+    kind: str,
+    depth: int,
     scaling: Mapping[str, Any] | None,
 ) -> None:
-    """Write all files, each under another name first. ModelError for weights that are no numbers."""
-    tensors = {**module.state_dict(), "model.embed_tokens.weight": module.embedding}
-    if not target.weights.spec.tied:
-        tensors["lm_head.weight"] = module.head
-    config = model_config(module.sizes, target, provenance, scaling)
-    texts = {**target.tokenizer.files(), "config.json": json.dumps(config, indent=2) + "\n"}
-    written = float_tensors(tensors)
+    """Write all files, each under another name first, the tokenizer's too, so that who uses the drafter with another
+    one is told where they differ. ModelError for weights that are no numbers."""
+    weights, spec = module.state_dict(), target.weights.spec
+    if isinstance(module, PrunedModule):
+        weights["model.embed_tokens.weight"] = module.embedding
+        if not spec.tied:
+            weights["lm_head.weight"] = module.head
+        config = model_config(module.sizes, target, provenance, scaling)
+    else:
+        guessed = len(vocabulary.ids)
+        config = head_config(kind, module.sizes, guessed, spec, provenance, depth=depth, scaling=scaling)
+    tensors = {name: value.detach().to("cpu", torch.bfloat16).contiguous() for name, value in weights.items()}
+    bad = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
+    if bad:
+        raise ModelError(f"{bad[0]} has weights that are no finite numbers.", "Train again with a smaller --rate.")
+    if kind == "medusa" and not vocabulary.whole:
+        tensors["token_map"] = torch.from_numpy(vocabulary.ids)
+    elif kind != "pruned" and not vocabulary.whole:
+        tensors["d2t"] = torch.from_numpy(vocabulary.offsets())
+        tensors["t2d"] = torch.from_numpy(vocabulary.known())
     folder.mkdir(parents=True, exist_ok=True)
-    save_tensors(folder / "model.safetensors", written)
+    save_tensors(folder / "model.safetensors", tensors)
+    texts = {**target.tokenizer.files(), "config.json": json.dumps(config, indent=2) + "\n"}
     for name, text in texts.items():
-        replace_file(folder / name, text.encode())
+        with replaced(folder / name) as file:
+            file.write(text.encode())
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A safetensors file."""
+    with replaced(path) as file:
+        file.write(save(dict(tensors), metadata={"format": "pt"}))
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` when it is whole and on the disk."""
+    with replacing(path) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())

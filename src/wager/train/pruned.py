@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import UsageError
 from wager.train.data import DraftVocabulary
-from wager.train.draft_module import DraftModule, DraftSizes, OutputRows, StepRows
-from wager.train.target import DraftNorm, GatedMlp, Projections, TargetStates, TorchTarget, rotate
+from wager.train.draft_module import DraftModule, DraftNorm, DraftSizes, GatedMlp, Projections, StepRows
+from wager.train.target import TargetStates, TorchTarget
 
 _PLACES: Mapping[str, str] = {
     "attn_norm": "input_layernorm.weight",
@@ -55,58 +56,35 @@ def chosen_layers(wanted: int | Sequence[int], count: int) -> tuple[int, ...]:
     return kept
 
 
+def check_prunable(spec: ModelSpec) -> None:
+    """UsageError for a model whose layers no configuration that is written here describes."""
+    if any(isinstance(layer.attention, Gqa) and layer.attention.window is not None for layer in spec.layers):
+        raise UsageError(
+            f"{spec.name} has layers with a sliding window, of which no draft model is made.",
+            "Give a model with full attention, or train a head: --kind eagle3.",
+        )
+
+
 class PrunedLayer(nn.Module):
     """One of the target's layers, under the names of Hugging Face checkpoints."""
 
     def __init__(self, spec: ModelSpec, sizes: DraftSizes) -> None:
         super().__init__()
-        details, hidden, eps = spec.details, sizes.hidden, sizes.norm_eps
-        self.input_layernorm = DraftNorm(hidden, eps)
+        details = spec.details
+        self.input_layernorm = DraftNorm(sizes.hidden, sizes.norm_eps)
         self.self_attn = Projections(
-            hidden,
-            hidden,
-            heads=sizes.heads,
-            kv_heads=sizes.kv_heads,
-            head_dim=sizes.head_dim,
-            bias=details.qkv_bias,
-            output_bias=details.output_bias,
+            sizes, bias=details.qkv_bias, output_bias=details.output_bias, normed=details.qk_norm
         )
-        if details.qk_norm:
-            self.self_attn.q_norm = DraftNorm(sizes.head_dim, eps)
-            self.self_attn.k_norm = DraftNorm(sizes.head_dim, eps)
-        self.post_attention_layernorm = DraftNorm(hidden, eps)
-        self.mlp = GatedMlp(hidden, sizes.inner, bias=details.mlp_bias)
-        self._normed = details.qk_norm
-
-    def take(self, layer: Mapping[str, Tensor]) -> None:
-        """Begin as this layer of the target."""
-        self.load_state_dict({_PLACES[part]: value.float() for part, value in layer.items()})
+        self.post_attention_layernorm = DraftNorm(sizes.hidden, sizes.norm_eps)
+        self.mlp = GatedMlp(sizes.hidden, sizes.inner, bias=details.mlp_bias)
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
         """x [B, T, H]; every row sees itself and those before."""
         attention, normed = self.self_attn, self.input_layernorm(x)
-        q, k = attention.heads(attention.q_proj(normed)), attention.heads(attention.k_proj(normed))
-        v = attention.heads(attention.v_proj(normed))
-        if self._normed:
-            q, k = cast(DraftNorm, attention.q_norm)(q), cast(DraftNorm, attention.k_norm)(k)
-        q, k = rotate(q, rotation), rotate(k, rotation)
+        q, (k, v) = attention.queries(normed, rotation), attention.keys(normed, rotation)
         found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + attention.output(found).float()
+        x = x + attention.output(found)
         return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)).float())
-
-
-class PrunedBody(nn.Module):
-    """The layers and the last norm: what checkpoints call `model`."""
-
-    def __init__(self, spec: ModelSpec, sizes: DraftSizes) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(PrunedLayer(spec, sizes) for _ in sizes.kept_layers)
-        self.norm = DraftNorm(sizes.hidden, sizes.norm_eps)
-
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x, rotation)
-        return cast(Tensor, self.norm(x))
 
 
 class PrunedModule(DraftModule):
@@ -119,15 +97,17 @@ class PrunedModule(DraftModule):
         """Take the target's layers, and its embedding and output matrix, frozen."""
         self.attach_target(target, vocabulary)
         self.register_buffer("head", target.head, persistent=False)
-        self.model = PrunedBody(target.spec, self.sizes).to(target.device)
-        for layer, place in zip(self.model.layers, self.sizes.kept_layers, strict=True):
-            cast(PrunedLayer, layer).take(target.layers[place])
-        self.model.norm.weight.data.copy_(target.final_norm)
+        layers = [PrunedLayer(target.spec, self.sizes) for _ in self.sizes.kept_layers]
+        norm = DraftNorm(self.sizes.hidden, self.sizes.norm_eps)
+        for layer, place in zip(layers, self.sizes.kept_layers, strict=True):
+            layer.load_state_dict({_PLACES[part]: value.float() for part, value in target.layers[place].items()})
+        norm.weight.data.copy_(target.final_norm)
+        self.model = nn.ModuleDict({"layers": nn.ModuleList(layers), "norm": norm}).to(target.device)
 
-    def logits(self, rows: OutputRows) -> Tensor:
+    def logits(self, rows: StepRows) -> Tensor:
         return functional.linear(rows.states.to(self.label_head.dtype), self.label_head)
 
-    def choices(self, rows: OutputRows, ids: Tensor) -> Tensor:
+    def choices(self, rows: StepRows, ids: Tensor) -> Tensor:
         return functional.linear(rows.states.to(self.head.dtype), self.head).argmax(-1)
 
     def output_parameters(self) -> list[nn.Parameter]:
@@ -136,7 +116,10 @@ class PrunedModule(DraftModule):
     def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:
         """With a generator, that is in training, the rows of the first guess alone."""
         tokens, last = states.tokens, states.tokens.shape[1] - 1
-        found = self.model(self.embed(tokens), self.rotation[: last + 1])
+        x = self.embed(tokens)
+        for layer in cast(nn.ModuleList, self.model["layers"]):
+            x = layer(x, self.rotation[: last + 1])
+        found = self.model["norm"](x)
         rows = torch.arange(last, device=tokens.device).expand(len(tokens), last)
         for step in range(depth if generator is None else 1):
             ahead = (rows + 1 + step).clamp(max=last)

@@ -1,14 +1,18 @@
-"""A whole run: the target in torch, the vocabulary, the module, the loop with checkpoints, the held-out acceptance, the
+"""A whole run: the target in torch, the vocabulary, the module, the loop, checkpoints, the held-out acceptance, the
 export.
 
-What is written to the output folder: checkpoint.pt while it runs, config.json and model.safetensors at the end.
+Everything random is drawn from (seed, step), so a run that goes on from its checkpoint ends in the same weights as one
+that was never interrupted. What decides the numbers (settings, sizes, data, target) must be equal, or it is refused by
+name. What is written to the output folder: checkpoint.pt while it runs, config.json and model.safetensors at the end.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,81 +20,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wager.arch.layers import Gqa
-from wager.errors import UsageError
-from wager.models.weights import Weights
-from wager.train import export
+from wager.arch.spec import ModelSpec
+from wager.errors import ModelError, UsageError
 from wager.train.block import BlockModule
-from wager.train.data import DraftVocabulary, TextWeights, TrainingData, TrainingTarget, TrainingText
+from wager.train.data import (
+    DraftVocabulary,
+    HeldOutAcceptance,
+    Provenance,
+    TextWeights,
+    TrainingData,
+    TrainingTarget,
+    TrainingText,
+)
 from wager.train.draft_module import DraftModule, DraftSizes, MedusaModule
 from wager.train.eagle import EagleModule
-from wager.train.export import check_prunable, write_pruned
-from wager.train.pruned import PrunedModule, chosen_layers
+from wager.train.export import export, replaced, rope_scaling
+from wager.train.losses import unrolled_loss
+from wager.train.pruned import PrunedModule, check_prunable, chosen_layers
 from wager.train.target import StateSource, TorchTarget, check_trainable, default_taps
-from wager.train.trainer import NAME, Provenance, StepReport, Trainer, TrainingCheckpoint, TrainSettings, autocast
-
-
-@dataclass(frozen=True)
-class HeldOutAcceptance:
-    """`survival[j]` is the share of rounds whose first j + 1 guesses are accepted; `tau` counts the bonus token."""
-
-    survival: tuple[float, ...]
-    rounds: int
-    texts: int
-
-    @property
-    def tau(self) -> float:
-        return 1 + sum(self.survival)
-
-    def as_dict(self) -> dict[str, float | int | list[float]]:
-        return {"survival": list(self.survival), "tau": self.tau, "rounds": self.rounds, "texts": self.texts}
-
-
-@torch.no_grad()
-def held_out_acceptance(
-    module: DraftModule,
-    target: TorchTarget,
-    texts: Sequence[TrainingText],
-    data: TrainingData,
-    vocabulary: NDArray[np.int64],
-    *,
-    depth: int,
-    precision: str,
-    most: int = 64,
-) -> HeldOutAcceptance:
-    """Rounds of `depth` guesses over the answers of the first `most` texts (over all of a text without an answer)."""
-    accepted: list[int] = []
-    plain = TextWeights(np.ones(target.spec.vocab, bool), 1.0, 0)
-    ids = torch.from_numpy(vocabulary).to(target.device)
-    chosen = [text for text in texts if len(text.ids) > depth + 2][:most]
-    for text in chosen:
-        batch = data.padded([text], plain)
-        states = target.states(
-            torch.from_numpy(batch.tokens).to(target.device), torch.from_numpy(batch.weights).to(target.device)
-        )
-        best = target.logits(states.final)[0].argmax(-1)
-        right = np.zeros((depth, batch.tokens.shape[1]), bool)
-        with autocast(precision, target.device):
-            for step, rows in enumerate(module.steps(states, depth, None)):
-                guesses = module.choices(rows.take(0), ids)
-                found = (guesses == best[rows.positions[0]]) & rows.valid[0]
-                right[step, : len(found)] = found.cpu().numpy()
-        first = text.prompt_length if text.answered else 1
-        accepted.extend(_walk(np.cumprod(right, 0).sum(0), first - 1, depth))
-    counts = np.asarray(accepted)
-    survival = tuple(float((counts > step).mean()) if len(counts) else 0.0 for step in range(depth))
-    return HeldOutAcceptance(survival, len(accepted), len(chosen))
-
-
-def _walk(lengths: NDArray[np.int64], first: int, depth: int) -> list[int]:
-    """Guesses accepted in each round: `lengths[t]` if it begins at row t; the next begins after its bonus token. Rounds
-    whose last guess would lie beyond the text are left out, since it cannot be judged."""
-    found, row = [], first
-    while row < len(lengths) - depth:
-        found.append(int(lengths[row]))
-        row += found[-1] + 1
-    return found
-
 
 MODULES: Mapping[str, type[DraftModule]] = {
     "eagle3": EagleModule,
@@ -100,12 +47,40 @@ MODULES: Mapping[str, type[DraftModule]] = {
 }
 """What is trained, by its kind."""
 
-_CONFIGS = {"eagle3": export.eagle_config, "dspark": export.block_config, "medusa": export.medusa_config}
-
 _EVALUATED = 64
 """Held-out texts of the last estimate."""
 _MARKOV_RANK = 64
 _LAYERS: Mapping[str, int] = {"dspark": 2, "pruned": 6}
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """Options of a run that decide its numbers; a checkpoint can only be resumed with equal ones.
+
+    `depth` is the number of guesses that are trained, each counting `decay` times the one before; `batch` is in tokens;
+    the learning rate rises over `warmup` steps and falls linearly to 0 over the last `cooldown` share of all `steps`.
+    `begun_with` is the digest of the weights that the run begins with; empty for fresh ones.
+    """
+
+    kind: str = "eagle3"
+    steps: int = 1000
+    batch: int = 2048
+    depth: int = 3
+    decay: float = 0.8
+    loss: str = "kl"
+    rate: float = 1e-3
+    warmup: int = 20
+    cooldown: float = 0.5
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    seed: int = 0
+    precision: str = "bfloat16"
+    begun_with: str = ""
+
+    def learning_rate(self, step: int) -> float:
+        """Of the step with this number, the first is 0."""
+        left = (self.steps - step) / max(1.0, self.cooldown * self.steps)
+        return self.rate * min(1.0, (step + 1) / max(1, self.warmup), left)
 
 
 @dataclass(frozen=True)
@@ -132,56 +107,102 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class TrainResult:
-    """What a run came to."""
+class StepReport:
+    """What a step was: loss, share of rows whose first choice is the target's by depth, and tokens."""
 
-    acceptance: HeldOutAcceptance
-    figures: dict[str, Any]
-    history: tuple[dict[str, Any], ...]
+    step: int
+    loss: float
+    agreement: tuple[float, ...]
+    tokens: int
 
 
-def head_sizes(weights: Weights, options: RunOptions, settings: TrainSettings, mask_token: int) -> DraftSizes:
-    """Sizes of a drafter for this target: its own widths. An EAGLE-3 head has keys and values for every query head,
-    since its residual has no other path for the embedding."""
-    spec = weights.spec
-    check_trainable(spec)
-    attention, dense = spec.attention, spec.dense
-    if not isinstance(attention, Gqa) or dense is None:
-        raise UsageError(f"{spec.name} cannot be trained for.", "Give a dense model with grouped-query attention.")
-    taps = options.taps or default_taps(spec.num_layers)
-    bad = [tap for tap in taps if not 0 <= tap < spec.num_layers]
-    if bad:
-        raise UsageError(
-            f"Layer {bad[0]} cannot be tapped: {spec.name} has layers 0 to {spec.num_layers - 1}.",
-            "0 taps the embeddings, N what comes after N layers.",
-        )
-    shared = spec.hidden, dense.width, attention.heads
-    layers = options.layers or _LAYERS.get(settings.kind, 1)
-    eps = spec.details.norm_eps
-    if settings.kind == "medusa":  # reads no taps; one is computed in any case
-        return DraftSizes(*shared, attention.heads, attention.head_dim, eps, (0,), layers=settings.depth)
-    if settings.kind == "pruned":
-        check_prunable(spec)
-        kept = chosen_layers(layers, spec.num_layers)
-        return DraftSizes(*shared, attention.kv_heads, attention.head_dim, eps, (0,), kept_layers=kept)
-    if not isinstance(layers, int):
-        raise UsageError("--layers lists layers of a pruned draft model.", "Give a number for this kind.")
-    if settings.kind == "dspark":
-        return DraftSizes(
-            *shared,
-            attention.kv_heads,
-            attention.head_dim,
-            eps,
-            taps,
-            layers=layers,
-            mask_token=mask_token,
-            markov_rank=_MARKOV_RANK,
-        )
-    return DraftSizes(*shared, attention.heads, attention.head_dim, eps, taps, depth_share=0.6)
+_FORMAT = 1
+NAME = "checkpoint.pt"
+
+
+@dataclass(frozen=True)
+class TrainingCheckpoint:
+    """A run at a step. `module` and `optimiser` are state dictionaries."""
+
+    settings: TrainSettings
+    sizes: DraftSizes
+    vocabulary: NDArray[np.int64]
+    provenance: Provenance
+    step: int
+    module: Mapping[str, Any]
+    optimiser: Mapping[str, Any]
+    history: Sequence[dict[str, Any]]
+
+    def save(self, folder: Path) -> None:
+        """Write it to `folder`; at every moment there is the old one or the new one, whole."""
+        sizes = asdict(self.sizes).items()
+        values = {
+            "format": _FORMAT,
+            "settings": asdict(self.settings),
+            "sizes": {name: list(value) if isinstance(value, tuple) else value for name, value in sizes},
+            "vocabulary": torch.from_numpy(self.vocabulary),
+            "provenance": asdict(self.provenance),
+            "step": self.step,
+            "module": dict(self.module),
+            "optimiser": dict(self.optimiser),
+            "history": list(self.history),
+        }
+        with replaced(folder / NAME) as file:
+            torch.save(values, file)
+
+    @classmethod
+    def load(cls, folder: Path) -> TrainingCheckpoint:
+        """The checkpoint of `folder`. ModelError if it is damaged."""
+        path = folder / NAME
+        try:
+            values = torch.load(path, map_location="cpu", weights_only=True)
+            if values["format"] != _FORMAT:
+                raise ModelError(f"{path} is a checkpoint of format {values['format']}.", "Train again.")
+            known = {field.name for field in fields(DraftSizes)}
+            sizes: dict[str, Any] = {
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in values["sizes"].items()
+                if name in known
+            }
+            return cls(
+                TrainSettings(**values["settings"]),
+                DraftSizes(**sizes),
+                values["vocabulary"].numpy(),
+                Provenance(**values["provenance"]),
+                values["step"],
+                values["module"],
+                values["optimiser"],
+                values["history"],
+            )
+        except ModelError:
+            raise
+        except Exception as error:  # torch raises many kinds for a damaged file
+            raise ModelError(f"{path} cannot be read: {error}.", "The file is damaged; train again.") from error
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the numbers of the run, by name."""
+        data = {"target": self.provenance.target_fingerprint, "data": self.provenance.data_digest}
+        return {**asdict(self.settings), **asdict(self.sizes), **data}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the module's weights, in hex."""
+        found = hashlib.sha256()
+        for name, value in sorted(self.module.items()):
+            found.update(name.encode() + value.float().numpy().tobytes())
+        return found.hexdigest()
+
+    def restore_module(self, module: DraftModule) -> None:
+        try:
+            module.load_state_dict(dict(self.module))
+        except RuntimeError as error:
+            raise ModelError(f"The checkpoint does not fit this drafter: {error}.", "Train again.") from error
 
 
 class TrainingSession:
-    """A run that is set up: `run` takes its steps, from its checkpoint if there is one, and exports the result.
+    """A run that is set up: `run` takes its steps, from its checkpoint if there is one, and exports the result. `step`
+    is the number of steps that are done.
 
     UsageError where the folder has a checkpoint of other options, data or target.
     """
@@ -196,11 +217,17 @@ class TrainingSession:
     ) -> None:
         self.target, self.options, self.folder = target, options, folder
         spec = target.weights.spec
-        self.scaling = export.rope_scaling(spec, target.path)
+        self.scaling = rope_scaling(spec, target.path)
         self.data = TrainingData(tuple(texts), min(options.longest, spec.context))
         earlier = None if options.begin_with is None else TrainingCheckpoint.load(options.begin_with)
-        self.vocabulary = self._vocabulary(earlier)
-        sizes = head_sizes(target.weights, options, settings, self._mask_token())
+        if earlier is not None:
+            self.vocabulary = DraftVocabulary(earlier.vocabulary, spec.vocab)
+        else:
+            ids = (text.ids for text in self.data.train)
+            self.vocabulary = DraftVocabulary.of(
+                ids, size=spec.vocab, most=options.vocabulary, always=target.tokenizer.eos_ids
+            )
+        sizes = head_sizes(spec, options, settings, self._mask_token())
         self.torch_target = TorchTarget(
             target.weights,
             sizes.taps,
@@ -208,18 +235,11 @@ class TrainingSession:
             device=options.device,
             positions=self.data.longest + settings.depth,
         )
-        self.module = _module(settings.kind, sizes, settings.seed, self.torch_target, self.vocabulary)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            self.module = MODULES[settings.kind](sizes).to(options.device)
+            self.module.attach(self.torch_target, self.vocabulary)
         self.settings = replace(settings, steps=self._steps(settings))
-        if earlier is not None and options.begin_with is not None:
-            earlier.check_can_begin(settings.kind, self.module.sizes, target.fingerprint, options.begin_with)
-            earlier.restore_module(self.module)
-            self.settings = replace(self.settings, begun_with=earlier.digest)
-        identity = f"{target.fingerprint} {settings.precision}"
-        states = StateSource(
-            self.torch_target, self.data, identity=identity, folder=folder / "states" if options.keep else None
-        )
-        weights = TextWeights(self.vocabulary.known(), options.prompt_weight, self.data.shared_beginning)
-        self.trainer = Trainer(self.module, states, self.data, weights, self.settings)
         self.provenance = Provenance(
             target.name,
             target.fingerprint,
@@ -228,16 +248,26 @@ class TrainingSession:
             len(self.data.texts),
             options.command,
         )
+        matrices = [parameter for parameter in self.module.parameters() if parameter.dim() > 1]
+        vectors = [parameter for parameter in self.module.parameters() if parameter.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self.optimiser = torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, 0.95), eps=1e-8)
+        self.step = 0
         self.history: list[dict[str, Any]] = []
-        self._resume()
-
-    def _vocabulary(self, earlier: TrainingCheckpoint | None) -> DraftVocabulary:
-        """That of the run it begins with, or the most frequent tokens of the texts."""
-        size, most = self.target.weights.spec.vocab, self.options.vocabulary
         if earlier is not None:
-            return DraftVocabulary(earlier.vocabulary, size)
-        ids = (text.ids for text in self.data.train)
-        return DraftVocabulary.of(ids, size=size, most=most, always=self.target.eos_ids)
+            self._begin_with(earlier)
+        self.states = StateSource(
+            self.torch_target,
+            self.data,
+            identity=f"{target.fingerprint} {settings.precision}",
+            folder=folder / "states" if options.keep else None,
+        )
+        self.weights = TextWeights(self.vocabulary.known(), options.prompt_weight, self.data.shared_beginning)
+        if (folder / NAME).exists():
+            self._resume(TrainingCheckpoint.load(folder))
 
     def _mask_token(self) -> int:
         """The id that the texts have least often, the first of equals: it stands in the empty slots of a block."""
@@ -257,80 +287,174 @@ class TrainingSession:
         ]
         return max(1, round(sum(counts[:whole]) + counts[whole] * (self.options.passes - whole)))
 
-    def _resume(self) -> None:
-        if not (self.folder / NAME).exists():
-            return
-        found = TrainingCheckpoint.load(self.folder)
-        found.check_same(self.settings, self.module.sizes, self.provenance)
-        found.restore(self.trainer)
-        self.history = list(found.history)
+    def _begin_with(self, earlier: TrainingCheckpoint) -> None:
+        """Take the weights of another run, if it was of this kind, of these sizes and for this target."""
+        names = [*asdict(self.module.sizes), "kind", "target"]
+        names.remove("mask_token")
+        hint = "Begin with a run of the same kind, sizes and target."
+        self._check_same(earlier, names, f"The weights in {self.options.begin_with} are of", hint)
+        earlier.restore_module(self.module)
+        self.settings = replace(self.settings, begun_with=earlier.digest)
 
-    def run(self, report: Callable[[StepReport], None]) -> TrainResult:
-        started, first = time.monotonic(), self.trainer.step
+    def _resume(self, found: TrainingCheckpoint) -> None:
+        """Go on from a checkpoint of this very run."""
+        hint = "Resume with the options and data it was begun with, or write to another folder."
+        self._check_same(found, found.identity, "The checkpoint was made with", hint)
+        found.restore_module(self.module)
+        self.optimiser.load_state_dict(dict(found.optimiser))
+        self.step, self.history = found.step, list(found.history)
+
+    def _check_same(self, other: TrainingCheckpoint, names: Iterable[str], what: str, hint: str) -> None:
+        """UsageError for the first of `names` that differs from the other run."""
+        old, new = other.identity, self.checkpoint().identity
+        for name in names:
+            if old[name] != new[name]:
+                raise UsageError(f"{what} {name} = {old[name]!r}, and this run has {new[name]!r}.", hint)
+
+    def run(self, report: Callable[[StepReport], None]) -> dict[str, Any]:
+        """Take the steps that are left, calling `report` after each, and export the result. Its figures."""
+        started, first = time.monotonic(), self.step
         tokens = 0
-
-        def after(step: StepReport) -> None:
-            nonlocal tokens
-            tokens += step.tokens
-            self.history.append(step.as_dict())
-            report(step)
-            if self.trainer.step % self.options.save_every == 0:
-                self.save()
-
-        self.trainer.run(after)
+        for texts in self._remaining():
+            taken = self._take(texts)
+            self.step += 1
+            tokens += taken.tokens
+            self.history.append(asdict(taken))
+            report(taken)
+            if self.step % self.options.save_every == 0:
+                self.checkpoint().save(self.folder)
         seconds = time.monotonic() - started
-        acceptance = self.evaluate(_EVALUATED)
         figures = {
             "steps": self.settings.steps,
-            "steps_of_this_process": self.trainer.step - first,
+            "steps_of_this_process": self.step - first,
             "tokens_of_this_process": tokens,
             "seconds_of_this_process": seconds,
             "loss": self.history[-1]["loss"] if self.history else None,
-            "held_out": acceptance.as_dict(),
+            "held_out": self.evaluate().as_dict(),
         }
         self.provenance = replace(self.provenance, figures=figures)
-        self.save()
+        self.checkpoint().save(self.folder)
         self.export(self.folder)
-        return TrainResult(acceptance, figures, tuple(self.history))
+        return figures
 
-    def save(self) -> None:
-        """Write the checkpoint."""
-        TrainingCheckpoint.of(self.trainer, self.vocabulary.ids, self.provenance, self.history).save(self.folder)
+    def _remaining(self) -> Iterator[list[TrainingText]]:
+        """The batches from `step` on, pass after pass."""
+        done, number = 0, 0
+        while done < self.settings.steps:
+            for batch in self.data.batches(tokens=self.settings.batch, seed=self.settings.seed, number=number):
+                if self.step <= done < self.settings.steps:
+                    yield batch
+                done += 1
+            number += 1
 
-    def evaluate(self, most: int) -> HeldOutAcceptance:
-        """The held-out acceptance of the module as it is."""
-        texts = [text for text in self.data.held_out if text.answered] or list(self.data.held_out)
-        return held_out_acceptance(
-            self.module,
-            self.torch_target,
-            texts,
-            self.data,
+    def _take(self, texts: list[TrainingText]) -> StepReport:
+        settings = self.settings
+        for group in self.optimiser.param_groups:
+            group["lr"] = settings.learning_rate(self.step)
+        states = self.states.of(texts, self.weights)
+        drawn = np.random.default_rng([settings.seed, self.step, 1]).integers(1 << 62)
+        generator = torch.Generator().manual_seed(int(drawn))
+        with self._autocast():
+            total, agreement = unrolled_loss(
+                self.module,
+                states,
+                depth=settings.depth,
+                decay=settings.decay,
+                loss=settings.loss,
+                generator=generator,
+            )
+        if not torch.isfinite(total):
+            raise UsageError(f"The loss of step {self.step + 1} is not a number.", "Take a smaller --rate.")
+        self.optimiser.zero_grad(set_to_none=True)
+        total.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip)
+        self.optimiser.step()
+        return StepReport(self.step, total.item(), tuple(agreement), states.tokens.numel())
+
+    def checkpoint(self) -> TrainingCheckpoint:
+        """The run as it is."""
+        return TrainingCheckpoint(
+            self.settings,
+            self.module.sizes,
             self.vocabulary.ids,
-            depth=self.settings.depth,
-            precision=self.settings.precision,
-            most=most,
+            self.provenance,
+            self.step,
+            self.module.state_dict(),
+            self.optimiser.state_dict(),
+            self.history,
         )
+
+    @torch.no_grad()
+    def evaluate(self, texts: Sequence[TrainingText] | None = None) -> HeldOutAcceptance:
+        """The acceptance of the module as it is: rounds of guesses over the answers of some texts (over all of a text
+        without an answer), by default of held-out ones."""
+        held_out = self.data.held_out
+        texts = texts or [text for text in held_out if text.answered] or held_out
+        depth, target = self.settings.depth, self.torch_target
+        chosen = [text for text in texts if len(text.ids) > depth + 2][:_EVALUATED]
+        source = StateSource(target, self.data, identity="")
+        plain = TextWeights(np.ones(target.spec.vocab, bool), 1.0, 0)
+        ids = torch.from_numpy(self.vocabulary.ids).to(target.device)
+        accepted: list[int] = []
+        for text in chosen:
+            states = source.of([text], plain)
+            best = target.logits(states.final)[0].argmax(-1)
+            right = np.zeros((depth, states.tokens.shape[1]), bool)
+            with self._autocast():
+                for step, rows in enumerate(self.module.steps(states, depth, None)):
+                    guesses = self.module.choices(rows.take(0), ids)
+                    found = (guesses == best[rows.positions[0]]) & rows.valid[0]
+                    right[step, : len(found)] = found.cpu().numpy()
+            lengths = np.cumprod(right, 0).sum(0).tolist()  # guesses accepted in a round that begins at each row
+            row = (text.prompt_length if text.answered else 1) - 1
+            while row < len(lengths) - depth:  # the last guesses of later rounds would lie beyond the text
+                accepted.append(lengths[row])
+                row += lengths[row] + 1
+        return HeldOutAcceptance.of(accepted, depth=depth, texts=len(chosen))
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """Products in bfloat16 where that is asked for."""
+        wanted = self.settings.precision == "bfloat16"
+        return torch.autocast(self.options.device, torch.bfloat16) if wanted else nullcontext()
 
     def export(self, folder: Path) -> None:
         """Write config.json, model.safetensors and the files of the tokenizer."""
-        if isinstance(self.module, PrunedModule):
-            write_pruned(folder, self.module, self.target, self.provenance, self.scaling)
-            return
-        config = _CONFIGS[self.settings.kind](
-            self.module.sizes,
+        export(
+            folder,
+            self.module,
+            self.target,
             self.vocabulary,
-            self.target.weights.spec,
             self.provenance,
+            kind=self.settings.kind,
             depth=self.settings.depth,
             scaling=self.scaling,
         )
-        export.write_export(folder, config, self.module, self.vocabulary, tokenizer=self.target.tokenizer.files())
 
 
-def _module(kind: str, sizes: DraftSizes, seed: int, target: TorchTarget, vocabulary: DraftVocabulary) -> DraftModule:
-    """A fresh module on the target's device, drawn from the seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module = MODULES[kind](sizes).to(target.device)
-        module.attach(target, vocabulary)
-    return module
+def head_sizes(spec: ModelSpec, options: RunOptions, settings: TrainSettings, mask_token: int) -> DraftSizes:
+    """Sizes of a drafter for this target: its own widths. An EAGLE-3 head has keys and values for every query head,
+    since its residual has no other path for the embedding."""
+    attention, dense = check_trainable(spec)
+    taps = options.taps or default_taps(spec.num_layers)
+    bad = [tap for tap in taps if not 0 <= tap < spec.num_layers]
+    if bad:
+        raise UsageError(
+            f"Layer {bad[0]} cannot be tapped: {spec.name} has layers 0 to {spec.num_layers - 1}.",
+            "0 taps the embeddings, N what comes after N layers.",
+        )
+    sizes = DraftSizes(
+        spec.hidden, dense.width, attention.heads, attention.heads, attention.head_dim, spec.details.norm_eps, taps
+    )
+    layers = options.layers or _LAYERS.get(settings.kind, 1)
+    if settings.kind == "medusa":  # reads no taps; one is computed in any case
+        return replace(sizes, taps=(0,), layers=settings.depth)
+    if settings.kind == "pruned":
+        check_prunable(spec)
+        kept = chosen_layers(layers, spec.num_layers)
+        return replace(sizes, kv_heads=attention.kv_heads, taps=(0,), kept_layers=kept)
+    if not isinstance(layers, int):
+        raise UsageError("--layers lists layers of a pruned draft model.", "Give a number for this kind.")
+    if settings.kind == "dspark":
+        sizes = replace(sizes, kv_heads=attention.kv_heads, layers=layers)
+        return replace(sizes, mask_token=mask_token, markov_rank=_MARKOV_RANK)
+    return sizes

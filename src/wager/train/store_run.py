@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from wager.draft.store_file import StoreFile, StoreHeader, build_store
 from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.errors import UsageError
-from wager.models.tokenizer import Tokenizer, num_tokens
-from wager.train.data import TrainingData, TrainingTarget, TrainingText
+from wager.models.tokenizer import num_tokens
+from wager.train.data import HeldOutAcceptance, TrainingData, TrainingTarget, TrainingText
 
 STORE = "answers.store"
 
 
-@dataclass(frozen=True)
-class StoreResult:
-    """A store that was built: its header, and the held-out rounds as `survival` by depth."""
-
-    header: StoreHeader
-    survival: tuple[float, ...]
-    rounds: int
-    texts: int
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        tau = 1 + sum(self.survival)
-        held_out = {"survival": list(self.survival), "tau": tau, "rounds": self.rounds, "texts": self.texts}
-        return {"entries": self.header.entries, "tokens": self.header.tokens, "held_out": held_out}
-
-
 def run_store(
     target: TrainingTarget,
-    tokenizer: Tokenizer,
     texts: Sequence[TrainingText],
     folder: Path,
     *,
     depth: int,
     command: str,
-    max_bytes: int | None = None,
-) -> StoreResult:
+    max_bytes: int | None,
+) -> tuple[StoreHeader, HeldOutAcceptance]:
     """Build `folder`/answers.store. UsageError if no text has an answer."""
     answered = [text for text in texts if text.answered]
     if not answered:
         raise UsageError("A store holds answers, and no text has one.", "Leave out --answer-tokens 0.")
     data = TrainingData(tuple(answered), max(len(text.ids) for text in answered))
-    digest = vocabulary_digest(tokenizer)
+    vocab, digest = num_tokens(target.tokenizer), vocabulary_digest(target.tokenizer)
     provenance = {
         "target": target.name,
         "target_fingerprint": target.fingerprint,
@@ -56,23 +37,19 @@ def run_store(
         "texts": len(data.train),
         "command": command,
     }
-    pairs = [(text.ids[: text.prompt_length], text.ids[text.prompt_length :]) for text in data.train]
     path = folder / STORE
     header = build_store(
-        pairs,
+        [(text.ids[: text.prompt_length], text.ids[text.prompt_length :]) for text in data.train],
         path,
-        vocab=num_tokens(tokenizer),
+        vocab=vocab,
         tokenizer=digest,
-        sample=vocabulary_sample(tokenizer),
+        sample=vocabulary_sample(target.tokenizer),
         provenance=provenance,
         max_bytes=max_bytes,
     )
-    store = StoreFile(path, vocab=num_tokens(tokenizer), tokenizer=digest)
+    store = StoreFile(path, vocab=vocab, tokenizer=digest)
     accepted = [count for text in data.held_out for count in _rounds(store, text, depth)]
-    survival = tuple(
-        sum(count > step for count in accepted) / len(accepted) if accepted else 0.0 for step in range(depth)
-    )
-    return StoreResult(header, survival, len(accepted), len(data.held_out))
+    return header, HeldOutAcceptance.of(accepted, depth=depth, texts=len(data.held_out))
 
 
 def _rounds(store: StoreFile, text: TrainingText, depth: int) -> list[int]:

@@ -14,17 +14,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import UsageError
 from wager.models.weights import Weights
-from wager.train.data import TextBatch, TrainingData, TrainingText
+from wager.train.data import TextWeights, TrainingData, TrainingText
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -40,84 +41,6 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
         cos, sin = cos[:, None], sin[:, None]
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-class DraftNorm(nn.Module):
-    """RMSNorm with a weight."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
-
-
-class GatedMlp(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, hidden: int, width: int, *, bias: bool = False) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, width, bias=bias)
-        self.up_proj = nn.Linear(hidden, width, bias=bias)
-        self.down_proj = nn.Linear(width, hidden, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return found
-
-
-class Projections(nn.Module):
-    """The matrices of an attention whose inputs are `inputs` wide, with biases of queries, keys and values (`bias`) or
-    of the output."""
-
-    def __init__(
-        self,
-        inputs: int,
-        hidden: int,
-        *,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        bias: bool = False,
-        output_bias: bool = False,
-    ) -> None:
-        super().__init__()
-        self.head_dim = head_dim
-        self.q_proj = nn.Linear(inputs, heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(inputs, kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(inputs, kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(heads * head_dim, hidden, bias=output_bias)
-
-    def heads(self, projected: Tensor) -> Tensor:
-        """[B, rows, heads * d] as float32 [B, heads, rows, d]."""
-        return projected.float().view(*projected.shape[:2], -1, self.head_dim).transpose(1, 2)
-
-    def output(self, found: Tensor) -> Tensor:
-        """The output projection of [B, heads, rows, d]."""
-        out: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
-        return out
-
-
-def attend(
-    q: Tensor, keys: Tensor, values: Tensor, allowed: Tensor, own: Sequence[tuple[Tensor, Tensor]] = ()
-) -> Tensor:
-    """Attention of q [B, h, n, d] over shared keys and values [B, kv, T, d] where `allowed` bool [B or 1, n, T], and
-    over `own` pairs [B, kv, n, d], of which every row sees its own only (the diagonal of earlier unrolled steps)."""
-    groups = q.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-    own = [(k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)) for k, v in own]
-    scale = q.shape[-1] ** -0.5
-    scores = (q @ keys.transpose(-1, -2)).float() * scale
-    scores = scores.masked_fill(~allowed[:, None], float("-inf"))
-    diagonal = [(q * k).sum(-1, keepdim=True) * scale for k, _ in own]
-    shares = torch.cat([scores, *diagonal], -1).softmax(-1)
-    context = keys.shape[2]
-    found: Tensor = shares[..., :context].to(values.dtype) @ values
-    for number, (_, v) in enumerate(own):
-        found = found + shares[..., context + number, None] * v
-    return found
 
 
 @dataclass(frozen=True)
@@ -139,13 +62,15 @@ def default_taps(layers: int) -> tuple[int, ...]:
     return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
 
 
-def check_trainable(spec: ModelSpec) -> None:
-    """UsageError unless the target is one whose states can be computed here."""
-    if not isinstance(spec.attention, Gqa) or spec.experts is not None or spec.dense is None:
+def check_trainable(spec: ModelSpec) -> tuple[Gqa, Dense]:
+    """The attention and the feed-forward of a target whose states can be computed here, or UsageError."""
+    attention, dense = spec.attention, spec.dense
+    if not isinstance(attention, Gqa) or spec.experts is not None or dense is None:
         raise UsageError(
             f"{spec.name} cannot be trained for: it has latent attention or experts.",
             "Give a dense model with grouped-query attention.",
         )
+    return attention, dense
 
 
 class TorchTarget:
@@ -155,12 +80,6 @@ class TorchTarget:
         self, weights: Weights, taps: Sequence[int], *, dtype: torch.dtype, device: str = "cpu", positions: int = 2048
     ) -> None:
         spec = self.spec = weights.spec
-        check_trainable(spec)
-        bad = [tap for tap in taps if not 0 <= tap <= spec.num_layers]
-        if bad or not taps:
-            raise UsageError(
-                f"Layer {bad[:1] or 'ids'} cannot be tapped: {spec.name} has layers 0 to {spec.num_layers}."
-            )
         self.taps, self.dtype, self.device = tuple(taps), dtype, device
         self.embedding = self._read(weights, "embed.weight", dtype)
         self.head = self.embedding if spec.tied else self._read(weights, "head.weight", dtype)
@@ -185,17 +104,11 @@ class TorchTarget:
 
     @torch.no_grad()
     def states(self, tokens: Tensor, weights: Tensor) -> TargetStates:
-        """The states of padded token ids [B, T]; `weights` is handed on. UsageError for texts beyond its positions."""
-        if tokens.shape[1] > len(self.rotation):
-            raise UsageError(
-                f"A text of {tokens.shape[1]} tokens exceeds the {len(self.rotation)} positions of a batch."
-            )
+        """The states of padded token ids [B, T], no longer than its positions; `weights` is handed on."""
         x = functional.embedding(tokens, self.embedding).float()
         found = {0: x}
         for index, layer in enumerate(self.spec.ordered_layers):
-            if not isinstance(layer.attention, Gqa) or not isinstance(layer.ffn, Dense):
-                raise UsageError(f"Layer {index} of {self.spec.name} cannot be computed here.")
-            x = x + self._attention(self.layers[index], layer.attention, x)
+            x = x + self._attention(self.layers[index], cast(Gqa, layer.attention), x)
             x = x + self._feed_forward(self.layers[index], x)
             found[index + 1] = x
         taps = torch.stack([found[tap] for tap in self.taps], 2)
@@ -244,7 +157,7 @@ class StateSource:
     """States of batches: computed, and with `folder` kept there for the next pass."""
 
     def __init__(self, target: TorchTarget, data: TrainingData, *, identity: str, folder: Path | None = None) -> None:
-        self.target, self._folder = target, folder
+        self.target, self._data, self._folder = target, data, folder
         if folder is None:
             return
         lengths = [min(len(text.ids), data.longest) for text in data.train]
@@ -261,10 +174,10 @@ class StateSource:
         except OSError as error:
             raise UsageError(f"States cannot be kept in {folder}: {error}.", "Give another --states folder.") from error
 
-    def of(self, texts: list[TrainingText], batch: TextBatch) -> TargetStates:
-        """The states of a batch made of these texts."""
-        device = self.target.device
-        tokens, weights = torch.from_numpy(batch.tokens).to(device), torch.from_numpy(batch.weights).to(device)
+    def of(self, texts: list[TrainingText], text_weights: TextWeights) -> TargetStates:
+        """The states of a batch of these texts."""
+        padded = self._data.padded(texts, text_weights)
+        tokens, weights = (torch.from_numpy(array).to(self.target.device) for array in padded)
         if self._folder is None:
             return self.target.states(tokens, weights)
         places = [self._places[text] for text in texts]
@@ -309,23 +222,17 @@ def _floats(bits: np.ndarray) -> Tensor:
     return torch.from_numpy(np.array(bits)).view(torch.bfloat16)
 
 
-def choose_device(device: str) -> str:
-    """`cpu` or `cuda`; `auto` is the latter where there is one. UsageError if it is not there."""
-    found = torch.cuda.is_available()
-    if device == "cuda" and not found:
-        raise UsageError("--device cuda: torch finds no CUDA device.", "Take --device cpu.")
-    return device if device != "auto" else "cuda" if found else "cpu"
-
-
-def choose_precision(precision: str, device: str) -> str:
-    """`bfloat16` or `float32`; `auto` is the former where the device multiplies it."""
-    if precision != "auto":
-        return precision
-    fast = device == "cuda" or torch.cpu.get_capabilities().get("avx512_bf16", False)
-    return "bfloat16" if fast else "float32"
-
-
-def use_threads(threads: int | None) -> None:
-    """Threads of products on a CPU; None: all cores."""
+def choose_device(device: str, precision: str, *, threads: int | None) -> tuple[str, str]:
+    """The device, `cpu` or `cuda`, and the precision of products, `bfloat16` or `float32`; `auto` is CUDA where there
+    is one, and bfloat16 where the device multiplies it. `threads` of products on a CPU (None: all cores) are set.
+    UsageError if the device is not there."""
     if threads is not None:
         torch.set_num_threads(threads)
+    cuda = torch.cuda.is_available()
+    if device == "cuda" and not cuda:
+        raise UsageError("--device cuda: torch finds no CUDA device.", "Take --device cpu.")
+    found = device if device != "auto" else "cuda" if cuda else "cpu"
+    if precision != "auto":
+        return found, precision
+    fast = found == "cuda" or torch.cpu.get_capabilities().get("avx512_bf16", False)
+    return found, "bfloat16" if fast else "float32"

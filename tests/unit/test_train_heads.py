@@ -1,0 +1,224 @@
+"""The modules of heads: what numpy computes row by row for EAGLE-3's chain and a block, Medusa's residual blocks, that
+every weight learns, and the names of their exports."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from plain_heads import PlainHead, block_rows, eagle_chain
+from safetensors.torch import load_file
+from trained import module_of, states_of, target_of, texts
+
+from wager.train import eagle
+from wager.train.losses import LOSSES, divergence, rows_loss, unrolled_loss
+from wager.train.session import RunOptions, TrainingSession, TrainSettings
+
+TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5]]
+LOSS = {"depth": 3, "decay": 0.8, "loss": "tv"}
+SETTINGS = TrainSettings(steps=40, batch=160, depth=3, precision="float32", rate=3e-3, warmup=2)
+OPTIONS = RunOptions(vocabulary=300, longest=32)
+
+
+def test_the_unrolled_rows_are_those_of_a_chain() -> None:
+    module, target = module_of("eagle3")
+    states = states_of(target, TOKENS)
+    with torch.no_grad():
+        steps = list(module.steps(states, 4, None))
+    for text, row in itertools.product(range(2), (0, 3, 7)):
+        taps = states.taps[text, : row + 1].double().numpy()
+        chain = eagle_chain(PlainHead(module, target), taps, TOKENS[text], 4)
+        for depth, (found, expected) in enumerate(zip(steps, chain, strict=True)):
+            np.testing.assert_allclose(found.states[text, row].numpy(), expected, atol=2e-4, rtol=2e-4)
+            assert found.positions[text, row] == row + 1 + depth
+    rows = len(TOKENS[0]) - 1
+    assert [int(step.valid.sum()) for step in steps] == [2 * (rows - depth) for depth in range(4)]
+
+
+def test_every_block_is_what_it_is_alone() -> None:
+    module, target = module_of("dspark")
+    states, slots = states_of(target, TOKENS), 3
+    with torch.no_grad():
+        steps = list(module.steps(states, slots, None))
+    for text, row in itertools.product(range(2), (0, 4, 8)):
+        plain = PlainHead(module, target)
+        taps = states.taps[text, : row + 1].double().numpy()
+        alone = block_rows(plain, taps, TOKENS[text][row + 1], slots)
+        for slot, found in enumerate(steps):
+            np.testing.assert_allclose(found.states[text, row].numpy(), alone[slot], atol=2e-4, rtol=2e-4)
+            assert found.positions[text, row] == row + 1 + slot
+            assert found.previous[text, row] == TOKENS[text][row + 1 + slot]
+            with torch.no_grad():
+                logits = module.logits(found.take(text))[row].double().numpy()
+            code = plain.weights["markov_head.markov_w1.weight"][TOKENS[text][row + 1 + slot]]
+            expected = plain.weights["lm_head.weight"] @ alone[slot]
+            expected += plain.weights["markov_head.markov_w2.weight"] @ code
+            np.testing.assert_allclose(logits, expected, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(("kind", "counts"), [("eagle3", [11, 6, 3]), ("dspark", [3, 3, 3])])
+def test_rows_drawn_at_random_are_the_same_rows_fewer_of_them(
+    kind: str, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eagle, "_DEPTH_SHARE", 0.5)
+    module, target = module_of(kind)
+    states = states_of(target, TOKENS)
+    with torch.no_grad():
+        whole = list(module.steps(states, 3, None))
+        thin = list(module.steps(states, 3, torch.Generator().manual_seed(1)))
+    assert [step.states.shape[1] for step in thin] == counts
+    for depth, (some, every) in enumerate(zip(thin, whole, strict=True)):
+        rows = (some.positions - 1 - depth)[..., None].expand_as(some.states)
+        torch.testing.assert_close(some.states[some.valid], every.states.gather(1, rows)[some.valid])
+
+
+def test_a_medusa_head_is_a_residual_block_on_the_last_state() -> None:
+    module, target = module_of("medusa", noise=0)
+    states = states_of(target, TOKENS)
+    with torch.no_grad():
+        untrained = list(module.steps(states, 2, None))
+        torch.testing.assert_close(module.logits(untrained[0].take(0)), target.logits(states.final)[0, :-1])
+        for value in module.blocks.parameters():
+            value.normal_()
+        found = list(module.steps(states, 2, None))
+    for head, step in enumerate(found):
+        weight, bias = (module.state_dict()[f"blocks.{head}.layers.0.{part}"].double() for part in ("weight", "bias"))
+        x = states.final[1, 2].double()
+        inner = weight @ x + bias
+        torch.testing.assert_close(step.states[1, 2].double(), x + inner * inner.sigmoid(), atol=1e-4, rtol=1e-4)
+        assert step.positions[1, 2] == 3 + head
+    assert int(found[1].valid.sum()) == 2 * 10
+
+
+def test_the_loss_counts_weighted_rows_alone() -> None:
+    module, target = module_of("eagle3", vocabulary=range(0, 512, 2))
+    states = states_of(target, TOKENS)
+    states.weights[:] = 0
+    states.weights[0, 5] = 2.0
+    loss, _ = unrolled_loss(module, states, depth=2, decay=0.5, loss="kl")
+    with torch.no_grad():
+        label = module.labels(states.final[0, 5]).log_softmax(-1)
+        parts = []
+        for depth, step in enumerate(module.steps(states, 2, None)):
+            found = module.logits(step.take(0)).log_softmax(-1)[4 - depth]
+            parts.append((label.exp() * (label - found)).sum())
+    assert loss.item() == pytest.approx(((parts[0] + 0.5 * parts[1]) / 1.5).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark", "medusa"])
+def test_every_weight_learns_and_the_target_does_not(kind: str) -> None:
+    module, target = module_of(kind, vocabulary=range(400))
+    loss, agreement = unrolled_loss(module, states_of(target, TOKENS), **LOSS)
+    loss.backward()
+    assert [name for name, value in module.named_parameters() if value.grad is None or not value.grad.any()] == []
+    assert len(agreement) == 3
+    assert not target.embedding.requires_grad
+    assert "embedding" not in module.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark", "medusa"])
+def test_it_learns_and_its_export_has_the_formats_names(kind: str, tmp_path: Path) -> None:
+    run = TrainingSession(target_of(), texts(150), replace(SETTINGS, kind=kind), OPTIONS, tmp_path)
+    run.run(lambda _: None)
+    losses = [step["loss"] for step in run.history]
+    assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
+    config = json.loads((tmp_path / "config.json").read_text())
+    tensors = load_file(tmp_path / "model.safetensors")
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    extra = {"medusa": {"token_map"}}.get(kind, {"d2t", "t2d"})
+    assert tensors.keys() == {*run.module.state_dict(), *extra}
+    for name, value in run.module.state_dict().items():
+        assert torch.equal(tensors[name], value.to(torch.bfloat16)), name
+    assert shapes["lm_head.weight"] == (300, 64)
+    assert config["wager"]["target_fingerprint"] == target_of().fingerprint
+    assert config["wager"]["figures"]["held_out"]["texts"] > 0
+    if kind == "medusa":
+        assert config["model_type"] == "medusa"
+        assert {key for key in config if "num" in key} == {"num_heads", "num_hidden_layers"}
+        assert config["medusa_fc_bias"] is True, "readers drop the biases otherwise"
+        assert tensors["token_map"].tolist() == run.vocabulary.ids.tolist()
+        assert config["truncated_vocab_size"] == 300
+        return
+    assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == kind
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    assert config["draft_vocab_size"] == 300
+    assert (np.arange(300) + tensors["d2t"].numpy()).tolist() == run.vocabulary.ids.tolist()
+    assert np.flatnonzero(tensors["t2d"].numpy()).tolist() == run.vocabulary.ids.tolist()
+    layer = config["transformer_layer_config"]
+    assert layer["num_aux_hidden_states"] == 2, "readers assume three"
+    assert (layer["head_dim"], layer["max_position_embeddings"]) == (16, 8192)
+    if kind == "eagle3":
+        for flag in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "embed_requires_grad"):
+            assert isinstance(config[flag], bool)
+        assert config["eagle_aux_hidden_state_layer_ids"] == [0, 1]
+        assert shapes["layers.0.self_attn.q_proj.weight"] == (64, 128)
+        return
+    assert config["sample_from_anchor"] is True, "vLLM reads a missing key as false"
+    assert config["sliding_window_non_causal"] is True, "false would make all layers causal"
+    assert config["block_size"] == 3
+    rank = config["markov_rank"]
+    assert shapes["markov_head.markov_w1.weight"] == (512, rank)
+    assert shapes["confidence_head.proj.weight"] == (1, 64 + rank)
+    assert shapes["layers.1.self_attn.q_norm.weight"] == (16,)
+    assert config["mask_token_id"] not in {token for text in run.data.train for token in text.ids}
+
+
+# ---- losses ----
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_a_loss_is_its_definition_in_numpy(loss: str) -> None:
+    noise = np.random.default_rng(1)
+    draft, target = noise.normal(size=(40, 9)) * 3, noise.normal(size=(40, 9)) * 3
+    draft[0] = target[0]
+    q, p = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (draft, target))
+    kl, tv = (p * np.log(p / q)).sum(-1), 0.5 * np.abs(p - q).sum(-1)
+    share = np.exp(-3 * (1 - tv))
+    expected = {
+        "kl": kl,
+        "tv": tv,
+        "ce": -np.log(q[np.arange(40), p.argmax(-1)]),
+        "lk": share * kl + (1 - share) * tv,
+    }
+    found = divergence(loss, torch.from_numpy(draft), torch.from_numpy(target)).numpy()
+    np.testing.assert_allclose(found, expected[loss], atol=2e-6)
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_a_step_against_the_gradient_lowers_the_loss(loss: str) -> None:
+    target = torch.tensor([[2.0, 0.0, -1.0, 1.0]], requires_grad=True)
+    draft = torch.tensor([[0.5, 0.4, 0.3, 0.2]], requires_grad=True)
+    before = divergence(loss, draft, target).sum()
+    before.backward()
+    after = divergence(loss, draft.detach() - 0.1 * draft.grad, target).sum()
+    assert after < before
+    assert target.grad is None
+
+
+@pytest.mark.parametrize("count", [1, 512, 1300])
+def test_losses_of_some_rows_at_a_time_have_the_gradients_of_all_at_once(count: int) -> None:
+    torch.manual_seed(0)
+    head = torch.nn.Linear(6, 11)
+    states = torch.randn(count, 6, requires_grad=True)
+    weights, labels = torch.rand(count), torch.randn(count, 11)
+
+    def compute(part: torch.Tensor, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = head(part)
+        return divergence("kl", logits, labels[rows]), logits.argmax(-1) == labels[rows].argmax(-1)
+
+    total, weight = rows_loss(states, weights, list(head.parameters()), compute)
+    (3 * total).backward()
+    chunked = [states.grad, head.weight.grad, head.bias.grad]
+    states.grad = None
+    head.zero_grad()
+    losses, right = compute(states, slice(None))
+    (3 * (losses * weights).sum()).backward()
+    torch.testing.assert_close(total, (losses * weights).sum())
+    assert weight == pytest.approx(float((right * weights).sum()), rel=1e-5)
+    for one, other in zip(chunked, [states.grad, head.weight.grad, head.bias.grad], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
