@@ -19,7 +19,7 @@ import numpy as np
 
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, Array, address, zeros
-from wager.kernels.cpu import Kernels, physical_cores
+from wager.kernels.cpu import Kernels, SampleRequest, physical_cores
 from wager.types import KVDtype
 
 HIDDEN, FFN, QKV, VOCAB, LAYERS = 576, 1536, 960, 49152, 30
@@ -195,9 +195,8 @@ def attention(kernels: Kernels, rounds: int) -> None:
 def sampling(kernels: Kernels, rounds: int) -> None:
     logits = noise(8, VOCAB) * 3
     for n in (1, 8):
-        rows, position = np.arange(n, dtype=np.int32), np.arange(n, dtype=np.int32)
-        heat, seeds = np.ones(n), np.arange(n, dtype=np.int32)
-        low, mid = times([lambda: kernels.sample(logits, rows, heat, seeds, position, rows * 0)], rounds * 4)[0]  # noqa: B023
+        requests = [SampleRequest(row, 1.0, seed=row, position=row) for row in range(n)]
+        low, mid = times([functools.partial(kernels.sample, logits, requests)], rounds * 4)[0]
         print(f"sample, {n} rows of {VOCAB}: {low * 1e3:.3f} ms (median {mid * 1e3:.3f})")
 
 

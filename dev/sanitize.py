@@ -3,7 +3,7 @@
     python dev/sanitize.py address              # AddressSanitizer and UndefinedBehaviorSanitizer
     python dev/sanitize.py thread               # ThreadSanitizer
     python dev/sanitize.py thread --reduced     # what continuous integration runs
-    python dev/sanitize.py address tests/kernels/test_linear.py -- -k avx2 -x
+    python dev/sanitize.py address tests/kernels/test_products.py -- -k avx2 -x
 
 Without tests the whole set of the sanitizer is run; what is behind `--` goes to pytest. First the build shows
 that it finds faults that are there on purpose (dev/sanitizers/faults.cpp). A report fails the run, also one of a
@@ -88,7 +88,7 @@ SANITIZERS = {
         {"race": "data race"},
         [
             *ALL,
-            "tests/kernels/test_linear.py",
+            "tests/kernels/test_products.py",
             "tests/kernels/test_pool.py",
             "tests/kernels/test_rows.py",
             "tests/kernels/test_step.py",

@@ -8,38 +8,26 @@ from wager.arch import FORMATS, TABLE, Precision, find_format
 from wager.errors import UsageError
 from wager.planner.inputs import with_formats
 
-
-@pytest.mark.parametrize(
-    ("name", "size", "compute"),
-    [
-        ("awq", 0.53, "bf16"),
-        ("gptq", 0.53, "bf16"),
-        ("INT4", 0.53, "bf16"),
-        ("w4a16", 0.53, "bf16"),
-        ("w8a8", 1.0, "int8"),
-        ("w8a16", 1.0, "bf16"),
-        ("fp16", 2.0, "fp16"),
-        ("half", 2.0, "fp16"),
-        ("bfloat16", 2.0, "bf16"),
-        ("W8A8-FP8", 1.0, "fp8"),
-        ("nvfp4", 0.5625, "fp4"),
-        ("Q4_K_M", 0.6, "int8"),
-        ("q4-k-m", 0.6, "int8"),
-        ("q8_0", 34 / 32, "int8"),
-        ("q4_0", 18 / 32, "int8"),
-        ("q6_k", 210 / 256, "int8"),
-    ],
-)
-def test_formats_by_the_names_that_people_type(name: str, size: float, compute: str) -> None:
-    found = find_format(name)
-    assert (found.bytes, found.compute) == (pytest.approx(size, rel=2e-3), compute)
+TYPED = """
+awq 0.53 bf16       gptq 0.53 bf16    INT4 0.53 bf16     w4a16 0.53 bf16
+w8a8 1.0 int8       w8a16 1.0 bf16    fp16 2.0 fp16      half 2.0 fp16
+bfloat16 2.0 bf16   W8A8-FP8 1.0 fp8  nvfp4 0.5625 fp4   Q4_K_M 0.6 int8
+q4-k-m 0.6 int8     q8_0 1.0625 int8  q4_0 0.5625 int8   q6_k 0.8203 int8
+"""
 
 
-@pytest.mark.parametrize(("name", "near"), [("fp9", "fp8"), ("q4_k", "q4_k_m"), ("awk", "awq"), ("bf6", "bf16")])
-def test_a_misspelt_format_is_named_with_the_nearest(name: str, near: str) -> None:
-    with pytest.raises(UsageError, match=f"'{name}' is not known") as caught:
-        find_format(name)
-    assert near in (caught.value.hint or "")
+def test_formats_by_the_names_that_people_type() -> None:
+    words = TYPED.split()
+    for name, size, compute in zip(words[::3], words[1::3], words[2::3], strict=True):
+        found = find_format(name)
+        assert (found.bytes, found.compute) == (pytest.approx(float(size), rel=2e-3), compute), name
+
+
+def test_a_misspelt_format_is_named_with_the_nearest() -> None:
+    for name, near in (("fp9", "fp8"), ("q4_k", "q4_k_m"), ("awk", "awq"), ("bf6", "bf16")):
+        with pytest.raises(UsageError, match=f"'{name}' is not known") as caught:
+            find_format(name)
+        assert near in (caught.value.hint or "")
 
 
 def test_a_precision_in_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 from cases import chain_inputs, randn, run_chain
 
 from closeness import assert_close
-from oracle.kernels import top_experts
 from wager.arch import Experts, Gating
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, Array, zeros
@@ -34,29 +34,24 @@ WIDE = replace(SOFT, count=130, active=8)
 SHAPES = {"soft": SOFT, "sigmoid": SIGMOID, "grouped": GROUPED, "wide": WIDE}
 
 
-def numbers(*shape: int, seed: int) -> Array:
-    return randn(*shape, seed=seed)
-
-
 class Mixture:
-    """One layer's router and experts over rows of its own."""
+    """One layer's router and experts over rows of its own; the weights of `spoiled` experts are not finite."""
 
-    def __init__(self, kernels: Kernels, spec: Experts, *, hidden: int = HIDDEN, rows: int = 256) -> None:
-        self.spec = spec
-        self.router = numbers(spec.count, hidden, seed=1) * hidden**-0.5 * 2
-        self.bias = numbers(spec.count, seed=2) * 0.1 if spec.gating.correction_bias else None
+    def __init__(self, kernels: Kernels, spec: Experts, *, spoiled: Collection[int] = ()) -> None:
+        self.spec, hidden, rows = spec, HIDDEN, 256
+        self.router = randn(spec.count, hidden, seed=1) * hidden**-0.5 * 2
+        self.bias = randn(spec.count, seed=2) * 0.1 if spec.gating.correction_bias else None
         self.x = zeros(rows, hidden, dtype=BFLOAT16)
         self.out = zeros(rows, hidden)
         self.routing = Routing.allocate(spec, max_rows=rows, hidden=hidden, act=BFLOAT16)
         self.tape: Any = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
         chain_inputs(self.tape)
         self.tape.route(self.x, self.router, self.bias, spec, self.routing)
-        packed = kernels.pack_experts((self.expert(i, hidden) for i in range(spec.count)), count=spec.count)
+        parts = [randn(3, spec.width, hidden, seed=10 + index) * hidden**-0.5 for index in range(spec.count)]
+        for index in spoiled:
+            parts[index][0] = np.nan
+        packed = kernels.pack_experts(((gate, up, down.T) for gate, up, down in parts), count=spec.count)
         self.tape.experts(self.x, packed, spec, self.routing, self.out)
-
-    def expert(self, index: int, hidden: int) -> tuple[Array, Array, Array]:
-        gate, up, down = numbers(3, self.spec.width, hidden, seed=10 + index) * hidden**-0.5
-        return gate, up, down.T
 
     def __call__(self, x: Array, before: Array | None = None) -> Array:
         rows = len(x)
@@ -68,8 +63,8 @@ class Mixture:
         return self.out[:rows].copy()
 
 
-def rows(count: int, seed: int = 3, hidden: int = HIDDEN) -> Array:
-    return numbers(count, hidden, seed=seed).astype(BFLOAT16)
+def rows(count: int) -> Array:
+    return randn(count, HIDDEN, seed=3).astype(BFLOAT16)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -83,7 +78,7 @@ def test_the_choice_and_the_result_are_the_oracles(kernels, oracle, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_batch_gives_the_row_alone(kernels, shape):
-    mixture, x, before = Mixture(kernels, SHAPES[shape]), rows(230), numbers(230, HIDDEN, seed=4)
+    mixture, x, before = Mixture(kernels, SHAPES[shape]), rows(230), randn(230, HIDDEN, seed=4)
     alone = np.concatenate([mixture(row[None], start[None]) for row, start in zip(x, before, strict=True)])
     for count in [*range(1, 65), 100, 193, 230]:
         assert np.array_equal(mixture(x[:count], before[:count]), alone[:count]), f"{count} rows"
@@ -128,40 +123,13 @@ def test_a_row_that_is_not_finite_does_not_change_the_others(kernels):
         assert np.array_equal(got[others], alone[others])
 
 
-class SpoiledMixture(Mixture):
-    """A mixture in which the weights of some experts are not finite."""
-
-    spoiled: frozenset[int] = frozenset()
-
-    def expert(self, index: int, hidden: int) -> tuple[Array, Array, Array]:
-        gate, up, down = super().expert(index, hidden)
-        return (gate * np.nan, up, down) if index in self.spoiled else (gate, up, down)
-
-
 def test_experts_that_no_row_chose_are_not_read(kernels):
-    mixture, x = SpoiledMixture(kernels, replace(SOFT, count=4, active=1)), rows(30)
+    mixture, x = Mixture(kernels, replace(SOFT, count=4, active=1)), rows(30)
     mixture(x)
     used = mixture.routing.ids[:30].ravel().tolist()
-    SpoiledMixture.spoiled = frozenset(range(4)) - {used[0]}
-    spoiled = SpoiledMixture(kernels, mixture.spec)
-    SpoiledMixture.spoiled = frozenset()
+    spoiled = Mixture(kernels, mixture.spec, spoiled=set(range(4)) - {used[0]})
     assert np.isfinite(spoiled(x[:1])).all()
     assert np.isnan(spoiled(x)).any(axis=1).tolist() == [expert != used[0] for expert in used]
-
-
-def test_groups_are_limited_by_hand():
-    """Two groups of three; the better one has the better pair, not the best expert."""
-    gating = Gating("sigmoid", correction_bias=True, normalised=True, scale=2.0, groups=2, group_best=2)
-    spec = Experts(6, 2, 0, 8, gating=gating)
-    logits, bias = np.array([3.0, -9.0, -9.0, 1.0, 1.5, -2.0], np.float32), zeros(6)
-    ids, shares = top_experts(logits, bias, spec)
-    chosen = 1 / (1 + np.exp(-np.array([1.0, 1.5])))
-    assert ids.tolist() == [3, 4]
-    assert_close(shares, 2 * chosen / chosen.sum(), rtol=1.3e-6, atol=1e-5)
-    bias[5] = 1.0  # moves the choice, not the share
-    ids, shares = top_experts(logits, bias, spec)
-    assert ids.tolist() == [4, 5]
-    assert shares[1] < shares[0]
 
 
 def test_what_cannot_be_packed_is_refused(kernels):

@@ -3,12 +3,14 @@ the ids and scores of `verify.distribution.process`."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from wager.types import SamplingParams
+from wager.kernels.sampling import RowSampler
+from wager.types import Grammar, SamplingParams
 from wager.verify.distribution import History, changed_logits, choose, process
 
 VOCABS = (1, 2, 7, 40, 300, 5000, 49152)
@@ -21,12 +23,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0.0, 0.0, -1.0, 0.5),
     "frequency_penalty": (0.0, 0.0, -0.4, 0.5),
 }
-
-
-def sampler_of(kernels: Any) -> Any:
-    from wager.kernels.sampling import RowSampler
-
-    return RowSampler(kernels)
 
 
 def drawn_logits(rng: np.random.Generator, vocab: int) -> np.ndarray:
@@ -45,17 +41,11 @@ def drawn_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
     return SamplingParams(**fields, logit_bias=biases)
 
 
-class Subset:
+class Subset(set[int]):
     """A grammar that always allows the same ids."""
 
-    def __init__(self, ids: np.ndarray) -> None:
-        self._ids = ids
-
-    def __contains__(self, token: int) -> bool:
-        return token in self._ids
-
     def ids(self, vocab: int) -> np.ndarray:
-        return self._ids
+        return np.array(sorted(self))
 
     def append(self, tokens: object) -> None: ...
 
@@ -71,7 +61,7 @@ class Subset:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_token_is_that_of_the_definition(kernels: Any, seed: int) -> None:
-    rng, sampler, undecided = np.random.default_rng(seed), sampler_of(kernels), 0
+    rng, sampler, undecided = np.random.default_rng(seed), RowSampler(kernels), 0
     for case in range(60):
         vocab = int(rng.choice(VOCABS))
         logits, params = drawn_logits(rng, vocab), drawn_params(rng, vocab)
@@ -88,17 +78,13 @@ def test_token_is_that_of_the_definition(kernels: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_only_ids_that_are_allowed_are_sampled(kernels: Any, seed: int) -> None:
-    from dataclasses import replace
-
-    from wager.types import Grammar
-
-    rng, sampler = np.random.default_rng(seed), sampler_of(kernels)
+    rng, sampler = np.random.default_rng(seed), RowSampler(kernels)
     for position in range(40):
         vocab = int(rng.choice(VOCABS))
         logits = drawn_logits(rng, vocab)
         params = replace(drawn_params(rng, vocab), grammar=Grammar.regex("a"))
         ids = np.unique(rng.integers(0, vocab, int(rng.choice([1, 3, 1 + vocab // 2]))))
-        history = History([1 % vocab], grammar=Subset(ids))
+        history = History([1 % vocab], grammar=Subset(ids.tolist()))
         wanted = process(logits, params, history).choose(seed, position)
         assert wanted in ids
         assert choose(sampler, logits, params, history, seed=seed, position=position, choice=0) == wanted
@@ -108,7 +94,7 @@ def test_only_ids_that_are_allowed_are_sampled(kernels: Any, seed: int) -> None:
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.8}, {"top_p": 0.5, "min_p": 0.01}, {"top_k": 30, "top_p": 0.8}])
 def test_changes_smaller_than_a_float_tells(kernels: Any, base: float, temperature: float, filters: Any) -> None:
     """Logits so large beside the temperature that their rounding to a float is many units of z / T."""
-    rng, sampler = np.random.default_rng(6), sampler_of(kernels)
+    rng, sampler = np.random.default_rng(6), RowSampler(kernels)
     logits = np.full(400, base, np.float32)
     logits[40:] -= 50 * np.spacing(np.float32(base))
     biases = {token: float(min(100, rng.uniform(0, 3) * temperature + 1e-6)) for token in range(30)}
@@ -119,19 +105,17 @@ def test_changes_smaller_than_a_float_tells(kernels: Any, base: float, temperatu
 
 
 def test_allowed_ids_may_have_the_least_logit_of_all(kernels: Any) -> None:
-    from wager.types import Grammar
-
-    logits, ids = np.zeros(13, np.float32), np.array([4, 7])
-    logits[ids] = np.finfo(np.float32).min
-    history = History([1], grammar=Subset(ids))
+    logits = np.zeros(13, np.float32)
+    logits[[4, 7]] = np.finfo(np.float32).min
+    history = History([1], grammar=Subset([4, 7]))
     for filters in ({}, {"top_p": 0.7}, {"top_k": 1}, {"min_p": 0.1}):
         params = SamplingParams(temperature=1.0, grammar=Grammar.regex("a"), **filters)
         wanted = process(logits, params, history).choose(1, 2)
-        assert choose(sampler_of(kernels), logits, params, history, seed=1, position=2, choice=0) == wanted
+        assert choose(RowSampler(kernels), logits, params, history, seed=1, position=2, choice=0) == wanted
 
 
 def test_what_is_not_finite_is_left_to_the_definition(kernels: Any) -> None:
-    sampler, place = sampler_of(kernels), {"seed": 1, "position": 2, "choice": 0}
+    sampler, place = RowSampler(kernels), {"seed": 1, "position": 2, "choice": 0}
     for wrong in (np.nan, np.inf, -np.inf):
         logits = np.zeros(100, np.float32)
         logits[50] = wrong
@@ -144,7 +128,7 @@ def test_what_is_not_finite_is_left_to_the_definition(kernels: Any) -> None:
 
 def test_a_nucleus_that_ends_at_its_limit_is_left_to_the_definition(kernels: Any) -> None:
     """Of ten equal probabilities: whether five reach a half is a matter of rounding."""
-    sampler, logits = sampler_of(kernels), np.zeros(10, np.float32)
+    sampler, logits = RowSampler(kernels), np.zeros(10, np.float32)
     for top_p, decided in ((0.5, False), (0.55, True), (0.5 - 1e-7, True), (0.5 + 1e-7, True)):
         params, tokens = SamplingParams(temperature=1.0, top_p=top_p), []
         for position in range(80):
@@ -157,7 +141,7 @@ def test_a_nucleus_that_ends_at_its_limit_is_left_to_the_definition(kernels: Any
 def test_frequencies_follow_the_filtered_distribution(kernels: Any) -> None:
     logits, params = np.array([2.0, 1.0, 0.0, -1.0, 1.0], np.float32), SamplingParams(temperature=1.0, top_p=0.95)
     wanted, n = process(logits, params).probabilities(5), 20_000
-    sampler = sampler_of(kernels)
+    sampler = RowSampler(kernels)
     tokens = [
         sampler.sample(logits, params, edits=None, allowed=None, seed=42, position=position, choice=0)
         for position in range(n)

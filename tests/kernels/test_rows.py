@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import Piece, World, angles, chain_inputs, rand, randn, run_chain
+from cases import chain_inputs, rand, randn, run_chain
 
 from closeness import assert_close
 from wager.errors import ModelError
@@ -17,18 +17,6 @@ def chain_tape(kernels):
     tape = kernels.tape(**SHAPE)
     chain_inputs(tape)
     return tape
-
-
-@pytest.mark.parametrize("hidden", [16, 40, 576])
-def test_embed_widens_the_token_rows(kernels, hidden):
-    table, out = randn(50, hidden).astype(BFLOAT16), zeros(64, hidden)
-    tape = chain_tape(kernels)
-    tape.embed(kernels.pack(table), out)
-    tokens = np.random.default_rng(0).integers(0, 50, 20, np.int32)
-    tape.inputs.tokens[:20] = tokens
-    run_chain(tape, 20)
-    assert np.array_equal(out[:20], table[tokens.astype(np.int64)].astype(np.float32))
-    assert out[20:].any() == 0
 
 
 @pytest.mark.parametrize("n", [1, 16, 40, 100, 576, 577, 1536])
@@ -48,29 +36,6 @@ def test_rms_norm(kernels, n):
         x[0] = rows[row]
         run_chain(tape, 1, 1)
         assert np.array_equal(out[0], whole[row])
-
-
-@pytest.mark.parametrize("d", [16, 48, 64, 128])
-def test_rotation_and_cache_write(kernels, d):
-    world = World(kernels, heads=4, kv_heads=2, d=d, norms=(rand(d) + 0.5, rand(d) + 0.5, 1e-6))
-    rows = world.rows(40, seed=d)
-    world.step(Piece([9, 3, 7], 0, rows))
-    heads = rows.reshape(40, 8, d).astype(np.float64)
-    q_weight, k_weight = (w.astype(np.float64) for w in world.norms[:2])
-    scale = 1 / np.sqrt(np.square(heads).mean(-1, keepdims=True) + 1e-6)
-    turned = heads * scale
-    turned[:, :4] *= q_weight
-    turned[:, 4:6] *= k_weight
-    cos, sin = np.split(angles(40, d).astype(np.float64)[:, None], 2, axis=-1)
-    a, b = np.split(turned, 2, axis=-1)
-    turned = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    near = {"rtol": 2**-8, "atol": 2e-3}
-    assert_close(world.q[:40].reshape(40, 4, d).astype(np.float64), turned[:, :4], **near)
-    for position in (0, 15, 16, 39):
-        slot = [9, 3, 7][position // 16] * 16 + position % 16
-        keys, values = world.cache.read(slot)[0]
-        assert_close(keys.astype(np.float64), turned[position, 4:6], **near)
-        assert np.array_equal(values, rows.reshape(40, 8, d)[position, 6:].astype(BFLOAT16))
 
 
 def test_select_copies_the_logits_rows(kernels):

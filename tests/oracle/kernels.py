@@ -19,7 +19,7 @@ from wager.arch.layers import Experts
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Floats, Matrix, QuantisedMatrix
-from wager.kernels.cpu import Kernels
+from wager.kernels.cpu import Kernels, SampleRequest
 from wager.kernels.inputs import Inputs
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.tape import Routing, RowSet
@@ -301,44 +301,44 @@ class ReferenceTape:
         self._ops: list[tuple[RowSet, Callable[[int], None]]] = []
         self._paths: list[Array] = []
 
+    def _each(self, of: RowSet) -> Callable[[Callable[[int], None]], None]:
+        """Record what is done for each row."""
+        return lambda op: self._ops.append((of, op))
+
     def embed(self, table: ReferenceMatrix, out: Array) -> None:
+        @self._each("rows")
         def op(row: int) -> None:
             out[row] = table.row(int(self.inputs.tokens[row]))
 
-        self._ops.append(("rows", op))
-
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, of: RowSet = "rows") -> None:
+        @self._each(of)
         def op(row: int) -> None:
             out[row] = rms_norm(_row(x, row), weight, eps)
 
-        self._ops.append((of, op))
-
     def linear(self, x: Array, weight: ReferenceMatrix, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
+        @self._each(of)
         def op(row: int) -> None:
             y = weight.product(_row(x, row))
             out[row] = out[row] + y if add else y
-
-        self._ops.append((of, op))
 
     def gated(
         self, x: Array, weight: tuple[ReferenceMatrix, ReferenceMatrix], out: Array, *, of: RowSet = "rows"
     ) -> None:
         gate, up = weight
 
+        @self._each(of)
         def op(row: int) -> None:
             value = _row(x, row)
             out[row] = silu(gate.product(value)) * up.product(value)
 
-        self._ops.append((of, op))
-
     def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
+        @self._each("rows")
         def op(row: int) -> None:
             routing.logits[row] = matrix_vector(weight, _row(x, row))
             routing.ids[row], routing.shares[row] = top_experts(routing.logits[row].copy(), bias, spec)
 
-        self._ops.append(("rows", op))
-
     def experts(self, x: Array, weight: list[ReferenceExpert], spec: Experts, routing: Routing, out: Array) -> None:
+        @self._each("rows")
         def op(row: int) -> None:
             value = _row(x, row)
             for expert, share in zip(routing.ids[row].tolist(), routing.shares[row], strict=True):
@@ -346,14 +346,11 @@ class ReferenceTape:
                 inner = silu(gate.product(value)) * up.product(value)
                 out[row] += share * down.product(inner.astype(x.dtype).astype(np.float32))
 
-        self._ops.append(("rows", op))
-
     def per_head(self, x: Array, weight: list[ReferenceMatrix], out: Array) -> None:
+        @self._each("rows")
         def op(row: int) -> None:
             heads = [w.product(value) for w, value in zip(weight, _row(x, row).reshape(len(weight), -1), strict=True)]
             out[row].reshape(len(weight), -1)[:, : len(heads[0])] = heads
-
-        self._ops.append(("rows", op))
 
     def latent(
         self,
@@ -368,6 +365,7 @@ class ReferenceTape:
     ) -> None:
         rope, rank = table.shape[1], len(norm[0])
 
+        @self._each("rows")
         def op(row: int) -> None:
             angles, slot = table[int(self.inputs.positions[row])], int(self.inputs.slot_mapping[row])
             heads, vector = _row(q, row).reshape(self._heads, -1), _row(kv, row)
@@ -375,8 +373,6 @@ class ReferenceTape:
             query[row].reshape(self._heads, -1)[:, rank:] = rotate(heads[:, -rope:], angles)
             cache.keys[layer, slot, 0, :rank] = rms_norm(vector[:rank].copy(), *norm)
             cache.keys[layer, slot, :, rank:] = rotate(vector[None, rank:], angles)
-
-        self._ops.append(("rows", op))
 
     def rotary(
         self,
@@ -389,6 +385,7 @@ class ReferenceTape:
     ) -> None:
         first_key, first_value = self._heads, self._heads + self._kv_heads
 
+        @self._each("rows")
         def op(row: int) -> None:
             heads = _row(qkv, row).reshape(-1, self._head_dim)
             queries, keys, values = heads[:first_key], heads[first_key:first_value], heads[first_value:]
@@ -398,8 +395,6 @@ class ReferenceTape:
             slot = int(self.inputs.slot_mapping[row])
             q[row] = rotate(queries, angles).ravel()
             cache.write(layer, slot, rotate(keys, angles), values)
-
-        self._ops.append(("rows", op))
 
     def attention(
         self,
@@ -414,6 +409,7 @@ class ReferenceTape:
     ) -> None:
         factor = self._head_dim**-0.5 if scale is None else scale
 
+        @self._each(of)
         def op(index: int) -> None:
             row = index if of == "rows" else int(self.inputs.logits_indices[index])
             path = self._paths[row] if window is None else self._paths[row][-window:]
@@ -423,13 +419,10 @@ class ReferenceTape:
             mixed = np.einsum("kgn,nkd->kgd", softmax(scores), values)
             out[index] = mixed.ravel()
 
-        self._ops.append((of, op))
-
     def select(self, x: Array, out: Array) -> None:
+        @self._each("logits")
         def op(row: int) -> None:
             out[row] = x[int(self.inputs.logits_indices[row])]
-
-        self._ops.append(("logits", op))
 
     def copy(self, x: Array, out: Array) -> None:
         self.tap(x).copy_to(out)
@@ -440,10 +433,9 @@ class ReferenceTape:
         return tap
 
     def argmax(self, logits: Array, out: Array) -> None:
+        @self._each("logits")
         def op(row: int) -> None:
             out[row] = _argmax(logits[row])
-
-        self._ops.append(("logits", op))
 
     def beside(self) -> ReferenceTape:
         return ReferenceTape(self.inputs, heads=self._heads, kv_heads=self._kv_heads, head_dim=self._head_dim)
@@ -525,16 +517,9 @@ class ReferenceKernels:
         inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks)
         return ReferenceTape(inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
-    def sample(
-        self, logits: Array, rows: Array, temperatures: Array, seeds: Array, positions: Array, choices: Array
-    ) -> Array:
-        out = np.full(len(rows), -1, np.int32)
-        for i, row in enumerate(rows.tolist()):
-            z = logits[row]
-            if np.isfinite(z).all():
-                seed = int(seeds[i]) & (2**64 - 1)
-                out[i] = argmax_gumbel(z, float(temperatures[i]), seed, int(positions[i]), int(choices[i]))
-        return out
+    def sample(self, logits: Array, requests: Sequence[SampleRequest]) -> list[int]:
+        """argmax_gumbel is -1 where a logit is not finite."""
+        return [argmax_gumbel(logits[r.row], r.temperature, r.seed, r.position, r.choice) for r in requests]
 
 
 def _row(x: Array, row: int) -> Array:

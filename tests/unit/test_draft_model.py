@@ -18,7 +18,7 @@ from wager.draft.ngram import NgramDrafter
 from wager.draft.trees import GrowingTree, TokenTree, children, sequoia
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
-from wager.kernels.cpu import Kernels
+from wager.kernels.cpu import Kernels, SampleRequest
 from wager.kernels.noise import argmax_gumbel
 from wager.testing import (
     AdversaryDrafter,
@@ -445,14 +445,9 @@ class _Kernels(Kernels):
 
     calls = 0
 
-    def sample(self, logits: Array, rows: Array, temps: Array, seeds: Array, at: Array, choices: Array) -> Array:
+    def sample(self, logits: Array, requests: Sequence[SampleRequest]) -> list[int]:
         self.calls += 1
-        unsigned = seeds.view(np.uint64)
-        tokens = [
-            argmax_gumbel(logits[row], float(temps[i]), int(unsigned[i]), int(at[i]), int(choices[i]))
-            for i, row in enumerate(rows.tolist())
-        ]
-        return np.array(tokens, np.int32)
+        return [argmax_gumbel(logits[r.row], r.temperature, r.seed, r.position, r.choice) for r in requests]
 
 
 def test_native_sampling_serves_exactly_the_plainly_sampled() -> None:

@@ -16,6 +16,7 @@ from wager.cli import main
 from wager.config import EngineConfig
 from wager.errors import UsageError
 from wager.kernels.cpu import Kernels, select
+from wager.loading.load import load
 from wager.models.random_models import MODELS, make
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
@@ -25,9 +26,9 @@ MOE = "random:qwen3-moe:tiny"
 QWEN = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "head_dim": 16}
 
 
-def decoder_of(weights: Weights, kernels: Kernels, *, rows: int = 64, keep: bool = True) -> Decoder:
+def decoder_of(weights: Weights, kernels: Kernels, *, rows: int = 64) -> Decoder:
     return Decoder(
-        weights, kernels, num_blocks=16, max_rows=rows, max_sequences=1, max_blocks=16, keep_expert_choices=keep
+        weights, kernels, num_blocks=16, max_rows=rows, max_sequences=1, max_blocks=16, keep_expert_choices=True
     )
 
 
@@ -75,14 +76,6 @@ def latent(weights: Weights) -> tuple[int, int] | None:
     return (attention.kv_rank, attention.rope) if hasattr(attention, "kv_rank") else None
 
 
-def test_nothing_is_kept_unless_asked_for() -> None:
-    weights, _ = make(MOE)
-    off = decoder_of(weights, ReferenceKernels("float32"), keep=False)
-    assert off.expert_choices == []
-    with pytest.raises(UsageError, match="no experts whose choice could be recorded"):
-        record_choices(off, [[1, 2]], max_tokens=0, max_context=16)
-
-
 def test_an_answer_ends_with_its_text_and_with_the_context() -> None:
     weights, _ = make(MOE)
     decoder = decoder_of(weights, ReferenceKernels("float32"))
@@ -127,24 +120,20 @@ def test_the_command_writes_what_plan_reads(tmp_path: Path, capsys: pytest.Captu
     assert f"as T^{locality:.3g} unrelated ones" in said
 
 
-def test_a_dense_model_is_refused_before_it_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_choices_are_kept_only_if_asked_and_only_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    config = EngineConfig.from_options(model=MOE, drafter="none", max_context=64)
+    off = load(config).target.decoder
+    assert off.expert_choices == []
+    assert len(load(config, keep_expert_choices=True).target.decoder.expert_choices) == 2
+    with pytest.raises(UsageError, match="no experts whose choice could be recorded"):
+        record_choices(off, [[1, 2]], max_tokens=0, max_context=16)
     assert main(["popularity", "--model", "random:llama:tiny"]) == 2
     assert "random:llama:tiny has no experts" in capsys.readouterr().err
 
 
-def test_an_engine_keeps_choices_only_if_asked() -> None:
-    from wager.loading.load import load
-
-    config = EngineConfig.from_options(model=MOE, drafter="none", max_context=64)
-    assert load(config).target.decoder.expert_choices == []
-    assert len(load(config, keep_expert_choices=True).target.decoder.expert_choices) == 2
-
-
-@pytest.mark.parametrize("locality", [0, 1.5, "x", True])
-def test_a_locality_that_is_none_is_refused(
-    locality: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_locality_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "routing.json"
-    path.write_text(json.dumps({"popularity": [8 / 128] * 128, "locality": locality}))
-    assert main(["plan", "--model", "Qwen3-30B-A3B", "--hardware", "H100", "--popularity", str(path)]) == 2
-    assert f"locality = {locality!r} in {path} is out of range" in capsys.readouterr().err
+    for locality in (0, 1.5, "x", True):
+        path.write_text(json.dumps({"popularity": [8 / 128] * 128, "locality": locality}))
+        assert main(["plan", "--model", "Qwen3-30B-A3B", "--hardware", "H100", "--popularity", str(path)]) == 2
+        assert f"locality = {locality!r} in {path} is out of range" in capsys.readouterr().err

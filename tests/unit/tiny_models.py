@@ -17,7 +17,8 @@ import transformers
 from packing import batch, chain
 
 from oracle.kernels import ReferenceKernels
-from wager.arch import DecoderDetails, Dense, Experts, Gqa, LayerStack, Mla, ModelSpec, Precision, Rope
+from wager.arch import DecoderDetails, Dense, Experts, Gqa, Mla, ModelSpec, Precision, Rope
+from wager.arch.spec import stacked
 from wager.kernels.arrays import Array
 from wager.models.transformer import Decoder
 from wager.models.weights import GGUF_NAMES, NAMES, Weights, source_name, tensor_shapes
@@ -45,9 +46,9 @@ def spec(
     **details: Any,
 ) -> ModelSpec:
     """A small spec with whole-number sizes, for tests that need no oracle."""
-    stack = LayerStack.of(attention, ffn)
-    decoder = DecoderDetails("test", stack.order, rope, 1e-5, **details)
-    return ModelSpec("test", 48, 83, tied, stack.layers, Precision.of("bf16"), 128, decoder=decoder)
+    layers, order = stacked(attention, ffn)
+    decoder = DecoderDetails("test", order, rope, 1e-5, **details)
+    return ModelSpec("test", 48, 83, tied, layers, Precision.of("bf16"), 128, decoder=decoder)
 
 
 def dense_width(model_spec: ModelSpec) -> int:

@@ -8,7 +8,7 @@ from wager.arch.gguf_config import TensorSize, gguf_precision, read_gguf
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Attention, Compressed, DeltaNet, Dense, Experts, Gating, Gqa, Indexer, Mla, Quoted
 from wager.arch.rope import Rope
-from wager.arch.spec import DecoderDetails, Layer, LayerStack, ModelSpec
+from wager.arch.spec import DecoderDetails, Layer, ModelSpec
 
 __all__ = [
     "FORMATS",
@@ -24,7 +24,6 @@ __all__ = [
     "Gqa",
     "Indexer",
     "Layer",
-    "LayerStack",
     "Mla",
     "ModelSpec",
     "Precision",

@@ -290,7 +290,9 @@ def _read_scheme(stored: Mapping[str, Any]) -> _Scheme:
         stored = {"quant_method": "modelopt", **stored, **nested}
     method = str(stored.get("quant_method", "unnamed"))
     excluded = tuple(_patterns(stored))
-    cache = "fp8" if _narrow_cache(stored) else None
+    scheme, named = stored.get("kv_cache_scheme"), str(stored.get("kv_cache_quant_algo") or "").upper()
+    narrow = named in ("FP8", "INT8") or (isinstance(scheme, Mapping) and str(scheme.get("num_bits")) == "8")
+    cache = "fp8" if narrow else None
     if isinstance(stored.get("config_groups"), Mapping):
         head = method == "compressed-tensors"
         return _Scheme(tuple(_groups(stored["config_groups"])), excluded, head=head, cache=cache)
@@ -371,8 +373,9 @@ def _group_format(name: str, section: Mapping[str, Any]) -> Format:
     """By bits and type of weights and of activations; weights alone (W8A16, W4A16) are multiplied as 16 bits."""
     weights, inputs = section["weights"], section.get("input_activations")
     bits, floats = str(weights.get("num_bits")), weights.get("type") == "float"
-    active = str(inputs.get("num_bits")) if isinstance(inputs, Mapping) else "16"
-    products = {"4": "fp4", "8": "fp8" if _is_float(inputs) else "int8"}.get(active, "16")
+    inputs = inputs if isinstance(inputs, Mapping) else {"num_bits": 16}
+    active = str(inputs.get("num_bits"))
+    products = {"4": "fp4", "8": "fp8" if inputs.get("type") == "float" else "int8"}.get(active, "16")
     if (bits, products) == ("4", "fp4") and not floats:
         products = "int8"  # 4-bit integers are widened: no current device multiplies them
     known = {
@@ -395,17 +398,6 @@ def _group_format(name: str, section: Mapping[str, Any]) -> Format:
             "State the format of its weights with --precision.",
         )
     return FORMATS[known[bits, products]]
-
-
-def _is_float(section: Any) -> bool:
-    return isinstance(section, Mapping) and section.get("type") == "float"
-
-
-def _narrow_cache(stored: Mapping[str, Any]) -> bool:
-    """Whether keys and values are cached in 8 bits."""
-    scheme = stored.get("kv_cache_scheme")
-    named = str(stored.get("kv_cache_quant_algo") or "").upper()
-    return named in ("FP8", "INT8") or (isinstance(scheme, Mapping) and str(scheme.get("num_bits")) == "8")
 
 
 def _patterns(stored: Mapping[str, Any]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from wager.arch.families import FAMILIES, EngineSupport, GgufLayout
 from wager.arch.formats import FORMATS, Format, Precision
 from wager.arch.layers import Dense, Gqa
 from wager.arch.rope import Rope, read_rope, read_scale, read_theta
-from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec
+from wager.arch.spec import DecoderDetails, ModelSpec, stacked
 from wager.errors import ModelError, TokenizerError
 
 _REFUSED = (
@@ -79,20 +79,21 @@ def read_gguf(
     _refuse_unsupported(keys)
     layers = read_num_layers(keys, "block_count")
     attention = _attention(keys, layout)
-    stack = LayerStack.of([attention] * layers, [Dense(keys.integer("feed_forward_length"))] * layers)
+    dense = Dense(keys.integer("feed_forward_length"))
+    shapes, order = stacked([attention] * layers, [dense] * layers)
     context = keys.integer("context_length")
     return ModelSpec(
         name=name or architecture,
         hidden=keys.integer("embedding_length"),
         vocab=keys.integer("vocab_size", default=len(every.texts("tokenizer.ggml.tokens") or ()) or None),
         tied="output.weight" not in tensors,
-        layers=stack.layers,
+        layers=shapes,
         precision=precision or Precision.of("bf16"),
         context=context,
         source="the model's own files",
         decoder=DecoderDetails(
             architecture=architecture,
-            layer_order=stack.order,
+            layer_order=order,
             rope=_rope(keys, head_dim=attention.head_dim, context=context),
             norm_eps=keys.number("attention.layer_norm_rms_epsilon", most=MOST_NORM_EPS),
             qkv_bias="blk.0.attn_q.bias" in tensors,

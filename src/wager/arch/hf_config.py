@@ -16,7 +16,7 @@ from wager.arch.families import EngineSupport, Family, FeedForward, GatingKeys, 
 from wager.arch.formats import Precision, read_precision
 from wager.arch.layers import Experts, Gating, Mla
 from wager.arch.rope import Rope, read_rope, read_theta
-from wager.arch.spec import DecoderDetails, LayerStack, ModelSpec, not_runnable
+from wager.arch.spec import DecoderDetails, ModelSpec, not_runnable, stacked
 from wager.errors import ModelError
 
 _MOST_EXPERTS, _MOST_EXPERTS_OF_ALL_LAYERS = 1024, 1 << 17
@@ -51,20 +51,20 @@ def read_config(
     attention, ffn = family.attention(keys, layers), family.ffn(keys, layers)
     if engine and engine.gating:
         ffn = _with_gating(keys, engine.gating, ffn)
-    stack = LayerStack.of(attention, ffn)
+    shapes, order = stacked(attention, ffn)
     spec = ModelSpec(
         name=name,
         hidden=keys.integer("hidden_size"),
         vocab=keys.integer("vocab_size"),
         tied=keys.flag("tie_word_embeddings"),
-        layers=stack.layers,
+        layers=shapes,
         precision=precision or read_precision(keys.values, layers, cache=family.cache),
         context=keys.integer("max_position_embeddings"),
         source="config.json",
     )
     if engine is None:
         return spec
-    return replace(spec, decoder=_decoder(keys, family, engine, spec=spec, order=stack.order))
+    return replace(spec, decoder=_decoder(keys, family, engine, spec=spec, order=order))
 
 
 # ---- details for the engine beyond the shape -----------------------------------------------------------------------
@@ -138,7 +138,11 @@ def _with_gating(keys: ConfigKeys, known: GatingKeys, ffn: Sequence[FeedForward]
     keys.refuse("moe_layer_freq", unless=(1,))
     if known.normalised is False:
         keys.refuse("norm_topk_prob", unless=(False,))
-    groups, top_groups = _groups(keys, known)
+    groups = top_groups = 1
+    if known.single_group or known.grouped:
+        keys.refuse("topk_method", unless=known.single_group + known.grouped)
+        if keys.get("topk_method") not in known.single_group:
+            groups, top_groups = keys.integer("n_group", default=1), keys.integer("topk_group", default=1)
     gating = Gating(
         score=known.score,
         correction_bias=known.correction_bias,
@@ -154,22 +158,9 @@ def _with_gating(keys: ConfigKeys, known: GatingKeys, ffn: Sequence[FeedForward]
 
 
 def _gated(experts: Experts, gating: Gating, known: GatingKeys) -> Experts:
-    count = experts.count
-    active = experts.active
-    groups = gating.groups
-    top_groups = gating.top_groups
+    count, active, groups, top_groups = experts.count, experts.active, gating.groups, gating.top_groups
     if count > _MOST_EXPERTS:
         raise ModelError(f"{active} of {count} experts cannot be right.", "The model's configuration is damaged.")
     if count % groups or top_groups > groups or active > count // groups * top_groups:
         raise ModelError(f"{active} of {count} experts cannot be chosen from {top_groups} of {groups} groups.")
     return replace(experts, gating=replace(gating, group_best=min(known.group_best, count // groups)))
-
-
-def _groups(keys: ConfigKeys, known: GatingKeys) -> tuple[int, int]:
-    """Groups of experts, and how many of them a row chooses from."""
-    if not known.single_group and not known.grouped:
-        return 1, 1
-    keys.refuse("topk_method", unless=known.single_group + known.grouped)
-    if keys.get("topk_method") in known.single_group:
-        return 1, 1
-    return keys.integer("n_group", default=1), keys.integer("topk_group", default=1)

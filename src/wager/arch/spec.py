@@ -200,18 +200,13 @@ def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
     return total + (layer.ffn.count if layer.ffn.gating.correction_bias else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerStack:
-    """Layers in `order`, each shape stored once: see ModelSpec.layers and DecoderDetails.layer_order."""
-
-    layers: tuple[Layer, ...]
-    order: tuple[int, ...]
-
-    @classmethod
-    def of(cls, attention: Iterable[Attention], ffn: Iterable[Dense | Experts]) -> LayerStack:
-        """From the attention and the feed-forward of every layer, first to last."""
-        pairs = list(zip(attention, ffn, strict=True))
-        counts = Counter(pairs)
-        index = {pair: position for position, pair in enumerate(counts)}
-        layers = tuple(Layer(kind, feed, count) for (kind, feed), count in counts.items())
-        return cls(layers, tuple(index[pair] for pair in pairs))
+def stacked(
+    attention: Iterable[Attention], ffn: Iterable[Dense | Experts]
+) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
+    """ModelSpec.layers, each shape once, and DecoderDetails.layer_order, from the attention and the feed-forward of
+    every layer, first to last."""
+    pairs = list(zip(attention, ffn, strict=True))
+    counts = Counter(pairs)
+    index = {pair: position for position, pair in enumerate(counts)}
+    layers = tuple(Layer(kind, feed, count) for (kind, feed), count in counts.items())
+    return layers, tuple(index[pair] for pair in pairs)

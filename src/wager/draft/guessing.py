@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from wager.errors import GrammarError, NumericsError
 from wager.kernels.base import TargetOutput
-from wager.kernels.cpu import Kernels
+from wager.kernels.cpu import Kernels, SampleRequest
 from wager.kernels.noise import argmax_gumbel, gumbel
-from wager.kernels.sampling import RowSampler, SampleRequest, sample_rows
+from wager.kernels.sampling import RowSampler
 from wager.types import Draft, DraftRequest
 from wager.verify.distribution import History, ProcessedDistribution, choose, largest, process, without_replacement
 
@@ -307,7 +307,7 @@ class GuessSampler:
             SampleRequest(row.row, row.request.params.temperature, row.request.seed, row.position, row.request.choice)
             for row in rows
         ]
-        return sample_rows(self._kernels, output.logits, requests)
+        return self._kernels.sample(output.logits, requests)
 
 
 def _sampled_natively(request: DraftRequest) -> bool:

@@ -15,8 +15,8 @@ from wager.engine.sequence import EngineSequence
 from wager.errors import GrammarError, NumericsError, UsageError
 from wager.kernels._native import BatchPacker, BlockTables, SequenceState
 from wager.kernels.base import TappedTarget, Target, TargetOutput
-from wager.kernels.cpu import Kernels
-from wager.kernels.sampling import RowSampler, SampleRequest, sample_rows, token_matcher
+from wager.kernels.cpu import Kernels, SampleRequest
+from wager.kernels.sampling import RowSampler, token_matcher
 from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict, VerifyRule
 from wager.verify import accept
 from wager.verify.distribution import History, ProcessedDistribution, choose, process, token_logprob
@@ -113,7 +113,7 @@ class TargetTokens(Sequence[int]):
     def _sampled(self, row: int) -> int:
         s, position = self.sequence, self.position(row)
         request = SampleRequest(self.first + row, s.params.temperature, s.seed, position, s.choice)
-        return sample_rows(self.kernels, self.output.logits, [request])[0]
+        return self.kernels.sample(self.output.logits, [request])[0]
 
     def _checked(self, token: int, row: int) -> int:
         if token < 0:

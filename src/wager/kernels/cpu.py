@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,24 +17,11 @@ import numpy as np
 from wager.errors import ModelError, UsageError
 from wager.inputs import check_threads
 from wager.kernels import _native
-from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, WeightParts, address
+from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, address
 from wager.kernels.base import MAX_HEAD_DIM
-from wager.kernels.blocks import Matrix
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.inputs import Inputs
-from wager.kernels.packed import (
-    LAYOUT_VERSION,
-    PANEL,
-    Packed,
-    PackedExperts,
-    PackedHeads,
-    assemble,
-    dismantle,
-    pack,
-    pack_experts,
-    pack_gated,
-    pack_heads,
-)
+from wager.kernels.packed import LAYOUT_VERSION, Packer
 from wager.kernels.tape import Tape
 from wager.types import GREEDY_TEMPERATURE, KVDtype
 
@@ -42,7 +30,22 @@ ISAS = ("avx512", "avxvnni", "avx2", "portable")
 targets."""
 
 
-class Kernels:
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One token to sample: argmax(z / temperature + g) over a row of logits, greedy at temperature <= 1e-4.
+
+    g is the noise of (seed, position, choice), see kernels/noise.py: `seed` unsigned 64 bits, `position` the absolute
+    position of the token, `choice` the index of the sequence among the n of its request.
+    """
+
+    row: int
+    temperature: float
+    seed: int
+    position: int
+    choice: int = 0
+
+
+class Kernels(Packer):
     """An instruction set and a pool of threads: packs weights, allocates caches, records tapes and samples.
 
     Weights, activations and cache are bfloat16 or quantised, sums float32; one reduction order per row.
@@ -69,37 +72,6 @@ class Kernels:
     def threads(self) -> int:
         return int(self.pool.threads)
 
-    def pack(self, weight: Matrix, bias: Array | None = None) -> Packed:
-        """weight [N, K] (any float type, or quantised) in the kernels' layout, with its bias [N]."""
-        return pack(self.pool, weight, bias)
-
-    def pack_gated(self, gate: Matrix, up: Matrix, *, bias: tuple[Array, Array] | None = None) -> Packed:
-        """gate and up [N, K], of one format, in one layout, so that their product needs no round trip through
-        memory. `bias` is the gate's and the up projection's, [N] each."""
-        return pack_gated(self.pool, gate, up, bias)
-
-    def pack_experts(self, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> PackedExperts:
-        """Gate and up [width, hidden] and down [hidden, width] of `count` experts in order, taken one by one; all gates
-        and ups of one format, and all downs."""
-        return pack_experts(self.pool, parts, count=count)
-
-    def pack_heads(self, weight: Sequence[Matrix] | Array) -> PackedHeads:
-        """One matrix [N, K] per head, all of one format, for `per_head`."""
-        return pack_heads(self.pool, weight)
-
-    def dismantle(self, weight: Packed | PackedHeads | PackedExperts) -> WeightParts:
-        """A packed weight in parts that a file can hold."""
-        return dismantle(weight)
-
-    def assemble(self, parts: WeightParts) -> Packed | PackedHeads | PackedExperts:
-        """The packed weight of such parts, which uses their arrays as they are: they may be read-only. ValueError,
-        KeyError or TypeError if they are not those of a packed weight."""
-        return assemble(parts)
-
-    def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
-        """Bytes of a packed matrix [n, k] of floats (None) or of that block format."""
-        return -(-n // PANEL) * int(_native.panel_bytes(format_name or "bf16", k))
-
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> CpuLatents:
         """A cache of one vector of rank + rope per position and layer, for `latent`; its tape has kv_heads 1."""
         return CpuLatents(self.pool, layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
@@ -119,19 +91,19 @@ class Kernels:
         inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks)
         return Tape(self.pool, self.isa, inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
 
-    def sample(
-        self, logits: Array, rows: Array, temperatures: Array, seeds: Array, positions: Array, choices: Array
-    ) -> Array:
-        n, (count, vocab) = len(rows), logits.shape
+    def sample(self, logits: Array, requests: Sequence[SampleRequest]) -> list[int]:
+        """The token of each request, -1 where its row has a logit that is not finite; `logits` float32 [L, vocab]."""
+        count, vocab = logits.shape
         if logits.dtype != FLOAT32 or not logits.flags.c_contiguous:
             raise ModelError(f"logits are {logits.dtype} {tuple(logits.shape)}; they must be contiguous float32.")
-        row, position, choice = (np.ascontiguousarray(a, np.int32) for a in (rows, positions, choices))
-        temperature, seed = np.ascontiguousarray(temperatures, np.float64), np.ascontiguousarray(seeds, np.int64)
-        if any(len(a) != n for a in (temperature, seed, position, choice)):
-            raise ModelError("sample takes one temperature, seed, position and choice per row.")
-        if n and not 0 <= int(row.min()) <= int(row.max()) < count:
+        if not all(0 <= request.row < count for request in requests):
             raise ModelError(f"sample got a row outside the {count} rows of logits.")
-        out = np.empty(n, np.int32)
+        row = np.array([request.row for request in requests], np.int32)
+        temperature = np.array([request.temperature for request in requests], np.float64)
+        seed = np.array([request.seed for request in requests], np.uint64)
+        position = np.array([request.position for request in requests], np.int32)
+        choice = np.array([request.choice for request in requests], np.int32)
+        out = np.empty(len(requests), np.int32)
         _native.sample(
             self.pool,
             self.isa,
@@ -142,11 +114,12 @@ class Kernels:
             address(seed),
             address(position),
             address(choice),
-            n,
+            len(requests),
             GREEDY_TEMPERATURE,
             address(out),
         )
-        return out
+        tokens: list[int] = out.tolist()
+        return tokens
 
 
 def select(

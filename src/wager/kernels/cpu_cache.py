@@ -26,7 +26,10 @@ class CpuCache:
     def __init__(
         self, pool: Any, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
     ) -> None:
-        check_head_dim(head_dim)
+        if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
+            raise ModelError(
+                f"head_dim {head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the kernels need."
+            )
         block = BLOCK_SIZE * (head_dim + 4 if kv_dtype == "q8" else 2 * head_dim)
         nbytes = layers * num_blocks * kv_heads * block
         self.num_blocks = num_blocks
@@ -79,7 +82,12 @@ class CpuLatents(CpuCache):
     values when it reads it, so that memory holds and streams each position once."""
 
     def __init__(self, pool: Any, *, layers: int, num_blocks: int, rank: int, rope: int) -> None:
-        check_latent(rank, rope)
+        for name, size in (("rank", rank), ("rotated part", rope)):
+            if size % 16 or not 16 <= size <= MAX_HEAD_DIM:
+                raise ModelError(
+                    f"The latent's {name} of {size} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the kernels "
+                    "need."
+                )
         self.num_blocks = num_blocks
         self.shape = (layers, 1, rank + rope)
         self.rank = rank
@@ -97,17 +105,3 @@ def _resident(start: int, nbytes: int) -> int:
     if mincore is None or mincore(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), ctypes.c_void_p(address(pages))):
         return nbytes
     return min(nbytes, int((pages & 1).sum()) * mmap.PAGESIZE)
-
-
-def check_head_dim(head_dim: int) -> None:
-    if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
-        raise ModelError(f"head_dim {head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the kernels need.")
-
-
-def check_latent(rank: int, rope: int) -> None:
-    """ModelError unless the kernels support a latent of this shape."""
-    for name, size in (("rank", rank), ("rotated part", rope)):
-        if size % 16 or not 16 <= size <= MAX_HEAD_DIM:
-            raise ModelError(
-                f"The latent's {name} of {size} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the kernels need."
-            )

@@ -102,62 +102,103 @@ class _StoredRows:
         return self.n // PANEL * int(_native.panel_bytes(self.format, self.k))
 
 
-def pack(pool: Any, weight: Matrix, bias: Array | None) -> Packed:
-    """weight [N, K] of any float type or quantised, and bias [N]. ModelError if K is not of the format's multiples or
-    shapes disagree."""
-    own = _rows(weight)
-    rows = own.padded(PANEL)
-    buffer = _native.Buffer(rows.nbytes)
-    rows.write(pool, buffer, 0)
-    padded = None if bias is None else _padded(bias, own.n, rows.n)
-    return Packed(buffer, rows.format, own.n, own.k, rows.n // PANEL, False, padded)
+class Packer:
+    """Packs weights with the threads of a pool. Weights are matrices [N, K] of any float type, or quantised; ModelError
+    if K is not of the format's multiples or shapes disagree."""
 
+    pool: Any
 
-def pack_gated(pool: Any, gate: Matrix, up: Matrix, bias: tuple[Array, Array] | None) -> Packed:
-    """gate and up [N, K] of one format and their biases [N], interleaved by panels. ModelError as in `pack`."""
-    rows, n = _gated(gate, up), gate.shape[0]
-    buffer = _native.Buffer(rows.nbytes)
-    rows.write(pool, buffer, 0)
-    panels = rows.n // PANEL
-    if bias is None:
-        return Packed(buffer, rows.format, n, rows.k, panels, True)
-    halves = [_padded(half, n, panels * 16).reshape(panels, 16) for half in bias]
-    return Packed(buffer, rows.format, n, rows.k, panels, True, np.concatenate(halves, axis=1).ravel())
+    def pack(self, weight: Matrix, bias: Array | None = None) -> Packed:
+        """A weight [N, K] with its bias [N]."""
+        own = _rows(weight)
+        rows = own.padded(PANEL)
+        padded = None if bias is None else _padded(bias, own.n, rows.n)
+        return Packed(self._packed(rows), rows.format, own.n, own.k, rows.n // PANEL, False, padded)
 
+    def pack_gated(self, gate: Matrix, up: Matrix, *, bias: tuple[Array, Array] | None = None) -> Packed:
+        """gate and up [N, K], of one format, interleaved by panels, so that their product needs no round trip through
+        memory. `bias` is the gate's and the up projection's, [N] each."""
+        rows, n = _gated(gate, up), gate.shape[0]
+        panels, joined = rows.n // PANEL, None
+        if bias is not None:
+            halves = [_padded(half, n, panels * 16).reshape(panels, 16) for half in bias]
+            joined = np.concatenate(halves, axis=1).ravel()
+        return Packed(self._packed(rows), rows.format, n, rows.k, panels, True, joined)
 
-def pack_heads(pool: Any, weight: Sequence[Matrix] | Array) -> PackedHeads:
-    """One matrix [N, K] per head, of one format. ModelError as in `pack`."""
-    heads = [_rows(head).padded(PANEL) for head in weight]
-    first = heads[0]
-    size = first.nbytes
-    buffer = _native.Buffer(len(heads) * size)
-    for index, head in enumerate(heads):
-        _check_same(f"Head {index}", head, first)
-        head.write(pool, buffer, index * size)
-    return PackedHeads(buffer, first.format, len(heads), weight[0].shape[0], first.k)
+    def _packed(self, rows: _StoredRows) -> Any:
+        buffer = _native.Buffer(rows.nbytes)
+        rows.write(self.pool, buffer, 0)
+        return buffer
 
+    def pack_heads(self, weight: Sequence[Matrix] | Array) -> PackedHeads:
+        """One matrix [N, K] per head, all of one format, for `Tape.per_head`."""
+        heads = [_rows(head).padded(PANEL) for head in weight]
+        first = heads[0]
+        size = first.nbytes
+        buffer = _native.Buffer(len(heads) * size)
+        for index, head in enumerate(heads):
+            _check_same(f"Head {index}", head, first)
+            head.write(self.pool, buffer, index * size)
+        return PackedHeads(buffer, first.format, len(heads), weight[0].shape[0], first.k)
 
-def pack_experts(pool: Any, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> PackedExperts:
-    """Gate and up [width, hidden] and down [hidden, width] of each expert. ModelError as in `pack`, or if there are not
-    `count` of one shape and format."""
-    packed: PackedExperts | None = None
-    done = 0
-    for gate, up, down in parts:
-        into, out = _gated(gate, up), _rows(down).padded(PANEL)
-        if packed is None:
-            first = (into, out)
-            buffers = (_native.Buffer(count * into.nbytes), _native.Buffer(count * out.nbytes))
-            packed = PackedExperts(*buffers, into.format, out.format, count, into.k, gate.shape[0])
-        shapes = [tuple(part.shape) for part in (gate, up, down)]
-        if done == count or shapes != [(packed.width, packed.hidden)] * 2 + [(packed.hidden, packed.width)]:
-            raise ModelError(f"Expert {done} has the shapes {shapes}, or is one too many for {count} experts.")
-        for rows, of, buffer in zip((into, out), first, (packed.into, packed.down), strict=True):
-            _check_same(f"Expert {done}", rows, of)
-            rows.write(pool, buffer, done * rows.nbytes)
-        done += 1
-    if packed is None or done != count:
-        raise ModelError(f"{done} experts were given, not {count}.")
-    return packed
+    def pack_experts(self, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> PackedExperts:
+        """Gate and up [width, hidden] and down [hidden, width] of `count` experts in order, taken one by one; all gates
+        and ups of one format, and all downs."""
+        packed: PackedExperts | None = None
+        done = 0
+        for gate, up, down in parts:
+            into, out = _gated(gate, up), _rows(down).padded(PANEL)
+            if packed is None:
+                first = (into, out)
+                buffers = (_native.Buffer(count * into.nbytes), _native.Buffer(count * out.nbytes))
+                packed = PackedExperts(*buffers, into.format, out.format, count, into.k, gate.shape[0])
+            shapes = [tuple(part.shape) for part in (gate, up, down)]
+            if done == count or shapes != [(packed.width, packed.hidden)] * 2 + [(packed.hidden, packed.width)]:
+                raise ModelError(f"Expert {done} has the shapes {shapes}, or is one too many for {count} experts.")
+            for rows, of, buffer in zip((into, out), first, (packed.into, packed.down), strict=True):
+                _check_same(f"Expert {done}", rows, of)
+                rows.write(self.pool, buffer, done * rows.nbytes)
+            done += 1
+        if packed is None or done != count:
+            raise ModelError(f"{done} experts were given, not {count}.")
+        return packed
+
+    def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
+        """Bytes of a packed matrix [n, k] of floats (None) or of that block format."""
+        return _panels(n) * _panel_bytes(format_name or "bf16", k)
+
+    def dismantle(self, weight: Packed | PackedHeads | PackedExperts) -> WeightParts:
+        """A packed weight in parts that a file can hold; its bytes are not copied."""
+        if isinstance(weight, Packed):
+            names = ("format", "n", "k", "panels", "gated")
+            bias = () if weight.bias is None else (weight.bias.view(np.uint8),)
+            return WeightParts(_fields("matrix", weight, names), (_bytes(weight.buffer), *bias))
+        if isinstance(weight, PackedHeads):
+            return WeightParts(_fields("heads", weight, ("format", "heads", "n", "k")), (_bytes(weight.buffer),))
+        names = ("into_format", "down_format", "count", "hidden", "width")
+        return WeightParts(_fields("experts", weight, names), (_bytes(weight.into), _bytes(weight.down)))
+
+    def assemble(self, parts: WeightParts) -> Packed | PackedHeads | PackedExperts:
+        """The packed weight of such parts, on their arrays themselves, which may be read-only. ValueError, KeyError or
+        TypeError where fields and sizes do not agree."""
+        fields, arrays = dict(parts.fields), parts.arrays
+        kind = fields.pop("kind")
+        if kind == "matrix":
+            panels, bias = int(fields["panels"]), arrays[1:]
+            _check(arrays, [panels * _panel_bytes(fields["format"], fields["k"]), *([panels * PANEL * 4] * len(bias))])
+            if panels != -(-fields["n"] // (PANEL // (2 if fields["gated"] else 1))):
+                raise ValueError(f"{fields['n']} outputs in {panels} panels")
+            return Packed(ArrayBuffer(arrays[0]), **fields, bias=bias[0].view(FLOAT32) if bias else None)
+        if kind == "heads":
+            _check(arrays, [fields["heads"] * _panels(fields["n"]) * _panel_bytes(fields["format"], fields["k"])])
+            return PackedHeads(ArrayBuffer(arrays[0]), **fields)
+        if kind != "experts":
+            raise ValueError(f"a weight of kind {kind!r}")
+        hidden, width = fields["hidden"], fields["width"]
+        into = _panels(2 * -(-width // 16) * 16) * _panel_bytes(fields["into_format"], hidden)
+        down = _panels(hidden) * _panel_bytes(fields["down_format"], width)
+        _check(arrays, [fields["count"] * into, fields["count"] * down])
+        return PackedExperts(ArrayBuffer(arrays[0]), ArrayBuffer(arrays[1]), **fields)
 
 
 def _rows(weight: Matrix) -> _StoredRows:
@@ -217,41 +258,6 @@ class _Memory:
 
     __array_interface__: Mapping[str, Any]
     owner: Any
-
-
-def dismantle(weight: Packed | PackedHeads | PackedExperts) -> WeightParts:
-    """The parts of a packed weight; its bytes are not copied."""
-    if isinstance(weight, Packed):
-        names = ("format", "n", "k", "panels", "gated")
-        bias = () if weight.bias is None else (weight.bias.view(np.uint8),)
-        return WeightParts(_fields("matrix", weight, names), (_bytes(weight.buffer), *bias))
-    if isinstance(weight, PackedHeads):
-        return WeightParts(_fields("heads", weight, ("format", "heads", "n", "k")), (_bytes(weight.buffer),))
-    names = ("into_format", "down_format", "count", "hidden", "width")
-    return WeightParts(_fields("experts", weight, names), (_bytes(weight.into), _bytes(weight.down)))
-
-
-def assemble(parts: WeightParts) -> Packed | PackedHeads | PackedExperts:
-    """The inverse of `dismantle`, on the arrays themselves. ValueError, KeyError or TypeError where fields and sizes do
-    not agree."""
-    fields, arrays = dict(parts.fields), parts.arrays
-    kind = fields.pop("kind")
-    if kind == "matrix":
-        panels, bias = int(fields["panels"]), arrays[1:]
-        _check(arrays, [panels * _panel_bytes(fields["format"], fields["k"]), *([panels * PANEL * 4] * len(bias))])
-        if panels != -(-fields["n"] // (PANEL // (2 if fields["gated"] else 1))):
-            raise ValueError(f"{fields['n']} outputs in {panels} panels")
-        return Packed(ArrayBuffer(arrays[0]), **fields, bias=bias[0].view(FLOAT32) if bias else None)
-    if kind == "heads":
-        _check(arrays, [fields["heads"] * _panels(fields["n"]) * _panel_bytes(fields["format"], fields["k"])])
-        return PackedHeads(ArrayBuffer(arrays[0]), **fields)
-    if kind != "experts":
-        raise ValueError(f"a weight of kind {kind!r}")
-    hidden, width = fields["hidden"], fields["width"]
-    into = _panels(2 * -(-width // 16) * 16) * _panel_bytes(fields["into_format"], hidden)
-    down = _panels(hidden) * _panel_bytes(fields["down_format"], width)
-    _check(arrays, [fields["count"] * into, fields["count"] * down])
-    return PackedExperts(ArrayBuffer(arrays[0]), ArrayBuffer(arrays[1]), **fields)
 
 
 def _fields(kind: str, weight: object, names: Sequence[str]) -> dict[str, Any]:

@@ -62,6 +62,11 @@ class Routing:
         return sum(getattr(self, name).nbytes for name in self.__dataclass_fields__)
 
 
+def _stride(rows: Array) -> int:
+    """Elements from one row to the next."""
+    return int(rows.strides[0] // rows.itemsize)
+
+
 class Tap:
     """A place in a tape where rows can be copied out: a copy that was recorded without a place to copy to."""
 
@@ -73,11 +78,6 @@ class Tap:
         """From now on every pass copies its rows to out f32 [max_rows, n]; None: no more."""
         self._tape.redirect(self._copy, out, self._n)
         self._out = out  # kept alive
-
-
-def _stride(rows: Array) -> int:
-    """Elements from one row to the next."""
-    return int(rows.strides[0] // rows.itemsize)
 
 
 class Tape:
@@ -334,11 +334,9 @@ class Tape:
 
     def redirect(self, copy: int, out: Array | None, n: int) -> None:
         """Let the op of that number copy to `out` from now on; None: nowhere."""
-        if out is None:
-            self._tape.redirect(copy, 0, n)
-        else:
+        if out is not None:
             self._check_columns("out", out, n, of="rows")
-            self._tape.redirect(copy, address(out), _stride(out))
+        self._tape.redirect(copy, 0 if out is None else address(out), n if out is None else _stride(out))
 
     def argmax(self, logits: Array, out: Array) -> None:
         """out int32 [L]: the lowest id of the largest logit; -1 if any logit of the row is not finite."""

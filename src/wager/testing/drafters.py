@@ -103,6 +103,14 @@ class HistoryDrafter:
         return self._oracle.next_tokens(request, self.known[name], self.prompt_tokens[name])
 
 
+class VocabularyDrafter(HistoryDrafter):
+    """One that also knows the number of the target's logits."""
+
+    def __init__(self, vocab: int, *, oracle: TargetOracle | None = None) -> None:
+        super().__init__(oracle=oracle)
+        self._vocab = vocab
+
+
 class OracleDrafter(HistoryDrafter):
     """Always right: every guess is the token the target will emit."""
 
@@ -116,14 +124,13 @@ class OracleDrafter(HistoryDrafter):
         return Draft.chain(request.seq_id, guesses, drafter=self.name, scores=[1.0] * len(guesses))
 
 
-class SetAcceptanceDrafter(HistoryDrafter):
+class SetAcceptanceDrafter(VocabularyDrafter):
     """Right with probability `rates[d - 1]` at depth d, if all guesses above were right; the last rate holds below."""
 
     name = "set"
 
     def __init__(self, vocab: int, rates: Sequence[float], *, oracle: TargetOracle) -> None:
-        super().__init__(oracle=oracle)
-        self._vocab = vocab
+        super().__init__(vocab, oracle=oracle)
         self._rates = tuple(rates)
 
     def _draft(self, request: DraftRequest) -> Draft:
@@ -138,17 +145,13 @@ class SetAcceptanceDrafter(HistoryDrafter):
         return Draft.chain(request.seq_id, guesses, drafter=self.name, scores=scores)
 
 
-class AdversaryDrafter(HistoryDrafter):
+class AdversaryDrafter(VocabularyDrafter):
     """Guesses ids from the end of the vocabulary, random ids and repetitions of the last token, always with score 1.
 
     With an oracle no guess equals the target's token at its position. Without one a few may happen to be right.
     """
 
     name = "adversary"
-
-    def __init__(self, vocab: int, *, oracle: TargetOracle | None = None) -> None:
-        super().__init__(oracle=oracle)
-        self._vocab = vocab
 
     def _draft(self, request: DraftRequest) -> Draft:
         rng, right = self._random(request), self._next_tokens(request)
@@ -166,7 +169,7 @@ _LOOKBACK = 256
 """Known tokens that are searched for an earlier occurrence of the token before a guess."""
 
 
-class RandomTreeDrafter(HistoryDrafter):
+class RandomTreeDrafter(VocabularyDrafter):
     """Trees of random shape, at most `request.depth` nodes, siblings distinct.
 
     Some guesses are plausible: what followed an earlier occurrence of the token before and, with an oracle, often the
@@ -175,10 +178,6 @@ class RandomTreeDrafter(HistoryDrafter):
 
     name = "random-tree"
     makes_trees = True
-
-    def __init__(self, vocab: int, *, oracle: TargetOracle | None = None) -> None:
-        super().__init__(oracle=oracle)
-        self._vocab = vocab
 
     def _draft(self, request: DraftRequest) -> Draft:
         rng, known, right = self._random(request), self.known[request.seq_id], self._next_tokens(request)
@@ -211,14 +210,10 @@ class RandomTreeDrafter(HistoryDrafter):
         return rng.randrange(self._vocab)
 
 
-class OutsideVocabularyDrafter(HistoryDrafter):
+class OutsideVocabularyDrafter(VocabularyDrafter):
     """Guesses token ids outside the vocabulary: too large, and negative."""
 
     name = "outside"
-
-    def __init__(self, vocab: int) -> None:
-        super().__init__()
-        self._vocab = vocab
 
     def _draft(self, request: DraftRequest) -> Draft:
         ids = (self._vocab, -1, self._vocab + 12345, -(2**31))
@@ -270,17 +265,13 @@ class FailingDrafter(HistoryDrafter):
         return Draft.chain(request.seq_id, guesses, drafter=self.name)
 
 
-class GarbageDrafter(HistoryDrafter):
+class GarbageDrafter(VocabularyDrafter):
     """Sound guesses with something wrong behind or about them, a kind of wrong for every request: ids that the
     vocabulary does not have, parents that are none, scores that are no probabilities, drafts far too long, of other
     sequences, of none, several of one, and a distribution of the wrong shape."""
 
     name = "garbage"
     makes_trees = True
-
-    def __init__(self, vocab: int, *, oracle: TargetOracle | None = None) -> None:
-        super().__init__(oracle=oracle)
-        self._vocab = vocab
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """More drafts, or fewer, than there are requests; some name sequences that do not exist or did not ask."""

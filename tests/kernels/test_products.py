@@ -1,0 +1,299 @@
+"""Products of bfloat16 and quantised weights: near float64, the oracle's bits where they are integers; a row among any
+others is the row alone."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import chain_inputs, rand, randn, run_chain
+
+from closeness import assert_close
+from oracle.kernels import ReferenceQuantised, fused, quantise_row, silu
+from quantised_cases import matrix
+from wager.arch import Experts
+from wager.errors import ModelError
+from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, zeros
+from wager.kernels.blocks import BLOCK_FORMATS, Matrix, QuantisedMatrix
+from wager.kernels.tape import Routing
+
+ROWS = 256
+FORMATS = ["bf16", *BLOCK_FORMATS]
+
+
+def activations(rows: int, k: int, seed: int = 1) -> Array:
+    return randn(rows, k, seed=seed).astype(BFLOAT16)
+
+
+def sized(name: str, n: int, k: int, seed: int = 0) -> Matrix:
+    """Weights that give sums of order one."""
+    if name == "bf16":
+        return randn(n, k, seed=seed) / np.float32(k**0.5)
+    return matrix(name, n, k, seed, size=3e-4 if BLOCK_FORMATS[name].inputs == 256 else 3e-3)
+
+
+def exact(weight: Matrix, x: Array) -> Array:
+    """x W^T, of floats in float64 over the bf16-rounded values, of blocks as the oracle has it."""
+    if isinstance(weight, QuantisedMatrix):
+        oracle = ReferenceQuantised(weight)
+        return np.stack([oracle.product(row.astype(np.float32)) for row in x])
+    return x.astype(np.float64) @ weight.astype(BFLOAT16).astype(np.float64).T
+
+
+def tape_of(kernels: Any, rows: int = ROWS) -> Any:
+    tape = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
+    chain_inputs(tape)
+    return tape
+
+
+class Product:
+    """One linear op, or with two weights one gated op, over n outputs. A linear op's outputs are columns of a wider
+    buffer."""
+
+    def __init__(self, kernels: Any, *weights: Matrix, bias: list[Array] | None = None, add: bool = False) -> None:
+        self.weights, self.bias, (n, k) = weights, bias, weights[0].shape
+        gated = len(weights) == 2
+        self.x, self.wide = zeros(ROWS, k, dtype=BFLOAT16), zeros(ROWS, n + 7, dtype=BFLOAT16 if gated else FLOAT32)
+        self.out = zeros(ROWS, n, dtype=BFLOAT16) if gated else self.wide[:, 3 : 3 + n]
+        self.tape = tape_of(kernels)
+        if gated:
+            packed = kernels.pack_gated(*weights, bias=tuple(bias) if bias else None)
+            self.tape.gated(self.x, packed, self.out)
+        else:
+            self.tape.linear(self.x, kernels.pack(weights[0], bias[0] if bias else None), self.out, add=add)
+
+    def __call__(self, x: Array, before: Array | None = None) -> Array:
+        self.x[: len(x)] = x
+        self.wide.fill(np.nan)
+        self.out.fill(np.nan)
+        self.out[: len(x)] = 0 if before is None else before
+        run_chain(self.tape, len(x))
+        assert np.isnan(self.out[len(x) :]).all(), "rows beyond the step were written"
+        assert np.isnan(self.wide[:, :3]).all() and np.isnan(self.wide[:, -4:]).all()
+        return self.out[: len(x)].copy()
+
+    def exact(self, x: Array) -> Array:
+        ys = [exact(weight, x) for weight in self.weights]
+        if self.bias:
+            ys = [y + bias.astype(np.float64) for y, bias in zip(ys, self.bias, strict=True)]
+        return silu(ys[0]) * ys[1] if len(ys) == 2 else ys[0]
+
+
+def given(kernels: Any, name: str, n: int, k: int, *, gated: bool) -> Product:
+    return Product(kernels, *(sized(name, n, k, seed) for seed in range(1 + gated)))
+
+
+@pytest.mark.parametrize("n", [1, 16, 31, 32, 33, 100, 257])
+def test_linear_is_the_product(kernels, n):
+    for k, rows in ((2, 1), (14, 13), (16, 29), (64, 1), (130, 29), (576, 13)):
+        x, before = activations(rows, k), randn(rows, n)
+        plain = Product(kernels, sized("bf16", n, k))
+        assert_close(plain(x).astype(np.float64), plain.exact(x), rtol=1e-5, atol=1e-5)
+        full = Product(kernels, sized("bf16", n, k), bias=[randn(n)], add=True)
+        assert_close(full(x, before).astype(np.float64), full.exact(x) + before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_quantised_products_are_the_oracles_bit_for_bit(kernels, name):
+    for n, k in ((1, 256), (33, 768), (100, 1536)):
+        weight, bias, x = matrix(name, n, k, seed=n), randn(n, seed=3), activations(5, k)
+        x[1, 32:64] = 0
+        expected = np.array([ReferenceQuantised(weight, bias).product(row.astype(np.float32)) for row in x])
+        found = Product(kernels, weight, bias=[bias])(x)
+        if kernels.name == "native portable":  # without fused multiply-adds
+            size = np.linalg.norm(weight.dequantise(), axis=1) * np.linalg.norm(x[0].astype(np.float32))
+            assert (np.abs(found - expected) <= 1e-6 * size).all()
+        else:
+            assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_gated_is_silu_times_up(kernels, name):
+    sizes = [(40, 256)] if name != "bf16" else [(n, k) for n in (1, 15, 16, 17, 96, 250) for k in (576, 62)]
+    for n, k in sizes:
+        x = activations(9, k) * 2
+        for bias in (None, [rand(n), rand(n)]):
+            op = Product(kernels, sized(name, n, k), sized(name, n, k, seed=3), bias=bias)
+            # The result is rounded to bf16: half a unit in the last place is 2^-9 relative.
+            assert_close(op(x).astype(np.float64), op.exact(x), rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_batch_size_gives_the_row_alone(kernels, name, gated):
+    most = 256 if name == "bf16" else 64
+    op, x = given(kernels, name, 72, 146 if name == "bf16" else 256, gated=gated), activations(256, 256)
+    x = x[:most, : op.x.shape[1]]
+    alone = np.concatenate([op(row[None]) for row in x])
+    for rows in {*range(1, 65), 100, 191, 192, 193, most}:
+        assert np.array_equal(op(x[:rows]), alone[:rows]), f"{rows} rows"
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(most)
+        assert np.array_equal(op(x[order]), alone[order])
+
+
+def test_the_real_shapes_are_invariant(kernels):
+    for n, k, gated, add in ((960, 576, False, False), (576, 1536, False, True), (1536, 576, True, False)):
+        op = Product(kernels, *(sized("bf16", n, k, seed) for seed in range(1 + gated)), add=add)
+        x, before = activations(200, k), None if gated else randn(200, n)
+        full = op(x, before)
+        for rows in (1, 2, 8, 12, 13, 16, 100):
+            assert np.array_equal(op(x[:rows], None if before is None else before[:rows]), full[:rows])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_that_are_not_finite_stay_in_their_row(kernels, name):
+    op, x = given(kernels, name, 40, 256, gated=False), activations(6, 256)
+    clean = op(x)
+    x[2, 40], x[4, 255] = np.inf, np.nan
+    found = op(x)
+    assert not np.isfinite(found[[2, 4]]).any()
+    assert np.array_equal(found[[0, 1, 3, 5]], clean[[0, 1, 3, 5]])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_threads_do_not_change_a_row(threaded, name):
+    x = activations(33, 256)
+    for gated in (False, True):
+        for n in (40, 200):
+            alone = given(threaded(1), name, n, 256, gated=gated)(x)
+            assert all(np.array_equal(given(threaded(count), name, n, 256, gated=gated)(x), alone) for count in (2, 5))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_of_a_table_are_dequantised(kernels, name):
+    table = sized(name, 50, 512)
+    tape, out = tape_of(kernels, 16), np.full((16, 512), np.nan, np.float32)
+    tape.embed(kernels.pack(table), out)
+    tape.inputs.tokens[:9] = [0, 49, 31, 32, 33, 5, 5, 1, 48]
+    run_chain(tape, 9)
+    wanted = table.dequantise() if isinstance(table, QuantisedMatrix) else table.astype(BFLOAT16).astype(np.float32)
+    assert np.array_equal(out[:9], wanted[tape.inputs.tokens[:9]])
+    assert np.isnan(out[9:]).all()
+
+
+@pytest.mark.parametrize("name", ["q8_0", "bf16", "q4_1", "q6_k"])
+def test_one_matrix_per_head(kernels, name):
+    heads, n, k, rows = 3, 40, 256, 64
+    weights = [sized(name, n, k, seed=seed) for seed in range(heads)]
+    tape, x = tape_of(kernels, rows), zeros(rows, heads * k, dtype=BFLOAT16)
+    out = zeros(rows, heads * 48, dtype=BFLOAT16)
+    tape.per_head(x, kernels.pack_heads(weights), out)
+    x[:] = activations(rows, heads * k)
+    run_chain(tape, rows)
+    whole = out.reshape(rows, heads, 48)[..., :n].copy()
+    for head, weight in enumerate(weights):
+        wanted = exact(weight, x[[0, 17, 63], head * k : (head + 1) * k])
+        assert_close(whole[[0, 17, 63], head].astype(np.float64), wanted, rtol=2**-8, atol=1e-6)
+    for some in (1, 5, 16, 17):
+        out[:] = 0
+        run_chain(tape, some)
+        assert np.array_equal(out.reshape(rows, heads, 48)[:some, :, :n], whole[:some]), some
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_1", "q5_k"])
+def test_experts_of_quantised_weights(kernels, name):
+    hidden, width, count, rows = 256, 512, 5, 64
+    spec = Experts(count=count, active=2, shared=0, width=width)
+    shapes = [(width, hidden), (width, hidden), (hidden, width)]
+    parts = [tuple(sized(name, *shape, seed=3 * e + i) for i, shape in enumerate(shapes)) for e in range(count)]
+    tape, x, out = tape_of(kernels, rows), zeros(rows, hidden, dtype=BFLOAT16), zeros(rows, hidden)
+    routing = Routing.allocate(spec, max_rows=rows, hidden=hidden, act=BFLOAT16)
+    tape.route(x, randn(count, hidden, seed=2), None, spec, routing)
+    tape.experts(x, kernels.pack_experts(iter(parts), count=count), spec, routing, out)
+    x[:] = activations(rows, hidden)
+    out[:] = 0
+    run_chain(tape, rows)
+    whole = out.copy()
+    for row in (0, 40):
+        wanted = np.zeros(hidden, np.float32)
+        for expert, share in zip(routing.ids[row], routing.shares[row], strict=True):
+            gate, up, down = parts[expert]
+            inner = (silu(exact(gate, x[row : row + 1])) * exact(up, x[row : row + 1])).astype(BFLOAT16)
+            wanted += share * exact(down, inner)[0]
+        # an inner value may be rounded to the other bf16 neighbour, because exp differs in its last bits
+        assert_close(whole[row], wanted, rtol=2e-2, atol=2e-3)
+    for some in (1, 3, 8, 9, 33):
+        out[:] = 0
+        run_chain(tape, some)
+        assert np.array_equal(out[:some], whole[:some]), some
+
+
+# ---- the oracle's arithmetic against exact rationals ----
+
+
+def rounded(exact: Fraction) -> np.float32:
+    """The float32 nearest to a rational, ties to even, in the range of normal numbers."""
+    if exact == 0:
+        return np.float32(0)
+    near = np.float32(float(exact))
+    candidates = [near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, np.float32(-np.inf))]
+    return min(candidates, key=lambda c: (abs(Fraction(float(c)) - exact), int(c.view(np.int32)) & 1))
+
+
+def fma(a: float, b: float, c: float) -> np.float32:
+    return rounded(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c)))
+
+
+def test_fused_settles_ties_of_the_first_rounding() -> None:
+    """float64 loses 2^-60 beside 1, which decides between two float32: there rounding twice ends at the wrong one."""
+    a = np.float32(2.0**-24 * (1 + 2.0**-18))
+    b = np.float32(1 - 2.0**-18)  # a * b is 2^-24 - 2^-60
+    c = np.float32(1 + 2.0**-23)
+    for sign in (1, -1):
+        for value, expected in ((a, c), (-a, c)):
+            twice = np.float32(np.float64(sign * value) * np.float64(b) + np.float64(sign * c))
+            found = fused(np.array([sign * value]), b, np.array([sign * c]))[0]
+            assert found == fma(sign * value, b, sign * c) == sign * expected != twice
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_the_oracles_product_is_that_of_the_definition(name: str) -> None:
+    """Block by block, in rationals rounded once an operation."""
+    found, x = matrix(name, 3, 512, seed=7), activations(1, 512)[0].astype(np.float32)
+    codes, row, inputs = found.codes(), quantise_row(x), found.format.group
+    bias = np.array([0.5, -1, 3], dtype=np.float32)
+    expected = []
+    for n in range(3):
+        total = np.float32(0)
+        for group, scale in enumerate(codes.scales[n]):
+            block, part = group * inputs // 32, slice(group * inputs, (group + 1) * inputs)
+            products = codes.values[n, part].astype(int) * row.codes.reshape(-1)[part].astype(int)
+            total = fma(float(products.sum()), scale * row.scales[block], total)
+            if codes.minima is not None:
+                total = fma(codes.minima[n, group], row.scales[block] * row.sums[block], total)
+        expected.append(total)
+    assert np.array_equal(ReferenceQuantised(found).product(x), expected)
+    assert np.array_equal(ReferenceQuantised(found, bias).product(x), expected + bias)
+
+
+def test_what_cannot_be_packed_is_refused(kernels):
+    a, b = sized("q4_0", 32, 32), sized("q8_0", 32, 32)
+    for pack, message in (
+        (lambda: kernels.pack(zeros(4, 3)), "K even"),
+        (lambda: kernels.pack(zeros(4, 2), zeros(3)), "does not fit 4 outputs"),
+        (lambda: kernels.pack_gated(zeros(4, 2), zeros(6, 2)), "one shape"),
+        (lambda: kernels.pack_gated(a, b), "one format"),
+        (lambda: kernels.pack_experts(iter([(a, a, a), (b, b, b)]), count=2), "Expert 1 is q8_0"),
+        (lambda: kernels.pack_heads([a, b]), "Head 1 is q8_0"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            pack()
+
+
+def test_buffers_of_the_wrong_kind_are_refused(kernels):
+    tape, packed = tape_of(kernels, 4), kernels.pack(zeros(8, 16))
+    x, out = zeros(4, 16, dtype=BFLOAT16), zeros(4, 8)
+    for bad_x, bad_out in (
+        (x.astype(np.float32), out),
+        (x[:, :8], out),
+        (x, out.astype(BFLOAT16)),
+        (x, out[:, :7]),
+        (x[0], out),
+    ):
+        with pytest.raises(ModelError, match="must be contiguous"):
+            tape.linear(bad_x, packed, bad_out)
+    with pytest.raises(ModelError, match="max_rows"):
+        tape.linear(x[:3], packed, out)
