@@ -96,6 +96,9 @@ def test_answers_go_on_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> N
     path.write_text("".join(lines[:11]) + lines[11][:9])
     assert answers.unanswered(PROMPTS, path, target="me") == PROMPTS[10:]
     assert answered(path) == whole
+    path.write_text('{"targ')  # killed while it wrote the first line
+    assert answered(path) == whole
+    assert json.loads(path.read_text().splitlines()[0]) == {"target": "me"}
 
 
 def test_answers_of_another_model_and_broken_ones_are_named(tmp_path: Path) -> None:

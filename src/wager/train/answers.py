@@ -55,11 +55,11 @@ def unanswered(prompts: Iterable[tuple[int, ...]], path: Path, *, target: str) -
 
     UsageError if the file has answers of another model.
     """
-    if not path.exists() or not path.stat().st_size:
-        path.write_text(json.dumps({"target": target}) + "\n", encoding="utf-8")
-    data = path.read_bytes()
+    data = path.read_bytes() if path.exists() else b""
     whole = data.rfind(b"\n") + 1
-    if whole < len(data):
+    if not whole:
+        path.write_text(json.dumps({"target": target}) + "\n", encoding="utf-8")
+    elif whole < len(data):
         with path.open("r+b") as file:
             file.truncate(whole)
     known = {text.ids[: text.prompt_length] for text in read_answers(path, target=target)}
