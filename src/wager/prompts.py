@@ -46,10 +46,10 @@ def encode_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> tuple[
 def encode_prompts(tokenizer: ChatTokenizer, prompts: object) -> tuple[list[tuple[int, ...]], bool]:
     """Token ids of one prompt or of several, and whether it was one. UsageError that names what is neither."""
     given = listed(prompts)
-    if is_prompt(given):
-        return [encode_prompt(tokenizer, given)], True
-    if not isinstance(given, Sequence):
+    if isinstance(given, bytes | bytearray | memoryview) or not isinstance(given, Sequence):
         raise not_a_prompt(prompts)
+    if isinstance(given, str) or (given and isinstance(listed(given[0]), int | float)):
+        return [encode_prompt(tokenizer, given)], True
     return [encode_prompt(tokenizer, prompt) for prompt in given], False
 
 
@@ -85,14 +85,6 @@ def not_a_prompt(value: object, reason: str = "") -> UsageError:
         f"A prompt of type {type(value).__name__} cannot be answered{': ' if reason else ''}{reason}.",
         "A prompt is a text or a sequence of token ids; conversations go to chat.",
     )
-
-
-def is_prompt(value: object) -> TypeGuard[Prompt]:
-    """Whether it is one prompt rather than a list of them: a text, or a sequence that begins with a number."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        raise not_a_prompt(value)
-    numbers = isinstance(value, Sequence) and bool(value) and isinstance(listed(value[0]), int | float)
-    return isinstance(value, str) or numbers
 
 
 def encode_prompt(tokenizer: ChatTokenizer, prompt: object) -> tuple[int, ...]:
