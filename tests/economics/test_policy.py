@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from wager.economics.acceptance import MTP_SURVIVAL
 from wager.economics.latency import LatencyModel
 from wager.economics.options import Objective, PolicySpec, parse_objective, parse_policy
 from wager.economics.policy.adaptive import Adaptive
@@ -15,10 +14,6 @@ from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.heuristics import FixedDepth, Threshold
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
-from wager.simulation.comparison import ReplaySetting, simulate
-from wager.simulation.latency import PublishedLatency
-from wager.simulation.server import Workload
-from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 WRONG, DEPTH = -1, 7
@@ -169,12 +164,6 @@ def test_threshold_adapts_to_acceptance() -> None:
     assert settled(0.8) > 0.6
 
 
-def test_threshold_does_not_truncate_draws_under_an_exact_rule() -> None:
-    draw = Draft("a", (1, 2), (-1, 0), (0.1, 0.05), "d", np.eye(2))
-    assert len(Threshold(4, rule="rejection").admit({"a": draw}, BUDGET)["a"]) == 2
-    assert Threshold(4).admit({"a": draw}, BUDGET) == {}
-
-
 def test_threshold_without_scores_drafts_only_as_deep_as_survival_lasts() -> None:
     policy, spans = Threshold(4, threshold=0.3), [Span("a", 9, (1,), True, 4)]
 
@@ -190,18 +179,6 @@ def test_threshold_without_scores_drafts_only_as_deep_as_survival_lasts() -> Non
     assert [step(0) for _ in range(61)][-1] == 1, "one token, so that it is noticed when drafts get better"
     policy.threshold = 0.3
     assert [step(4) for _ in range(1000)][-1] == 4
-
-
-def test_threshold_decoding_ends_drafting_too() -> None:
-    """A draft head that makes a pass for each token, with scores: about one pass more than what is verified."""
-    setting = ReplaySetting(
-        SyntheticTraces({"mtp": SyntheticDrafter(MTP_SURVIVAL)}, output_tokens=256), PublishedLatency()
-    )
-    workload = Workload(concurrency=1, rounds=1500)
-    point, all_of_it = (simulate(setting, name, workload) for name in ("threshold:0.3", "fixed:8"))
-    assert point.admitted < point.drafted < point.admitted + 1
-    assert point.throughput > 1.4 * all_of_it.throughput
-    assert point.throughput > 1.2 * simulate(setting, "none", workload).throughput
 
 
 def test_threshold_says_what_was_accepted_only_once_something_was_verified() -> None:
