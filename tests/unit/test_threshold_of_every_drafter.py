@@ -82,7 +82,7 @@ def test_nothing_behind_an_unlikely_guess_is_verified(
             if draft.scores:
                 likely = next((i for i, score in enumerate(draft.scores) if score < threshold), len(draft))
                 assert len(admitted.get(seq_id, ())) == likely
-            if name in PER_GUESS:
+            if name in PER_GUESS and name != "slem":  # whose tokens are others than those that were drawn
                 assert all(draft.scores[parent] >= threshold for parent in draft.parents if parent >= 0)
 
 
