@@ -161,7 +161,7 @@ def test_a_drafter_that_fails_once_is_used_again(
     engine = toy_engine(LAW, drafter=drafter)
     answers = engine.generate(asked, concurrency=concurrency)
     assert ids(answers) == plain(asked)
-    assert drafter.raised == engine.proposer.pauses.failures("faulty") == 1 and not drafter.wrong
+    assert drafter.raised == engine.proposer.failures["faulty"] == 1 and not drafter.wrong
     assert min(drafted(answers)[-4:]) > 5, "by the last ones it is used"
     assert not engine.proposer.failed and not drafter.inner.known
     engine.check()
@@ -293,7 +293,7 @@ def test_one_with_threads_gets_a_new_one(made: Callable[..., DraftModel], caplog
     asked = requests(40, tokens=60)
     answers = engine.generate(asked, concurrency=3)
     assert ids(answers) == plain(asked)
-    assert engine.proposer.pauses.failures("model") == 2 and not engine.proposer.failed
+    assert engine.proposer.failures["model"] == 2 and not engine.proposer.failed
     assert min(drafted(answers)[-6:]) > 10 and drafter.figures.hits > 50
     assert "Drafter 'model' failed and pauses for 16 steps: RuntimeError: the model failed" in caplog.text
     drafter.close()
@@ -307,7 +307,7 @@ def test_one_beside_another_is_asked_again(kind: str) -> None:
     asked = requests(20)
     answers = engine.generate(asked, concurrency=3)
     assert ids(answers) == plain(asked)
-    assert part.raised == 1 and not part.wrong and not engine.proposer.pauses.failures("faulty//ngram")
+    assert part.raised == 1 and not part.wrong and not engine.proposer.failures["faulty//ngram"]
     assert all(each.stats.rounds < 15 for each in answers[-4:]), "its guesses are right"
 
 
@@ -354,7 +354,7 @@ def test_heads_that_fail_draft_again(name: str, method: str, tmp_path: Path) -> 
     engine.on_step = lambda record: late.append(record.drafted)
     answers = engine.generate(asked)
     assert ids(answers) == ids(base.generate(asked))
-    assert engine.proposer.pauses.failures(name) == 1 and not engine.proposer.failed
+    assert engine.proposer.failures[name] == 1 and not engine.proposer.failed
     assert sum(late[45:55]) > 5, "drafts again"
 
 
@@ -388,7 +388,7 @@ def test_trees_keep_within_the_context(verify: str, threads: int, tmp_path: Path
             options["draft_threads"] = threads
         speculating = load(EngineConfig.from_options(**base, **options), target=engine.target)
         answers = speculating.generate(asked, concurrency=3)
-        assert not speculating.proposer.pauses.failures(name), name
+        assert not speculating.proposer.failures[name], name
         assert min(drafted(answers)) > 20 and (verify != "match" or ids(answers) == expected)
         speculating.close()
 
@@ -412,6 +412,6 @@ def test_grammars_and_drafts_made_ahead_go_together(*, as_trees: bool) -> None:
     ]
     answers = engine.generate(asked, concurrency=4)
     assert ids(answers) == ids(alone.generate(asked))
-    assert not engine.proposer.pauses.failures("model") and drafter.figures.hits > 20
+    assert not engine.proposer.failures["model"] and drafter.figures.hits > 20
     assert sum("model" in each.drafted_by for each in answers[:6]) > 3
     drafter.close()

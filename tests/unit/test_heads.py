@@ -342,5 +342,5 @@ def _drafting_curve(drafter: Drafter, *, batches: tuple[int, ...]) -> DraftCurve
     curve = time_drafting(
         proposer, vocab=VOCAB, hidden=TARGET.hidden, seconds=0.0, clock=time.perf_counter, batches=batches
     )
-    assert not proposer.pauses.failures(proposer.name)
+    assert not proposer.failures[proposer.name]
     return curve

@@ -326,7 +326,7 @@ def test_heads_that_rest_change_no_token_and_draft_again(kind: str, tmp_path: Pa
             engine.preempt_all()
 
     assert [each.token_ids for each in engine.generate(asked, concurrency=3, on_output=preempt)] == expected
-    assert not engine.proposer.pauses.failures(name)
+    assert not engine.proposer.failures[name]
     resting = [each for each in passes if each[0]]
     assert len(resting) > 20 and all(not tapped and not drafted for _, tapped, drafted in resting)
     reads = set(drafter.taps)  # type: ignore[attr-defined]

@@ -95,7 +95,7 @@ def test_a_failing_drafter_is_left_out_and_named(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING, logger="wager"):
         for _ in range(2):  # the second time it is not asked
             assert proposer.draft([DraftRequest("s", 5, 8, SamplingParams(), 0)], {"s": 8}, drafter="failing") == {}
-        assert proposer.pauses.failures("failing") == 1 and proposer.name == "failing"
+        assert proposer.failures["failing"] == 1 and proposer.name == "failing"
         two = [DraftRequest(name, 5, 8, SamplingParams(), 0) for name in ("t", "u")]
         assert proposer.draft(two, {"t": 8, "u": 8}, drafter="failing") == {}
     assert proposer.name == "none" and proposer.failed == {"failing": "ValueError: no idea"}

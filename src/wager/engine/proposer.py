@@ -13,13 +13,11 @@ asked for alone after the pause, so that the one that is to blame is found.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from operator import index
-from typing import Protocol
 
 from wager.draft.base import (
     ComputedRows,
@@ -30,6 +28,7 @@ from wager.draft.base import (
     RowReader,
     StateReader,
 )
+from wager.engine.sequence import EngineSequence
 from wager.kernels.base import TargetOutput
 from wager.types import NO_TENANT, RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
 
@@ -40,38 +39,29 @@ LONGEST_PAUSE = 4096
 STRIKES = 3
 """Sequences that a drafter may fail for, one after the other, until it pauses for all of them."""
 
-_INTEGER_TYPES = frozenset({int})
-
 _SOON = 8
 """A failure is soon within so many times the steps of the last pause."""
 
+_INTEGER_TYPES = frozenset({int})
 
-class DraftableSequence(Protocol):
-    """What a draft request needs of a sequence."""
 
-    @property
-    def id(self) -> str: ...
+@dataclass(slots=True, eq=False)
+class _Served:
+    """A drafter, and what is kept of it."""
 
-    @property
-    def tokens(self) -> Sequence[int]: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def prompt_tokens(self) -> int: ...
-
-    @property
-    def params(self) -> SamplingParams: ...
-
-    @property
-    def tenant(self) -> str: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def choice(self) -> int: ...
+    drafter: Drafter
+    active: bool = True
+    known: dict[str, int] = field(default_factory=dict)
+    """While it is inactive: how many tokens of each sequence it has, 0 where the sequence must begin anew."""
+    left_out: set[str] = field(default_factory=set)
+    """The sequences that it failed for: it gets no calls about them."""
+    suspects: set[str] = field(default_factory=set)
+    """The sequences that drafts were requested for when it failed: each is asked for alone, once."""
+    strikes: int = 0
+    """Sequences that it failed for since it served one to its end."""
+    pause: int = 0
+    """The steps of its last pause, which is over in step number `until`."""
+    until: int = 0
 
 
 class Proposer:
@@ -83,24 +73,17 @@ class Proposer:
 
     def __init__(self, *drafters: Drafter, vocab: int, rule: VerifyRule = "match") -> None:
         self.drafters = {drafter.name: drafter for drafter in drafters}
-        self.pauses = DrafterPauses()
+        self.failed: dict[str, str] = {}
+        """Why drafters failed, of those that pause now."""
+        self.failures: Counter[str] = Counter()
+        """How often each drafter has failed."""
         self.changed = False
         """Whether `set_inactive` is to be called since a pause began or is over."""
-        self._rule = RULES[rule]
-        self._checks = DraftChecks(vocab=vocab, rule=rule)
+        self._vocab, self._rule = vocab, RULES[rule]
+        self._served = {drafter.name: _Served(drafter) for drafter in drafters}
         self._sequences: set[str] = set()
-        self._known: dict[str, dict[str, int]] = {}
-        """How many tokens of each sequence an inactive drafter has, 0 where the sequence must begin anew."""
-        self._left_out: dict[str, set[str]] = {name: set() for name in self.drafters}
-        """The sequences that a drafter failed for: it gets no calls about them."""
-        self._suspects: dict[str, set[str]] = {name: set() for name in self.drafters}
-        """The sequences that drafts were requested for when a drafter failed: each is asked for alone, once."""
-        self.readers = OutputReaders(drafters, drop=self._pause)
-
-    @property
-    def failed(self) -> Mapping[str, str]:
-        """Why drafters failed, of those that pause now."""
-        return self.pauses.failed
+        self._steps = 0
+        self.readers = OutputReaders(drafters, drop=lambda name, error: self._pause(self._served[name], error))
 
     @property
     def name(self) -> str:
@@ -109,162 +92,64 @@ class Proposer:
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self._sequences.add(seq_id)
-        for name, drafter in self.drafters.items():
-            begin = partial(drafter.begin, seq_id, tokens, params, tenant=tenant)
+        for name, served in self._served.items():
             if name in self.failed:
-                self._known[name][seq_id] = 0
-            elif self._call(name, seq_id, begin) and name in self._known:
-                self._known[name][seq_id] = len(tokens)
+                served.known[seq_id] = 0
+                continue
+            try:
+                served.drafter.begin(seq_id, tokens, params, tenant=tenant)
+            except Exception as error:
+                self._leave_out(served, seq_id, error)
+            else:
+                if not served.active:
+                    served.known[seq_id] = len(tokens)
 
     def set_inactive(
         self,
         names: frozenset[str],
-        sequences: Mapping[str, DraftableSequence],
+        sequences: Mapping[str, EngineSequence],
         tap: Callable[[Collection[int]], None],
     ) -> None:
         """The drafters of these names are inactive from now on, beside those that pause, and no others: they get no
         tokens and are shown no states until they are active again. `tap` is called with the layers that drafters read
         if they change."""
         before, changed, self.changed = self.readers.taps, self.changed, False
-        inactive = names | self.failed.keys()
-        for name in self._known.keys() - inactive:
-            self._catch_up(name, self._known.pop(name), sequences)
-        for name in (names & self.drafters.keys()) - self._known.keys():
-            known = {seq_id: len(sequence.tokens) for seq_id, sequence in sequences.items()}
-            self._known[name] = {seq_id: known[seq_id] for seq_id in known.keys() - self._left_out[name]}
+        for name, served in self._served.items():
+            inactive = name in names or name in self.failed
+            if served.active and inactive:
+                known = {
+                    seq_id: len(each.tokens) for seq_id, each in sequences.items() if seq_id not in served.left_out
+                }
+                served.active, served.known = False, known
+            elif not served.active and not inactive:
+                self._catch_up(served, sequences)
         self.readers.set_inactive(names, paused=self.failed.keys())
         if changed or self.readers.taps != before:
             tap(self.readers.taps)
 
-    def _catch_up(self, name: str, known: Mapping[str, int], sequences: Mapping[str, DraftableSequence]) -> None:
+    def _catch_up(self, served: _Served, sequences: Mapping[str, EngineSequence]) -> None:
         """Give a drafter that is active again the tokens that it does not know."""
-        drafter = self.drafters[name]
-
-        def bring_up(seq_id: str, count: int) -> None:
-            sequence = sequences[seq_id]
-            if not count:
-                count = sequence.prompt_tokens
-                drafter.begin(seq_id, sequence.tokens[:count], sequence.params, tenant=sequence.tenant)
-            drafter.accept(seq_id, sequence.tokens[count:])
-
+        drafter, known = served.drafter, served.known
+        served.active, served.known = True, {}
         for seq_id, count in known.items():
-            if name in self.failed:
-                return
-            self._call(name, seq_id, partial(bring_up, seq_id, count))
+            sequence = sequences[seq_id]
+            try:
+                if not count:
+                    count = sequence.prompt_tokens
+                    drafter.begin(seq_id, sequence.tokens[:count], sequence.params, tenant=sequence.tenant)
+                drafter.accept(seq_id, sequence.tokens[count:])
+            except Exception as error:
+                self._leave_out(served, seq_id, error)
+                if not served.active:
+                    return
 
     def propose(
-        self, spans: Sequence[Span], plan: Plan, sequences: Mapping[str, DraftableSequence]
+        self, spans: Iterable[Span], plan: Plan, sequences: Mapping[str, EngineSequence]
     ) -> Mapping[str, Draft]:
         """The drafts of a plan by sequence: valid, not empty, none larger than its span has room for."""
         if not plan:
             return {}
         first = next((name for name in self.drafters if name not in self.failed), "")
-        limits, requests = self._requests(spans, plan, sequences, first)
-        if len(requests) == 1:
-            name, drafter_requests = requests.popitem()
-            return self.draft(drafter_requests, limits, drafter=name)
-        drafts: dict[str, Draft] = {}
-        for name, drafter_requests in requests.items():
-            drafts |= self.draft(drafter_requests, limits, drafter=name)
-        return drafts
-
-    def draft(self, requests: Sequence[DraftRequest], limits: Mapping[str, int], *, drafter: str) -> dict[str, Draft]:
-        """One drafter's valid, non-empty drafts by sequence, none of more than `limits[seq_id]` tokens; none from a
-        drafter that is inactive, or for sequences for which it is left out."""
-        source = self.drafters.get(drafter)
-        if source is None or drafter in self._known:
-            return {}
-        if left_out := self._left_out[drafter]:
-            requests = [request for request in requests if request.seq_id not in left_out]
-        suspects = self._suspects[drafter]
-        alone = [[request] for request in requests if request.seq_id in suspects]
-        others = [request for request in requests if request.seq_id not in suspects] if alone else requests
-        drafts: dict[str, Draft] = {}
-        for asked in (*alone, others):
-            if asked and drafter not in self.failed:
-                suspects.difference_update([request.seq_id for request in asked])
-                drafts |= self._ask(source, asked, limits)
-        return drafts
-
-    def _ask(self, source: Drafter, requests: Sequence[DraftRequest], limits: Mapping[str, int]) -> dict[str, Draft]:
-        """The valid drafts of a call; none if the drafter fails."""
-        name = source.name
-        valid: dict[str, Draft] = {}
-        try:
-            self._checks.collect(source.propose(requests), requests, limits, drafter=source, valid=valid)
-        except DrafterStoppedError as error:
-            self._pause(name, error)
-        except Exception as error:
-            if len(requests) == 1:
-                self._leave_out(name, requests[0].seq_id, error)
-            else:
-                self._pause(name, error)
-                self._suspects[name].update(request.seq_id for request in requests)
-        return valid
-
-    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
-        """Tokens that became known."""
-        for name, drafter in self.drafters.items():
-            if name not in self._known and seq_id not in self._left_out[name]:
-                self._call(name, seq_id, partial(drafter.accept, seq_id, tokens))
-
-    def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Collection[str]) -> None:
-        """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""
-        if len(self._known) < len(self.drafters):
-            for name, drafter in self.drafters.items():
-                if name not in self._known:
-                    self._observe(name, drafter, output, known)
-        for seq_id in ended:
-            self.end(seq_id)
-        if self.pauses.step():
-            self.changed = True
-
-    def _observe(self, name: str, drafter: Drafter, output: TargetOutput, known: Mapping[str, Sequence[int]]) -> None:
-        left_out = self._left_out[name]
-        try:
-            drafter.observe(output)
-        except Exception as error:
-            self._pause(name, error)
-            return
-        for seq_id, tokens in known.items():
-            if seq_id in left_out:
-                continue
-            try:
-                drafter.accept(seq_id, tokens)
-            except Exception as error:
-                self._leave_out(name, seq_id, error)
-                if name in self._known:
-                    return
-
-    def forget(self) -> None:
-        """Drafters forget earlier requests. No sequence is running."""
-        for name, drafter in self.drafters.items():
-            try:
-                if isinstance(drafter, RemembersRequests):
-                    drafter.forget()
-            except Exception as error:
-                self._pause(name, error)
-
-    def end(self, seq_id: str) -> None:
-        self._sequences.discard(seq_id)
-        for name, drafter in self.drafters.items():
-            known, left_out = self._known.get(name), self._left_out[name]
-            has_it = seq_id not in left_out and (known is None or known.pop(seq_id, 0) > 0)
-            left_out.discard(seq_id)
-            self._suspects[name].discard(seq_id)
-            if has_it:
-                try:
-                    drafter.end(seq_id)
-                except Exception as error:
-                    self._strike(name, error)
-                else:
-                    self.pauses.served(name)
-
-    def _requests(
-        self, spans: Iterable[Span], plan: Plan, sequences: Mapping[str, DraftableSequence], first: str
-    ) -> tuple[dict[str, int], dict[str, list[DraftRequest]]]:
-        """The room for guesses of each span in the plan, and the draft requests by drafter; `first` drafts where no
-        drafter is named."""
         limits = {span.seq_id: span.max_draft_tokens for span in spans if span.seq_id in plan}
         requests: dict[str, list[DraftRequest]] = {}
         for seq_id in limits:
@@ -281,74 +166,157 @@ class Proposer:
                     decision.min_survival,
                 )
                 requests.setdefault(decision.drafter or first, []).append(request)
-        return limits, requests
+        drafts: dict[str, Draft] = {}
+        for name, drafter_requests in requests.items():
+            drafts |= self.draft(drafter_requests, limits, drafter=name)
+        return drafts
+
+    def draft(self, requests: Sequence[DraftRequest], limits: Mapping[str, int], *, drafter: str) -> dict[str, Draft]:
+        """One drafter's valid, non-empty drafts by sequence, none of more than `limits[seq_id]` tokens; none from a
+        drafter that is inactive, or for sequences for which it is left out."""
+        served = self._served.get(drafter)
+        if served is None or not served.active:
+            return {}
+        if served.left_out:
+            requests = [request for request in requests if request.seq_id not in served.left_out]
+        if not served.suspects:
+            return self._ask(served, requests, limits) if requests else {}
+        drafts: dict[str, Draft] = {}
+        alone = [[request] for request in requests if request.seq_id in served.suspects]
+        others = [request for request in requests if request.seq_id not in served.suspects]
+        for asked in (*alone, others):
+            if asked and served.active:
+                served.suspects.difference_update([request.seq_id for request in asked])
+                drafts |= self._ask(served, asked, limits)
+        return drafts
+
+    def _ask(self, served: _Served, requests: Sequence[DraftRequest], limits: Mapping[str, int]) -> dict[str, Draft]:
+        """The valid drafts of a call, up to where the drafter fails."""
+        drafter, requested = served.drafter, {request.seq_id: request for request in requests}
+        valid: dict[str, Draft] = {}
+        try:
+            for draft in drafter.propose(requests):
+                request = requested.get(draft.seq_id)
+                if request is not None:
+                    checked = self._valid_part(draft, request, limits[draft.seq_id], drafter)
+                    if checked.tokens:
+                        valid[draft.seq_id] = checked
+                    else:
+                        valid.pop(draft.seq_id, None)
+        except DrafterStoppedError as error:
+            self._pause(served, error)
+        except Exception as error:
+            if len(requests) == 1:
+                self._leave_out(served, requests[0].seq_id, error)
+            else:
+                self._pause(served, error)
+                served.suspects.update(requested)
+        return valid
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        """Tokens that became known."""
+        for served in self._served.values():
+            if served.active:
+                self._accept(served, {seq_id: tokens})
+
+    def observe(self, output: TargetOutput, known: Mapping[str, Sequence[int]], ended: Collection[str]) -> None:
+        """What a pass gave: its output, the tokens that became known by sequence, and the sequences that ended."""
+        for served in self._served.values():
+            if served.active:
+                try:
+                    served.drafter.observe(output)
+                except Exception as error:
+                    self._pause(served, error)
+                else:
+                    self._accept(served, known)
+        for seq_id in ended:
+            self.end(seq_id)
+        self._steps += 1
+        for name in [name for name in self.failed if self._served[name].until <= self._steps]:
+            del self.failed[name]
+            self.changed = True
+
+    def _accept(self, served: _Served, known: Mapping[str, Sequence[int]]) -> None:
+        for seq_id, tokens in known.items():
+            if seq_id in served.left_out:
+                continue
+            try:
+                served.drafter.accept(seq_id, tokens)
+            except Exception as error:
+                self._leave_out(served, seq_id, error)
+                if not served.active:
+                    return
+
+    def forget(self) -> None:
+        """Drafters forget earlier requests. No sequence is running."""
+        for served in self._served.values():
+            try:
+                if isinstance(served.drafter, RemembersRequests):
+                    served.drafter.forget()
+            except Exception as error:
+                self._pause(served, error)
+
+    def end(self, seq_id: str) -> None:
+        self._sequences.discard(seq_id)
+        for served in self._served.values():
+            has_it = seq_id not in served.left_out and (served.active or served.known.pop(seq_id, 0) > 0)
+            served.left_out.discard(seq_id)
+            served.suspects.discard(seq_id)
+            if has_it:
+                try:
+                    served.drafter.end(seq_id)
+                except Exception as error:
+                    self._strike(served, error)
+                else:
+                    served.strikes = 0
 
     # ---- drafters that fail ---------------------------------------------------------------------------------------
 
-    def _call(self, name: str, seq_id: str, call: Callable[[], None]) -> bool:
-        """Make a call about one sequence; whether it succeeded."""
-        try:
-            call()
-        except Exception as error:
-            self._leave_out(name, seq_id, error)
-            return False
-        return True
-
-    def _leave_out(self, name: str, seq_id: str, error: Exception) -> None:
+    def _leave_out(self, served: _Served, seq_id: str, error: Exception) -> None:
         """The drafter failed for this sequence."""
         with suppress(Exception):
-            self.drafters[name].end(seq_id)
-        self._left_out[name].add(seq_id)
-        self._strike(name, error)
+            served.drafter.end(seq_id)
+        served.left_out.add(seq_id)
+        self._strike(served, error)
 
-    def _strike(self, name: str, error: Exception) -> None:
-        if self.pauses.strike(name, error):
-            self._pause(name, error)
+    def _strike(self, served: _Served, error: Exception) -> None:
+        served.strikes += 1
+        if served.strikes < STRIKES:
+            self._note(served, error, "is left out for one sequence")
+        else:
+            self._pause(served, error)
 
-    def _pause(self, name: str, error: Exception) -> None:
+    def _pause(self, served: _Served, error: Exception) -> None:
         """The drafter failed: its sequences begin anew when the pause is over."""
-        if name in self.failed:
+        drafter = served.drafter
+        if drafter.name in self.failed:
             return
-        self.pauses.begin(name, error)
-        served, known = self._sequences - self._left_out[name], self._known.get(name)
-        for seq_id in served:
-            if known is None or known.get(seq_id, 0):
+        soon = served.pause and self._steps - served.until < _SOON * served.pause
+        served.pause = min(LONGEST_PAUSE, 2 * served.pause) if soon else FIRST_PAUSE
+        served.until = self._steps + served.pause
+        self.failed[drafter.name] = self._note(served, error, f"pauses for {served.pause} steps")
+        begun = self._sequences - served.left_out
+        for seq_id in begun:
+            if served.active or served.known.get(seq_id, 0):
                 with suppress(Exception):
-                    self.drafters[name].end(seq_id)
-        self._known[name] = dict.fromkeys(served, 0)
-        self._suspects[name].clear()
+                    drafter.end(seq_id)
+        served.active, served.known = False, dict.fromkeys(begun, 0)
+        served.suspects.clear()
         self.readers.set_inactive(self.readers.inactive, paused=self.failed.keys())
         self.changed = True
 
+    def _note(self, served: _Served, error: Exception, what: str) -> str:
+        """Count a failure; the 1st, 2nd, 4th, 8th and so on are logged. The reason in words."""
+        name = served.drafter.name
+        reason = str(error) if isinstance(error, DrafterStoppedError) else f"{type(error).__name__}: {error}"
+        self.failures[name] += 1
+        number = self.failures[name]
+        if number.bit_count() == 1:
+            count = f" (failure {number})" if number > 1 else ""
+            log.warning("Drafter %r failed and %s: %s%s", name, what, reason, count)
+        return reason
 
-# ---- drafts that are checked ------------------------------------------------------------
-
-
-class DraftChecks:
-    """For a target of `vocab` logits, and a rule."""
-
-    def __init__(self, *, vocab: int, rule: VerifyRule) -> None:
-        self._vocab, self._rule = vocab, RULES[rule]
-
-    def collect(
-        self,
-        drafts: Sequence[Draft],
-        requests: Sequence[DraftRequest],
-        limits: Mapping[str, int],
-        *,
-        drafter: Drafter,
-        valid: dict[str, Draft],
-    ) -> None:
-        """Add the valid parts of a drafter's drafts that are not empty to `valid`, as long as no draft is so wrong that
-        an error is raised; none has more than `limits[seq_id]` tokens."""
-        requested = {request.seq_id: request for request in requests}
-        for draft in drafts:
-            if draft.seq_id in requested:
-                checked = self._valid_part(draft, requested[draft.seq_id], limits[draft.seq_id], drafter)
-                if len(checked):
-                    valid[draft.seq_id] = checked
-                else:
-                    valid.pop(draft.seq_id, None)
+    # ---- drafts that are checked ----------------------------------------------------------------------------------
 
     def _valid_part(self, draft: Draft, request: DraftRequest, limit: int, drafter: Drafter) -> Draft:
         """The longest prefix of a draft that is a tree of known tokens within the limit; nothing of a draft that lacks
@@ -410,77 +378,6 @@ def _has_valid_scores(draft: Draft) -> bool:
         return False
     total = sum(scores)  # NaN if one is, of which neither the least nor the greatest need tell
     return not scores or (min(scores) >= 0.0 and max(scores) <= 1.0 and total == total)
-
-
-# ---- drafters that pause ------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Record:
-    """Of one drafter: its failures so far, the sequences that it failed for since it served one to its end, and the
-    steps of its last pause, which is over in step number `until`."""
-
-    failures: int = 0
-    strikes: int = 0
-    pause: int = 0
-    until: int = 0
-
-
-class DrafterPauses:
-    """`failed` are the drafters that pause now, with the reason."""
-
-    def __init__(self) -> None:
-        self.failed: dict[str, str] = {}
-        self._records: defaultdict[str, _Record] = defaultdict(_Record)
-        self._now = 0
-
-    def failures(self, name: str) -> int:
-        """How often this drafter has failed until now."""
-        return self._records[name].failures if name in self._records else 0
-
-    def strike(self, name: str, error: Exception) -> bool:
-        """It failed for one sequence, which it gets no more calls about. Whether it is to pause for all of them."""
-        record = self._records[name]
-        record.strikes += 1
-        if record.strikes < STRIKES:
-            self._note(name, error, "is left out for one sequence")
-        return record.strikes >= STRIKES
-
-    def served(self, name: str) -> None:
-        """It has served a sequence to its end."""
-        if name in self._records:
-            self._records[name].strikes = 0
-
-    def begin(self, name: str, error: Exception) -> None:
-        """It failed, and pauses from now on."""
-        record = self._records[name]
-        soon = record.pause and self._now - record.until < _SOON * record.pause
-        record.pause = min(LONGEST_PAUSE, 2 * record.pause) if soon else FIRST_PAUSE
-        record.until = self._now + record.pause
-        self.failed[name] = _reason(error)
-        self._note(name, error, f"pauses for {record.pause} steps")
-
-    def step(self) -> bool:
-        """A step was taken; whether a pause is over."""
-        self._now += 1
-        if not self.failed:
-            return False
-        over = [name for name in self.failed if self._records[name].until <= self._now]
-        for name in over:
-            del self.failed[name]
-        return bool(over)
-
-    def _note(self, name: str, error: Exception, what: str) -> None:
-        """Count a failure; the 1st, 2nd, 4th, 8th and so on are logged."""
-        record = self._records[name]
-        record.failures += 1
-        if record.failures.bit_count() == 1:
-            count = f" (failure {record.failures})" if record.failures > 1 else ""
-            log.warning("Drafter %r failed and %s: %s%s", name, what, _reason(error), count)
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, DrafterStoppedError) else f"{type(error).__name__}: {error}"
 
 
 # ---- drafters that read the target's outputs ------------------------------------------------------------

@@ -220,7 +220,7 @@ def record_drafts(
     for answer in answers:
         if answer.finish_reason == "error":
             raise RequestError(f"Prompt {answer.request_id!r} failed: {answer.error}", "Leave the prompt out.")
-    if engine.proposer.pauses.failures(drafter.name):
+    if engine.proposer.failures[drafter.name]:
         raise WagerError(f"Drafter {drafter.name!r} failed.", "Without its drafts nothing can be measured.")
     recorded = [
         DraftedAnswer.of(answer.token_ids, recorder.drafts[request.id], prompt_tokens=len(request.prompt))

@@ -211,7 +211,7 @@ class Metrics:
         yield self._gauges("drafter_collapsed", text, collapsed, "drafter")
         text = "1 for a drafter that raised an error and is not called until a pause is over."
         yield self._gauges("drafter_failed", text, failed, "drafter")
-        failures = {(name,): float(proposer.pauses.failures(name)) for name in proposer.drafters}
+        failures = {(name,): float(proposer.failures[name]) for name in proposer.drafters}
         yield self._total("drafter_failures", "Errors that a drafter raised.", failures, "drafter")
         figures = self._figures
         if figures is None:
