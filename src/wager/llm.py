@@ -174,7 +174,7 @@ class OutputStream(Iterator[OutputDelta]):
     def __next__(self) -> OutputDelta:
         """The next delta, after as many steps as it takes. StopIteration after the last one, or once closed."""
         while True:
-            with self._shared.turn():  # another thread's step may bring this request's deltas, its last ones too
+            with self._shared:  # another thread's step may bring this request's deltas, its last ones too
                 if self._deltas:
                     return self._deltas.popleft()
                 try:

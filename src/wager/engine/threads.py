@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from wager.engine.core import Engine
@@ -26,14 +25,17 @@ DeltaSink = Callable[[OutputDelta], None]
 
 class SharedEngine:
     """Passes every delta to the sink of its request. Once closed, everything raises ClosedError but close, drop and
-    abort."""
+    abort.
+
+    A `with` block of it is the thread's turn to use the engine. Requests that were dropped meanwhile are aborted at its
+    end: a stream's finalizer may run anywhere, even within a step.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
         self._sinks: dict[str, DeltaSink] = {}  # by request id
         self._lock = threading.RLock()  # one thread at a time adds, steps or aborts
         self._turns = 0  # that the thread is in, one within the other
-        self._turn = _Turn(self)
         self._dropped: deque[str] = deque()  # ids of requests that nobody waits for, to be aborted
 
     @property
@@ -42,16 +44,11 @@ class SharedEngine:
             raise ClosedError("This LLM is closed.", "Create a new one.")
         return self._engine
 
-    def turn(self) -> AbstractContextManager[None]:
-        """This thread's turn to use the engine. Requests that were dropped meanwhile are aborted at its end: a stream's
-        finalizer may run anywhere, even within a step."""
-        return self._turn
-
-    def begin_turn(self) -> None:
+    def __enter__(self) -> None:
         self._lock.acquire()
         self._turns += 1
 
-    def end_turn(self) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             while self._turns == 1 and self._dropped and self._engine is not None:
                 self._engine.abort(self._dropped.popleft())
@@ -61,7 +58,7 @@ class SharedEngine:
 
     def add(self, request: Request, sink: DeltaSink) -> None:
         """Give a request to the engine; `sink` is called with its deltas until all its choices have ended."""
-        with self.turn():
+        with self:
             self.engine.add(request)
             choices = request.params.n
 
@@ -80,31 +77,28 @@ class SharedEngine:
 
     def advance(self, request_ids: Collection[str]) -> bool:
         """One step, unless all of these requests have ended; whether it was taken."""
-        self.begin_turn()  # another thread's step, or `close`, may have ended them
-        try:
+        with self:  # another thread's step, or `close`, may have ended them
             for request_id in request_ids:
                 if request_id in self._sinks:
                     self._step()
                     return True
             return False
-        finally:
-            self.end_turn()
 
     def abort(self, request_id: str) -> None:
         """End a request; its last deltas come with the next step."""
-        with self.turn():
+        with self:
             if self.runs(request_id):
                 self.engine.abort(request_id)
 
     def drop(self, request_id: str) -> None:
         """End a request and discard its deltas; if this thread has its turn already, at the end of that."""
-        with self.turn():
+        with self:
             if self._sinks.pop(request_id, None):
                 self._dropped.append(request_id)
 
     def close(self) -> None:
         """End every request with finish_reason "abort" and release the engine. May be repeated."""
-        with self.turn():
+        with self:
             if self._engine is None:
                 return
             try:
@@ -124,21 +118,6 @@ class SharedEngine:
                 sink(delta)
         if not self._sinks:
             self.engine.check()
-
-
-class _Turn(AbstractContextManager[None]):
-    """A `with` block of its own class: contextlib's take three times as long, and every step has one."""
-
-    __slots__ = ("_shared",)
-
-    def __init__(self, shared: SharedEngine) -> None:
-        self._shared = shared
-
-    def __enter__(self) -> None:
-        self._shared.begin_turn()
-
-    def __exit__(self, *_: object) -> None:
-        self._shared.end_turn()
 
 
 # ---- a thread of the engine's own ------------------------------------------------------------------------
@@ -219,11 +198,20 @@ class EngineThread:
                 self._make_calls()
                 if self._engine.busy:
                     self._step()
-                    self._check_when_idle()
+                    if not self._engine.busy:
+                        self._engine.check()
             self._make_calls()
-            self._end_requests()
+            for request_id in self._engine.open_requests:
+                self._engine.abort(request_id)
+            while self._engine.busy:
+                self._step()
         except BaseException as error:  # also what ends a thread: those who wait must be told
-            self._stop(error)
+            log.exception("A step of the engine failed.")
+            known = error if isinstance(error, WagerError) else WagerError(f"{type(error).__name__}: {error}")
+            with self._work:
+                self.failure = known
+            self._make_calls()  # the engine may refuse them; whoever waits for one gets an answer
+            self._fail(known)
 
     def _wait(self) -> bool:
         """Until there is something to do; whether the thread goes on after it."""
@@ -242,23 +230,5 @@ class EngineThread:
         if deltas or record is not None:
             self._deliver(deltas, record)
 
-    def _check_when_idle(self) -> None:
-        if not self._engine.busy:
-            self._engine.check()
-
-    def _end_requests(self) -> None:
-        for request_id in self._engine.open_requests:
-            self._engine.abort(request_id)
-        while self._engine.busy:
-            self._step()
-
     def _keep_record(self, record: StepRecord) -> None:
         self._record = record
-
-    def _stop(self, error: BaseException) -> None:
-        log.exception("A step of the engine failed.")
-        known = error if isinstance(error, WagerError) else WagerError(f"{type(error).__name__}: {error}")
-        with self._work:
-            self.failure = known
-        self._make_calls()  # the engine may refuse them; whoever waits for one gets an answer
-        self._fail(known)
