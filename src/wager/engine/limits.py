@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from wager.errors import RequestError
 from wager.kernels.base import BLOCK_SIZE
-from wager.kv.paged_cache import blocks_for
 from wager.types import Request
 
 
@@ -19,7 +18,7 @@ def check_length(request: Request, *, max_context: int, num_blocks: int) -> None
             "Shorten the prompt, or raise --max-context if the model allows it.",
             field="prompt",
         )
-    if blocks_for(need) > num_blocks:
+    if need > num_blocks * BLOCK_SIZE:
         raise RequestError(
             f"Request {request.id!r} may grow to {need} tokens; the cache holds {num_blocks * BLOCK_SIZE}.",
             "Lower max_tokens, shorten the prompt, or give the cache more memory (--memory).",

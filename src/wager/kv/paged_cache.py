@@ -65,8 +65,3 @@ class PagedKVCache:
 
 def _slots(table: Sequence[int], positions: Iterable[int]) -> list[int]:
     return [table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in positions]
-
-
-def blocks_for(length: int) -> int:
-    """How many blocks cover `length` positions."""
-    return -(-length // BLOCK_SIZE)
