@@ -18,8 +18,8 @@ from scipy import stats
 from wager.draft.combined import MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.kernels.base import TargetOutput
 from wager.testing import ToyDistribution, ToyTarget
+from wager.testing.drafters import HistoryDrafter
 from wager.testing.toy import toy_engine
 from wager.types import Draft, DraftRequest, OutputDelta, Request, SamplingParams
 from wager.verify.distribution import ProcessedDistribution, process, without_replacement
@@ -57,38 +57,20 @@ def transition(distribution: ToyDistribution, params: SamplingParams) -> np.ndar
 # --- drafters -----------------------------------------------------------------------------------------------
 
 
-class SamplingDrafter:
+class SamplingDrafter(HistoryDrafter):
     """Draws guesses from GUESSER with private noise and reports the distribution each was drawn from."""
 
     name = "sampling"
-    default_depth = 3
     samples = True
 
     def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
         self.widths = widths
-        self.last: dict[str, int] = {}
-
-    def begin(self, sequence: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = "") -> None:
-        self.last[sequence] = tokens[-1]
-
-    def accept(self, sequence: str, tokens: Sequence[int]) -> None:
-        self.last[sequence] = tokens[-1]
-
-    def observe(self, output: TargetOutput) -> None:
-        pass
-
-    def end(self, sequence: str) -> None:
-        self.last.pop(sequence, None)
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft:
         assert request.needs_draft_probs
-        tokens: list[int] = []
-        parents: list[int] = []
-        draft_probs: list[np.ndarray] = []
-        level = [(-1, self.last[request.seq_id])]
+        tokens, parents, draft_probs = [], [], []
+        level = [(-1, self.known[request.seq_id][-1])]
         for depth, width in enumerate(self.widths[: request.depth], start=1):
             grown = []
             for parent, last in level:
@@ -125,26 +107,22 @@ class FixedDrafter(SamplingDrafter):
 
 
 class ModelDrafter(DraftModel):
-    """The production draft model around GUESSER."""
+    """The production draft model around GUESSER or another law; `widths` give the number of nodes of its trees."""
 
-    def __init__(self, widths: tuple[int, ...]) -> None:
-        super().__init__(ToyTarget(GUESSER, num_blocks=400, max_rows=400, max_sequences=48))
+    def __init__(self, widths: tuple[int, ...], *, law: ToyDistribution = GUESSER, trees: bool = False) -> None:
+        super().__init__(ToyTarget(law, num_blocks=600, max_rows=400, max_sequences=48), vocab=V, trees=trees)
         self.widths = widths
 
 
-class TreeModelDrafter(DraftModel):
-    """The same, drafting trees; `widths` give their number of nodes."""
-
-    def __init__(self, widths: tuple[int, ...]) -> None:
-        super().__init__(ToyTarget(GUESSER, num_blocks=600, max_rows=400, max_sequences=48), trees=True)
-        self.widths = widths
+def tree_model(widths: tuple[int, ...]) -> ModelDrafter:
+    return ModelDrafter(widths, trees=True)
 
 
 class MergedModelDrafter(MergedDrafter):
     """Lookup, a draft model and one of trees, as one tree."""
 
     def __init__(self, widths: tuple[int, ...]) -> None:
-        super().__init__([ModelDrafter(widths), NgramDrafter(), TreeModelDrafter(widths)], vocab=V)
+        super().__init__([ModelDrafter(widths), NgramDrafter(), tree_model(widths)], vocab=V)
         self.widths = widths
 
 
@@ -169,14 +147,14 @@ ROOMY = dict(num_blocks=400, max_rows=800, max_sequences=48)
 TIGHT = dict(num_blocks=16, max_rows=40, max_sequences=6)
 
 
-def sample(drafter, params: SamplingParams, *, rule: str, base: int, rooms=ROOMY, tokens: int = TOKENS) -> Sample:
+def sample(drafter, params: SamplingParams, *, rule: str, base: int, rooms=ROOMY) -> Sample:
     """Texts of requests that run side by side; TIGHT makes sequences preempt each other and find cached prefixes."""
     engine = toy_engine(TARGET, drafter=drafter, depth=_nodes(drafter.widths), rule=rule, **rooms)
     events: dict[str, list[OutputDelta]] = {}
     prefix = (0,) * 20 if rooms is TIGHT else ()
     requests = [
         Request(f"r{i}", (*prefix, i % V), replace(params, seed=base * 1_000_003 + i))
-        for i in range(max(1, tokens // LENGTH))
+        for i in range(max(1, TOKENS // LENGTH))
     ]
     done = engine.generate(requests, on_output=lambda event: events.setdefault(event.request_id, []).append(event))
     got = Sample()

@@ -17,23 +17,28 @@ from wager.verify.accept import NoiseCoins
 from wager.verify.distribution import process
 
 FAR = 1e-6
-CELLS = 16
-
-
-def cells(g: np.ndarray) -> np.ndarray:
-    """Gumbel numbers -> the equally likely sixteenth of (0, 1) they fall in."""
-    return np.minimum((np.exp(-np.exp(-g)) * CELLS).astype(int), CELLS - 1)
 
 
 def field(*, seed: int = 3, position: int = 0, choice: int = 0, domain: int = 0, depth: int = 0) -> np.ndarray:
     return noise.gumbel(seed, position, vocab=20000, choice=choice, domain=domain, depth=depth)
 
 
+def independent(one: np.ndarray, other: np.ndarray, cells: int = 16) -> bool:
+    """Whether pairs of numbers, uniform in (0, 1), fall into the cells of a square as independent ones do."""
+    table = np.histogram2d(one, other, bins=cells, range=((0, 1), (0, 1)))[0]
+    return stats.chi2_contingency(table).pvalue > FAR
+
+
+def uniform(gumbels: np.ndarray) -> np.ndarray:
+    return np.exp(-np.exp(-gumbels))
+
+
 @pytest.mark.parametrize("at", [{}, {"seed": 2**63 + 1}, {"position": 1}, {"position": 10**6}, {"choice": 5}])
-def test_numbers_of_a_row_are_gumbel(at):
+def test_numbers_of_a_row_are_gumbel_and_those_of_its_ids_independent(at):
     g = field(**at)
-    assert stats.chisquare(np.bincount(cells(g), minlength=CELLS)).pvalue > FAR
     assert stats.kstest(g, "gumbel_r").pvalue > FAR
+    for lag in (1, 2, 3, 64):
+        assert independent(uniform(g[:-lag]), uniform(g[lag:]))
 
 
 def test_numbers_of_one_id_over_positions_are_gumbel():
@@ -42,76 +47,57 @@ def test_numbers_of_one_id_over_positions_are_gumbel():
     assert stats.kstest(g, "gumbel_r").pvalue > FAR
 
 
-NEIGHBOURS = [
-    ({}, {"position": 1}),
-    ({"position": 7}, {"position": 8}),
-    ({}, {"seed": 4}),
-    ({}, {"seed": 3 + 2**32}),
-    ({}, {"choice": 1}),
-    ({}, {"domain": 1}),
-    ({}, {"domain": 2}),
-    ({}, {"domain": 3, "depth": 1}),
-    ({"domain": 3, "depth": 1}, {"domain": 3, "depth": 2}),
-    ({"domain": 3, "depth": 2, "position": 9}, {"domain": 3, "depth": 1, "position": 9}),
-    ({"position": 1}, {"choice": 1}),
-]
-
-
-@pytest.mark.parametrize(("one", "other"), NEIGHBOURS)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"position": 1}),
+        ({"position": 7}, {"position": 8}),
+        ({}, {"seed": 4}),
+        ({}, {"seed": 3 + 2**32}),
+        ({}, {"choice": 1}),
+        ({}, {"domain": 1}),
+        ({}, {"domain": 2}),
+        ({}, {"domain": 3, "depth": 1}),
+        ({"domain": 3, "depth": 1}, {"domain": 3, "depth": 2}),
+        ({"domain": 3, "depth": 2, "position": 9}, {"domain": 3, "depth": 1, "position": 9}),
+        ({"position": 1}, {"choice": 1}),
+    ],
+)
 def test_rows_that_differ_anywhere_are_independent(one, other):
-    table = np.zeros((CELLS, CELLS))
-    np.add.at(table, (cells(field(**one)), cells(field(**other))), 1)
-    assert stats.chi2_contingency(table).pvalue > FAR
-
-
-@pytest.mark.parametrize("lag", [1, 2, 3, 64])
-def test_ids_of_a_row_are_independent(lag):
-    c = cells(field())
-    table = np.zeros((CELLS, CELLS))
-    np.add.at(table, (c[:-lag], c[lag:]), 1)
-    assert stats.chi2_contingency(table).pvalue > FAR
+    assert independent(uniform(field(**one)), uniform(field(**other)))
 
 
 def test_coins_are_uniform_and_independent_of_each_other():
     """Acceptance coins over positions, and coin i against coin i + 1 and against the residual draw of the round."""
     coins = np.array(
         [
-            [
-                noise.uniform(9, position, index=0),
-                noise.uniform(9, position, index=1),
-                noise.uniform(9, position, domain=noise.RESIDUAL),
-            ]
+            [*(noise.uniform(9, position, index=i) for i in (0, 1)), noise.uniform(9, position, domain=noise.RESIDUAL)]
             for position in range(6000)
         ]
     )
     assert all(stats.kstest(column, "uniform").pvalue > FAR for column in coins.T)
-    for a, b in itertools.combinations(range(3), 2):
-        table = np.histogram2d(coins[:, a], coins[:, b], bins=8, range=((0, 1), (0, 1)))[0]
-        assert stats.chi2_contingency(table).pvalue > FAR
-    table = np.histogram2d(coins[:-1, 0], coins[1:, 0], bins=8, range=((0, 1), (0, 1)))[0]
-    assert stats.chi2_contingency(table).pvalue > FAR
+    assert all(independent(a, b, 8) for a, b in itertools.combinations(coins.T, 2))
+    assert independent(coins[:-1, 0], coins[1:, 0], 8)
 
 
-def test_noise_coins_flip_and_draw_with_the_given_probabilities():
-    weights = np.array([0, 3.0, 0, 1.0, 0])
-    flips = draws = 0
-    for position in range(4000):
+@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300])
+def test_noise_coins_flip_and_draw_with_the_given_probabilities(scale):
+    weights, drawn, flips, count = np.array([0, 3.0, 0, 1.0, 0]) * scale, [], 0, 4000
+    for position in range(count):
         coins = NoiseCoins(17, position, 2)
         flips += coins.flip(0.3)
-        drawn = coins.draw(weights)
-        assert drawn in (1, 3)
-        draws += drawn == 1
+        drawn.append(coins.draw(weights))
         assert coins.flip(1.0) and not coins.flip(0.0)
-    assert stats.binomtest(flips, 4000, 0.3).pvalue > FAR
-    assert stats.binomtest(draws, 4000, 0.75).pvalue > FAR
+    assert set(drawn) == {1, 3}
+    assert stats.binomtest(flips, count, 0.3).pvalue > FAR
+    assert stats.binomtest(drawn.count(1), count, 0.75).pvalue > FAR
 
 
 def test_two_coins_of_a_round_differ_and_rounds_can_be_replayed():
-    one, again = NoiseCoins(1, 5), NoiseCoins(1, 5)
-    draws = [tuple(coins.draw(np.ones(10**6)) for _ in range(3)) for coins in (one, again)]
-    assert draws[0] == draws[1]
-    assert len(set(draws[0])) == 3
-    assert NoiseCoins(1, 6).draw(np.ones(10**6)) != draws[0][0]
+    one, again, later = (
+        [coins.draw(np.ones(10**6)) for _ in range(3)] for coins in map(NoiseCoins, (1, 1, 1), (5, 5, 6))
+    )
+    assert one == again and len(set(one)) == 3 and later[0] != one[0]
 
 
 @pytest.mark.slow

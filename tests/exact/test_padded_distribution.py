@@ -10,16 +10,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-import worlds
-from counting import GUESSER, LENGTH, TOKENS, V, sample, windows
-from worlds import Context, World, deviation, emitted
+from counting import GUESSER, LENGTH, TOKENS, ModelDrafter, V, sample, windows
+from worlds import EXACT, Context, World, chains, deviation, distinct, emitted, trees
 
 from wager.draft.model import DraftModel
 from wager.testing import ToyDistribution, ToyTarget
 from wager.types import DraftRequest, SamplingParams
 from wager.verify.accept import block, rejection, traversal
 
-EXACT = 1e-12
 LEVEL = 1e-4
 SIZE = 4
 """The target's ids."""
@@ -56,14 +54,13 @@ def test_every_outcome_of_a_round(rows: int, params: SamplingParams) -> None:
         world = Padded(SIZE, seed, rows_of_draft=rows, params=params)
         stated = world.q(())
         assert stated.sum() == pytest.approx(1, abs=EXACT) and not stated[rows:].any()
-        for rule in (rejection, block, traversal):
-            out, accepted = emitted(world, rule, worlds.chains(world, 2))
-            assert sum(out.values()) == pytest.approx(1, abs=EXACT) and accepted > 0.1
-            assert deviation(world, out, 3) < EXACT
-        for rule in (rejection, traversal):
-            out, accepted = emitted(world, rule, worlds.trees(world, (2, 2), worlds.distinct))
-            assert sum(out.values()) == pytest.approx(1, abs=EXACT) and accepted > 0.1
-            assert deviation(world, out, 3) < EXACT
+        for drafts, rules in (
+            (list(chains(world, 2)), (rejection, block, traversal)),
+            (list(trees(world, (2, 2), distinct)), (rejection, traversal)),
+        ):
+            for rule in rules:
+                out, accepted = emitted(world, rule, drafts)
+                assert accepted > 0.1 and deviation(world, out, 3) < EXACT
 
 
 def test_behind_an_id_without_a_row_nothing_is_guessed() -> None:
@@ -71,28 +68,18 @@ def test_behind_an_id_without_a_row_nothing_is_guessed() -> None:
     assert world.q((1, 2)).any() and not world.q((SIZE - 1,)).any() and not world.q((1, SIZE - 1, 0)).any()
 
 
-class OtherRows(DraftModel):
-    """The production draft model around GUESSER with more or fewer rows than the target."""
-
-    def __init__(self, widths: tuple[int, ...], rows: int, *, trees: bool) -> None:
-        law = replace(GUESSER, vocab=rows)
-        super().__init__(
-            ToyTarget(law, num_blocks=600, max_rows=400, max_sequences=48), vocab=V, trees=trees, kernels=None
-        )
-        self.widths = widths
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "trees"), [("rejection", False), ("block", False), ("traversal", True), ("rejection", True)]
+    ("rule", "in_trees"), [("rejection", False), ("block", False), ("traversal", True), ("rejection", True)]
 )
 @pytest.mark.parametrize("rows", [V - 1, V + 5])
-def test_texts_of_the_engine_follow_the_targets_distribution(rule: str, trees: bool, rows: int) -> None:
+def test_texts_of_the_engine_follow_the_targets_distribution(rule: str, in_trees: bool, rows: int) -> None:
     """The last id is biased against, so that sequences without it are long enough to be drafted for."""
     params = SamplingParams(max_tokens=LENGTH, temperature=1.0, logit_bias={V - 1: -3.0, 2: 1.0})
 
     def p_value(base: int) -> float:
-        got = sample(OtherRows((2, 2) if trees else (1, 1, 1), rows, trees=trees), params, rule=rule, base=base)
+        drafter = ModelDrafter((2, 2) if in_trees else (1, 1, 1), law=replace(GUESSER, vocab=rows), trees=in_trees)
+        got = sample(drafter, params, rule=rule, base=base)
         assert got.accepted > 0.1 * TOKENS
         return windows(got, params)
 

@@ -68,8 +68,7 @@ def cases(draw):
     return np.array(logits, np.float32), params, draw(words), draw(words), draw(words)
 
 
-@pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(cases())
 def test_shape_is_the_definition(case):
     logits, params, prompt, output, path = case
@@ -109,46 +108,6 @@ def test_the_nucleus_of_a_large_vocabulary(spread, top_p, top_k):
     assert count == 1 or masses[count - 2] < top_p + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("params", "left"),
-    [(dict(top_k=3), [0, 1, 4]), (dict(top_p=0.8), [0, 1, 2, 3, 4]), (dict(top_p=0.8, top_k=4), [0, 1, 4])],
-)
-def test_of_equals_the_lowest_ids_survive(params, left):
-    """Weights e, e^2, e, e, e^2, e: of the equal ones those with low ids stay."""
-    z = np.array([1, 2, 1, 1, 2, 1], np.float32)
-    assert process(z, SamplingParams(temperature=1.0, **params)).ids.tolist() == left
-
-
-def test_order_is_penalties_bias_temperature_then_truncation():
-    """Bias lifts an id into the top-k; the temperature acts before the nucleus is taken; min-p comes last."""
-    z = np.array([3, 2, 1, 0], np.float32)
-    lifted = process(z, SamplingParams(temperature=2.0, top_k=2, logit_bias={3: 5.0}))
-    assert lifted.ids.tolist() == [0, 3]
-    assert lifted.scores.tolist() == [1.5, 2.5]
-    cold, hot = (process(z, SamplingParams(temperature=t, top_p=0.8)) for t in (0.5, 2.0))
-    assert (cold.ids.tolist(), hot.ids.tolist()) == ([0], [0, 1, 2])
-    # top-k 2 leaves shares .73 and .27, so the nucleus of .7 is one id; over all ids it would be two.
-    assert process(z, SamplingParams(temperature=1.0, top_k=2, top_p=0.7)).ids.tolist() == [0]
-    assert process(z, SamplingParams(temperature=1.0, top_p=0.7)).ids.tolist() == [0, 1]
-    # With min-p first the nucleus would be taken of {0, 1} and end at 0.
-    assert process(z, SamplingParams(temperature=1.0, top_p=0.7, min_p=0.2)).ids.tolist() == [0, 1]
-
-
-def test_penalties_by_hand():
-    """Prompt {0, 1}, output {1, 1, 2}: repetition sees all three, presence and frequency the output."""
-    z = np.array([2.0, -1.0, 1.0, 0.5], np.float32)
-    params = SamplingParams(temperature=1.0, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
-    got = process(z, params, History([0, 1], [1, 1, 2])).scores
-    assert got.tolist() == [1.0, -2.0 - 0.5 - 0.5, 0.5 - 0.5 - 0.25, 0.5]
-
-
-def test_greedy_obeys_penalties_and_bias_and_ignores_truncation():
-    z = np.array([2.0, 1.9, 0.0], np.float32)
-    assert process(z, SamplingParams(top_k=1, top_p=0.1, min_p=1.0)).ids is None
-    assert process(z, SamplingParams(presence_penalty=0.5), History([], [0])).choose(0, 0) == 1
-    assert process(z, SamplingParams(temperature=1e-4, logit_bias={2: 9.0})).choose(0, 0) == 2
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_ten_thousand_biases_are_made_arrays_once_and_choose_the_same_tokens(temperature):
     rng = np.random.default_rng(3)
@@ -177,16 +136,18 @@ def test_history_counts(prompt, output, pieces):
         history.extended([1, 2, 299]).counts()
         history.append(output[i * 20 : (i + 1) * 20])
     known, path = output[: pieces * 20], output[pieces * 20 :]
-    for got, words in ((history, known), (history.extended(path), known + path)):
+    view, copy = history.extended(path), history.copy()
+    copy.append(path)
+    for got, words in ((history, known), (view, known + path), (copy, known + path)):
         ids, counts = got.counts()
         assert len(set(ids.tolist())) == len(ids)
-        expected = {token: words.count(token) for token in {*prompt, *words}}
-        assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == expected
-
-
-def test_a_view_of_a_history_cannot_be_appended_to():
-    with pytest.raises(UsageError, match="view"):
-        History([1]).extended([2]).append([3])
+        assert dict(zip(ids.tolist(), counts.tolist(), strict=True)) == {
+            token: words.count(token) for token in {*prompt, *words}
+        }
+    if path:
+        for misuse in (view.copy, lambda: view.append([3])):
+            with pytest.raises(UsageError, match="view"):
+                misuse()
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), HOT, SamplingParams(temperature=1.0, top_k=2, top_p=0.5)])
@@ -201,27 +162,23 @@ def test_logits_that_are_no_numbers_fail_loudly(params, bad, what):
     assert noise.argmax_gumbel(z, params.temperature, 1, 2) == -1
 
 
-EXTREMES = [-3.4e38, -1.0, 0.0, 2.0, 3.4e38]
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("temperature", [0.0, 1.01e-4, 1e-3, 100.0])
 @pytest.mark.parametrize("repetition", [1e-3, 1e3])
 @pytest.mark.parametrize("bias", [-100.0, 100.0])
 def test_no_parameter_that_is_allowed_overflows(temperature, repetition, bias):
-    """The widest float32 row under the strongest processors: still a law, whichever truncation comes after."""
+    """The widest float32 row under the strongest processors: still a distribution, whichever truncation comes after."""
+    strongest = SamplingParams(
+        temperature=temperature,
+        repetition_penalty=repetition,
+        frequency_penalty=-2.0,
+        presence_penalty=2.0,
+        logit_bias={3: bias},
+    )
+    row, history = np.array([-3.4e38, -1.0, 0.0, 2.0, 3.4e38], np.float32), History(range(5), [1, 4, 4])
     for cut in ({}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}):
-        params = SamplingParams(
-            temperature=temperature,
-            repetition_penalty=repetition,
-            frequency_penalty=-2.0,
-            presence_penalty=2.0,
-            logit_bias={3: bias},
-            **cut,
-        )
-        law = process(np.array(EXTREMES, np.float32), params, History(range(5), [1, 4, 4])).probabilities(5)
-        assert np.isfinite(law).all()
-        assert law.sum() == pytest.approx(1)
+        probs = process(row, replace(strongest, **cut), history).probabilities(5)
+        assert np.isfinite(probs).all() and probs.sum() == pytest.approx(1)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
@@ -232,29 +189,13 @@ def test_what_overflows_at_the_temperature_fails_loudly(cut):
         process(np.array([1e307, 0.0, 1.0]), SamplingParams(temperature=1e-3, **cut))  # type: ignore[arg-type]
 
 
-def test_a_bias_bans_in_effect():
-    shaped = process(
-        np.array([3.0, 1.0, 2.5, 1.5], np.float32), SamplingParams(temperature=1.0, logit_bias={0: -100.0})
-    )
-    assert shaped.probabilities(4)[0] < 1e-40
-    assert {shaped.choose(1, position) for position in range(60)} == {1, 2, 3}
-
-
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
 @pytest.mark.parametrize(
     "weights", [[0.0, 0.0, 0.0], [0.5, math.nan, 0.5], [0.5, math.inf, 0.0], [1e308, 1e308, 1e308], [5e-324, 0.0]]
 )
-def test_a_law_without_a_total_is_not_drawn_from(weights):
+def test_a_distribution_without_a_total_is_not_drawn_from(weights):
     with pytest.raises(NumericsError, match="position 7"):
         NoiseCoins(3, 7).draw(np.array(weights))
-
-
-@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
-def test_a_draw_follows_the_weights_whatever_their_total(scale):
-    weights = np.array([0.0, 0.2, 0.0, 0.8, 0.0]) * scale
-    drawn = [NoiseCoins(3, position).draw(weights) for position in range(600)]
-    assert set(drawn) == {1, 3}
-    assert drawn.count(3) / 600 == pytest.approx(0.8, abs=0.07)
 
 
 def test_choose_is_argmax_of_score_plus_field():
@@ -278,30 +219,22 @@ def test_top_ranks_with_margins():
     for params in (SamplingParams(), HOT, SamplingParams(temperature=0.7, top_k=9)):
         shaped = process(z, params)
         for position in range(10):
-            ranked = shaped.top(4, 3, position)
-            best, second = ranked[0], ranked[1]
-            assert best[0] == shaped.choose(3, position)
-            assert best[1] == pytest.approx(-second[1])
-            assert best[1] >= 0 >= second[1] >= ranked[2][1] >= ranked[3][1]
-            assert shaped.top(1, 3, position) == ranked[:1]
-
-
-def test_top_of_a_short_row():
-    alone = process(np.array([0, 5, 1], np.float32), SamplingParams(temperature=1.0, top_k=1))
-    assert alone.top(3, 1, 2) == [(1, math.inf)]
-    assert len(process(np.zeros(3, np.float32), HOT).top(8, 1, 2)) == 3
+            tokens, margins = zip(*shaped.top(4, 3, position), strict=True)
+            assert tokens[0] == shaped.choose(3, position)
+            assert margins[0] == pytest.approx(-margins[1])
+            assert margins[0] >= 0 >= margins[1] >= margins[2] >= margins[3]
+            assert shaped.top(1, 3, position) == [(tokens[0], margins[0])]
+    assert process(z, SamplingParams(temperature=1.0, top_k=1)).top(3, 1, 2) == [(int(z.argmax()), math.inf)]
+    assert len(process(z[:3], HOT).top(8, 1, 2)) == 3
 
 
 def test_token_logprob_is_the_raw_softmax():
     z = np.array([1.0, 3.0, 3.0, -2.0], np.float32)
     expected = z.astype(np.float64) - math.log(sum(math.exp(x) for x in z))
     got = token_logprob(z, 0, 3)
-    assert got.token_id == 0
-    assert got.logprob == pytest.approx(expected[0], rel=1e-12)
-    assert [token for token, _ in got.top_logprobs] == [1, 2, 0]
-    assert [value for _, value in got.top_logprobs] == pytest.approx(expected[[1, 2, 0]].tolist(), rel=1e-12)
-    assert token_logprob(z, 3).top_logprobs == ()
-    assert len(token_logprob(z, 3, 20).top_logprobs) == 4
+    assert (got.token_id, got.logprob) == (0, pytest.approx(expected[0], rel=1e-12))
+    assert got.top_logprobs == tuple((token, pytest.approx(expected[token], rel=1e-12)) for token in (1, 2, 0))
+    assert token_logprob(z, 3).top_logprobs == () and len(token_logprob(z, 3, 20).top_logprobs) == 4
 
 
 def test_a_result_is_a_function_of_its_row_alone():
@@ -311,8 +244,8 @@ def test_a_result_is_a_function_of_its_row_alone():
     params = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
     history = History(range(50))
     for row in range(7):
-        alone, inside = process(batch[row].copy(), params, history), process(batch[row], params, history)
-        strided = process(np.asfortranarray(batch)[row], params, history)
+        copies = batch[row].copy(), batch[row], np.asfortranarray(batch)[row]
+        alone, inside, strided = (process(each, params, history) for each in copies)
         for other in (inside, strided):
             assert (alone.ids == other.ids).all()
             assert (alone.scores == other.scores).all()

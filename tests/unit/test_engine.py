@@ -15,7 +15,6 @@ from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import RecyclingDrafter
 from wager.economics.policy.heuristics import FixedDepth
-from wager.engine.proposer import Proposer
 from wager.errors import RequestError, UsageError
 from wager.testing import (
     AdversaryDrafter,
@@ -59,7 +58,7 @@ DRAFTERS = {
     "recycle": lambda: RecyclingDrafter(LAW.vocab),
     "suffix:tree": lambda: LookupDrafter("suffix:tree", LookupSources(4, shared_tokens=200), trees=True),
     "suffix": lambda: LookupDrafter("suffix", LookupSources(4, shared_tokens=200)),
-    "oracle": lambda: OracleDrafter(ToyOracle(LAW)),
+    "oracle": lambda law=LAW: OracleDrafter(ToyOracle(law)),
     "adversary": lambda: AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
     "blind-adversary": lambda: AdversaryDrafter(LAW.vocab),
     "random-tree": lambda: RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
@@ -77,6 +76,7 @@ DRAFTERS = {
         inner=InnerDrafter(_model(inner=InnerDrafter(NgramDrafter(), vocab=LAW.vocab)), vocab=LAW.vocab)
     ),
     "merged": lambda: MergedDrafter([NgramDrafter(), _model()], vocab=LAW.vocab),
+    "remembers-merged": lambda: MergedDrafter([DRAFTERS["suffix"](), NgramDrafter()], vocab=LAW.vocab),
     "merged-odd": lambda: MergedDrafter(
         [FailingDrafter(calls=20), _model(trees=True), OutsideVocabularyDrafter(LAW.vocab), OverlongDrafter()],
         vocab=LAW.vocab,
@@ -144,7 +144,7 @@ def test_text_depends_on_prompt_params_and_seed_alone(drafter: str, setting: str
 
 
 def test_forced_preemption_and_prefix_hits_change_nothing(texts: dict) -> None:
-    engine = toy_engine(LAW, drafter=RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)), depth=6, num_blocks=256)
+    engine = toy_engine(LAW, drafter=DRAFTERS["random-tree"](), depth=6, num_blocks=256)
     preempted = hits = 0
     for _ in range(2):  # the second round finds its prompts in the prefix cache
         steps = itertools.count()
@@ -174,31 +174,26 @@ def test_choices_share_the_prompt_and_differ_in_noise() -> None:
 
 def test_an_oracle_is_accepted_whole_and_an_adversary_never() -> None:
     params = SamplingParams(max_tokens=41, temperature=0.9, seed=3, ignore_eos=True)
-    oracle = toy_engine(LAW, drafter=OracleDrafter(ToyOracle(LAW)), depth=4)
-    (best,) = oracle.generate([Request("a", (1, 2, 3), params)])
-    assert best.stats.accepted == best.stats.drafted > 0
-    assert best.stats.rounds == 9  # five tokens a round
-    assert best.drafted_by.count("oracle") == best.stats.accepted
-    adversary = toy_engine(LAW, drafter=AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)), depth=4)
-    (worst,) = adversary.generate([Request("a", (1, 2, 3), params)])
-    assert worst.stats.accepted == 0 < worst.stats.drafted
-    assert worst.stats.rounds == len(worst.token_ids)
+    best, worst = (
+        toy_engine(LAW, drafter=DRAFTERS[name](), depth=4).generate([Request("a", (1, 2, 3), params)])[0]
+        for name in ("oracle", "adversary")
+    )
     assert best.token_ids == worst.token_ids
+    assert best.drafted_by.count("oracle") == best.stats.accepted == best.stats.drafted > 0
+    assert best.stats.rounds == 9  # five tokens a round
+    assert worst.stats.accepted == 0 < worst.stats.drafted and worst.stats.rounds == 41
 
 
-@pytest.mark.parametrize("drafter", ["suffix", "recycle", "merged"])
+@pytest.mark.parametrize("drafter", ["suffix", "recycle", "remembers-merged"])
 def test_what_drafters_remember_of_requests_can_be_forgotten(drafter: str) -> None:
     """A request that is answered again is guessed from its own answer, unless the drafters were told to forget it."""
-    merged = MergedDrafter([DRAFTERS["suffix"](), NgramDrafter()], vocab=LAW.vocab)
-    remembering = merged if drafter == "merged" else DRAFTERS[drafter]()
-    engine = toy_engine(LAW, drafter=remembering, depth=4)
-    request = Request("r", tuple(range(5)), SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True, seed=1))
+    engine = toy_engine(LAW, drafter=DRAFTERS[drafter](), depth=4)
+    request = Request("r", tuple(range(5)), SamplingParams(max_tokens=60, ignore_eos=True, seed=1))
     rounds = []
     for forgets in (False, False, True):
         if forgets:
             engine.forget_requests()
-        (answer,) = engine.generate([request])
-        rounds.append(answer.stats.rounds)
+        rounds += [answer.stats.rounds for answer in engine.generate([request])]
     assert rounds[1] < rounds[0] == rounds[2]
     engine.add(request)
     with pytest.raises(UsageError, match="cannot forget"):
@@ -207,44 +202,34 @@ def test_what_drafters_remember_of_requests_can_be_forgotten(drafter: str) -> No
 
 def test_logprobs_are_the_targets_own_with_guesses_or_without() -> None:
     params = SamplingParams(max_tokens=24, temperature=1.0, top_k=5, seed=8, logprobs=3, ignore_eos=True)
-    request = Request("r", (4, 5, 6), params)
-
-    def run(drafter: Drafter | None) -> Completion:
-        return toy_engine(LAW, drafter=drafter, depth=4).generate([request])[0]
-
-    bare, guessed = run(None), run(RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)))
-    assert guessed.stats.accepted > 0
-    assert bare.logprobs == guessed.logprobs
+    bare, guessed = (
+        toy_engine(LAW, drafter=drafter, depth=4).generate([Request("r", (4, 5, 6), params)])[0]
+        for drafter in (None, DRAFTERS["random-tree"]())
+    )
+    assert guessed.stats.accepted > 0 and bare.logprobs == guessed.logprobs
     assert [entry.token_id for entry in bare.logprobs] == list(bare.token_ids)
     assert all(len(entry.top_logprobs) == 3 for entry in bare.logprobs)
 
 
-def test_stop_token_ids_end_the_text_inside_a_round() -> None:
+def test_a_text_ends_inside_a_round_at_a_stop_token_or_with_the_context() -> None:
     request = Request("r", (1, 2, 3), SamplingParams(max_tokens=40, temperature=0.9, seed=3, ignore_eos=True))
     whole = plain(request)
-    stop = whole[7]
-    first = whole.index(stop)
-    engine = toy_engine(LAW, drafter=OracleDrafter(ToyOracle(LAW)), depth=6)
-    (done,) = engine.generate([replace(request, params=replace(request.params, stop_token_ids=(stop,)))])
-    assert done.token_ids == whole[: first + 1]
-    assert done.finish_reason == "stop"
+    for changes, tokens, reason in (
+        ({"stop_token_ids": (whole[7],)}, whole[: whole.index(whole[7]) + 1], "stop"),
+        ({"max_tokens": 2**63 - 1}, whole[:29], "length"),
+    ):
+        engine = toy_engine(LAW, drafter=DRAFTERS["oracle"](), depth=6, max_context=32)
+        [done] = engine.generate([replace(request, params=replace(request.params, **changes))])
+        assert (done.token_ids, done.finish_reason) == (tokens, reason)
 
 
-def test_a_request_for_as_many_tokens_as_there_can_be_ends_with_the_context() -> None:
-    engine = toy_engine(LAW, max_context=32)
-    [done] = engine.generate([Request("r", (1, 2), SamplingParams(max_tokens=2**63 - 1, ignore_eos=True))])
-    assert (done.finish_reason, len(done.token_ids)) == ("length", 30)
-
-
-def test_abort_ends_every_choice_and_frees_the_pages() -> None:
+def test_abort_ends_every_choice_and_frees_the_blocks() -> None:
     engine = toy_engine(LAW, drafter=NgramDrafter())
     engine.add(Request("r", (1, 2, 3), SamplingParams(max_tokens=400, n=2, ignore_eos=True)))
     for _ in range(5):
         engine.step()
-    assert engine.abort("r")
-    assert not engine.abort("r")
-    events = engine.step()
-    assert [(e.index, e.finish_reason) for e in events] == [(0, "abort"), (1, "abort")]
+    assert engine.abort("r") and not engine.abort("r")
+    assert [(e.index, e.finish_reason) for e in engine.step()] == [(0, "abort"), (1, "abort")]
     assert not engine.busy
     engine.check()
     assert engine.scheduler.block_pool.num_free_blocks == engine.scheduler.block_pool.num_blocks
@@ -277,8 +262,8 @@ def test_requests_that_cannot_be_served_are_refused_by_name() -> None:
         Request("empty", ())
 
 
-class BrokenLaw(ToyDistribution):
-    """Not a number after token 7, which the law itself never says."""
+class FragileLaw(ToyDistribution):
+    """Not a number after token 7, wherever it comes from."""
 
     def logits(self, tails, digests):  # type: ignore[no-untyped-def]
         z = super().logits(tails, digests)
@@ -295,20 +280,11 @@ class BrokenLaw(ToyDistribution):
     ],
 )
 def test_numbers_that_are_not_end_their_request_and_no_other(params: SamplingParams) -> None:
-    engine = toy_engine(BrokenLaw(vocab=48, eos=7, eos_bias=-1000), drafter=NgramDrafter())
+    engine = toy_engine(FragileLaw(vocab=48, eos=7, eos_bias=-1000), drafter=NgramDrafter())
     good, bad = engine.generate([Request("good", (1, 2, 3), params), Request("bad", (1, 2, 7), params)])
     assert bad.finish_reason == "error" and "not finite" in bad.error and bad.token_ids == ()
     assert good.finish_reason == "length" and len(good.token_ids) == 5
     assert (engine.runner.target.cache.tokens < 48).all()
-
-
-class FragileLaw(ToyDistribution):
-    """Not a number after token 7, wherever it comes from."""
-
-    def logits(self, tails, digests):  # type: ignore[no-untyped-def]
-        z = super().logits(tails, digests)
-        z[tails[:, 0] == 7] = float("nan")
-        return z
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
@@ -321,15 +297,12 @@ def test_a_row_that_fails_beyond_the_end_of_a_text_hurts_nobody(rule: VerifyRule
         engine = toy_engine(law, drafter=drafter, depth=6, rule=rule)
         return engine.generate([Request("r", (1, 2, 3), replace(params, **changes))])[0]
 
-    bare = run(None)
+    bare, stopped = run(None), run(DRAFTERS["oracle"](law), stop_token_ids=(7,))
     assert bare.finish_reason == "error" and bare.token_ids[-1] == 7
+    assert stopped.finish_reason == "stop"
     if rule == "match" or temperature == 0:  # under the other rules sampled texts differ by right
-        guessed = run(OracleDrafter(ToyOracle(law)))
-        assert (guessed.finish_reason, guessed.token_ids) == ("error", bare.token_ids)
-        stopped = run(OracleDrafter(ToyOracle(law)), stop_token_ids=(7,))
-        assert (stopped.finish_reason, stopped.token_ids) == ("stop", bare.token_ids)
-    else:
-        assert run(OracleDrafter(ToyOracle(law)), stop_token_ids=(7,)).finish_reason == "stop"
+        guessed = run(DRAFTERS["oracle"](law))
+        assert guessed.finish_reason == "error" and guessed.token_ids == stopped.token_ids == bare.token_ids
 
 
 def test_a_failed_request_leaves_the_pages_of_its_twin_alone() -> None:
@@ -349,8 +322,7 @@ def test_a_failed_request_leaves_the_pages_of_its_twin_alone() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
 def test_every_rule_verifies_what_a_draft_model_guesses(rule: VerifyRule, temperature: float) -> None:
-    twin = ToyTarget(LAW, num_blocks=64)
-    engine = toy_engine(LAW, drafter=DraftModel(twin), depth=4, rule=rule)
+    engine = toy_engine(LAW, drafter=DraftModel(ToyTarget(LAW, num_blocks=64)), depth=4, rule=rule)
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
     (done,) = engine.generate([Request("r", (1, 2, 3), params)])
     assert done.stats.drafted >= 32
@@ -358,8 +330,7 @@ def test_every_rule_verifies_what_a_draft_model_guesses(rule: VerifyRule, temper
 
 
 def test_the_block_rule_cuts_what_branches() -> None:
-    engine = toy_engine(LAW, drafter=DuplicateSiblingsDrafter(), depth=4)
-    engine.runner.rule, engine.proposer = "block", Proposer(DuplicateSiblingsDrafter(), vocab=LAW.vocab, rule="block")
+    engine = toy_engine(LAW, drafter=DuplicateSiblingsDrafter(), depth=4, rule="block")
     (done,) = engine.generate([Request("r", (1, 2, 3), SamplingParams(max_tokens=20, ignore_eos=True))])
     assert done.finish_reason == "length" and done.stats.drafted > 0
 
@@ -367,12 +338,10 @@ def test_the_block_rule_cuts_what_branches() -> None:
 def test_a_batch_that_is_refused_half_way_leaves_nothing_behind() -> None:
     engine = toy_engine(LAW)
     good, bad = Request("a", (1, 2, 3), SamplingParams(max_tokens=5)), Request("b", (1, 99))
-    with pytest.raises(RequestError, match="token 99"):
-        engine.generate([good, bad])
-    assert len(engine.generate([good])) == 1
-    with pytest.raises(RequestError, match="Two requests"):
-        engine.generate([good, good], concurrency=1)
-    assert len(engine.generate([good])) == 1
+    for batch, concurrency, words in (([good, bad], None, "token 99"), ([good, good], 1, "Two requests")):
+        with pytest.raises(RequestError, match=words):
+            engine.generate(batch, concurrency=concurrency)
+        assert len(engine.generate([good])) == 1
     assert engine.scheduler.block_pool.num_free_blocks == engine.scheduler.block_pool.num_blocks
 
 
