@@ -59,7 +59,7 @@ def engine_on(
         clock=trace.clock,
     )
     proposer = Proposer(*drafters, vocab=decoder.vocab, rule=rule)
-    decoder.tap(proposer.readers.taps)
+    decoder.tap(proposer.taps)
     runner = Runner(decoder, rule=rule, kernels=decoder.kernels, buffers=decoder.buffers)
     return Engine(runner, scheduler, policy=FixedDepth(depth), proposer=proposer, trace=trace)
 

@@ -178,11 +178,11 @@ def test_one_that_wakes_is_up_to_date_and_one_that_fails_then_is_tapped_for_no_m
     begin("a", [1, 2])
     begin("b", [3])
     rest("one")
-    assert proposer.readers.taps == {1} and tapped == [{1}]
+    assert proposer.taps == {1} and tapped == [{1}]
     step({"a": [4], "b": [5]})
     begin("c", [6, 7])
     rest("one", "two")
-    assert tapped[1:] == [frozenset()] and not proposer.readers.reads_passes
+    assert tapped[1:] == [frozenset()] and not proposer.reads_passes
     step({"a": [8], "c": [9, 10]}, "b")
     assert one.texts == {"a": [1, 2], "c": [6, 7]} and two.texts == {"a": [1, 2, 4], "c": [6, 7]}
     rest("two")
@@ -190,7 +190,7 @@ def test_one_that_wakes_is_up_to_date_and_one_that_fails_then_is_tapped_for_no_m
     two.fails = True
     begin("d", [12])
     rest()  # which it fails for all three sequences
-    assert proposer.name == "one" and proposer.readers.taps == {0, 2} and tapped[2:] == [{0, 2}]
+    assert proposer.name == "one" and proposer.taps == {0, 2} and tapped[2:] == [{0, 2}]
     step({"a": [11]})
     assert one.texts["a"] == [1, 2, 4, 8, 11]
 

@@ -85,7 +85,7 @@ class Engine:
         while around is not None and around is not self._requested:
             around = getattr(around, "policy", None)
         if around is None:
-            self._requested.replace(policy)
+            self._requested.policy = policy
         self._policy = self._requested if around is None else policy
         self._policy.leave_out(frozenset(self._proposer.failed))
         self._time_stages(self._trace)
@@ -111,10 +111,11 @@ class Engine:
         self._accept = trace.timed("accept", runner.accept, sequences)
         self._commit = trace.timed("commit", scheduler.commit)
         self._set_inactive = trace.timed("observe", proposer.set_inactive, sequences, runner.tap)
-        self._show = trace.timed("observe", proposer.readers.show)
+        self._show = trace.timed("observe", proposer.show)
         self._observe_drafters = trace.timed("observe", proposer.observe)
         self._learn = trace.timed(POLICY_STAGE, self._update_policy)
         self._report = trace.timed(POLICY_STAGE, policy.observe)
+        self._limit_prompts = trace.timed("schedule", scheduler.prompt_rows.observe)
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
@@ -131,16 +132,16 @@ class Engine:
         spans = self._schedule()
         if not spans:
             return finals
-        budget = self.scheduler.draft_budget(spans)
+        budget = self.scheduler.max_rows - sum([len(span.tokens) for span in spans])
         plan = self._plan(spans, budget)
-        proposer, readers = self._proposer, self._proposer.readers
-        if proposer.changed or (readers.reads_states and readers.inactive is not self._policy.inactive_drafters):
+        proposer = self._proposer
+        if proposer.changed or (proposer.reads_states and proposer.inactive is not self._policy.inactive_drafters):
             self._set_inactive(self._policy.inactive_drafters)
         drafts = self._propose(spans, plan)
         drafts = self._admit(drafts, budget)
         output = self._forward(spans, drafts)
         outcomes = self._accept(spans, drafts, output)
-        if readers.reads_passes:
+        if proposer.reads_passes:
             self._show(output, spans, drafts, outcomes)
         deltas = self._commit(spans, outcomes)
         self._observe(spans, output, outcomes, deltas)
@@ -153,12 +154,11 @@ class Engine:
         outcomes: Mapping[str, Outcome],
         deltas: Sequence[OutputDelta],
     ) -> None:
-        """Drafters and policy learn from the step. The policy observes its seconds after all stages have ended; those
-        of that last call count for the next step."""
+        """Drafters, policy and scheduler learn from the step. The last two observe its seconds after all stages have
+        ended; those of these calls count for the next step."""
         known: dict[str, Sequence[int]] = {}
         ended: list[str] = []
-        for delta in deltas:
-            seq_id = sequence_id(delta.request_id, delta.index)
+        for seq_id, delta in zip(outcomes, deltas, strict=True):
             if delta.finish_reason is None:
                 known[seq_id] = delta.token_ids
             else:
@@ -169,7 +169,7 @@ class Engine:
             self._close_requests(deltas)
         record = _step_record(spans, outcomes, deltas, self._trace.take())
         self._report(record)
-        self.scheduler.observe(record)
+        self._limit_prompts(record)
         if self.on_step is not None:
             with self._guard.call("on_step"):
                 self.on_step(record)
@@ -179,12 +179,7 @@ class Engine:
         if self._proposer.changed:
             self._policy.leave_out(frozenset(self._proposer.failed))
         for seq_id in ended:
-            self._end_in_policy(seq_id)
-
-    def _end_in_policy(self, seq_id: str) -> None:
-        self._policy.end(seq_id)
-        if self._requested.remove(seq_id):
-            self._time_stages(self._trace)
+            self._policy.end(seq_id)
 
     def _close_requests(self, deltas: Iterable[OutputDelta]) -> None:
         """The id of a request whose last choice has ended may be used again."""
@@ -221,8 +216,7 @@ class Engine:
         self._open[request.id] = len(choices)
         for sequence in choices:
             self.proposer.begin(sequence.id, request.prompt, request.params, tenant=request.tenant)
-            if self._requested.add(sequence, self.proposer.drafters):
-                self._time_stages(self._trace)
+            self._requested.add(sequence, self.proposer.drafters)
             self._policy.begin(sequence.id, weight=request.weight)
 
     def _sequence(self, request: Request, choice: int, seed: int) -> EngineSequence:
@@ -244,7 +238,7 @@ class Engine:
             for delta in deltas:
                 seq_id = sequence_id(delta.request_id, delta.index)
                 self.proposer.end(seq_id)
-                self._end_in_policy(seq_id)
+                self._policy.end(seq_id)
             self._close_requests(deltas)
             self._final_outputs += deltas
             return True

@@ -1,7 +1,7 @@
 """Policies around the engine's own: what requests say about speculation, grammars on guesses, and tenants.
 
 The policy sees the sequences of requests that choose for themselves as it sees prompts: rows that it can do nothing
-about. While no request says anything its own methods are called, without a detour.
+about.
 
 A grammar works after the policy has admitted guesses. What it forbids is not verified, and what it forces is guessed:
 forced tokens are always right, so their rows would have to be computed anyway. A grammar forces bytes; its guess is the
@@ -25,7 +25,8 @@ from wager.errors import GrammarError, RequestError
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftDecision, GrammarState, Plan, Request, RequestSpeculation, Span, Verdict
 
-_METHODS = ("begin", "plan", "admit", "learn", "observe", "end")
+GRAMMAR_DRAFTER = "grammar"
+"""The drafter of forced tokens."""
 
 
 class RequestPolicy(WrappedPolicy):
@@ -36,16 +37,11 @@ class RequestPolicy(WrappedPolicy):
         self._sequences = sequences
         self._decisions: dict[str, DraftDecision] = {}  # of sequences whose requests choose
         self._constrained: set[str] = set()
-        self._grammar_drafts = GrammarDrafts()
+        self._admitted: dict[str, list[int]] = {}
+        """By sequence with a grammar, of each verified node the one that the policy had admitted, -1: none."""
         self._spans: Sequence[Span] = ()
         self._left_out: frozenset[str] = frozenset()
         super().__init__(policy)
-        self._bind()
-
-    def replace(self, policy: Policy) -> None:
-        """Decide as another policy from now on."""
-        self.policy = policy
-        self._bind()
 
     @staticmethod
     def check(request: Request, drafters: Mapping[str, Drafter]) -> None:
@@ -60,35 +56,12 @@ class RequestPolicy(WrappedPolicy):
             field="speculation",
         )
 
-    def add(self, sequence: EngineSequence, drafters: Mapping[str, Drafter]) -> bool:
-        """A sequence is about to begin. Whether other methods are to be called from now on."""
-        quiet = not self._says_something
+    def add(self, sequence: EngineSequence, drafters: Mapping[str, Drafter]) -> None:
+        """A sequence is about to begin."""
         if sequence.request.speculation is not None:
             self._decisions[sequence.id] = _decision(sequence.request.speculation, drafters)
         if sequence.constrained:
             self._constrained.add(sequence.id)
-        self._bind()
-        return quiet and self._says_something
-
-    def remove(self, seq_id: str) -> bool:
-        """A sequence has ended, and the policy knows. Whether other methods are to be called from now on."""
-        busy = self._says_something
-        self._decisions.pop(seq_id, None)
-        self._constrained.discard(seq_id)
-        self._bind()
-        return busy and not self._says_something
-
-    @property
-    def _says_something(self) -> bool:
-        return bool(self._decisions or self._constrained)
-
-    def _bind(self) -> None:
-        """The policy's own methods in place of this one's, while no request says anything."""
-        for name in _METHODS:
-            if self._says_something:
-                self.__dict__.pop(name, None)
-            else:
-                self.__dict__[name] = getattr(self.policy, name)
 
     # ---- the interface of a policy ----------------------------------------------------------------------------------
 
@@ -128,13 +101,51 @@ class RequestPolicy(WrappedPolicy):
             admitted: Mapping[str, Draft] = {**self.policy.admit(others, budget - rows), **chosen}
         else:
             admitted = self.policy.admit(drafts, budget)
-        if not self._constrained:
-            return admitted
-        return self._grammar_drafts.complete(self._spans, admitted, budget, self._sequences)
+        return self._completed(admitted, budget) if self._constrained else admitted
+
+    def _completed(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        """The drafts with what grammars force and without what they forbid, at most `budget` rows together. Guesses
+        sampled from draft_probs stay as they are: the rules that need these must not choose among them by their
+        tokens."""
+        self._admitted.clear()
+        completed = dict(drafts)
+        room = budget - sum([len(draft) for draft in drafts.values()])
+        for span in self._spans:
+            sequence, draft = self._sequences[span.seq_id], drafts.get(span.seq_id) or Draft(span.seq_id)
+            grammar = sequence.grammar if sequence.constrained and span.needs_logits else None
+            choice = sequence.request.speculation
+            is_off = choice is not None and choice.depth == 0
+            if grammar is None or draft.draft_probs is not None or not span.max_draft_tokens or is_off:
+                continue
+            growing = _ConstrainedDraft(draft, grammar, min(span.max_draft_tokens, len(draft) + room))
+            growing.grow(-1, -1, ())
+            room += len(draft) - len(growing.admitted)
+            self._admitted[span.seq_id] = growing.admitted
+            if growing.admitted:
+                completed[span.seq_id] = growing.draft()
+            else:
+                completed.pop(span.seq_id, None)
+        return completed
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
-        others = [verdict for verdict in verdicts if verdict.seq_id not in self._decisions]
-        self.policy.learn(self._grammar_drafts.verdicts(others) if self._constrained else others)
+        if self._decisions or self._constrained:
+            verdicts = [self._on_admitted(each) for each in verdicts if each.seq_id not in self._decisions]
+        self.policy.learn(verdicts)
+
+    def _on_admitted(self, verdict: Verdict) -> Verdict:
+        """The verdict as one on what was admitted."""
+        admitted = self._admitted.get(verdict.seq_id) if verdict.seq_id in self._constrained else None
+        if admitted is None:
+            return verdict
+        accepted = [admitted[node] for node in verdict.accepted]
+        if -1 in accepted:  # an admitted node never follows one that was not
+            accepted = accepted[: accepted.index(-1)]
+        return Verdict(verdict.seq_id, tuple(accepted), verdict.tokens)
+
+    def end(self, sequence: str) -> None:
+        self.policy.end(sequence)
+        self._decisions.pop(sequence, None)
+        self._constrained.discard(sequence)
 
     @property
     def inactive_drafters(self) -> frozenset[str]:
@@ -168,10 +179,6 @@ def _decision(choice: RequestSpeculation, drafters: Mapping[str, Drafter]) -> Dr
 # ---- grammars on the guesses of a step -------------------------------------------------------------------
 
 
-GRAMMAR_DRAFTER = "grammar"
-"""The drafter of forced tokens."""
-
-
 @dataclass(frozen=True, slots=True)
 class DraftOfSeveral(Draft):
     """A draft whose nodes come from several drafters, `drafters` by node."""
@@ -180,60 +187,6 @@ class DraftOfSeveral(Draft):
 
     def drafter_of(self, node: int) -> str:
         return self.drafters[node]
-
-
-class GrammarDrafts:
-    """Completes the drafts of sequences with a grammar; keeps what the policy had admitted until it learns."""
-
-    def __init__(self) -> None:
-        self._admitted: dict[str, list[int]] = {}  # by sequence, of each verified node the admitted one, -1: none
-
-    def complete(
-        self,
-        spans: Sequence[Span],
-        drafts: Mapping[str, Draft],
-        budget: int,
-        sequences: Mapping[str, EngineSequence],
-    ) -> Mapping[str, Draft]:
-        """The drafts to verify, at most `budget` rows together. Guesses sampled from draft_probs stay as they are: the
-        rules that need these must not choose among them by their tokens."""
-        self._admitted.clear()
-        completed = dict(drafts)
-        room = budget - sum([len(draft) for draft in drafts.values()])
-        for span in spans:
-            sequence = sequences[span.seq_id]
-            grammar = sequence.grammar if sequence.constrained and span.needs_logits else None
-            draft = drafts.get(span.seq_id) or Draft(span.seq_id)
-            if grammar is None or draft.draft_probs is not None or not span.max_draft_tokens or _is_off(sequence):
-                continue
-            growing = _ConstrainedDraft(draft, grammar, min(span.max_draft_tokens, len(draft) + room))
-            growing.grow(-1, -1, ())
-            room += len(draft) - len(growing.admitted)
-            self._admitted[span.seq_id] = growing.admitted
-            if growing.admitted:
-                completed[span.seq_id] = growing.draft()
-            else:
-                completed.pop(span.seq_id, None)
-        return completed
-
-    def verdicts(self, verdicts: Iterable[Verdict]) -> list[Verdict]:
-        """The verdicts as verdicts on what was admitted."""
-        return [self._verdict(verdict) for verdict in verdicts]
-
-    def _verdict(self, verdict: Verdict) -> Verdict:
-        admitted = self._admitted.get(verdict.seq_id)
-        if admitted is None:
-            return verdict
-        accepted = [admitted[node] for node in verdict.accepted]
-        if -1 in accepted:  # an admitted node never follows one that was not
-            accepted = accepted[: accepted.index(-1)]
-        return Verdict(verdict.seq_id, tuple(accepted), verdict.tokens)
-
-
-def _is_off(sequence: EngineSequence) -> bool:
-    """Whether the request turns speculation off."""
-    choice = sequence.request.speculation
-    return choice is not None and choice.depth == 0
 
 
 class _ConstrainedDraft:

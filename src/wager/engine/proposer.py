@@ -83,7 +83,21 @@ class Proposer:
         self._served = {drafter.name: _Served(drafter) for drafter in drafters}
         self._sequences: set[str] = set()
         self._steps = 0
-        self.readers = OutputReaders(drafters, drop=lambda name, error: self._pause(self._served[name], error))
+        self.inactive: frozenset[str] = frozenset()
+        """The drafters that `set_inactive` named."""
+        self._states = [
+            (served, served.drafter)
+            for served in self._served.values()
+            if isinstance(served.drafter, StateReader) and served.drafter.taps is not None
+        ]
+        self._rows = [
+            (served, served.drafter)
+            for served in self._served.values()
+            if isinstance(served.drafter, RowReader) and served.drafter.reads_rows
+        ]
+        self.reads_states = bool(self._states)
+        """Whether a drafter reads the target's states, active or not."""
+        self._choose_readers()
 
     @property
     def name(self) -> str:
@@ -113,7 +127,7 @@ class Proposer:
         """The drafters of these names are inactive from now on, beside those that pause, and no others: they get no
         tokens and are shown no states until they are active again. `tap` is called with the layers that drafters read
         if they change."""
-        before, changed, self.changed = self.readers.taps, self.changed, False
+        before, changed, self.changed, self.inactive = self.taps, self.changed, False, names
         for name, served in self._served.items():
             inactive = name in names or name in self.failed
             if served.active and inactive:
@@ -123,9 +137,9 @@ class Proposer:
                 served.active, served.known = False, known
             elif not served.active and not inactive:
                 self._catch_up(served, sequences)
-        self.readers.set_inactive(names, paused=self.failed.keys())
-        if changed or self.readers.taps != before:
-            tap(self.readers.taps)
+        self._choose_readers()
+        if changed or self.taps != before:
+            tap(self.taps)
 
     def _catch_up(self, served: _Served, sequences: Mapping[str, EngineSequence]) -> None:
         """Give a drafter that is active again the tokens that it does not know."""
@@ -270,6 +284,39 @@ class Proposer:
                 else:
                     served.strikes = 0
 
+    # ---- drafters that read the target's outputs -------------------------------------------------------------------
+
+    def _choose_readers(self) -> None:
+        """Inactive drafters are shown no states, but rows of logits: what they learn from them is of other texts as
+        well. Paused ones are shown nothing."""
+        self._shown_states = [(served, reader) for served, reader in self._states if served.active]
+        self._shown_rows = [(served, reader) for served, reader in self._rows if served.drafter.name not in self.failed]
+        self.reads_passes = bool(self._shown_states or self._shown_rows)
+        """Whether passes are to be shown."""
+        self.taps = frozenset(layer for _, reader in self._shown_states for layer in reader.taps or ())
+        """The layers whose residual stream passes must give."""
+
+    def show(
+        self,
+        output: TargetOutput,
+        spans: Sequence[Span],
+        drafts: Mapping[str, Draft],
+        outcomes: Mapping[str, Outcome],
+    ) -> None:
+        """A pass's states and rows of logits to the drafters that read them."""
+        computed = computed_rows(spans, outcomes) if self._shown_states else []
+        for served, reader in self._shown_states:
+            try:
+                reader.read(output, computed)
+            except Exception as error:
+                self._pause(served, error)
+        rows = logits_rows(spans, drafts) if self._shown_rows else []
+        for served, row_reader in self._shown_rows:
+            try:
+                row_reader.read_rows(output, rows)
+            except Exception as error:
+                self._pause(served, error)
+
     # ---- drafters that fail ---------------------------------------------------------------------------------------
 
     def _leave_out(self, served: _Served, seq_id: str, error: Exception) -> None:
@@ -302,7 +349,7 @@ class Proposer:
                     drafter.end(seq_id)
         served.active, served.known = False, dict.fromkeys(begun, 0)
         served.suspects.clear()
-        self.readers.set_inactive(self.readers.inactive, paused=self.failed.keys())
+        self._choose_readers()
         self.changed = True
 
     def _note(self, served: _Served, error: Exception, what: str) -> str:
@@ -380,65 +427,7 @@ def _has_valid_scores(draft: Draft) -> bool:
     return not scores or (min(scores) >= 0.0 and max(scores) <= 1.0 and total == total)
 
 
-# ---- drafters that read the target's outputs ------------------------------------------------------------
-
-
-class OutputReaders:
-    """Those of `drafters` that read the target's states, or its rows of logits. `drop` is called with the name and the
-    error of one that fails.
-
-    `taps` are the layers whose residual stream passes must give: those that an active drafter reads. `reads_passes`:
-    whether something is to be shown; `reads_states`: whether some drafter reads states, active or not. Rows of logits
-    are shown to inactive drafters too: what they learn from them is of other texts as well. A paused drafter is shown
-    nothing.
-    """
-
-    def __init__(self, drafters: Sequence[Drafter], *, drop: Callable[[str, Exception], None]) -> None:
-        self.inactive: frozenset[str] = frozenset()
-        self._paused: frozenset[str] = frozenset()
-        self._states: dict[str, StateReader] = {}
-        self._rows: dict[str, RowReader] = {}
-        for drafter in drafters:
-            if isinstance(drafter, StateReader) and drafter.taps is not None:
-                self._states[drafter.name] = drafter
-            if isinstance(drafter, RowReader) and drafter.reads_rows:
-                self._rows[drafter.name] = drafter
-        self._drop, self.reads_states = drop, bool(self._states)
-        self._choose()
-
-    def set_inactive(self, names: frozenset[str], *, paused: Collection[str] = ()) -> None:
-        """These are inactive or paused from now on, and no others."""
-        self.inactive, self._paused = names, frozenset(paused)
-        self._choose()
-
-    def _choose(self) -> None:
-        active = {name: each for name, each in self._states.items() if name not in self.inactive | self._paused}
-        self._active = list(active.items())
-        self._shown_rows = [(name, each) for name, each in self._rows.items() if name not in self._paused]
-        self.reads_passes = bool(self._active or self._shown_rows)
-        self.taps = frozenset(layer for reader in active.values() for layer in reader.taps or ())
-
-    def show(
-        self,
-        output: TargetOutput,
-        spans: Sequence[Span],
-        drafts: Mapping[str, Draft],
-        outcomes: Mapping[str, Outcome],
-    ) -> None:
-        """A pass's states and rows to the drafters that read them."""
-        computed = computed_rows(spans, outcomes) if self._active else []
-        for name, reader in self._active:
-            try:
-                reader.read(output, computed)
-            except Exception as error:
-                self._drop(name, error)
-        shown_rows = [each for each in self._shown_rows if each[0] not in self._paused]
-        rows = logits_rows(spans, drafts) if shown_rows else []
-        for name, row_reader in shown_rows:
-            try:
-                row_reader.read_rows(output, rows)
-            except Exception as error:
-                self._drop(name, error)
+# ---- which rows of a pass are whose ----------------------------------------------------------------------
 
 
 def computed_rows(spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> list[ComputedRows]:

@@ -10,7 +10,7 @@ of sequences are in a native StepState (csrc/step_state.h); here is how many row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from wager.engine.limits import check_length
@@ -72,7 +72,7 @@ class Scheduler:
         self.max_draft_tokens = max_draft_tokens
         self._clock = clock
         self._recent_draft_rows = 0
-        self._prompt_rows = PromptRows(most=max_prefill_rows)
+        self.prompt_rows = PromptRows(most=max_prefill_rows)
         self._sequences: dict[str, EngineSequence] = {}
         self._streamed = 0  # of these, whose tokens someone waits for
         self._state = StepState(
@@ -127,22 +127,14 @@ class Scheduler:
 
     def next(self) -> list[Span]:
         """Spans of the next step, with blocks reserved for their rows and guesses. The spans' `max_draft_tokens`
-        together may be more than `draft_budget`."""
+        together may be more than the step has rows for."""
         decoding = self._state.num_decoding
         drafts = min(self.max_draft_tokens, max(0, self.max_rows // max(1, decoding) - 1))
         kept = rows_kept_for_guesses(self.max_rows, decoding=decoding, drafts=drafts, recent=self._recent_draft_rows)
-        limit = self._prompt_rows.limit(decoding=decoding, streamed=self._streamed > 0)
+        limit = self.prompt_rows.limit(decoding=decoding, streamed=self._streamed > 0)
         most = self.max_rows if limit is None else min(limit, self.max_rows)
         spans = self._state.schedule(drafts, kept, most, self._clock())
         return [Span._make(span) for span in spans]
-
-    def draft_budget(self, spans: Iterable[Span]) -> int:
-        """Rows of the step that these spans' known tokens leave to guesses."""
-        return self.max_rows - sum([len(span.tokens) for span in spans])
-
-    def observe(self, record: StepRecord) -> None:
-        """What a step took: it bounds the rows of prompts in later ones."""
-        self._prompt_rows.observe(record)
 
     # ---- after the pass -------------------------------------------------------------------------------------------
 
@@ -172,34 +164,23 @@ class Scheduler:
         deltas = []
         for span, (count, finish_reason) in zip(spans, kept, strict=True):
             outcome = outcomes.get(span.seq_id)
-            if outcome is not None:
-                cut = texts.get(span.seq_id)
-                deltas.append(self._delta(self._sequences[span.seq_id], outcome, count, cut, finish_reason))
+            if outcome is None:
+                continue
+            sequence, tokens = self._sequences[span.seq_id], outcome.verdict.tokens[:count]
+            if span.seq_id in texts:
+                text, finish_reason = texts[span.seq_id]
+            else:
+                text = sequence.text_of(tokens, finish_reason)
+            delta = OutputDelta(
+                sequence.request_id, sequence.choice, tokens, text, outcome.drafted_by[:count], outcome.logprobs[:count]
+            )
+            if outcome.error and not finish_reason:
+                finish_reason = "error"
+                delta = replace(delta, error=outcome.error, error_status=outcome.error_status)
+            deltas.append(self._end(sequence, finish_reason, delta) if finish_reason else delta)
         if invalid_blocks:
             self.cache.discard(invalid_blocks)
         return deltas
-
-    def _delta(
-        self,
-        sequence: EngineSequence,
-        outcome: Outcome,
-        count: int,
-        cut: tuple[str, FinishReason | None] | None,
-        finish_reason: FinishReason | None,
-    ) -> OutputDelta:
-        """The output of a sequence of whose tokens `count` were kept; `cut` if its text decided that."""
-        tokens = outcome.verdict.tokens[:count]
-        if cut is None:
-            text = sequence.text_of(tokens, finish_reason)
-        else:
-            text, finish_reason = cut
-        delta = OutputDelta(
-            sequence.request_id, sequence.choice, tokens, text, outcome.drafted_by[:count], outcome.logprobs[:count]
-        )
-        if outcome.error and not finish_reason:
-            finish_reason = "error"
-            delta = replace(delta, error=outcome.error, error_status=outcome.error_status)
-        return self._end(sequence, finish_reason, delta) if finish_reason else delta
 
     def _end(self, sequence: EngineSequence, finish_reason: FinishReason, delta: OutputDelta) -> OutputDelta:
         """Remove a sequence and free its blocks; its last output."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from wager.kernels._native import SequenceState
-from wager.types import GREEDY_TEMPERATURE, FinishReason, GrammarState, Request, SamplingParams, Stats
+from wager.types import GREEDY_TEMPERATURE, FinishReason, GrammarState, Request, Stats
 from wager.verify.distribution import History
 
 _MOST_TOKENS = 2**63 - 1
@@ -37,12 +37,17 @@ class EngineSequence:
         params = request.params
         self.id = sequence_id(request.id, choice)
         self.request, self.request_id = request, request.id
+        self.params = params
+        self.tenant = request.tenant
+        self.prompt_tokens = len(request.prompt)
         self.choice = choice
         self.seed = seed
         self.drafter = drafter
         self.text = text
         self.constrained = params.grammar is not None
         """Whether its output follows a grammar, which may end it."""
+        self.cut_by_text = self.constrained or (text is not None and text.may_stop)
+        """Whether its text may end it: a stop string or a grammar."""
         tokens_alone = params.filters_only and params.logprobs is None
         self.state = SequenceState(
             id=self.id,
@@ -77,14 +82,6 @@ class EngineSequence:
         return None if history is None else history.grammar
 
     @property
-    def params(self) -> SamplingParams:
-        return self.request.params
-
-    @property
-    def tenant(self) -> str:
-        return self.request.tenant
-
-    @property
     def tokens(self) -> list[int]:
         """A copy of its tokens, prompt and output."""
         return self.state.tokens_from(0)
@@ -98,22 +95,12 @@ class EngineSequence:
         """The leading tokens whose keys and values are in the cache."""
         return self.state.num_computed_tokens
 
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.request.prompt)
-
-    @property
-    def cut_by_text(self) -> bool:
-        """Whether its text may end it: a stop string or a grammar."""
-        return self.constrained or (self.text is not None and self.text.may_stop)
-
     def text_of(self, tokens: Sequence[int], finish_reason: FinishReason | None) -> str:
         """The text that becomes certain with tokens that were kept; the last one has no text if it is a stop token."""
         if self.text is None:
             return ""
-        if finish_reason is None:
-            return self.text.push_all(tokens)
-        return self.text.push_all(tokens[:-1] if finish_reason == "stop" else tokens) + self._flush()
+        text = "".join(map(self.text.push, tokens[:-1] if finish_reason == "stop" else tokens))
+        return text if finish_reason is None else text + self._flush()
 
     def cut_text(
         self, tokens: Sequence[int], finish_reason: FinishReason | None
@@ -185,10 +172,6 @@ class Detokenizer:
         """Text that became certain with this token."""
         text = self._decoder.push(token)
         return self._advance(text, last=False) if self._stop else text
-
-    def push_all(self, tokens: Sequence[int]) -> str:
-        """Text that became certain with these tokens."""
-        return "".join([self.push(token) for token in tokens])
 
     def flush(self) -> str:
         """What is still held back, at the end of the text."""

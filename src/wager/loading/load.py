@@ -82,7 +82,7 @@ class LoadedTarget:
                 "Wait until its requests have finished: engines that share a model run one at a time.",
             )
         self.cache_user = engine
-        self.decoder.tap(engine.proposer.readers.taps if engine else ())
+        self.decoder.tap(engine.proposer.taps if engine else ())
 
 
 class LoadedEngine(Engine):

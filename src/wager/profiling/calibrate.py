@@ -464,7 +464,7 @@ def time_drafting(
     counted; UsageError if there is no other.
     """
     name, rng, states = proposer.name, random.Random(0), np.random.default_rng(0)
-    reads_passes = proposer.readers.reads_passes
+    reads_passes = proposer.reads_passes
     texts: dict[str, list[int]] = {}
     for number in range(batches[-1]):
         period = [rng.randrange(vocab if tokens is None else tokens) for _ in range(_PERIOD)]
@@ -527,10 +527,10 @@ def _show_pass(
         logits=rng.standard_normal((len(spans), vocab), np.float32),
         greedy_tokens=np.array([*following.values()], np.int32),
         last_hidden=states[: len(spans)],
-        taps=dict.fromkeys(proposer.readers.taps, states),
+        taps=dict.fromkeys(proposer.taps, states),
     )
     outcomes = {seq_id: Outcome(Verdict(seq_id, (), (token,))) for seq_id, token in following.items()}
-    proposer.readers.show(output, spans, {}, outcomes)
+    proposer.show(output, spans, {}, outcomes)
 
 
 # ---- calibrations ---------------------------------------------------------------------------------------------------

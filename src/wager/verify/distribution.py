@@ -287,7 +287,7 @@ def _min_p(x: NDArray[np.float64], params: SamplingParams) -> NDArray[np.int64] 
     return np.flatnonzero(x >= x.max() + np.log(params.min_p))
 
 
-# ---- what a distribution depends on besides the logits: penalties count tokens, a grammar follows them -------------------
+# ---- what a distribution depends on besides the logits: penalties count tokens, a grammar follows them ---------------
 
 
 class _TokenCounts:
