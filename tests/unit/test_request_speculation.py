@@ -105,20 +105,12 @@ def test_what_the_engine_lacks_is_refused() -> None:
         RequestSpeculation(3)  # type: ignore[arg-type]
 
 
-def test_without_such_requests_the_policy_is_called_without_a_detour() -> None:
-    policy = SeenByPolicy(2)
-    engine = toy_engine(LAW, drafter=NgramDrafter(), policy=policy)
-    for _ in range(2):
-        assert all(getattr(engine.policy, name) == getattr(policy, name) for name in ("plan", "admit", "learn", "end"))
-        engine.add(Request("r", (1, 2), PARAMS, speculation=RequestSpeculation(depth=1)))
-        assert engine.policy.plan != policy.plan
-        while engine.busy:
-            engine.step()
-    engine.add(Request("r", (1, 2), PARAMS, speculation=RequestSpeculation(depth=1)))
-    engine.abort("r")
-    assert engine.policy.plan == policy.plan
+def test_a_policy_that_is_replaced_decides_for_the_requests_that_do_not_choose() -> None:
+    engine = toy_engine(LAW, drafter=NgramDrafter(), policy=SeenByPolicy(2))
     engine.policy = replaced = SeenByPolicy(3)
-    engine.generate([Request("r", (1, 2), PARAMS)])
+    engine.generate(
+        [Request("r", (1, 2), PARAMS), Request("s", (1, 2), PARAMS, speculation=RequestSpeculation(depth=1))]
+    )
     assert replaced.begun == ["r"]
 
 

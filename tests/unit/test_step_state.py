@@ -172,7 +172,8 @@ def native_sequence(plain: PlainSequence) -> SequenceState:
     )
 
 
-def run(seeds: range) -> None:
+@pytest.mark.parametrize("seeds", [range(25), range(1000, 1800)], ids=["some", "many"])
+def test_the_native_state_and_the_plain_one_agree(seeds: range) -> None:
     seen: Counter[str] = Counter()
     for seed in seeds:
         try:
@@ -182,15 +183,6 @@ def run(seeds: range) -> None:
     assert all(seen.values()) and len(seen) == 8, seen
 
 
-def test_the_native_state_and_the_plain_one_agree() -> None:
-    run(range(25))
-
-
-@pytest.mark.slow
-def test_the_native_state_and_the_plain_one_agree_over_many_traces() -> None:
-    run(range(1000, 1800))
-
-
 # ---- misuse ---------------------------------------------------------------------------------------------------------
 
 
@@ -198,18 +190,19 @@ def sequence(seq_id: str) -> SequenceState:
     return native_sequence(PlainSequence(seq_id, seq_id, 0, [1] * 20, 99, (), ""))
 
 
-def one_step() -> tuple[StepState, list[SequenceState]]:
+@pytest.fixture
+def step() -> tuple[StepState, SequenceState, SequenceState]:
     """Two sequences whose rows were scheduled."""
     state = StepState(pool=BlockPool(8, prefix_cache=True), max_rows=64, max_sequences=4, max_context=128)
-    sequences = [sequence("a"), sequence("b")]
-    for each in sequences:
-        state.add(each)
+    first, second = sequence("a"), sequence("b")
+    state.add(first)
+    state.add(second)
     assert len(state.schedule(0, 0, 64, 0.0)) == 2
-    return state, sequences
+    return state, first, second
 
 
-def test_a_step_with_a_wrong_result_changes_nothing() -> None:
-    state, [first, second] = one_step()
+def test_a_step_with_a_wrong_result_changes_nothing(step: tuple[StepState, SequenceState, SequenceState]) -> None:
+    state, first, second = step
     for rows, tokens in ((20, ("x",)), (20, (2**31,)), (21, (1,)), (-1, ())):
         with pytest.raises((UsageError, ValueError)):
             state.commit([(first, 20, 0, (3,), ()), (second, rows, 0, tokens, ())], 1.0)  # type: ignore[list-item]
@@ -219,12 +212,11 @@ def test_a_step_with_a_wrong_result_changes_nothing() -> None:
         state.commit([(first, 20, 0, (3,), ())], 1.0)
 
 
-def test_a_sequence_is_added_and_removed_once() -> None:
-    state, [first, _] = one_step()
-    with pytest.raises(UsageError, match="'a' runs or waits already"):
-        state.add(sequence("a"))
-    with pytest.raises(UsageError, match="'a' neither runs nor waits"):
-        state.remove(sequence("a"))
+def test_a_sequence_is_added_and_removed_once(step: tuple[StepState, SequenceState, SequenceState]) -> None:
+    state, first, _ = step
+    for call, words in ((state.add, "runs or waits already"), (state.remove, "neither runs nor waits")):
+        with pytest.raises(UsageError, match=f"'a' {words}"):
+            call(sequence("a"))
     state.remove(first)
     with pytest.raises(UsageError, match="'a' neither runs nor waits"):
         state.remove(first)

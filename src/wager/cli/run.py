@@ -14,7 +14,7 @@ import click
 
 from wager.config import EngineConfig
 from wager.drafter_spec import DrafterSpec
-from wager.engine.outputs import GuessedText, TokenText
+from wager.engine.outputs import GuessedText, TokenDecoder
 from wager.errors import UsageError
 from wager.inputs import read_text
 from wager.terminal import console, flags
@@ -287,7 +287,7 @@ class DraftColorer:
     Text may lag behind its tokens (stop strings, unfinished characters); it is assigned in order of arrival.
     """
 
-    def __init__(self, token_text: TokenText) -> None:
+    def __init__(self, token_text: TokenDecoder) -> None:
         self._text = GuessedText(token_text)
         self._colours: dict[str, str] = {}
         self._counts: Counter[str] = Counter()

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from wager.constrain.compiler import GrammarCompiler, with_compiled_grammar
 from wager.economics.policy.base import Policy
 from wager.engine.limits import check_request
-from wager.engine.outputs import OutputCollector
+from wager.engine.outputs import OutputCollector, TokenDecoder
 from wager.engine.policies import RequestPolicy
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
-from wager.engine.sequence import Detokenizer, EngineSequence, TokenDecoder, sequence_id
+from wager.engine.sequence import Detokenizer, EngineSequence, sequence_id
 from wager.errors import RequestError, UsageError
 from wager.kernels.base import TargetOutput
 from wager.kernels.noise import fresh_seed
@@ -207,27 +207,24 @@ class Engine:
             self._add(request)
 
     def _add(self, request: Request) -> None:
-        self._check(request)
+        if request.id in self._open:
+            raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
+        drafters, drafter = self.proposer.drafters, self.proposer.name
+        check_request(request, vocab=self.runner.target.vocab, has_tokenizer=self._decoder is not None)
+        self._requested.check(request, drafters)
         request = with_compiled_grammar(request, self.grammars)
         seed = fresh_seed() if request.params.seed is None else request.params.seed
-        choices = [self._sequence(request, choice, seed) for choice in range(request.params.n)]
+        choices = []
+        for choice in range(request.params.n):
+            text = Detokenizer(self._decoder(request.prompt), request.params.stop) if self._decoder else None
+            choices.append(EngineSequence(request, choice, seed=seed, text=text, eos=self._eos, drafter=drafter))
         for sequence in choices:  # all have one length, so only the first can be refused
             self.scheduler.add(sequence)
         self._open[request.id] = len(choices)
         for sequence in choices:
             self.proposer.begin(sequence.id, request.prompt, request.params, tenant=request.tenant)
-            self._requested.add(sequence, self.proposer.drafters)
+            self._requested.add(sequence, drafters)
             self._policy.begin(sequence.id, weight=request.weight)
-
-    def _sequence(self, request: Request, choice: int, seed: int) -> EngineSequence:
-        text = Detokenizer(self._decoder(request.prompt), request.params.stop) if self._decoder else None
-        return EngineSequence(request, choice, seed=seed, text=text, eos=self._eos, drafter=self.proposer.name)
-
-    def _check(self, request: Request) -> None:
-        if request.id in self._open:
-            raise RequestError(f"Request id {request.id!r} is in use.", "Give every request its own id.")
-        check_request(request, vocab=self.runner.target.vocab, has_tokenizer=self._decoder is not None)
-        self._requested.check(request, self.proposer.drafters)
 
     def abort(self, request_id: str) -> bool:
         """End all choices of a request now; their last outputs come with the next step. False if it is not running."""
@@ -327,9 +324,14 @@ class CallGuard:
         self._calls: list[str] = []
         self._thread = 0
 
-    def call(self, name: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def call(self, name: str) -> Iterator[None]:
         """For the duration of one call of the engine, or of a callback. UsageError if it is not possible now."""
-        return _Call(self, name)
+        self.begin(name)
+        try:
+            yield
+        finally:
+            self.end()
 
     def begin(self, name: str) -> None:
         if not self._lock.acquire(blocking=False):
@@ -352,18 +354,3 @@ class CallGuard:
     def end(self) -> None:
         self._calls.pop()
         self._lock.release()
-
-
-class _Call(AbstractContextManager[None]):
-    """A `with` block of its own class: contextlib's take three times as long, and every step has two."""
-
-    __slots__ = ("_guard", "_name")
-
-    def __init__(self, guard: CallGuard, name: str) -> None:
-        self._guard, self._name = guard, name
-
-    def __enter__(self) -> None:
-        self._guard.begin(self._name)
-
-    def __exit__(self, *_: object) -> None:
-        self._guard.end()

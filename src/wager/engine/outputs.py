@@ -4,37 +4,30 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 from wager.errors import RequestError, WagerError
-from wager.types import Completion, OutputDelta, Request, TokenLogprob
-
-
-@dataclass(slots=True)
-class _PartialOutput:
-    token_ids: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    drafted_by: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+from wager.types import Completion, OutputDelta, Request
 
 
 class OutputCollector:
     """Completions in the order in which their requests were expected; a request's choices follow each other."""
 
     def __init__(self) -> None:
-        self._partial: dict[tuple[str, int], _PartialOutput] = {}
+        self._deltas: dict[tuple[str, int], list[OutputDelta]] = {}  # by request id and choice
         self._completed: dict[tuple[str, int], Completion] = {}
 
     @property
     def expected(self) -> set[str]:
         """Ids of the requests that were expected."""
-        return {request_id for request_id, _ in self._partial}
+        return {request_id for request_id, _ in self._deltas}
 
     @property
     def num_tokens(self) -> int:
         """Tokens that came so far."""
-        return sum(len(partial.token_ids) for partial in self._partial.values())
+        return sum(len(delta.token_ids) for deltas in self._deltas.values() for delta in deltas)
 
     @property
     def finish_reasons(self) -> list[str]:
@@ -43,41 +36,37 @@ class OutputCollector:
 
     def expect(self, request: Request) -> None:
         """RequestError if a request of that id was expected before."""
-        if (request.id, 0) in self._partial:
+        if (request.id, 0) in self._deltas:
             raise RequestError(f"Two requests have the id {request.id!r}.", "Give every request its own id.")
         for choice in range(request.params.n):
-            self._partial[request.id, choice] = _PartialOutput()
+            self._deltas[request.id, choice] = []
 
     def add(self, delta: OutputDelta) -> None:
         """Add a delta; those of requests that were not expected are ignored."""
-        partial = self._partial.get((delta.request_id, delta.index))
-        if partial is None:
+        deltas = self._deltas.get((delta.request_id, delta.index))
+        if deltas is None:
             return
-        partial.token_ids += delta.token_ids
-        partial.text.append(delta.text)
-        partial.drafted_by += delta.drafted_by
-        if delta.logprobs:
-            partial.logprobs += delta.logprobs
+        deltas.append(delta)
         if delta.finish_reason and delta.stats:
             self._completed[delta.request_id, delta.index] = Completion(
                 request_id=delta.request_id,
                 index=delta.index,
-                token_ids=tuple(partial.token_ids),
-                text="".join(partial.text),
+                token_ids=tuple(chain.from_iterable([each.token_ids for each in deltas])),
+                text="".join([each.text for each in deltas]),
                 finish_reason=delta.finish_reason,
                 stats=delta.stats,
-                drafted_by=tuple(partial.drafted_by),
-                logprobs=tuple(partial.logprobs),
+                drafted_by=tuple(chain.from_iterable([each.drafted_by for each in deltas])),
+                logprobs=tuple(chain.from_iterable([each.logprobs for each in deltas])),
                 error=delta.error,
                 error_status=delta.error_status,
             )
 
     def completions(self) -> list[Completion]:
         """All of them; WagerError if one has not ended."""
-        missing = [key for key in self._partial if key not in self._completed]
+        missing = [key for key in self._deltas if key not in self._completed]
         if missing:
             raise WagerError(f"Request {missing[0][0]!r} never ended.", "This is a defect in wager; please report it.")
-        return [self._completed[key] for key in self._partial]
+        return [self._completed[key] for key in self._deltas]
 
 
 def one_or_all(completions: list[Completion], *, one: bool) -> Completion | list[Completion]:
@@ -88,10 +77,12 @@ def one_or_all(completions: list[Completion], *, one: bool) -> Completion | list
 # ---- which part of a text which drafter guessed ----------------------------------------------------------
 
 
-class TokenText(Protocol):
-    """An incremental detokenizer: the text each token adds."""
+class TokenDecoder(Protocol):
+    """Incremental decoder of a tokenizer: holds back bytes that do not make a character yet."""
 
     def push(self, token: int, /) -> str: ...
+
+    def flush(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +99,7 @@ class GuessedText:
     Text may lag behind its tokens (stop strings, unfinished characters); it is assigned in order of arrival.
     """
 
-    def __init__(self, token_text: TokenText) -> None:
+    def __init__(self, token_text: TokenDecoder) -> None:
         self._token_text = token_text
         self._expected: deque[tuple[int, str]] = deque()  # characters to come, and their drafter
 

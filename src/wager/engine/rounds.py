@@ -127,16 +127,13 @@ class RoundRecorder(WrappedPolicy):
         if self.requests is not None:
             self.requests.discard(request.id)
 
-    def _recorded(self, seq_id: str) -> bool:
-        return self.requests is None or seq_id.partition("#")[0] in self.requests
-
     # ---- the interface of a policy ---------------------------------------------------------------------------------
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         self._step = {
             span.seq_id: _Pass(span, Draft(span.seq_id), Draft(span.seq_id))
             for span in (spans if self.requests is None or self.requests else ())
-            if span.needs_logits and self._recorded(span.seq_id)
+            if span.needs_logits and (self.requests is None or span.seq_id.partition("#")[0] in self.requests)
         }
         return self.policy.plan(spans, budget)
 

@@ -6,11 +6,12 @@ Under `match` a row's token is computed only when the accepted path reaches it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.economics.policy.adaptive import keep_nodes
 from wager.engine.sequence import EngineSequence
 from wager.errors import GrammarError, NumericsError, UsageError
 from wager.kernels._native import BatchPacker, BlockTables, SequenceState
@@ -53,15 +54,34 @@ class TargetTokens(Sequence[int]):
         return 1 + len(self.draft)
 
     def __getitem__(self, row: int) -> int:  # type: ignore[override]
-        params = self.sequence.params
-        if not params.temperature_only:
-            return self._chosen(row)
-        greedy = params.greedy
-        token = int(self.output.greedy_tokens[self.first + row]) if greedy else self._sampled(row)
-        token = self._checked(token, row)
-        if params.grammar is None or self._allows(token, row):
-            return token
-        return self._chosen(row)
+        try:
+            return self._token(row)
+        except (NumericsError, GrammarError) as error:
+            raise InvalidRow(row, error) from error
+
+    def _token(self, row: int) -> int:
+        s, params, position = self.sequence, self.sequence.params, self.position(row)
+        if params.temperature_only:
+            if params.greedy:
+                token = int(self.output.greedy_tokens[self.first + row])
+            else:
+                request = SampleRequest(self.first + row, params.temperature, s.seed, position, s.choice)
+                [token] = self.kernels.sample(self.output.logits, [request])
+            if token < 0:
+                raise NumericsError(NOT_FINITE.format(position))
+            history = self.history(row)  # without penalties: a grammar's
+            allowed = None if history is None else history.allowed()
+            if allowed is None or token in allowed:  # the best token of all is also the best of those allowed
+                return token
+        return choose(
+            self.sampler,
+            self.logits(row),
+            params,
+            self.history(row),
+            seed=s.seed,
+            position=position,
+            choice=s.choice,
+        )
 
     def position(self, row: int) -> int:
         """Absolute position of the token that follows the row."""
@@ -85,40 +105,6 @@ class TargetTokens(Sequence[int]):
             return process(self.logits(row), self.sequence.params, self.history(row))
         except (NumericsError, GrammarError) as error:
             raise InvalidRow(row, error) from error
-
-    def _chosen(self, row: int) -> int:
-        s = self.sequence
-        try:
-            return choose(
-                self.sampler,
-                self.logits(row),
-                s.params,
-                self.history(row),
-                seed=s.seed,
-                position=self.position(row),
-                choice=s.choice,
-            )
-        except (NumericsError, GrammarError) as error:
-            raise InvalidRow(row, error) from error
-
-    def _allows(self, token: int, row: int) -> bool:
-        """Whether the grammar allows the best token of all: then it is also the best of those allowed."""
-        try:
-            history = self.history(row)
-            allowed = history.allowed() if history is not None else None
-        except GrammarError as error:
-            raise InvalidRow(row, error) from error
-        return allowed is None or token in allowed
-
-    def _sampled(self, row: int) -> int:
-        s, position = self.sequence, self.position(row)
-        request = SampleRequest(self.first + row, s.params.temperature, s.seed, position, s.choice)
-        return self.kernels.sample(self.output.logits, [request])[0]
-
-    def _checked(self, token: int, row: int) -> int:
-        if token < 0:
-            raise InvalidRow(row, NumericsError(NOT_FINITE.format(self.position(row))))
-        return token
 
 
 @dataclass(frozen=True)
@@ -254,21 +240,10 @@ def _traversal(rows: TargetTokens, vocab: int) -> Verdict:
             except InvalidRow:
                 continue
             kept.append(node)
-    if len(kept) == len(rows):
-        return accept.traversal(draft, TargetProbs(rows, vocab), coins=_coins(rows))
-    probs = TargetProbs(rows, vocab)
-    valid = [1 + node for node in kept]
-    verdict = accept.traversal(_part(draft, kept[1:]), [probs[row] for row in valid], coins=_coins(rows))
+    probs, part = TargetProbs(rows, vocab), keep_nodes(draft, kept[1:])
+    valid = probs if part is draft else [probs[1 + node] for node in kept]
+    verdict = accept.traversal(part, valid, coins=_coins(rows))
     return verdict._replace(accepted=tuple(kept[1 + node] for node in verdict.accepted))
-
-
-def _part(draft: Draft, nodes: Sequence[int]) -> Draft:
-    """These nodes of a draft, ascending and closed under parents."""
-    place = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
-    tokens = tuple(draft.tokens[node] for node in nodes)
-    parents = tuple(place[draft.parents[node]] for node in nodes)
-    probs = None if draft.draft_probs is None else draft.draft_probs[list(nodes)]
-    return replace(draft, tokens=tokens, parents=parents, scores=(), draft_probs=probs)
 
 
 _VERIFIERS: Mapping[VerifyRule, Callable[[TargetTokens, int], Verdict]] = {

@@ -7,8 +7,8 @@ to be one, so that streamed text is never withdrawn.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
+from wager.engine.outputs import TokenDecoder
 from wager.kernels._native import SequenceState
 from wager.types import GREEDY_TEMPERATURE, FinishReason, GrammarState, Request, Stats
 from wager.verify.distribution import History
@@ -147,14 +147,6 @@ class EngineSequence:
             preemptions=state.preemptions,
             drafter=self.drafter,
         )
-
-
-class TokenDecoder(Protocol):
-    """Incremental decoder of a tokenizer: holds back bytes that do not make a character yet."""
-
-    def push(self, token: int, /) -> str: ...
-
-    def flush(self) -> str: ...
 
 
 class Detokenizer:

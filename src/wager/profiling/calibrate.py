@@ -25,10 +25,10 @@ from wager.economics.calibration import Calibration, PredictionErrors, Setup
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.surface import DraftCurve, DraftPoint, LatencySurface, StepPoint, fit_draft_curve, fit_surface
 from wager.engine.core import Engine
+from wager.engine.outputs import TokenDecoder
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
-from wager.engine.sequence import TokenDecoder
 from wager.errors import NumericsError, UsageError
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kv.paged_cache import BlockPool, PagedKVCache
