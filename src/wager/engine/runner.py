@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,29 +210,9 @@ class Runner:
         return Outcome(verdict, len(draft), drafted_by, _logprobs(rows, verdict), error, status)
 
 
-def _match(rows: TargetTokens, vocab: int) -> Verdict:
-    del vocab
-    return accept.match(rows.draft, rows)
-
-
-def _rejection(rows: TargetTokens, vocab: int) -> Verdict:
-    return accept.rejection(rows.draft, TargetProbs(rows, vocab), coins=_coins(rows))
-
-
-def _block(rows: TargetTokens, vocab: int) -> Verdict:
-    """The block rule reads all rows before it decides, so guesses from the first invalid row on are left out."""
-    draft = rows.draft
-    for row in range(1, len(rows)):
-        try:
-            rows.distribution(row)
-        except InvalidRow:
-            draft = draft.truncate(row - 1)
-            break
-    return accept.block(draft, TargetProbs(rows, vocab), coins=_coins(rows))
-
-
-def _traversal(rows: TargetTokens, vocab: int) -> Verdict:
-    """As `_block`: a guess whose row is invalid is left out, with all that follows it."""
+def _reading_all(rule: Callable[..., Verdict], rows: TargetTokens, vocab: int) -> Verdict:
+    """By a rule that reads all rows before it decides: a guess whose row is invalid is left out, with all that follows
+    it."""
     draft, kept = rows.draft, [-1]
     for node, parent in enumerate(draft.parents):
         if parent in kept:
@@ -242,15 +223,15 @@ def _traversal(rows: TargetTokens, vocab: int) -> Verdict:
             kept.append(node)
     probs, part = TargetProbs(rows, vocab), keep_nodes(draft, kept[1:])
     valid = probs if part is draft else [probs[1 + node] for node in kept]
-    verdict = accept.traversal(part, valid, coins=_coins(rows))
+    verdict = rule(part, valid, coins=_coins(rows))
     return verdict._replace(accepted=tuple(kept[1 + node] for node in verdict.accepted))
 
 
 _VERIFIERS: Mapping[VerifyRule, Callable[[TargetTokens, int], Verdict]] = {
-    "match": _match,
-    "rejection": _rejection,
-    "block": _block,
-    "traversal": _traversal,
+    "match": lambda rows, _: accept.match(rows.draft, rows),
+    "rejection": lambda rows, vocab: accept.rejection(rows.draft, TargetProbs(rows, vocab), coins=_coins(rows)),
+    "block": partial(_reading_all, accept.block),
+    "traversal": partial(_reading_all, accept.traversal),
 }
 
 

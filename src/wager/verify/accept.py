@@ -77,20 +77,6 @@ def match(draft: Draft, targets: Sequence[int]) -> Verdict:
     `targets[0]` is the target's token after the root, `targets[1 + i]` after node i. Drafter-invariant speculative
     decoding (Daliri, Musco, Suresh 2024, arXiv 2408.07978): the text does not depend on the draft.
     """
-    return _match_chain(draft, targets) if draft.is_chain else _match_tree(draft, targets)
-
-
-def _match_chain(draft: Draft, targets: Sequence[int]) -> Verdict:
-    tokens: list[int] = []
-    for guess in draft.tokens:
-        tokens.append(int(targets[len(tokens)]))
-        if tokens[-1] != guess:
-            return Verdict(draft.seq_id, tuple(range(len(tokens) - 1)), tuple(tokens))
-    tokens.append(int(targets[len(tokens)]))
-    return Verdict(draft.seq_id, tuple(range(len(draft.tokens))), tuple(tokens))
-
-
-def _match_tree(draft: Draft, targets: Sequence[int]) -> Verdict:
     nodes: dict[tuple[int, int], int] = {}
     for node, edge in enumerate(zip(draft.parents, draft.tokens, strict=True)):
         nodes.setdefault(edge, node)
@@ -148,24 +134,7 @@ def block(draft: Draft, p: Rows, *, coins: Coins) -> Verdict:
     """
     if not draft.is_chain:
         raise UsageError("The block rule verifies chains, and this draft is a tree.", "Use verify = 'rejection'.")
-    keep = [1.0]  # pi_0 .. pi_k
-    for node in range(len(draft)):
-        ratio = _ratio(p[node], draft, node)
-        if ratio is None:
-            draft = draft.truncate(node)
-            break
-        keep.append(min(1.0, keep[-1] * ratio))
-    for size in range(len(draft), -1, -1):  # the coins are independent: the first success from the end is the longest
-        if size == len(draft):
-            excess, passes = p[size], keep[size]
-        else:
-            excess = _positive_part(keep[size] * p[size], draft, size)
-            weight = float(excess.sum())
-            shortfall = weight + 1.0 - keep[size]
-            passes = weight / shortfall if shortfall > 0 else float(shortfall == 0)  # NaN never passes
-        if size == 0 or coins.flip(passes):
-            break
-    return _verdict(draft, list(range(size)), coins.draw(_normalised(excess, otherwise=p[size])))
+    return traversal(draft, p, coins=coins)
 
 
 def traversal(draft: Draft, p: Rows, *, coins: Coins) -> Verdict:
