@@ -14,7 +14,7 @@ from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import RecyclingDrafter
-from wager.economics.policy.heuristics import FixedDepth
+from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import (
     AdversaryDrafter,
@@ -115,17 +115,6 @@ def plain(request: Request, choice: int = 0) -> tuple[int, ...]:
         if out[-1] == LAW.eos and not params.ignore_eos:
             break
     return tuple(out)
-
-
-class Watched(FixedDepth):
-    """A fixed depth that keeps every step's record."""
-
-    def __init__(self, depth: int) -> None:
-        super().__init__(depth)
-        self.records: list[StepRecord] = []
-
-    def observe(self, record: StepRecord) -> None:
-        self.records.append(record)
 
 
 @pytest.fixture(scope="module")
@@ -345,44 +334,40 @@ def test_a_batch_that_is_refused_half_way_leaves_nothing_behind() -> None:
     assert engine.scheduler.block_pool.num_free_blocks == engine.scheduler.block_pool.num_blocks
 
 
-def crowd(prompts: tuple[int, ...]) -> list[Request]:
+def crowd(*sizes: int) -> list[Request]:
+    """Requests with prompts of these sizes."""
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    return [Request(str(at), tuple((at + i) % 40 + 4 for i in range(size)), params) for at, size in enumerate(prompts)]
+    return [Request(str(at), tuple((at + i) % 40 + 4 for i in range(size)), params) for at, size in enumerate(sizes)]
+
+
+def run_recorded(engine: Engine, requests: list[Request]) -> tuple[list[StepRecord], dict[str, tuple[int, ...]]]:
+    records: list[StepRecord] = []
+    engine.on_step = records.append
+    return records, {done.request_id: done.token_ids for done in engine.generate(requests)}
 
 
 @pytest.mark.parametrize(("drafter", "guessing"), [(DecliningDrafter, False), (OverlongDrafter, True)])
 def test_prompts_get_the_rows_that_guesses_do_not_take(drafter: type[Drafter], guessing: bool) -> None:
-    policy = Watched(15)
-    engine = toy_engine(LAW, drafter=drafter(), policy=policy, depth=15, num_blocks=512, max_rows=64, max_context=4096)
-    requests = [*crowd((4, 4, 4)), replace(crowd((1,))[0], id="long", prompt=(5,) * 600)]
-    engine.generate(requests)
-    chunks = [each.rows - each.drafted for each in policy.records if each.rows - each.drafted > 8]
-    assert all(each.rows <= 64 for each in policy.records)
+    engine = toy_engine(LAW, drafter=drafter(), depth=15, num_blocks=512, max_rows=64, max_context=4096)
+    records, _ = run_recorded(engine, crowd(4, 4, 4, 600))
+    chunks = sorted(each.rows - each.drafted for each in records if each.rows - each.drafted > 8)
+    assert all(each.rows <= 64 for each in records)
     if guessing:
-        assert max(each.drafted for each in policy.records[:6]) > 20, "they take what they take"
-        assert 30 <= sorted(chunks)[len(chunks) // 2] < 40, "half is the prompt's all the same"
+        assert max(each.drafted for each in records[:6]) > 20, "they take what they take"
+        assert 30 <= chunks[len(chunks) // 2] < 40, "half is the prompt's all the same"
     else:
-        assert sorted(chunks)[len(chunks) // 2] >= 56
+        assert chunks[len(chunks) // 2] >= 56
 
 
 @pytest.mark.parametrize("drafter", [None, OverlongDrafter])
 def test_prompts_take_few_rows_while_others_decode_and_all_while_none_does(drafter: type[Drafter] | None) -> None:
-    requests = [*crowd((4, 4)), *(replace(crowd((1,))[0], id=f"long{at}", prompt=(at,) * 1000) for at in (5, 6))]
     texts = []
     for most in (64, 16):
-        policy = Watched(3)
-        engine = toy_engine(
-            LAW,
-            drafter=drafter and drafter(),
-            policy=policy,
-            depth=3,
-            num_blocks=512,
-            max_rows=64,
-            max_context=4096,
-            max_prefill_rows=most,
-        )
-        texts.append({each.request_id: each.token_ids for each in engine.generate(requests)})
-        first, *later = [each.rows - each.drafted for each in policy.records]
+        sizes: dict[str, int] = {"num_blocks": 512, "max_rows": 64, "max_context": 4096, "max_prefill_rows": most}
+        engine = toy_engine(LAW, drafter=drafter and drafter(), depth=3, **sizes)
+        records, done = run_recorded(engine, crowd(4, 4, 1000, 1000))
+        texts.append(done)
+        first, *later = [each.rows - each.drafted for each in records]
         assert first == 64, "none decodes yet"
         assert max(later[10:]) > 50, "the short ones have ended"
         assert all(most - 16 <= known - 2 <= most for known in later[:10])
@@ -392,12 +377,10 @@ def test_prompts_take_few_rows_while_others_decode_and_all_while_none_does(draft
 @pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
 def test_a_full_step_cuts_guesses_and_changes_nothing(rule: VerifyRule) -> None:
     """Draws have to fit before they are drawn, or what is kept would tell what was drawn."""
-    policy = Watched(6)
     drafter = DraftModel(ToyTarget(LAW, num_blocks=256, max_sequences=8))
-    engine = toy_engine(LAW, drafter=drafter, policy=policy, depth=6, rule=rule, num_blocks=256, max_rows=24)
-    requests = crowd((3, 5, 40, 60, 50))
-    done = {each.request_id: each for each in engine.generate(requests)}
-    assert all(each.rows <= 24 for each in policy.records)
-    assert any(each.rows > 20 and 0 < each.drafted < 12 for each in policy.records), "beside a prompt"
-    for request in requests:  # greedy: every rule emits what the target says
-        assert done[request.id].token_ids == plain(request)
+    engine = toy_engine(LAW, drafter=drafter, depth=6, rule=rule, num_blocks=256, max_rows=24)
+    requests = crowd(3, 5, 40, 60, 50)
+    records, done = run_recorded(engine, requests)
+    assert all(each.rows <= 24 for each in records)
+    assert any(each.rows > 20 and 0 < each.drafted < 12 for each in records), "beside a prompt"
+    assert done == {request.id: plain(request) for request in requests}  # greedy: every rule emits what the target says
