@@ -120,8 +120,8 @@ class Scheduler:
 
     def check(self) -> None:
         """Every block accounted for, every running sequence covered by its blocks; raises CacheIntegrityError."""
-        running = [self._sequences[seq_id] for seq_id in self._state.running]
-        self.block_pool.check({sequence.id: sequence.num_computed_tokens for sequence in running})
+        running = self._state.running
+        self.block_pool.check({seq_id: self._sequences[seq_id].state.num_computed_tokens for seq_id in running})
 
     # ---- before the pass ------------------------------------------------------------------------------------------
 

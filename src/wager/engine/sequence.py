@@ -90,11 +90,6 @@ class EngineSequence:
     def num_tokens(self) -> int:
         return self.state.num_tokens
 
-    @property
-    def num_computed_tokens(self) -> int:
-        """The leading tokens whose keys and values are in the cache."""
-        return self.state.num_computed_tokens
-
     def text_of(self, tokens: Sequence[int], finish_reason: FinishReason | None) -> str:
         """The text that becomes certain with tokens that were kept; the last one has no text if it is a stop token."""
         if self.text is None:
