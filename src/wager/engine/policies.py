@@ -210,10 +210,11 @@ class _ConstrainedDraft:
         for token in self._grammar.forced(path):
             if len(self._tokens) >= self._limit:
                 return
-            node = self._child(node, token)
+            same = (child for child in self._children.get(node, ()) if self._source.tokens[child] == token)
+            node = next(same, -2)  # which has no children: the source does not have this node
             place = self._add(token, node, place, GRAMMAR_DRAFTER)
             path = (*path, token)
-        following = self._children.get(node, ()) if node >= -1 else ()
+        following = self._children.get(node, ())
         try:
             allowed = self._grammar.allowed(path) if following else None
         except GrammarError:  # which ends the sequence if it comes here
@@ -224,18 +225,13 @@ class _ConstrainedDraft:
                 self.grow(child, self._add(token, child, place, self._source.drafter), (*path, token))
 
     def draft(self) -> Draft:
-        source, whole = self._source, len(self.admitted) == len(self._source.tokens)
-        if whole and GRAMMAR_DRAFTER not in self._drafters and self.admitted == list(range(len(self.admitted))):
+        source = self._source
+        if GRAMMAR_DRAFTER not in self._drafters and self.admitted == list(range(len(source.tokens))):
             return source
         scores = tuple(self._scores) if source.scores or not source.tokens else ()
         name = source.drafter or GRAMMAR_DRAFTER
         tokens, parents = tuple(self._tokens), tuple(self._parents)
         return DraftOfSeveral(source.seq_id, tokens, parents, scores, name, None, tuple(self._drafters))
-
-    def _child(self, node: int, token: int) -> int:
-        """The source's child with a token; -2 if it has none, or `node` is not the source's itself."""
-        following = self._children.get(node, ()) if node >= -1 else ()
-        return next((child for child in following if self._source.tokens[child] == token), -2)
 
     def _add(self, token: int, node: int, place: int, drafter: str) -> int:
         forced, scores = drafter == GRAMMAR_DRAFTER, self._source.scores
