@@ -54,6 +54,7 @@ PARAMS = {
 }
 
 DRAFTERS = {
+    "random-tree": lambda: RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
     "ngram": lambda: NgramDrafter(),
     "recycle": lambda: RecyclingDrafter(LAW.vocab),
     "suffix:tree": lambda: LookupDrafter("suffix:tree", LookupSources(4, shared_tokens=200), trees=True),
@@ -61,7 +62,6 @@ DRAFTERS = {
     "oracle": lambda law=LAW: OracleDrafter(ToyOracle(law)),
     "adversary": lambda: AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
     "blind-adversary": lambda: AdversaryDrafter(LAW.vocab),
-    "random-tree": lambda: RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
     "set": lambda: SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], oracle=ToyOracle(LAW)),
     "outside": lambda: OutsideVocabularyDrafter(LAW.vocab),
     "overlong": lambda: OverlongDrafter(),
@@ -90,8 +90,8 @@ def _model(**options: Any) -> DraftModel:
 
 
 SETTINGS = {
-    "roomy": {"num_blocks": 256, "max_rows": 128},
     "narrow": {"num_blocks": 24, "max_rows": 9, "max_sequences": 3},
+    "roomy": {"num_blocks": 256, "max_rows": 128},
     "no-prefix-cache": {"num_blocks": 24, "max_rows": 16, "prefix_cache": False},
 }
 
@@ -123,7 +123,7 @@ def texts() -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
+@pytest.mark.parametrize("drafter", [*DRAFTERS, "none"])
 def test_text_depends_on_prompt_params_and_seed_alone(drafter: str, setting: str, texts: dict) -> None:
     maker = DRAFTERS.get(drafter)
     engine = toy_engine(LAW, drafter=maker() if maker else None, depth=5, **SETTINGS[setting])
