@@ -276,8 +276,8 @@ def test_numbers_that_are_not_end_their_request_and_no_other(params: SamplingPar
     assert (engine.runner.target.cache.tokens < 48).all()
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection", "block", "traversal"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rule", ["traversal", "block", "rejection", "match"])
 def test_a_row_that_fails_beyond_the_end_of_a_text_hurts_nobody(rule: VerifyRule, temperature: float) -> None:
     law = FragileLaw(vocab=48, order=1, sharpness=4.0)
     params = SamplingParams(max_tokens=200, temperature=temperature, seed=4, logit_bias={7: 3.0})

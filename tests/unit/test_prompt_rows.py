@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from wager.engine.scheduler import PromptRows
+from wager.kernels.base import TargetOutput
 from wager.testing import FakeClock, ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.trace import Trace
-from wager.types import Request, SamplingParams, StepRecord
+from wager.types import PackedBatch, Request, SamplingParams, StepRecord
 
 DISTRIBUTION = ToyDistribution(vocab=48, order=2, sharpness=6.0)
 
@@ -66,19 +67,26 @@ def test_prompts_that_add_nothing_are_not_bounded() -> None:
 
 
 def test_prompts_are_bounded_only_while_someone_waits_for_each_token() -> None:
-    sizes = {"num_blocks": 1024, "max_rows": 256, "max_context": 4096}
-    engine = toy_engine(DISTRIBUTION, depth=0, trace=Trace(FakeClock()), **sizes)  # a row takes an unknown time
-    records: list[StepRecord] = []
+    sizes, clock, records = {"num_blocks": 1024, "max_rows": 256, "max_context": 4096}, FakeClock(), list[StepRecord]()
+    engine = toy_engine(DISTRIBUTION, depth=0, trace=Trace(clock), **sizes)
     engine.on_step = records.append
+    forward = engine.runner.target.forward
+
+    def slow_forward(batch: PackedBatch) -> TargetOutput:
+        clock.advance(0.5e-3 * batch.rows)
+        return forward(batch)
+
+    engine.runner.target.forward = slow_forward  # type: ignore[method-assign]
     engine.add(request("answer", 4, 900))
-    engine.add(replace(request("stream", 4, 900), streamed=True))
     engine.step()
     engine.add(request("long", 600, 1))
     engine.step()
-    assert records[1].rows <= 2 + 64, "it is not known yet what a row takes"
+    engine.add(replace(request("stream", 4, 900), streamed=True))
+    engine.step()
+    assert records[1].rows > 200 > 45 > records[2].rows > 30
     engine.abort("stream")
     engine.step()
-    assert records[2].rows > 200
+    assert records[3].rows > 200
 
 
 def request(name: str, prompt: int, tokens: int) -> Request:
