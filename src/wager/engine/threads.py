@@ -198,8 +198,6 @@ class EngineThread:
                 self._make_calls()
                 if self._engine.busy:
                     self._step()
-                    if not self._engine.busy:
-                        self._engine.check()
             self._make_calls()
             for request_id in self._engine.open_requests:
                 self._engine.abort(request_id)
@@ -229,6 +227,8 @@ class EngineThread:
         record, self._record = self._record, None
         if deltas or record is not None:
             self._deliver(deltas, record)
+        if not self._engine.busy:
+            self._engine.check()
 
     def _keep_record(self, record: StepRecord) -> None:
         self._record = record
