@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 from wager.economics.policy.adaptive import keep_nodes
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
-from wager.engine.outputs import OutputCollector
 from wager.engine.rounds import Round, RoundRecorder
 from wager.testing import (
     AdversaryDrafter,
@@ -29,9 +29,9 @@ from wager.types import Completion, Draft, OutputDelta, Request, SamplingParams
 
 LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
 DRAFTERS = {
+    "random-tree": lambda: RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
     "oracle": lambda: OracleDrafter(ToyOracle(LAW)),
     "adversary": lambda: AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
-    "random-tree": lambda: RandomTreeDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
     "set": lambda: SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], oracle=ToyOracle(LAW)),
     "twins": lambda: DuplicateSiblingsDrafter(),
 }
@@ -67,25 +67,15 @@ Answer = tuple[Completion, list[Round]]
 
 def record(engine: Engine, wanted: Iterable[Request], *, preempt_every: int | None = None) -> list[Answer]:
     """Every answer with its rounds."""
-    recorder, collector, rounds = RoundRecorder.attach(engine), OutputCollector(), {}
+    recorder, rounds, deltas = RoundRecorder.attach(engine), defaultdict(list), itertools.count(1)
 
     def take(delta: OutputDelta) -> None:
-        collector.add(delta)
-        found = recorder.take(delta)
-        if found:
-            rounds.setdefault((delta.request_id, delta.index), []).append(found)
-
-    for request in wanted:
-        collector.expect(request)
-        engine.add(request)
-    for step in itertools.count():
-        if not engine.busy:
-            break
-        if preempt_every and step % preempt_every == 0:
+        if found := recorder.take(delta):
+            rounds[delta.request_id, delta.index].append(found)
+        if preempt_every and next(deltas) % preempt_every == 0:
             engine.preempt_all()
-        for delta in engine.step():
-            take(delta)
-    return [(answer, rounds[answer.request_id, answer.index]) for answer in collector.completions()]
+
+    return [(done, rounds[done.request_id, done.index]) for done in engine.generate(wanted, on_output=take)]
 
 
 def check(answer: Completion, rounds: Sequence[Round]) -> None:
@@ -107,7 +97,7 @@ def check(answer: Completion, rounds: Sequence[Round]) -> None:
         assert [item.draft.parents[node] for node in item.accepted] == [-1, *item.accepted][: len(item.accepted)]
 
 
-@pytest.mark.parametrize("policy", [FixedDepth(5), EverySecondLeaf(7)], ids=["fixed", "leaves left out"])
+@pytest.mark.parametrize("policy", [EverySecondLeaf(7), FixedDepth(5)], ids=["leaves left out", "fixed"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_rounds_add_up_to_the_answer_and_its_stats(drafter: str, policy: FixedDepth) -> None:
     """And a recorder changes no decision."""
