@@ -127,7 +127,8 @@ class Proposer:
         """The drafters of these names are inactive from now on, beside those that pause, and no others: they get no
         tokens and are shown no states until they are active again. `tap` is called with the layers that drafters read
         if they change."""
-        before, changed, self.changed, self.inactive = self.taps, self.changed, False, names
+        before, changed = self.taps, self.changed
+        self.inactive, self.changed = names, False
         for name, served in self._served.items():
             inactive = name in names or name in self.failed
             if served.active and inactive:
