@@ -46,7 +46,7 @@ _INTEGER_TYPES = frozenset({int})
 
 
 @dataclass(slots=True, eq=False)
-class _Served:
+class _ServedDrafter:
     """A drafter, and what is kept of it."""
 
     drafter: Drafter
@@ -80,7 +80,7 @@ class Proposer:
         self.changed = False
         """Whether `set_inactive` is to be called since a pause began or is over."""
         self._vocab, self._rule = vocab, RULES[rule]
-        self._served = {drafter.name: _Served(drafter) for drafter in drafters}
+        self._served = {drafter.name: _ServedDrafter(drafter) for drafter in drafters}
         self._sequences: set[str] = set()
         self._steps = 0
         self.inactive: frozenset[str] = frozenset()
@@ -142,7 +142,7 @@ class Proposer:
         if changed or self.taps != before:
             tap(self.taps)
 
-    def _catch_up(self, served: _Served, sequences: Mapping[str, EngineSequence]) -> None:
+    def _catch_up(self, served: _ServedDrafter, sequences: Mapping[str, EngineSequence]) -> None:
         """Give a drafter that is active again the tokens that it does not know."""
         drafter, known = served.drafter, served.known
         served.active, served.known = True, {}
@@ -205,7 +205,9 @@ class Proposer:
                 drafts |= self._ask(served, asked, limits)
         return drafts
 
-    def _ask(self, served: _Served, requests: Sequence[DraftRequest], limits: Mapping[str, int]) -> dict[str, Draft]:
+    def _ask(
+        self, served: _ServedDrafter, requests: Sequence[DraftRequest], limits: Mapping[str, int]
+    ) -> dict[str, Draft]:
         """The valid drafts of a call, up to where the drafter fails."""
         drafter, requested = served.drafter, {request.seq_id: request for request in requests}
         valid: dict[str, Draft] = {}
@@ -251,7 +253,7 @@ class Proposer:
             del self.failed[name]
             self.changed = True
 
-    def _accept(self, served: _Served, known: Mapping[str, Sequence[int]]) -> None:
+    def _accept(self, served: _ServedDrafter, known: Mapping[str, Sequence[int]]) -> None:
         for seq_id, tokens in known.items():
             if seq_id in served.left_out:
                 continue
@@ -320,21 +322,21 @@ class Proposer:
 
     # ---- drafters that fail ---------------------------------------------------------------------------------------
 
-    def _leave_out(self, served: _Served, seq_id: str, error: Exception) -> None:
+    def _leave_out(self, served: _ServedDrafter, seq_id: str, error: Exception) -> None:
         """The drafter failed for this sequence."""
         with suppress(Exception):
             served.drafter.end(seq_id)
         served.left_out.add(seq_id)
         self._strike(served, error)
 
-    def _strike(self, served: _Served, error: Exception) -> None:
+    def _strike(self, served: _ServedDrafter, error: Exception) -> None:
         served.strikes += 1
         if served.strikes < STRIKES:
             self._note(served, error, "is left out for one sequence")
         else:
             self._pause(served, error)
 
-    def _pause(self, served: _Served, error: Exception) -> None:
+    def _pause(self, served: _ServedDrafter, error: Exception) -> None:
         """The drafter failed: its sequences begin anew when the pause is over."""
         drafter = served.drafter
         if drafter.name in self.failed:
@@ -353,7 +355,7 @@ class Proposer:
         self._choose_readers()
         self.changed = True
 
-    def _note(self, served: _Served, error: Exception, what: str) -> str:
+    def _note(self, served: _ServedDrafter, error: Exception, what: str) -> str:
         """Count a failure; the 1st, 2nd, 4th, 8th and so on are logged. The reason in words."""
         name = served.drafter.name
         reason = str(error) if isinstance(error, DrafterStoppedError) else f"{type(error).__name__}: {error}"
