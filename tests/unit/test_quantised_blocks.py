@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 from quantised_cases import HALVES, matrix, raw_rows
 from wager.errors import ModelError
 from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix, quantise, stack
-from wager.models.gguf import convert_blocks, stored_as
+from wager.models.gguf import GgufType, convert_blocks, stored_as
 
 FORMATS = list(BLOCK_FORMATS)
 OTHERS = [
@@ -63,7 +63,7 @@ def test_other_types_are_converted(kind: Kind) -> None:
     raw = raw_rows(kind, 23, 1024)
     expected = gguf.quants.dequantize(raw, kind)
     assert np.isfinite(expected).all() and expected.std() > 0
-    found, known = convert_blocks(raw, kind, 1024), stored_as(kind)
+    found, known = convert_blocks(raw, GgufType(kind), 1024), stored_as(GgufType(kind))
     assert found.format.name == known.format
     if known.exact:
         assert np.array_equal(found.dequantise(), expected)
@@ -76,17 +76,17 @@ def test_other_types_are_converted(kind: Kind) -> None:
 def test_types_of_the_kernels_keep_their_bytes_and_iq4_xs_its_codes() -> None:
     """Of the latter only the scales are rounded, to 11 bits, so that a value moves by less than its 2048th part."""
     raw = raw_rows(Kind.Q5_K, 3, 512)
-    assert convert_blocks(raw, Kind.Q5_K, 512).data is raw
+    assert convert_blocks(raw, GgufType.Q5_K, 512).data is raw
     raw = raw_rows(Kind.IQ4_XS, 23, 1024)
     expected = gguf.quants.dequantize(raw, Kind.IQ4_XS)
-    assert (np.abs(convert_blocks(raw, Kind.IQ4_XS, 1024).dequantise() - expected) <= np.abs(expected) / 2048).all()
+    assert (np.abs(convert_blocks(raw, GgufType.IQ4_XS, 1024).dequantise() - expected) <= np.abs(expected) / 2048).all()
 
 
 def test_exponents_of_mxfp4_that_float16_lacks() -> None:
     raw = raw_rows(Kind.MXFP4, 4, 32)
     raw[:, 0] = (0, 103, 143, 255)  # 2^-128, 2^-25, 2^15, 2^127
     with np.errstate(over="ignore"):
-        expected, found = gguf.quants.dequantize(raw, Kind.MXFP4), convert_blocks(raw, Kind.MXFP4, 32)
+        expected, found = gguf.quants.dequantize(raw, Kind.MXFP4), convert_blocks(raw, GgufType.MXFP4, 32)
     assert np.abs(found.dequantise()[:2] - expected[:2]).max() <= 2.0**-25
     assert np.array_equal(found.dequantise()[2], expected[2])
     assert not found.is_finite() and found.take([0, 1, 2]).is_finite()
