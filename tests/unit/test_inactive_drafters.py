@@ -19,8 +19,7 @@ from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import SLOW_INTERVAL, DrafterCapabilities
 from wager.economics.policy.exploration import DrafterReadiness
 from wager.economics.policy.heuristics import FixedDepth
-from wager.economics.policy.prices import PlainStep
-from wager.economics.policy.state import PolicyStep
+from wager.economics.policy.state import PlainStep, PolicyStep
 from wager.economics.surface import LatencySurface
 from wager.engine.proposer import Proposer
 from wager.kernels.arrays import Array

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel
 from wager.economics.latency import LatencyCache
 from wager.economics.policy.prices import ObjectiveWeights, Prices
-from wager.economics.policy.state import PlannedSequence, PolicyStep
+from wager.economics.policy.state import DraftCounts, PlannedSequence, PolicyStep
 
 LOOK_BACK = 64  # steps that are remembered: a second or less on most machines
 _NEARLY_FREE = 0.005  # tokens: a cost of a row that would be printed as 0.00
-
-
-class DraftCounts(NamedTuple):
-    """Of one drafter: drafts that were asked for, and draft tokens that were drafted, verified and accepted."""
-
-    requested: int
-    drafted: int
-    verified: int
-    accepted: int
 
 
 def _counts_of(step: PolicyStep, drafter: str) -> DraftCounts:

@@ -8,17 +8,13 @@ part of the step that it plans.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import get_args
 
 from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.options import Objective
 from wager.economics.policy.base import EARLY_STEPS, SLOW_SMOOTHING, SMOOTHING, UPDATE_INTERVAL
+from wager.economics.policy.state import PlainStep, PlannedSequence, PolicyStep, StepKind
 from wager.types import Span
-
-if TYPE_CHECKING:
-    from wager.economics.policy.state import PlannedSequence, PolicyStep
-
-StepKind = Literal["planned", "plain", "unjudged", "judged"]
 
 ADJACENT_ROWS = 4  # on either side of a step's rows, over which the cost of one more is averaged
 _SIMILAR = 16  # a batch of which no more than one in so many sequences came, and no more ended, counts as the same
@@ -76,21 +72,6 @@ class ObjectiveWeights:
     def observe(self, seconds: float) -> None:
         """The step took this long."""
         self.step_seconds += (SMOOTHING if self.step_seconds else 1.0) * (seconds - self.step_seconds)
-
-
-class PlainStep(NamedTuple):
-    """A step without drafts. `shape`: its rows, its sequences and the cached positions of all of them; `weight`: that
-    of one token of each sequence that decodes, together; `goodput`: the weighted tokens that a second must yield."""
-
-    shape: tuple[int, int, int] = 0, 0, 0
-    weight: float = 0.0
-    seconds: float = 0.0
-    goodput: float = 0.0
-
-    @property
-    def speculation_gain(self) -> float:
-        """Seconds of plain decoding that speculation lately saves in the time of a plain step."""
-        return (self.goodput * self.seconds / self.weight - 1) * self.seconds
 
 
 class Goodput:

@@ -9,15 +9,38 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Literal, NamedTuple
 
 from wager.economics.acceptance import Floats, SequenceAcceptance
 from wager.economics.policy.base import DrafterCapabilities
-from wager.economics.policy.prices import PlainStep, StepKind
 from wager.types import Draft, DraftDecision, Span, StepRecord, Verdict
 
-if TYPE_CHECKING:
-    from wager.economics.policy.explain import DraftCounts
+StepKind = Literal["planned", "plain", "unjudged", "judged"]
+
+
+class PlainStep(NamedTuple):
+    """A step without drafts. `shape`: its rows, its sequences and the cached positions of all of them; `weight`: that
+    of one token of each sequence that decodes, together; `goodput`: the weighted tokens that a second must yield."""
+
+    shape: tuple[int, int, int] = 0, 0, 0
+    weight: float = 0.0
+    seconds: float = 0.0
+    goodput: float = 0.0
+
+    @property
+    def speculation_gain(self) -> float:
+        """Seconds of plain decoding that speculation lately saves in the time of a plain step."""
+        return (self.goodput * self.seconds / self.weight - 1) * self.seconds
+
+
+class DraftCounts(NamedTuple):
+    """Of one drafter: drafts that were asked for, and draft tokens that were drafted, verified and accepted."""
+
+    requested: int
+    drafted: int
+    verified: int
+    accepted: int
+
 
 _NO_PLAIN_STEP = PlainStep()
 _NO_PLAN: dict[str, DraftDecision] = {}
