@@ -18,46 +18,11 @@ DOCUMENT = document()
 POSTS = sorted(path for path, each in OPERATIONS.items() if each.body)
 
 HOSTILE: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    2**31,
-    2**63,
-    2**64,
-    -(2**63) - 1,
-    10**400,
-    0.5,
-    -0.0,
-    5e-324,
-    1e308,
-    float("nan"),
-    float("inf"),
-    "",
-    "\x00",
-    "\ud800",
-    "<|im_end|>",
-    "{{ 7 * 7 }}",
-    "\u202e",
-    "x" * 5000,
-    "off",
-    "text",
-    "none",
-    [],
-    {},
-    [[]],
-    [None],
-    [0] * 300,
-    [-1],
-    [2**70],
-    {"": {}},
-    {"a": 1},
-    {"type": "text"},
-    {"$ref": "#"},
-    [{"type": "text"}],
-    {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/x"}}},
+    *(None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**400),
+    *(0.5, -0.0, 5e-324, 1e308, float("nan"), float("inf")),
+    *("", "\x00", "\ud800", "<|im_end|>", "{{ 7 * 7 }}", "\u202e", "x" * 5000, "off", "text", "none"),
+    *([], {}, [[]], [None], [0] * 300, [-1], [2**70], {"": {}}, {"a": 1}, {"type": "text"}, {"$ref": "#"}),
+    *([{"type": "text"}], {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/x"}}}),
 )
 """Values to put in place of others."""
 
@@ -140,14 +105,10 @@ def hostile_calls(count: int, number: int = 0) -> list[Call]:
     """That many calls; those of another `number` are others."""
     found: list[Call] = []
 
+    unchecked: Any = dict(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
     @seed(number)
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=count, phases=[Phase.generate], **unchecked)
     @given(call=calls())
     def collect(call: Call) -> None:
         found.append(call)

@@ -8,14 +8,14 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import openai
 
-from serve.serving import metrics_of, server_process
+from serve.serving import metrics_of, server_process, tool
 
 NAME = "smollm2"
 CHAT, COMPLETION = "chat", "completion"
@@ -40,18 +40,7 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a place.",
-        "parameters": {
-            "type": "object",
-            "properties": {"place": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["place", "days"],
-        },
-    },
-}
+WEATHER = tool("weather", place={"type": "string"}, days={"type": "integer"})
 PREDICTED = "1. The Rhine flows into the North Sea.\n2. The Danube flows into the Black Sea.\n3. The Volga"
 
 FEATURES: Mapping[str, Mapping[str, Any]] = {
@@ -168,8 +157,7 @@ def variants(drafters: Sequence[str], *, seed: int = 0, official: bool = True) -
     while True:
         rng.shuffle(choices)
         for choice in choices:
-            form = rng.choice(forms)
-            yield Variant(choice, form.stream, form.logprobs, form.stats, official and rng.random() < 0.3)
+            yield replace(rng.choice(forms), speculation=choice, official=official and rng.random() < 0.3)
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------

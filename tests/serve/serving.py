@@ -124,11 +124,10 @@ class HttpServer:
 
 @dataclass
 class Running(HttpServer):
-    """A server in a thread; `stop` ends it as SIGTERM does."""
+    """A server in a thread."""
 
     url: str
     server: Server
-    stop: Callable[[], None]
 
     @property
     def llm(self) -> AsyncLLM:
@@ -147,7 +146,7 @@ def running(engine: dict[str, Any] | None = None, **options: Any) -> Iterator[Ru
     thread.start()
     assert ready.wait(30), "the server did not start"
     try:
-        yield Running(found[0], server, lambda: setattr(uvicorn, "should_exit", True))
+        yield Running(found[0], server)
     finally:
         uvicorn.should_exit = True
         thread.join(30)

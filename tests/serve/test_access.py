@@ -12,7 +12,7 @@ import wager
 from in_process import Call
 from in_process import wager as command  # noqa: F401
 from serve.serving import CHAT, SHORT, running
-from wager.serve.limits import ServeOptions, read_api_keys
+from wager.serve.limits import read_api_keys
 from wager.serve.run import JsonLines
 
 
@@ -51,57 +51,31 @@ def test_other_origins_may_call_only_if_they_were_named_and_read_why_they_are_re
     assert "x-request-id" in refused.headers["access-control-expose-headers"]
 
 
-def test_origins_of_pages_are_taken_and_it_is_known_what_others_can_reach() -> None:
-    for origin in ("*", "null", "https://a.example", "http://[::1]:3000", "tauri://localhost"):
-        assert ServeOptions("m", cors=(origin,)).cors == (origin,)
-    for host, loopback in (("127.0.0.1", 1), ("::1", 1), ("localhost", 1), ("0.0.0.0", 0), ("example.org", 0)):
-        assert ServeOptions("m", host=host).is_loopback == bool(loopback)
-
-
 @pytest.mark.parametrize("origin", ["a.example", "https://a.example/", "https://", "HTTPS://a.example", "https:// a"])
 def test_others_are_refused_before_a_model_is_loaded(command: Call, origin: str) -> None:  # noqa: F811
     ended = command("serve", "--cors", origin, "--port", "0", "--model", "nope")
     assert ended.code == 2 and f"{origin!r} is not an origin" in ended.err
 
 
-def test_request_ids_come_back() -> None:
-    with running() as server:
-        given = server.post(CHAT, SHORT, headers={"x-request-id": "my-id.1"})
-        assert given.headers["x-request-id"] == "my-id.1" and given.json()["id"] == "chatcmpl-my-id.1"
-        strange = server.post(CHAT, SHORT, headers={"x-request-id": "a b"}).headers["x-request-id"]
-        assert len(strange) == 32
-
-
-ROOMY = {"max_context": 8192}
-
-
 def test_the_log_says_how_a_stream_was_cut(caplog: pytest.LogCaptureFixture) -> None:
     """Its status is 200: the head was sent before."""
     logger, endless = logging.getLogger("wager.serve"), {**SHORT, "max_tokens": 8000, "n": 8, "stream": True}
-    with caplog.at_level(logging.INFO, logger.name), running(ROOMY, request_timeout=0.2) as server:
+    with caplog.at_level(logging.INFO, logger.name), running({"max_context": 8192}, request_timeout=0.2) as server:
         assert "was not complete" in server.post(CHAT, endless).text
-    with (
-        caplog.at_level(logging.INFO, logger.name),
-        running(ROOMY, drain_timeout=0.05) as server,
-        server.client() as client,
-        client.stream("POST", CHAT, json=endless) as answer,
-    ):
-        lines = answer.iter_lines()
-        next(lines)
-        server.stop()
-        assert '"finish_reason":"abort"' in "".join(lines)
-    timed_out, drained = (record for record in caplog.records if hasattr(record, "said"))
-    assert timed_out.said["status"] == drained.said["status"] == 200  # type: ignore[attr-defined]
-    assert timed_out.fields["error"] == 504 and "finish_reason" not in timed_out.fields  # type: ignore[attr-defined]
-    assert "abort" in drained.fields["finish_reason"].split(",")  # type: ignore[attr-defined]
+    [cut] = (record for record in caplog.records if hasattr(record, "said"))
+    assert cut.said["status"] == 200 and cut.fields["error"] == 504  # type: ignore[attr-defined]
+    assert "finish_reason" not in cut.fields  # type: ignore[attr-defined]
 
 
 def test_the_log_is_json_with_the_tokens_of_every_request(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("wager.serve")
     with caplog.at_level(logging.INFO, logger.name), running() as server:
-        usage = server.post(CHAT, SHORT, headers={"x-request-id": "told"}).json()["usage"]
+        answer = server.post(CHAT, SHORT, headers={"x-request-id": "told"})
+        usage = answer.json()["usage"]
+        assert answer.headers["x-request-id"] == "told" and answer.json()["id"] == "chatcmpl-told"
         server.post(CHAT, {**SHORT, "stream": True}, headers={"x-request-id": "streamed"})
-        server.post(CHAT, {**SHORT, "speculation": {"drafter": "eagle3"}})
+        strange = server.post(CHAT, {**SHORT, "speculation": {"drafter": "eagle3"}}, headers={"x-request-id": "a b"})
+        assert len(strange.headers["x-request-id"]) == 32
         server.post("/no%0D%0Asuch", {})
     lines = [json.loads(JsonLines().format(record)) for record in caplog.records if record.name == logger.name]
     told, streamed, refused, wrong, *ended = lines[-6:]

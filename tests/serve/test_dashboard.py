@@ -1,5 +1,5 @@
-"""The dashboard in a real browser: its numbers while requests run, the playground, errors, hostile text, keys, and how
-it is reached by keyboard, by screen readers and on narrow screens.
+"""The dashboard in a real browser: its numbers while requests run, the playground by keyboard, refusals, hostile text,
+keys, and what axe-core says of it.
 
 The browser is Debian's `chromium`, or what WAGER_TEST_CHROMIUM names; without one these tests are skipped.
 """
@@ -109,15 +109,6 @@ class Visit:
 
         self.page.route("**/v1/chat/completions", change)
 
-    def collapse(self, sentence: str) -> None:
-        """From now on the server says that a drafter has collapsed."""
-
-        def change(route: Any) -> None:
-            answer = route.fetch()
-            route.fulfill(response=answer, json={**answer.json(), "collapsed": {"ngram": sentence}})
-
-        self.page.route("**/live", change)
-
 
 @contextmanager
 def visiting(browser: Any, url: str, *, refusals: bool = False, **options: Any) -> Iterator[Visit]:
@@ -142,14 +133,7 @@ def visiting(browser: Any, url: str, *, refusals: bool = False, **options: Any) 
 # ---- the tests -------------------------------------------------------------------------------------------------------
 
 
-PROMPTS = [
-    "Write a short note about lighthouses, and then write it again.",
-    "Count from one to one hundred in words.",
-    "Repeat the sentence 'the cat sat on the mat' twenty times.",
-    "Explain photosynthesis to a child, then summarise your explanation.",
-    "List the months of the year, each with one sentence.",
-    "Write a poem about the sea in five stanzas.",
-]
+QUESTION = "Write a short note about lighthouses, and then write it again."
 
 
 @pytest.fixture(scope="module")
@@ -166,17 +150,10 @@ def load(server: RealServer, *, clients: int = 4) -> Iterator[None]:
     def ask(number: int) -> None:
         with httpx2.Client(base_url=server.url, timeout=120) as http:
             while not end.is_set():
-                prompt = f"{PROMPTS[number % len(PROMPTS)]} Mention the number {number}."
-                body = {
-                    "messages": [{"role": "user", "content": prompt}],
-                    "max_tokens": 240,
-                    "temperature": 0,
-                    "stream": True,
-                }
+                messages = [{"role": "user", "content": f"{QUESTION} Mention the number {number}."}]
+                body = {"messages": messages, "max_tokens": 240, "temperature": 0, "stream": True}
                 with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-                    for _ in answer.iter_lines():
-                        if end.is_set():
-                            break
+                    any(end.is_set() or "[DONE]" in line for line in answer.iter_lines())
                 number += clients
 
     with ThreadPoolExecutor(clients) as pool:
@@ -187,22 +164,6 @@ def load(server: RealServer, *, clients: int = 4) -> Iterator[None]:
             end.set()
     for each in done:
         each.result()
-
-
-def test_the_page_loads_from_the_server_alone_and_without_an_error(browser: Any, tiny: RealServer) -> None:
-    with visiting(browser, tiny.url) as visit:
-        visit.wait_for_text("status", "live")
-        assert {url.removeprefix(tiny.url) for url in visit.asked if not url.startswith("data:")} == {
-            "/",
-            "/dashboard.css",
-            "/dashboard.js",
-            "/page.js",
-            "/history.js",
-            "/charts.js",
-            "/playground.js",
-            "/live",
-        }
-        assert visit.text("#model") == HOSTILE
 
 
 @pytest.mark.real
@@ -229,35 +190,6 @@ def test_numbers_move_while_requests_run(browser: Any, real: RealServer) -> None
         visit.wait("document.getElementById('speed').textContent == '0'")
 
 
-def test_nothing_is_asked_while_the_page_is_hidden(browser: Any, tiny: RealServer) -> None:
-    with visiting(browser, tiny.url) as visit:
-        visit.page.evaluate("Object.defineProperty(document, 'hidden', { get: () => window.away === true })")
-        for away in (True, False):
-            visit.page.evaluate(
-                f"window.away = {str(away).lower()}; document.dispatchEvent(new Event('visibilitychange'))"
-            )
-            visit.page.wait_for_timeout(300)
-            visit.asked.clear()
-            visit.page.wait_for_timeout(3000)
-            asked = len(visit.asked)
-            assert asked == 0 if away else 1 <= asked <= 4, "once a second while it is seen"
-        visit.asked.append(tiny.url + "/")
-
-
-def test_a_collapsed_drafter_is_an_alarm_that_is_given_once(browser: Any, tiny: RealServer) -> None:
-    sentence = "Drafter 'ngram' has collapsed: its first guesses were right 60% of the time, and lately 0 of 40."
-
-    with visiting(browser, tiny.url) as visit:
-        visit.wait_for_text("status", "live")
-        assert not visit.page.locator("#alarm").is_visible()
-        visit.page.evaluate(WATCH)
-        visit.collapse(sentence)
-        visit.wait_for_text("alarm", sentence)
-        assert visit.page.get_by_role("alert").filter(has_text=sentence).is_visible()
-        visit.page.wait_for_timeout(2500)
-        assert visit.page.evaluate("window.said") == [["alarm", sentence]]
-
-
 @pytest.mark.real
 def test_a_message_by_keyboard_alone_is_answered_in_the_colours_of_who_guessed(browser: Any, real: RealServer) -> None:
     with visiting(browser, real.url) as visit:
@@ -266,7 +198,7 @@ def test_a_message_by_keyboard_alone_is_answered_in_the_colours_of_who_guessed(b
         keyboard.press("Tab")
         keyboard.press("Enter")  # the link to the playground
         keyboard.press("Control+A")
-        keyboard.type(PROMPTS[0])
+        keyboard.type(QUESTION)
         visit.page.evaluate(WATCH)
         with visit.page.expect_response("**/v1/chat/completions") as response:
             keyboard.press("Enter")
@@ -277,24 +209,16 @@ def test_a_message_by_keyboard_alone_is_answered_in_the_colours_of_who_guessed(b
             "it did not come piece by piece"
         )
         plain = real.chat(
-            messages=[{"role": "user", "content": PROMPTS[0]}], temperature=0, max_tokens=200, speculation="off"
+            messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=200, speculation="off"
         )
         [seed] = re.findall(r'"seed":(\d+)', response.value.text())
         assert f"Seed {seed}." in visit.text("#outcome"), "all digits of it"
         pieces = visit.page.locator("#answer > :not(del)").all_text_contents()
         assert "".join(pieces) == plain["choices"][0]["message"]["content"]
-        assert set(visit.page.locator("#answer > *").evaluate_all("all => all.map((one) => one.tagName)")) == {
-            "SPAN",
-            "MARK",
-            "DEL",
-        }
         [mark] = visit.page.locator("#answer mark").all()[:1]
         name = mark.get_attribute("title").removeprefix("guessed by ")
         assert f"guessed by {name}" in visit.text("#guessers") and f" by {name}" in visit.text("#outcome")
-        ground, line = mark.evaluate(
-            "(one) => [getComputedStyle(one).backgroundColor, getComputedStyle(one).textDecorationLine]"
-        )
-        assert ground not in visit.page.locator("#answer").evaluate("(one) => getComputedStyle(one).backgroundColor")
+        line = mark.evaluate("(one) => getComputedStyle(one).textDecorationLine")
         assert line == "underline", "colour is not the only sign"
         assert not visit.page.locator("#answer del").first.is_visible()
         for _ in range(4):
@@ -306,42 +230,26 @@ def test_a_message_by_keyboard_alone_is_answered_in_the_colours_of_who_guessed(b
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("way", ["Escape", "button"])
-def test_an_answer_can_be_stopped(browser: Any, real: RealServer, way: str) -> None:
+def test_escape_stops_an_answer(browser: Any, real: RealServer) -> None:
     with visiting(browser, real.url) as visit:
         visit.change_request(ignore_eos=True)
         visit.write_over("#tokens", "4000")
         visit.page.locator("#prompt").press("Enter")
         visit.wait("document.getElementById('answer').textContent.length > 10")
-        if way == "Escape":
-            visit.wait("answer.scrollHeight > answer.clientHeight + 200")
-            visit.wait("answer.scrollTop > 100")  # the end is kept in sight
-            visit.page.evaluate("answer.scrollTop = 0")
-            visit.page.wait_for_timeout(500)
-            assert visit.page.evaluate("answer.scrollTop") == 0, "it runs away from the reader"
-            visit.page.keyboard.press("Escape")
-        else:
-            visit.page.locator("#stop").focus()
-            visit.page.keyboard.press("Enter")
+        visit.page.keyboard.press("Escape")
         visit.wait_for_text("outcome", "Stopped after")
         visit.page.wait_for_timeout(600)
         assert real.live()["running"] == 0, "the server goes on"
-        visit.write_over("#tokens", "5")
-        visit.page.locator("#send").press("Enter")
-        visit.wait_for_text("outcome", "5 tokens in")
 
 
 @pytest.mark.parametrize(
     ("fields", "changed", "sentence", "marked"),
     [
         ({"#temperature": "5"}, {}, "The field 'temperature' is not possible: ", "temperature"),
-        ({"#tokens": "0"}, {}, "The field 'max_tokens' is not possible: ", "tokens"),
         ({"#prompt": "  "}, {}, "There is no message yet. Write one.", "prompt"),
-        ({"#prompt": "x" * 20_000}, {}, "context", "prompt"),
         ({}, {"colour": HOSTILE}, "The field 'colour' is not supported. Fields are ", None),
-        ({}, {"model": HOSTILE[:-1]}, f"The model '{HOSTILE[:-1]}' is not served here.", None),
     ],
-    ids=["temperature", "tokens", "no message", "long", "unknown field", "unknown model"],
+    ids=["temperature", "no message", "unknown field"],
 )
 def test_a_refusal_is_a_sentence_beside_the_field(
     browser: Any, tiny: RealServer, fields: dict[str, str], changed: dict[str, Any], sentence: str, marked: str | None
@@ -370,6 +278,7 @@ def test_hostile_text_stays_text(browser: Any, tiny: RealServer) -> None:
         visit.write_over("#prompt", HOSTILE)
         visit.page.locator("#prompt").press("Enter")
         visit.wait_for_text("outcome", "tokens in")
+        assert visit.text("#model") == HOSTILE
         assert HOSTILE.replace('"', '\\"') in visit.page.locator("#answer").inner_text()
         assert visit.page.locator("#answer mark").count() > 0 and "by grammar" in visit.text("#outcome")
         assert visit.page.locator("img, b img, #answer script, #answer b, #model *").count() == 0
@@ -388,20 +297,6 @@ def test_scripts_cannot_make_markup_of_text(browser: Any, tiny: RealServer) -> N
         assert [text for text in visit.errors if "violates" in text or "Content Security Policy" in text]
         visit.errors.clear()
         visit.asked[:] = [url for url in visit.asked if ":9/" not in url]
-
-
-@pytest.mark.real
-def test_a_server_that_goes_is_reported_in_the_answer_and_above(browser: Any, smollm2: Path) -> None:
-    with server_process("--model", str(smollm2)) as server, visiting(browser, server.url, refusals=True) as visit:
-        visit.wait_for_text("status", "live")
-        visit.change_request(ignore_eos=True, max_tokens=8000)
-        visit.page.locator("#prompt").press("Enter")
-        visit.wait("document.getElementById('answer').textContent.length > 10")
-        server.process.kill()
-        visit.wait_for_text("problem", "The connection was lost before the answer was complete.")
-        visit.wait_for_text("status", "The server does not answer.")
-        visit.page.locator("#send").press("Enter")
-        visit.wait_for_text("problem", "The server does not answer.")
 
 
 def test_a_key_is_asked_for_and_used(browser: Any, tmp_path: Path) -> None:
@@ -439,44 +334,35 @@ def test_a_key_is_asked_for_and_used(browser: Any, tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_the_picture_of_the_documents(browser: Any, real: RealServer, tmp_path: Path) -> None:
-    """With WAGER_DASHBOARD_IMAGE=FILE the picture is taken after two minutes of changing load, for the documents."""
+    """With WAGER_DASHBOARD_IMAGE=FILE it is taken after two minutes of changing load, for the documents."""
     given = os.environ.get("WAGER_DASHBOARD_IMAGE")
     picture = Path(given) if given else tmp_path / "dashboard.png"
     size = {"width": 1280, "height": 800}
     with visiting(browser, real.url, viewport=size, color_scheme="light", reduced_motion="reduce") as visit:
-        for clients in (2, 6, 3, 8, 4) if given else (3,):
+        for clients in (2, 6, 3, 8) if given else ():
             with load(real, clients=clients):
-                visit.page.wait_for_timeout(30_000 if given else 3000)
-                last = clients == 4 or not given
-                if last:
-                    visit.page.locator("#rejected").check()
-                    visit.write_over("#tokens", "90")
-                    visit.page.locator("#prompt").press("Enter")
-                    visit.wait_for_text("outcome", "tokens in", seconds=60)
-                    visit.page.locator("#prompt").blur()
-                    visit.page.wait_for_timeout(1200)
-                    visit.page.screenshot(path=picture, full_page=True)
-    data = picture.read_bytes()
-    assert data.startswith(b"\x89PNG") and 20_000 < len(data) < 300_000
+                visit.page.wait_for_timeout(30_000)
+        with load(real):
+            visit.page.wait_for_timeout(30_000 if given else 3000)
+            visit.page.locator("#rejected").check()
+            visit.write_over("#tokens", "90")
+            visit.page.locator("#prompt").press("Enter")
+            visit.wait_for_text("outcome", "tokens in", seconds=60)
+            visit.page.locator("#prompt").blur()
+            visit.page.wait_for_timeout(1200)
+            visit.page.screenshot(path=picture, full_page=True)
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 # ---- for everybody ---------------------------------------------------------------------------------------------------
 
 
-FORMAT: Any = {
-    "type": "json_schema",
-    "json_schema": {
-        "schema": {
-            "type": "object",
-            "required": ["fixed", "free"],
-            "additionalProperties": False,
-            "properties": {
-                "fixed": {"const": "guessed by the grammar"},
-                "free": {"type": "string", "minLength": 60, "maxLength": 60},
-            },
-        }
-    },
+FIXED_AND_FREE: Any = {
+    "fixed": {"const": "guessed by the grammar"},
+    "free": {"type": "string", "minLength": 60, "maxLength": 60},
 }
+SCHEMA = {"type": "object", "required": ["fixed", "free"], "properties": FIXED_AND_FREE, "additionalProperties": False}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 """Of an answer with guesses that are right and guesses that are wrong."""
 
 
@@ -493,52 +379,8 @@ def fill(visit: Visit) -> None:
     visit.wait("document.getElementById('depth-table').rows.length > 1")
 
 
-def show_key_form(visit: Visit) -> None:
-    """Show the form for the API key beside everything else, for good."""
-    visit.page.evaluate("""() => {
-        const form = document.getElementById("key-form");
-        form.removeAttribute("hidden");
-        Object.defineProperty(form, "hidden", { value: false, writable: true });
-    }""")
-
-
-def test_tab_reaches_every_control_in_the_pages_order_and_shows_where_it_is(browser: Any, tiny: RealServer) -> None:
-    with visiting(browser, tiny.url) as visit:
-        visit.wait_for_text("status", "live")
-        focused = """() => {
-          const one = document.activeElement, style = getComputedStyle(one), box = one.getBoundingClientRect();
-          return [one.id || one.tagName.toLowerCase(), style.outlineStyle, parseFloat(style.outlineWidth), box.width > 0
-            && box.left >= 0];
-        }"""
-        order = [
-            "a",
-            "summary",
-            "summary",
-            "prompt",
-            "temperature",
-            "tokens",
-            "speculate",
-            "rejected",
-            "send",
-            "stop",
-            "answer",
-        ]
-        for way, wanted in (("Tab", order), ("Shift+Tab", order[-2::-1])):
-            found = []
-            for _ in wanted:
-                visit.page.keyboard.press(way)
-                name, style, width, seen = visit.page.evaluate(focused)
-                assert style == "solid" and width >= 2 and seen, f"the focus on {name} is not to be seen"
-                found.append(name)
-            assert found == wanted
-        controls = "a, button, input, textarea, summary, select, [tabindex]"
-        reachable = visit.page.locator(f"{controls} >> visible=true").count()
-        assert reachable == len(order)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 320])
-def test_axe_finds_nothing(browser: Any, tiny: RealServer, scheme: str, width: int) -> None:
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 320)])
+def test_axe_finds_nothing_and_no_part_is_too_wide(browser: Any, tiny: RealServer, scheme: str, width: int) -> None:
     """Names, roles, contrast, structure: all rules of axe-core, WCAG and best practices."""
     axe = pytest.importorskip("axe_playwright_python")
     script = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
@@ -546,20 +388,9 @@ def test_axe_finds_nothing(browser: Any, tiny: RealServer, scheme: str, width: i
     with visiting(browser, tiny.url, **options) as visit:
         visit.wait_for_text("status", "live")
         fill(visit)
-        visit.collapse("Drafter ngram has collapsed.")
-        visit.wait_for_text("alarm", "Drafter ngram has collapsed.")
-        show_key_form(visit)
+        visit.page.evaluate("document.getElementById('model').textContent = 'm'.repeat(200)")
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
         visit.page.evaluate(script)
         found = visit.page.evaluate("axe.run()")
         assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
         assert len(found["passes"]) > 20 and any(rule["id"] == "color-contrast" for rule in found["passes"])
-
-
-@pytest.mark.parametrize("width", [320, 480, 1280])
-def test_nothing_is_wider_than_the_screen(browser: Any, tiny: RealServer, width: int) -> None:
-    with visiting(browser, tiny.url, viewport={"width": width, "height": 700}) as visit:
-        visit.wait_for_text("status", "live")
-        fill(visit)
-        show_key_form(visit)
-        visit.page.evaluate("document.getElementById('model').textContent = 'm'.repeat(200)")
-        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width

@@ -22,6 +22,9 @@ EXAMPLES = int(os.environ.get("WAGER_FUZZ_EXAMPLES", "150"))
 """150 take some seconds."""
 
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}]
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     with running({"max_context": 320}) as started:
@@ -63,15 +66,7 @@ def test_what_is_only_read(http: httpx2.Client, path: str) -> None:
         {"speculation_stats": True},
         {"speculation_stats": True, "stream": True},
         {"prediction": {"type": "content", "content": "x y z"}},
-        *(
-            {
-                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [1]}}}],
-                "tool_choice": "required",
-                "stream": stream,
-                "max_tokens": 60,
-            }
-            for stream in (True, False)
-        ),
+        *({"tools": TOOLS, "tool_choice": "required", "stream": each, "max_tokens": 60} for each in (True, False)),
     ],
 )
 def test_every_shape_of_an_answer_is_in_the_document(http: httpx2.Client, fields: Any) -> None:

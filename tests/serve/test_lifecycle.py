@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from serve.serving import (
 )
 from wager.constrain import compiler
 from wager.constrain.compiler import GrammarMatcher
-from wager.engine import runner
 from wager.serve.limits import ServeOptions
 from wager.serve.run import bind
 
@@ -107,25 +105,6 @@ def test_a_grammar_that_cannot_be_fulfilled_is_the_requests_mistake(monkeypatch:
     assert status == 400
     for error in errors:
         assert (error["type"], error["message"]) == ("invalid_request_error", f"{words} Let it end.")
-
-
-def test_a_fault_of_the_engine_is_none_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "What the grammar read at position {} is no number."
-    monkeypatch.setattr(runner, "NOT_FINITE", words)
-    with running() as server:
-        target = server.llm.engine.runner.target
-        forward = target.forward
-
-        def invalid(batch: Any) -> Any:
-            output = forward(batch)
-            output.logits[:] = float("nan")
-            return output
-
-        monkeypatch.setattr(target, "forward", invalid)
-        status, errors = failures(server, BODY)
-    assert status == 500
-    for error in errors:
-        assert error["type"] == "server_error" and error["message"].startswith(words.split("{")[0])
 
 
 # ---- the process -----------------------------------------------------------------------------------------------------
@@ -222,7 +201,7 @@ def test_clients_that_do_not_read_do_not_hold_up_the_end() -> None:
             connection.close()
 
 
-# ---- drafters that raise, return garbage or are slow while requests run: these go on, with the same text -------------
+# ---- a drafter that raises while requests run: these go on, with the same text ---------------------------------------
 
 
 BODIES: list[dict[str, Any]] = [
@@ -236,8 +215,7 @@ def texts(server: Running, **fields: Any) -> list[str]:
         return list(pool.map(lambda body: server.text({**body, **fields}), BODIES))
 
 
-@pytest.mark.parametrize("fault", ["it raises", "its tokens are unknown"])
-def test_a_drafter_that_breaks_in_mid_flight(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drafter_that_breaks_in_mid_flight(caplog: pytest.LogCaptureFixture) -> None:
     """The log names it, the metrics too; requests that come later are answered, also those that ask for it."""
     with running({"depth": None, "drafter": "ngram,recycle"}) as server:
         plain = texts(server, speculation="off")
@@ -245,10 +223,9 @@ def test_a_drafter_that_breaks_in_mid_flight(fault: str, caplog: pytest.LogCaptu
         propose = drafter.propose
 
         def broken(requests: Any) -> Any:
-            drafts = propose(requests)
-            if fault == "it raises" and drafts:
+            if drafts := propose(requests):
                 raise RuntimeError("no more")
-            return [replace(draft, tokens=(10**6,) * len(draft)) for draft in drafts]
+            return drafts
 
         drafter.propose = broken  # type: ignore[method-assign]
         assert texts(server) == plain
@@ -256,56 +233,4 @@ def test_a_drafter_that_breaks_in_mid_flight(fault: str, caplog: pytest.LogCaptu
         found = server.metrics()
     name = "wager:drafter_failures_total,drafter="
     assert found[f"{name}recycle"] == 0
-    if fault == "it raises":
-        assert found[f"{name}ngram"] > 0 and "Drafter 'ngram' failed and " in caplog.text
-
-
-def test_a_request_that_names_a_drafter_that_pauses_is_answered() -> None:
-    """With plain decoding; the metrics say that it pauses, and that it does so no more."""
-    body = {"messages": MESSAGES, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
-    named = {**body, "speculation": {"drafter": "ngram", "depth": 4}}
-    with running({"depth": None, "drafter": "ngram"}) as server:
-        drafter = server.llm.engine.proposer.drafters["ngram"]
-        observe, failing = drafter.observe, True
-
-        def fails(output: Any) -> None:
-            if failing:
-                raise RuntimeError("no more")
-            observe(output)
-
-        drafter.observe = fails  # type: ignore[method-assign]
-        plain = server.post(CHAT, body).json()["choices"]
-        assert server.metrics()["wager:drafter_failed,drafter=ngram"] == 1
-        failing = False
-        answer = server.post(CHAT, named)
-        assert answer.status_code == 200 and answer.json()["choices"] == plain
-        assert server.metrics()["wager:drafter_failed,drafter=ngram"] == 1
-        long = {**named, "max_tokens": 100}
-        assert server.post(CHAT, long).status_code == 200
-        found = server.metrics()
-        assert found["wager:drafter_failed,drafter=ngram"] == 0
-        assert found["wager:drafter_failures_total,drafter=ngram"] == 1
-        assert found["wager:spec_decode_num_drafts_total,drafter=ngram"] > 0
-        assert server.post(CHAT, named).json()["choices"] == plain
-
-
-@pytest.mark.slow
-def test_a_drafter_that_becomes_slow_is_not_asked_any_more() -> None:
-    """The policy learns what it takes within some calls, and pays for its trials; the text stays. Steps take 0.1 ms."""
-    body = {"messages": MESSAGES, "max_tokens": 300, "temperature": 0, "ignore_eos": True}
-    with running({"depth": None, "drafter": "ngram"}) as server:
-        plain = server.post(CHAT, body).json()["choices"]
-        drafter = server.llm.engine.proposer.drafters["ngram"]
-        calls, propose = [], drafter.propose
-
-        def slow(requests: Any) -> Any:
-            calls.append(len(requests))
-            time.sleep(0.02)
-            return propose(requests)
-
-        drafter.propose = slow  # type: ignore[method-assign]
-        for answers in range(40):
-            if calls and answers >= 10:
-                break
-            assert server.post(CHAT, body).json()["choices"] == plain
-        assert 0 < len(calls) < 60
+    assert found[f"{name}ngram"] > 0 and "Drafter 'ngram' failed and " in caplog.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -15,13 +14,13 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.api_bodies import hostile_calls, send
-from serve.serving import CHAT, LONG, Running, running
+from serve.serving import CHAT, LONG, running
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.policies import DraftOfSeveral
 from wager.engine.rounds import DraftCounter, DrafterCounts
 from wager.serve import live
 from wager.serve.live import PAGE_PATHS
-from wager.serve.metrics import WeightedHistogram, resident_bytes
+from wager.serve.metrics import WeightedHistogram
 from wager.types import Draft, Verdict
 
 MESSAGES: Any = [{"role": "user", "content": "one two three one two three one two three"}]
@@ -86,16 +85,6 @@ def test_names_are_those_of_vllm() -> None:
     assert found["wager:request_inference_time_seconds_sum"] > found["wager:request_decode_time_seconds_sum"] > 0
 
 
-def test_what_the_adaptive_policy_expects_and_gets() -> None:
-    with running({"depth": None}) as server:
-        for _ in range(3):
-            server.post(CHAT, {**BODY, "max_tokens": 200})
-        found = server.metrics()
-    assert found["wager:plain_step_seconds"] > 0
-    assert found["wager:predicted_speedup"] > 0 < found["wager:observed_speedup"]
-    assert found["wager:row_cost_tokens"] >= 0
-
-
 def test_a_histogram_of_many_equal_values_says_what_the_librarys_says() -> None:
     bounds = (0.001, 0.0025, 0.1, 1, 60)
     ours, theirs = CollectorRegistry(), CollectorRegistry()
@@ -118,25 +107,13 @@ def test_a_histogram_of_many_equal_values_says_what_the_librarys_says() -> None:
 
 HOSTILE, SEED = 300, 2
 
-VIEWS = ("PackedBatch", "*/kernels/inputs.py")
-"""Views of buffers are kept by the sizes of a step, 256 at most: which sizes there are depends on time."""
-
-
-def objects(server: Running) -> Counter[str]:
-    """Objects by type, without those of prefixes, which are kept on purpose as long as there are blocks."""
-    server.llm.engine.scheduler.block_pool.reset_prefix_cache()
-    gc.collect()
-    found = Counter(type(each).__name__ for each in gc.get_objects())
-    del found[VIEWS[0]]
-    return found
-
 
 def traced() -> int:
-    """Bytes taken since the tracing began and not given back."""
+    """Bytes taken since the tracing began and not given back. Views of buffers are not counted: they are kept by the
+    sizes of a step, 256 at most, and which sizes there are depends on time."""
     gc.collect()
-    snapshot = tracemalloc.take_snapshot()
-    filters = [tracemalloc.Filter(False, name) for name in (VIEWS[1], tracemalloc.__file__)]
-    return sum(each.size for each in snapshot.filter_traces(filters).statistics("filename"))
+    filters = [tracemalloc.Filter(False, name) for name in ("*/kernels/inputs.py", tracemalloc.__file__)]
+    return sum(each.size for each in tracemalloc.take_snapshot().filter_traces(filters).statistics("filename"))
 
 
 @pytest.mark.slow
@@ -154,15 +131,12 @@ def test_hostile_requests_leave_nothing() -> None:
         tracemalloc.start()
         try:
             assert send_all() == statuses and set(statuses) > {200, 400}
-            before = objects(server)
             first = traced()
             assert send_all() == statuses
             kept = traced() - first
         finally:
             tracemalloc.stop()
-        grown = +(objects(server) - before)
         assert server.llm.failure is None
-    assert sum(grown.values()) < len(sent) / 4, grown.most_common(10)
     assert kept < 200 * len(sent), f"{kept} bytes of {len(sent)} requests"
 
 
@@ -183,12 +157,6 @@ def test_the_gauges_of_memory() -> None:
     assert fresh[name + "resident"] < used[name + "resident"] <= reserved
 
 
-def test_where_the_system_does_not_say_what_is_resident(tmp_path: Path) -> None:
-    assert resident_bytes(tmp_path / "none") == {}
-    (tmp_path / "status").write_text("VmRSS:\t 4 kB\n")
-    assert resident_bytes(tmp_path / "status") == {}
-
-
 # ---- the dashboard's numbers, without a browser ----------------------------------------------------------------------
 
 
@@ -205,28 +173,6 @@ def test_every_file_of_the_page_is_served_without_a_key_and_may_load_nothing_els
             kind = {"css": "text/css", "js": "text/javascript"}.get(path.rpartition(".")[2], "text/html")
             assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
         assert "<style" not in (page := http.get("/").text) and "style=" not in page and "onclick" not in page
-
-
-def test_the_numbers_add_up(server: Running) -> None:
-    answer = server.post(CHAT, {**BODY, "max_tokens": 20}).json()
-    time.sleep(live._FRESH_S)
-    with server.client() as http:
-        found = http.get("/live").json()
-    assert found["tokens"] == answer["usage"]["completion_tokens"] == 20
-    assert (found["running"], found["waiting"], found["max_running"]) == (0, 0, 8)
-    assert found["steps"] > 0 < found["stage_seconds"]["forward"]
-    assert found["collapsed"] == {} and "figures" in found and isinstance(found["policy"], str)
-
-
-def test_many_pages_ask_the_engine_no_more_often_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running() as server, server.client() as http:
-        asked = []
-        explain = server.llm.engine.policy.explain
-        monkeypatch.setattr(server.llm.engine.policy, "explain", lambda: (asked.append(1), explain())[1])
-        for fresh, expected in ((1000.0, 1), (0.0, 6)):
-            monkeypatch.setattr(live, "_FRESH_S", fresh)
-            answers = {http.get("/live").json()["uptime_s"] for _ in range(5)}
-            assert len(asked) == expected and len(answers) == min(5, expected)
 
 
 def test_drafts_are_counted_by_their_depth_and_by_their_guesses() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -58,10 +57,6 @@ def figures(server: Running) -> list[Response]:
     return [raw(server, f"GET {path} HTTP/1.1\r\n{asked}".encode()) for path in ("/metrics", "/live")]
 
 
-def nothing_there(server: Running) -> list[Response]:
-    return [post(server, {**SHORT, "model": "other"}), post(server, SHORT, "/nothing")]
-
-
 def other_method(server: Running) -> list[Response]:
     found = raw(server, b"GET " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\n\r\n")
     assert found[2]["allow"] == "post"
@@ -76,10 +71,6 @@ def too_long(server: Running) -> list[Response]:
     chunked = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     many = b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
     return [raw(server, http_request(b" " * ((4 << 20) + 1))), raw(server, chunked + many * 4 + b"1\r\n \r\n0\r\n\r\n")]
-
-
-def other_kind(server: Running) -> list[Response]:
-    return [post(server, SHORT, headers={"content-type": "text/plain"})]
 
 
 def full(server: Running) -> list[Response]:
@@ -136,11 +127,11 @@ CAUSES: dict[str, Callable[[Running], list[Response]]] = {
     "400": fields,
     "401": key,
     "403": figures,
-    "404": nothing_there,
+    "404": lambda server: [post(server, {**SHORT, "model": "other"}), post(server, SHORT, "/nothing")],
     "405": other_method,
     "408": late,
     "413": too_long,
-    "415": other_kind,
+    "415": lambda server: [post(server, SHORT, headers={"content-type": "text/plain"})],
     "429": full,
     "431": long_head,
     "500": failure,
@@ -192,7 +183,6 @@ TOO_LONG, UNKNOWN, UNSUPPORTED = "context_length_exceeded", "unknown_parameter",
 
 REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"messages": None}, "messages", None, ("messages",)),
-    ({"messages": []}, "messages", None, ("messages",)),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", None, ("role",)),
     ({"messages": [*MESSAGES, *user(PICTURE)]}, "messages", None, ("'messages.1.content.1.type'", "text")),
     ({"messages": user(LONG_TEXT)}, "messages", TOO_LONG, ("512",)),
@@ -200,19 +190,14 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"temprature": 1}, "temprature", UNKNOWN, ("temprature",)),
     ({f"k{number}": 1 for number in range(20_000)}, "k0", UNKNOWN, ("k0",)),
     ({"functions": []}, "functions", UNSUPPORTED, ()),
-    ({"audio": {}}, "audio", UNSUPPORTED, ()),
-    ({"temperature": "1"}, "temperature", None, ()),
     ({"temperature": 3}, "temperature", None, ()),
     ({"temperature": 10**400}, "temperature", None, ()),
-    ({"top_p": 0}, "top_p", None, ()),
     ({"n": 65}, "n", None, ("64",)),
     ({"max_tokens": 0}, "max_tokens", None, ()),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", None, ("differ",)),
-    ({"seed": 2**70}, "seed", None, ("64 bits",)),
     ({"seed": 10**4000}, "seed", None, ("64 bits",)),
     ({"stop": ["x"] * 17}, "stop", None, ("16",)),
     ({"stop": [""]}, "stop", None, ("empty",)),
-    ({"stop_token_ids": [999999]}, "stop_token_ids", None, ()),
     ({"stop_token_ids": [None] * 50_000}, "stop_token_ids", None, ()),
     ({"logit_bias": {"a": 1}}, "logit_bias", None, ("'a'",)),
     ({"logit_bias": {"1": 101}}, "logit_bias", None, ("100",)),
@@ -226,7 +211,6 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"speculation": {"drafter": "eagle3"}}, "speculation", None, ("'eagle3'", "has ngram", '"speculation": "off"')),
     ({"prediction": {"type": "content", "content": LONG_TEXT}}, "prediction", None, ()),
     ({"response_format": {"type": "json_schema"}}, "response_format", None, ()),
-    ({"response_format": {"type": "xml"}}, "response_format", None, ()),
     ({"response_format": WIZARD}, "response_format", None, ()),
     ({"response_format": FORMAT, "ignore_eos": True}, "ignore_eos", None, ()),
     ({"response_format": FORMAT, "tools": function()}, "response_format", None, ()),
@@ -235,16 +219,13 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"tools": function(), "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", None, ()),
     ({"tools": function(parameters={"type": "wizard"})}, "tools", None, ()),
     ({"tools": function(paramters={})}, "tools", None, ("paramters",)),
-    ({"tools": [{**function()[0], "nmae": 1}]}, "tools", None, ("nmae",)),
     ({"tools": function() * 2}, "tools", None, ("twice",)),
     ({"tools": function() * 1000}, "tools", None, ("128",)),
 ]
 
 REFUSED_COMPLETIONS: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"echo": True}, "echo", UNSUPPORTED, ()),
-    ({"suffix": "x"}, "suffix", UNSUPPORTED, ()),
     ({"best_of": 2}, "best_of", UNSUPPORTED, ()),
-    ({"prompt": [999999]}, "prompt", None, ()),
     ({"prompt": [1] * 50_000}, "prompt", TOO_LONG, ("50000 prompt tokens",)),
     ({"prompt": [[1]] * 65}, "prompt", None, ("65 prompts",)),
 ]
@@ -272,8 +253,3 @@ def test_a_body_of_many_mistakes_is_refused_by_the_first(place: str) -> None:
         parse(ChatBody, json.dumps(values).encode())
     found = caught.value.__context__
     assert isinstance(found, ValidationError) and found.error_count() < 10
-
-
-def test_errors_survive_the_way_to_another_process() -> None:
-    error = pickle.loads(pickle.dumps(ApiError(429, "a", "b", param="c", code="d", retry_after=7)))
-    assert (str(error), error.status, error.param, error.code, error.retry_after) == ("a\nb", 429, "c", "d", 7)

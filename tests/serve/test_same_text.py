@@ -6,18 +6,15 @@ crowd of 32, streamed or not, whatever drafts and however the request says it wa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import wager
-from serve.same_requests import CHAT, Answer, ServedProcess, Variant, cases, served_process, variants
+from serve.same_requests import Answer, ServedProcess, Variant, cases, served_process, variants
 from wager.loading.drafters import FOLDER
-from wager.prompts import encode_chat
-from wager.types import SamplingParams
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -40,32 +37,17 @@ def reference(plain: ServedProcess) -> Reference:
     return {case.name: plain.ask(case, ALONE) for case in CASES}
 
 
-def crowd(server: ServedProcess, reference: Reference, choices: Iterator[Variant]) -> list[Answer]:
+def crowd(server: ServedProcess, reference: Reference, choices: Iterator[Variant]) -> None:
     """Every request once, 32 at a time, each in the next of the variants."""
     work = list(zip(CASES, choices, strict=False))
-    found, answers = server.differences([reference[case.name] for case in CASES], work)
+    found, _ = server.differences([reference[case.name] for case in CASES], work)
     assert found == []
-    return answers
 
 
-def test_the_requests_are_of_every_kind(reference: Reference) -> None:
-    """Else the comparison would say little."""
-    answers = list(reference.values())
-    reasons = {choice.finish_reason for answer in answers for choice in answer.choices}
-    assert {"stop", "length"} <= reasons, "kernels of other processors write other texts"
-    assert any(choice.calls for answer in answers for choice in answer.choices)
-    assert len({choice.text for answer in answers for choice in answer.choices}) > len(CASES) * 0.8
-    for case in CASES:
-        for choice in reference[case.name].choices:
-            assert choice.ids and choice.logprobs and not choice.drafted
-            if case.kind == CHAT and not choice.calls:
-                spelled = b"".join(bytes(item[2]) for item in choice.logprobs).decode("utf-8", "replace")
-                assert choice.text in spelled.replace("<|im_end|>", "").replace("<|im_start|>", "")
-
-
-def test_in_a_crowd_without_a_drafter(plain: ServedProcess, reference: Reference) -> None:
-    crowd(plain, reference, variants([], seed=1))
-    assert plain.metric("spec_decode_num_drafts_total") == 0
+def test_answers_that_must_follow_a_schema_do(reference: Reference) -> None:
+    choices = [choice for case in CASES if " schema " in case.name for choice in reference[case.name].choices]
+    complete = [json.loads(choice.text) for choice in choices if choice.finish_reason == "stop"]
+    assert complete and all(list(value) == ["name", "age"] and type(value["age"]) is int for value in complete)
 
 
 def test_with_the_default_drafter_alone_and_in_a_crowd(smollm2: Path, reference: Reference) -> None:
@@ -108,16 +90,3 @@ def test_the_seed_that_an_answer_names_gives_it_again(plain: ServedProcess) -> N
     [seed] = {each["seed"] for each in first.rounds}
     found, _ = plain.differences([first], [(replace(case, body={**unseeded.body, "seed": seed}), Variant())], users=1)
     assert found == []
-
-
-def test_the_library_gives_the_same_without_a_server(smollm2: Path, reference: Reference) -> None:
-    fields = {"greedy": dict(temperature=0.0), "sampled": dict(temperature=0.8, seed=11)}
-    with wager.LLM(str(smollm2), threads=1, drafter="ngram") as llm:
-        for sampling, params in fields.items():
-            for case in CASES:
-                if case.kind == CHAT and case.name.endswith(f"plain {sampling}"):
-                    prompt: Any = encode_chat(llm.tokenizer, case.body["messages"])
-                    answer = llm.generate([prompt], SamplingParams(24, logprobs=3, **params))[0]  # type: ignore[arg-type]
-                    [choice] = reference[case.name].choices
-                    assert choice.ids == answer.token_ids and choice.text == answer.text
-                    assert [item[1] for item in choice.logprobs] == [item.logprob for item in answer.logprobs]

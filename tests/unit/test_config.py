@@ -14,10 +14,8 @@ from wager.config import (
     EngineConfig,
     ModelConfig,
     SpeculationConfig,
-    parse_size,
     read_options,
 )
-from wager.drafter_spec import DrafterSpec
 from wager.errors import UsageError
 from wager.types import SamplingParams
 
@@ -44,78 +42,40 @@ def test_changes_are_checked_anew() -> None:
         config.with_options(verify="block")
 
 
-def test_texts_are_parsed_once() -> None:
-    made = SpeculationConfig(drafter="ngram,model:/x", policy="adaptive", objective="slo:500µs")
-    assert made.drafters == (DrafterSpec("ngram"), DrafterSpec("model", "/x"))
-    assert (made.parsed_policy.kind, made.parsed_objective.kind) == ("adaptive", "slo")
-    assert made.parsed_objective.seconds_per_token == pytest.approx(500e-6)
-    assert SpeculationConfig(drafter="none").drafters == ()
-    assert SpeculationConfig(depth=2).parsed_policy.kind == "fixed"
-    assert SpeculationConfig(policy="threshold:0.3").parsed_policy.threshold == 0.3
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dept": 3}, "'dept' is not known.*'depth'"),
     ({"zzz": 3}, "'zzz' is not known.*model, dtype"),
     ({"model": ""}, "model = ''"),
-    ({"model": None}, "model = None"),
     ({"dtype": "bfloat"}, "dtype = 'bfloat'.*'bfloat16'"),
     ({"threads": 0}, "threads = 0 .*at least 1"),
-    ({"threads": True}, "threads = True"),
     ({"threads": "2"}, r"threads = '2' \(str\)"),
     ({"depth": -1}, "depth = -1 .*at least 0"),
-    ({"depth": 2.0}, r"depth = 2.0 \(float\)"),
-    ({"max_rows": None}, "max_rows = None"),
     ({"max_sequences": 600}, "max_sequences = 600 is more than max_rows = 512"),
     ({"max_context": 1}, "max_context = 1 .*at least 2"),
-    ({"cache_tokens": 0}, "cache_tokens = 0"),
     ({"memory": 0}, "memory = 0"),
     ({"memory": "plenty"}, "'plenty' is not an amount"),
     ({"prefix_cache": 1}, "prefix_cache = 1"),
     ({"drafter": "ngrm"}, "'ngrm'.*'ngram'"),
     ({"drafter": "model"}, "needs an argument"),
     ({"drafter": "ngram:9"}, "ngram:9"),
-    ({"drafter": None}, "drafter = None"),
-    ({"policy": ""}, "policy = ''"),
     ({"policy": "adaptiv"}, "'adaptive'"),
     ({"policy": "threshold:1"}, "threshold:1.*threshold:0.4"),
-    ({"policy": "threshold:0"}, "threshold:0.*threshold:0.4"),
     ({"policy": "fixed:3"}, "fixed:3"),
     ({"objective": "speed"}, "'speed'"),
     ({"objective": "slo:20"}, "slo:20"),
     ({"objective": "latency", "policy": "fixed"}, "objective = 'latency' has no effect under policy 'fixed'"),
-    ({"objective": "slo:20ms", "depth": 3}, "no effect under policy 'fixed'"),
     ({"drafter": "ngram,recycle", "depth": 3}, "uses one drafter, but there are 2"),
     ({"drafter": "ngram,recycle", "policy": "threshold"}, "uses one drafter"),
     ({"drafter": "ngram,recycle", "verify": "block"}, "'recycle' makes trees"),
     ({"verify": "mach"}, "'match'"),
     ({"top_p": 2}, "top_p = 2"),
-    ({"stop": ""}, "stop = ''"),
 ]
 
 
-@pytest.mark.parametrize(("options", "named"), REFUSED)
-def test_impossible_options_are_refused_by_name(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageError, match=f"(?s){named}"):
-        EngineConfig.from_options(**options)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"drafter": "none", "policy": "fixed", "objective": "latency"},
-        {"depth": 0, "drafter": "ngram,recycle"},
-        {"drafter": "recycle", "verify": "rejection"},
-        {"drafter": "ngram,model:x", "policy": "adaptive", "depth": 3, "objective": "slo:20ms"},
-    ],
-)
-def test_possible_options_are_accepted(options: dict[str, Any]) -> None:
-    assert EngineConfig.from_options(**options)
-
-
-@pytest.mark.parametrize(("text", "size"), [("4GiB", 4 << 30), ("512mib", 512 << 20), ("1.5g", 3 << 29), ("77", 77)])
-def test_sizes(text: str, size: int) -> None:
-    assert parse_size(text) == size
+def test_impossible_options_are_refused_by_name() -> None:
+    for options, named in REFUSED:
+        with pytest.raises(UsageError, match=f"(?s){named}"):
+            EngineConfig.from_options(**options)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
@@ -134,7 +94,6 @@ def test_a_file_of_options(tmp_path: Path) -> None:
     [
         ("dept = 3", r"wager.toml: Option 'dept' is not known.*'depth'"),
         ('depth = "three"', r"wager.toml: depth = 'three' \(str\)"),
-        ("temperature = -1", "wager.toml: temperature = -1"),
         ("[speculation]\ndepth = 3", "wager.toml: Option 'speculation' is not known"),
         ("depth =", "wager.toml is not TOML"),
         (None, "wager.toml cannot be read"),
@@ -146,10 +105,3 @@ def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str | None, name
         path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=f"(?s){named}"):
         read_options(path)
-
-
-def test_dtypes_by_their_names() -> None:
-    """bfloat16 is bf16."""
-    found = {name: EngineConfig.from_options(dtype=name) for name in ("auto", "bf16", "bfloat16", "q8", "q4")}
-    assert EngineConfig().model.dtype == "auto"
-    assert found["bfloat16"] == found["bf16"] and found["bfloat16"].as_options()["dtype"] == "bf16"

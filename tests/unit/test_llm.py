@@ -7,8 +7,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,14 +50,6 @@ def test_one_prompt_gives_one_completion_and_a_list_a_list(llm: wager.LLM) -> No
     assert llm.generate([], PARAMS) == [] == llm.chat([], PARAMS)
 
 
-def test_all_choices_come_in_order(llm: wager.LLM) -> None:
-    several = llm.generate(["abc", "x"], replace(PARAMS, n=3))
-    assert [(each.stats.prompt_tokens, each.index) for each in several] == [(p, i) for p in (3, 1) for i in range(3)]
-    alone: Any = llm.generate("abc", replace(PARAMS, n=3))
-    assert [each.token_ids for each in alone] == [each.token_ids for each in several[:3]]
-    assert len({each.token_ids for each in alone}) == 3
-
-
 def test_sampling_options_of_the_configuration_are_the_default(llm: wager.LLM) -> None:
     with wager.LLM("random:llama:tiny", **OPTIONS, max_tokens=5, ignore_eos=True, seed=1, temperature=0.5) as other:
         assert other.config.sampling == SamplingParams(max_tokens=5, ignore_eos=True, seed=1, temperature=0.5)
@@ -67,14 +59,6 @@ def test_sampling_options_of_the_configuration_are_the_default(llm: wager.LLM) -
         changed = wager.LLM(config=other.config, max_tokens=3)
         assert (changed.config.model.model, changed.config.sampling.max_tokens) == ("random:llama:tiny", 3)
         changed.close()
-
-
-def test_stats_and_logprobs_have_the_usual_names(llm: wager.LLM) -> None:
-    answer = llm.generate("abc abc abc", replace(PARAMS, logprobs=2))
-    stats = answer.stats
-    assert stats.total_tokens == stats.prompt_tokens + stats.completion_tokens == 11 + 12
-    assert [each.token_id for each in answer.logprobs] == list(answer.token_ids)
-    assert all(len(each.top_logprobs) == 2 for each in answer.logprobs)
 
 
 # ---- conversations --------------------------------------------------------------------------------------------------
@@ -88,16 +72,6 @@ def test_chat_answers_one_conversation_or_several(llm: wager.LLM) -> None:
     both = llm.chat([CONVERSATION, other], PARAMS)
     assert both[0].token_ids == one.token_ids
     assert both[1].stats.prompt_tokens == len(llm.tokenizer.encode(llm.tokenizer.chat(other), special=False))
-
-
-def test_a_continued_conversation_reuses_its_prefix(llm: wager.LLM) -> None:
-    messages = [{"role": "user", "content": "a prompt of its own, long enough for several blocks of the cache"}]
-    first = llm.chat(messages, PARAMS)
-    messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "go on"}]
-    second = llm.chat(messages, PARAMS)
-    again = llm.chat(messages, PARAMS)
-    assert first.stats.cached_tokens < 16 <= second.stats.cached_tokens < again.stats.cached_tokens
-    assert again.token_ids == second.token_ids
 
 
 # ---- streams --------------------------------------------------------------------------------------------------------
@@ -119,41 +93,22 @@ def test_a_streams_deltas_join_to_the_answer(llm: wager.LLM) -> None:
     assert [each.text for each in llm.stream(CONVERSATION, PARAMS)][-1] is not None
 
 
-@pytest.mark.parametrize("way", ["break", "close", "with", "error"])
-def test_a_stream_that_is_left_early_frees_its_blocks(llm: wager.LLM, way: str) -> None:
+def test_a_stream_that_is_left_early_frees_its_blocks(llm: wager.LLM) -> None:
     before = free_blocks(llm)
     long = replace(PARAMS, max_tokens=200)
-    if way == "break":
+    with pytest.raises(ZeroDivisionError):
         for _ in llm.stream("abc", long):
-            break
-    elif way == "close":
-        stream = llm.stream("abc", long)
+            _ = 1 / 0
+    assert free_blocks(llm) == before
+    with llm.stream("abc", long) as stream:
         next(stream)
         assert free_blocks(llm) < before
-        stream.close()
-        stream.close()
-        assert list(stream) == []
-    elif way == "with":
-        with llm.stream("abc", long) as stream:
-            next(stream)
-    else:
-        with pytest.raises(ZeroDivisionError):
-            for _ in llm.stream("abc", long):
-                _ = 1 / 0
+    stream.close()
+    assert list(stream) == []
     assert free_blocks(llm) == before
     assert not llm.engine.scheduler.num_running
     llm.generate("abc", PARAMS)
     assert not llm.engine.scheduler.busy
-
-
-def test_an_aborted_stream_ends_with_its_reason_and_stats(llm: wager.LLM) -> None:
-    stream = llm.stream("abc", replace(PARAMS, max_tokens=200, n=2))
-    next(stream)
-    stream.abort()
-    endings = [delta for delta in stream if delta.finish_reason]
-    assert [delta.finish_reason for delta in endings] == ["abort", "abort"]
-    assert all(delta.stats for delta in endings)
-    assert {each.finish_reason for each in stream.completions()} == {"abort"}
 
 
 # ---- refusals and closing -------------------------------------------------------------------------------------------
@@ -176,18 +131,6 @@ def test_an_invalid_prompt_is_refused_and_none_of_its_list_runs(llm: wager.LLM) 
         llm.generate(["abc", "x" * 300], PARAMS)
     assert free_blocks(llm) == before
     assert not llm.engine.scheduler.busy
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"draftr": "ngram"}, "'draftr' is not known.*'drafter'"),
-        ({"temperature": -1}, "temperature = -1"),
-    ],
-)
-def test_options_are_refused_before_anything_is_loaded(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(wager.UsageError, match=f"(?s){named}"):
-        wager.LLM("no-such-model-anywhere", **options)
 
 
 def test_a_closed_llm_is_an_error_and_its_streams_end_as_aborted() -> None:
@@ -216,24 +159,6 @@ def test_every_error_is_exported_and_importing_is_quick() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-NO_PROMPTS: list[tuple[Any, str]] = [
-    (5, "type int"),
-    (np.int64(5), "type int64"),
-    (torch.tensor(5), "type Tensor"),
-    ([1, 2.5], r"token 2.5 \(float\) at index 1"),
-    ([True, 1], r"token True \(bool\) at index 0"),
-    ([[1, 2], 3], r"3 \(int\) is not a sequence"),
-    ([[1, [2]]], r"token \[2\] \(list\) at index 1"),
-    ([1, "abc"], r"token 'abc' \(str\) at index 1"),
-    ({1, 2}, "type set"),
-    (None, "type NoneType"),
-]
-
-
-def _generate(prompt: Any, llm: wager.LLM) -> Any:
-    return llm.generate(prompt, PARAMS)
-
-
 # ---- wrong values, and threads --------------------------------------------------------------------------------------
 
 
@@ -247,7 +172,9 @@ def _generate(prompt: Any, llm: wager.LLM) -> Any:
         (lambda llm: llm.chat([{"content": "hello"}]), "Message 1 of the conversation has no text under 'role'"),
         (lambda llm: llm.chat([*CONVERSATION, {"role": "user", "content": None}]), "Message 2 .* under 'content'"),
         (lambda llm: llm.chat([CONVERSATION, "hello"]), "A conversation of type str"),
-        *((partial(_generate, prompt), named) for prompt, named in NO_PROMPTS),
+        (lambda llm: llm.generate(np.int64(5)), "type int64"),
+        (lambda llm: llm.generate([[1, 2], 3]), r"3 \(int\) is not a sequence"),
+        (lambda llm: llm.generate([1, "abc"]), r"token 'abc' \(str\) at index 1"),
     ],
 )
 def test_what_cannot_be_answered_is_named(llm: wager.LLM, call: Any, message: str) -> None:
@@ -256,48 +183,31 @@ def test_what_cannot_be_answered_is_named(llm: wager.LLM, call: Any, message: st
     assert not llm.engine.scheduler.busy
 
 
-def test_more_memory_than_there_is_is_refused() -> None:
-    with pytest.raises(wager.MemoryPlanError, match=r"more than the [\d.]+ GiB of this machine"):
-        wager.LLM("random:llama:tiny", memory="100TiB")
-
-
 def test_threads_that_leave_their_streams_disturb_nobody(llm: wager.LLM) -> None:
     """Each of them gets its own text; streams that are left early, dropped or aborted free their blocks."""
     before = free_blocks(llm)
     alone = {i: llm.generate(f"{i} {i} {i} abc", PARAMS).token_ids for i in range(8)}
-    answers: dict[tuple[int, int], tuple[int, ...]] = {}
-    failures: list[BaseException] = []
 
-    def answer(index: int, turn: int) -> None:
-        prompt = f"{index} {index} {index} abc"
-        if turn % 4 == 1:
-            for _ in llm.stream(prompt, replace(PARAMS, max_tokens=200)):
-                break
-        elif turn % 4 == 2:
-            stream = llm.stream(prompt, replace(PARAMS, max_tokens=200))
-            next(stream)
-            stream.abort()
-            assert [delta.finish_reason for delta in stream][-1] == "abort"
-        elif turn % 4 == 3:
-            answers[index, turn] = tuple(token for delta in llm.stream(prompt, PARAMS) for token in delta.token_ids)
-        else:
-            answers[index, turn] = llm.generate(prompt, PARAMS).token_ids
+    def answer(index: int) -> list[tuple[int, ...]]:
+        prompt, long, found = f"{index} {index} {index} abc", replace(PARAMS, max_tokens=200), []
+        for turn in range(index, index + 8):
+            if turn % 4 == 1:
+                for _ in llm.stream(prompt, long):
+                    break
+            elif turn % 4 == 2:
+                stream = llm.stream(prompt, long)
+                next(stream)
+                stream.abort()
+                assert [delta.finish_reason for delta in stream][-1] == "abort"
+            elif turn % 4 == 3:
+                found.append(tuple(token for delta in llm.stream(prompt, PARAMS) for token in delta.token_ids))
+            else:
+                found.append(llm.generate(prompt, PARAMS).token_ids)
+        return found
 
-    def run(index: int) -> None:
-        try:
-            for turn in range(8):
-                answer(index, turn + index)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert len(answers) == 32
-    assert all(tokens == alone[index] for (index, _), tokens in answers.items())
+    with ThreadPoolExecutor(8) as pool:
+        for index, found in enumerate(pool.map(answer, range(8))):
+            assert found == [alone[index]] * 4
     assert not llm.engine.busy or llm.generate("x", PARAMS)
     assert free_blocks(llm) == before and not llm.engine.busy
 
@@ -327,25 +237,28 @@ def test_a_stream_that_is_dropped_within_a_step_ends_after_it(llm: wager.LLM) ->
 
 
 def test_closing_ends_what_other_threads_wait_for() -> None:
-    for _ in range(2):
-        made = wager.LLM("random:llama:tiny", **OPTIONS)
-        begun, answers = threading.Barrier(5), []
+    made = wager.LLM("random:llama:tiny", **OPTIONS)
+    begun, answers = threading.Barrier(5), []
 
-        def answer(made: wager.LLM = made, begun: Any = begun, answers: list[Any] = answers) -> None:
-            stream = made.stream("abc", replace(PARAMS, max_tokens=240))
-            begun.wait()
-            deque(stream, maxlen=0)
-            answers.extend(stream.completions())
-
-        threads = [threading.Thread(target=answer) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+    def answer() -> None:
+        stream = made.stream("abc", replace(PARAMS, max_tokens=240))
         begun.wait()
-        made.close()
-        for thread in threads:
-            thread.join()
-        assert len(answers) == 4
-        assert {each.finish_reason for each in answers} <= {"abort", "length"}
+        deque(stream, maxlen=0)
+        answers.extend(stream.completions())
+
+    threads = [threading.Thread(target=answer) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    made.close()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 4 and {each.finish_reason for each in answers} <= {"abort", "length"}
+
+
+def test_more_memory_than_there_is_is_refused() -> None:
+    with pytest.raises(wager.MemoryPlanError, match=r"more than the [\d.]+ GiB of this machine"):
+        wager.LLM("random:llama:tiny", memory="100TiB")
 
 
 def test_steps_within_a_callback_are_refused(llm: wager.LLM) -> None:
@@ -371,6 +284,4 @@ def test_arrays_and_tensors_are_prompts(llm: wager.LLM) -> None:
         assert llm.generate(prompt, PARAMS).token_ids == one  # type: ignore[call-overload]
         assert sum((delta.token_ids for delta in llm.stream(prompt, PARAMS)), ()) == one  # type: ignore[arg-type]
     assert [each.token_ids for each in llm.generate([*same, "abc abc abc"], PARAMS)] == [one] * 6  # type: ignore[list-item]
-    for batch in (np.array([ids, ids]), torch.tensor([ids, ids])):
-        assert [each.token_ids for each in llm.generate(batch, PARAMS)] == [one] * 2  # type: ignore[call-overload]
     assert llm.generate(range(3, 9), PARAMS).token_ids == llm.generate([3, 4, 5, 6, 7, 8], PARAMS).token_ids

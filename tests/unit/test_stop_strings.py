@@ -29,11 +29,6 @@ def stream(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
     return shown + out.flush(), False
 
 
-def test_what_may_begin_a_stop_string_is_held_back() -> None:
-    out = Detokenizer(Pieces(), ("###",))
-    assert [out.push(c) for c in "a##b"] == ["a", "", "", "##b"]  # type: ignore[arg-type]
-
-
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_equals_cutting_the_whole_text(text: str, stops: list[str]) -> None:
     ends = [(text.find(s) + len(s), text.find(s)) for s in stops if s in text]

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
-from wager.economics.policy.heuristics import FixedDepth
-from wager.engine.policies import TenantPolicies
 from wager.kernels.base import BLOCK_SIZE
 from wager.kv.paged_cache import BlockPool
 from wager.tenants import PerTenant
@@ -66,69 +61,3 @@ def test_a_fork_stays_with_its_tenant() -> None:
     pool.release("a#1")
     assert pool.match_prefix("b", TOKENS, tenant="ben") == 0
     assert pool.match_prefix("c", TOKENS, tenant="anna") == 3 * BLOCK_SIZE
-
-
-class Noted(FixedDepth):
-    """Notes which sequences it knows, and that it is never told of a step that it did not plan."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.known: dict[str, float] = {}
-        self.planned = False
-        self.left_out: frozenset[str] = frozenset()
-
-    def begin(self, sequence: str, *, weight: float) -> None:
-        assert sequence not in self.known
-        self.known[sequence] = weight
-
-    def end(self, sequence: str) -> None:
-        del self.known[sequence]
-
-    def leave_out(self, drafters: frozenset[str]) -> None:
-        self.left_out = drafters
-
-    def plan(self, *args: Any) -> Any:
-        self.planned = True
-        return {}
-
-    def observe(self, record: Any) -> None:
-        assert self.planned
-        self.planned = False
-
-
-def test_a_tenant_alone_has_its_own_policy_and_several_have_one_together() -> None:
-    sequences: dict[str, Any] = {}
-    policy = TenantPolicies(Noted, sequences)
-
-    def begin(name: str, tenant: str, weight: float = 1.0) -> None:
-        sequences[name] = SimpleNamespace(tenant=tenant)
-        policy.begin(name, weight=weight)
-
-    def step(*ended: str) -> Noted:
-        policy.plan([], 0)
-        for name in ended:
-            policy.end(name)
-        policy.observe(None)
-        return policy.policy  # type: ignore[no-any-return]
-
-    begin("a", "anna", 2.0)
-    annas = step()
-    assert annas.known == {"a": 2.0}
-    begin("b", "ben")
-    policy.leave_out(frozenset({"d"}))
-    both = step()
-    assert both.left_out == annas.left_out == {"d"}
-    assert both is not annas and both.known == {"a": 2.0, "b": 1.0} and not annas.known
-    assert step("b") is both
-    assert step() is annas and annas.known == {"a": 2.0} and not both.known
-    step("a")
-    begin("c", "ben")
-    bens = step()
-    assert bens not in (annas, both) and bens.known == {"c": 1.0}
-    begin("d", "carl")
-    policy.end("d")  # aborted before a step knew of it
-    policy.end("d")
-    policy.end("never began")
-    assert step("c") is bens
-    begin("e", "anna")
-    assert step() is annas

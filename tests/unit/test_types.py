@@ -6,7 +6,6 @@ import array
 import enum
 import math
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,25 +77,6 @@ def test_other_parameters_are_refused_by_name(name: str, values: list[Any], word
         assert words in refusal(**{name: value})
 
 
-def test_what_is_right_is_left_alone() -> None:
-    params = SamplingParams(
-        max_tokens=5,
-        temperature=1,
-        top_k=3,
-        top_p=1,
-        seed=2**64 - 1,
-        stop="END",
-        stop_token_ids=(5,),
-        logit_bias={7: -100, 8: 100.0, 9: 1},
-        ignore_eos=True,
-        logprobs=0,
-        n=2,
-    )
-    assert params.temperature == 1 and params.logit_bias == {7: -100, 8: 100.0, 9: 1} and params.logprobs == 0
-    assert params.stop == ("END",) and replace(params, seed=None, logprobs=None).seed is None
-    assert not params.plain and SamplingParams(temperature=1).plain and SamplingParams(top_k=3).plain
-
-
 # ---- token ids -------------------------------------------------------------------------------------------------------
 
 
@@ -112,24 +92,15 @@ FIVES: list[Any] = [
 ]
 WRONG: list[tuple[Any, str]] = [
     (5, r"5 \(int\) is not a sequence"),
-    (np.int64(5), r"\(int64\) is not a sequence"),
     (torch.tensor(5), r"\(Tensor\) is not a sequence"),
-    (None, r"None \(NoneType\)"),
     ("15", r"'15' \(str\)"),
-    (b"15", r"\(bytes\)"),
-    (memoryview(b"15"), r"\(memoryview\)"),
     ({1, 5}, r"\(set\)"),
-    ({1: 5}, r"\(dict\)"),
     (iter([1, 5]), r"\(list_iterator\)"),
     ((1, 2.5), r"token 2.5 \(float\) at index 1"),
-    (np.array([1.0, 2.0]), r"token 1.0 \(float\) at index 0"),
     (np.array([True, False]), r"token True \(bool\) at index 0"),
     ([1, np.bool_(True)], r"\(bool\) at index 1"),
-    ([1, True], r"token True \(bool\) at index 1"),
     ([1, "5"], r"token '5' \(str\) at index 1"),
-    ([1, [5]], r"token \[5\] \(list\) at index 1"),
     (np.array([[1, 5], [2, 3]]), r"token \[1, 5\] \(list\) at index 0"),
-    ([1, None], r"token None \(NoneType\) at index 1"),
 ]
 
 
