@@ -60,9 +60,6 @@ def test_commands_in_the_documents_parse() -> None:
         except click.UsageError as error:
             pytest.fail(f"{page}: {call}: {error.message}")
     assert {shlex.split(call)[1] for _, call in CALLS} == set(VERBS)
-    for bad in ("wager fly away", "wager run --dept 3", "wager bench --concurrency none", "wager run --drafter ngrm x"):
-        with pytest.raises(click.UsageError):
-            check(bad)
 
 
 def test_the_command_page_is_the_programs_help() -> None:
@@ -92,13 +89,6 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert places == sorted(places)
     tests = line.split(" && ")[-1]
     assert script[-2:] == [tests, f"{tests} -m slow"], "the tests come last, so that their summary does"
-
-
-def test_constraints_pin_everything_exactly() -> None:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = [line for line in lines if line and not line.startswith("#")]
-    assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)] == []
-    assert "torch==2.13.0" in pins
 
 
 def test_the_readmes_python_uses_names_that_exist() -> None:
@@ -170,23 +160,16 @@ def named_paths(page: Path) -> set[str]:
     return {name for name in named if re.search(r"\.(py|h|cpp|md)$|\w/$", name)} - NO_PATHS
 
 
-def exists(path: str) -> bool:
-    return (ROOT / path).exists() or (ROOT / "src" / "wager" / path).exists()
-
-
-def test_links_lead_somewhere(tmp_path: Path) -> None:
+def test_links_lead_somewhere() -> None:
     assert {str(page.relative_to(ROOT)): dead for page in LINKING if (dead := dead_links(page))} == {}
-    page = tmp_path / "page.md"
-    page.write_text("# A: `b` c\n[1](#a-b-c) [2](#a-c) [3](page.md#a-b-c) [4](none.md) [5](https://x.y/#z)\n", "utf-8")
-    assert dead_links(page) == ["#a-c", "none.md"]
 
 
 def test_paths_that_are_named_exist() -> None:
     for name in ("docs/architecture.md", "CONTRIBUTING.md"):
         paths = named_paths(ROOT / name)
         assert len(paths) > 10
-        assert [path for path in sorted(paths) if not exists(path)] == []
-    assert not exists("engine/none.py")
+        roots = ROOT, ROOT / "src" / "wager"
+        assert [path for path in sorted(paths) if not any((root / path).exists() for root in roots)] == []
 
 
 def test_the_index_lists_every_page_once() -> None:

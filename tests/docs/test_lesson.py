@@ -72,35 +72,9 @@ def test_the_lessons_commands_run_on_the_model(smollm2: Path, tmp_path: Path, mo
     assert {"run", "prove", "calibrate", "bench", "doctor"} <= ran
 
 
-def test_differences_from_the_page_are_found() -> None:
-    assert len(COMPUTED) > 10 and sum(bool(example.shown) for example in EXAMPLES) > 12
-    [example] = lesson.examples("```sh\nwager plan\n```\n\n| batch | depth |\n|---|---|\n| 1 | 4 |\n| 8 | 2 |\n")
-    printed = "\n context  batch  depth \n ────\n 4096      1      4 \n 4096      8      2 \n"
-    assert lesson.differences(example, printed) == []
-    assert lesson.differences(example, printed.replace("8      2", "8      3")) == ["| 8 | 2 |"]
-    assert len(lesson.differences(example, "")) == 4
-    [example] = lesson.examples(
-        "```sh\nwager run x\n```\n\n```text model\nround 1: 3 rows, 1.5 ms (draft 0.1)\n  a: b\n```\n"
-    )
-    for rows, text, missing in ((3, "b", 0), (4, "b", 1), (3, "c", 1)):
-        said = f"round 1: {rows} rows, 27 ms (draft 9.25)\n  a: {text}\n"
-        assert bool(lesson.differences(example, said)) == bool(missing)
-    page = "```sh\nwager replay\n```\n\n| policy | tok/s | vs fixed |\n|---|---|---|\n| {} | 1000 | -0.3 % |\n"
-    for policy, rate, change, same in (  # only the adaptive policy's figures may differ a little
-        ("adaptive", 1020, "+1.2 %", True),
-        ("adaptive", 1050, "-0.3 %", False),
-        ("adaptive", 1000, "-4.0 %", False),
-        ("fixed:4", 1001, "-0.3 %", False),
-    ):
-        [example] = lesson.examples(page.format(policy))
-        printed = f"\n policy  tok/s  vs fixed \n ────\n {policy}  {rate}  {change} \n"
-        assert (lesson.differences(example, printed) == []) == same
-
-
 def test_every_number_the_lesson_says_of_the_formula() -> None:
-    """The expected tokens per round: 3.05 at alpha 0.75 and gamma 4, 3.29 at gamma 5; the experts of 5 rows."""
-    assert f"{sum(0.75**k for k in range(5)):.2f}" == "3.05"
-    assert f"{sum(0.75**k for k in range(6)):.2f}" == "3.29"
+    """The expected tokens per round, computed and measured, and the experts of some rows."""
+    assert len(COMPUTED) > 10 and sum(bool(example.shown) for example in EXAMPLES) > 12
     for accept, depth in ((0.25, 4), (0.5, 4), (0.75, 4), (0.9, 4), (0.25, 5), (0.5, 5), (0.75, 5), (0.9, 5)):
         assert f"| {accept:g} | {depth} | {sum(accept**k for k in range(depth + 1)):.2f} |" in PAGE
     for rows, read in re.findall(r"^ +(\d+) +([\d.]+) +[\d.]+$", PAGE, re.MULTILINE):

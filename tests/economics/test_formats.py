@@ -51,11 +51,3 @@ def test_experts_of_a_model_without_experts_are_refused() -> None:
         with_formats(dense, "bf16:fp8", None)
     assert with_formats(sparse, "bf16:fp8", None).precision.experts.name == "fp8"
     assert with_formats(dense, "fp8::fp8", None).precision.head.name == "fp8"
-
-
-def test_4_bit_weights_with_a_wide_head_by_hand() -> None:
-    """Llama-3.1-8B: the head of 128256 x 4096 elements costs 2 bytes each, everything else 0.53."""
-    model = with_formats(TABLE["Llama-3.1-8B"], "awq", None)
-    head, rest = 128256 * 4096, 32 * (4096 * 128 * 80 + 3 * 4096 * 14336)
-    assert model.streamed_bytes == pytest.approx(2 * head + 0.53 * rest)
-    assert model.resident_bytes == pytest.approx(4 * head + 0.53 * rest)

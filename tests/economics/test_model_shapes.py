@@ -1,15 +1,13 @@
-"""Published shapes as numbers: parameters, streamed bytes, cache, and attention's intensities."""
+"""Published shapes as numbers: parameters, streamed bytes, cache."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from published_intensities import GQA_PLATEAUS, LATENT, LLAMA_70B_AT_4096
 
 from wager.arch import (
     TABLE,
-    Attention,
     Compressed,
     DecoderDetails,
     DeltaNet,
@@ -26,12 +24,7 @@ from wager.arch import (
 from wager.arch.spec import stacked
 from wager.errors import UsageError
 
-BF16, FP8 = Precision.of("bf16"), Precision.of("fp8", cache="fp8")
-
-
-def intensity(kind: Attention, *, context: float, rows: float, precision: Precision = BF16) -> float:
-    stream = kind.streams(context, rows, precision)[0]
-    return stream.flops / (stream.bytes + stream.cached)
+BF16 = Precision.of("bf16")
 
 
 MODELS = """
@@ -100,56 +93,6 @@ def test_caches_with_windows_and_states() -> None:
     assert narrow.kv_bytes(8192 + 128) - narrow.kv_bytes(8192) == pytest.approx(128 * 5511.4, rel=1e-4)
 
 
-# ---- attention ----------------------------------------------------------------------------------------------------
-
-
-def test_grouped_query_plateaus_and_a_finite_context() -> None:
-    for name, plateau in GQA_PLATEAUS.items():
-        assert intensity(TABLE[name].layers[0].attention, context=1e9, rows=1) == pytest.approx(plateau, rel=1e-3)
-    for rows, expected in LLAMA_70B_AT_4096.items():
-        assert intensity(Gqa(64, 8, 128), context=4096, rows=rows) == pytest.approx(expected, abs=0.0051)
-
-
-@pytest.mark.parametrize("line", LATENT, ids=lambda line: line.split()[0])
-def test_absorbed_latent_attention(line: str) -> None:
-    kind = Mla(64, 1536, 512, 128, 64, 128)
-    context, *expected = (float(word) for word in line.split())
-    found = [intensity(kind, context=context, rows=rows, precision=FP8) for rows in (1, 2, 4, 8)]
-    assert found == pytest.approx(expected, abs=0.0501)
-
-
-def test_v4s_real_head() -> None:
-    """512 wide with its rotary part, keys are values: a little below the flat constants. Queries alone are counted."""
-    for rows, expected in {1: 227.5, 2: 455.0, 4: 909.8, 8: 1818.9}.items():
-        flops, read = 131_072 * 2**20 * rows, 576 * 2**20 + 65_536 * rows
-        assert flops / read == pytest.approx(expected, abs=0.051)
-        kind = Compressed(64, 512, 64, 1024, 8, 1024, window=2**20)
-        [stream] = kind.streams(2**20, rows, FP8)
-        assert stream.flops == flops
-        assert stream.cached == 584 * 2**20
-        assert stream.bytes == 2 * 65_536 * rows  # outputs are written, too
-
-
-def test_compressed_layers_attend_to_what_they_keep() -> None:
-    flash = TABLE["DeepSeek-V4-Flash"]
-    window, sparse, heavy = (layer.attention for layer in flash.layers)
-    assert [layer.count for layer in flash.layers] == [2, 21, 20]
-    for context, rows in ((100, 1), (4096, 2), (262_144, 3)):
-        near = min(context, 128)
-        far, hidden = min(512, context // 4), min(512 * rows, context // 4)
-        main, index = sparse.streams(context, rows, FP8)
-        assert main.flops == 131_072 * (near + far) * rows
-        assert main.cached == 584 * (near + hidden)
-        assert (index.flops, index.cached) == (16_384 * (context // 4) * rows, 132 * (context // 4))
-        assert heavy.streams(context, rows, FP8)[0].cached == 584 * (near + context // 128)
-        assert window.streams(context, rows, FP8)[0].flops == 131_072 * near * rows
-
-
-def test_a_linear_layers_state() -> None:
-    kind = DeltaNet(16, 32, 128, 128, 4)
-    assert kind.kv_bytes(0, BF16) == kind.kv_bytes(10**6, BF16) == 1_114_112
-
-
 def test_projection_weights() -> None:
     assert Mla(128, 1536, 512, 128, 64, 128).weights(7168) == 187_105_280
     bare = Compressed(64, 512, 64, 1024, 8, 1024, window=128)
@@ -158,9 +101,8 @@ def test_projection_weights() -> None:
     small = 2048 * 16 * 192 + 2048 * 576 + 512 * 16 * 256 + 16 * 128 * 2048
     assert Mla(16, None, 512, 128, 64, 128).weights(2048) == small
     assert Quoted(7, 2.0, 3.0).kv_bytes(10, BF16) == 30
-
-
-# ---- models -------------------------------------------------------------------------------------------------------
+    state = DeltaNet(16, 32, 128, 128, 4)
+    assert state.kv_bytes(0, BF16) == state.kv_bytes(10**6, BF16) == 1_114_112
 
 
 def test_a_decoders_details_change_no_number() -> None:

@@ -78,40 +78,30 @@ LLAMA = "--model Llama-3.1-8B --hardware H100 --batch 8"
 
 
 RIGHT = [
+    "--model DeepSeek-V3 --hardware B200 --tp 4 --ep 32 --batch 16 --drafter-shape eagle:32000 --balanced",
     "--model meta-llama/Llama-3.1-8B-Instruct --hardware 'RTX 4090' --batch 1 --precision int4",
-    "--model @ --hardware B200 --batch 1",
     "--model @config.json --hardware @box.json --context 0,1k,2K,131072",
     "--model Kimi-K2 --hardware B200 --ep 32 --context 256K --batch 1",
     "--model DeepSeek-V4-Flash --hardware B200 --context 1m --batch 1",
     f"{LLAMA} --acceptance 0,1,0.5,.75",
-    f"{LLAMA} --acceptance @rates.json",
     f"{LLAMA} --acceptance @measured.json,0.6",
     f"{LLAMA} --max-depth 0",
     f"{LLAMA} --depth 0",
-    f"{LLAMA} --depth 32",
     f"{LLAMA} --drafter-shape free",
-    f"{LLAMA} --drafter-shape eagle:32000",
     f"{LLAMA} --drafter-shape block:8",
     f"{LLAMA} --drafter-shape medusa:3",
     f"{LLAMA} --drafter-shape model:@config.json",
     f"{LLAMA} --drafter-shape staged:SmolLM2-135M,eagle:8000,0.6,2",
-    f"{LLAMA} --drafter-cost 300us",
     f"{LLAMA} --drafter-cost '1.5 ms' --draft-async --draft-hit-rate 0.7",
     f"{LLAMA} --drafter-shape model:SmolLM2-135M --drafter-hardware L40S --drafter-link 25GB/s --draft-async",
-    f"{LLAMA} --drafter-shape eagle --drafter-hardware H100",
     f"{LLAMA} --overhead 50us --cache fp8 --precision fp8",
     "--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:Llama-3.1-8B --drafter-tp 1 --batch 1",
-    "--model Llama-3.1-70B --hardware H100 --tp 8 --link-latency 5us --batch 1",
-    "--model DeepSeek-V3 --hardware H200 --ep 16 --batch 64 --balanced",
-    "--model DeepSeek-V3 --hardware B200 --tp 4 --ep 32 --batch 16 --drafter-shape eagle:32000",
     "--model Qwen3-30B-A3B --hardware H100 --batch 8 --locality 0.79 --popularity @skewed.json",
     "--model gpt-oss-120b --hardware H100 --tp 8 --batch 64 --drafter-shape block:8",
 ]
 
 
-@pytest.mark.parametrize(
-    "line", [pytest.param(line, marks=pytest.mark.slow if at % 6 else ()) for at, line in enumerate(RIGHT)]
-)
+@pytest.mark.parametrize("line", RIGHT)
 def test_a_right_command_line(line: str, folder: Path) -> None:
     found = answer(line, folder)
     assert found["points"]
@@ -124,6 +114,8 @@ def test_a_right_command_line(line: str, folder: Path) -> None:
         assert point["price"] == pytest.approx(point["round_s"] / (point["batch"] * point["tokens_per_round"]))
         assert point["tokens_per_s_all"] == pytest.approx(point["tokens_per_s"] * found["hardware"]["groups"])
         assert (point["draft_s"] > 0) == (point["depth"] > 0) or found["drafter"]["name"] == "free"
+        assert sum(part["share"] for part in point["parts"].values()) == pytest.approx(1)
+        assert set(point["bound"]) == set(point["parts"])
     text = plan(line, folder)
     assert (text.exit_code, text.stderr) == (0, "")
     assert "speed-up" in text.stdout
@@ -135,16 +127,14 @@ WRONG = [
     (f"{LLAMA} --acceptance @rising.json", 2, "rises with depth"),
     (f"{LLAMA} --acceptance @rates.json --depth 5", 2, "Depth 5 is deeper than acceptance rates is known for (3)"),
     (f"{LLAMA} --drafter-cost cheap", 2, "drafter-cost = 'cheap'"),
-    (f"{LLAMA} --drafter-cost -0.1", 2, "drafter-cost = '-0.1'"),
     (f"{LLAMA} --drafter-cost 0.1 --drafter-shape mtp", 2, "--drafter-shape and --drafter-cost"),
-    (f"{LLAMA} --depth -2", 2, "Depth -2"),
-    (f"{LLAMA} --locality 0", 2, "locality = 0"),
     (f"{LLAMA} --cache fp7", 2, "Number format 'fp7'"),
     (f"{LLAMA} --precision fp32", 2, "no known peak for fp32"),
     (f"{LLAMA} --plot picture.bmp", 2, "picture.bmp is not a picture"),
+    (f"{LLAMA} --json @none/x.json", 2, "none/x.json"),
+    (f"{LLAMA} --html @none/x.html", 2, "none/x.html"),
     ("--hardware H100 --model Lama", 1, "Model 'Lama' is not known"),
     ("--hardware H100 --model ''", 2, "'--model': '' is empty"),
-    ("--hardware H100 --model @nowhere", 1, "nowhere"),
     ("--hardware H100 --model @nowhere.json", 1, "no file"),
     ("--hardware H100 --model @box.json", 1, "model_type"),
     ("--hardware H100 --model @list.json", 1, "JSON object"),
@@ -153,69 +143,42 @@ WRONG = [
     ("--hardware @config.json", 2, "no 'hidden_size'"),
     ("--hardware @slow.json", 2, "times of SmolLM2-135M on box are not finite"),
     ("--hardware @ridge.json --json -", 2, "hardware.ridge.bf16"),
-    (f"{LLAMA} --batch 0", 2, "batch = 0"),
-    (f"{LLAMA} --batch -4", 2, "batch = '-4'"),
     (f"{LLAMA} --batch ²", 2, "batch = '²'"),
     (f"{LLAMA} --batch {'9' * 400}", 2, "batch = '9999"),
-    (f"{LLAMA} --batch 1.5", 2, "batch = '1.5'"),
     (f"{LLAMA} --batch 99999999", 2, "batch = 99999999"),
     (f"{LLAMA} --batch 1,", 2, "batch = '1,'"),
     (f"{LLAMA} --batch {','.join(map(str, range(1, 2002)))}", 2, "2001 batches"),
     (f"{LLAMA} --context {','.join(map(str, range(201)))}", 2, "201 contexts"),
-    (f"{LLAMA} --context -5", 2, "context = '-5'"),
     (f"{LLAMA} --context 129k", 2, "context = 132096"),
-    (f"{LLAMA} --context 128kb", 2, "context = '128kb'"),
-    (f"{LLAMA} --acceptance 0.75,", 2, "acceptance = '0.75,'"),
     (f"{LLAMA} --acceptance 0,75", 2, "acceptance = 75"),
-    (f"{LLAMA} --acceptance -0.1", 2, "acceptance = -0.1"),
     (f"{LLAMA} --acceptance nan", 2, "acceptance = nan"),
-    (f"{LLAMA} --acceptance 1_0", 2, "1_0"),
     (f"{LLAMA} --acceptance 75%", 2, "such as 0.75"),
     (f"{LLAMA} --acceptance @both.json", 2, "gives no acceptance"),
     (f"{LLAMA} --acceptance @huge.json", 2, "outside 0 to 1"),
-    (f"{LLAMA} --acceptance @list.json", 1, "JSON object"),
     (f"{LLAMA} --overhead 1e400s", 2, "overhead = '1e400s'"),
-    (f"{LLAMA} --overhead 5", 2, "overhead = '5'"),
-    (f"{LLAMA} --drafter-cost 1e300", 2, "drafter-cost = '1e300'"),
     (f"{LLAMA} --drafter-cost 0.1 --drafter-tp 2", 2, "--drafter-tp has no effect"),
     (f"{LLAMA} --drafter-shape eagel", 2, "drafter shape 'eagel'"),
-    (f"{LLAMA} --drafter-shape eagle:", 2, "drafter shape 'eagle:'"),
     (f"{LLAMA} --drafter-shape eagle:200000", 2, "draft vocabulary of 200000"),
-    (f"{LLAMA} --drafter-shape mtp:2", 2, "drafter shape 'mtp:2'"),
-    (f"{LLAMA} --drafter-shape block:1", 2, "block of 1"),
     (f"{LLAMA} --drafter-shape block:999999999", 2, "block:999999999"),
-    (f"{LLAMA} --drafter-shape medusa:0", 2, "drafter shape 'medusa:0'"),
-    (f"{LLAMA} --drafter-shape model:", 2, "drafter shape 'model:'"),
-    (f"{LLAMA} --drafter-shape model:nobody", 1, "Model 'nobody'"),
     (f"{LLAMA} --drafter-shape model:SmolLM2-135M --context 16k", 2, "more than the 8192 positions"),
     (f"{LLAMA} --drafter-shape staged:SmolLM2-135M", 2, "incomplete"),
-    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M,free,1.5", 2, "inner acceptance '1.5'"),
-    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M,nothing,0.5", 2, "inner drafter 'nothing'"),
     (f"{LLAMA} --drafter-shape staged:SmolLM2-135M,free,0.5,0", 2, "inner depth '0'"),
     (f"{LLAMA} --drafter-shape free --drafter-hardware L40S", 2, "--drafter-hardware has no effect"),
     (f"{LLAMA} --drafter-hardware L40S", 2, "speed of a link between H100 and L40S"),
-    (f"{LLAMA} --drafter-hardware L40S --drafter-link fast", 2, "drafter-link = 'fast'"),
     (f"{LLAMA} --drafter-link 50GB/s", 2, "--drafter-link has no effect"),
-    (f"{LLAMA} --drafter-tp 0", 2, "drafter-tp = 0"),
     (f"{LLAMA} --drafter-tp 2", 2, "drafter-tp = 2 is more than the 1"),
     (f"{LLAMA} --draft-hit-rate 0.5", 2, "--draft-hit-rate has no effect"),
     (f"{LLAMA} --draft-async --draft-hit-rate 1.5", 2, "hit rate of 1.5"),
     (f"{LLAMA} --tp 0", 2, "error: tp = 0 is out of range"),
-    (f"{LLAMA} --ep 0", 2, "error: ep = 0 is out of range"),
     (f"{LLAMA} --tp 7", 2, "tp = 7 does not divide the 32 attention heads"),
-    (f"{LLAMA} --tp 16", 2, "more than the 8 devices"),
     (f"{LLAMA} --ep 2", 2, "no experts"),
     (f"{LLAMA} --balanced", 2, "--balanced has no effect"),
     (f"{LLAMA} --link-latency 5us", 2, "--link-latency has no effect"),
     (f"{LLAMA} --locality 0.79", 2, "--locality has no effect"),
     (f"{LLAMA} --locality nan", 2, "'--locality': 'nan' is not a number"),
-    (f"{LLAMA} --popularity @skewed.json", 2, "--popularity has no effect"),
     ("--model Qwen3-30B-A3B --hardware H100 --popularity @rates.json", 2, "gives no popularity"),
     (f"{LLAMA} --precision bf16:mxfp4", 2, "precision = 'bf16:mxfp4'"),
-    (f"{LLAMA} --precision fp7", 2, "fp7"),
     (f"{LLAMA} --depth 20 --max-depth 8", 2, "--max-depth both"),
-    (f"{LLAMA} --max-depth -1", 2, "largest depth of -1"),
-    (f"{LLAMA} --depth 100000", 2, "Depth 100000"),
     (f"{LLAMA} --depth 9 --drafter-shape medusa:3", 2, "Depth 9"),
     ("--model DeepSeek-V3 --hardware H200 --tp 4 --ep 6", 2, "tp = 4 does not divide ep = 6"),
     ("--model DeepSeek-V3 --hardware H200 --ep 512", 2, "ep = 512 is more than the 256 experts"),
@@ -225,16 +188,14 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("line", "code", "named"), WRONG, ids=[line[:90] for line, _, _ in WRONG])
-def test_a_wrong_command_line(line: str, code: int, named: str, folder: Path) -> None:
-    result = plan(line, folder)
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    assert result.exit_code == code, result.output
-    assert named in result.stderr
-    assert "Traceback" not in result.output
-    assert result.stdout == ""
-    [sentence] = [row for row in result.stderr.splitlines() if row.lower().startswith("error")]
-    assert len(sentence) < 300
+def test_a_wrong_command_line_is_named_in_a_sentence(folder: Path) -> None:
+    for line, code, named in WRONG:
+        result = plan(line, folder)
+        assert isinstance(result.exception, SystemExit), line
+        assert (result.exit_code, result.stdout) == (code, ""), line
+        assert named in result.stderr, line
+        [sentence] = [row for row in result.stderr.splitlines() if row.lower().startswith("error")]
+        assert len(sentence) < 300
 
 
 def test_the_deepest_depth_is_marked_in_table_notes_and_json(folder: Path) -> None:
@@ -286,25 +247,6 @@ def test_an_acceptance_file_of_the_measurement_is_read(folder: Path) -> None:
     assert [point["acceptance"] for point in found] == ["ngram", f"{folder}/other.json"]
 
 
-def test_the_batches_of_the_table_and_of_the_sentence_agree(folder: Path) -> None:
-    """A batch is in the ranges where plain decoding is fastest exactly if its row says so."""
-    line = "--model Llama-3.1-8B --hardware H100 --batch 64,100,256,512,1000 --context 256 --acceptance 0.5 --json -"
-    values = json.loads(plan(line, folder).stdout)
-    ranges = values["gutter"][0]["batches"]
-    off = [point["batch"] for point in values["points"] if point["depth"] == 0]
-    inside = [p["batch"] for p in values["points"] if any(first <= p["batch"] <= last for first, last in ranges)]
-    assert off == inside
-    assert 256 in off
-
-
-def test_a_folder_that_does_not_exist_is_named_for_every_output(folder: Path) -> None:
-    for flag in ("--json", "--html", "--plot"):
-        result = plan(f"--model Llama-3.1-8B --hardware H100 --batch 1 {flag} @none/x.svg", folder)
-        assert result.exit_code == 2
-        assert "none/x.svg" in result.stderr
-        assert flag == "--json" or "--json" not in result.stderr
-
-
 # ---- the figures -----------------------------------------------------------------------------------------------------
 
 CHARTS = "--model DeepSeek-V4-Flash-charts --hardware B200-charts --drafter-cost 0.1"
@@ -313,27 +255,6 @@ CHARTS = "--model DeepSeek-V4-Flash-charts --hardware B200-charts --drafter-cost
 def words_of(line: str, folder: Path) -> str:
     """What is printed, in one line."""
     return " ".join(plan(line, folder).stdout.split())
-
-
-def test_the_json_has_the_published_depths_and_speed_ups(folder: Path) -> None:
-    found = answer(f"{CHARTS} --batch 1,8,64 --context 4096,32768", folder)
-    chosen = [(p["context"], p["batch"], p["depth"], round(p["speedup"], 3)) for p in found["points"]]
-    assert chosen == [
-        (4096, 1, 1, 1.171),
-        (4096, 8, 0, 1.0),
-        (4096, 64, 4, 1.668),
-        (32768, 1, 1, 1.152),
-        (32768, 8, 0, 1.0),
-        (32768, 64, 2, 1.246),
-    ]
-    for point in found["points"]:
-        seconds = point["step_s"] + point["draft_s"]
-        assert point["tokens_per_s_user"] == pytest.approx(point["tokens_per_round"] / seconds)
-        assert sum(part["share"] for part in point["parts"].values()) == pytest.approx(1)
-        assert set(point["bound"]) == set(point["parts"])
-        assert set(point["bound"].values()) <= {"memory", "compute", "both", "link", "fixed"}
-    assert found["points"][0]["bound"]["experts"] == "memory"
-    assert found["hardware"]["ridge"]["bf16"] == pytest.approx(281)
 
 
 def test_where_plain_decoding_is_fastest_is_found_to_the_request(folder: Path) -> None:
@@ -396,15 +317,6 @@ def test_a_machine_from_a_file_and_other_number_formats(folder: Path) -> None:
     assert slow["points"][0]["bound"]["overhead"] == "fixed"
 
 
-def test_a_head_left_in_16_bits_makes_drafting_dearer(folder: Path) -> None:
-    """Llama-3.1-8B in AWQ: depth 5 and 2.23 times (2.26 before the drafter read its own cache) if the head had 4 bits;
-    it has 16, and the drafter reads it too."""
-    line = "--model Llama-3.1-8B --hardware H200 --batch 1 --precision"
-    [found], [narrow] = (answer(f"{line} {precision}", folder)["points"] for precision in ("awq", "awq::awq"))
-    assert (narrow["depth"], round(narrow["speedup"], 2)) == (5, 2.23)
-    assert (found["depth"], round(found["speedup"], 2)) == (3, 1.63)
-
-
 # ---- files of models -------------------------------------------------------------------------------------------------
 
 TINY = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -433,17 +345,6 @@ def test_a_directory_and_a_gguf_file_are_planned_by_their_shape(tmp_path: Path) 
     stored = answer(f"{line}/tiny.gguf --context 100", tmp_path)
     assert stored["model"]["parameters"] == found["model"]["parameters"]
     assert stored["points"][0]["step_s"] == pytest.approx(found["points"][0]["step_s"])
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [({**TINY, "model_type": "gpt2"}, "gpt2"), ({"model_type": "llama"}, "'num_hidden_layers'"), ([], "JSON object")],
-)
-def test_a_configuration_that_says_too_little(tmp_path: Path, content: Any, message: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    result = plan(f"--model {tmp_path} --hardware H100", tmp_path)
-    assert result.exit_code == 1
-    assert message in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -57,36 +57,13 @@ def words(axes: Any) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_mixture_stands_beside_its_dense_twin_with_both_knees() -> None:
-    report = planned("DeepSeek-V4-Flash", precision="fp8:fp4", contexts=(1024, 32768))
-    [axes] = titled(panels(report), "Intensity by batch")
-    drawn = lines(axes)
-    mixture, twin = points(drawn["experts (fp4)"]), points(drawn["dense twin (fp4)"])
-    assert (twin[1], twin[128]) == pytest.approx((2 / 0.53, 256 / 0.53))
-    for batch, intensity in {1: 3.77, 2: 4.11, 8: 4.67, 128: 13.82, 512: 52.62, 4096: 421.0}.items():
-        assert mixture[batch] == pytest.approx(intensity, rel=1.1e-3)
-    marks = sorted(points(line).popitem() for line in axes.get_lines() if line.get_marker() == "o")
-    assert marks == [pytest.approx((298.1, 1125), abs=0.1), pytest.approx((10_945.2, 1125), abs=0.5)]
+def test_knees_ridges_and_a_full_memory_are_marked() -> None:
+    mixture = planned("DeepSeek-V4-Flash", precision="fp8:fp4", contexts=(1024, 32768))
+    [axes] = titled(panels(mixture), "Intensity by batch")
     assert {"knee: 298", "knee: 10,945"} <= words(axes)
-    assert "ridge, fp4: 1,125" in drawn
-    assert max(mixture) > 10_945
-    assert {"whole step, context 1024", "whole step, context 32k"} <= set(drawn)
-
-
-@pytest.mark.slow
-def test_attention_is_drawn_by_kind_and_context() -> None:
-    [axes] = titled(panels(planned("DeepSeek-V4-Flash", contexts=(1024, 32768))), "Intensity of attention")
-    legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert legend[:4] == ["sliding window", "CSA", "indexer", "HCA"]
-    assert legend[4:6] == ["context 1024", "context 32k"]
-    curves = [line for line in axes.get_lines() if len(line.get_xdata()) > 2]
-    assert len(curves) == 8
-    assert len({(line.get_color(), line.get_linestyle()) for line in curves}) == 8
-    assert {"ridge, bf16: 281.2", "ridge, fp8: 562.5"} <= set(legend)
-    [llama] = titled(panels(planned("Llama-3.1-70B")), "Intensity of attention")
-    [curve] = [line for line in llama.get_lines() if len(line.get_xdata()) > 2]
-    for rows, intensity in {1: 7.99, 2: 15.97, 4: 31.88, 8: 63.50}.items():
-        assert points(curve)[rows] == pytest.approx(intensity, abs=0.0051)
+    assert {"ridge, fp4: 1,125", "whole step, context 1024", "whole step, context 32k"} <= set(lines(axes))
+    [axes] = titled(panels(planned("Llama-3.1-8B", device="H100", contexts=(32768,))), "Speed-up")
+    assert any(text.startswith("memory is full at ") for text in words(axes))
 
 
 @pytest.mark.slow
@@ -111,29 +88,6 @@ def test_every_context_and_every_acceptance_is_drawn(depth: int | None) -> None:
     assert len(titled(found, f"Speed-up at {at}")) == 3
 
 
-@pytest.mark.slow
-def test_what_fills_the_memory_is_marked() -> None:
-    [axes] = titled(panels(planned("Llama-3.1-8B", device="H100", contexts=(32768,))), "Speed-up")
-    assert any(text.startswith("memory is full at ") for text in words(axes))
-
-
-@pytest.mark.slow
-def test_parts_are_coloured_by_what_bounds_them() -> None:
-    report = planned("DeepSeek-V4-Flash")
-    [axes] = titled(panels(report), "Parts of the planned steps")
-    legend = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert legend == ["bound by memory", "bound by compute"]
-    assert [text.get_text() for text in axes.get_yticklabels()] == list(report.points[0].step.parts)
-    for scatter, bound in zip(axes.collections, ("memory", "compute"), strict=True):
-        parts = dict.fromkeys(
-            (name, point.batch, part.flops / part.bytes)
-            for point in sorted(report.points, key=lambda point: point.batch)
-            for name, part in point.step.parts.items()
-            if part.bound == bound
-        )  # in the same order every time
-        assert [float(x) for x, _ in scatter.get_offsets()] == pytest.approx([intensity for _, _, intensity in parts])
-
-
 def overlapping(boxes: list[Any]) -> list[tuple[Any, Any]]:
     return [
         (one, other)
@@ -145,7 +99,6 @@ def overlapping(boxes: list[Any]) -> list[tuple[Any, Any]]:
 CROWDED: dict[str, dict[str, Any]] = {
     "Llama-3.1-8B": {"contexts": (1024, 32768), "rates": (HALF, OFTEN, BY_DEPTH)},
     "DeepSeek-V4-Flash": {"contexts": (1024, 32768)},
-    "Qwen3.6-35B-A3B": {"rates": (HALF,)},
     "gpt-oss-20b": {"device": "cpu", "rates": (OFTEN,)},
     "DeepSeek-V3": {"device": "H200", "ep": 16, "locality": 0.79, "contexts": (32768,)},
 }

@@ -10,21 +10,17 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from wager.errors import UsageError
 from wager.planner.routing import (
     ExpertRouting,
     MeasuredRouting,
-    distinct_by_popularity,
     distinct_experts,
     experts_on_fullest_rank,
     fit_locality,
     measure_routing,
 )
-from wager.simulation.latency import distinct_with_replacement
 
 GOLDEN = """
 256 6 | 6.00 11.86 23.17 44.24 80.84 136.15 199.89 243.70 255.41
@@ -43,18 +39,6 @@ def test_distinct_experts() -> None:
         count, active = (int(word) for word in head.split())
         for power, expected in enumerate(cells.split()):
             assert distinct_experts(count, active, 2**power) == pytest.approx(float(expected), abs=0.0051), line
-
-
-@settings(deadline=None)
-@given(st.integers(1, 300), st.data())
-def test_distinct_experts_lie_between_one_tokens_and_all(count: int, data: st.DataObject) -> None:
-    active = data.draw(st.integers(1, count))
-    tokens = data.draw(st.floats(1, 1e5))
-    found = distinct_experts(count, active, tokens)
-    assert active - 1e-9 <= found <= count + 1e-9
-    assert found <= active * tokens + 1e-6
-    assert distinct_with_replacement(count, active, tokens) <= found + 1e-9 * count
-    assert distinct_by_popularity([active / count] * count, tokens) == pytest.approx(found, rel=1e-6)
 
 
 def test_locality_reproduces_the_measured_run_within_two_per_cent() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from wager.arch import find_model
-from wager.economics.acceptance import CURVES, DFLASH_SURVIVAL, MTP_SURVIVAL, survival
+from wager.economics.acceptance import CURVES, MTP_SURVIVAL, survival
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import Policy
 from wager.economics.policy.heuristics import FixedDepth
@@ -177,18 +177,6 @@ def test_over_rounds_every_depth_yields_the_tokens_of_the_curve(name: str) -> No
         assert tau == pytest.approx(1 + sum(KEPT[name][:depth]), rel=0.008), depth
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "depth", "users"),
-    [("mtp", 1, 4), ("mtp", 8, 512), ("dflash", 15, 16), ("dflash", 6, 64), ("0.6", 4, 16), ("steep", 3, 256)],
-)
-def test_a_server_at_a_fixed_depth_has_the_tau_of_the_curve(name: str, depth: int, users: int) -> None:
-    traces = SyntheticTraces({name: SyntheticDrafter(KEPT[name])})
-    load = Workload(concurrency=users, rounds=max(24_000, 40 * users))
-    point = comparison.simulate(ReplaySetting(traces, Prices()), f"fixed:{depth}", load)
-    assert point.tau == pytest.approx(1 + sum(KEPT[name][:depth]), rel=0.015)
-
-
 # ---- arrivals -------------------------------------------------------------------------------------------------------
 
 
@@ -322,26 +310,12 @@ def test_confidence_separates_right_from_wrong_about_as_well_as_published_heads(
 
 
 def test_a_request_is_always_the_same_and_drafters_may_have_no_confidence() -> None:
-    curves = {"mtp": SyntheticDrafter(MTP_SURVIVAL, score_sd=None), "dflash": SyntheticDrafter(DFLASH_SURVIVAL)}
-    one, two = (SyntheticTraces(curves, output_tokens=64, prompt_tokens=9, seed=3).request(5) for _ in range(2))
-    assert (one.prompt_tokens, one.output_tokens) == (two.prompt_tokens, two.output_tokens)
-    assert one.drafts["mtp"].scores is None
-    assert one.drafts["dflash"].num_matching.tolist() == two.drafts["dflash"].num_matching.tolist()
-    other = SyntheticTraces(curves, output_tokens=64, prompt_tokens=9, seed=4).request(5)
-    assert other.drafts["dflash"].num_matching.tolist() != one.drafts["dflash"].num_matching.tolist()
-
-
-# ---- the server -----------------------------------------------------------------------------------------------------
-
-
-def test_requests_that_arrive_on_their_own_wait_only_when_they_must() -> None:
-    quiet = serve(synthetic("mtp"), FixedDepth(0), Workload(rate=0.5, requests=20))
-    assert quiet.throughput == pytest.approx(0.5 * 256, rel=0.5)
-    alone = 1 / LATENCY.seconds(1, 1, 128)
-    assert 1 / np.mean(quiet.seconds_per_token()) == pytest.approx(alone, rel=0.15)
-    busy = serve(synthetic("mtp"), FixedDepth(0), Workload(rate=1e4, requests=60, max_batch=4))
-    arrived = [each.first_token - each.arrived for each in busy.finished]
-    assert max(arrived) > 0.5 * busy.seconds, "with four places the last ones wait"
+    curves = {"mtp": SyntheticDrafter(MTP_SURVIVAL, score_sd=None)}
+    one, two, other = (
+        SyntheticTraces(curves, output_tokens=64, seed=seed).request(5).drafts["mtp"] for seed in (3, 3, 4)
+    )
+    assert one.scores is None
+    assert one.num_matching.tolist() == two.num_matching.tolist() != other.num_matching.tolist()
 
 
 # ---- regret and uneven depths ---------------------------------------------------------------------------------------
@@ -352,13 +326,9 @@ def test_requests_that_arrive_on_their_own_wait_only_when_they_must() -> None:
     ("name", "users", "rounds", "depths", "ahead"),
     [
         ("mtp", 1, 4000, [1, 2], 0.08),
-        ("mtp", 8, 8000, [1, 2, 3], 0.07),
-        ("mtp", 16, 8000, [6, 8], 0.01),
         ("mtp", 512, 24_000, [7, 8], -0.01),
         ("mtp without scores", 32, 12_000, [7, 8], -0.01),
         ("dflash", 1, 4000, [2, 3], 0.2),
-        ("dflash", 8, 8000, [3, 15], 0.2),
-        ("dflash", 32, 8000, [15], -0.01),
         ("dflash", 256, 15_000, [12, 15], -0.01),
     ],
 )
@@ -375,17 +345,15 @@ def test_the_best_fixed_depth_is_reached_or_beaten(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("users", "rounds", "better"), [(32, 9000, "dflash"), (1024, 60_000, "mtp")])
-def test_of_two_drafters_the_right_one_is_chosen(users: int, rounds: int, better: str) -> None:
+def test_of_two_drafters_the_right_one_is_chosen() -> None:
     both = SyntheticTraces({name: SyntheticDrafter(CURVES[name]) for name in ("dflash", "mtp")}, output_tokens=256)
-    load = Workload(concurrency=users, rounds=rounds)
-    speeds = {
-        name: comparison.simulate(ReplaySetting(each, LATENCY), "adaptive", load).throughput
-        for name, each in (("both", both), ("mtp", synthetic("mtp")), ("dflash", synthetic("dflash")))
-    }
-    worse = "mtp" if better == "dflash" else "dflash"
-    assert speeds[better] > 1.1 * speeds[worse]
-    assert speeds["both"] > 0.95 * speeds[better], "the few steps of finding out included"
+    load = Workload(concurrency=32, rounds=9000)
+    worse, better, either = (
+        comparison.simulate(ReplaySetting(each, LATENCY), "adaptive", load).throughput
+        for each in (synthetic("mtp"), synthetic("dflash"), both)
+    )
+    assert better > 1.1 * worse
+    assert either > 0.95 * better, "the few steps of finding out included"
 
 
 # ---- recorded requests ----------------------------------------------------------------------------------------------
@@ -429,22 +397,6 @@ def test_where_requests_come_on_their_own_regret_is_in_a_users_speed() -> None:
     assert slow.regret == pytest.approx(1 - slow.per_user / fast.per_user)
 
 
-def test_every_drafter_has_its_fixed_depths() -> None:
-    both: TraceSource = SyntheticTraces(
-        {"mtp": SyntheticDrafter(MTP_SURVIVAL[:3]), "dflash": SyntheticDrafter(DFLASH_SURVIVAL[:2])}
-    )
-    assert comparison.fixed_policies(ReplaySetting(both, LATENCY)) == [
-        "none",
-        "fixed:mtp:1",
-        "fixed:mtp:2",
-        "fixed:mtp:3",
-        "fixed:dflash:1",
-        "fixed:dflash:2",
-    ]
-    drafters = ReplaySetting(both, LATENCY).drafters()
-    assert (drafters["mtp"].stops_early, drafters["dflash"].stops_early) == (True, False)
-
-
 # ---- mixtures of experts, whose drafters read fewer experts per sequence the more sequences draft ------------------
 
 
@@ -453,12 +405,8 @@ WARM_UP, STEPS = 40, 60
 
 BEST_DEPTHS = {
     ("Qwen3-30B-A3B", 0.6, 128): 4,
-    ("Qwen3-30B-A3B", 0.6, 256): 3,
-    ("Qwen3-30B-A3B", 0.7, 128): 5,
     ("Qwen3-30B-A3B", 0.7, 256): 5,
     ("DeepSeek-V3", 0.6, 128): 1,
-    ("DeepSeek-V3", 0.6, 256): 0,
-    ("DeepSeek-V3", 0.7, 128): 1,
     ("DeepSeek-V3", 0.7, 256): 0,
 }
 """The best fixed depth of each cell, as the command finds it."""

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from every_drafter import every_drafter
 
-from wager.bench.comparison import ALONE, TextVariety, compare_answers, entropy_bits, variety_of
+from wager.bench.comparison import TextVariety, entropy_bits, variety_of
 from wager.cli import main, prove
-from wager.cli.prove import Trials, edited
+from wager.cli.prove import Trials
 from wager.draft.ngram import NgramDrafter
 from wager.models.random_models import MODELS
 from wager.testing import PROOF_DRAFTERS
@@ -42,7 +42,7 @@ def completion(name: str, ids: tuple[int, ...], reason: FinishReason = "length",
     return Completion(name, 0, ids, "", reason, Stats(prompt_tokens=1, completion_tokens=len(ids), seed=0, **stats))
 
 
-@pytest.mark.parametrize(("tokens", "prompts"), [("2", "1"), ("3", "2"), ("40", "2")])
+@pytest.mark.parametrize(("tokens", "prompts"), [("2", "1"), ("3", "2")])
 def test_every_preempted_trial_is_preempted(proof: Proof, tokens: str, prompts: str) -> None:
     code, value, printed = proof("--limit", prompts, "--max-tokens", tokens, "--drafter", "none", "--drafter", "ngram")
     assert code == 0, printed
@@ -50,13 +50,6 @@ def test_every_preempted_trial_is_preempted(proof: Proof, tokens: str, prompts: 
     assert [trial["preemptions"] > 0 for trial in trials] == [True] * 4
     alone = "one prompt, so nothing ran beside it"
     assert all((alone in trial["notes"]) == (prompts == "1") for trial in trials)
-
-
-def test_a_cache_of_int8_keeps_every_text(proof: Proof) -> None:
-    drafters = ("--drafter", "ngram", "--drafter", "random-tree", "--drafter", f"model:{MODEL}")
-    code, value, printed = proof("--limit", "4", "--max-tokens", "40", "--kv-dtype", "q8", *drafters)
-    assert code == 0, printed
-    assert any(trial["accepted"] for trial in value["outcomes"])
 
 
 def test_trials_that_show_little_say_so(proof: Proof, tmp_path: Path) -> None:
@@ -116,15 +109,6 @@ def test_a_rule_for_chains_leaves_trees_out(proof: Proof) -> None:
     assert "random-tree is left out" in printed
 
 
-def test_a_failed_answer_differs_in_both() -> None:
-    plain = {"a": completion("a", (1, 2)), "b": completion("b", (3,), "stop")}
-    tried = {"a": replace(plain["a"], finish_reason="error", error="no memory"), "b": plain["b"]}
-    found = compare_answers(plain, tried, mode="greedy", drafter="none", condition=ALONE)
-    assert (found.tokens, found.differing, found.answers, found.finish_reasons_differing) == (3, 1, 2, 1)
-    assert found.first is not None
-    assert (found.first.prompt, found.first.error) == ("a", "no memory")
-
-
 @pytest.mark.parametrize("family", MODELS)
 def test_texts_of_random_models_are_varied(proof: Proof, family: str) -> None:
     """All drafters; an error of the engine could not hide behind a constant text."""
@@ -148,8 +132,6 @@ def test_nearly_constant_texts_are_reported(proof: Proof) -> None:
 
 
 def test_the_variety_of_texts() -> None:
-    assert entropy_bits(()) == 0
-    assert entropy_bits((7, 7, 7)) == 0
     assert entropy_bits((1, 2, 3, 4) * 5) == pytest.approx(2)
     constant, cycle, varied = (9,) * 16, (1, 2, 3) * 6, tuple(range(12))
     found = variety_of("greedy", [completion(str(i), ids) for i, ids in enumerate((constant, cycle, varied, (5, 5)))])
@@ -223,10 +205,3 @@ def test_a_proof_goes_on_from_its_file(proof: Proof, monkeypatch: pytest.MonkeyP
     assert [each["drafter"] for each in value["drafters"]] == tried == ["ngram", "suffix", "adversary"]
     code, _, printed = proof(*short[:2], "--max-tokens", "5", *short[4:], "--drafter", "ngram")
     assert code == 2 and "was written with another max_tokens: 4, not 5" in printed
-
-
-def test_predictions_for_proofs_are_right_and_wrong() -> None:
-    tokens = tuple(range(10, 34))
-    found = edited(tokens, vocab=40)
-    assert found[:8] == tokens[:8] and found[8] != tokens[8] and len(found) == len(tokens) + 1
-    assert edited((), vocab=40) == () and len(edited((1,), vocab=40)) <= 2
