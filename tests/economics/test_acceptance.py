@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from oracle.planning import forecast, forecast_admission
+from oracle.planning import forecast
 from wager.economics.acceptance import DFLASH_SURVIVAL, MTP_SURVIVAL, AcceptanceModel, SequenceAcceptance
 from wager.simulation.traces import DraftTrace, SyntheticDrafter, SyntheticTraces
 from wager.types import Draft
@@ -139,31 +139,3 @@ def test_confidence_is_calibrated() -> None:
     outcome = np.array(was, dtype=float)
     assert expected_calibration_error(np.array(raw), outcome) > 0.08
     assert expected_calibration_error(np.array(said), outcome) < 0.04
-
-
-def test_siblings_of_a_tree_share_the_acceptance_rate_of_their_depth() -> None:
-    model, [sequence] = opened(1)
-    tree = Draft("r0", (1, 2, 3), (-1, -1, 0), drafter="d")
-    chain = Draft.chain("r0", (1, 2), drafter="d")
-    branched, straight = model.survival(tree, sequence), model.survival(chain, sequence)
-    assert branched[0] == branched[1] == pytest.approx(straight[0] / 2)
-    assert branched[2] == pytest.approx(straight[1] / 2)
-    scored = Draft("r0", (1, 2, 3), (-1, -1, 0), (0.6, 0.3, 0.3), "d")
-    assert model.survival(scored, sequence) == pytest.approx([0.6, 0.3, 0.3], abs=0.1)
-
-
-def test_drafting_gains_more_than_the_average_token_where_confidence_distinguishes_tokens() -> None:
-    model, _ = opened(1)
-    survival = np.full((1, 2), 0.5)
-    limit, never, judged = np.array([0.6]), np.array([-1.0]), np.array([False])
-    model.has_scores = True
-    gain, rows, _ = forecast_admission(model, survival, min_admitted=limit, min_survival=never, unjudged=judged)
-    assert gain.max() == rows.max() == 0, "the estimate is 0.5 for every score"
-    for _ in range(200):
-        model.learn_shift([0.5, 0.5], [0.95, 0.95])
-        model.learn_shift([0.5, 0.5], [0.05, 0.05])
-    stop = np.array([0.99])
-    gain, rows, drafted = forecast_admission(model, survival, min_admitted=limit, min_survival=stop, unjudged=judged)
-    assert rows[0, 0] == pytest.approx(0.5, abs=0.02)
-    assert gain[0, 0] == pytest.approx(0.48, abs=0.05)
-    assert drafted[0].tolist() == [1.0, 0.0], "after an unlikely token none is drafted"

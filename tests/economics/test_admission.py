@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from wager.economics.acceptance import AcceptanceModel, token_judge
 from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.policy.adaptive import keep_nodes
-from wager.economics.policy.prices import Goodput
 from wager.types import Draft
 
 # economics reference, section 11: conditional confidences of three requests, and two cost curves by rows of the step
@@ -94,19 +93,6 @@ def test_nothing_is_taken_that_does_not_pay_or_has_no_gain() -> None:
     assert judged([[0.4, 0.0]], [1.0, 1.0, 1.0], goodput=1.0)[0] == [1]
 
 
-def chain(size: int, *, draft_probs: bool = False) -> Draft:
-    scores = tuple(0.9 ** (node + 1) for node in range(size))
-    rows = np.eye(size, 8) if draft_probs else None
-    return Draft("r", tuple(range(10, 10 + size)), tuple(range(-1, size - 1)), scores, "d", rows)
-
-
-def test_a_chain_keeps_a_prefix_with_its_scores_and_draft_probs() -> None:
-    draft = keep_nodes(chain(4, draft_probs=True), [0, 1])
-    assert (draft.tokens, draft.parents, len(draft.scores)) == ((10, 11), (-1, 0), 2)
-    assert draft.draft_probs is not None
-    assert draft.draft_probs.shape == (2, 8)
-
-
 def test_a_tree_keeps_any_set_closed_under_parents_renumbered() -> None:
     tree = Draft("r", (1, 2, 3, 4, 5), (-1, -1, 0, 1, 3), (0.5, 0.4, 0.1, 0.3, 0.2), "d", np.eye(5, 8))
     draft = keep_nodes(tree, [1, 3, 4])
@@ -158,28 +144,3 @@ def test_what_each_sequence_adds_to_drafting_sums_to_the_passes(drafter: str) ->
     passes = of(drafter, 5, 1) + of(drafter, 2, 2) - of(drafter, 2, 1) + of(drafter, 2, 3) - of(drafter, 2, 2)
     assert summed == pytest.approx(passes)
     assert LatencyCache(surface).ragged_draft_seconds(drafter, [1, 3, 1, 3, 1]) == pytest.approx(passes)
-
-
-def test_goodput_is_what_steps_lately_yielded_by_batch_size() -> None:
-    estimator = Goodput()
-    assert estimator.ratio(4) == 1.0
-    for _ in range(50):
-        estimator.record(4, expected=8.0, plain=5.0)
-    assert estimator.ratio(4) == pytest.approx(1.6)
-    assert estimator.ratio(5) == pytest.approx(1.6), "sizes up to the next power of two are alike"
-    assert estimator.ratio(32) == 1.0
-    estimator.record(32, expected=1.0, plain=5.0)
-    assert estimator.ratio(32) == 1.0, "goodput is never less than that of plain decoding"
-
-
-def test_a_row_costs_what_the_rows_around_it_add() -> None:
-    estimator = Goodput()
-    assert estimator.row_cost(2) is None
-    stairs = [0.0] * 4 + [1.0] * 20
-    estimator.record_row_cost(2, extra=stairs, rows=0, cut=None, goodput=2.0)
-    assert estimator.row_cost(2) == pytest.approx(0.0), "three rows are free"
-    estimator.record_row_cost(8, extra=stairs, rows=4, cut=0.3, goodput=2.0)
-    assert estimator.row_cost(8) == pytest.approx(0.0), "the second is spent on the fourth row; those after it are free"
-    slope = [0.25 * count for count in range(24)]
-    estimator.record_row_cost(32, extra=slope, rows=4, cut=None, goodput=2.0)
-    assert estimator.row_cost(32) == pytest.approx(0.5), "a row takes a quarter of a second, or half a token"

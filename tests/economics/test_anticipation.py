@@ -160,16 +160,6 @@ def test_a_drafter_that_stops_early_leaves_the_distribution_as_it_is(p: Probs, q
     assert any(abs(mass - p[a] * p[b]) > 0.01 for (a, b), mass in wrong.items())
 
 
-def test_under_match_admission_depends_on_the_draws() -> None:
-    policy = Adaptive(Machine(), drafters={"d": DrafterCapabilities(2)})
-    depth = ask(policy, 100)["r"].depth
-    sizes = {
-        len(deepcopy(policy).admit({"r": drafted(draws, (0.5, 0.5), confidence(draws))}, BUDGET).get("r", ()))
-        for draws in product((0, 1), repeat=depth)
-    }
-    assert len(sizes) > 1
-
-
 @pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.1, 0.9), (0.6, 0.4))])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_threshold_decoding_that_stops_the_drafter_leaves_the_distribution_as_it_is(

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from wager.arch import TABLE
-from wager.economics.calibration import Calibration, PredictionErrors, Setup, find_calibration, latest_calibration
+from wager.economics.calibration import Calibration, Setup, find_calibration, latest_calibration
 from wager.economics.surface import MAX_UNCERTAINTY, DraftCurve, DraftPoint, LatencySurface, StepPoint, fit_draft_curve
 from wager.errors import UsageError
 from wager.planner.calibrated import measured_cost
 from wager.planner.cost import Cluster, CostModel
-from wager.planner.drafting import calibrated_draft_cost
 from wager.profiling.calibrate import (
     CONTEXT_STEP,
     ShapeLimits,
@@ -28,9 +27,7 @@ from wager.profiling.calibrate import (
     quick_shapes,
     random_shapes,
     typical_steps,
-    uniform_shape,
 )
-from wager.types import StepRecord
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 TRUTH = LatencySurface(
@@ -90,33 +87,7 @@ def test_shapes_keep_to_the_limits(limits: ShapeLimits) -> None:
         )
 
 
-def test_the_grid_spans_rows_requests_and_contexts() -> None:
-    shapes = grid_shapes(ROOMY)
-    assert {shape.rows for shape in shapes} >= set(ROWS)
-    assert {len(shape.depths) for shape in shapes} == {1, 2, 4, 8, 16, 32}
-    assert max(shape.contexts[0] for shape in shapes) == 4096
-    assert len(set(shapes)) == len(shapes)
-    assert uniform_shape(10, 4, 32).depths == (2, 2, 1, 1)
-
-
-def test_random_shapes_are_not_in_the_grid_and_of_every_kind() -> None:
-    shapes = random_shapes(ROOMY, 200, seed=0)
-    assert not set(shapes) & set(grid_shapes(ROOMY))
-    assert shapes[:20] == random_shapes(ROOMY, 20, seed=0) != random_shapes(ROOMY, 20, seed=1)
-    assert any(len(set(shape.depths)) > 1 for shape in shapes)
-    assert any(len(set(shape.contexts)) > 1 for shape in shapes)
-    assert any(not any(shape.depths) for shape in shapes)
-    assert {1, 32} <= {len(shape.depths) for shape in shapes}
-
-
 # ---- the fit and its judgement --------------------------------------------------------------------------------------
-
-
-def test_a_fit_to_noisy_points_predicts_held_out_steps() -> None:
-    errors = calibration().errors
-    assert errors.count == 20
-    assert errors.median < 0.02
-    assert errors.p90 < 0.05
 
 
 def test_held_out_steps_test_the_fit_and_are_not_fitted() -> None:
@@ -152,12 +123,6 @@ def test_changes_of_the_machines_speed_are_separated_from_the_steps() -> None:
     assert alone[0].seconds == pytest.approx(points[0].seconds)
 
 
-def test_errors_are_quantiles() -> None:
-    errors = PredictionErrors.of([1.0, 1.1, 0.8, 1.0, 1.0], [1.0] * 5)
-    assert (errors.count, errors.median, errors.worst) == (5, 0.0, pytest.approx(0.2))
-    assert "0.0% (median)" in str(errors)
-
-
 def test_drafting_splits_into_a_call_and_its_guesses() -> None:
     points = [DraftPoint(n, d, 1e-4 * n + 3e-5 * d) for n in (1, 4, 16) for d in (1, 2, 4, 8)]
     curve = fit_draft_curve(points)
@@ -182,15 +147,6 @@ def test_a_calibration_is_read_back_from_its_file(tmp_path: Path) -> None:
     assert surface.seconds(12, 3, 900) == pytest.approx(stored.surface().seconds(12, 3, 900))
     assert surface.draft_seconds("ngram", 32, 4) == pytest.approx(1e-4)
     assert [file.name for file in path.parent.iterdir()] == [HERE.filename]
-
-
-def test_an_engine_corrects_a_surface_of_its_own() -> None:
-    stored = calibration()
-    ours, before = stored.surface(), stored.surface().seconds(8, 2, 100)
-    for _ in range(50):
-        ours.observe(StepRecord(8, 2, 6, 0, 2, {"forward": 1.0}, (50, 50)))
-    assert ours.seconds(8, 2, 100) > 1.5 * before
-    assert stored.surface().seconds(8, 2, 100) == before
 
 
 def test_another_setup_is_refused_by_name(tmp_path: Path) -> None:
@@ -290,18 +246,3 @@ def test_a_calibrated_step_is_the_surfaces_divided_as_in_the_roofline() -> None:
     expensive, cheap = (cost.marginal_cost(0, rows)["step"] for rows in (40, 3))
     assert expensive > 0.8
     assert cheap < 0.1
-
-
-def test_what_a_surface_implies_about_the_machine() -> None:
-    model = TABLE["SmolLM2-135M"]
-    device = measured_cost(model, TRUTH, memory=None, label="").device
-    assert device.bandwidth == pytest.approx(model.streamed_bytes / (5e-3 + 6e-5))
-    assert device.peak("bf16") == pytest.approx(2 * model.active * 64 / 20e-3)
-    single = LatencySurface([1], [5e-3])
-    assert measured_cost(model, single, memory=None, label="").device.peak("bf16") > 0
-
-
-def test_a_timed_drafter_costs_what_its_curve_says() -> None:
-    drafter = calibrated_draft_cost("ngram", TRUTH.drafters["ngram"])
-    assert drafter.seconds(32, 4, context=99) == pytest.approx(1e-4)
-    assert drafter.seconds(32, 0, context=99) == drafter.seconds(0, 4, context=99) == 0

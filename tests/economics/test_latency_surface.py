@@ -33,11 +33,6 @@ def test_measured_rows_are_exact_and_lines_lie_between() -> None:
     assert surface.seconds(0, 0, 0) == 0
 
 
-def test_requests_and_contexts_have_costs() -> None:
-    surface = kernel(per_request=1e-5, per_context=1e-8, per_pair=2e-9)
-    assert surface.seconds(8, 4, 4000) == pytest.approx(6.87e-3 + 4e-5 + 4e-5 + 8 * 1000 * 2e-9)
-
-
 def test_a_fit_finds_what_made_the_points() -> None:
     truth = kernel(per_request=1e-5, per_context=1e-8, per_pair=2e-9)
     noise = random.Random(0)
@@ -88,16 +83,6 @@ def test_drafting_prompts_and_the_policy_do_not_correct_steps() -> None:
     assert [surface.seconds(rows, 1, 0) for rows in ROWS] == pytest.approx(SECONDS)
 
 
-def test_steps_beyond_what_was_measured_move_the_end_of_the_curve() -> None:
-    surface = kernel()
-    before = surface.seconds(4, 1, 0), surface.seconds(500, 1, 0)
-    for _ in range(200):
-        surface.observe(record(500, 4, 10, seconds=2 * before[1]))
-        surface.observe(record(4, 1, 10, seconds=before[0]))
-    assert surface.seconds(500, 4, 40) == pytest.approx(2 * before[1], rel=0.15)
-    assert surface.seconds(4, 1, 0) == pytest.approx(before[0], rel=0.1)
-
-
 def test_a_pause_of_the_machine_moves_little() -> None:
     surface = kernel()
     for _ in range(10):
@@ -136,19 +121,6 @@ def test_what_a_row_count_cost_is_believed_of_its_neighbours_too() -> None:
     assert risen[1] == pytest.approx(1.0, rel=0.05)
 
 
-def test_what_was_learned_survives_a_file() -> None:
-    surface = kernel(per_request=1e-5, per_pair=1e-9)
-    surface.observe_draft("mtp", 4, 3, seconds=1e-3)
-    for _ in range(20):
-        surface.observe(record(8, 4, 10, seconds=9e-3))
-    again = LatencySurface.from_dict(surface.as_dict())
-    for shape in ((1, 1, 0), (8, 4, 999), (15, 3, 12)):
-        assert again.seconds(*shape) == pytest.approx(surface.seconds(*shape))
-    assert again.draft_seconds("mtp", 4, 3) == pytest.approx(1e-3)
-    with pytest.raises(UsageError, match="damaged"):
-        LatencySurface.from_dict({"rows": [1, 2]})
-
-
 def test_invalid_curves_are_refused() -> None:
     for rows, seconds in (((2, 1), (1.0, 1.0)), ((1, 2), (1.0, 0.0)), ((), ()), ((1, 2), (1.0,))):
         with pytest.raises(UsageError, match="are not valid"):
@@ -177,13 +149,6 @@ def test_calls_separate_a_drafters_time_per_call_from_its_time_per_token() -> No
         curve.observe(4, depth, seconds=(3e-4 + 1e-4 * depth) * noise.gauss(1, 0.03))
     assert curve.seconds(4, 8) == pytest.approx(11e-4, rel=0.08)
     assert curve.seconds(4, 1) == pytest.approx(4e-4, rel=0.25)
-
-
-def test_a_slow_call_does_not_ruin_a_drafter() -> None:
-    curve = DraftCurve((1, 8), (1e-4, 2e-4), (1e-4, 1e-4))
-    before = curve.seconds(2, 4)
-    curve.observe(2, 4, seconds=10.0)
-    assert curve.seconds(2, 4) < 1.3 * before
 
 
 def test_seconds_by_rows_are_the_seconds_of_each() -> None:

@@ -40,10 +40,6 @@ def test_the_mean_number_of_rows_is_exact(batch: int) -> None:
     assert all(1 <= each <= 4.1 for each in measured.rows(batch))
 
 
-def test_drafts_that_are_never_shorter_need_one_value() -> None:
-    assert MeasuredRound(2.0, (0.0, 0.0, 1.0)).rows(8) == (3.0,)
-
-
 GOOD = [{"tau": 1.5, "lengths": [0.5, 0.5]}, {"tau": 1.8, "lengths": [0.5, 0.1, 0.4]}]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from wager.economics.acceptance import MTP_SURVIVAL
@@ -13,7 +11,6 @@ from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.policy.prices import PolicySeconds
 from wager.economics.surface import LatencySurface
-from wager.simulation.latency import PublishedLatency
 from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 from wager.types import Draft, Span, StepRecord, Verdict
@@ -96,48 +93,6 @@ def test_what_the_policy_takes_keeps_to_its_budget() -> None:
     for _ in range(400):
         own.observe(10e-6, step_seconds=10e-3, kind="unjudged")
     assert own.pace == 1
-
-
-def test_steps_that_plan_slow_learning_down_too() -> None:
-    own = PolicySeconds()
-    for step in range(1000):  # 3 % in all, though a step that does not plan takes 0.1 %
-        kind, seconds = ("unjudged", 10e-6) if step % 10 else ("planned", 2.9e-3)
-        own.observe(seconds, step_seconds=10e-3, kind=kind)  # type: ignore[arg-type]
-    assert own.pace == pytest.approx(4, rel=0.2)
-
-
-def test_on_a_clock_without_the_policy_nothing_is_slowed_down() -> None:
-    policy, _, _ = served(0.02, steps=40)
-    assert (policy._prices.own.pace, policy._prices.own.planning_interval, policy._prices.own.judging) == (1, 0, 0)
-
-
-def calls_per_step(users: int, *, steps: int = 40) -> float:
-    """Python functions called by the policy in a step, after the first ones, on the published prices."""
-    policy = Adaptive(PublishedLatency(), drafters={"mtp": DrafterCapabilities(8, stops_early=True)})
-    traces = SyntheticTraces({"mtp": SyntheticDrafter(MTP_SURVIVAL)}, output_tokens=1024)
-    server = SimulatedServer(traces, PublishedLatency(), policy=policy, workload=Workload(concurrency=users))
-    calls, depth = 0, 0
-    names = {id(getattr(Adaptive, name).__code__) for name in ("plan", "admit", "learn", "observe")}
-
-    def count(frame: object, event: str, _: object) -> None:
-        nonlocal calls, depth
-        mine = id(frame.f_code) in names  # type: ignore[attr-defined]
-        depth += (event == "call" and mine) - (event == "return" and mine)
-        calls += event == "call" and depth > 0
-
-    for number in range(30 + steps):
-        if number == 30:
-            sys.setprofile(count)
-        server._add_arrivals()
-        server._step()
-    sys.setprofile(None)
-    return calls / steps
-
-
-@pytest.mark.slow
-def test_the_work_of_a_step_grows_more_slowly_than_the_batch() -> None:
-    few, many = calls_per_step(32), calls_per_step(256)
-    assert many < 4 * few, "eight times as many users"
 
 
 def test_steps_without_room_for_drafts_are_plain_and_ask_for_nothing() -> None:

@@ -237,20 +237,3 @@ def test_estimates_of_trees_of_known_acceptance() -> None:
     assert [each.value for each in estimate.survival] == pytest.approx([0.8, 0.48, 0, 0], abs=0.04)
     assert [each.tau.value for each in estimate.depths] == pytest.approx([1.5, 1.8, 2.1, 2.28], abs=0.06)
     assert estimate.alpha.value == pytest.approx(1.28 / (1.28 + 0.2 + 0.8 * 0.4), abs=0.03)
-
-
-def test_a_limit_on_the_length_leaves_depths_unobserved() -> None:
-    limited = DraftedAnswer.of((7, 8), [PositionDraft(1, (7,)), PositionDraft(0)], prompt_tokens=10)
-    estimate = estimate_acceptance([limited], 2)
-    assert [each.value for each in estimate.survival] == [1.0, 0.0]
-    assert estimate.coverage == 1.0
-    assert estimate.tau.value == 2.0
-
-
-def test_survival_depends_on_the_depth_that_is_drafted() -> None:
-    """A stretch in which all is predictable: drafted to depth 1 it has two rounds of three, to depth 4 one of two."""
-    stretch = [answer([4, 3, 2, 1, 0, 0])]
-    shallow, deep = estimate_acceptance(stretch, 1), estimate_acceptance(stretch, 4)
-    assert shallow.survival[0].value == pytest.approx(2 / 4)
-    assert deep.survival[0].value == pytest.approx(1 / 2)
-    assert [each.rounds for each in deep.depths] == [4, 3, 3, 2]

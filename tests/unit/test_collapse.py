@@ -14,7 +14,7 @@ import pytest
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.policy.heuristics import FixedDepth
-from wager.economics.policy.learning import DrafterRecord, is_right
+from wager.economics.policy.learning import DrafterRecord
 from wager.economics.surface import LatencySurface
 from wager.engine.core import Engine
 from wager.kernels.base import TargetOutput
@@ -152,13 +152,3 @@ def test_one_text_that_is_never_guessed_is_no_collapse() -> None:
     assert not record.collapsed
     found = [record.see("a third", right=False) for index in range(3)]
     assert found == [True, False, False] and record.collapsed and record.lately == "0 of 1001"
-
-
-def test_few_drafts_say_nothing() -> None:
-    record = DrafterRecord()
-    found = [record.see(f"s{index}", right=index < 20) for index in range(46)]
-    assert not any(found) and not record.collapsed
-
-
-def test_siblings_and_accepted_guesses_count() -> None:
-    assert is_right(Draft("s", (1, 2, 3), (-1, 0, -1)), (3, 4)) and not is_right(Draft("s", (1, 2), (-1, 0)), (2,))

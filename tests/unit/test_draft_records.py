@@ -117,25 +117,6 @@ def test_replaying_the_trace_at_a_fixed_depth_gives_the_rounds_of_the_engine(nam
         assert result.rounds == sum(answer.stats.rounds for answer in answers)
 
 
-def test_the_rounds_of_fewer_guesses_verify_the_likeliest_nodes() -> None:
-    """Tokens 4 and 5 below the root, 6 and 7 below 4, 8 below 6. By their estimates 4 comes first, then 6, 5, 8, 7."""
-    tree = PositionDraft(5, (4, 5, 6, 7, 8), (0.6, 0.3, 0.4, 0.1, 0.2), (-1, -1, 0, 0, 2))
-
-    def accepted(*ahead: int) -> list[int]:
-        path = AnswerPath.of(tree, ahead)
-        return [path.accepted(guesses) for guesses in range(6)]
-
-    assert accepted(4, 6, 8) == [0, 1, 2, 2, 3, 3]
-    assert accepted(4, 7, 8) == [0, 1, 1, 1, 1, 2]
-    assert accepted(5, 6) == [0, 0, 0, 1, 1, 1]
-    assert accepted(9) == [0] * 6
-    answer = DraftedAnswer.of((5, 4, 7, 9), [tree] * 4, prompt_tokens=1)
-    [first, *_] = answer.rounds_at(3)
-    assert (first.drafted, first.accepted, first.rejected) == (3, 1, False)  # nothing was guessed below 5
-    [first, *_] = answer.rounds_at(1)
-    assert (first.drafted, first.accepted, first.rejected) == (1, 0, True)
-
-
 def accepted_of_the_likeliest(draft: PositionDraft, ahead: list[int], guesses: int) -> tuple[int, bool]:
     """How many tokens of the answer the likeliest guesses hold, node by node, and whether one was wrong there."""
     kept: list[int] = []
@@ -175,11 +156,6 @@ def test_acceptance_of_every_number_of_guesses_agrees_with_enumeration() -> None
             accepted += count
             rejected += wrong
     assert min(accepted, rejected) > 300
-
-
-def test_a_node_whose_estimate_is_above_its_parents_comes_after_it() -> None:
-    tree = PositionDraft(3, (4, 5, 6), (0.2, 0.5, 0.9), (-1, -1, 0))
-    assert AnswerPath.of(tree, (4, 6)).needed == (2, 3)
 
 
 def test_a_missing_estimate_in_a_trace_is_the_measured_survival() -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from wager.arch import DecoderDetails, Dense, Gqa, Layer, ModelSpec, Precision, Rope
-from wager.config import EngineConfig
 from wager.draft.ngram import NgramDrafter
 from wager.economics.calibration import Setup
 from wager.engine.core import Engine
@@ -19,13 +18,11 @@ from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import machine, select
 from wager.loading.load import calibration_setup
 from wager.profiling.calibrate import (
-    StepShape,
     StepTimer,
     calibrate,
     check_calibration,
     grid_shapes,
     quick_surface,
-    random_shapes,
     time_drafting,
     time_steps,
     uniform_shape,
@@ -70,36 +67,6 @@ def step_timer(target: TimedTarget, *, max_context: int = 2048) -> StepTimer:
 # ---- the step timer -------------------------------------------------------------------------------------------------
 
 
-def test_every_shape_is_the_shape_of_its_step() -> None:
-    target = TimedTarget(FakeClock())
-    timer = step_timer(target)
-    for shape in [*grid_shapes(timer.limits), *random_shapes(timer.limits, 30, seed=5)]:
-        timer.start_sequences(shape.contexts)
-        entrance = target.shapes[-1]
-        assert entrance == (len(shape.contexts),) * 2 + (sum(shape.contexts),), (
-            "nothing but the last tokens is computed"
-        )
-        records = [record for record in (timer.step(shape.depths) for _ in range(3)) if record]
-        assert len(records) >= 2
-        for record in records:
-            assert (record.rows, record.sequences) == (shape.rows, len(shape.depths))
-            grown = sum(record.context_lens) - sum(shape.contexts)
-            assert 0 < grown < 8 * len(shape.contexts), "guesses are all but never right"
-        timer.end_sequences()
-
-
-def test_steps_are_in_the_order_they_were_taken_and_shuffled() -> None:
-    target = TimedTarget(FakeClock())
-    timer = step_timer(target)
-    shapes = grid_shapes(timer.limits)
-    taken = time_steps(timer, shapes, seconds=3.0)
-    seen = list(dict.fromkeys(timed.shape for timed in taken))
-    assert set(seen) == set(range(len(shapes)))
-    assert seen != sorted(seen)
-    in_order = time_steps(timer, shapes, seconds=1.0, seed=None)
-    assert [timed.shape for timed in in_order] == sorted(timed.shape for timed in in_order)
-
-
 def test_the_time_limit_holds_except_for_the_steps_a_fit_needs() -> None:
     clock = FakeClock()
     timer = step_timer(TimedTarget(clock))
@@ -142,15 +109,6 @@ def test_a_slowdown_of_all_shapes_does_not_distort_the_fit() -> None:
     errors = calibrate(step_timer(wandering), SETUP, seconds=8.0).errors
     assert errors.median < 0.01
     assert errors.p90 < 0.03
-
-
-def test_a_step_carries_its_context_and_its_own_seconds() -> None:
-    target = TimedTarget(FakeClock())
-    taken = time_steps(step_timer(target), [uniform_shape(6, 2, 64)], seconds=0.1)
-    points = [timed.point for timed in taken]
-    assert {(point.rows, point.requests) for point in points} == {(6, 2)}
-    assert all(128 < point.context_sum < 160 for point in points)
-    assert all(point.seconds == pytest.approx(true_seconds(6, 2, point.context_sum)) for point in points)
 
 
 def test_a_check_separates_stored_and_corrected_errors() -> None:
@@ -239,13 +197,3 @@ def test_a_setup_names_machine_kernels_and_shape() -> None:
     assert ours.differences(calibration_setup(kernels, wide, model="wide", dtype="q4_1 x9")) == [
         "model toy (here wide, of other sizes)"
     ]
-
-
-def test_shapes_need_no_more_rows_than_an_engine_has() -> None:
-    """The default engine takes every shape of the grid."""
-    config = EngineConfig()
-    assert (
-        max(shape.rows for shape in grid_shapes(step_timer(TimedTarget(FakeClock())).limits))
-        <= config.capacity.max_rows
-    )
-    assert StepShape((16,), (3,)).rows == 4
