@@ -15,7 +15,7 @@ import pytest
 
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities
+from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.heuristics import Threshold
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
@@ -53,18 +53,17 @@ def drafted(draws: tuple[int, ...], q: Probs, scores: tuple[float, ...]) -> Draf
     return Draft("r", draws, parents, scores, "d", np.array([q] * len(draws)))
 
 
-def test_a_policy_that_searches_over_the_survival_of_the_draws_changes_the_distribution() -> None:
+def test_policies_that_look_at_the_draws_they_drop_change_the_distribution() -> None:
+    """One searches over the survival of the draws, the other drops a token for its own confidence."""
+
     def full_search(draws: tuple[int, ...]) -> int:
         survival = np.concatenate([[0.0], confidence(draws)])
         return int(((1 + survival.cumsum()) * [1.0, 0.5, 0.45]).argmax())
 
-    probs = first_token((0.7, 0.3), (0.5, 0.5), depth=2, keep=full_search)
-    assert probs == pytest.approx([0.85, 0.15], abs=1e-12)
-
-
-def test_a_policy_that_drops_a_token_for_its_own_confidence_changes_the_distribution() -> None:
-    probs = first_token((0.5, 0.5), (0.8, 0.2), depth=1, keep=lambda draws: int(draws[0] == 0))
-    assert probs == pytest.approx([0.6, 0.4], abs=1e-12)
+    searched = first_token((0.7, 0.3), (0.5, 0.5), depth=2, keep=full_search)
+    assert searched == pytest.approx([0.85, 0.15], abs=1e-12)
+    dropped = first_token((0.5, 0.5), (0.8, 0.2), depth=1, keep=lambda draws: int(draws[0] == 0))
+    assert dropped == pytest.approx([0.6, 0.4], abs=1e-12)
 
 
 class Machine(LatencyModel):
@@ -144,40 +143,26 @@ def two_tokens(p: Probs, q: Probs, goes_on: GoesOn, keep: Keep) -> dict[tuple[in
 
 
 @pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.1, 0.9), (0.6, 0.4))])
-def test_a_drafter_that_stops_early_leaves_the_distribution_as_it_is(p: Probs, q: Probs) -> None:
-    """It stops after an unlikely draw, but keeps that draw: only tokens not yet drawn depend on it."""
-    policy, _ = experienced("rejection")
-
-    def goes_on(draws: tuple[int, ...]) -> bool:
-        return draws[-1] == 0  # as in confidence()
-
-    def keep(draws: tuple[int, ...]) -> int:
-        return len(deepcopy(policy).admit({"r": drafted(draws, q, confidence(draws))}, BUDGET).get("r", ()))
-
-    for emitted, mass in two_tokens(p, q, goes_on, keep).items():
-        assert mass == pytest.approx(p[emitted[0]] * p[emitted[1]], abs=1e-12)
-    wrong = two_tokens(p, q, goes_on, lambda draws: len(draws) - (draws[-1] == 1))  # the last is dropped
-    assert any(abs(mass - p[a] * p[b]) > 0.01 for (a, b), mass in wrong.items())
-
-
-@pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.1, 0.9), (0.6, 0.4))])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_threshold_decoding_that_stops_the_drafter_leaves_the_distribution_as_it_is(
-    p: Probs, q: Probs, rule: str
-) -> None:
-    """The drafter heeds min_survival: it stops after an unlikely draw, which is verified all the same."""
-    policy = Threshold(2, threshold=0.4, rule=rule)  # type: ignore[arg-type]
-    stop = policy.plan([Span("r", 100, (0,), True, 2)], BUDGET)["r"].min_survival
-    assert stop == 0.4
+@pytest.mark.parametrize("kind", ["threshold", "adaptive"])
+def test_a_drafter_that_stops_early_leaves_the_distribution_as_it_is(kind: str, rule: str, p: Probs, q: Probs) -> None:
+    """It stops after an unlikely draw, which is verified all the same: only tokens not yet drawn depend on it."""
+    stop = 0.4
+    policy: Policy = Threshold(2, threshold=stop, rule=rule)  # type: ignore[arg-type]
+    assert policy.plan([Span("r", 100, (0,), True, 2)], BUDGET)["r"].min_survival == stop
+    if kind == "adaptive":
+        policy, _ = experienced(rule)
 
     def score(draws: tuple[int, ...]) -> tuple[float, ...]:
         return (0.8, 0.7)[: len(draws)] if draws[0] == 0 else (0.3, 0.2)[: len(draws)]
 
+    def goes_on(draws: tuple[int, ...]) -> bool:
+        return score(draws)[-1] >= stop
+
     def keep(draws: tuple[int, ...]) -> int:
         return len(deepcopy(policy).admit({"r": drafted(draws, q, score(draws))}, BUDGET).get("r", ()))
 
-    found = two_tokens(p, q, lambda draws: score(draws)[-1] >= stop, keep)
-    for emitted, mass in found.items():
+    for emitted, mass in two_tokens(p, q, goes_on, keep).items():
         assert mass == pytest.approx(p[emitted[0]] * p[emitted[1]], abs=1e-12)
-    wrong = two_tokens(p, q, lambda draws: score(draws)[-1] >= stop, lambda draws: sum(s >= stop for s in score(draws)))
+    wrong = two_tokens(p, q, goes_on, lambda draws: sum(each >= stop for each in score(draws)))
     assert any(abs(mass - p[a] * p[b]) > 0.01 for (a, b), mass in wrong.items())

@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from wager.arch import TABLE
-from wager.economics.calibration import Calibration, Setup, find_calibration, latest_calibration
+from wager.economics.calibration import (
+    MAX_QUICK_AGE,
+    QUICK_FOLDER,
+    Calibration,
+    Setup,
+    find_calibration,
+    latest_calibration,
+    read_quick,
+    remove_quick,
+    write_quick,
+)
 from wager.economics.surface import MAX_UNCERTAINTY, DraftCurve, DraftPoint, LatencySurface, StepPoint, fit_draft_curve
 from wager.errors import UsageError
 from wager.planner.calibrated import measured_cost
@@ -26,7 +36,6 @@ from wager.profiling.calibrate import (
     grid_shapes,
     quick_shapes,
     random_shapes,
-    typical_steps,
 )
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -101,28 +110,6 @@ def test_held_out_steps_test_the_fit_and_are_not_fitted() -> None:
         Calibration.fit(HERE, good.points, [], seconds=60)
 
 
-def test_changes_of_the_machines_speed_are_separated_from_the_steps() -> None:
-    """A machine that is 1.8 times slower for seconds at a time, as shared ones are: medians alone would be wrong."""
-    rng = random.Random(4)
-    points = measure(grid_shapes(ROOMY), noise=0.02)
-    order = [kind for _ in range(5) for kind in rng.sample(range(len(points)), len(points))]
-    steps = []
-    for at, kind in enumerate(order):
-        slow = 1.8 if (at // 60) % 2 else 1.0
-        seconds = points[kind].seconds * slow * math.exp(rng.gauss(0, 0.03))
-        steps.append((kind, replace(points[kind], seconds=seconds)))
-    typical = typical_steps(steps, fitted=range(0, len(points), 2))
-    ratio = np.array([typical[kind].seconds / point.seconds for kind, point in enumerate(points)])
-    plain = np.array(
-        [np.median([point.seconds for shape, point in steps if shape == kind]) for kind in range(len(points))]
-    )
-    plain /= [point.seconds for point in points]
-    assert np.quantile(np.abs(ratio / np.median(ratio) - 1), 0.95) < 0.06
-    assert np.quantile(np.abs(plain / np.median(plain) - 1), 0.95) > 0.3
-    alone = typical_steps([(0, points[0])], fitted=range(1))
-    assert alone[0].seconds == pytest.approx(points[0].seconds)
-
-
 def test_drafting_splits_into_a_call_and_its_guesses() -> None:
     points = [DraftPoint(n, d, 1e-4 * n + 3e-5 * d) for n in (1, 4, 16) for d in (1, 2, 4, 8)]
     curve = fit_draft_curve(points)
@@ -147,20 +134,6 @@ def test_a_calibration_is_read_back_from_its_file(tmp_path: Path) -> None:
     assert surface.seconds(12, 3, 900) == pytest.approx(stored.surface().seconds(12, 3, 900))
     assert surface.draft_seconds("ngram", 32, 4) == pytest.approx(1e-4)
     assert [file.name for file in path.parent.iterdir()] == [HERE.filename]
-
-
-def test_another_setup_is_refused_by_name(tmp_path: Path) -> None:
-    calibration().write(tmp_path)
-    for changes, named in (
-        ({"machine": "Processor Y, 64 cores"}, "machine Processor X, 2 cores (here Processor Y, 64 cores)"),
-        ({"kernels": "reference", "threads": None}, "kernels native avx512 (here reference), threads 2 (here None)"),
-        ({"dtype": "float32"}, "dtype bfloat16 (here float32)"),
-    ):
-        found, why = find_calibration(tmp_path, replace(HERE, **changes))
-        assert found is None
-        assert named in why
-    found, why = find_calibration(tmp_path, replace(HERE, shape="llama-ffffffffffff", model="big"))
-    assert (found, why) == (None, "big was never calibrated here.")
 
 
 def test_a_file_under_a_name_that_is_not_its_own_is_refused(tmp_path: Path) -> None:
@@ -231,6 +204,73 @@ def test_a_calibration_that_cannot_be_stored_is_named_and_leaves_nothing_behind(
     assert {path.name for path in tmp_path.iterdir()} == {"file", HERE.filename}
 
 
+# ---- quick measurements, beside calibrations ------------------------------------------------------------------------
+
+QUICK = LatencySurface([1, 4, 16], [1e-3, 2e-3, 7e-3], uncertainty=3.0)
+
+
+def test_a_quick_measurement_is_read_back_in_its_own_setup_only(tmp_path: Path) -> None:
+    assert read_quick(tmp_path, HERE) is None
+    write_quick(tmp_path, HERE, QUICK)
+    found = read_quick(tmp_path, replace(HERE, model="the same by another name"))
+    assert found is not None
+    assert found.as_dict() == QUICK.as_dict()
+    for change in ({"machine": "Processor Y, 2 cores"}, {"threads": 1}, {"kernels": "reference"}, {"dtype": "q4_1 x9"}):
+        other = replace(HERE, **change)
+        assert read_quick(tmp_path, other) is None
+        (tmp_path / QUICK_FOLDER / HERE.filename).rename(tmp_path / QUICK_FOLDER / other.filename)
+        assert read_quick(tmp_path, other) is None  # a file under a name that is not its own
+        (tmp_path / QUICK_FOLDER / other.filename).rename(tmp_path / QUICK_FOLDER / HERE.filename)
+    assert [file.name for file in (tmp_path / QUICK_FOLDER).iterdir()] == [HERE.filename]
+
+
+def test_a_calibration_neither_sees_a_quick_measurement_nor_is_replaced_by_it(tmp_path: Path) -> None:
+    write_quick(tmp_path, HERE, QUICK)
+    assert find_calibration(tmp_path, HERE).calibration is None
+    path = calibration().write(tmp_path)
+    written = path.read_bytes()
+    write_quick(tmp_path, HERE, QUICK)
+    assert path.read_bytes() == written
+    remove_quick(tmp_path, HERE)
+    remove_quick(tmp_path, HERE)
+    assert read_quick(tmp_path, HERE) is None
+    assert find_calibration(tmp_path, HERE).calibration is not None
+
+
+def aged(values: dict[str, Any], age: timedelta) -> dict[str, Any]:
+    return {**values, "when": (datetime.now(UTC) - age).isoformat()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: aged(values, MAX_QUICK_AGE + timedelta(minutes=1)),
+        lambda values: aged(values, -timedelta(hours=1)),  # the clock was wrong, then or now
+        lambda values: {**values, "when": "yesterday"},
+        lambda values: {**values, "format": 0},
+        lambda values: {**values, "setup": None},
+        lambda values: {**values, "surface": {**values["surface"], "seconds": [1.0]}},
+        lambda values: [],
+    ],
+)
+def test_a_quick_measurement_that_is_old_or_damaged_is_measured_again(
+    tmp_path: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    write_quick(tmp_path, HERE, QUICK)
+    path = tmp_path / QUICK_FOLDER / HERE.filename
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(aged(values, MAX_QUICK_AGE - timedelta(minutes=1))))
+    assert read_quick(tmp_path, HERE) is not None
+    path.write_text(json.dumps(change(values)))
+    assert read_quick(tmp_path, HERE) is None
+
+
+def test_a_folder_that_takes_no_quick_measurement_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / QUICK_FOLDER).write_text("a file where the folder should be")
+    write_quick(tmp_path, HERE, QUICK)
+    assert read_quick(tmp_path, HERE) is None
+
+
 # ---- in the cost model ----------------------------------------------------------------------------------------------
 
 
@@ -243,6 +283,3 @@ def test_a_calibrated_step_is_the_surfaces_divided_as_in_the_roofline() -> None:
     shares = {name: part.seconds / step.seconds for name, part in step.parts.items()}
     assert shares == pytest.approx({name: part.seconds / roofline.seconds for name, part in roofline.parts.items()})
     assert cost.step(300, 0).seconds == 0
-    expensive, cheap = (cost.marginal_cost(0, rows)["step"] for rows in (40, 3))
-    assert expensive > 0.8
-    assert cheap < 0.1

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wager.arch import ModelSpec
-from wager.economics.acceptance import DFLASH_SURVIVAL, MTP_SURVIVAL, survival, tokens_per_round
+from wager.economics.acceptance import survival, tokens_per_round
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.planner.cost import Cluster, CostModel
@@ -101,15 +101,6 @@ def test_tokens_per_round() -> None:
     assert tokens_at_constant_rate(1.0, 5) == 6
 
 
-def test_published_survival_curves() -> None:
-    """Sums of survival and the constant rates that bring as much."""
-    assert tokens_per_round(MTP_SURVIVAL) == pytest.approx(4.000, abs=5e-4)
-    assert tokens_per_round(DFLASH_SURVIVAL) == pytest.approx(4.423, abs=5e-4)
-    for curve, rate in ((MTP_SURVIVAL, 0.775), (DFLASH_SURVIVAL, 0.778)):
-        lower, upper = (tokens_at_constant_rate(rate + by, len(curve)) for by in (-5e-4, 5e-4))
-        assert lower < tokens_per_round(curve) < upper
-
-
 @settings(deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=8), st.integers(0, 12))
 def test_survival_never_rises(rates: list[float], depth: int) -> None:
@@ -156,15 +147,6 @@ def test_free_drafts_at_measured_widths(
     found = depth_outcomes(steps, drafts, survival(acceptance, max(expected)))
     for depth, speedup in expected.items():
         assert found[depth].speedup == pytest.approx(speedup, abs=1.1e-3)
-
-
-def test_where_step_times_jump_stopping_at_the_first_loss_misses_what_a_search_finds() -> None:
-    """Batch 4, free drafts, 90 % accepted: the second guess loses, the third more than makes up for it."""
-    steps, drafts = measured(KERNEL, batch=4, most=3)
-    alive = survival(0.90, 3)
-    found = depth_outcomes(steps, drafts, alive)
-    assert [round(outcome.speedup, 3) for outcome in found] == [1, 1.731, 1.714, 1.905]
-    assert best_outcome(found).depth == 3
 
 
 @settings(deadline=None)

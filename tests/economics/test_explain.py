@@ -86,19 +86,21 @@ def found(pattern: str, text: str) -> list[float]:
     return [float(value) for value in match.groups()]
 
 
-def test_drafts_of_some_of_many_sequences_are_counted() -> None:
+@pytest.fixture(scope="module")
+def usual() -> Watched:
+    return watch(CURVE, steps=150)
+
+
+@pytest.fixture(scope="module")
+def early() -> Watched:
+    return watch(CURVE, steps=40)
+
+
+def test_counts_are_those_of_the_last_steps_and_of_this_one(usual: Watched) -> None:
     dear = LatencySurface([1, 32, 64], [PLAIN, 3 * PLAIN, 6 * PLAIN])
-    run = watch(CURVE, steps=150, users=20, machine=dear, request_sd=2.0)
-    assert any(0 < len(plan) < 14 for plan in run.plans[-WINDOW:]), "a part of the twenty draft"
-    check_counts(run, (60, 150))
-
-
-def test_observed_counts_are_those_of_the_last_steps() -> None:
-    check_counts(watch(CURVE, steps=150), (10, 60, 100, 150))
-
-
-def check_counts(run: Watched, ends: Sequence[int]) -> None:
-    for end in ends:
+    of_many = watch(CURVE, steps=150, users=20, machine=dear, request_sd=2.0)
+    assert any(0 < len(plan) < 14 for plan in of_many.plans[-WINDOW:]), "a part of the twenty draft"
+    for run, end in ((usual, 10), (usual, 60), (usual, 100), (usual, 150), (of_many, 60), (of_many, 150)):
         window = slice(max(0, end - WINDOW), end)
         requested = sum(map(len, run.plans[window]))
         drafted = sum(len(draft) for drafts in run.drafts[window] for draft in drafts.values())
@@ -107,22 +109,27 @@ def check_counts(run: Watched, ends: Sequence[int]) -> None:
         said = found(
             r"asked for (\d+) drafts, (\d+) tokens drafted, (\d+) verified, (\d+) accepted \((\d+)%", run.said[end - 1]
         )
-        assert said[:4] == [requested, drafted, verified, accepted]
-        assert said[4] == round(100 * accepted / verified)
+        assert said == [requested, drafted, verified, accepted, round(100 * accepted / verified)]
+    for drafts, admitted, words in zip(usual.drafts, usual.admitted, usual.said, strict=True):
+        now_drafted, kept = sum(map(len, drafts.values())), sum(map(len, admitted.values()))
+        if drafts:
+            assert found(r"(\d+) of (\d+) draft tokens? admitted", words) == [kept, now_drafted]
+        else:
+            assert "admitted" not in words
 
 
-def test_observed_speed_is_tokens_over_seconds() -> None:
-    run = watch(CURVE, steps=150)
-    records = run.records[-WINDOW:]
+def test_observed_speed_is_tokens_over_seconds(usual: Watched) -> None:
+    records = usual.records[-WINDOW:]
     tokens = sum(record.emitted for record in records)
     seconds = sum(sum(record.seconds.values()) for record in records)
     steps, said_tokens, said_seconds, ratio = found(
-        r"last (\d+) steps: (\d+) tokens in ([\d.]+) s, ([\d.]+) times", run.said[-1]
+        r"last (\d+) steps: (\d+) tokens in ([\d.]+) s, ([\d.]+) times", usual.said[-1]
     )
     assert (steps, said_tokens) == (WINDOW, tokens)
     assert said_seconds == pytest.approx(seconds, rel=0.01)
     assert ratio == pytest.approx(tokens / seconds / (4 / PLAIN), rel=0.02), "a plain step takes 8 ms, for four tokens"
     assert ratio > 1.5
+    assert "one more row costs less than 0.005 tokens" in usual.said[-1]
 
 
 def test_a_loss_is_said_where_the_forecast_is_a_gain() -> None:
@@ -137,25 +144,23 @@ def test_a_loss_is_said_where_the_forecast_is_a_gain() -> None:
     assert found(r"Forecast: ([\d.]+) times", run.said[-1])[0] > 1
 
 
-def test_plain_steps_among_the_others_are_measured() -> None:
-    run = watch(CURVE, steps=40)
-    plain = [sum(record.seconds.values()) for record, plan in zip(run.records, run.plans, strict=True) if not plan]
+def test_plain_steps_among_the_others_are_measured(early: Watched) -> None:
+    plain = [sum(record.seconds.values()) for record, plan in zip(early.records, early.plans, strict=True) if not plan]
     assert plain
-    count, mean = found(r"(\d+) of them had no drafts and took ([\d.]+) ms", run.said[-1])
+    count, mean = found(r"(\d+) of them had no drafts and took ([\d.]+) ms", early.said[-1])
     assert count == len(plain)
     assert mean == pytest.approx(1e3 * sum(plain) / len(plain), abs=0.01)
 
 
-def test_a_prior_is_no_observation() -> None:
+def test_a_prior_is_no_observation(early: Watched) -> None:
     policy = Adaptive(LatencySurface([1, 32], [PLAIN, PLAIN]), drafters={"d": DrafterCapabilities(4)})
     policy.plan([Span("a", 9, (1,), True, 4)], 100)
     words = policy.explain()
     assert "by assumption: no observation yet" in words
     assert "No step was observed yet." in words
     assert "it was not asked" in words
-    run = watch(CURVE, steps=40)
-    assert "assumption" in run.said[0]
-    assert "assumption" not in run.said[-1]
+    assert "assumption" in early.said[0]
+    assert "assumption" not in early.said[-1]
 
 
 def test_the_step_that_ran_is_described() -> None:
@@ -170,23 +175,7 @@ def test_the_step_that_ran_is_described() -> None:
             assert not plan
 
 
-def test_admitted_counts_are_those_of_the_step() -> None:
-    run = watch(CURVE, steps=60)
-    for drafts, admitted, words in zip(run.drafts, run.admitted, run.said, strict=True):
-        drafted, kept = sum(map(len, drafts.values())), sum(map(len, admitted.values()))
-        if drafts:
-            assert found(r"(\d+) of (\d+) draft tokens? admitted", words) == [kept, drafted]
-        else:
-            assert "admitted" not in words
-
-
-def test_a_row_that_costs_nothing_is_said_to_cost_nearly_nothing() -> None:
-    run = watch(CURVE, steps=60)
-    assert "0.00 tokens" not in run.said[-1]
-    assert "one more row costs less than 0.005 tokens" in run.said[-1]
-
-
-def test_an_slo_that_cannot_be_met_is_said() -> None:
+def test_an_slo_that_cannot_be_met_is_said(usual: Watched) -> None:
     hopeless = watch(CURVE, steps=400, objective=Objective("slo", 1e-4))
     slowest = found(
         r"SLO of 0.1 ms a token cannot be met for 4 of 4 sequences: the slowest takes ([\d.]+) ms", hopeless.said[-1]
@@ -195,4 +184,4 @@ def test_an_slo_that_cannot_be_met_is_said() -> None:
     pace = sum(sum(record.seconds.values()) for record in records) / sum(record.emitted for record in records) * 4
     assert slowest[0] / 1e3 == pytest.approx(pace, rel=0.35)
     assert "SLO of 100 ms a token is met." in watch(CURVE, steps=60, objective=Objective("slo", 0.1)).said[-1]
-    assert "SLO" not in watch(CURVE, steps=20).said[-1]
+    assert "SLO" not in usual.said[-1]

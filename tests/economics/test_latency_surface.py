@@ -110,17 +110,6 @@ def test_a_machine_whose_pace_wanders_leaves_the_curve_smooth() -> None:
     assert sum(errors) / len(errors) < 0.18
 
 
-def test_what_a_row_count_cost_is_believed_of_its_neighbours_too() -> None:
-    surface = kernel()
-    for _ in range(100):
-        surface.observe(record(2, 1, 0, seconds=SECONDS[1]))
-        surface.observe(record(12, 1, 0, seconds=1.3 * SECONDS[4]))
-    risen = [surface.seconds(rows, 1, 0) / seconds for rows, seconds in zip(ROWS, SECONDS, strict=True)]
-    assert risen[4] == pytest.approx(1.3, rel=0.05)
-    assert 1.1 < risen[3] < risen[4] and risen[5] > 1.1, "8 and 16 rows"
-    assert risen[1] == pytest.approx(1.0, rel=0.05)
-
-
 def test_invalid_curves_are_refused() -> None:
     for rows, seconds in (((2, 1), (1.0, 1.0)), ((1, 2), (1.0, 0.0)), ((), ()), ((1, 2), (1.0,))):
         with pytest.raises(UsageError, match="are not valid"):

@@ -12,6 +12,8 @@ from wager.economics.options import Objective, PolicySpec, parse_objective, pars
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.heuristics import FixedDepth, Threshold
+from wager.economics.policy.prices import PolicySeconds
+from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
@@ -46,7 +48,7 @@ class SimulatedSequences:
     def __init__(
         self,
         policy: Policy,
-        surface: Machine,
+        surface: LatencyModel,
         rates: Mapping[str, AcceptanceRate],
         sequences: Sequence[str],
         *,
@@ -57,7 +59,6 @@ class SimulatedSequences:
         self.draw = np.random.default_rng(seed)
         self.seconds = self.tokens = 0.0
         self.drafted: dict[str, int] = dict.fromkeys(rates, 0)
-        self.admitted = 0
         self.emitted = dict.fromkeys(sequences, 0)
         self.confident = False
 
@@ -83,7 +84,6 @@ class SimulatedSequences:
         self.policy.observe(StepRecord(rows, len(spans), rows - len(spans), 0, emitted, seconds, contexts))
         self.seconds += sum(seconds.values())
         self.tokens += emitted
-        self.admitted += rows - len(spans)
         return plan
 
     def run(self, steps: int) -> SimulatedSequences:
@@ -120,7 +120,7 @@ def always(rate: float) -> AcceptanceRate:
 
 
 def adaptive(
-    surface: Machine, *drafters: str, weights: Mapping[str, float] | None = None, **options: object
+    surface: LatencyModel, *drafters: str, weights: Mapping[str, float] | None = None, **options: object
 ) -> Adaptive:
     capabilities = {name: DrafterCapabilities(DEPTH) for name in drafters or ("d",)}
     policy = Adaptive(surface, drafters=capabilities, **options)  # type: ignore[arg-type]
@@ -188,22 +188,13 @@ def test_threshold_says_what_was_accepted_only_once_something_was_verified() -> 
     assert "lately 25% of those verified were accepted" in policy.explain()
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, -0.2, 3.0])
-def test_a_threshold_out_of_range_is_named(value: float) -> None:
-    with pytest.raises(UsageError, match="threshold"):
-        Threshold(4, threshold=value)
+def test_a_threshold_out_of_range_is_named() -> None:
+    for value in (0.0, 1.0, -0.2, 3.0):
+        with pytest.raises(UsageError, match="threshold"):
+            Threshold(4, threshold=value)
 
 
 # ---- no loss against plain decoding (against the best fixed depth: policy_goldens.py) --------------------------------
-
-
-def test_sequences_that_differ_are_drafted_for_differently() -> None:
-    surface = Machine()
-    rates: dict[str, AcceptanceRate] = {"d": lambda sequence, _: 0.95 if int(sequence[1:]) % 4 == 0 else 0.1}
-    simulation = SimulatedSequences(adaptive(surface), surface, rates, names(8)).run(500)
-    best = max(SimulatedSequences(FixedDepth(k), surface, rates, names(8)).run(500).rate for k in range(8))
-    assert simulation.rate > 1.1 * best
-    assert simulation.emitted["r0"] > 2 * simulation.emitted["r1"]
 
 
 # ---- exploration ----------------------------------------------------------------------------------------------------
@@ -236,23 +227,6 @@ def test_trials_are_paid_for_with_what_they_took_not_with_what_was_believed(live
     before, seconds = sum(calls), simulation.seconds
     simulation.run(12_000)
     assert 0 < sum(calls) - before < 0.006 * (simulation.seconds - seconds)
-
-
-def test_drafts_that_were_not_verified_are_learned_from() -> None:
-    """An exploration draft that is right goes on being compared while its sequence decodes plainly."""
-    surface = Machine({"d": 3e-4})
-    policy = adaptive(surface)
-    simulation = SimulatedSequences(policy, surface, {"d": always(0.0)}, names(8)).run(300)
-    depths = policy.acceptance["d"].depths
-    tried, admitted = depths.trials[1], simulation.admitted
-    simulation.rates["d"] = always(0.97)
-    learned = tried
-    for _ in range(400):
-        simulation.step()
-        if simulation.admitted > admitted:
-            break
-        learned = depths.trials[1]
-    assert learned > tried, "depth 2 was seen before any of the new draft tokens was verified"
 
 
 # ---- several drafters -----------------------------------------------------------------------------------------------
@@ -288,15 +262,13 @@ def test_the_seconds_of_catching_up_count_before_a_drafter_is_used_again() -> No
 # ---- objectives -----------------------------------------------------------------------------------------------------
 
 
-def mixed(policy: Adaptive, surface: Machine) -> SimulatedSequences:
+def mixed(surface: Machine, **options: object) -> SimulatedSequences:
     rates: dict[str, AcceptanceRate] = {"d": lambda sequence, _: 0.93 if int(sequence[1:]) < 6 else 0.62}
-    return SimulatedSequences(policy, surface, rates, names(12)).run(700)
+    return SimulatedSequences(adaptive(surface, **options), surface, rates, names(12)).run(700)  # type: ignore[arg-type]
 
 
 def test_weights_move_rows_to_the_sequences_they_favour() -> None:
-    surface = Machine()
-    even = mixed(adaptive(surface), surface)
-    favoured = mixed(adaptive(surface, weights={f"r{i}": 4.0 for i in range(6, 12)}), surface)
+    even, favoured = (mixed(Machine(), weights={f"r{i}": weight for i in range(6, 12)}) for weight in (1.0, 4.0))
     assert favoured.emitted["r8"] / favoured.seconds > 1.1 * even.emitted["r8"] / even.seconds
     assert favoured.rate < even.rate
 
@@ -304,7 +276,7 @@ def test_weights_move_rows_to_the_sequences_they_favour() -> None:
 @pytest.mark.slow
 def test_latency_favours_slow_sequences_and_an_slo_those_that_can_reach_it() -> None:
     surface = Machine()
-    fast, fair = (mixed(adaptive(surface, objective=Objective(goal)), surface) for goal in ("throughput", "latency"))
+    fast, fair = (mixed(surface, objective=Objective(goal)) for goal in ("throughput", "latency"))
 
     def pace(simulation: SimulatedSequences, name: str) -> float:
         return simulation.seconds / simulation.emitted[name]
@@ -312,68 +284,44 @@ def test_latency_favours_slow_sequences_and_an_slo_those_that_can_reach_it() -> 
     assert fair.rate <= 1.005 * fast.rate
     assert pace(fair, "r8") < 0.99 * pace(fast, "r8")
     target = 0.92 * pace(fast, "r8")
-    kept = mixed(adaptive(surface, objective=Objective("slo", target)), surface)
+    kept = mixed(surface, objective=Objective("slo", target))
     assert np.mean([pace(kept, f"r{i}") for i in range(6, 12)]) < 1.03 * target
     assert max(pace(kept, f"r{i}") for i in range(6)) < target
-    hopeless = mixed(adaptive(surface, objective=Objective("slo", 1e-5)), surface)
+    hopeless = mixed(surface, objective=Objective("slo", 1e-5))
     assert hopeless.rate > 0.97 * fast.rate
 
 
-@pytest.mark.parametrize(
-    ("text", "parsed"),
-    [
-        ("throughput", Objective()),
-        ("latency", Objective("latency")),
-        ("slo:20ms", Objective("slo", 20e-3)),
-    ],
-)
-def test_objectives_are_parsed(text: str, parsed: Objective) -> None:
-    assert parse_objective(text) == parsed
+def test_objectives_and_policies_are_parsed() -> None:
+    objectives = {"throughput": Objective(), "latency": Objective("latency"), "slo:20ms": Objective("slo", 20e-3)}
+    assert {text: parse_objective(text) for text in objectives} == objectives
+    engines = {
+        "adaptive": PolicySpec("adaptive"),
+        "fixed": PolicySpec("fixed"),
+        "threshold:0.3": PolicySpec("threshold", threshold=0.3),
+    }
+    assert {text: parse_policy(text) for text in engines} == engines
+    replays = {
+        "none": PolicySpec("none"),
+        "fixed:mtp:3": PolicySpec("fixed", "mtp", 3),
+        "threshold:mtp:0.3": PolicySpec("threshold", "mtp", threshold=0.3),
+        "threshold:0.8:0.3": PolicySpec("threshold", "0.8", threshold=0.3),
+    }
+    assert {text: parse_policy(text, replay=True) for text in replays} == replays
 
 
-@pytest.mark.parametrize("text", ["", "speed", "slo", "slo:", "slo:0ms", "slo:20", "slo:-1ms", "slo:soon", "slo:1 m"])
-def test_an_objective_that_cannot_be_parsed_is_named(text: str) -> None:
-    with pytest.raises(UsageError, match=f"objective = {text!r}"):
-        parse_objective(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "replay", "parsed"),
-    [
-        ("adaptive", True, PolicySpec("adaptive")),
-        ("fixed", False, PolicySpec("fixed")),
-        ("threshold:0.3", False, PolicySpec("threshold", threshold=0.3)),
-        ("none", True, PolicySpec("none")),
-        ("fixed:mtp:3", True, PolicySpec("fixed", "mtp", 3)),
-        ("threshold:mtp:0.3", True, PolicySpec("threshold", "mtp", threshold=0.3)),
-        ("threshold:0.8:0.3", True, PolicySpec("threshold", "0.8", threshold=0.3)),
-    ],
-)
-def test_policies_are_parsed(text: str, replay: bool, parsed: PolicySpec) -> None:
-    assert parse_policy(text, replay=replay) == parsed
-
-
-@pytest.mark.parametrize(
-    ("text", "replay"),
-    [
-        ("", False),
-        ("none", False),
-        ("fixed:3", False),
-        ("adaptive:3", False),
-        ("threshold:mtp:0.3", False),
-        ("threshold:high", False),
-        ("threshold:nan", False),
-        ("fixed", True),
-        ("fixed:mtp", True),
-        ("none:1", True),
-        ("threshold:1.5", True),
-        ("threshold:mtp", True),
-        ("adaptve", True),
-    ],
-)
-def test_a_policy_that_cannot_be_parsed_is_named(text: str, replay: bool) -> None:
-    with pytest.raises(UsageError, match=f"policy = {text!r}"):
-        parse_policy(text, replay=replay)
+def test_what_cannot_be_parsed_is_named() -> None:
+    for text in ("", "speed", "slo", "slo:", "slo:0ms", "slo:20", "slo:-1ms", "slo:soon", "slo:1 m"):
+        with pytest.raises(UsageError, match=f"objective = {text!r}"):
+            parse_objective(text)
+    for text in ("", "none", "fixed:3", "adaptive:3", "threshold:mtp:0.3", "threshold:high", "threshold:nan"):
+        with pytest.raises(UsageError, match=f"policy = {text!r}"):
+            parse_policy(text)
+    for text in ("fixed", "fixed:mtp", "none:1", "threshold:1.5", "threshold:mtp", "adaptve"):
+        with pytest.raises(UsageError, match=f"policy = {text!r}"):
+            parse_policy(text, replay=True)
+    for kind, seconds in (("speed", 0.0), ("slo", 0.0), ("slo", -1.0), ("latency", 1.0)):
+        with pytest.raises(UsageError, match="objective"):
+            Objective(kind, seconds)  # type: ignore[arg-type]
 
 
 # ---- exact rules ----------------------------------------------------------------------------------------------------
@@ -451,6 +399,52 @@ def test_a_missing_verdict_is_no_observation() -> None:
     policy.end("b")
     policy.plan([Span("c", 50, (1,), True, DEPTH)], BUDGET)  # plans from what was learned
     assert policy.acceptance["d"].depths.trials[0] == 1
+
+
+# ---- what the policy itself takes -----------------------------------------------------------------------------------
+
+
+def test_drafts_are_verified_as_they_are_only_if_they_fit_the_budget() -> None:
+    """Where rows cost nothing hardly any draft is judged."""
+    flat = LatencySurface([1, 512], [5e-3, 5.001e-3])
+    policy = adaptive(flat)
+    SimulatedSequences(policy, flat, {"d": always(0.7)}, names(32)).run(200)
+    for _ in range(70):
+        spans = [Span(f"x{i}", 50, (0,), True, 4) for i in range(32)]
+        plan = policy.plan(spans, 40)
+        drafts = {name: Draft.chain(name, range(each.depth), drafter="d") for name, each in plan.items()}
+        assert sum(map(len, policy.admit(drafts, 40).values())) <= 40
+        policy.observe(StepRecord(32, 32, 0, 0, 32, {"forward": 5e-3}, (50,) * 32))
+
+
+def test_what_the_policy_takes_keeps_to_its_budget() -> None:
+    own = PolicySeconds()
+    assert own.judging_interval == 0
+    for _ in range(400):
+        own.observe(600e-6, step_seconds=10e-3, kind="unjudged")  # 6 %
+        own.observe(4e-3, step_seconds=10e-3, kind="planned")
+        own.observe(2.6e-3, step_seconds=10e-3, kind="judged")
+        own.observe(2.6e-3, step_seconds=10e-3, kind="judged")
+    assert own.pace == 4
+    assert own.planning_interval == pytest.approx(4e-3 / (0.005 * 10e-3)), "planning takes 0.5 % of the time"
+    assert own.judging == pytest.approx(2e-3)
+    assert own.judging_interval == pytest.approx(2e-3 / (0.0025 * 10e-3), rel=0.01), "0.25 %, where it gains nothing"
+    for _ in range(400):
+        own.observe(10e-6, step_seconds=10e-3, kind="unjudged")
+    assert own.pace == 1
+
+
+def test_steps_without_room_for_drafts_are_plain_and_ask_for_nothing() -> None:
+    surface = LatencySurface([1, 2, 4, 8], [5e-3, 5.1e-3, 5.2e-3, 5.4e-3])
+    policy = Adaptive(surface, drafters={"d": DrafterCapabilities(6)})
+    for number in range(300):
+        room = 6 if number < 100 else 0
+        plan = policy.plan([Span("r", 50 + number, (0,), True, room)], BUDGET)
+        assert all(decision.depth <= room for decision in plan.values()) and (room or not plan)
+        drafts = {name: Draft.chain(name, range(each.depth), drafter="d") for name, each in plan.items()}
+        rows = 1 + sum(map(len, policy.admit(drafts, BUDGET).values()))
+        policy.learn([Verdict("r", (0,) * (rows > 1), (0,) * (1 + (rows > 1)))])
+        policy.observe(StepRecord(rows, 1, rows - 1, 0, 1, {"forward": surface.seconds(rows, 1, 50)}, (50 + number,)))
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------

@@ -235,11 +235,9 @@ def loss(cell: Cell, belief: str, *, uncertainty: float = 1.0, noise: float = 0.
     return mean(losses(cell, belief, uncertainty=uncertainty, noise=noise))
 
 
-NOTICED = [
+NOTICED = [  # beside the cells of policy_goldens.py
     # rows believed too cheap: drafting too deep
-    ("processor", "lookup", 4, "rows x0.3"),
     ("processor", "mtp", 4, "rows x0.3"),
-    ("accelerator", "mtp", 64, "tilted down"),
     # the fixed part believed too dear, which makes rows look cheap once steps correct it
     ("processor", "mtp", 4, "fixed x3"),
     ("accelerator", "mtp", 16, "fixed x3"),
@@ -247,22 +245,12 @@ NOTICED = [
     ("accelerator", "lookup", 64, "rows x3"),
     ("accelerator", "lookup", 64, "tilted up"),
     ("accelerator", "mtp", 16, "rows x3"),
-    # drafting believed too dear or too cheap
+    # drafting believed too cheap, then all of it too dear or too cheap
     ("accelerator", "mtp", 4, "drafting x0.3"),
-    ("accelerator", "mtp", 64, "drafting x3"),
-    # all of it
-    ("accelerator", "mtp", 64, "all x0.3"),
     ("processor", "lookup", 64, "all x2"),
     ("accelerator", "lookup", 4, "all x3"),
-    # a processor at one user and at sixteen, where depth 1 gains 2 % over plain decoding and nothing else does
-    ("processor", "mtp", 1, "all x3"),
+    # a processor at sixteen users, where depth 1 gains 2 % over plain decoding and nothing else does
     ("processor", "mtp", 16, "all x0.3"),
-    # and nothing: exploration costs little
-    ("processor", "mtp", 1, "right"),
-    # the machine changes in mid-run
-    *[("accelerator", "mtp", 64, change) for change in CHANGES],
-    *[("processor", "lookup", 4, change) for change in CHANGES],
-    *[("processor", "mtp", 1, change) for change in CHANGES],
 ]
 
 
@@ -281,26 +269,20 @@ def test_scatter_and_a_hasty_calibration_cost_little(belief: str) -> None:
     assert loss(Cell("accelerator", "mtp", 4), belief, uncertainty=3.0) < 0.02
 
 
-def test_a_hasty_calibration_stays_one_in_a_file_and_in_an_engine() -> None:
-    hasty = surface("processor", "lookup", uncertainty=3.0)
-    size = {"requests": 4, "context_sum": 400}
-    engines = _latency(SimpleNamespace(latency=hasty), None, print)  # type: ignore[arg-type]
-    for copy in (LatencySurface.from_dict(json.loads(json.dumps(hasty.as_dict()))), engines):
-        assert copy.uncertainty == 3.0
-        careful = surface("processor", "lookup").difference_deviations(4, [64], **size)[0]
-        assert copy.difference_deviations(4, [64], **size)[0] == pytest.approx(3 * careful)
-
-
-def test_what_is_not_known_is_said_to_be_uncertain() -> None:
+def test_what_is_not_known_is_uncertain_and_stays_so_in_a_file_and_in_an_engine() -> None:
     careful, hasty = (surface("accelerator", "mtp", uncertainty=uncertainty) for uncertainty in (1.0, 3.0))
-    size = {"requests": 4, "context_sum": 400}
-    assert careful.difference_deviations(4, [4], **size)[0] == 0
-    assert hasty.difference_deviations(4, [64], **size)[0] == pytest.approx(
-        3 * careful.difference_deviations(4, [64], **size)[0]
-    )
-    before = careful.difference_deviations(4, [64], **size)[0]
+
+    def deviation(prices: LatencySurface, rows: int = 64) -> float:
+        return prices.difference_deviations(4, [rows], requests=4, context_sum=400)[0]
+
+    before = deviation(careful)
+    engines = _latency(SimpleNamespace(latency=hasty), None, print)  # type: ignore[arg-type]
+    for copy in (hasty, LatencySurface.from_dict(json.loads(json.dumps(hasty.as_dict()))), engines):
+        assert copy.uncertainty == 3.0
+        assert deviation(copy) == pytest.approx(3 * before)
+    assert deviation(careful, rows=4) == 0
     for _ in range(5):
         for rows in (4, 64):
             seconds = surface("accelerator", "mtp").seconds(rows, 4, 400)
             careful.observe(StepRecord(rows, 4, rows - 4, 0, 4, {"forward": seconds}, (100,) * 4))
-    assert careful.difference_deviations(4, [64], **size)[0] < 0.6 * before
+    assert deviation(careful) < 0.6 * before

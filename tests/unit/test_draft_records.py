@@ -1,11 +1,8 @@
-"""Drafts recorded along plain answers give the rounds of an engine that drafts to a fixed depth, exactly, and the trace
-that is written of them gives the same rounds in `wager replay`."""
+"""Drafts recorded along plain answers give the rounds of an engine that drafts to a fixed depth, exactly."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,12 +11,8 @@ from wager.draft.base import Drafter
 from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
-from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import UsageError, WagerError
 from wager.profiling.acceptance import AnswerPath, DraftedAnswer, PositionDraft, record_drafts
-from wager.simulation.latency import PublishedLatency
-from wager.simulation.server import SimulatedServer, Workload
-from wager.simulation.traces import RecordedTraces
 from wager.testing import FailingDrafter, SetAcceptanceDrafter, ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.toy import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams
@@ -35,10 +28,6 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "ngram:1": lambda: NgramDrafter(1),
     "set": lambda: SetAcceptanceDrafter(VOCAB, (0.8, 0.6, 0.5), oracle=ToyOracle(TEXT)),
     "model": lambda: DraftModel(ToyTarget(SIMILAR), vocab=VOCAB),
-}
-
-
-TREES: dict[str, Callable[[], Drafter]] = {
     "suffix:tree": lambda: LookupDrafter("suffix:tree", LookupSources(4, 0, None), trees=True),
     "model:tree": lambda: DraftModel(ToyTarget(SIMILAR), vocab=VOCAB, trees=True),
 }
@@ -67,12 +56,11 @@ def engine_rounds(answered: list[Request], drafter: Drafter, depth: int) -> tupl
     return [emitted[request.id] for request in answered], answers
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", [*DRAFTERS, *TREES])
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_recorded_rounds_are_those_of_the_engine_at_every_depth(name: str, params: SamplingParams) -> None:
     """Of a tree, which is recorded anew for each number of nodes, those of an engine that verifies as many."""
-    make, answered, trees = {**DRAFTERS, **TREES}[name], requests(params), name in TREES
+    make, answered, trees = DRAFTERS[name], requests(params), name.endswith(":tree")
     drafted = branched = 0
     for depth in (1, 3, 7) if trees else (1, 2, 4, make().max_depth):
         engine = toy_engine(TEXT, drafter=make(), num_blocks=200)
@@ -88,33 +76,6 @@ def test_recorded_rounds_are_those_of_the_engine_at_every_depth(name: str, param
             drafted += answer.stats.drafted
             branched += sum(bool(draft.parents) for draft in recorded.drafts)
     assert drafted > 100 and (branched > 50) == trees
-
-
-@pytest.mark.parametrize("name", ["ngram", "model"])
-def test_replaying_the_trace_at_a_fixed_depth_gives_the_rounds_of_the_engine(name: str, tmp_path: Path) -> None:
-    answered = requests(SAMPLED)
-    drafter = DRAFTERS[name]()
-    recording = record_drafts(toy_engine(TEXT, drafter=drafter, num_blocks=200), answered, concurrency=4)
-    rows = [
-        {
-            "id": i,
-            "prompt_tokens": each.prompt_tokens,
-            "tokens": len(each.drafts),
-            "drafters": {drafter.name: each.trace_values((0.5,) * 15)},
-        }
-        for i, each in enumerate(recording.answers)
-    ]
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    traces = RecordedTraces.read(path)
-    for depth in (1, 3, recording.depth):
-        _, answers = engine_rounds(answered, DRAFTERS[name](), depth)
-        workload = Workload(concurrency=1, requests=len(answers))
-        result = SimulatedServer(
-            traces, PublishedLatency({drafter.name: "free"}), policy=FixedDepth(depth), workload=workload
-        ).run()
-        assert result.tokens == sum(len(answer.token_ids) for answer in answers)
-        assert result.rounds == sum(answer.stats.rounds for answer in answers)
 
 
 def accepted_of_the_likeliest(draft: PositionDraft, ahead: list[int], guesses: int) -> tuple[int, bool]:

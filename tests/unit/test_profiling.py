@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
-from wager.arch import DecoderDetails, Dense, Gqa, Layer, ModelSpec, Precision, Rope
 from wager.draft.ngram import NgramDrafter
 from wager.economics.calibration import Setup
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.kernels.base import TargetOutput
-from wager.kernels.cpu import machine, select
-from wager.loading.load import calibration_setup
 from wager.profiling.calibrate import (
     StepTimer,
     calibrate,
@@ -182,18 +178,3 @@ def test_drafting_is_timed_by_requests_and_depth_and_its_sequences_end() -> None
 
 
 # ---- the setup -----------------------------------------------------------------------------------------------------
-
-
-def test_a_setup_names_machine_kernels_and_shape() -> None:
-    kernels = select(threads=2)
-    layers, decoder = (Layer(Gqa(6, 2, 16), Dense(64), 2),), DecoderDetails("test", (0, 0), Rope(1e4), 1e-5)
-    spec = ModelSpec("test", 48, 83, True, layers, Precision.of("bf16"), 128, decoder=decoder)
-    wide = replace(spec, layers=(Layer(Gqa(6, 2, 16), Dense(96), 2),))
-    ours = calibration_setup(kernels, spec, model="toy", dtype="q4_1 x9")
-    assert (ours.machine, ours.kernels, ours.threads, ours.dtype) == (machine(), kernels.name, 2, "q4_1 x9")
-    assert "core" in machine()
-    assert ours.filename == calibration_setup(kernels, spec, model="another name", dtype="q4_1 x9").filename
-    assert ours.filename != calibration_setup(kernels, wide, model="toy", dtype="q4_1 x9").filename
-    assert ours.differences(calibration_setup(kernels, wide, model="wide", dtype="q4_1 x9")) == [
-        "model toy (here wide, of other sizes)"
-    ]
