@@ -17,7 +17,6 @@ from wager.economics.acceptance import survival
 from wager.economics.drafts_ahead import (
     OTHER_RATES,
     DraftsAheadLatency,
-    HitRate,
     expected_misses,
     hit_rate_of,
     waited_seconds,
@@ -80,16 +79,6 @@ def test_the_hit_rate_is_that_of_rounds_that_are_played(rates: Sequence[float], 
             counts[right, rank] = counts.get((right, rank), 0) + 1
     best = sorted(counts.values(), reverse=True)[:outcomes]
     assert hit_rate_of(survival(list(rates), len(rates)), outcomes) == pytest.approx(sum(best) / rounds, abs=0.005)
-
-
-def test_hit_rates_are_learned_and_forgotten() -> None:
-    rate = HitRate(prior=0.5)
-    assert rate.value == 0.5
-    rate.learn(95, 5)
-    assert 0.9 < rate.value < 0.95
-    for step in range(1, 40):  # counts since the start: from now on all are missed
-        rate.learn(95, 5 + 20 * step)
-    assert rate.value < 0.1
 
 
 # --- a latency model that knows ---------------------------------------------------------------------------------

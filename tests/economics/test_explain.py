@@ -154,6 +154,7 @@ def test_plain_steps_among_the_others_are_measured(early: Watched) -> None:
 
 def test_a_prior_is_no_observation(early: Watched) -> None:
     policy = Adaptive(LatencySurface([1, 32], [PLAIN, PLAIN]), drafters={"d": DrafterCapabilities(4)})
+    assert policy.explain() == "No sequence decodes in this step, so there is nothing to draft."
     policy.plan([Span("a", 9, (1,), True, 4)], 100)
     words = policy.explain()
     assert "by assumption: no observation yet" in words
@@ -168,6 +169,7 @@ def test_the_step_that_ran_is_described() -> None:
     run = watch((0.001,), steps=400, machine=LatencySurface([1, 4, 32], [PLAIN, PLAIN, 4 * PLAIN]))
     skipped = [index for index, words in enumerate(run.said) if "This step was not planned" in words]
     assert len(skipped) > 100
+    assert any("d: not used. Its first token would be accepted" in words for words in run.said)
     for index, (plan, words) in enumerate(zip(run.plans, run.said, strict=True)):
         assert ("d: depth" in words or "exploration only" in words or "deep for every" in words) == bool(plan), words
         assert found(r"^(\d+) sequences decode", words) == [run.records[index].sequences]

@@ -1,4 +1,4 @@
-"""Policies: fixed, threshold and adaptive; the latter's gains, exploration, exactness and explanations."""
+"""Policies: fixed, threshold and adaptive; the latter's exploration, drafters, objectives, exactness and own time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class SimulatedSequences:
         self.seconds = self.tokens = 0.0
         self.drafted: dict[str, int] = dict.fromkeys(rates, 0)
         self.emitted = dict.fromkeys(sequences, 0)
-        self.confident = False
 
     def step(self) -> Plan:
         spans = [Span(name, at, (0,), True, DEPTH) for name, at in self.at.items()]
@@ -101,8 +100,7 @@ class SimulatedSequences:
         right = self.draw.random(depth) < rate
         run = depth if right.all() else int(right.argmin())
         tokens = (*range(self.at[name], self.at[name] + run), *((WRONG,) * (depth - run)))
-        scores = tuple((rate ** np.arange(1, depth + 1)).tolist()) if self.confident else ()
-        return Draft.chain(name, tokens, drafter=drafter, scores=scores)
+        return Draft.chain(name, tokens, drafter=drafter)
 
     def verdict(self, name: str, draft: Draft | None) -> Verdict:
         at, run = self.at[name], 0
@@ -445,23 +443,3 @@ def test_steps_without_room_for_drafts_are_plain_and_ask_for_nothing() -> None:
         rows = 1 + sum(map(len, policy.admit(drafts, BUDGET).values()))
         policy.learn([Verdict("r", (0,) * (rows > 1), (0,) * (1 + (rows > 1)))])
         policy.observe(StepRecord(rows, 1, rows - 1, 0, 1, {"forward": surface.seconds(rows, 1, 50)}, (50 + number,)))
-
-
-# ---- words ----------------------------------------------------------------------------------------------------------
-
-
-def test_explanations() -> None:
-    surface = Machine({"d": 2e-4, "slow": 5e-3})
-    policy = adaptive(surface, "d", "slow")
-    assert policy.explain() == "No sequence decodes in this step, so there is nothing to draft."
-    simulation = SimulatedSequences(policy, surface, {"d": always(0.8), "slow": always(0.8)}, names(3))
-    simulation.confident = True
-    simulation.run(60)
-    words = policy.explain()
-    assert "3 sequences decode; a step without drafts takes 5.9" in words
-    assert "d: depth " in words
-    assert "slow: not used" in words
-    assert "admitted" in words
-    simulation.rates["d"] = always(0.0)
-    simulation.run(200)
-    assert "d: not used. Its first token would be accepted" in policy.explain()

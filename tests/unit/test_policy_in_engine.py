@@ -62,11 +62,9 @@ def engine(*guessers: Drafter, policy: object = None, **options: object) -> Engi
 
 
 def requests(count: int = 12) -> list[Request]:
-    params = [
-        SamplingParams(max_tokens=50),
-        SamplingParams(max_tokens=50, temperature=0.8),
-        SamplingParams(max_tokens=50, temperature=1.2, top_p=0.9, frequency_penalty=0.4),
-    ]
+    greedy = SamplingParams(max_tokens=50)
+    params = [greedy, replace(greedy, temperature=0.8)]
+    params += [replace(greedy, temperature=1.2, top_p=0.9, frequency_penalty=0.4)]
     return [
         Request(f"r{i}", tuple(range(4, 10 + i)), replace(params[i % 3], seed=i), weight=1.0 + i % 2)
         for i in range(count)
@@ -104,14 +102,11 @@ class RandomPolicy(Policy):
 def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
     guessers = drafters()
     offers = {each.name: DrafterCapabilities(8, stops_early=each.samples) for each in guessers}
-    policies = {
-        "adaptive": lambda: Adaptive(surface(), drafters=offers),
-        "latency": lambda: Adaptive(surface(), drafters=offers, objective=Objective("latency")),
-        "slo": lambda: Adaptive(surface(), drafters=offers, objective=Objective("slo", 4e-3)),
-        "random": lambda: RandomPolicy([*offers]),
-        "threshold": lambda: Threshold(8),
-    }
-    speculating = engine(*guessers, policy=policies[mind](), num_blocks=pages)
+    objective = {"latency": Objective("latency"), "slo": Objective("slo", 4e-3)}.get(mind, Objective())
+    policy: Policy = Adaptive(surface(), drafters=offers, objective=objective)
+    if mind in ("random", "threshold"):
+        policy = RandomPolicy([*offers]) if mind == "random" else Threshold(8)
+    speculating = engine(*guessers, policy=policy, num_blocks=pages)
     answers = speculating.generate(requests(), concurrency=6)
     assert [each.token_ids for each in answers] == plain()
     assert sum(each.stats.accepted for each in answers) > 20
@@ -181,8 +176,5 @@ def test_the_configuration_says_who_decides() -> None:
     assert isinstance(threshold, Threshold)
     assert threshold.threshold == 0.3
     assert made()[1] == made(ngram, depth=0)[1] == 0
-
-
-def test_one_drafter_for_a_policy_that_asks_one() -> None:
     with pytest.raises(UsageError, match="uses one drafter"):
         made(NgramDrafter(), OracleDrafter(ORACLE), depth=4)
