@@ -192,9 +192,6 @@ def test_a_threshold_out_of_range_is_named() -> None:
             Threshold(4, threshold=value)
 
 
-# ---- no loss against plain decoding (against the best fixed depth: policy_goldens.py) --------------------------------
-
-
 # ---- exploration ----------------------------------------------------------------------------------------------------
 
 

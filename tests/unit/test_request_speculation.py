@@ -6,16 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from grammar_toys import COMPILER
-from grammar_toys import LAW as JSON_LAW
 
 from wager.draft.ngram import NgramDrafter
 from wager.economics.policy.heuristics import FixedDepth
-from wager.engine.rounds import DraftCounter, RoundRecorder
 from wager.errors import RequestError
 from wager.testing import AdversaryDrafter, OracleDrafter, ToyDistribution, ToyOracle
 from wager.testing.toy import toy_engine
-from wager.types import Draft, Grammar, OutputDelta, Plan, Request, RequestSpeculation, SamplingParams, Span, Verdict
+from wager.types import Draft, Plan, Request, RequestSpeculation, SamplingParams, Span, Verdict
 
 LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0)
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=7)
@@ -112,33 +109,3 @@ def test_a_policy_that_is_replaced_decides_for_the_requests_that_do_not_choose()
         [Request("r", (1, 2), PARAMS), Request("s", (1, 2), PARAMS, speculation=RequestSpeculation(depth=1))]
     )
     assert replaced.begun == ["r"]
-
-
-def test_what_watches_the_policy_sees_all_drafts() -> None:
-    """Those of requests that choose for themselves, and those that a grammar made."""
-    engine = toy_engine(JSON_LAW, drafter=NgramDrafter(), depth=6, policy=FixedDepth(2), grammars=COMPILER)
-    counter, recorder = DraftCounter.attach(engine), RoundRecorder.attach(engine)
-    grammar = Grammar.json_schema({"type": "object", "properties": {"name": {"enum": ["ab"]}}, "required": ["name"]})
-    made = [
-        Request("grammar", (1, 2, 4), SamplingParams(grammar=grammar, max_tokens=30)),
-        Request("chosen", (5, 6, 7) * 6, SamplingParams(max_tokens=20), speculation=RequestSpeculation("ngram", 4)),
-        Request(
-            "off", (5, 6, 8) * 6, SamplingParams(max_tokens=20, grammar=grammar), speculation=RequestSpeculation("", 0)
-        ),
-    ]
-    rounds: dict[str, list[object]] = {}
-
-    def keep(delta: OutputDelta) -> None:
-        done = recorder.take(delta)
-        if done is not None:
-            rounds.setdefault(delta.request_id, []).append(done)
-            assert [done.draft.tokens[node] for node in done.accepted] == list(delta.token_ids[: len(done.accepted)])
-
-    completions = {c.request_id: c for c in engine.generate(made, on_output=keep)}
-    drafted = sum(c.stats.drafted for c in completions.values())
-    assert drafted == sum(counts.verified_tokens for counts in counter.drafters.values()) > 0
-    forced = completions["grammar"].drafted_by.count("grammar")
-    assert counter.drafters["grammar"].accepted_tokens == forced > 0
-    assert completions["chosen"].stats.drafted > 0
-    assert completions["off"].stats.drafted == 0
-    assert {len(rounds[name]) for name in rounds} == {completions[name].stats.rounds for name in rounds}
