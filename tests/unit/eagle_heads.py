@@ -53,11 +53,14 @@ VARIANTS = {
 class ReferenceHead:
     """A head's tensors, and its guesses by the whole sequence at once."""
 
-    def __init__(self, flags: Flags, *, seed: int = 0, target_embedding: Array, target_output: Array) -> None:
+    def __init__(
+        self, flags: Flags, *, target_embedding: Array, target_output: Array, tensors: dict[str, Tensor] | None = None
+    ) -> None:
+        """Random `tensors` if none are given."""
         self.flags = flags
-        self._generator = torch.Generator().manual_seed(seed)
-        self.ids = np.sort(np.random.default_rng(seed).permutation(VOCAB)[: flags.draft_vocab])
-        self.tensors = self._random()
+        self._generator = torch.Generator().manual_seed(0)
+        self.ids = np.sort(np.random.default_rng(0).permutation(VOCAB)[: flags.draft_vocab])
+        self.tensors = tensors or self._random()
         self._embedding = self.tensors.get("embed_tokens.weight", torch.from_numpy(target_embedding).float())
         shared = torch.from_numpy(target_output).float()[torch.from_numpy(self.ids)]
         self._output = self.tensors.get("lm_head.weight", shared)

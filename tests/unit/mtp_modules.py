@@ -92,17 +92,6 @@ class ReferenceModules:
     def _noise(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator)
 
-    def make_right(self) -> None:
-        """Let the layers of the target and of the modules add nothing, so that the next token follows from the last one
-        alone, and the modules pass its embedding on: they guess as the target does."""
-        for name, parameter in self.model.named_parameters():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                parameter.data.zero_()
-        for parts in self.parts:
-            parts["enorm"] = torch.ones(HIDDEN)
-            parts["proj"] = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], 1)
-            parts["norm"] = self.model.model.norm.weight.data
-
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def module_tensors(self) -> dict[str, Tensor]:

@@ -52,11 +52,18 @@ KINDS = {
 
 
 class ReferenceBlock:
-    """A random block head, and its guesses by the whole sequence at once."""
+    """A block head, of random tensors if none are given, and its guesses by the whole sequence at once."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, tensors: dict[str, Tensor] | None = None) -> None:
         self.kind, self._generator = kind, torch.Generator().manual_seed(3)
         self.ids = np.sort(np.random.default_rng(1).permutation(VOCAB)[: kind.draft_vocab])
+        self.tensors = t = tensors or self._random()
+        embedding = torch.from_numpy(WEIGHTS.read("embed.weight"))
+        self._embedding = t.get("embed_tokens.weight", embedding)
+        self._output = t.get("lm_head.weight", embedding[torch.from_numpy(self.ids)])
+
+    def _random(self) -> dict[str, Tensor]:
+        kind = self.kind
         t = {"fc.weight": self._matrix(HIDDEN, len(kind.taps) * HIDDEN)}
         t |= {f"{name}.weight": self._norm() for name in ("hidden_norm", "norm")}
         for layer in range(kind.layers):
@@ -79,10 +86,7 @@ class ReferenceBlock:
         if kind.confidence:
             t["confidence_head.proj.weight"] = self._matrix(1, HIDDEN + kind.rank)
             t["confidence_head.proj.bias"] = torch.tensor([0.5])
-        self.tensors = t
-        embedding = torch.from_numpy(WEIGHTS.read("embed.weight"))
-        self._embedding = t.get("embed_tokens.weight", embedding)
-        self._output = t.get("lm_head.weight", embedding[torch.from_numpy(self.ids)])
+        return t
 
     def _matrix(self, rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=self._generator) * columns**-0.5 * 1.5

@@ -17,7 +17,7 @@ from eagle_heads import VOCAB, Flags, ReferenceHead
 from mtp_modules import LAYERS, ReferenceModules
 from mtp_modules import VARIANTS as MODULES
 from packing import batch, chain
-from recorded_drafts import Recorded, keep_drafts
+from recorded_drafts import Recorded
 from tiny_models import TOKENS, spec
 
 from closeness import assert_close
@@ -34,7 +34,7 @@ from wager.models.head_mtp import MtpHead, open_mtp
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
-from wager.types import SamplingParams, VerifyRule
+from wager.types import SamplingParams
 
 TARGET = spec((Gqa(6, 2, 16),) * 5, (Dense(64),) * 5)
 """Of EAGLE-3 heads; modules have a target of their own."""
@@ -186,43 +186,6 @@ def test_a_cached_block_is_found_by_all_tokens_that_its_entries_embed(name: str,
     case.check(case.states(text, kernels)[first:], text, recorded)
 
 
-@pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
-@pytest.mark.parametrize("params", PARAMS[:2])
-@pytest.mark.parametrize("quantised", [False, True])
-def test_modules_that_know_the_target_are_accepted(
-    name: str, params: SamplingParams, quantised: bool, tmp_path: Path
-) -> None:
-    reference, kernels = ReferenceModules(MODULES[name]), native()
-    reference.make_right()
-    case = Case(reference, open_weights(reference.save_target(tmp_path)), tmp_path)
-    decoder = decoder_on(case.weights, kernels)
-    asked = requests([TOKENS[:20], TOKENS[3:40]], params)
-    plain = engine_on(decoder).generate(asked)
-    drafter = case.drafter(decoder, kernels=kernels, quantised=quantised)
-    found = engine_on(decoder, drafter, depth=5).generate(asked)
-    assert [each.token_ids for each in found] == [each.token_ids for each in plain]
-    # of five guesses; the last rounds are cut short
-    assert sum(each.stats.accepted for each in found) > 3.5 * sum(each.stats.rounds for each in found)
-
-
-@pytest.mark.parametrize("name", ["qwen", "deepseek-three"])
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_rules_that_need_q_get_it(name: str, rule: VerifyRule, tmp_path: Path) -> None:
-    case, kernels = Case.of("mtp", name, tmp_path), native()
-    decoder = decoder_on(case.weights, kernels)
-    drafter = case.drafter(decoder, kernels=kernels)
-    made = keep_drafts(drafter)
-    engine = engine_on(decoder, drafter, rule=rule, depth=2)
-    asked = requests([TOKENS[:20]], PARAMS[1])
-    assert answers(engine, asked) == answers(engine, asked)
-    drafts = [draft for draft in made if len(draft)]
-    assert len(drafts) > 12 and drafter.name in engine.proposer.drafters
-    for draft in drafts:
-        assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB) and len(draft) <= 2
-        assert_close(draft.draft_probs.sum(axis=1), np.ones(len(draft)), rtol=1e-9, atol=0)
-        assert all(q[token] > 0 for q, token in zip(draft.draft_probs, draft.tokens, strict=True))
-
-
 @pytest.mark.parametrize("quantised", [False, True])
 @pytest.mark.parametrize(
     ("kind", "name"),
@@ -247,25 +210,3 @@ def test_the_native_kernels_guess_as_the_reference(kind: str, name: str, quantis
         logits.append(output.logits.copy())
         assert np.array_equal(output.greedy_tokens, output.logits.argmax(axis=1))
     assert_close(*logits, rtol=0.05, atol=0.5 if quantised else 0.25)
-
-
-@pytest.mark.parametrize(("kind", "name"), [("eagle3", "eagle3.1"), ("mtp", "deepseek"), ("mtp", "qwen-experts-two")])
-def test_rows_of_a_head_do_not_depend_on_chunks_or_neighbours(kind: str, name: str, tmp_path: Path) -> None:
-    case = Case.of(kind, name, tmp_path)
-    head = case.head(decoder_on(case.weights, native()), quantised=True)
-    rows = np.random.default_rng(3).standard_normal((20, max(head.state_width, head.hidden))).astype(np.float32)
-    for module in range(head.modules if isinstance(head, MtpHead) else 1):
-
-        def run(spans: list, wanted: list[int], part: list[int], module: int = module):  # type: ignore[no-untyped-def]
-            """Of a further module the rows are what the one before gave."""
-            states, fed = (rows[:0], rows[part]) if module else (rows[part], rows[:0])
-            given = (states[:, : head.state_width].astype(head.state_dtype), fed[:, : head.hidden])
-            packed = batch(spans, wanted)
-            return head.forward(packed, *given, module) if isinstance(head, MtpHead) else head.forward(packed, *given)
-
-        output = run([chain(0, TOKENS[:20], [3, 1])], [19], list(range(20)))
-        whole, kept = output.logits.copy(), output.taps.get(0)
-        run([chain(0, TOKENS[:7], [4, 2]), chain(0, TOKENS[8:9], [7])], [], [*range(7), 3])
-        cut = run([chain(7, TOKENS[7:20], [4, 2]), chain(1, TOKENS[9:12], [7])], [12], [*range(7, 20), 0, 1, 2])
-        assert np.array_equal(cut.logits, whole)
-        assert kept is None or np.array_equal(cut.taps[0][:13], kept[7:])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,7 +17,7 @@ import torch
 from decoder_engines import answers, decoder_on, engine_on, native, requests
 from eagle_heads import VARIANTS, VOCAB
 from packing import batch, chain
-from recorded_drafts import Recorded, keep_drafts
+from recorded_drafts import Recorded
 from test_block_heads import KINDS as BLOCKS
 from test_block_heads import ReferenceBlock
 from test_cached_heads import TARGET, reference_of
@@ -26,13 +25,9 @@ from test_medusa_heads import FORMATS, IDS, expected_logits, save
 from tiny_models import TOKENS
 
 from oracle.kernels import ReferenceKernels
-from wager.draft.base import ComputedRows, Drafter
-from wager.draft.recycling import RecyclingDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.trees import sequoia
 from wager.drafter_spec import DrafterSpec
-from wager.economics.surface import DraftCurve
-from wager.engine.proposer import Proposer
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
@@ -43,7 +38,6 @@ from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import open_medusa
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
-from wager.profiling.calibrate import time_drafting
 from wager.types import Draft, DraftRequest, SamplingParams, VerifyRule
 
 torch.set_num_threads(1)
@@ -213,49 +207,32 @@ def test_guesses_are_those_of_a_search_by_the_definition(
         assert all(found[path] == pytest.approx(expected[path], rel=2e-3, abs=1e-6) for path in likely)
 
 
+@pytest.mark.parametrize(("rule", "chains"), [("rejection", False), ("traversal", False), ("rejection", True)])
 @pytest.mark.parametrize(("kind", "variant"), SOME)
-def test_a_rule_that_needs_q_gets_it(kind: str, variant: str, tmp_path: Path) -> None:
-    """q is a distribution over the target's ids that is 0 where the head guesses nothing, and every guess is possible
-    under its own."""
-    head, kernels = head_named(kind, variant, tmp_path), native()
-    decoder = decoder_on(WEIGHTS, kernels)
-    drafter = head.drafter(decoder, kernels=kernels, trees=False)
-    made = keep_drafts(drafter)
-    engine, asked = engine_on(decoder, drafter, rule="rejection"), requests([TOKENS[:20]], SAMPLED)
-    answers(engine, asked)
-    assert drafter.name in engine.proposer.drafters
-    drafts = [draft for draft in made if len(draft)]
-    assert len(drafts) > 8
-    never = head.logits(TOKENS[:9], ())[0] < -1e29
-    for draft in drafts:
-        assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB)
-        assert draft.draft_probs.sum(axis=1) == pytest.approx(np.ones(len(draft)))
-        assert not draft.draft_probs[:, never].any()
-        assert all(q[token] > 0 for q, token in zip(draft.draft_probs, draft.tokens, strict=True))
-
-
-@pytest.mark.parametrize("rule", ["rejection", "traversal"])
-@pytest.mark.parametrize(("kind", "variant"), SOME)
-def test_siblings_are_drawn_in_a_shape_that_is_known_before(
-    kind: str, variant: str, rule: VerifyRule, tmp_path: Path
+def test_rules_that_need_q_get_it_and_siblings_are_drawn_in_a_shape_that_is_known_before(
+    kind: str, variant: str, rule: VerifyRule, chains: bool, tmp_path: Path
 ) -> None:
+    """q is a distribution over the target's ids that is 0 where the head guesses nothing."""
     head, kernels = head_named(kind, variant, tmp_path), native()
     decoder = decoder_on(WEIGHTS, kernels)
     asked = requests([TOKENS[:20], TOKENS[4:30]], SAMPLED)
-    drafter = head.drafter(decoder, kernels=kernels)
-    propose, trees = drafter.propose, 0
+    drafter = head.drafter(decoder, kernels=kernels, trees=not chains)
+    propose, made = drafter.propose, list[Draft]()
+    never = head.logits(TOKENS[:9], ())[0] < -1e29
 
     def checked(wanted: Sequence[DraftRequest]) -> list[Draft]:
-        nonlocal trees
-        rates = drafter.rank_rates.get("").rates
+        rates = () if chains else drafter.rank_rates.get("").rates
         drafts: list[Draft] = propose(wanted)
         for request, draft in zip(wanted, drafts, strict=True):
             if not len(draft):
                 continue
-            trees += not draft.is_chain
-            template = sequoia(rates, request.depth, min(request.depth, head.depth))
-            assert draft.parents == template
+            made.append(draft)
+            deepest = min(request.depth, head.depth)
+            assert draft.parents == (
+                tuple(range(-1, deepest - 1)) if chains else sequoia(rates, request.depth, deepest)
+            )
             assert draft.draft_probs is not None and draft.draft_probs.shape == (len(draft), VOCAB)
+            assert not draft.draft_probs[:, never].any()
             for parent in {-1, *draft.parents}:
                 nodes = [node for node, above in enumerate(draft.parents) if above == parent]
                 left = draft.draft_probs[nodes[0]].copy()
@@ -268,8 +245,10 @@ def test_siblings_are_drawn_in_a_shape_that_is_known_before(
     drafter.propose = checked
     engine = engine_on(decoder, drafter, depth=6, rule=rule)
     first = answers(engine, asked)
-    assert drafter.name in engine.proposer.drafters and trees > 8
-    drafter.rank_rates.clear()
+    assert drafter.name in engine.proposer.drafters
+    assert sum(draft.is_chain == chains for draft in made) > 8
+    if not chains:
+        drafter.rank_rates.clear()
     assert answers(engine_on(decoder, drafter, depth=6, rule=rule), asked) == first
     greedy = requests([TOKENS[:20], TOKENS[4:30]], GREEDY)
     assert answers(engine_on(decoder, drafter, depth=6, rule=rule), greedy) == answers(engine_on(decoder), greedy)
@@ -301,46 +280,3 @@ def test_logits_that_are_no_numbers_end_the_draft(tmp_path: Path) -> None:
         engine = engine_on(decoder, drafter)
         assert answers(engine, asked) == plain
         assert drafter.name in engine.proposer.drafters and next(calls) > 7
-
-
-@pytest.mark.parametrize(("kind", "variant"), SOME)
-def test_heads_are_timed_on_states_that_come_as_a_targets_would(kind: str, variant: str, tmp_path: Path) -> None:
-    """Of consecutive positions, each sequence's own; and drafts are of the position behind the newest one's
-    successor."""
-    drafter = head_named(kind, variant, tmp_path).drafter(decoder_on(WEIGHTS, ReferenceKernels("float32")), trees=False)
-    shown, drafted, read, propose = dict[str, int](), 0, drafter.read, drafter.propose
-
-    def checked_read(output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
-        assert output.last_hidden is not None
-        assert len({row for rows in computed for row in rows.rows}) == sum(len(rows.rows) for rows in computed)
-        for rows in computed:
-            assert rows.start == shown.get(rows.seq_id, 0)
-            shown[rows.seq_id] = rows.start + len(rows.rows)
-            assert output.last_hidden[rows.logits_row].shape == (TARGET.hidden,)
-        read(output, computed)
-
-    def checked_propose(asked: Sequence[DraftRequest]) -> list[Draft]:
-        nonlocal drafted
-        assert all(request.position == shown[request.seq_id] + 1 for request in asked)
-        drafts: list[Draft] = propose(asked)
-        assert all(len(draft) for draft in drafts)
-        drafted += len(drafts)
-        return drafts
-
-    drafter.read, drafter.propose = checked_read, checked_propose
-    assert _drafting_curve(drafter, batches=(1, 2)).seconds(1, 3) > 0
-    assert drafted >= 2 * 3 * (1 + 2)  # two rounds of its depths, for one request and for two
-
-
-def test_a_drafter_that_reads_rows_is_timed() -> None:
-    curve = _drafting_curve(RecyclingDrafter(VOCAB), batches=(1, 4))
-    assert np.isfinite(curve.seconds(4, 3)) and curve.seconds(1, 3) > 0
-
-
-def _drafting_curve(drafter: Drafter, *, batches: tuple[int, ...]) -> DraftCurve:
-    proposer = Proposer(drafter, vocab=VOCAB)
-    curve = time_drafting(
-        proposer, vocab=VOCAB, hidden=TARGET.hidden, seconds=0.0, clock=time.perf_counter, batches=batches
-    )
-    assert not proposer.failures[proposer.name]
-    return curve

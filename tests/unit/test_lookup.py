@@ -10,9 +10,6 @@ import pytest
 from oracle.lookup import PythonLookupTable
 from wager.draft.lookup import (
     MOST_LONGEST,
-    OTHER_WEIGHTS,
-    OWN_PRIOR,
-    STORE_PRIOR,
     LookupDrafter,
     LookupSources,
     lookup_table,
@@ -51,28 +48,6 @@ def test_it_guesses_what_followed_the_longest_match_most_often_and_of_equals_the
     assert _drafted(_begun([1, 40, 1, 50, 1]), depth=1).tokens == (50,)
 
 
-def test_scores_are_survivals_by_match_and_agreement() -> None:
-    scores = _drafted(_begun([1, 2, 3, 4, 5, 6, 1, 2, 3]), depth=3).scores
-    rates = [OWN_PRIOR[size][0] for size in (2, 3, 4)]
-    assert scores == pytest.approx([rates[0], rates[0] * rates[1], rates[0] * rates[1] * rates[2]])
-    [always] = _drafted(_begun([1, 2, 9, 1, 2, 8, 1]), depth=1).scores
-    assert always == pytest.approx(OWN_PRIOR[0][1])
-
-
-def test_sources_that_agree_make_each_other_surer(tmp_path: Path) -> None:
-    """Two that name the same token are wrong together only if both are; others compete by their odds."""
-    build_store([([], [6, 1, 2] * 10)], tmp_path / "s", vocab=100, tokenizer="t")
-    store = StoreFile(tmp_path / "s", vocab=100, tokenizer="t")
-    stated = STORE_PRIOR[store.continuations([9, 1])[1][0].probability * 16 // 256]
-    alone = OWN_PRIOR[0][0]
-    agreed = _drafted(_begun([1, 2, 9, 1], LookupSources(8, 0, store)), depth=1)
-    assert agreed.tokens == (2,) and agreed.scores[0] == pytest.approx(1 - (1 - alone) * (1 - stated))
-    other = _drafted(_begun([1, 3, 9, 1], LookupSources(8, 0, store)), depth=1)
-    odds = [rate / (1 - rate) for rate in (alone, stated)]
-    assert other.tokens == ((3,) if alone > stated else (2,))
-    assert other.scores[0] == pytest.approx(max(odds) / (1 + sum(odds)))
-
-
 def test_drafts_end_where_nothing_is_known_or_likely() -> None:
     assert _drafted(_begun([1, 2, 3, 4])).tokens == ()
     assert _drafted(_begun([*range(40), *range(10)]), depth=15).tokens == tuple(range(10, 25))
@@ -80,32 +55,10 @@ def test_drafts_end_where_nothing_is_known_or_likely() -> None:
     assert _drafted(_begun([1, 2, 1]), depth=0).tokens == ()
 
 
-def test_a_text_that_is_never_predicted_is_left_alone_until_it_is() -> None:
-    drafter = _begun([0])
-    for step in range(60):
-        drafter.accept("s", [1000 + step, 0])
-    assert len(_drafted(drafter)) == 0
-    for _ in range(60):
-        drafter.accept("s", [7, 0])
-    assert _drafted(drafter, depth=2).tokens == (7, 0)
-
-
 @pytest.mark.parametrize("longest", [-1, MOST_LONGEST + 1])
 def test_a_match_that_cannot_be_looked_up_is_refused(longest: int) -> None:
     with pytest.raises(UsageError, match="out of range"):
         LookupDrafter("suffix", LookupSources(longest))
-
-
-def test_a_tree_has_other_continuations_where_they_are_likelier_than_going_on() -> None:
-    drafter = LookupDrafter("suffix:tree", LookupSources(5, 0), trees=True)
-    drafter.begin("s", [1, 40, 41, 1, 40, 42, 1, 50, 51, 1], PARAMS)
-    draft = _drafted(drafter, depth=4)
-    assert drafter.makes_trees and not draft.is_chain
-    assert draft.tokens[0] == 40 and 50 in draft.tokens
-    siblings = [token for token, parent in zip(draft.tokens, draft.parents, strict=True) if parent == -1]
-    assert siblings == [40, 50] and list(draft.scores) == sorted(draft.scores, reverse=True)
-    named, other = (draft.scores[draft.tokens.index(token)] for token in siblings)  # seen twice, and once
-    assert other == pytest.approx(OTHER_WEIGHTS[0] * named * (1 - named) / 3)
 
 
 # ---- texts that ended ------------------------------------------------------------------------------------------------
@@ -175,15 +128,3 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
             for table in (native, plain):
                 table.end(gone)
     assert drafted > 100 or vocab == 5000
-
-
-def test_what_cannot_be_is_refused_natively() -> None:
-    made = lookup_table("suffix", LookupSources(4))
-    with pytest.raises(KeyError):
-        made.propose([_ask("unknown")])
-    made.end("unknown")
-    made.begin("s", [1, 2, 1], [])
-    made.end("s")
-    made.end("s")
-    with pytest.raises(KeyError):
-        made.accept("s", [1])

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.errors import UsageError
 from wager.kernels import noise
 
 ONES = 2**32 - 1
@@ -68,18 +67,6 @@ def test_pinned_values():
     assert noise.uniform(1234, 56, choice=1) == PINNED_UNIFORM
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 9, 8191, 8192, 8193, 20001])
-def test_some_ids_get_the_numbers_of_the_whole_row(vocab):
-    row = noise.gumbel(7, 3, vocab=vocab, choice=2)
-    assert row.shape == (vocab,)
-    ids = np.unique(np.random.default_rng(0).integers(0, vocab, 50))
-    assert (noise.gumbel(7, 3, ids, choice=2) == row[ids]).all()
-    assert (noise.gumbel(7, 3, ids[::-1].astype(np.int32), choice=2) == row[ids[::-1]]).all()
-    assert len(noise.gumbel(7, 3, np.array([], np.int64))) == 0
-    with pytest.raises(UsageError, match="neither ids nor vocab"):
-        noise.gumbel(1, 2)
-
-
 def test_the_extreme_cells_are_finite():
     """u nearest 0 gives the largest number, u nearest 1 the smallest; neither rounds to 0 or 1."""
     for word, g in ((0, 36.73680057), (ONES, -3.60377899)):
@@ -96,10 +83,3 @@ def test_greedy_takes_the_lowest_id_of_the_largest_and_none_where_logits_are_not
     for bad in (np.nan, np.inf, -np.inf):
         for temperature in (0.0, 1.0):
             assert noise.argmax_gumbel(np.array([0, bad, 1], np.float32), temperature, 1, 2) == -1
-
-
-def test_fresh_seeds_differ_and_fit():
-    drawn = {noise.fresh_seed() for _ in range(20)}
-    assert len(drawn) == 20
-    assert all(0 <= seed < 2**64 for seed in drawn)
-    assert max(drawn) > 2**56

@@ -59,19 +59,6 @@ def test_it_guesses_from_the_beginning_and_goes_on_where_it_was_right() -> None:
     assert all(MIN_SURVIVAL <= b <= a <= 1 for a, b in zip(draft.scores, draft.scores[1:], strict=False))
 
 
-@pytest.mark.parametrize(
-    ("edited", "most"),
-    [
-        ([*TEXT[100:], *TEXT[:100]], 26),  # two halves exchanged
-        (TEXT, 10),
-        ([*TEXT[:60], *TEXT[80:]], 18),  # twenty left out
-        (list(range(500, 560)), 60),  # nothing of it
-    ],
-)
-def test_edits_cost_a_few_passes_each(edited: list[int], most: int) -> None:
-    assert _passes(_begun(TEXT), edited) <= most
-
-
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_what_is_edited_anywhere_is_found_again(data: st.DataObject) -> None:
@@ -79,23 +66,6 @@ def test_what_is_edited_anywhere_is_found_again(data: st.DataObject) -> None:
     at, gone = data.draw(st.integers(0, 180)), data.draw(st.integers(0, 15))
     new = data.draw(st.lists(st.integers(500, 900), max_size=8))
     assert _passes(_begun(TEXT), [*TEXT[:at], *new, *TEXT[at + gone :]]) <= 24 + len(new)
-
-
-def test_a_place_ahead_is_preferred_to_one_behind() -> None:
-    drafter = _begun([5, 50, 9, 9, 9, 9, 5, 60, 9])
-    drafter.accept("s", [5, 50, 9, 9, 5])  # two were left out
-    assert _drafted(drafter, 1).tokens == (60,)
-
-
-def test_drafts_shrink_by_half_where_they_were_wrong_and_grow_again() -> None:
-    drafter = _begun(TEXT)
-    first = len(_drafted(drafter))
-    drafter.accept("s", [*TEXT[:40]])
-    longer = len(_drafted(drafter))
-    drafter.accept("s", [7])
-    drafter.accept("s", TEXT[41:44])
-    assert len(_drafted(drafter)) <= longer // 2 + 4
-    assert first <= longer == LONGEST
 
 
 def test_without_a_prediction_or_a_place_it_declines() -> None:

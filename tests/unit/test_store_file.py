@@ -18,7 +18,7 @@ from tokenizer_models import train
 
 import wager
 from wager.draft.lookup import LookupDrafter, LookupSources, lookup_table
-from wager.draft.store_file import LARGEST_VOCABULARY, LONGEST, MOST_CONTINUATIONS, StoreFile, build_store
+from wager.draft.store_file import LARGEST_VOCABULARY, StoreFile, build_store
 from wager.draft.vocabulary import vocabulary_digest
 from wager.errors import UsageError, WagerError
 from wager.loading import drafters
@@ -74,20 +74,6 @@ def test_probabilities_are_about_how_often_it_is_right(tmp_path: Path) -> None:
             stated += found[0].probability / 255
     assert right[True] / right.total() == pytest.approx(0.8, abs=0.05)
     assert stated / right.total() == pytest.approx(right[True] / right.total(), abs=0.08)
-
-
-def test_what_a_shorter_context_says_too_is_left_out(tmp_path: Path) -> None:
-    store = _store(tmp_path / "s", _texts(50, 100))
-    assert store.header.tokens == 5800
-    assert store.header.entries < 5800 * LONGEST / 2
-    assert os.path.getsize(tmp_path / "s") < 8 * store.header.entries / 0.7
-
-
-def test_of_one_context_few_continuations_are_kept(tmp_path: Path) -> None:
-    answers = [([1], [follower]) for follower in range(2, 20)]
-    _, found = _store(tmp_path / "s", answers).continuations([1])
-    assert 1 <= len(found) <= MOST_CONTINUATIONS
-    assert [c.probability for c in found] == sorted([c.probability for c in found], reverse=True)
 
 
 def test_a_bounded_store_keeps_the_most_useful(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoder_engines import answers, decoder_on, engine_on, native, requests
+from decoder_engines import decoder_on, native
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import Rows, batch, chain
@@ -18,15 +18,11 @@ from tiny_models import SIZES, TOKENS, oracle, save, spec
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from wager.arch import Dense, Experts, Mla
-from wager.draft.base import ComputedRows
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
-from wager.kernels.base import TargetOutput
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights
-from wager.testing.drafters import RandomTreeDrafter, ReferenceOracle
-from wager.types import SamplingParams
 
 LAYERS = int(SIZES["num_hidden_layers"])
 
@@ -95,16 +91,6 @@ def test_rows_do_not_depend_on_chunks_or_neighbours(
         assert np.array_equal(last, taps[2] if every else taps[2][[final]])
 
 
-def test_rows_of_a_tree_are_those_of_its_chains(decoder: Decoder, expected: tuple[Array, Array]) -> None:
-    decoder.forward(batch([chain(0, TOKENS[:20], [5, 9, 12])], [0]))
-    rows: Rows = (20, [TOKENS[20], 7, TOKENS[21], 9, TOKENS[22]], [-1, 0, 0, 1, 2], [5, 9, 12])
-    for logits in (None, [0, 1, 4], [2]):
-        taps, last = taken(decoder, [rows], logits)
-        assert np.array_equal(last, taps[2] if logits is None else taps[2][logits])
-        for got, whole in ((taps[1], expected[0]), (taps[2], expected[1])):
-            assert np.array_equal(got[[0, 2, 4]], whole[20:23])
-
-
 def test_only_what_is_tapped_is_given_and_nothing_else_changes(decoder: Decoder) -> None:
     span = [chain(0, TOKENS[:10], [7])]
     try:
@@ -120,51 +106,3 @@ def test_only_what_is_tapped_is_given_and_nothing_else_changes(decoder: Decoder)
         assert sorted(decoder.forward(batch(span, [9])).taps) == [0, 1, 2]
     finally:
         decoder.tap([1, 2])
-
-
-class _Reader(RandomTreeDrafter):
-    """Drafts random trees and keeps the states of every position that it is shown."""
-
-    taps = (0, 1, 2)
-
-    def __init__(self, oracle: ReferenceOracle) -> None:
-        super().__init__(83, oracle=oracle)
-        self.states: dict[tuple[str, int], tuple[Array, ...]] = {}
-        self.last: dict[tuple[str, int], Array] = {}
-        self.repeated = 0
-
-    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
-        for rows in computed:
-            for position, row in enumerate(rows.rows, rows.start):
-                states = tuple(output.taps[layer][row].copy() for layer in self.taps)
-                before = self.states.setdefault((rows.seq_id, position), states)
-                self.repeated += before is not states
-                assert all(np.array_equal(a, b) for a, b in zip(before, states, strict=True))
-            if rows.logits_row >= 0:
-                assert output.last_hidden is not None
-                last = rows.start + len(rows.rows) - 1
-                self.last[rows.seq_id, last] = output.last_hidden[rows.logits_row].copy()
-
-
-@pytest.mark.parametrize(("preempt_every", "max_rows"), [(0, 48), (5, 13)])
-def test_drafters_are_shown_the_states_of_what_became_known(preempt_every: int, max_rows: int) -> None:
-    decoder, params = decoder_on(random_weights(spec(), 1), native()), SamplingParams(max_tokens=30)
-    prompts = [TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9]]
-    asked = requests(prompts, params)
-    plain = answers(engine_on(decoder), asked)
-    texts = {f"r{i}": [*prompt, *plain[f"r{i}#0"]] for i, prompt in enumerate(prompts)}
-    reader = _Reader(ReferenceOracle(texts))
-    engine = engine_on(decoder, reader, depth=6, max_rows=max_rows)
-    assert answers(engine, asked, preempt_every=preempt_every) == plain
-    assert (reader.repeated > 0) == (preempt_every > 0)
-    decoder.tap(reader.taps)
-    for name, text in texts.items():
-        taps, last = taken(decoder, [chain(0, text[:40], [0, 1, 2])])
-        for (seq_id, position), states in reader.last.items():
-            assert seq_id != name or position >= 40 or np.array_equal(states, last[position])
-        shown = sorted(position for seq_id, position in reader.states if seq_id == name and 0 <= position < 40)
-        # what the prefix cache had is not computed again
-        assert shown == list(range(shown[0], min(40, len(text) - 1))) and shown[0] in (0, 16)
-        for position in shown:
-            states = reader.states[name, position]
-            assert all(np.array_equal(got, taps[layer][position]) for layer, got in enumerate(states))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +13,6 @@ from wager.kernels.base import BLOCK_SIZE
 from wager.testing import (
     AdversaryDrafter,
     OracleDrafter,
-    RandomTreeDrafter,
-    ReferenceOracle,
-    SetAcceptanceDrafter,
     ToyDistribution,
     ToyOracle,
     ToyTarget,
@@ -121,21 +117,6 @@ def test_an_invalid_batch_is_refused() -> None:
         target.forward(replace(batch, parents=np.array([1, -1, 0], np.int32)))
 
 
-def test_options_of_the_distribution() -> None:
-    context = (1, 2, 3)
-    short = ToyDistribution(vocab=16, order=2, memory=0.0)
-    assert np.array_equal(short(context), short((9, 9, 2, 3)))
-    assert not np.array_equal(TOY(context), TOY((9, 2, 3)))
-    eos = ToyDistribution(vocab=16, eos=5, eos_bias=50.0)
-    assert int(eos(context).argmax()) == 5
-    sharp, flat = ToyDistribution(vocab=16, sharpness=20.0), ToyDistribution(vocab=16, sharpness=2.0)
-    assert np.ptp(sharp(context)) > np.ptp(flat(context))
-    contexts = [(a, b) for a in range(16) for b in range(16)]
-    near = ToyDistribution(vocab=16, drift=0.5, salt=1)
-    agree = np.mean([near(c).argmax() == ToyDistribution(vocab=16)(c).argmax() for c in contexts])
-    assert 0.3 < agree < 0.95
-
-
 # ---- drafters -------------------------------------------------------------------------------------------------------
 
 PARAMS = [
@@ -179,57 +160,3 @@ def test_the_oracle_is_always_right_and_the_adversary_never(params: SamplingPara
         request = DraftRequest("a", 3, 6, params, seed)
         found = oracle.next_tokens(request, prompt, 3)
         assert all(a != b for a, b in zip(adversary.propose([request])[0].tokens, found, strict=True))
-
-
-def test_a_reference_text_makes_an_oracle_of_any_model() -> None:
-    text = [*PROMPT, 9, 8, 7, 6]
-    oracle = OracleDrafter(ReferenceOracle({"a": text}))
-    oracle.begin("a", PROMPT, PARAMS[0])
-    oracle.accept("a", [9])
-    assert oracle.propose([_request(PARAMS[0], known=1)])[0].tokens == (8, 7, 6)
-
-
-def test_the_set_rates_are_met() -> None:
-    drafter = SetAcceptanceDrafter(32, (0.8, 0.5), oracle=ToyOracle(TOY))
-    survived = Counter[int]()
-    rounds = 400
-    for index in range(rounds):
-        name = f"r{index}"
-        drafter.begin(name, PROMPT, PARAMS[1])
-        request = DraftRequest(name, len(PROMPT), 3, PARAMS[1], 11)
-        (draft,) = drafter.propose([request])
-        for depth, (guess, truth) in enumerate(zip(draft.tokens, _TEXT, strict=True)):
-            if guess != truth:
-                break
-            survived[depth] += 1
-    expected = (0.8, 0.4, 0.2)
-    assert draft.scores == pytest.approx(expected)
-    for depth, rate in enumerate(expected):
-        assert survived[depth] / rounds == pytest.approx(rate, abs=4 * (rate * (1 - rate) / rounds) ** 0.5)
-
-
-_TEXT = _text(PARAMS[1], 3)
-
-
-def test_random_trees_are_valid_varied_and_partly_right() -> None:
-    with_oracle, without = RandomTreeDrafter(32, oracle=ToyOracle(TOY)), RandomTreeDrafter(32)
-    shapes, reached = set(), Counter[int]()
-    for drafter in (with_oracle, without):
-        for index in range(150):
-            name = f"r{index}"
-            drafter.begin(name, PROMPT, PARAMS[1])
-            (draft,) = drafter.propose([DraftRequest(name, len(PROMPT), 7, PARAMS[1], 11)])
-            assert len(draft) <= 7 and len(draft) == len(draft.parents) == len(draft.scores)
-            assert all(-1 <= parent < node for node, parent in enumerate(draft.parents))
-            assert all(0 <= token < 32 for token in draft.tokens)
-            children = list(zip(draft.parents, draft.tokens, strict=True))
-            assert len(set(children)) == len(children)
-            shapes.add(draft.parents)
-            if drafter is with_oracle:
-                for node in range(len(draft)):
-                    path = [draft.tokens[step] for step in draft.path(node)]
-                    if len(path) <= 3 and path == _TEXT[: len(path)]:
-                        reached[len(path)] += 1
-    assert len(shapes) > 60
-    assert any(parents != tuple(range(-1, len(parents) - 1)) for parents in shapes)
-    assert reached[1] > 60 and reached[3] > 5

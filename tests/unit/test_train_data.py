@@ -11,11 +11,10 @@ import pytest
 from trained import texts
 
 from wager.errors import UsageError
-from wager.models.opening import open_model
 from wager.testing import ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.train import answers
-from wager.train.data import DraftVocabulary, TextWeights, TrainingData, TrainingText, check_disjoint
+from wager.train.data import DraftVocabulary, TextWeights, TrainingData, TrainingText
 from wager.types import SamplingParams
 
 KNOWN = np.ones(512, bool)
@@ -59,12 +58,6 @@ def test_repeated_texts_count_once_and_none_is_refused() -> None:
     assert data.shared_beginning == 3
     with pytest.raises(UsageError, match="no texts"):
         TrainingData((), 32)
-
-
-def test_prompts_that_are_measured_are_refused() -> None:
-    check_disjoint(["a b", "c"], ["d"], where="dev.jsonl")
-    with pytest.raises(UsageError, match=r"'A  B' is in dev.jsonl too"):
-        check_disjoint(["x", "A  B"], ["c", "a b\n"], where="dev.jsonl")
 
 
 def test_the_vocabulary_is_the_most_frequent_ids_in_order() -> None:
@@ -123,8 +116,3 @@ def test_prompt_files_of_both_forms_are_read(tmp_path: Path) -> None:
         path.write_text('{"prompt": "a"}\n' + bad + "\n")
         with pytest.raises(UsageError, match="line 2"):
             answers.read_prompt_texts(path)
-
-
-def test_the_bare_header_is_what_the_template_writes_before_a_message() -> None:
-    tokenizer = open_model("random:llama:tiny")[2]
-    assert tokenizer.decode(answers.bare_header(tokenizer), special=True) == "user: "

@@ -28,12 +28,9 @@ from wager.loading.opened import open_draft, open_target
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
-from wager.profiling.acceptance import estimate_acceptance, record_drafts
-from wager.train.data import TrainingText
 from wager.train.pruned import chosen_layers
 from wager.train.session import RunOptions, TrainingSession, TrainSettings
 from wager.train.target import TorchTarget
-from wager.types import Request, SamplingParams
 
 SETTINGS = TrainSettings(kind="pruned", steps=8, batch=160, precision="float32", rate=3e-3, warmup=2, seed=5)
 OPTIONS = RunOptions(vocabulary=300, longest=32, save_every=2, layers=(1,), command="wager train")
@@ -134,63 +131,6 @@ def test_it_begins_as_the_targets_layers_and_its_export_is_the_same_model_everyw
     np.testing.assert_allclose(logits(exported, tokens), theirs, atol=2e-3)
     np.testing.assert_allclose(ours, theirs[1:, run.vocabulary.ids], atol=2e-3)
     assert np.abs(ours - found).max() > 0.5
-
-
-def test_training_lowers_the_loss(tmp_path: Path) -> None:
-    run = session(tmp_path, settings=replace(SETTINGS, steps=40, rate=1e-2))
-    head = run.torch_target.head.clone()
-    run.run(lambda _: None)
-    losses = [step["loss"] for step in run.history]
-    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
-    assert all(len(step["agreement"]) == 1 for step in run.history)
-    assert torch.equal(run.torch_target.head, head)
-    with pytest.raises(UsageError, match=r"kept_layers = \(1,\), and this run has \(0,\)"):
-        session(tmp_path, settings=run.settings, options=replace(OPTIONS, layers=(0,)))
-
-
-def test_further_guesses_are_the_same_rows_further_on(tmp_path: Path) -> None:
-    """What is guessed at a depth, given that all before were right, is the first guess of the later row."""
-    run = session(tmp_path)
-    states = states_of(run.torch_target, [[5, 6, 7, 8, 9, 10, 11]])
-    with torch.no_grad():
-        first, second, third = run.module.steps(states, 3, None)
-    assert torch.equal(second.states[0, :4], first.states[0, 1:5])
-    assert torch.equal(third.states[0, :3], first.states[0, 2:5])
-    assert third.positions[0, 0] == 3
-    assert [int(step.valid.sum()) for step in (first, second, third)] == [6, 5, 4]
-    assert len(list(run.module.steps(states, 3, torch.Generator()))) == 1
-
-
-@pytest.mark.slow
-def test_the_estimate_agrees_with_the_engine_and_the_text_is_the_targets(tmp_path: Path) -> None:
-    """On greedy answers that it was trained on: those of a random model are learned by heart or not at all."""
-    noise = np.random.default_rng(7)
-    prompts = [tuple(noise.integers(0, 511, 6).tolist()) for _ in range(40)]
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
-    requests = [Request(str(number), prompt, params) for number, prompt in enumerate(prompts)]
-    options = {"model": MODEL, "memory": "64MiB", "threads": 1, "max_rows": 64}
-    plain = load(wager.EngineConfig.from_options(**options, drafter="none"))
-    answers = [answer.token_ids for answer in plain.generate(requests, concurrency=16)]
-    every = [TrainingText((*prompt, *ids), 6) for prompt, ids in zip(prompts, answers, strict=True)]
-    settings = replace(SETTINGS, steps=80, batch=640, rate=1e-2)
-    run = TrainingSession(target_of(), every, settings, OPTIONS, tmp_path)
-
-    before = run.evaluate(every).survival
-    run.run(lambda _: None)
-    estimate = run.evaluate(every).survival
-    assert estimate[0] > before[0] + 0.3
-    drafted = load(wager.EngineConfig.from_options(**options, drafter=f"model:{tmp_path}", depth=3))
-    recording = record_drafts(drafted, requests, depth=3, concurrency=8)
-    measured = estimate_acceptance(recording.answers, 3)
-    assert measured.given_draft == pytest.approx(estimate, abs=0.05)
-    for rule in (params, SamplingParams(max_tokens=24, temperature=0.9, seed=3, ignore_eos=True)):
-        asked = [replace(request, params=rule) for request in requests[:12]]
-        engine = load(wager.EngineConfig.from_options(**options, drafter=f"model:{tmp_path}+ngram", depth=3))
-        for _ in range(2):  # the second time with a warm prefix cache
-            found = engine.generate(asked, concurrency=5)
-            wanted = plain.generate(asked, concurrency=3)
-            assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
-            assert sum(each.stats.accepted for each in found) > 10
 
 
 def test_another_target_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,7 @@ from wager.train.session import (
     TrainingSession,
     TrainSettings,
 )
-from wager.train.target import StateSource, TargetStates, TorchTarget, default_taps
+from wager.train.target import StateSource, TargetStates, TorchTarget
 
 SETTINGS = TrainSettings(steps=9, batch=160, depth=3, precision="float32", rate=3e-3, warmup=2, seed=5)
 OPTIONS = RunOptions(vocabulary=300, longest=32, save_every=2, command="wager train")
@@ -131,32 +131,6 @@ def test_a_damaged_checkpoint_is_named_and_a_file_half_written_beside_it_is_harm
         session(cut)
 
 
-@pytest.mark.slow
-def test_training_lowers_the_loss_and_is_right_where_the_text_can_be_known(tmp_path: Path) -> None:
-    """Texts that repeat three tokens: what the target says after them is learned by a few steps."""
-    cycles = [TrainingText((7, 8, 9) * 8 + (7, 8, 9)[: n % 3], 3) for n in range(3)]
-    cycles += [TrainingText(((n % 200) + 9, 8, 9) * 8, 3) for n in range(120)]
-    settings = replace(SETTINGS, steps=40, batch=400, rate=5e-3)
-    run = TrainingSession(target_of(), cycles, settings, OPTIONS, tmp_path)
-    before = run.evaluate().survival
-    after = run.run(lambda _: None)["held_out"]["survival"]
-    losses = [step["loss"] for step in run.history]
-    assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])
-    assert after[0] > before[0] + 0.2
-    assert sorted(after, reverse=True) == after
-
-
-def test_passes_become_steps_whose_learning_rate_rises_and_falls_to_nothing(tmp_path: Path) -> None:
-    one = session(tmp_path, options=replace(OPTIONS, passes=1.0))
-    assert one.settings.steps == len(one.data.batches(tokens=160, seed=5, number=0))
-    several = session(tmp_path, options=replace(OPTIONS, passes=2.5)).settings.steps
-    assert several == pytest.approx(2.5 * one.settings.steps, abs=2)
-    rates = [replace(SETTINGS, steps=100, warmup=10).learning_rate(step) for step in range(100)]
-    assert rates[0] == pytest.approx(3e-4)
-    assert max(rates) == rates[10] == rates[40] == 3e-3
-    assert rates[99] == pytest.approx(3e-3 / 50)
-
-
 def test_kept_states_are_the_computed_ones_to_bfloat16_and_are_computed_once(tmp_path: Path) -> None:
     run = session(tmp_path)
     batch = list(run.data.train[:4])
@@ -217,13 +191,6 @@ def test_the_estimate_walks_rounds_as_they_are_taken(tmp_path: Path) -> None:
     assert found.tau == pytest.approx(1 + 7 / 6)
 
 
-def test_padding_on_the_right_changes_no_state_before_it() -> None:
-    target = module_of("medusa")[1]
-    alone, padded = states_of(target, [[5, 6, 7]]), states_of(target, [[5, 6, 7, 0, 0], [1, 2, 3, 4, 5]])
-    torch.testing.assert_close(padded.taps[:1, :3], alone.taps)
-    torch.testing.assert_close(padded.final[:1, :3], alone.final)
-
-
 @pytest.mark.parametrize(
     ("architecture", "config"),
     [
@@ -248,9 +215,3 @@ def test_taps_and_logits_are_those_of_transformers(architecture: str, config: di
     for row, ids in enumerate(tokens):
         plain = tiny_models.logits(weights, ids)
         np.testing.assert_allclose(target.logits(found.final)[row].numpy(), plain, atol=5e-3, rtol=5e-3)
-
-
-def test_the_usual_taps() -> None:
-    assert default_taps(30) == (2, 15, 27)
-    assert default_taps(2) == (0, 1)
-    assert default_taps(1) == (0,)

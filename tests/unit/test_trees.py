@@ -1,4 +1,4 @@
-"""Trees and templates of greatest expected acceptance: against every one that there is."""
+"""Merged trees; and templates of greatest expected acceptance, against every one that there is."""
 
 from __future__ import annotations
 
@@ -8,49 +8,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from wager.draft.guessing import Candidate
-from wager.draft.trees import GrowingTree, TokenTree, TreeTemplate, best_first, children, merge, sequoia
+from wager.draft.trees import TokenTree, TreeTemplate, children, merge, sequoia
 
 Path = tuple[int, ...]
-VOCAB, DEPTH = 3, 3
 
 
-class Chances:
-    """Probabilities of tokens after every path, drawn once; those of a path sum to 1 at most."""
-
-    def __init__(self, seed: int, *, by_depth: bool = False) -> None:
-        self._seed, self._by_depth = seed, by_depth
-        self.asked: list[Path] = []
-
-    def __call__(self, path: Path) -> list[Candidate]:
-        rng = random.Random(f"{self._seed}/{len(path) if self._by_depth else path}")
-        weights = [rng.random() ** 3 for _ in range(VOCAB)]
-        total = sum(weights) * rng.uniform(1.0, 1.3)
-        return sorted([Candidate(v, w / total) for v, w in enumerate(weights)], key=lambda each: -each.probability)
-
-    def counted(self, path: Path) -> list[Candidate]:
-        self.asked.append(path)
-        return self(path)
-
-    def value(self, path: Path) -> float:
-        value = 1.0
-        for end, token in enumerate(path):
-            value *= next(each.probability for each in self(path[:end]) if each.token == token)
-        return value
-
-
-PATHS = [path for depth in range(1, DEPTH + 1) for path in itertools.product(range(VOCAB), repeat=depth)]
-
-
-def connected(size: int) -> Iterator[tuple[Path, ...]]:
-    """Every set of `size` paths that has the beginning of each of its paths."""
-    for paths in itertools.combinations(PATHS, size):
-        held = {(), *paths}
-        if all(path[:-1] in held for path in paths):
-            yield paths
-
-
-TREES = {size: list(connected(size)) for size in (1, 2, 3, 4)}
+PATHS = list(itertools.product(range(3), repeat=3))
 
 
 def paths_of(tree: TokenTree) -> list[Path]:
@@ -60,66 +23,6 @@ def paths_of(tree: TokenTree) -> list[Path]:
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
     assert len(set(paths)) == len(paths)
     return paths
-
-
-def check(tree: TokenTree, chances: Chances) -> None:
-    assert list(tree.scores) == pytest.approx([chances.value(path) for path in paths_of(tree)])
-
-
-def grown(chances: Chances, nodes: int, *, min_survival: float = 0.0) -> tuple[TokenTree, int]:
-    """The tree, and the levels it took."""
-    tree, levels = GrowingTree(nodes, min_survival=min_survival), 0
-    while levels < DEPTH and (frontier := tree.expandable(99)):
-        found = []
-        for node in frontier:
-            found.append((node, chances(tuple(tree.tokens[each] for each in tree.path(node)))))
-        tree.extend(found)
-        levels += 1
-    return tree.best(), levels
-
-
-@pytest.mark.parametrize("nodes", TREES)
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("by_depth", [False, True])
-def test_no_tree_is_expected_to_be_accepted_more(nodes: int, seed: int, by_depth: bool) -> None:
-    chances = Chances(seed, by_depth=by_depth)
-    best = max(sum(chances.value(path) for path in paths) for paths in TREES[nodes])
-    tree = best_first(chances.counted, nodes, max_depth=DEPTH)
-    assert len(set(chances.asked)) == len(chances.asked) <= nodes
-    for found in (tree, grown(chances, nodes)[0]):
-        check(found, chances)
-        assert sum(found.scores) == pytest.approx(best) and len(found.tokens) == nodes
-
-
-def test_growing_stops_when_no_level_can_improve_the_tree() -> None:
-    sure, levels = 0, []
-    for seed in range(40):
-        chances = Chances(seed)
-        tree, taken = grown(chances, 3)
-        levels.append(taken)
-        deepest = max(map(len, paths_of(tree)))
-        assert deepest <= taken
-        sure += taken < DEPTH
-    assert sure > 5 and len(set(levels)) > 1
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_unlikely_nodes_are_neither_kept_nor_expanded(seed: int) -> None:
-    chances, floor = Chances(seed), 0.2
-    expected = {path for path in PATHS if chances.value(path) >= floor}
-    tree = best_first(chances, 99, max_depth=DEPTH, min_survival=floor)
-    assert set(paths_of(tree)) == expected
-    by_levels, levels = grown(chances, 99, min_survival=floor)
-    best = max(PATHS, key=chances.value)
-    assert set(paths_of(by_levels)) == (expected or {best})
-    assert levels <= max(map(len, expected), default=0) + 1
-
-
-def test_nothing_is_asked_where_there_is_no_room() -> None:
-    chances = Chances(0)
-    assert best_first(chances.counted, 0) == TokenTree() and best_first(chances.counted, 5, max_depth=0) == TokenTree()
-    assert chances.asked == [] and GrowingTree(0).expandable(4) == [] and GrowingTree(0).best() == TokenTree()
-    assert best_first(lambda path: [], 5) == TokenTree()
 
 
 def rebuilt(paths: Sequence[Path], scores: Sequence[float]) -> TokenTree:
@@ -142,7 +45,10 @@ def test_a_merged_node_is_never_likelier_than_its_parent() -> None:
     doubting, sure = rebuilt([(1,), (2,)], [0.2, 0.1]), rebuilt([(1,), (1, 3)], [0.1, 0.1])
     rng = random.Random(3)
     for _ in range(50):
-        some = [rebuilt(p, [rng.random() ** 2 for _ in p]) for p in rng.sample(TREES[4], 3)]
+        some = []
+        for _ in range(3):
+            paths = sorted({path[:depth] for path in rng.sample(PATHS, 2) for depth in (1, 2, 3)}, key=len)
+            some.append(rebuilt(paths, [rng.random() ** 2 for _ in paths]))
         tree = merge([doubting, sure, *some], rng.randint(1, 9))
         assert all(p < 0 or tree.scores[p] >= s for p, s in zip(tree.parents, tree.scores, strict=True))
         paths_of(tree)
@@ -186,8 +92,3 @@ def test_no_template_is_expected_to_be_accepted_more(nodes: int, depth: int, see
         depths.append(depths[parent + 1] + 1)
     assert depths == sorted(depths) and shape_of(template) in every
     assert expected(shape_of(template), rates) == pytest.approx(max(expected(shape, rates) for shape in every))
-
-
-def test_sure_ranks_make_a_chain_and_doubtful_ones_a_fan() -> None:
-    assert sequoia((0.95, 0.02), 4, 9) == (-1, 0, 1, 2) and sequoia((0.3, 0.29, 0.28), 3, 9) == (-1, -1, -1)
-    assert sequoia((0.9, 0.0), 3, 2) == (-1, 0) and sequoia((0.0, 0.0), 3, 2) == ()

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from eagle_heads import EPS, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, THETA, VOCAB
+from tiny_models import spec
 
+from wager.arch import Gqa, Rope
 from wager.models.opening import open_model
+from wager.models.random_models import random_weights
 from wager.train.data import DraftVocabulary, TrainingTarget, TrainingText
 from wager.train.draft_module import DraftModule, DraftSizes
 from wager.train.session import MODULES
@@ -37,15 +41,18 @@ def states_of(target: TorchTarget, ids: Sequence[Sequence[int]]) -> TargetStates
 
 
 def module_of(
-    kind: str, *, vocabulary: Sequence[int] = range(512), noise: float = 0.2
+    kind: str, *, vocabulary: Sequence[int] = range(VOCAB), noise: float = 0.2
 ) -> tuple[DraftModule, TorchTarget]:
-    """A float32 module with random weights, norms included, on a torch target."""
-    target = TorchTarget(open_model(MODEL)[1], (0, 1, 2), dtype=torch.float32, positions=96)
+    """A float32 module with random weights, norms included, on a torch target; of the sizes of eagle_heads."""
+    weights = random_weights(spec((Gqa(6, 2, 16),) * 2, rope=Rope(THETA)), 1)
+    target = TorchTarget(weights, (0, 1, 2), dtype=torch.float32, positions=96)
     layers = {"eagle3": 1, "dspark": 2, "medusa": 3}[kind]
     torch.manual_seed(3)
-    sizes = DraftSizes(64, 96, 4, 2, 16, 1e-5, target.taps, layers=layers, mask_token=500, markov_rank=5)
+    sizes = DraftSizes(
+        HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, EPS, target.taps, layers=layers, mask_token=81, markov_rank=5
+    )
     module = MODULES[kind](sizes)
-    module.attach(target, DraftVocabulary(np.array(vocabulary, np.int64), 512))
+    module.attach(target, DraftVocabulary(np.array(vocabulary, np.int64), VOCAB))
     for parameter in module.parameters():
         parameter.data.add_(torch.randn_like(parameter) * noise)
     return module, target
