@@ -50,26 +50,102 @@ VARIANTS = {
 }
 
 
-class ReferenceHead:
+class ReferenceLayers:
+    """A head's tensors, and parts of its layers."""
+
+    tensors: dict[str, Tensor]
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def _matrix(self, rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=self._generator) * columns**-0.5 * 1.5
+
+    def _norm_weight(self, size: int = HIDDEN) -> Tensor:
+        return 1 + torch.randn(size, generator=self._generator) * 0.3
+
+    def _layer(self, *, width: int = HIDDEN, norms: Sequence[str] = (), bias: bool, qk_norm: bool) -> dict[str, Tensor]:
+        """Random tensors of a layer whose attention reads `width`; `norms` are beside the usual ones."""
+        names = ("input_layernorm", "post_attention_layernorm", *norms)
+        found = {f"{norm}.weight": self._norm_weight() for norm in names}
+        for part, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+            found[f"self_attn.{part}_proj.weight"] = self._matrix(heads * HEAD_DIM, width)
+            if bias:
+                found[f"self_attn.{part}_proj.bias"] = torch.randn(heads * HEAD_DIM, generator=self._generator) * 0.3
+            if qk_norm and part != "v":
+                found[f"self_attn.{part}_norm.weight"] = self._norm_weight(HEAD_DIM)
+        found["self_attn.o_proj.weight"] = self._matrix(HIDDEN, HEADS * HEAD_DIM)
+        if bias:
+            found["self_attn.o_proj.bias"] = torch.randn(HIDDEN, generator=self._generator) * 0.3
+        for part, shape in (("gate", (INNER, HIDDEN)), ("up", (INNER, HIDDEN)), ("down", (HIDDEN, INNER))):
+            found[f"mlp.{part}_proj.weight"] = self._matrix(*shape)
+        return found
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * self.tensors[name]
+
+    def _heads(self, x: Tensor, name: str) -> Tensor:
+        """Queries, keys or values [HEADS, n, HEAD_DIM], with their norm if there is one."""
+        bias = self.tensors.get(f"{name}_proj.bias", torch.zeros(()))
+        y = (x @ self.tensors[f"{name}_proj.weight"].T + bias).view(len(x), -1, HEAD_DIM).transpose(0, 1)
+        y = self._normed(y, f"{name}_norm.weight") if f"{name}_norm.weight" in self.tensors else y
+        return y.repeat_interleave(HEADS // len(y), 0)
+
+    def _attention(self, x: Tensor, others: Tensor, name: str, mask: Tensor) -> Tensor:
+        """Of rows `x`, the last ones of `others`, which they see as far as `mask` lets them."""
+        places = torch.arange(len(others))
+        q = rotated(self._heads(x, f"{name}.q"), places[-len(x) :])
+        k, v = rotated(self._heads(others, f"{name}.k"), places), self._heads(others, f"{name}.v")
+        mixed = ((q @ k.transpose(1, 2)) * HEAD_DIM**-0.5 + mask).softmax(-1) @ v
+        bias = self.tensors.get(f"{name}.o_proj.bias", torch.zeros(()))
+        return mixed.transpose(0, 1).reshape(len(x), -1) @ self.tensors[f"{name}.o_proj.weight"].T + bias
+
+    def _mlp(self, x: Tensor, name: str) -> Tensor:
+        y = self._normed(x, f"{name}.post_attention_layernorm.weight")
+        gate, up, down = (self.tensors[f"{name}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
+        return x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T
+
+
+def layer_config(model_type: str, layers: int, *, bias: bool = False) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "rms_norm_eps": EPS,
+        "rope_theta": THETA,
+        "max_position_embeddings": 128,
+        "vocab_size": VOCAB,
+        "hidden_act": "silu",
+        "attention_bias": bias,
+    }
+
+
+def save_head(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """Write both files; a value of None leaves a key out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+class ReferenceHead(ReferenceLayers):
     """A head's tensors, and its guesses by the whole sequence at once."""
 
     def __init__(
         self, flags: Flags, *, target_embedding: Array, target_output: Array, tensors: dict[str, Tensor] | None = None
     ) -> None:
         """Random `tensors` if none are given."""
+        super().__init__(0)
         self.flags = flags
-        self._generator = torch.Generator().manual_seed(0)
         self.ids = np.sort(np.random.default_rng(0).permutation(VOCAB)[: flags.draft_vocab])
         self.tensors = tensors or self._random()
         self._embedding = self.tensors.get("embed_tokens.weight", torch.from_numpy(target_embedding).float())
         shared = torch.from_numpy(target_output).float()[torch.from_numpy(self.ids)]
         self._output = self.tensors.get("lm_head.weight", shared)
-
-    def _matrix(self, rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=self._generator) * columns**-0.5 * 1.5
-
-    def _norm_weight(self, size: int) -> Tensor:
-        return 1 + torch.randn(size, generator=self._generator) * 0.3
 
     def _random(self) -> dict[str, Tensor]:
         flags = self.flags
@@ -80,49 +156,20 @@ class ReferenceHead:
         for tap in range(len(flags.taps) if flags.fc_norm else 0):
             tensors[f"fc_norm.{tap}.weight"] = self._norm_weight(HIDDEN)
         for layer in range(flags.layers):
-            tensors |= {f"layers.{layer}.{name}": value for name, value in self._layer(layer).items()}
+            first = {"width": 2 * HIDDEN, "norms": ["hidden_norm"]} if layer == 0 else {}
+            made = self._layer(**first, bias=flags.bias, qk_norm=flags.model_type == "qwen3")
+            tensors |= {f"layers.{layer}.{name}": value for name, value in made.items()}
         if flags.own_output:
             tensors["lm_head.weight"] = self._matrix(flags.draft_vocab, HIDDEN) * 3
         if flags.own_embedding:
             tensors["embed_tokens.weight"] = self._matrix(VOCAB, HIDDEN) * 5
         return tensors
 
-    def _layer(self, layer: int) -> dict[str, Tensor]:
-        width = 2 * HIDDEN if layer == 0 else HIDDEN
-        norms = ["input_layernorm", "post_attention_layernorm"] + (["hidden_norm"] if layer == 0 else [])
-        found = {f"{norm}.weight": self._norm_weight(HIDDEN) for norm in norms}
-        for part, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            found[f"self_attn.{part}_proj.weight"] = self._matrix(heads * HEAD_DIM, width)
-            if self.flags.bias:
-                found[f"self_attn.{part}_proj.bias"] = torch.randn(heads * HEAD_DIM, generator=self._generator) * 0.3
-            if self.flags.model_type == "qwen3" and part != "v":
-                found[f"self_attn.{part}_norm.weight"] = self._norm_weight(HEAD_DIM)
-        found["self_attn.o_proj.weight"] = self._matrix(HIDDEN, HEADS * HEAD_DIM)
-        if self.flags.bias:
-            found["self_attn.o_proj.bias"] = torch.randn(HIDDEN, generator=self._generator) * 0.3
-        for part, shape in (("gate", (INNER, HIDDEN)), ("up", (INNER, HIDDEN)), ("down", (HIDDEN, INNER))):
-            found[f"mlp.{part}_proj.weight"] = self._matrix(*shape)
-        return found
-
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
         flags = self.flags
-        layer = {
-            "model_type": flags.model_type,
-            "hidden_size": HIDDEN,
-            "intermediate_size": INNER,
-            "num_hidden_layers": flags.layers,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
-            "head_dim": HEAD_DIM,
-            "rms_norm_eps": EPS,
-            "rope_theta": THETA,
-            "max_position_embeddings": 128,
-            "vocab_size": VOCAB,
-            "hidden_act": "silu",
-            "attention_bias": flags.bias,
-        }
+        layer = layer_config(flags.model_type, flags.layers, bias=flags.bias)
         names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
         own = {"draft_vocab_size": flags.draft_vocab, **{name: getattr(flags, name) for name in names}}
         taps = list(flags.taps)
@@ -151,11 +198,7 @@ class ReferenceHead:
 
     def save(self, folder: Path, **changes: Any) -> Path:
         """Write both files; `changes` edit the configuration (None removes a key)."""
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {name: value for name, value in {**self.config(), **changes}.items() if value is not None}
-        (folder / "config.json").write_text(json.dumps(config))
-        save_file({name: value.contiguous() for name, value in self.files().items()}, folder / "model.safetensors")
-        return folder
+        return save_head(folder, {**self.config(), **changes}, self.files())
 
     # ---- guesses -----------------------------------------------------------------------------------------------------
 
@@ -194,9 +237,6 @@ class ReferenceHead:
             taps = torch.cat([self._normed(part, f"fc_norm.{i}.weight") for i, part in enumerate(parts)], -1)
         return taps @ self.tensors["fc.weight"].T
 
-    def _normed(self, x: Tensor, name: str) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * self.tensors[name]
-
     def _outputs(self, states: Tensor, embedded: Tensor) -> Tensor:
         """What the layers give for all entries, before the last norm."""
         x = states
@@ -208,32 +248,14 @@ class ReferenceHead:
                 x = normed if self.flags.norm_before_residual else x
             else:
                 both = self._normed(x, f"{name}.input_layernorm.weight")
-            x = x + self._attention(both, f"{name}.self_attn")
-            y = self._normed(x, f"{name}.post_attention_layernorm.weight")
-            gate, up, down = (self.tensors[f"{name}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
-            x = x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T
+            mask = torch.full((len(both), len(both)), -torch.inf).triu(1)
+            x = self._mlp(x + self._attention(both, both, f"{name}.self_attn", mask), name)
         return x
 
-    def _attention(self, x: Tensor, name: str) -> Tensor:
-        count = len(x)
 
-        def heads(part: str) -> Tensor:
-            bias = self.tensors.get(f"{name}.{part}_proj.bias", torch.zeros(()))
-            y = (x @ self.tensors[f"{name}.{part}_proj.weight"].T + bias).view(count, -1, HEAD_DIM).transpose(0, 1)
-            return self._normed(y, f"{name}.{part}_norm.weight") if f"{name}.{part}_norm.weight" in self.tensors else y
-
-        q, k, v = rotated(heads("q")), rotated(heads("k")), heads("v")
-        k, v = (y.repeat_interleave(HEADS // KV_HEADS, 0) for y in (k, v))
-        mask = torch.full((count, count), -torch.inf).triu(1)
-        mixed = ((q @ k.transpose(1, 2)) * HEAD_DIM**-0.5 + mask).softmax(-1) @ v
-        bias = self.tensors.get(f"{name}.o_proj.bias", torch.zeros(()))
-        return mixed.transpose(0, 1).reshape(count, -1) @ self.tensors[f"{name}.o_proj.weight"].T + bias
-
-
-def rotated(x: Tensor) -> Tensor:
-    """Rotary embedding of [heads, n, HEAD_DIM], halves paired."""
-    frequencies = THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-    angles = torch.arange(x.shape[1])[:, None] * frequencies
+def rotated(x: Tensor, places: Tensor) -> Tensor:
+    """Rotary embedding of [heads, n, HEAD_DIM] at `places`, halves paired."""
+    angles = places[:, None] * THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
     cos, sin = angles.cos(), angles.sin()
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

@@ -3,7 +3,6 @@ refused by name."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from eagle_heads import EPS, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, THETA, VOCAB
-from safetensors.torch import save_file
+from eagle_heads import HIDDEN, VOCAB, ReferenceLayers, layer_config, save_head
 from tiny_models import spec
 from torch import Tensor
 
@@ -51,11 +49,12 @@ KINDS = {
 }
 
 
-class ReferenceBlock:
+class ReferenceBlock(ReferenceLayers):
     """A block head, of random tensors if none are given, and its guesses by the whole sequence at once."""
 
     def __init__(self, kind: Kind, tensors: dict[str, Tensor] | None = None) -> None:
-        self.kind, self._generator = kind, torch.Generator().manual_seed(3)
+        super().__init__(3)
+        self.kind = kind
         self.ids = np.sort(np.random.default_rng(1).permutation(VOCAB)[: kind.draft_vocab])
         self.tensors = t = tensors or self._random()
         embedding = torch.from_numpy(WEIGHTS.read("embed.weight"))
@@ -65,18 +64,10 @@ class ReferenceBlock:
     def _random(self) -> dict[str, Tensor]:
         kind = self.kind
         t = {"fc.weight": self._matrix(HIDDEN, len(kind.taps) * HIDDEN)}
-        t |= {f"{name}.weight": self._norm() for name in ("hidden_norm", "norm")}
+        t |= {f"{name}.weight": self._norm_weight() for name in ("hidden_norm", "norm")}
         for layer in range(kind.layers):
-            name = f"layers.{layer}"
-            for norm in ("input_layernorm", "post_attention_layernorm"):
-                t[f"{name}.{norm}.weight"] = self._norm()
-            for part, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-                t[f"{name}.self_attn.{part}_proj.weight"] = self._matrix(heads * HEAD_DIM, HIDDEN)
-            for part in "qk":
-                t[f"{name}.self_attn.{part}_norm.weight"] = self._norm(HEAD_DIM)
-            t[f"{name}.self_attn.o_proj.weight"] = self._matrix(HIDDEN, HEADS * HEAD_DIM)
-            for part, shape in (("gate", (INNER, HIDDEN)), ("up", (INNER, HIDDEN)), ("down", (HIDDEN, INNER))):
-                t[f"{name}.mlp.{part}_proj.weight"] = self._matrix(*shape)
+            made = self._layer(bias=False, qk_norm=True)
+            t |= {f"layers.{layer}.{name}": value for name, value in made.items()}
         if kind.own:
             t["embed_tokens.weight"] = self._matrix(VOCAB, HIDDEN) * 5
             t["lm_head.weight"] = self._matrix(kind.draft_vocab, HIDDEN) * 3
@@ -88,28 +79,9 @@ class ReferenceBlock:
             t["confidence_head.proj.bias"] = torch.tensor([0.5])
         return t
 
-    def _matrix(self, rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=self._generator) * columns**-0.5 * 1.5
-
-    def _norm(self, size: int = HIDDEN) -> Tensor:
-        return 1 + torch.randn(size, generator=self._generator) * 0.3
-
     def config(self) -> dict[str, Any]:
         kind = self.kind
-        layer = {
-            "model_type": "qwen3",
-            "hidden_size": HIDDEN,
-            "intermediate_size": INNER,
-            "num_hidden_layers": kind.layers,
-            "num_attention_heads": HEADS,
-            "num_key_value_heads": KV_HEADS,
-            "head_dim": HEAD_DIM,
-            "rms_norm_eps": EPS,
-            "rope_theta": THETA,
-            "max_position_embeddings": 128,
-            "vocab_size": VOCAB,
-            "hidden_act": "silu",
-        }
+        layer = layer_config("qwen3", kind.layers)
         markov = {"markov_rank": kind.rank, "markov_head_type": "vanilla"} if kind.rank else {}
         confidence = {"enable_confidence_head": kind.confidence, "confidence_head_with_markov": True}
         if kind.native:
@@ -130,34 +102,22 @@ class ReferenceBlock:
         }
 
     def save(self, folder: Path, **changes: Any) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {name: value for name, value in {**self.config(), **changes}.items() if value is not None}
-        (folder / "config.json").write_text(json.dumps(config))
         tensors = dict(self.tensors)
         if self.kind.draft_vocab < VOCAB:
             tensors["d2t"] = torch.from_numpy(self.ids - np.arange(len(self.ids)))
-        save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
-        return folder
+        return save_head(folder, {**self.config(), **changes}, tensors)
 
     def slots(self, taps: Array, tokens: Sequence[int]) -> Tensor:
         """What the slots that guess give, after the last norm."""
         kind, t, known = self.kind, self.tensors, len(tokens) - 1
         context = self._normed(torch.from_numpy(taps[:known]).float() @ t["fc.weight"].T, "hidden_norm.weight")
         x = self._embedding[torch.tensor([tokens[-1]] + [MASK] * (SLOTS - 1))]
-        places = torch.arange(known + SLOTS)
         for layer in range(kind.layers):
             name = f"layers.{layer}"
             normed = self._normed(x, f"{name}.input_layernorm.weight")
             both = torch.cat([context, normed])  # keys and values of the context are of its own states
-            q = self._heads(normed, f"{name}.self_attn.q", places[known:])
-            k = self._heads(both, f"{name}.self_attn.k", places).repeat_interleave(HEADS // KV_HEADS, 0)
-            v = (both @ t[f"{name}.self_attn.v_proj.weight"].T).view(len(both), -1, HEAD_DIM).transpose(0, 1)
-            v = v.repeat_interleave(HEADS // KV_HEADS, 0)
-            mixed = ((q @ k.transpose(1, 2)) * HEAD_DIM**-0.5).softmax(-1) @ v
-            x = x + mixed.transpose(0, 1).reshape(SLOTS, -1) @ t[f"{name}.self_attn.o_proj.weight"].T
-            y = self._normed(x, f"{name}.post_attention_layernorm.weight")
-            gate, up, down = (t[f"{name}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
-            x = x + (torch.nn.functional.silu(y @ gate.T) * (y @ up.T)) @ down.T
+            mask = torch.zeros(SLOTS, len(both))
+            x = self._mlp(x + self._attention(normed, both, f"{name}.self_attn", mask), name)
         return self._normed(x, "norm.weight")[0 if kind.anchor_guesses else 1 :]
 
     def slot_logits(self, state: Tensor, before: int) -> tuple[Tensor, float]:
@@ -171,15 +131,6 @@ class ReferenceBlock:
             return logits, float(logits.softmax(-1).max())
         weight, bias = t["confidence_head.proj.weight"][0], t["confidence_head.proj.bias"]
         return logits, float(torch.sigmoid(weight @ torch.cat([state, code]) + bias))
-
-    def _normed(self, x: Tensor, name: str) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * self.tensors[name]
-
-    def _heads(self, x: Tensor, name: str, places: Tensor) -> Tensor:
-        y = (x @ self.tensors[f"{name}_proj.weight"].T).view(len(x), -1, HEAD_DIM).transpose(0, 1)
-        a, b = self._normed(y, f"{name}_norm.weight").chunk(2, -1)
-        angles = places[:, None] * THETA ** (-torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
 
 
 @pytest.mark.parametrize(

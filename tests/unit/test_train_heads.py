@@ -17,7 +17,6 @@ from test_block_heads import SLOTS, Kind, ReferenceBlock
 from trained import module_of, states_of, target_of, texts
 
 from closeness import assert_close
-from wager.train import eagle
 from wager.train.losses import LOSSES, divergence, rows_loss, unrolled_loss
 from wager.train.session import RunOptions, TrainingSession, TrainSettings
 
@@ -59,22 +58,6 @@ def test_every_block_is_what_it_is_alone() -> None:
                 assert found.previous[text, row] == tokens[row + 1 + slot]
                 expected, _ = head.slot_logits(alone[slot], tokens[row + 1 + slot])
                 assert_close(module.logits(found.take(text))[row].numpy(), expected.numpy(), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(("kind", "counts"), [("eagle3", [11, 6, 3]), ("dspark", [3, 3, 3])])
-def test_rows_drawn_at_random_are_the_same_rows_fewer_of_them(
-    kind: str, counts: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(eagle, "_DEPTH_SHARE", 0.5)
-    module, target = module_of(kind)
-    states = states_of(target, TOKENS)
-    with torch.no_grad():
-        whole = list(module.steps(states, 3, None))
-        thin = list(module.steps(states, 3, torch.Generator().manual_seed(1)))
-    assert [step.states.shape[1] for step in thin] == counts
-    for depth, (some, every) in enumerate(zip(thin, whole, strict=True)):
-        rows = (some.positions - 1 - depth)[..., None].expand_as(some.states)
-        torch.testing.assert_close(some.states[some.valid], every.states.gather(1, rows)[some.valid])
 
 
 def test_a_medusa_head_is_a_residual_block_on_the_last_state() -> None:
