@@ -147,43 +147,40 @@ def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: b
         drafter.block_pool.check({})
 
 
-@pytest.mark.parametrize(("kind", "name"), [("mtp", "deepseek-three"), ("eagle3", "eagle3.1"), ("mtp", "deepseek")])
-def test_entries_of_a_cached_prefix_are_found_or_left_out(kind: str, name: str, tmp_path: Path) -> None:
-    """A second request with the same prompt: its states never come. The guesses are those of the whole text if the
-    head's own cache has the prefix, else those of a head that sees only what came."""
+SAME, FORKED = TOKENS[:40], [*TOKENS[:17], *TOKENS[30:45]]
+"""Prompts after the first one: it again, and one that agrees with it in 17 tokens."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "prompt", "prefix_cache", "seen"),
+    [
+        ("mtp", "deepseek-three", FORKED, True, 16),  # its first block embeds two tokens more, of which one differs
+        ("mtp", "deepseek-three", SAME, True, 0),
+        ("mtp", "deepseek-three", SAME, False, 32),
+        ("mtp", "deepseek", SAME, True, 0),
+        ("mtp", "qwen", FORKED, True, 0),
+        ("eagle3", "eagle3.1", SAME, True, 0),
+        ("eagle3", "eagle3.1", SAME, False, 32),
+    ],
+)
+def test_entries_of_a_cached_prefix_are_found_or_left_out(
+    kind: str, name: str, prompt: list[int], prefix_cache: bool, seen: int, tmp_path: Path
+) -> None:
+    """The states of a cached prefix never come again. The guesses are those of the whole text if the head's own cache
+    has the prefix, found by all tokens that its entries embed; else those of a head that sees only what came."""
     case, kernels = Case.of(kind, name, tmp_path), ReferenceKernels("float32")
     decoder = decoder_on(case.weights, kernels)
-    asked = requests([TOKENS[:40]], SamplingParams(max_tokens=6))
-    plain = answers(engine_on(decoder), asked)["r0#0"]
-    text = [*TOKENS[:40], *plain]
-    states = case.states(text, kernels)
-    for prefix_cache, seen in ((True, 0), (False, 32)):
-        drafter = case.drafter(decoder, prefix_cache=prefix_cache)
-        recorded = Recorded(drafter, vocab=VOCAB)
-        recorded.texts = {"r0": text}
-        engine = engine_on(decoder, drafter, depth=4)
-        for first in (0, seen):
-            recorded.made.clear()
-            assert answers(engine, asked)["r0#0"] == plain
-            case.check(states[first:], text, recorded)
-
-
-@pytest.mark.parametrize(("name", "first"), [("qwen", 0), ("deepseek-three", 16)])
-def test_a_cached_block_is_found_by_all_tokens_that_its_entries_embed(name: str, first: int, tmp_path: Path) -> None:
-    """Texts that agree in 17 tokens: the first block of a single module embeds no other, that of three modules two."""
-    case, kernels = Case.of("mtp", name, tmp_path), ReferenceKernels("float32")
-    decoder = decoder_on(case.weights, kernels)
-    prompts, params = [TOKENS[:40], [*TOKENS[:17], *TOKENS[30:45]]], SamplingParams(max_tokens=5)
-    plain = [answers(engine_on(decoder), requests([prompt], params)) for prompt in prompts]
-    drafter = case.drafter(decoder)
+    asked = [requests([each], SamplingParams(max_tokens=6)) for each in (TOKENS[:40], prompt)]
+    plain = [answers(engine_on(decoder), each) for each in asked]
+    drafter = case.drafter(decoder, prefix_cache=prefix_cache)
     recorded = Recorded(drafter, vocab=VOCAB)
     engine = engine_on(decoder, drafter, depth=4)
-    for prompt, answer in zip(prompts, plain, strict=True):
-        recorded.texts = {"r0": [*prompt, *answer["r0#0"]]}
+    for request, answer, first in zip(asked, plain, (0, seen), strict=True):
+        text = [*request[0].prompt, *answer["r0#0"]]
+        recorded.texts = {"r0": text}
         recorded.made.clear()
-        assert answers(engine, requests([prompt], params)) == answer
-    text = recorded.texts["r0"]
-    case.check(case.states(text, kernels)[first:], text, recorded)
+        assert answers(engine, request) == answer
+        case.check(case.states(text, kernels)[first:], text, recorded)
 
 
 @pytest.mark.parametrize("quantised", [False, True])
