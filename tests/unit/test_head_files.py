@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +44,11 @@ def retensored(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_a_missing_flag_means_what_its_format_means(tmp_path: Path) -> None:
+def test_what_a_head_does_not_say_means_what_its_format_means(tmp_path: Path) -> None:
     for name, meant in (("speculators", True), ("eagle3", False)):
         folder = reference(VARIANTS[name]).save(tmp_path / name, norm_before_residual=None, norm_output=None)
         assert opened(folder).norm_before_residual is meant and not opened(folder).norm_output
 
-
-def test_taps_that_are_not_named_are_those_of_the_paper(tmp_path: Path) -> None:
     folder = reference(changed("eagle3", taps=(2, 2, 2))).save(tmp_path, eagle_config=None)
     assert opened(folder).taps == (2, 2, 2)  # 2, L // 2, L - 3 of five layers
 
@@ -60,20 +57,16 @@ def test_taps_that_are_not_named_are_those_of_the_paper(tmp_path: Path) -> None:
     ("changes", "complaint"),
     [
         ({"eagle_aux_hidden_state_layer_ids": [1, 5]}, "taps the target after layer 5; test has 5 layers"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, -1]}, "after layer -1"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}, r"fc.weight .* has shape \[48, 96\]"),
         ({"target_hidden_size": 64}, "trained for a target of hidden size 64; test has 48"),
         ({"speculators_model_type": "dflash"}, "is a dflash head"),
         ({"norm_before_fc": True}, "exclude each other"),
-        ({"draft_vocab_size": 50}, r"lm_head.weight .* has shape \[40, 48\].*require \[50, 48\]|d2t"),
         ({"fc_norm": False}, "has a tensor 'fc_norm.0.weight' that is not used|fc_norm.0.weight"),
         ({"norm_output": "yes"}, "norm_output = 'yes' .* must be true or false"),
         ({"layer": {"vocab_size": 99}}, "trained for a target of vocabulary 99; test has 83"),
         ({"layer": {"model_type": "gemma"}}, "layers of model_type 'gemma', which are not supported"),
         ({"layer": {"hidden_size": 64}}, "of hidden size 64 has no embedding matrix of its own"),
         ({"layer": {"num_aux_hidden_states": 3}}, "lists 2 layers, and num_aux_hidden_states is 3"),
-        ({"layer": {"intermediate_size": 64}}, r"mlp.gate_proj.weight .* require \[64, 48\]"),
-        ({"layer": {"rope_scaling": {"rope_type": "longrope"}}}, "longrope"),
     ],
 )
 def test_what_does_not_fit_is_named(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
@@ -92,7 +85,6 @@ def test_tensors_that_are_missing_damaged_or_unknown_are_named(tmp_path: Path) -
     for tensors, complaint in (
         ({"norm.weight": None}, r"lacks the tensor norm.weight \[48\]"),
         ({"extra.weight": torch.zeros(3)}, "has a tensor extra.weight that is not used"),
-        ({"norm.weight": torch.zeros(47)}, r"norm.weight .* has shape \[47\]"),
     ):
         with pytest.raises(ModelError, match=complaint):
             opened(retensored(folder, **tensors))
@@ -113,14 +105,12 @@ def test_vocabularies_that_contradict_themselves_are_named(tmp_path: Path) -> No
     folder = made.save(tmp_path)
     ids, whole = torch.from_numpy(made.ids), (folder / "model.safetensors").read_bytes()
     offsets = ids - torch.arange(len(ids))
-    known = torch.from_numpy(np.isin(np.arange(VOCAB), made.ids))
     for tensors, complaint in (
         ({"d2t": ids}, "d2t holds the target's ids, and must hold their distance"),
         ({"d2t": offsets + 1}, "d2t and t2d in .* name different ids"),
         ({"d2t": offsets + 60, "t2d": None}, "names ids that the target's vocabulary of 83 does not have"),
         ({"d2t": offsets * 0 - torch.arange(len(ids)), "t2d": None}, "or one twice"),
         ({"d2t": None, "t2d": None}, "guesses 40 ids of a vocabulary of 83 and has no d2t"),
-        ({"t2d": known[:-1]}, r"different ids|t2d .* has shape \[82\]"),
         ({"d2t": offsets.float()}, "d2t in .* is stored as F32, not as whole numbers"),
     ):
         with pytest.raises(ModelError, match=complaint):
@@ -141,7 +131,6 @@ def test_weights_that_are_no_numbers_are_refused_when_they_are_read(tmp_path: Pa
 PARAMS = SamplingParams(max_tokens=16, temperature=0.7, seed=3, ignore_eos=True)
 
 
-@cache
 def reference_of(name: str) -> ReferenceModules:
     return ReferenceModules(MODULES[name])
 
@@ -183,8 +172,6 @@ def test_modules_of_another_target_are_named(tmp_path: Path) -> None:
     other = ReferenceModules(Variant("Qwen", "Qwen3ForCausalLM", config={"head_dim": 16, "vocab_size": 90}))
     with pytest.raises(ModelError, match=r"was trained for a target of vocabulary 90; .* has 83"):
         opened_modules(other.save_modules(tmp_path / "vocabulary"), target=target)
-    with pytest.raises(ModelError, match=r"was trained for a target of hidden size 64; .* has 48"):
-        opened_modules(reference.save_modules(tmp_path / "hidden", hidden_size=64), target=target)
     with pytest.raises(ModelError, match=r"mtp_num_hidden_layers .* is 2, and its files have 1 MTP modules"):
         opened_modules(reference.save_target(tmp_path / "count", mtp_num_hidden_layers=2))
     with pytest.raises(ModelError, match="is a eagle3 head"):
@@ -235,9 +222,7 @@ def test_targets_without_modules_say_so(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="has no MTP weights: they are read from directories"):
         load(wager.EngineConfig.from_options(model="random:llama:tiny", drafter="mtp"))
     path = directory(tmp_path / "three", "deepseek-three")
-    with pytest.raises(
-        ModelError, match="three has 3 MTP modules, which guess in turn; trees are those of a single one"
-    ):
+    with pytest.raises(ModelError, match="three has 3 MTP modules, which guess in turn; trees are those of a single"):
         load(wager.EngineConfig.from_options(model=path, drafter="mtp:tree"))
     with pytest.raises(ModelError, match="There is no head at nowhere@behind"):
         load(wager.EngineConfig.from_options(model=path, drafter="mtp:nowhere@behind"))

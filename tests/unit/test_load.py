@@ -139,8 +139,7 @@ def test_an_answer_is_timed_from_when_its_user_was_ready_to_its_last_event() -> 
     assert gap >= 0.09 and answer.tpot == pytest.approx(gap)
 
 
-@pytest.mark.parametrize("size", [1, 7, 64])
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize(("size", "end"), [(7, b"\r\n"), (1, b"\n")])
 def test_the_bytes_may_be_cut_anywhere(size: int, end: bytes) -> None:
     whole = b": a comment" + end + b"".join(EVENTS).replace(b"\n", end)
     answer = answer_to([STREAM, *(part(whole[at : at + size]) for at in range(0, len(whole), size)), LAST])
@@ -150,10 +149,9 @@ def test_the_bytes_may_be_cut_anywhere(size: int, end: bytes) -> None:
 @pytest.mark.parametrize("length", [True, False])
 def test_streams_without_chunked_encoding_are_read(length: bool) -> None:
     body = b"".join(EVENTS)
-    head = (
-        f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n{f'Content-Length: {len(body)}' if length else 'A: b'}"
-    )
-    answer = answer_to([head.encode() + b"\r\n\r\n", body[:50], 0.01, body[50:]])
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+    head += b"Content-Length: %d\r\n" % len(body) if length else b""
+    answer = answer_to([head + b"\r\n", body[:50], 0.01, body[50:]])
     assert (answer.outcome, answer.text) == ("ok", "ab")
 
 
@@ -167,28 +165,22 @@ A = part(event("a"))
 END = part(DONE)
 FULL = response(b'{"error": {"message": "it is full"}}', status="429 Too Many")
 BUSY = response(b"<p>busy\n <b>now</b>", status="503 Busy", kind="text/html")
-OF_LENGTH = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 900\r\n\r\n"
 FAULTS: dict[str, tuple[Sequence[Step], str, str]] = {
     "full": ([FULL], "refused", "status 429: it is full"),
     "unavailable": ([BUSY], "status", "status 503: busy now"),
-    "another form": ([response(b'{"detail": "no such model"}', status="404 No")], "status", "no such model"),
     "no stream": ([response(b'{"choices": [{"message": {"content": "a"}}]}')], "malformed", "application/json"),
     "not HTTP": ([b"SSH-2.0-x\r\n"], "broken", "SSH"),
     "bad chunk size": ([STREAM, A, b"zz\r\nxx\r\n"], "broken", ""),
-    "closed at once": ([], "broken", "without response"),
     "closed in the stream": ([STREAM, A, A[:30]], "broken", ""),
-    "closed before its length": ([OF_LENGTH, event("a")], "broken", "finish_reason"),
     "ended without the end": ([STREAM, A, LAST], "broken", "finish_reason"),
     "only the end": ([STREAM, END, LAST], "empty", "no text"),
     "no JSON": ([STREAM, A, part(b"data: {not json\n\n"), END, LAST], "malformed", "{not json"),
-    "no object": ([STREAM, part(b"data: [1]\n\n"), END, LAST], "malformed", "[1]"),
     "an error within": (
         [STREAM, A, part(b'data: {"error": {"message": "out of blocks"}}\n\n')],
         "error",
         "out of blocks",
     ),
     "silence": ([STREAM, A, 0.5], "timeout", "within 0.3 s"),
-    "silence from the start": ([0.5], "timeout", "within 0.3 s"),
 }
 
 
@@ -322,10 +314,9 @@ def test_a_run_of_failures_alone_fails(wager: Call, first: bool) -> None:
     assert ("hint: Check --model" in done.err and not done.out) if first else json.loads(done.out)["summary"]["ok"] == 0
 
 
-@pytest.mark.parametrize("body", [b'{"data": []}', b"<html>"])
-def test_a_server_without_models_is_named(wager: Call, body: bytes) -> None:
+def test_a_server_without_models_is_named(wager: Call) -> None:
     with scripted(WHOLE) as server:
-        server.pages["/v1/models"] = lambda: response(body)
+        server.pages["/v1/models"] = lambda: response(b"<html>")
         refused(wager("bench", "--url", server.url), "/v1/models names no model", "--model")
         del server.pages["/v1/models"]
         refused(wager("bench", "--url", server.url), "/v1/models answered with status 404", "--url")
@@ -343,8 +334,7 @@ def test_fields_are_added_and_removed(wager: Call) -> None:
     assert last == {**expected, "max_completion_tokens": 3}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_it_in_order(number: int, code: int) -> None:
+def test_a_signal_ends_it_in_order() -> None:
     asked = threading.Event()
 
     def silent(_number: int, _body: dict[str, Any]) -> list[Step]:
@@ -360,9 +350,9 @@ def test_a_signal_ends_it_in_order(number: int, code: int) -> None:
             env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
         )
         assert asked.wait(300)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=300)
-    assert (process.returncode, out) == (code, "")
+    assert (process.returncode, out) == (143, "")
     assert "Traceback" not in err
 
 
@@ -374,83 +364,20 @@ URL = ("--url", "http://127.0.0.1:9")
     [
         (("--requests", "5"), ("--requests", "--url")),
         ((*URL, "--drafter", "ngram"), ("--drafter", "--url")),
-        ((*URL, "--compare"), ("--compare", "--url")),
         ((*URL, "--timeout", "0"), ("--timeout",)),
-        ((*URL, "--requests", "0"), ("--requests",)),
         ((*URL, "--body", "[1]"), ("--body", "object")),
-        ((*URL, "--body", '{"a": NaN}'), ("--body", "object")),
         ((*URL, "--body", '{"stream": false}'), ("--body", "stream")),
         ((*URL, "--api-key-file", "/nowhere/key"), ("/nowhere/key",)),
         (URL, ("127.0.0.1:9", "running")),
-        ((*URL, "--model", "m"), ("127.0.0.1:9", "running")),
     ],
 )
 def test_mistakes_are_named(wager: Call, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     refused(wager("bench", *arguments), *words)
 
 
-@pytest.mark.parametrize(
-    ("url", "seen"),
-    [
-        ("http://localhost:8000", "http://localhost:8000/v1"),
-        ("https://example.org", "https://example.org:443/v1"),
-        ("http://[::1]:8000/", "http://[::1]:8000/v1"),
-        ("https://a-b.org/api/v2/chat/completions", "https://a-b.org:443/api/v2"),
-    ],
-)
-def test_urls(url: str, seen: str) -> None:
-    assert OpenAIServer.parse(url).url == seen
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "localhost:8000",
-        "ftp://x",
-        "http://",
-        "http://u:p@h",
-        "http://h:0",
-        "http://h:70000",
-        "http://h/\n",
-        "http://é",
-        "http://h?q",
-    ],
-)
-def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="is not the URL of a server"):
-        OpenAIServer.parse(url)
-
-
-SERVER = """
-import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self): self.wfile.write(models if self.path == "/v1/models" else b"HTTP/1.1 404 No\\r\\n\\r\\n")
-    def do_POST(self): self.rfile.read(int(self.headers["Content-Length"])); self.wfile.write(answer)
-"""
-
-
-@pytest.mark.slow
-def test_servers_are_measured_side_by_side(tmp_path: Path) -> None:
-    """dev/bench_servers.py on two servers that answer alike."""
-    script = tmp_path / "server.py"
-    values = f"models, answer = {MODELS!r}, {b''.join(WHOLE)!r}\n"
-    script.write_text(
-        SERVER + values + 'ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()\n'
-    )
-    servers = [f"{name}={sys.executable} {script} {{port}}" for name in ("one", "two")]
-    arguments = ["--output", str(tmp_path), "--servers", "", "--server", servers[0], "--server", servers[1]]
-    done = subprocess.run(
-        [sys.executable, "dev/bench_servers.py", *arguments, "--users", "1,2", "--rounds", "1", "--requests", "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "servers.json").read_text())
-    points = [(point["server"], point["users"], point["first"]) for point in found["points"]]
-    assert points == [("one", 1, 0), ("two", 1, 0), ("two", 2, 2), ("one", 2, 2)]
-    assert [point["summary"]["tokens"] for point in found["points"]] == [4, 4, 8, 8]
-    assert (tmp_path / "servers.svg").read_text().startswith("<?xml")
+def test_urls() -> None:
+    assert OpenAIServer.parse("http://[::1]:8000/").url == "http://[::1]:8000/v1"
+    assert OpenAIServer.parse("https://a-b.org/api/v2/chat/completions").url == "https://a-b.org:443/api/v2"
+    for url in ("localhost:8000", "ftp://x", "http://", "http://u:p@h", "http://h:0", "http://h:70000", "http://h/\n"):
+        with pytest.raises(UsageError, match="is not the URL of a server"):
+            OpenAIServer.parse(url)

