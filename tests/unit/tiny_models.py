@@ -51,12 +51,6 @@ def spec(
     return ModelSpec("test", 48, 83, tied, layers, Precision.of("bf16"), 128, decoder=decoder)
 
 
-def dense_width(model_spec: ModelSpec) -> int:
-    """Inner size of a dense model's feed-forwards."""
-    assert model_spec.dense
-    return model_spec.dense.width
-
-
 def oracle(architecture: str, **config: Any) -> Any:
     """A random transformers model of an architecture, in float32, eager attention."""
     kind = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
@@ -111,11 +105,12 @@ def permute(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def gguf_metadata(model_spec: ModelSpec, architecture: str) -> dict[str, Any]:
+    assert model_spec.dense is not None
     return {
         "context_length": model_spec.context,
         "embedding_length": model_spec.hidden,
         "block_count": model_spec.num_layers,
-        "feed_forward_length": dense_width(model_spec),
+        "feed_forward_length": model_spec.dense.width,
         "attention.head_count": model_spec.attention.heads,
         "attention.head_count_kv": model_spec.attention.kv_heads,
         "attention.key_length": model_spec.attention.head_dim,
@@ -135,9 +130,10 @@ def write_gguf(
 ) -> Path:
     """A GGUF file. Tensors are float arrays, quantised here, or already raw bytes of their type."""
     writer = gguf.GGUFWriter(path, architecture)
+    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for name, value in metadata.items():
         key = name if name.startswith(("tokenizer.", "general.", "split.")) else f"{architecture}.{name}"
-        add_metadata(writer, key, value)
+        adders.get(type(value), writer.add_array)(key, value)
     for name, (values, kind) in tensors.items():
         raw = values if values.dtype == np.uint8 else gguf.quants.quantize(values.astype(np.float32), kind)
         writer.add_tensor(name, raw, raw_dtype=kind)
@@ -146,19 +142,6 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)
 
 
 def as_gguf(

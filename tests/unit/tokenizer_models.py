@@ -35,7 +35,6 @@ def split(pattern: str) -> Any:
 
 PRE = {
     "gpt-2": byte_level(use_regex=True),
-    "default": byte_level(use_regex=True),
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level(use_regex=True)]),
     "llama-bpe": split(LLAMA3),
     "qwen2": split(PRETOKENIZE_REGEX),
