@@ -99,8 +99,9 @@ class _Handler(socketserver.StreamRequestHandler):
             if isinstance(step, float):
                 time.sleep(step)
             else:
-                if step is steps[-1]:
-                    self.server.running -= 1
+                if b"[DONE]" in step:  # what its user waits for
+                    with self.server.lock:
+                        self.server.running -= 1
                 self.wfile.write(step)
 
 

