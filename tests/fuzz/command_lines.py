@@ -124,24 +124,24 @@ VALID: dict[str, tuple[str, ...]] = {
 }
 """Forms of each text, right and nearly right, by the name of its parameter."""
 
+_LIGHT = ("--memory", "64MiB", "--threads", "1")
+_TINY = ("--model", MODEL, *_LIGHT)
 BASES: dict[str, tuple[str, ...]] = {
     "pull": ("{missing}.gguf",),
-    "run": ("hello", "--model", MODEL, "--max-tokens", "3", "--memory", "64MiB", "--threads", "1"),
-    "chat": ("--model", MODEL, "--max-tokens", "3", "--memory", "64MiB", "--threads", "1"),
+    "run": ("hello", *_TINY, "--max-tokens", "3"),
+    "chat": (*_TINY, "--max-tokens", "3"),
     "serve": ("--model", "{missing}.gguf", "--port", "0"),
-    "bench": ("--model", MODEL, "--max-tokens", "2", "--memory", "64MiB", "--threads", "1", "--limit", "1"),
-    "prove": words(
-        "--model random:llama:tiny --max-tokens 2 --memory 64MiB --threads 1 --limit 1 --drafter ngram --concurrency 2"
+    "bench": (*_TINY, *words("--max-tokens 2 --limit 1")),
+    "prove": (*_TINY, *words("--max-tokens 2 --limit 1 --drafter ngram --concurrency 2")),
+    "plan": words("--model Llama-3.1-8B --hardware H100 --batch 1,8"),
+    "acceptance": (*_TINY, *words("--max-tokens 2 --limit 1")),
+    "popularity": (*_LIGHT, *words("--model random:mixtral:tiny --max-tokens 1 --limit 1")),
+    "calibrate": (*_TINY, *words("--seconds 0.2 --drafter none")),
+    "train": (
+        *(*_TINY, "--prompts", "{prompts}", "--output", "{folder}/trained"),
+        *words("--answer-tokens 2 --steps 1 --batch 16 --vocabulary 100"),
     ),
-    "plan": ("--model", "Llama-3.1-8B", "--hardware", "H100", "--batch", "1,8"),
-    "acceptance": ("--model", MODEL, "--max-tokens", "2", "--memory", "64MiB", "--threads", "1", "--limit", "1"),
-    "popularity": words("--model random:mixtral:tiny --max-tokens 1 --memory 64MiB --threads 1 --limit 1"),
-    "calibrate": ("--model", MODEL, "--memory", "64MiB", "--threads", "1", "--seconds", "0.2", "--drafter", "none"),
-    "train": words(
-        "--model random:llama:tiny --memory 64MiB --threads 1 --prompts {prompts} --answer-tokens 2 --steps 1 "
-        "--batch 16 --vocabulary 100 --output {folder}/trained"
-    ),
-    "replay": ("--rounds", "50", "--concurrency", "1", "--output", "16", "--policy-time", "0us"),
+    "replay": words("--rounds 50 --concurrency 1 --output 16 --policy-time 0us"),
     "doctor": (),
 }
 """A short call of each command that succeeds (`pull`: that fails without a network; `serve`: that finds no model)."""

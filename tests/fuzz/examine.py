@@ -6,6 +6,7 @@ import json
 import math
 import random
 import shutil
+import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +14,8 @@ from pathlib import Path
 
 import fuzz_models
 import numpy as np
-from binary_mutators import mutate_gguf, mutate_safetensors
 from fuzz_models import MESSAGES, PROMPT
-from json_mutators import mutate_json, mutate_template
+from mutators import mutate_gguf, mutate_json, mutate_safetensors, mutate_template
 
 from wager.arch.config_keys import read_json
 from wager.arch.families import FAMILIES
@@ -58,9 +58,9 @@ def _examine(path: Path) -> Examined:
                 FAULT, f"a message that is empty or very long: {type(error).__name__}: {str(error)[:300]!r}"
             )
         return Examined(TYPED, f"{type(error).__name__}: {error.message}")
+    except (KeyboardInterrupt, SystemExit):
+        raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
         return Examined(FAULT, f"{type(error).__name__}: {str(error)[:300]} {_place(error)}")
 
 
@@ -108,12 +108,8 @@ def _figures(spec: ModelSpec) -> list[float]:
 
 def _place(error: BaseException) -> str:
     """File and line of the innermost frame of the package."""
-    place, trace = "", error.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        place = f"{name.rpartition('/wager/')[2]}:{trace.tb_lineno}" if "/wager/" in name else place
-        trace = trace.tb_next
-    return f"at {place}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/wager/" in frame.filename]
+    return f"at {frames[-1].filename.rpartition('/wager/')[2]}:{frames[-1].lineno}" if frames else ""
 
 
 # ---- mutants by number -----------------------------------------------------------------------------------------------

@@ -48,9 +48,7 @@ def run(line: CommandLine, *, limit: float) -> Ending:
     try:
         with _time_limit(limit):
             code = main(line.arguments)
-    except TooLong:
-        escaped = "did not end: " + traceback.format_exc(limit=-3)
-    except BaseException:
+    except BaseException:  # TooLong among others
         escaped = traceback.format_exc(limit=-4)
     finally:
         sys.stdin, sys.stdout, sys.stderr = before
@@ -79,38 +77,32 @@ def complaints(line: CommandLine, ending: Ending) -> list[str]:
     """What is wrong; nothing for a good ending."""
     if ending.escaped:
         return [f"escaped: {ending.escaped}"]
-    found = []
-    if ending.code not in (0, 1, 2):
-        found.append(f"exit code {ending.code}")
+    found = [] if ending.code in (0, 1, 2) else [f"exit code {ending.code}"]
     if "Traceback" in ending.err or "Exception ignored" in ending.err:
         found.append("a traceback on stderr")
-    if ending.code:
-        found += _of_a_refusal(line, ending)
-    else:
-        found += _of_a_success(line, ending)
-    return found
+    return found + list(_of_a_refusal(line, ending) if ending.code else _of_a_success(line, ending))
 
 
-def _of_a_refusal(line: CommandLine, ending: Ending) -> list[str]:
-    found = []
+def _of_a_refusal(line: CommandLine, ending: Ending) -> Iterator[str]:
     at = re.search(r"^(error|Error|.* error): ", ending.err, re.MULTILINE)
-    message = ending.err[at.start() :] if at else ""
     if not at:
-        return ["failed without a message"]
+        yield "failed without a message"
+        return
+    message = ending.err[at.start() :]
     if not re.search(r"[.?!:)\"']$", message.strip()):
-        found.append("the message is no sentence")
+        yield "the message is no sentence"
     if len(message) > LONGEST_MESSAGE:
-        found.append(f"a message of {len(message)} characters")
+        yield f"a message of {len(message)} characters"
     if "Standard input" in message:
-        return found
+        return
     if not line.drawn and line.verb not in FAILS:
-        found.append("a valid call failed")
-    drawn = [value for flag, value in line.drawn if value is not None] or line.verb not in FAILS
-    if line.verb in FAILS and any("missing" in word and word in message for word in line.arguments):
-        drawn = False  # what was drawn is valid, and the base failed as it does
-    if line.drawn and drawn and not any(_named(flag, value, message) for flag, value in line.drawn):
-        found.append("the message names none of the options or values")
-    return found
+        yield "a valid call failed"
+    if line.verb in FAILS:  # it may fail as its base does, if what was drawn is valid
+        as_base = any("missing" in word and word in message for word in line.arguments)
+        if as_base or all(value is None for _, value in line.drawn):
+            return
+    if line.drawn and not any(_named(flag, value, message) for flag, value in line.drawn):
+        yield "the message names none of the options or values"
 
 
 def _named(flag: str, value: str | None, message: str) -> bool:
@@ -123,27 +115,20 @@ def _named(flag: str, value: str | None, message: str) -> bool:
     return bool(re.search(r" --[a-z]", message)) or any(word and word.lower() in message.lower() for word in words)
 
 
-def _of_a_success(line: CommandLine, ending: Ending) -> list[str]:
-    found = []
+def _of_a_success(line: CommandLine, ending: Ending) -> Iterator[str]:
     kinds = {flag: kind(param) for param in parameters(line.verb) for flag in (*param.opts, *param.secondary_opts)}
+    refused = {"whole": (*NOT_NUMBERS, *NOT_WHOLE, *HUGE), "number": NOT_NUMBERS}
     for flag, value in line.drawn:
-        what = kinds.get(flag)
-        wrong = (what in ("whole", "number") and value in NOT_NUMBERS) or (what == "whole" and value in NOT_WHOLE)
-        if wrong or (what == "whole" and value in HUGE):
-            found.append(f"{flag} {str(value)[:40]!r} was accepted")
+        if value in refused.get(kinds.get(flag, ""), ()):
+            yield f"{flag} {str(value)[:40]!r} was accepted"
     if ("--json", "-") in line.drawn:
-        found += _of_json(ending.out)
+        try:
+            json.loads(ending.out, parse_constant=_refuse)
+        except ValueError as error:
+            yield f"stdout is not JSON: {error}"
     elif line.verb in _TABLES and (no_number := _NO_NUMBER.search(ending.out)):
-        found.append(f"{no_number[0]} on stdout")
-    return found
+        yield f"{no_number[0]} on stdout"
 
 
-def _of_json(text: str) -> list[str]:
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
-
-    try:
-        json.loads(text, parse_constant=refuse)
-    except ValueError as error:
-        return [f"stdout is not JSON: {error}"]
-    return []
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

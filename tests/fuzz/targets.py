@@ -6,6 +6,7 @@ test_corpus.py reads all of them. A target gets the bytes of one file and a fold
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -18,8 +19,7 @@ from pathlib import Path
 
 import fuzz_models
 import numpy as np
-from binary_mutators import mutate_gguf, mutate_safetensors
-from json_mutators import mutate_json
+from mutators import mutate_gguf, mutate_json, mutate_safetensors
 from safetensors.numpy import save_file
 
 from wager.arch.families import FAMILIES
@@ -83,13 +83,10 @@ def _file(data: bytes, folder: Path, name: str) -> Path:
     return path
 
 
+@functools.cache
 def models(folder: Path) -> Mapping[str, Path]:
     """The small models, built once in a folder."""
-    bases = folder / "bases"
-    if not bases.exists():
-        return fuzz_models.build(bases)
-    files = {"gguf": "gguf.gguf", "gguf-sentencepiece": "sentencepiece.gguf"}
-    return {name: bases / files.get(name, name) for name in (*fuzz_models.CONFIGS, *files)}
+    return fuzz_models.build(folder / "bases")
 
 
 def _model(folder: Path, name: str, *, without: tuple[str, ...] = ()) -> Path:
@@ -196,8 +193,11 @@ def _target() -> ModelSpec:
 
 
 def store(data: bytes, folder: Path) -> None:
-    """A store; or where the first byte is odd a header and slots, to which their digests are added."""
-    written = _with_digests(data[1:]) if data and data[0] & 1 else data[1:]
+    """A store; or where the first byte is odd a header up to a zero byte and slots, to which digests are added."""
+    written = data[1:]
+    if data and data[0] & 1:
+        text, _, slots = written.partition(b"\0")
+        written = _with_digests(store_file.MAGIC, text, slots[: len(slots) // 8 * 8])
     path = _file(written, folder, "a.store")
     opened = store_file.StoreFile(path, vocab=_VOCAB, tokenizer=_DIGEST)
     table = lookup_table("store", LookupSources(store=opened))
@@ -211,12 +211,10 @@ def store(data: bytes, folder: Path) -> None:
         table.end(name)
 
 
-def _with_digests(data: bytes) -> bytes:
-    """A store of a JSON header up to the first zero byte, and of slots behind it, whose digest it is given."""
-    text, _, slots = data.partition(b"\0")
-    slots = slots[: len(slots) // 8 * 8]
-    text = text.replace(b"SHA256", hashlib.sha256(slots).hexdigest().encode())
-    return store_file.MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text + slots
+def _with_digests(magic: bytes, text: bytes, rest: bytes) -> bytes:
+    """A file of a JSON header that is given the digest of what follows it."""
+    text = text.replace(b"SHA256", hashlib.sha256(rest).hexdigest().encode())
+    return magic + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text + rest
 
 
 def packed(data: bytes, folder: Path) -> None:
@@ -224,10 +222,9 @@ def packed(data: bytes, folder: Path) -> None:
     spaces so that the data begin at byte 4096."""
     written = data[1:]
     if data and data[0] & 1:
-        text, _, rest = data[1:].partition(b"\0")
+        text, _, rest = written.partition(b"\0")
         text += b" " * (4096 - 48 - 64 + len(b"SHA256") - len(text))
-        text = text.replace(b"SHA256", hashlib.sha256(rest).hexdigest().encode())
-        written = packed_cache.MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text + rest
+        written = _with_digests(packed_cache.MAGIC, text, rest)
     path = _file(written, folder, "m" + packed_cache.SUFFIX)
     kept = packed_cache.PackedStore(select(threads=1), path, FACTS)
     used = [kept.get(name, lambda: None) for name in ("a", "b")]
@@ -294,23 +291,17 @@ def _json_mutator(file: str) -> Mutate:
     return mutate
 
 
-def _text_of(name: str) -> Callable[[Mapping[str, Path]], list[bytes]]:
+def _files_of(name: str) -> Callable[[Mapping[str, Path]], list[bytes]]:
     return lambda models: [(models[family] / name).read_bytes() for family in fuzz_models.CONFIGS]
 
 
 def _shapes(models: Mapping[str, Path]) -> list[bytes]:
     every = [json.dumps({**fuzz_models.SHAPE, "model_type": family}).encode() for family in FAMILIES]
-    return [*_text_of("config.json")(models), *every]
+    return [*_files_of("config.json")(models), *every]
 
 
 def _safetensors_seeds(models: Mapping[str, Path]) -> list[bytes]:
-    return [
-        bytes([i]) + (models[name] / "model.safetensors").read_bytes() for i, name in enumerate(fuzz_models.CONFIGS)
-    ]
-
-
-def _mutate_safetensors(data: bytes, rng: random.Random) -> bytes:
-    return data[:1] + mutate_safetensors(data[1:], rng)[0]
+    return [bytes([i]) + data for i, data in enumerate(_files_of("model.safetensors")(models))]
 
 
 def _mutate_parts(data: bytes, rng: random.Random) -> bytes:
@@ -328,12 +319,17 @@ TARGETS: Mapping[str, Target] = {
         lambda data, rng: mutate_gguf(data, rng)[0],
         longest=1 << 18,
     ),
-    "safetensors": Target(safetensors, _safetensors_seeds, _mutate_safetensors, longest=1 << 20),
+    "safetensors": Target(
+        safetensors,
+        _safetensors_seeds,
+        lambda data, rng: data[:1] + mutate_safetensors(data[1:], rng)[0],
+        longest=1 << 20,
+    ),
     "index": Target(index, mutate=_any_json),
     "config": Target(config, _shapes, _json_mutator("config.json")),
-    "tokenizer": Target(tokenizer, _text_of("tokenizer.json"), _json_mutator("tokenizer.json"), longest=1 << 16),
+    "tokenizer": Target(tokenizer, _files_of("tokenizer.json"), _json_mutator("tokenizer.json"), longest=1 << 16),
     "tokenizer_config": Target(
-        tokenizer_config, _text_of("tokenizer_config.json"), _json_mutator("tokenizer_config.json")
+        tokenizer_config, _files_of("tokenizer_config.json"), _json_mutator("tokenizer_config.json")
     ),
     "head": Target(head, mutate=_any_json),
     "store": Target(store, mutate=_mutate_parts),
