@@ -65,7 +65,7 @@ SANITIZERS = {
             *ALL,
             "tests/kernels",
             "tests/economics/test_native_policy.py",
-            *_unit("draft_ahead", "engine", "lookup", "matrices", "native_sampling", "ngram", "recycling"),
+            *_unit("draft_ahead", "engine", "lookup", "matrices", "native_sampling", "ngram", "pack", "recycling"),
             *_unit("small_caches", "store_file"),
         ],
         [
@@ -73,7 +73,7 @@ SANITIZERS = {
             "tests/kernels/test_packed_parts.py",
             "tests/kernels/test_step.py",
             "tests/economics/test_native_policy.py",
-            *_unit("engine", "lookup", "ngram", "recycling"),
+            *_unit("engine", "lookup", "ngram", "pack", "recycling"),
         ],
     ),
     "thread": Sanitizer(

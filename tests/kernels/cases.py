@@ -6,11 +6,12 @@ Uses neither the decoder nor pack.py, so that a mistake there cannot hide one he
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
+from packing import batch
 from wager.kernels.arrays import INT32, Array, zeros
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.cpu import Kernels
@@ -52,31 +53,11 @@ class Piece:
 
 
 def batch_of(pieces: Sequence[Piece], max_blocks: int, logits_indices: Sequence[int] = ()) -> PackedBatch:
-    """Pack pieces into a types.PackedBatch; row i of a span is cached at the slot of position base + i."""
-    columns: dict[str, list[int]] = {name: [] for name in ("positions", "parents", "slot_mapping", "seq_ids")}
-    starts, bases, tables = [], [], np.zeros((len(pieces), max_blocks), np.int32)
-    for sequence, piece in enumerate(pieces):
-        start, depth = len(columns["slot_mapping"]), []
-        for i, parent in enumerate(piece.chain()):
-            depth.append(0 if parent < 0 else depth[parent] + 1)
-            columns["positions"].append(piece.base + depth[i])
-            columns["parents"].append(-1 if parent < 0 else start + parent)
-            place = piece.base + i
-            columns["slot_mapping"].append(piece.blocks[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE)
-            columns["seq_ids"].append(sequence)
-        starts.append(start)
-        bases.append(piece.base)
-        tables[sequence, : len(piece.blocks)] = piece.blocks
-    arrays = {name: np.asarray(values, np.int32) for name, values in columns.items()}
-    tokens = np.zeros(len(arrays["slot_mapping"]), np.int32)
-    return PackedBatch(
-        tokens=tokens,
-        query_start_loc=np.asarray([*starts, len(tokens)], np.int32),
-        num_computed_tokens=np.asarray(bases, np.int32),
-        block_tables=tables,
-        logits_indices=np.asarray(logits_indices, np.int32),
-        **arrays,
-    )
+    """The pieces with block tables of this width; row i of a span is cached at the slot of position base + i."""
+    rows = [(piece.base, [0] * len(piece.rows), piece.chain(), piece.blocks) for piece in pieces]
+    packed = batch(rows, logits_indices)
+    missing = max_blocks - packed.block_tables.shape[1]
+    return replace(packed, block_tables=np.pad(packed.block_tables, ((0, 0), (0, missing))))
 
 
 def chain_inputs(tape: Tape) -> None:

@@ -165,15 +165,6 @@ def test_with_threads_that_do_not_run_one_works_nearly_alone_and_all_come_back(t
     assert machine.limit.limit == threads
 
 
-def test_short_and_rare_waits_change_nothing() -> None:
-    machine = Machine(2)
-    machine.run(S, wait=0)
-    for _ in range(100):
-        machine.work(wait=5 * MS)  # another program ran for a moment
-        machine.run(20 * MS, wait=50 * US)
-        assert machine.limit.limit == 2
-
-
 def test_waking_threads_for_less_work_than_waking_takes_does_not_pay() -> None:
     machine = Machine(2)
     for _ in range(100):

@@ -83,6 +83,8 @@ def test_only_ids_that_are_allowed_are_sampled(kernels: Any, seed: int) -> None:
         vocab = int(rng.choice(VOCABS))
         logits = drawn_logits(rng, vocab)
         params = replace(drawn_params(rng, vocab), grammar=Grammar.regex("a"))
+        if position % 10 == 0:
+            logits[1 % vocab :] = np.finfo(np.float32).min  # an allowed id may have the least logit of all
         ids = np.unique(rng.integers(0, vocab, int(rng.choice([1, 3, 1 + vocab // 2]))))
         history = History([1 % vocab], grammar=Subset(ids.tolist()))
         wanted = process(logits, params, history).choose(seed, position)
@@ -102,16 +104,6 @@ def test_changes_smaller_than_a_float_tells(kernels: Any, base: float, temperatu
     for position in range(40):
         wanted = process(logits, params).choose(1, position)
         assert choose(sampler, logits, params, None, seed=1, position=position, choice=0) == wanted
-
-
-def test_allowed_ids_may_have_the_least_logit_of_all(kernels: Any) -> None:
-    logits = np.zeros(13, np.float32)
-    logits[[4, 7]] = np.finfo(np.float32).min
-    history = History([1], grammar=Subset([4, 7]))
-    for filters in ({}, {"top_p": 0.7}, {"top_k": 1}, {"min_p": 0.1}):
-        params = SamplingParams(temperature=1.0, grammar=Grammar.regex("a"), **filters)
-        wanted = process(logits, params, history).choose(1, 2)
-        assert choose(RowSampler(kernels), logits, params, history, seed=1, position=2, choice=0) == wanted
 
 
 def test_what_is_not_finite_is_left_to_the_definition(kernels: Any) -> None:
@@ -136,16 +128,3 @@ def test_a_nucleus_that_ends_at_its_limit_is_left_to_the_definition(kernels: Any
             tokens.append(sampler.sample(logits, params, edits=None, allowed=None, **place))
             assert choose(sampler, logits, params, None, **place) == process(logits, params).choose(1, position)
         assert (None not in tokens) == decided
-
-
-def test_frequencies_follow_the_filtered_distribution(kernels: Any) -> None:
-    logits, params = np.array([2.0, 1.0, 0.0, -1.0, 1.0], np.float32), SamplingParams(temperature=1.0, top_p=0.95)
-    wanted, n = process(logits, params).probabilities(5), 20_000
-    sampler = RowSampler(kernels)
-    tokens = [
-        sampler.sample(logits, params, edits=None, allowed=None, seed=42, position=position, choice=0)
-        for position in range(n)
-    ]
-    counts, there = np.bincount(tokens, minlength=5), wanted > 0
-    assert there.tolist() == [True, True, True, False, True] and counts[3] == 0
-    assert ((counts - wanted * n)[there] ** 2 / (wanted * n)[there]).sum() < 21.2  # 3 degrees of freedom, p = 1e-4

@@ -38,15 +38,6 @@ def test_rms_norm(kernels, n):
         assert np.array_equal(out[0], whole[row])
 
 
-def test_select_copies_the_logits_rows(kernels):
-    x, out = randn(64, 33), zeros(64, 33)
-    tape = chain_tape(kernels)
-    tape.select(x, out)
-    tape.inputs.logits_indices[:3] = np.array([5, 0, 30], np.int32)
-    run_chain(tape, 31, 3)
-    assert np.array_equal(out[:3], x[[5, 0, 30]]) and out[3:].any() == 0
-
-
 @pytest.mark.parametrize("n", [1, 5, 16, 17, 1000, 49152])
 def test_argmax_takes_the_lowest_of_equals(kernels, n):
     logits, out = randn(8, n), np.full(8, -7, np.int32)
@@ -94,28 +85,6 @@ def test_copy_widens_and_keeps_to_its_columns(kernels, n):
     run_chain(tape, 19)
     assert np.array_equal(out[:19, :n], x[:19]) and np.array_equal(out[:19, n:-1], narrow[:19].astype(np.float32))
     assert not out[19:].any() and not out[:, -1].any()
-
-
-def test_a_tap_copies_what_the_rows_are_at_its_place(kernels):
-    x, weight = randn(64, 48), randn(48, 48)
-    tape = chain_tape(kernels)
-    before = tape.tap(x)
-    narrow = x.astype(BFLOAT16)
-    tape.linear(narrow, kernels.pack(weight), x, add=True)
-    after = tape.tap(x)
-    first, second, original = zeros(64, 48), zeros(64, 48), x.copy()
-    run_chain(tape, 9)
-    assert not first.any() and not second.any()  # nowhere to copy to
-    x[:] = original
-    before.copy_to(first)
-    after.copy_to(second)
-    run_chain(tape, 9)
-    assert np.array_equal(first[:9], original[:9]) and np.array_equal(second[:9], x[:9])
-    assert not first[9:].any() and not np.array_equal(first[:9], second[:9])
-    before.copy_to(None)
-    first[:] = 0
-    run_chain(tape, 9)
-    assert not first.any() and np.array_equal(second[:9], x[:9])
 
 
 def test_a_tap_has_room_for_every_row(kernels):

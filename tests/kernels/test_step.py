@@ -1,8 +1,8 @@
-"""What a step does natively beside the tape, against plain Python: packing into buffers, and following guesses."""
+"""Guesses are followed natively as by the rule `match` in plain Python."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,37 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.errors import WagerError
-from wager.kernels._native import BatchPacker, SequenceState
-from wager.kernels.base import BLOCK_SIZE
+from wager.kernels._native import SequenceState
 from wager.kernels.cpu import Kernels
-from wager.kernels.inputs import Inputs
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.sampling import token_matcher
-from wager.types import GREEDY_TEMPERATURE, Draft, PackedBatch, SamplingParams, Span
+from wager.types import GREEDY_TEMPERATURE, Draft, SamplingParams
 from wager.verify import accept
 from wager.verify.distribution import process
-from wager.verify.pack import pack
 
-MAX_ROWS, MAX_SEQUENCES, MAX_BLOCKS = 96, 5, 7
 VOCAB = 40
 KERNELS = Kernels(threads=1)
-
-
-@st.composite
-def steps(draw):
-    """Spans with shuffled blocks, and random trees behind those that need logits."""
-    spans, drafts, tables = [], {}, {}
-    blocks = draw(st.permutations(range(60)))
-    for i in range(draw(st.integers(1, MAX_SEQUENCES))):
-        name = f"r{i}"
-        known = tuple(draw(st.lists(st.integers(0, 99), min_size=1, max_size=10)))
-        live = draw(st.booleans())
-        spans.append(Span(name, draw(st.integers(0, 5 * BLOCK_SIZE)), known, live, 8))
-        if live:
-            drafts[name] = draw(trees(name))
-        tables[name] = list(blocks[MAX_BLOCKS * i : MAX_BLOCKS * (i + 1)])
-    return spans, drafts, tables
 
 
 @st.composite
@@ -48,70 +27,6 @@ def trees(draw, name="s"):
     nodes = draw(st.integers(0, 8))
     parents = tuple(draw(st.integers(-1, node - 1)) if node else -1 for node in range(nodes))
     return Draft(name, tuple(draw(st.integers(0, 3)) for _ in range(nodes)), parents, drafter="d")
-
-
-def packer() -> BatchPacker:
-    inputs = Inputs.allocate(max_rows=MAX_ROWS, max_sequences=MAX_SEQUENCES, max_blocks=MAX_BLOCKS)
-    for each in fields(PackedBatch):
-        getattr(inputs, each.name)[...] = 77  # what an earlier step left
-    return inputs.packer()
-
-
-def equal(one: PackedBatch, other: PackedBatch) -> bool:
-    pairs = [(getattr(one, each.name), getattr(other, each.name)) for each in fields(PackedBatch)]
-    return all(left.dtype == right.dtype and np.array_equal(left, right) for left, right in pairs)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(steps(), min_size=1, max_size=3))
-def test_a_batch_packed_into_buffers_is_the_batch(several):
-    buffers = packer()
-    for spans, drafts, tables in several:
-        batch = pack(spans, drafts, tables, into=buffers)
-        assert buffers.packed is batch
-        assert equal(batch, pack(spans, drafts, tables))
-
-
-def test_batches_of_one_shape_are_one_view():
-    buffers = packer()
-    one = pack([Span("a", 3, (1,), True)], {}, {"a": [4]}, into=buffers)
-    again = pack([Span("b", 5, (2,), True)], {}, {"b": [6]}, into=buffers)
-    assert one is again
-    assert again.tokens.tolist() == [2] and again.slot_mapping.tolist() == [6 * BLOCK_SIZE + 5]
-
-
-LIVE, TABLE = Span("a", 0, (1, 2), True, 8), {"a": [0, 1]}
-
-
-@pytest.mark.parametrize(
-    ("spans", "drafts", "tables"),
-    [
-        ([Span("a", 0, tuple(range(MAX_ROWS + 1)), True)], {}, {"a": list(range(60))}),
-        ([Span("a", MAX_BLOCKS * BLOCK_SIZE, (1,), True)], {}, {"a": list(range(9))}),
-        ([LIVE] * (MAX_SEQUENCES + 1), {}, TABLE),
-        ([LIVE], {"a": Draft("a", (1, 2), (-1, 1))}, TABLE),
-        ([LIVE], {"a": Draft("a", (1,), (-2,))}, TABLE),
-        ([LIVE], {"a": Draft("a", (1, 2), (-1,))}, TABLE),
-        ([Span("a", 0, (2**40,), True)], {}, TABLE),
-        ([Span("a", -1, (1,), True)], {}, TABLE),
-    ],
-    ids=[
-        "more rows than there is room",
-        "more blocks than there is room",
-        "more sequences than there is room",
-        "a parent that does not precede",
-        "a parent before the root",
-        "parents missing",
-        "a token that is too large",
-        "a negative position",
-    ],
-)
-def test_what_cannot_be_packed_is_refused(spans: Any, drafts: Any, tables: Any) -> None:
-    buffers = packer()
-    pack([Span("a", 0, (1,), True)], {}, {"a": [0]}, into=buffers)
-    with pytest.raises((WagerError, ValueError)):
-        pack(spans, drafts, tables, into=buffers)
-    assert buffers.packed is None, "the buffers hold no batch now"
 
 
 @dataclass(frozen=True)

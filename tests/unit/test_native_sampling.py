@@ -22,8 +22,7 @@ TARGET = spec((Gqa(6, 2, 16),) * 2, (Dense(64),) * 2)
 VARIED = [
     SamplingParams(max_tokens=30, temperature=0.9, top_p=0.8, seed=1),
     SamplingParams(max_tokens=30, temperature=1.3, top_k=7, seed=2),
-    SamplingParams(max_tokens=30, temperature=0.6, min_p=0.1, n=2, seed=3),
-    SamplingParams(max_tokens=30, temperature=0.9, top_k=20, top_p=0.9, min_p=0.01, seed=4),
+    SamplingParams(max_tokens=30, temperature=0.9, top_k=20, top_p=0.9, min_p=0.1, n=2, seed=4),
     SamplingParams(max_tokens=30, temperature=1.0, presence_penalty=0.7, frequency_penalty=-0.2, seed=5),
     SamplingParams(max_tokens=30, temperature=0.0, repetition_penalty=1.3, logit_bias={3: 4.0}),
     SamplingParams(max_tokens=30, temperature=0.8, top_p=0.7, repetition_penalty=0.8, logit_bias={3: 1.0}, seed=6),

@@ -10,10 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing import batch
 
-from wager.errors import CacheIntegrityError, UsageError
+from wager.errors import CacheIntegrityError, UsageError, WagerError
+from wager.kernels._native import BatchPacker
 from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.inputs import Inputs
 from wager.types import Draft, PackedBatch, Span
 from wager.verify.pack import pack
+
+MAX_ROWS, MAX_SEQUENCES, MAX_BLOCKS = 140, 5, 7
 
 
 @st.composite
@@ -21,7 +25,7 @@ def steps(draw):
     """Spans with shuffled blocks and random trees behind the live ones."""
     spans, drafts, tables = [], {}, {}
     blocks = draw(st.permutations(range(40)))
-    for i in range(draw(st.integers(1, 5))):
+    for i in range(draw(st.integers(1, MAX_SEQUENCES))):
         name = f"r{i}"
         known = tuple(draw(st.lists(st.integers(0, 99), min_size=1, max_size=20)))
         live = draw(st.booleans())
@@ -34,11 +38,24 @@ def steps(draw):
     return spans, drafts, tables
 
 
+def packer() -> BatchPacker:
+    inputs = Inputs.allocate(max_rows=MAX_ROWS, max_sequences=MAX_SEQUENCES, max_blocks=MAX_BLOCKS)
+    for field in fields(PackedBatch):
+        getattr(inputs, field.name)[...] = 77  # what an earlier step left
+    return inputs.packer()
+
+
+BUFFERS = packer()
+
+
 @settings(max_examples=120, deadline=None)
 @given(steps())
 def test_every_row_is_where_it_belongs(step):
+    """Packed into arrays of its own, and natively into buffers."""
     spans, drafts, tables = step
     packed, rows, logits_rows, first = pack(spans, drafts, tables), [], [], 0
+    into = pack(spans, drafts, tables, into=BUFFERS)
+    assert BUFFERS.packed is into
     for span in spans:
         draft, known = drafts.get(span.seq_id, Draft(span.seq_id)), len(span.tokens)
         tokens = (*span.tokens, *draft.tokens)
@@ -51,6 +68,8 @@ def test_every_row_is_where_it_belongs(step):
     for field in fields(PackedBatch):
         array = getattr(packed, field.name)
         assert array.dtype == np.int32 and np.array_equal(array, getattr(expected, field.name)), field.name
+        in_buffer = getattr(into, field.name)
+        assert in_buffer.dtype == np.int32 and np.array_equal(in_buffer, array), field.name
     assert len(set(packed.slot_mapping.tolist())) == packed.rows
 
 
@@ -70,3 +89,27 @@ def test_nothing_to_pack_is_an_empty_batch():
 def test_what_cannot_be_packed_is_named(span, error, words):
     with pytest.raises(error, match=words):
         pack([span], {"a": Draft.chain("a", (2,), drafter="n")}, {"a": [3]})
+
+
+LIVE = Span("a", 0, (1, 2), True, 8)
+
+
+@pytest.mark.parametrize(
+    ("what", "spans", "draft", "blocks"),
+    [
+        ("more rows than there is room", [Span("a", 0, tuple(range(MAX_ROWS + 1)), True)], None, range(60)),
+        ("more blocks than there is room", [Span("a", MAX_BLOCKS * BLOCK_SIZE, (1,), True)], None, range(9)),
+        ("more sequences than there is room", [LIVE] * (MAX_SEQUENCES + 1), None, range(2)),
+        ("a parent that does not precede", [LIVE], Draft("a", (1, 2), (-1, 1)), range(2)),
+        ("a parent before the root", [LIVE], Draft("a", (1,), (-2,)), range(2)),
+        ("parents missing", [LIVE], Draft("a", (1, 2), (-1,)), range(2)),
+        ("a token that is too large", [Span("a", 0, (2**40,), True)], None, range(2)),
+        ("a negative position", [Span("a", -1, (1,), True)], None, range(2)),
+    ],
+)
+def test_what_does_not_fit_the_buffers_is_refused(what, spans, draft, blocks):
+    buffers = packer()
+    pack([Span("a", 0, (1,), True)], {}, {"a": [0]}, into=buffers)
+    with pytest.raises((WagerError, ValueError)):
+        pack(spans, {"a": draft} if draft else {}, {"a": list(blocks)}, into=buffers)
+    assert buffers.packed is None, f"the buffers hold no batch after {what}"
