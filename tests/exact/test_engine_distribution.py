@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import counting
 import numpy as np
 import pytest
 from counting import (
@@ -106,4 +107,5 @@ class OneCoin(NoiseCoins):
 @pytest.mark.parametrize("coins", [OneStream, OneCoin])
 def test_noise_that_is_used_twice_is_noticed(monkeypatch, coins):
     monkeypatch.setattr(runner.accept, "NoiseCoins", coins)
+    monkeypatch.setattr(counting, "TOKENS", max(TOKENS, 24_000))
     assert not follows(SamplingDrafter((1, 1, 1)), "rejection", WARM)

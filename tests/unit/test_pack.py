@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packing import batch
 
+from packing import batch
 from wager.errors import CacheIntegrityError, UsageError, WagerError
 from wager.kernels._native import BatchPacker
 from wager.kernels.base import BLOCK_SIZE
