@@ -16,12 +16,12 @@ from eagle_heads import VARIANTS as EAGLES
 from eagle_heads import VOCAB, Flags, ReferenceHead
 from mtp_modules import LAYERS, ReferenceModules
 from mtp_modules import VARIANTS as MODULES
-from packing import batch, chain
 from recorded_drafts import Recorded
 from tiny_models import TOKENS, spec
 
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
+from packing import batch, chain
 from wager.arch import Dense, Gqa
 from wager.draft.heads.autoregressive import HeadDrafter
 from wager.draft.registry import DrafterParts, build_drafter

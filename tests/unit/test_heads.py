@@ -16,7 +16,6 @@ import pytest
 import torch
 from decoder_engines import answers, decoder_on, engine_on, native, requests
 from eagle_heads import VARIANTS, VOCAB
-from packing import batch, chain
 from recorded_drafts import Recorded
 from test_block_heads import KINDS as BLOCKS
 from test_block_heads import ReferenceBlock
@@ -25,6 +24,7 @@ from test_medusa_heads import FORMATS, IDS, expected_logits, save
 from tiny_models import TOKENS
 
 from oracle.kernels import ReferenceKernels
+from packing import batch, chain
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.trees import sequoia
 from wager.drafter_spec import DrafterSpec

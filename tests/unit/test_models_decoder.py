@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packing import Rows, batch, chain
 from tiny_models import TOKENS, spec
 
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
+from packing import Rows, batch, chain
 from wager.arch import Dense, Experts, Gating, Gqa, Mla, ModelSpec, Rope
 from wager.errors import UsageError
 from wager.kernels.arrays import Array

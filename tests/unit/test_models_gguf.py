@@ -14,7 +14,6 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.constants import GGML_QUANT_SIZES
-from packing import batch, chain
 from test_models_families import LINEAR, LLAMA3, YARN
 from tiny_models import (
     TOKENS,
@@ -31,6 +30,7 @@ from tiny_models import (
 
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
+from packing import batch, chain
 from quantised_cases import raw_rows
 from wager.arch import ModelSpec, Precision, Rope, gguf_precision, read_gguf
 from wager.errors import ModelError

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from packing import batch, chain
 from test_drafter_combinations import TEXTS, requests
 from tiny_models import TOKENS, oracle, oracle_logits, save
 from tokenizer_models import save_model
 
 import wager
 from oracle.kernels import ReferenceKernels
+from packing import batch, chain
 from wager.drafter_spec import parse_layers
 from wager.errors import UsageError
 from wager.loading.load import load

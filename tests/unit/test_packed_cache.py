@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from packing import batch, chain
 from tokenizer_models import save_model
 
 import wager
 from in_process import Call
+from packing import batch, chain
 from wager.kernels.arrays import Array, WeightParts
 from wager.loading.load import LoadedEngine, load
 from wager.models import packed_cache

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from packing import batch, chain
 
 import wager
 from oracle.kernels import softmax
+from packing import batch, chain
 from wager.kernels.arrays import Array
 from wager.kernels.cpu import select
 from wager.loading.load import load

@@ -12,11 +12,11 @@ import torch
 from decoder_engines import decoder_on, native
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packing import Rows, batch, chain
 from tiny_models import SIZES, TOKENS, oracle, save, spec
 
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
+from packing import Rows, batch, chain
 from wager.arch import Dense, Experts, Mla
 from wager.errors import UsageError
 from wager.kernels.arrays import Array

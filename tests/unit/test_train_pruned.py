@@ -14,13 +14,13 @@ import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
-from packing import batch, chain
 from tiny_models import as_gguf, gguf_metadata, oracle, save, write_gguf
 from tokenizer_models import train
 from trained import MODEL, states_of, target_of, texts
 
 import wager
 from oracle.kernels import ReferenceKernels
+from packing import batch, chain
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.loading.load import load

@@ -14,9 +14,9 @@ import gguf
 import numpy as np
 import torch
 import transformers
-from packing import batch, chain
 
 from oracle.kernels import ReferenceKernels
+from packing import batch, chain
 from wager.arch import DecoderDetails, Dense, Experts, Gqa, Mla, ModelSpec, Precision, Rope
 from wager.arch.spec import stacked
 from wager.kernels.arrays import Array
