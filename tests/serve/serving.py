@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import openai
-from openai.lib.streaming.chat import ChatCompletionStreamState
 from prometheus_client.parser import text_string_to_metric_families
 
 import wager
@@ -59,22 +57,6 @@ def tool(name: str, *, strict: bool = False, **arguments: Any) -> Any:
     parameters = {"type": "object", "properties": arguments, "required": [*arguments], "additionalProperties": False}
     function = {"name": name, "parameters": parameters} | ({"strict": True} if strict else {})
     return {"type": "function", "function": function}
-
-
-def called_both_ways(client: openai.OpenAI, **options: Any) -> tuple[Any, list[tuple[str, str]]]:
-    """The choice of a chat and its tool calls, which must be the same streamed, put together by the client itself."""
-    whole = client.chat.completions.create(**options).choices[0]
-    state = ChatCompletionStreamState()
-    for chunk in client.chat.completions.create(**options, stream=True):
-        state.handle_chunk(chunk)
-    streamed = state.current_completion_snapshot.choices[0]
-    calls = [
-        [(call.function.name, call.function.arguments) for call in each.message.tool_calls or []]
-        for each in (whole, streamed)
-    ]
-    assert calls[0] == calls[1] and whole.finish_reason == streamed.finish_reason
-    assert (whole.message.content or "") == (streamed.message.content or "")
-    return whole, calls[0]
 
 
 class HttpServer:

@@ -68,14 +68,9 @@ def test_every_sampling_field_reaches_the_engine(client: openai.OpenAI) -> None:
     ours: Any = dict(top_k=40, min_p=0.01, repetition_penalty=1.1, stop_token_ids=[7], ignore_eos=True)
     bias = {50: 3.5, 51: -100.0}
     [plain] = expected(MESSAGES, max_tokens=20, **fields, **ours, logit_bias=bias)
-    answer = client.chat.completions.create(
-        model=NAME,
-        messages=MESSAGES,
-        max_tokens=20,
-        **fields,
-        logit_bias={str(token): bias[token] for token in bias},
-        extra_body=ours,
-    )
+    biases = {str(token): value for token, value in bias.items()}
+    asked: Any = dict(model=NAME, messages=MESSAGES, max_tokens=20, **fields, logit_bias=biases, extra_body=ours)
+    answer = client.chat.completions.create(**asked)
     assert answer.choices[0].message.content == plain.text
     stopping: Any = dict(max_tokens=20, temperature=0.9, seed=11, stop=[plain.text[3:5]])
     [cut] = expected(MESSAGES, **stopping)

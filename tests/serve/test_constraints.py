@@ -8,8 +8,9 @@ from typing import Any
 
 import openai
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
 
-from serve.serving import CHAT, MESSAGES, NAME, Running, called_both_ways, running, tool
+from serve.serving import CHAT, MESSAGES, NAME, Running, running, tool
 
 SCHEMA: Any = {
     "type": "object",
@@ -81,7 +82,16 @@ def test_the_clients_own_assembly_of_a_stream_is_the_whole_answer(
 ) -> None:
     options: Any = dict(model=NAME, messages=MESSAGES, tools=TOOLS, seed=4, max_tokens=80)
     options |= dict(tool_choice=choice, parallel_tool_calls=parallel)
-    _, calls = called_both_ways(client, **options)
+    whole, state = client.chat.completions.create(**options).choices[0], ChatCompletionStreamState()
+    for chunk in client.chat.completions.create(**options, stream=True):
+        state.handle_chunk(chunk)
+    streamed = state.current_completion_snapshot.choices[0]
+    calls, same = (
+        [(call.function.name, call.function.arguments) for call in each.message.tool_calls or []]  # type: ignore[attr-defined]
+        for each in (whole, streamed)
+    )
+    assert calls == same and whole.finish_reason == streamed.finish_reason
+    assert (whole.message.content or "") == (streamed.message.content or "")
     if choice == "none":
         assert not calls
     elif choice != "auto":

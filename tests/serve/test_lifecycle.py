@@ -204,21 +204,11 @@ def test_clients_that_do_not_read_do_not_hold_up_the_end() -> None:
 # ---- a drafter that raises while requests run: these go on, with the same text ---------------------------------------
 
 
-BODIES: list[dict[str, Any]] = [
-    {"messages": MESSAGES, "max_tokens": 60, "ignore_eos": True, "seed": seed, "temperature": 0.8 * (seed % 2)}
-    for seed in range(8)
-]
-
-
-def texts(server: Running, **fields: Any) -> list[str]:
-    with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(lambda body: server.text({**body, **fields}), BODIES))
-
-
 def test_a_drafter_that_breaks_in_mid_flight(caplog: pytest.LogCaptureFixture) -> None:
     """The log names it, the metrics too; requests that come later are answered, also those that ask for it."""
-    with running({"depth": None, "drafter": "ngram,recycle"}) as server:
-        plain = texts(server, speculation="off")
+    bodies = [{**SAMPLED, "max_tokens": 60, "seed": seed, "temperature": 0.8 * (seed % 2)} for seed in range(8)]
+    with running({"depth": None, "drafter": "ngram,recycle"}) as server, ThreadPoolExecutor(8) as pool:
+        plain = [server.text({**body, "speculation": "off"}) for body in bodies]
         drafter = server.llm.engine.proposer.drafters["ngram"]
         propose = drafter.propose
 
@@ -228,8 +218,8 @@ def test_a_drafter_that_breaks_in_mid_flight(caplog: pytest.LogCaptureFixture) -
             return drafts
 
         drafter.propose = broken  # type: ignore[method-assign]
-        assert texts(server) == plain
-        assert server.text({**BODIES[0], "speculation": {"drafter": "ngram"}}) == plain[0]
+        assert list(pool.map(server.text, bodies)) == plain
+        assert server.text({**bodies[0], "speculation": {"drafter": "ngram"}}) == plain[0]
         found = server.metrics()
     name = "wager:drafter_failures_total,drafter="
     assert found[f"{name}recycle"] == 0

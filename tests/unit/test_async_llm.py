@@ -93,13 +93,12 @@ def test_a_stream_yields_every_delta_one_by_one_or_gathered() -> None:
             gathered = [*chain(*await reads(stream))]
             assert sum((item.delta.token_ids for item in gathered), ()) == whole.token_ids
             assert stream.completions()[0].token_ids == whole.token_ids
-            requests = [llm.request(tuple(llm.tokenizer.encode(prompt)), replace(PARAMS, n=2)) for prompt in PROMPTS]
-            several = llm.open_stream(*requests)
-            found: dict[int, tuple[int, ...]] = {}
+            several = llm.open_stream(*(llm.request(tuple(llm.tokenizer.encode(each)), PARAMS) for each in PROMPTS))
+            found: dict[int, tuple[int, ...]] = dict.fromkeys(range(3), ())
             for item in chain(*await reads(several)):
-                found[item.choice] = found.get(item.choice, ()) + item.delta.token_ids
-            assert [found[choice] for choice in range(6)] == [each.token_ids for each in several.completions()]
-            assert several.completions()[0].token_ids == whole.token_ids
+                found[item.choice] += item.delta.token_ids
+            assert [*found.values()] == [each.token_ids for each in several.completions()]
+            assert found[0] == whole.token_ids
 
     run(work())
 

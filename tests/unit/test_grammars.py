@@ -160,15 +160,6 @@ def test_choices_have_their_own_noise_and_state() -> None:
     assert len(set(texts)) > 1
 
 
-@pytest.mark.slow
-def test_greedy_outputs_are_the_same_under_every_rule(expected: dict[str, tuple[int, ...]]) -> None:
-    greedy = [r for r in requests() if r.params.greedy]
-    for rule in ("rejection", "block", "traversal"):
-        for drafter in (NgramDrafter(), model(), AdversaryDrafter(VOCAB)):
-            engine = toy_engine(LAW, drafter=drafter, depth=4, rule=rule, grammars=COMPILER, num_blocks=256)
-            assert ids(engine.generate(greedy)) == {r.id: expected[r.id] for r in greedy}, (rule, drafter.name)
-
-
 # ---- forced tokens, forbidden guesses ---------------------------------------------------------------------------
 
 
