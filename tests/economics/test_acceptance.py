@@ -64,11 +64,13 @@ def test_the_nodes_of_a_tree_stand_for_the_depths_of_a_chain() -> None:
     assert survival == pytest.approx([0.4, 0.2, 0.16, 0.04], abs=0.02)
 
 
-def test_rates_are_learned_by_depth() -> None:
+def test_rates_are_learned_by_depth_and_a_change_is_followed() -> None:
     rates = [0.6, 0.9, 0.5, 0.95, 0.7, 0.8, 0.85]
     model, sequences = opened(16)
     play(model, sequences, rates, rounds=150, depth=DEPTH)
     assert conditional(model, sequences, 4) == pytest.approx(rates[:4], abs=0.08)
+    play(model, sequences, [0.2] * DEPTH, rounds=100, depth=DEPTH)
+    assert forecast(model, sequences, 1).max() < 0.4
 
 
 def test_untested_depths_follow_the_ones_above() -> None:
@@ -101,13 +103,6 @@ def test_a_new_sequence_is_expected_to_be_like_those_that_ended() -> None:
         play(model, [sequence], [0.2], rounds=30, depth=1, seed=number)
         model.end_sequence(sequence)
     assert forecast(model, [model.start_sequence()], 1)[0, 0] < prior - 0.3
-
-
-def test_a_change_is_followed() -> None:
-    model, sequences = opened(8)
-    play(model, sequences, [0.9] * DEPTH, rounds=200, depth=DEPTH)
-    play(model, sequences, [0.2] * DEPTH, rounds=100, depth=DEPTH)
-    assert forecast(model, sequences, 1).max() < 0.4
 
 
 def drafts(texts: Sequence[DraftTrace], position: int) -> list[Draft]:
