@@ -27,19 +27,33 @@ Keep = Callable[[tuple[int, ...]], int]
 BUDGET = 10_000
 
 
-def first_token(p: Probs, q: Probs, *, depth: int, keep: Keep) -> list[float]:
-    """Distribution of the first emitted token when `keep` decides; the rest is as in arXiv 2211.17192."""
-    probs = [0.0, 0.0]
-    left = [max(0.0, p[a] - q[a]) for a in (0, 1)]
-    for draws in product((0, 1), repeat=depth):
-        mass = float(np.prod([q[x] for x in draws]))
-        if not keep(draws):
-            probs = [probs[a] + mass * p[a] for a in (0, 1)]
-            continue
-        accepted = min(1.0, p[draws[0]] / q[draws[0]])
-        probs[draws[0]] += mass * accepted
-        if accepted < 1.0:
-            probs = [probs[a] + mass * (1 - accepted) * left[a] / sum(left) for a in (0, 1)]
+def two_tokens(p: Probs, q: Probs, goes_on: GoesOn, keep: Keep) -> dict[tuple[int, ...], float]:
+    """Distribution of the first two emitted tokens when a drafter goes on after `draws` while `goes_on(draws)`, at most
+    two; the target's distribution is `p` at every position. The rest is as in arXiv 2211.17192."""
+    probs = dict.fromkeys(product((0, 1), repeat=2), 0.0)
+
+    def draw(draws: tuple[int, ...], mass: float) -> None:
+        if len(draws) < 2 and (not draws or goes_on(draws)):
+            for token in (0, 1):
+                draw((*draws, token), mass * q[token])
+        else:
+            emit((), draws[: keep(draws)], mass)
+
+    def emit(before: tuple[int, ...], draws: tuple[int, ...], mass: float) -> None:
+        if len(before) == 2:
+            probs[before] += mass
+        elif not draws:  # the bonus token, and the tokens of later steps
+            for token in (0, 1):
+                emit((*before, token), (), mass * p[token])
+        else:
+            accepted = min(1.0, p[draws[0]] / q[draws[0]])
+            emit((*before, draws[0]), draws[1:], mass * accepted)
+            left = [max(0.0, p[token] - q[token]) for token in (0, 1)]
+            for token in (0, 1):
+                if accepted < 1.0:
+                    emit((*before, token), (), mass * (1 - accepted) * left[token] / sum(left))
+
+    draw((), 1.0)
     return probs
 
 
@@ -60,10 +74,10 @@ def test_policies_that_look_at_the_draws_they_drop_change_the_distribution() -> 
         survival = np.concatenate([[0.0], confidence(draws)])
         return int(((1 + survival.cumsum()) * [1.0, 0.5, 0.45]).argmax())
 
-    searched = first_token((0.7, 0.3), (0.5, 0.5), depth=2, keep=full_search)
-    assert searched == pytest.approx([0.85, 0.15], abs=1e-12)
-    dropped = first_token((0.5, 0.5), (0.8, 0.2), depth=1, keep=lambda draws: int(draws[0] == 0))
-    assert dropped == pytest.approx([0.6, 0.4], abs=1e-12)
+    searched = two_tokens((0.7, 0.3), (0.5, 0.5), lambda draws: True, full_search)
+    assert searched[0, 0] + searched[0, 1] == pytest.approx(0.85, abs=1e-12), "not 0.7"
+    dropped = two_tokens((0.5, 0.5), (0.8, 0.2), lambda draws: False, lambda draws: int(draws[0] == 0))
+    assert dropped[0, 0] + dropped[0, 1] == pytest.approx(0.6, abs=1e-12), "not 0.5"
 
 
 class Machine(LatencyModel):
@@ -108,38 +122,8 @@ def test_the_adaptive_policy_leaves_the_distribution_as_it_is(rule: str, p: Prob
             copy = deepcopy(policy)
             kept[draws, scores] = len(copy.admit({"r": drafted(draws, q, scores)}, BUDGET).get("r", ()))
     assert len(set(kept.values())) == 1
-    probs = first_token(p, q, depth=depth, keep=lambda draws: kept[draws, confidence(draws)])
-    assert probs == pytest.approx(p, abs=1e-12)
-
-
-def two_tokens(p: Probs, q: Probs, goes_on: GoesOn, keep: Keep) -> dict[tuple[int, ...], float]:
-    """Distribution of the first two emitted tokens when a drafter goes on after `draws` while `goes_on(draws)`, at most
-    two; the target's distribution is `p` at every position."""
-    probs = dict.fromkeys(product((0, 1), repeat=2), 0.0)
-
-    def draw(draws: tuple[int, ...], mass: float) -> None:
-        if len(draws) < 2 and (not draws or goes_on(draws)):
-            for token in (0, 1):
-                draw((*draws, token), mass * q[token])
-        else:
-            emit((), draws[: keep(draws)], mass)
-
-    def emit(before: tuple[int, ...], draws: tuple[int, ...], mass: float) -> None:
-        if len(before) == 2:
-            probs[before] += mass
-        elif not draws:  # the bonus token, and the tokens of later steps
-            for token in (0, 1):
-                emit((*before, token), (), mass * p[token])
-        else:
-            accepted = min(1.0, p[draws[0]] / q[draws[0]])
-            emit((*before, draws[0]), draws[1:], mass * accepted)
-            left = [max(0.0, p[token] - q[token]) for token in (0, 1)]
-            for token in (0, 1):
-                if accepted < 1.0:
-                    emit((*before, token), (), mass * (1 - accepted) * left[token] / sum(left))
-
-    draw((), 1.0)
-    return probs
+    probs = two_tokens(p, q, lambda draws: len(draws) < depth, lambda draws: kept[draws, confidence(draws)])
+    assert probs == pytest.approx({(a, b): p[a] * p[b] for a, b in probs}, abs=1e-12)
 
 
 @pytest.mark.parametrize(("p", "q"), [((0.7, 0.3), (0.5, 0.5)), ((0.1, 0.9), (0.6, 0.4))])
@@ -162,7 +146,7 @@ def test_a_drafter_that_stops_early_leaves_the_distribution_as_it_is(kind: str, 
     def keep(draws: tuple[int, ...]) -> int:
         return len(deepcopy(policy).admit({"r": drafted(draws, q, score(draws))}, BUDGET).get("r", ()))
 
-    for emitted, mass in two_tokens(p, q, goes_on, keep).items():
-        assert mass == pytest.approx(p[emitted[0]] * p[emitted[1]], abs=1e-12)
+    probs = two_tokens(p, q, goes_on, keep)
+    assert probs == pytest.approx({(a, b): p[a] * p[b] for a, b in probs}, abs=1e-12)
     wrong = two_tokens(p, q, goes_on, lambda draws: sum(each >= stop for each in score(draws)))
     assert any(abs(mass - p[a] * p[b]) > 0.01 for (a, b), mass in wrong.items())
