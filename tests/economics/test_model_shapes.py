@@ -9,19 +9,15 @@ import pytest
 from wager.arch import (
     TABLE,
     Compressed,
-    DecoderDetails,
     DeltaNet,
-    Dense,
     Experts,
     Gqa,
     Mla,
     ModelSpec,
     Precision,
     Quoted,
-    Rope,
     find_model,
 )
-from wager.arch.spec import stacked
 from wager.errors import UsageError
 
 BF16 = Precision.of("bf16")
@@ -103,20 +99,6 @@ def test_projection_weights() -> None:
     assert Quoted(7, 2.0, 3.0).kv_bytes(10, BF16) == 30
     state = DeltaNet(16, 32, 128, 128, 4)
     assert state.kv_bytes(0, BF16) == state.kv_bytes(10**6, BF16) == 1_114_112
-
-
-def test_a_decoders_details_change_no_number() -> None:
-    """With the details norms and biases are counted; SmolLM2 has no others than the two norms a layer."""
-    decoder = DecoderDetails("LlamaForCausalLM", (0,) * 30, Rope(1e5), 1e-5)
-    spec = replace(TABLE["SmolLM2-135M"], decoder=decoder)
-    assert spec.parameters == TABLE["SmolLM2-135M"].parameters == 134_515_008
-    assert spec.active == 134_479_872
-    assert spec.kv_bytes(10) == 10 * 2 * spec.num_layers * spec.attention.cache_width
-    layers, order = stacked([Gqa(9, 3, 64, 16), Gqa(9, 3, 64)] * 15, [Dense(1536)] * 30)
-    half = replace(spec, layers=layers, decoder=replace(decoder, layer_order=order))
-    assert [layer.count for layer in half.layers] == [15, 15]
-    assert [layer.attention for layer in half.ordered_layers[:3]] == [Gqa(9, 3, 64, w) for w in (16, None, 16)]
-    assert half.kv_bytes(100) == 2 * 2 * 3 * 64 * 15 * (16 + 100)
 
 
 def test_models_are_found_by_name_and_impossible_experts_refused() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from wager.bench import comparison, measure, workload
-from wager.bench.machine import describe
 from wager.bench.quality import compare_logits, fixed_text, windows
 from wager.bench.workload import OTHER, Prompt
 from wager.errors import UsageError
@@ -137,13 +136,6 @@ def test_rows_summary_and_comparison() -> None:
     instant = [{**row, "decode_s": 0.0} for row in rows]  # answers of one token have no decoding speed
     assert measure.summary(instant, wall_s=1.0)["decode_tok_s"] is None
     assert measure.compare(instant, instant, plain_wall_s=1.0, wall_s=1.0)["median_decode_speedup"] is None
-
-
-def test_unknown_facts_of_the_machine_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wager.bench.machine._read", lambda _path: "")
-    machine = describe()
-    assert (machine.cpu, machine.memory, machine.available, machine.features) == (None, None, None, ())
-    assert 1 <= machine.cores <= machine.hardware_threads
 
 
 # ---- comparison of token ids ------------------------------------------------------------------------------------
