@@ -1,7 +1,7 @@
 """Texts of the production engine, counted and compared with the distribution they must have.
 
 The toy target's distribution depends on the last token alone, so every window of three tokens is a draw from a known
-distribution.
+distribution, and so are the tokens at each depth of a round, separated by whether they were guessed.
 WAGER_EXACT_TOKENS sets how many tokens a sample holds (the default takes a second; about 2,400,000 show a
 total variation of .01).
 """
@@ -9,6 +9,7 @@ total variation of .01).
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from wager.draft.ngram import NgramDrafter
 from wager.testing import ToyDistribution, ToyTarget
 from wager.testing.drafters import HistoryDrafter
 from wager.testing.toy import toy_engine
-from wager.types import Draft, DraftRequest, Request, SamplingParams
+from wager.types import Draft, DraftRequest, OutputDelta, Request, SamplingParams
 from wager.verify.distribution import ProcessedDistribution, process, without_replacement
 
 V = 8
@@ -130,9 +131,14 @@ class MergedModelDrafter(MergedDrafter):
 
 @dataclass
 class Sample:
-    """Texts, each led by its prompt's last token, and what became of guesses and sequences."""
+    """Texts, each led by its prompt's last token, and their rounds.
+
+    A round lists, for each depth that was reached and had guesses, (token before, emitted token, was it a guess).
+    Rounds so near the end that the draft was cut short are left out, by where they begin, not by what came of them.
+    """
 
     texts: list[list[int]] = field(default_factory=list)
+    rounds: list[list[list[tuple[int, int, bool]]]] = field(default_factory=list)
     accepted: int = 0
     preemptions: int = 0
 
@@ -143,18 +149,37 @@ TIGHT = dict(num_blocks=16, max_rows=40, max_sequences=6)
 
 def sample(drafter, params: SamplingParams, *, rule: str, base: int, rooms=ROOMY) -> Sample:
     """Texts of requests that run side by side; TIGHT makes sequences preempt each other and find cached prefixes."""
-    engine = toy_engine(TARGET, drafter=drafter, depth=int(np.cumprod(drafter.widths).sum()), rule=rule, **rooms)
+    engine = toy_engine(TARGET, drafter=drafter, depth=_nodes(drafter.widths), rule=rule, **rooms)
+    events: dict[str, list[OutputDelta]] = {}
     prefix = (0,) * 20 if rooms is TIGHT else ()
     requests = [
         Request(f"r{i}", (*prefix, i % V), replace(params, seed=base * 1_000_003 + i))
         for i in range(max(1, TOKENS // LENGTH))
     ]
+    done = engine.generate(requests, on_output=lambda event: events.setdefault(event.request_id, []).append(event))
     got = Sample()
-    for request, completion in zip(requests, engine.generate(requests), strict=True):
+    for request, completion in zip(requests, done, strict=True):
         got.texts.append([request.prompt[-1], *completion.token_ids])
+        got.rounds.append(_rounds(events[request.id], request.prompt[-1], drafter.widths))
         got.accepted += completion.stats.accepted
         got.preemptions += completion.stats.preemptions
     return got
+
+
+def _nodes(widths: tuple[int, ...]) -> int:
+    return int(np.cumprod(widths).sum())
+
+
+def _rounds(events: Sequence[OutputDelta], last: int, widths: tuple[int, ...]) -> list[list[tuple[int, int, bool]]]:
+    rounds, counted, depth = [], 0, len(widths)
+    for event in events:
+        before = [last, *event.token_ids]
+        guessed = [origin != "" for origin in event.drafted_by]
+        if event.token_ids and counted + _nodes(widths) < LENGTH:
+            rounds.append([*zip(before[:depth], event.token_ids, guessed, strict=False)])
+        counted += len(event.token_ids)
+        last = before[-1]
+    return rounds
 
 
 def g_test(seen: np.ndarray, probs: np.ndarray) -> float:
@@ -174,13 +199,67 @@ def g_test(seen: np.ndarray, probs: np.ndarray) -> float:
     return float(stats.chi2.sf(statistic, freedom))
 
 
-def p_value(got: Sample, params: SamplingParams) -> float:
-    """Of every token, and of windows of three tokens, given the one before: 8 x 8 and 8 x 512 cells."""
+def windows(got: Sample, params: SamplingParams) -> float:
+    """Three tokens in a row, given the one before: 8 x 512 cells."""
     p = transition(TARGET, params)
-    threes = p[:, :, None, None] * p[None, :, :, None] * p[None, None, :, :]
-    steps, windows = np.zeros((V, V)), np.zeros((V, V, V, V))
+    probs = (p[:, :, None, None] * p[None, :, :, None] * p[None, None, :, :]).reshape(V, V**3)
+    seen = np.zeros((V, V, V, V))
     for text in got.texts:
-        np.add.at(steps, (text[1:-1], text[2:]), 1)
         for at in range(1, len(text) - 3, 3):
-            windows[tuple(text[at : at + 4])] += 1
-    return min(1.0, 2 * min(g_test(steps, p), g_test(windows.reshape(V, -1), threes.reshape(V, -1))))
+            seen[tuple(text[at : at + 4])] += 1
+    return g_test(seen.reshape(V, V**3), probs)
+
+
+def outcomes(got: Sample, depth: int, joint: np.ndarray) -> float:
+    """Tokens emitted at `depth` of a round, separated by whether they were guessed: [V, 2 V] against `joint`."""
+    seen = np.zeros((V, 2 * V))
+    for rounds in got.rounds:
+        for reached in rounds:
+            if len(reached) > depth:
+                last, token, guessed = reached[depth]
+                seen[last, token + V * guessed] += 1
+    return g_test(seen, joint)
+
+
+def joint_of_draws(p: np.ndarray, q: np.ndarray, width: int) -> np.ndarray:
+    """[2 V]: probabilities of (emitted token, not guessed | guessed) at a node whose children are drawn without
+    replacement."""
+    if width == 0 or q.sum() == 0:
+        return np.concatenate((p, 0 * p))
+    q = q / q.sum()
+    joint = np.concatenate((0 * p, np.minimum(p, q)))
+    over = np.maximum(p - q, 0)
+    for x in np.flatnonzero(q > p):
+        joint += (q[x] - p[x]) * joint_of_draws(over / over.sum(), np.where(np.arange(V) == x, 0, q), width - 1)
+    return joint
+
+
+def joint_of_fixed(p: np.ndarray, q: np.ndarray, width: int) -> np.ndarray:
+    """As above, for the likeliest tokens of q as guesses: taken with p(x)."""
+    guessed = np.zeros(V, bool)
+    guessed[np.argsort(-q, kind="stable")[: min(width, int((q > 0).sum()))]] = True
+    return np.concatenate((np.where(guessed, 0, p), np.where(guessed, p, 0)))
+
+
+def joints(kind: type, params: SamplingParams, width: int) -> np.ndarray:
+    """[V, 2 V]: the joint distribution at a node of `width` children, after each last token."""
+    joint = joint_of_fixed if kind is FixedDrafter else joint_of_draws
+    pairs = zip(transition(TARGET, params), transition(GUESSER, params), strict=True)
+    return np.array([joint(p, q, width) for p, q in pairs])
+
+
+def rounds_apart(got: Sample) -> float:
+    """Whether the round before began with a rejection says nothing about how this one begins, given the last token."""
+    table = np.zeros((V, 2, 2 * V))
+    for rounds in got.rounds:
+        for before, now in zip(rounds, rounds[1:], strict=False):
+            last, token, guessed = now[0]
+            table[last, int(before[0][2]), token + V * guessed] += 1
+    statistic, freedom = 0.0, 0
+    for pair in table:
+        pair = pair[:, pair.sum(axis=0) >= 10]
+        if pair.shape[1] > 1 and (pair.sum(axis=1) >= 20).all():
+            result = stats.chi2_contingency(pair, lambda_="log-likelihood")
+            statistic, freedom = statistic + result.statistic, freedom + result.dof
+    assert freedom > 10
+    return float(stats.chi2.sf(statistic, freedom))

@@ -7,16 +7,12 @@ is used twice must be noticed with the same counts.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import counting
 import numpy as np
 import pytest
 from counting import (
     BIASED,
     COOL,
     CUT,
-    GUESSER,
     ROOMY,
     TIGHT,
     TOKENS,
@@ -25,10 +21,12 @@ from counting import (
     MergedModelDrafter,
     ModelDrafter,
     SamplingDrafter,
-    V,
-    p_value,
+    joints,
+    outcomes,
+    rounds_apart,
     sample,
     tree_model,
+    windows,
 )
 
 from wager.engine import runner
@@ -53,38 +51,46 @@ CASES = [  # rule, drafter, its widths, parameters, and rooms
     ("traversal", FixedDrafter, (3, 1), COOL, ROOMY),
     ("rejection", ModelDrafter, (1, 1, 1), WARM, TIGHT),
     ("block", ModelDrafter, (1, 1, 1), WARM, TIGHT),
-    *(
-        (rule, kind, (2, 2), params, rooms)
-        for kind in (tree_model, MergedModelDrafter)
-        for rule, params, rooms in (("rejection", CUT, ROOMY), ("rejection", WARM, TIGHT), ("traversal", WARM, ROOMY))
-    ),
 ]
 
 
-def follows(drafter, rule, params, rooms=ROOMY) -> bool:
-    """Whether texts follow the target's distribution, for one of two seeds."""
-
-    def p(base: int) -> float:
-        got = sample(drafter, params, rule=rule, base=base, rooms=rooms)
-        assert got.accepted > 0.1 * TOKENS
-        assert (got.preemptions > 10) == (rooms is TIGHT)
-        return p_value(got, params)
-
-    return any(p(base) > LEVEL for base in (1, 2))
-
-
-@pytest.mark.parametrize(("rule", "kind", "widths", "params", "rooms"), CASES)
-def test_texts_follow_the_targets_distribution(rule, kind, widths, params, rooms):
-    assert follows(kind(widths), rule, params, rooms)
+def worst(rule, kind, widths, params, rooms=ROOMY, *, base: int = 1) -> float:
+    """The smallest p-value of all tests of one cell, for as many tests as there are (Bonferroni)."""
+    got = sample(kind(widths), params, rule=rule, base=base, rooms=rooms)
+    assert got.accepted > 0.2 * TOKENS
+    assert (got.preemptions > 10) == (rooms is TIGHT)
+    p_values = [windows(got, params)]
+    if rooms is ROOMY:  # a tight cache cuts drafts short at varying depths
+        p_values.append(rounds_apart(got))
+    if rooms is ROOMY and (rule == "rejection" or len(widths) == 1):  # block reads more than one depth
+        p_values += [outcomes(got, depth, joints(kind, params, width)) for depth, width in enumerate(widths)]
+    return min(1.0, min(p_values) * len(p_values))
 
 
-@pytest.mark.parametrize("rows", [V - 1, V + 5])
-@pytest.mark.parametrize("rule", ["traversal", "rejection"])
-def test_texts_do_so_with_draft_models_of_fewer_or_more_rows(rule, rows):
-    """The last id is biased against, so that sequences without it are long enough to be drafted for."""
-    params = replace(WARM, logit_bias={V - 1: -3.0, 2: 1.0})
-    drafter = ModelDrafter((2, 2), law=replace(GUESSER, vocab=rows), trees=True)
-    assert follows(drafter, rule, params)
+@pytest.mark.parametrize("case", CASES)
+def test_texts_follow_the_targets_distribution(case):
+    assert any(worst(*case, base=base) > LEVEL for base in (1, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [tree_model, MergedModelDrafter])
+@pytest.mark.parametrize(
+    ("rule", "params", "rooms"),
+    [
+        ("rejection", CUT, ROOMY),
+        ("rejection", WARM, TIGHT),
+        ("traversal", WARM, ROOMY),
+    ],
+)
+def test_texts_of_trees_in_production_follow_the_targets_distribution(kind, rule, params, rooms):
+    """Their shape is the drafter's own, so windows of tokens are all that is compared."""
+
+    def p_value(base):
+        got = sample(kind((2, 2)), params, rule=rule, base=base, rooms=rooms)
+        assert got.accepted > 0.2 * TOKENS and (got.preemptions > 10) == (rooms is TIGHT)
+        return windows(got, params)
+
+    assert any(p_value(base) > LEVEL for base in (1, 2))
 
 
 class OneStream(NoiseCoins):
@@ -107,5 +113,4 @@ class OneCoin(NoiseCoins):
 @pytest.mark.parametrize("coins", [OneStream, OneCoin])
 def test_noise_that_is_used_twice_is_noticed(monkeypatch, coins):
     monkeypatch.setattr(runner.accept, "NoiseCoins", coins)
-    monkeypatch.setattr(counting, "TOKENS", max(TOKENS, 24_000))
-    assert not follows(SamplingDrafter((1, 1, 1)), "rejection", WARM)
+    assert worst("rejection", SamplingDrafter, (1, 1, 1), WARM) < LEVEL

@@ -131,3 +131,17 @@ def test_the_production_field_has_the_joint_distribution(kind):
     statistic = ((seen - probs * count)[cells] ** 2 / (probs * count)[cells]).sum()
     assert statistic < cells.sum() + 6 * np.sqrt(2 * cells.sum())
     assert abs(np.trace(seen) / count - agreement(world.p(()), world.q(()))) < 4 * np.sqrt(0.25 / count)
+
+
+def test_tree_children_are_gumbel_top_b_and_are_accepted_more_often():
+    """Top-b of log q + g with the shared field contains the target's token more often than one guess does."""
+    rng, count, caught = np.random.default_rng(3), 1500, np.zeros(3)
+    z = rng.normal(0, 2, 60)
+    p, q = (process(row.astype(np.float32), PARAMS) for row in (z, z + rng.normal(0, 1, 60)))
+    for position in range(count):
+        target, ranked = p.choose(5, position), [token for token, _ in q.top(3, 5, position)]
+        assert ranked[0] == q.choose(5, position)
+        caught += [target in ranked[:b] for b in (1, 2, 3)]
+    one = agreement(p.probabilities(60), q.probabilities(60))
+    assert caught[0] / count == pytest.approx(one, abs=4 * np.sqrt(0.25 / count))
+    assert caught[1] / count > one + 0.05 and caught[2] > caught[1]

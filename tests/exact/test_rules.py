@@ -6,6 +6,7 @@ broken on purpose must be noticed (TV > 1e-3), or the enumeration proves nothing
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -43,7 +44,7 @@ def worst(rule, drafts, *, vocab: int = 3, depth: int = 2, kind: str = "random",
         *(
             (vocab, widths, siblings)
             for vocab, widths in ((3, (2, 2)), (3, (3,)), (3, (3, 1)), (4, (2, 1)))
-            for siblings in (independent, distinct, worlds.mixed)
+            for siblings in (independent, distinct, worlds.continued, worlds.mixed)
         ),
         *((4, widths, fixed) for widths in ((2, 2), (3, 2, 1), (4, 3))),
     ],
@@ -88,6 +89,24 @@ def test_block_and_traversal_accept_at_least_as_much_as_rejection(better, widths
     assert min(gains) >= -EXACT and max(gains) > 0.01
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "widths", "siblings"),
+    [
+        (rejection, traversal, (3,), distinct),
+        (rejection, block, (1,), independent),
+        (rejection, block, (1, 1, 1), fixed),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rules_that_are_the_same_there(one, other, widths, siblings, kind):
+    """Traversal of one level is rejection; block of one guess, or of deterministic ones, too."""
+    for seed in SEEDS:
+        world = World(3, seed, kind)
+        first, second = (emitted(world, rule, trees(world, widths, siblings))[0] for rule in (one, other))
+        for tokens in {*first, *second}:
+            assert first.get(tokens, 0.0) == pytest.approx(second.get(tokens, 0.0), abs=EXACT)
+
+
 @EVERY_RULE
 def test_a_greedy_target_is_followed_exactly(rule):
     """p a point mass: the rules are `match`, whatever the drafter draws."""
@@ -127,6 +146,19 @@ def test_draft_probs_that_are_not_finite_still_yield_tokens(rule, broken):
     assert all(world.truth(len(v.tokens))[v.tokens] > 0 for mass, v in outcomes if mass > 0)
 
 
+def test_only_rows_on_the_accepted_path_are_read():
+    world, draft, read = World(4, 8), Draft("s", (0, 1, 2), (-1, -1, 0)), []
+
+    class Rows:
+        def __getitem__(self, row):
+            read.append(row)
+            return world.rows(draft)[row]
+
+    refuse_node_0_take_node_1 = worlds.Exploring([0, 1])
+    assert rejection(draft, Rows(), coins=refuse_node_0_take_node_1).accepted == (1,)
+    assert read == [0, 2]
+
+
 def test_without_replacement_is_the_distribution_of_the_next_draw():
     q = np.array([0.5, 0.3, 0.2, 0.0])
     rows = without_replacement(q, [1, 0, 2])
@@ -134,6 +166,84 @@ def test_without_replacement_is_the_distribution_of_the_next_draw():
     for tokens in ([0, 3], [1, 1]):
         with pytest.raises(UsageError, match=f"Token {tokens[1]}"):
             without_replacement(q, tokens)
+
+
+# ---- which guesses may be left out, by what was drawn ---------------------------------------------------------------
+
+
+def without_unsure(world, *, verified: int):
+    """Chains that end at a guess whose own q is low, with it (`verified` 1) or without it (0)."""
+    for mass, draft in chains(world, 2):
+        unsure = [node for node in range(2) if draft.draft_probs[node, draft.tokens[node]] < 0.5]
+        yield mass, draft.truncate(unsure[0] + verified) if unsure else draft
+
+
+def below_likely_nodes(world):
+    """Two children of the root, and two of each that is likely enough: of the others there are none."""
+    for mass, draft in trees(world, (2,), distinct):
+        likely = [node for node in range(2) if world.q(())[draft.tokens[node]] >= 0.35]
+        yield from worlds.grown(world, mass, draft, likely, 2, distinct)
+
+
+def likely_nodes(world):
+    for mass, draft in trees(world, (2,), distinct):
+        kept = [node for node in range(2) if world.q(())[draft.tokens[node]] >= 0.35]
+        tokens = tuple(draft.tokens[node] for node in kept)
+        yield mass, Draft("s", tokens, (-1,) * len(kept), draft_probs=draft.draft_probs[kept])
+
+
+def test_a_draft_may_end_behind_an_unlikely_guess_but_not_before_it():
+    """An admission that reads a guess anticipates the verdict (section 4); `min_survival` stops after the guess."""
+    for rule in (rejection, block, traversal):
+        assert worst(rule, partial(without_unsure, verified=1)) < EXACT
+        assert worst(rule, partial(without_unsure, verified=0)) > NOTICED
+    for rule in (rejection, traversal):
+        assert worst(rule, below_likely_nodes) < EXACT
+        assert worst(rule, likely_nodes, depth=1) > NOTICED
+
+
+def cousins(world):
+    """Two children of the root, and one of each, drawn with noise of their depth, so that both get the same token."""
+    q = world.q((0,))
+    for mass, draft in trees(world, (2,), distinct):
+        for token in range(world.vocab):
+            rows = np.vstack((draft.draft_probs, q, q))
+            yield mass * q[token], Draft("s", (*draft.tokens, token, token), (-1, -1, 0, 1), draft_probs=rows)
+
+
+def test_nodes_of_one_depth_need_noise_of_their_own_for_traversal():
+    """It decides on a node by what was drawn below its siblings; rejection never reads that."""
+    assert worst(rejection, cousins) < EXACT
+    assert worst(traversal, cousins) > NOTICED
+
+
+@pytest.mark.parametrize(
+    ("rule", "stale", "safe"), [(block, False, True), (rejection, True, True), (block, True, False)]
+)
+def test_private_noise_must_be_fresh_in_every_round_for_block(rule, stale, safe):
+    """Why private draws carry the guess's depth: under `block` later guesses decide on earlier ones too.
+
+    The second token of two rounds of two guesses, context-free p and q; `stale` draws a position that is guessed again
+    in the second round with the noise of the first, so that (q being the same) the same token comes out.
+    """
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+    rows, probs = np.tile(p, (3, 1)), np.zeros(3)
+
+    def round_of(*guesses):
+        draft = Draft("s", guesses, (-1, 0), draft_probs=np.tile(q, (2, 1)))
+        return worlds.explore(lambda coins: rule(draft, rows, coins=coins))
+
+    for pair in itertools.product(range(3), repeat=2):
+        for mass, verdict in round_of(*pair):
+            mass *= q[pair[0]] * q[pair[1]]
+            if len(verdict.tokens) > 1:
+                probs[verdict.tokens[1]] += mass
+                continue
+            for first, third in itertools.product([pair[1]] if stale else range(3), range(3)):
+                weight = mass * q[third] * (1 if stale else q[first])
+                for share, then in round_of(first, third):
+                    probs[then.tokens[0]] += weight * share
+    assert (0.5 * np.abs(probs - p).sum() < EXACT) == safe
 
 
 # ---- rules broken on purpose ----------------------------------------------------------------------------------------

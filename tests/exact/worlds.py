@@ -128,6 +128,19 @@ def distinct(q: np.ndarray, width: int) -> Iterator[tuple[float, Context, np.nda
             yield float(np.prod(draft_probs[range(width), tokens])), tokens, draft_probs
 
 
+def continued(q: np.ndarray, width: int) -> Iterator[tuple[float, Context, np.ndarray]]:
+    """As `distinct`, but an exhausted q goes on with a uniform distribution over untried ids."""
+    for mass, tokens, draft_probs in distinct(q, width):
+        rest = [x for x in range(len(q)) if x not in tokens]
+        if len(tokens) == width or not rest:
+            yield mass, tokens, draft_probs
+            continue
+        probs = np.zeros(len(q))
+        probs[rest] = 1 / len(rest)
+        for x in rest:
+            yield mass / len(rest), (*tokens, x), np.vstack((draft_probs, probs))
+
+
 def mixed(q: np.ndarray, width: int) -> Iterator[tuple[float, Context, np.ndarray]]:
     """A deterministic guess first (its q a point mass), then independent draws from q."""
     guess = int(q.argmin())

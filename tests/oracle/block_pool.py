@@ -13,8 +13,8 @@ _Key = tuple[int, tuple[int, ...]]
 class PlainBlockPool:
     """See csrc/block_pool.h."""
 
-    def __init__(self, num_blocks: int, *, prefix_cache: bool) -> None:
-        self._prefix_cache = prefix_cache
+    def __init__(self, num_blocks: int, *, prefix_cache: bool, lead: int = 0) -> None:
+        self._prefix_cache, self._lead = prefix_cache, lead
         self._free = list(range(num_blocks - 1, -1, -1))
         self._evictable: OrderedDict[int, None] = OrderedDict()
         self._ref_counts = [0] * num_blocks
@@ -34,7 +34,7 @@ class PlainBlockPool:
 
     def match_prefix(self, seq_id: str, tokens: Sequence[int], *, tenant: str = "") -> int:
         self._tables[seq_id], self._tenants[seq_id] = [], tenant
-        for index in range((len(tokens) - 1) // BLOCK_SIZE):
+        for index in range((len(tokens) - self._lead - 1) // BLOCK_SIZE):
             block = self._index.get(self._key(seq_id, index, tokens))
             if block is None:
                 break
@@ -94,8 +94,9 @@ class PlainBlockPool:
     def _key(self, seq_id: str, index: int, tokens: Sequence[int]) -> _Key:
         tenant = self._tenants.get(seq_id, "")
         root = self._roots.setdefault(tenant, -1 - len(self._roots))
+        start = self._lead + index * BLOCK_SIZE if index else 0
         before = self._tables[seq_id][index - 1] if index else root
-        return before, tuple(tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
+        return before, tuple(tokens[start : self._lead + (index + 1) * BLOCK_SIZE])
 
     def _reference(self, block: int) -> None:
         self._ref_counts[block] += 1

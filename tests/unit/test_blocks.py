@@ -1,12 +1,140 @@
-"""Edges of block accounting; test_step_state.py has it under random use."""
+"""Block accounting: under random use against the plain pool, and its edges."""
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from oracle.block_pool import PlainBlockPool
 from wager.errors import CacheIntegrityError, UsageError
 from wager.kernels.base import BLOCK_SIZE
 from wager.kv.paged_cache import BlockPool
+
+TOTAL = 12
+
+
+class BlocksMachine(RuleBasedStateMachine):
+    """Sequences draw tokens from a tiny alphabet, so that prefixes are often equal."""
+
+    prefix_cache = True
+    lead = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = BlockPool(TOTAL, prefix_cache=self.prefix_cache, lead=self.lead)
+        self.plain = PlainBlockPool(TOTAL, prefix_cache=self.prefix_cache, lead=self.lead)
+        self.tokens: dict[str, list[int]] = {}  # computed tokens, from position 0
+        self.committed: dict[str, int] = {}
+        self.leads: dict[str, list[int]] = {}
+
+    def both(self, method: str, *given: Any, **options: Any) -> Any:
+        native, plain = (getattr(pool, method)(*given, **options) for pool in (self.table, self.plain))
+        assert native == plain
+        return native
+
+    def pick(self, data: st.DataObject) -> tuple[str, int]:
+        """A sequence, and one of its lengths."""
+        name = data.draw(st.sampled_from(sorted(self.tokens)))
+        return name, data.draw(st.integers(0, len(self.tokens[name])))
+
+    @rule(
+        lead=st.integers(0, 1),
+        blocks=st.lists(st.integers(0, 1), max_size=5),
+        tail=st.integers(1, BLOCK_SIZE),
+        tenant=st.sampled_from(["", "", "anna"]),
+    )
+    def start(self, lead: int, blocks: list[int], tail: int, tenant: str) -> None:
+        name = f"s{len(self.leads)}"
+        self.leads[name] = [lead] * self.lead
+        prompt = [block for block in blocks for _ in range(BLOCK_SIZE)] + [2] * tail
+        hit = self.both("match_prefix", name, [*self.leads[name], *prompt], tenant=tenant)
+        assert hit % BLOCK_SIZE == 0 and hit <= len(prompt) - 1, "the last token is left to compute"
+        if self.both("reserve", name, len(prompt)):
+            self.tokens[name], self.committed[name] = prompt, hit
+        else:
+            self.both("release", name)
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data(), count=st.integers(1, 20), token=st.integers(0, 1))
+    def grow(self, data: st.DataObject, count: int, token: int) -> None:
+        name, _ = self.pick(data)
+        if self.both("reserve", name, len(self.tokens[name]) + count):
+            self.tokens[name] += [token] * count
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        name, length = self.pick(data)
+        self.both("commit", name, [*self.leads[name], *self.tokens[name]], length=length)
+        self.committed[name] = max(self.committed[name], length // BLOCK_SIZE * BLOCK_SIZE)
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        name, length = self.pick(data)
+        if length < self.committed[name] and length % BLOCK_SIZE:
+            with pytest.raises(CacheIntegrityError):
+                self.table.trim(name, length)
+            return
+        self.both("trim", name, length)
+        del self.tokens[name][length:]
+        self.committed[name] = min(self.committed[name], length)
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        (source, length), name = self.pick(data), f"s{len(self.leads)}"
+        shared = length // BLOCK_SIZE * BLOCK_SIZE
+        if shared > self.committed[source]:
+            with pytest.raises(CacheIntegrityError):
+                self.table.fork(source, name, length)
+            return
+        self.both("fork", source, name, length)
+        self.leads[name] = self.leads[source]
+        self.both("commit", name, [*self.leads[name], *self.tokens[source]], length=shared)
+        assert self.table.block_table(name) == self.table.block_table(source)[: shared // BLOCK_SIZE]
+        self.tokens[name], self.committed[name] = self.tokens[source][:shared], shared
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        name, _ = self.pick(data)
+        self.both("release", name)
+        del self.tokens[name], self.committed[name]
+
+    @rule()
+    def forget(self) -> None:
+        self.both("reset_prefix_cache")
+
+    @invariant()
+    def sound(self) -> None:
+        self.table.check({name: len(tokens) for name, tokens in self.tokens.items()})
+        assert self.table.num_free_blocks == self.plain.num_free_blocks
+        held = {block for name in self.tokens for block in self.both("block_table", name)}
+        assert self.table.num_free_blocks == TOTAL - len(held)
+
+
+class Uncached(BlocksMachine):
+    prefix_cache = False
+
+
+class Led(BlocksMachine):
+    """With tokens before the first entry, which all entries depend on."""
+
+    lead = 2
+
+
+@pytest.mark.parametrize("machine", [BlocksMachine, Uncached, Led])
+def test_random_use(machine: type[BlocksMachine]) -> None:
+    quick = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(machine, settings=quick)
+
+
+# ---- edges ----------------------------------------------------------------------------------------------------------
 
 
 def cached(pool: BlockPool, name: str, tokens: list[int]) -> None:
@@ -56,12 +184,3 @@ def test_misuse_is_named() -> None:
     pool.check({"a": BLOCK_SIZE})
     with pytest.raises(UsageError, match="0 blocks"):
         BlockPool(0, prefix_cache=True)
-
-
-def test_every_entry_depends_on_the_tokens_that_lead() -> None:
-    pool, tokens = BlockPool(8, prefix_cache=True, lead=2), [1] * (2 * BLOCK_SIZE)
-    pool.match_prefix("a", [7, 8, *tokens])
-    assert pool.reserve("a", len(tokens))
-    pool.commit("a", [7, 8, *tokens], length=len(tokens))
-    assert pool.match_prefix("same", [7, 8, *tokens, 1]) == 2 * BLOCK_SIZE
-    assert pool.match_prefix("other", [7, 9, *tokens, 1]) == 0

@@ -108,6 +108,25 @@ def test_the_nucleus_of_a_large_vocabulary(spread, top_p, top_k):
     assert count == 1 or masses[count - 2] < top_p + 1e-9
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_ten_thousand_biases_are_made_arrays_once_and_choose_the_same_tokens(temperature):
+    rng = np.random.default_rng(3)
+    logits = (3 * rng.standard_normal((8, 20_000))).astype(np.float32)
+    added = dict(zip(rng.permutation(20_000)[:10_000].tolist(), rng.uniform(-3, 3, 10_000).tolist(), strict=True))
+    params = SamplingParams(temperature=temperature, seed=1, logit_bias=added)
+    arrays = params.biases.arrays
+    for position, row in enumerate(logits):
+        z = [float(x) for x in row]
+        for token, addend in added.items():
+            z[token] += addend
+        plain = ProcessedDistribution(None, np.array(z) / (temperature or 1.0), greedy=params.greedy)
+        found = process(row, params)
+        assert found.scores.tolist() == plain.scores.tolist()
+        assert found.choose(1, position) == plain.choose(1, position)
+    assert params.biases.arrays is arrays and params.logit_bias == added
+    assert replace(params, logit_bias={1: 2.0}).biases.arrays[0].tolist() == [1]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 300), max_size=200), st.lists(st.integers(0, 300), max_size=200), st.integers(0, 5))
 def test_history_counts(prompt, output, pieces):
@@ -143,14 +162,6 @@ def test_logits_that_are_no_numbers_fail_loudly(params, bad, what):
     assert noise.argmax_gumbel(z, params.temperature, 1, 2) == -1
 
 
-@pytest.mark.filterwarnings("ignore:overflow")
-@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {}, {"top_k": 2}, {"min_p": 0.1}])
-def test_what_overflows_at_the_temperature_fails_loudly(cut):
-    """Only a row outside float32 can do that, and no law of NaN may come of it."""
-    with pytest.raises(NumericsError, match="1 infinite"):
-        process(np.array([1e307, 0.0, 1.0]), SamplingParams(temperature=1e-3, **cut))
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("temperature", [0.0, 1.01e-4, 1e-3, 100.0])
 @pytest.mark.parametrize("repetition", [1e-3, 1e3])
@@ -168,6 +179,14 @@ def test_no_parameter_that_is_allowed_overflows(temperature, repetition, bias):
     for cut in ({}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}):
         probs = process(row, replace(strongest, **cut), history).probabilities(5)
         assert np.isfinite(probs).all() and probs.sum() == pytest.approx(1)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}])
+def test_what_overflows_at_the_temperature_fails_loudly(cut):
+    """Finite before it, infinite after: only a row outside float32 can do that, and no law of NaN may come of it."""
+    with pytest.raises(NumericsError, match="1 infinite"):
+        process(np.array([1e307, 0.0, 1.0]), SamplingParams(temperature=1e-3, **cut))  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
@@ -190,6 +209,11 @@ def test_choose_is_argmax_of_score_plus_field():
         assert whole.choose(5, position, private=2) == private.argmax()
 
 
+def test_ties_go_to_the_lowest_id_whatever_the_noise_cannot_decide():
+    assert ProcessedDistribution(np.array([3, 8, 9]), np.array([1.0, 2.0, 2.0]), greedy=True).choose(1, 2) == 8
+    assert [token for token, _ in ProcessedDistribution(None, np.zeros(5), greedy=True).top(3, 1, 2)] == [0, 1, 2]
+
+
 def test_top_ranks_with_margins():
     z = np.random.default_rng(7).normal(0, 2, 60).astype(np.float32)
     for params in (SamplingParams(), HOT, SamplingParams(temperature=0.7, top_k=9)):
@@ -202,9 +226,6 @@ def test_top_ranks_with_margins():
             assert shaped.top(1, 3, position) == [(tokens[0], margins[0])]
     assert process(z, SamplingParams(temperature=1.0, top_k=1)).top(3, 1, 2) == [(int(z.argmax()), math.inf)]
     assert len(process(z[:3], HOT).top(8, 1, 2)) == 3
-    assert ProcessedDistribution(np.array([3, 8, 9]), np.array([1.0, 2.0, 2.0]), greedy=True).choose(1, 2) == 8
-    equals = ProcessedDistribution(None, np.zeros(5), greedy=True)
-    assert [token for token, _ in equals.top(3, 1, 2)] == [0, 1, 2], "the noise cannot decide"
 
 
 def test_token_logprob_is_the_raw_softmax():

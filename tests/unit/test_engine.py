@@ -25,6 +25,7 @@ from wager.testing import (
     OutsideVocabularyDrafter,
     OverlongDrafter,
     RandomTreeDrafter,
+    SetAcceptanceDrafter,
     ToyDistribution,
     ToyOracle,
     ToyTarget,
@@ -60,15 +61,21 @@ DRAFTERS = {
     "suffix": lambda: LookupDrafter("suffix", LookupSources(4, shared_tokens=200)),
     "oracle": lambda law=LAW: OracleDrafter(ToyOracle(law)),
     "adversary": lambda: AdversaryDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
+    "blind-adversary": lambda: AdversaryDrafter(LAW.vocab),
+    "set": lambda: SetAcceptanceDrafter(LAW.vocab, [0.8, 0.6, 0.4], oracle=ToyOracle(LAW)),
     "outside": lambda: OutsideVocabularyDrafter(LAW.vocab),
     "overlong": lambda: OverlongDrafter(),
+    "silent": lambda: DecliningDrafter(),
     "twins": lambda: DuplicateSiblingsDrafter(),
     "dying": lambda: FailingDrafter(calls=20),
+    "model": lambda: _model(),
     "model:tree": lambda: _model(trees=True),
+    "staged": lambda: _model(inner=InnerDrafter(NgramDrafter(), vocab=LAW.vocab)),
     "staged-dying": lambda: _model(inner=InnerDrafter(FailingDrafter(calls=20), vocab=LAW.vocab)),
     "staged-twice": lambda: _model(
         inner=InnerDrafter(_model(inner=InnerDrafter(NgramDrafter(), vocab=LAW.vocab)), vocab=LAW.vocab)
     ),
+    "merged": lambda: MergedDrafter([NgramDrafter(), _model()], vocab=LAW.vocab),
     "remembers-merged": lambda: MergedDrafter([DRAFTERS["suffix"](), NgramDrafter()], vocab=LAW.vocab),
     "merged-odd": lambda: MergedDrafter(
         [FailingDrafter(calls=20), _model(trees=True), OutsideVocabularyDrafter(LAW.vocab), OverlongDrafter()],
@@ -287,6 +294,13 @@ def test_a_row_that_fails_beyond_the_end_of_a_text_hurts_nobody(rule: VerifyRule
         assert guessed.finish_reason == "error" and guessed.token_ids == stopped.token_ids == bare.token_ids
 
 
+def test_blocks_of_a_failed_request_are_not_attached_again() -> None:
+    engine = toy_engine(FragileLaw(vocab=48))
+    for _ in range(2):
+        [done] = engine.generate([Request("r", (*range(8, 41), 7), SamplingParams())])
+        assert (done.finish_reason, done.stats.cached_tokens) == ("error", 0)
+
+
 def test_a_failed_request_leaves_the_blocks_of_its_twin_alone() -> None:
     law = FragileLaw(vocab=48, order=1, sharpness=4.0)
     prompt = tuple(i % 40 + 8 for i in range(47))
@@ -299,9 +313,6 @@ def test_a_failed_request_leaves_the_blocks_of_its_twin_alone() -> None:
         texts = {c.request_id: c for c in done}
         assert texts["failing"].finish_reason == "error"
         assert texts["twin"].token_ids == alone.token_ids
-    for _ in range(2):  # and its own are not attached again
-        [done] = engine.generate([Request("r", (*range(40, 7, -1), 7), SamplingParams())])
-        assert (done.finish_reason, done.stats.cached_tokens) == ("error", 0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -355,11 +366,12 @@ def test_prompts_get_the_rows_that_guesses_do_not_take(drafter: type[Drafter], g
         assert chunks[len(chunks) // 2] >= 56
 
 
-def test_prompts_take_few_rows_while_others_decode_and_all_while_none_does() -> None:
+@pytest.mark.parametrize("drafter", [None, OverlongDrafter])
+def test_prompts_take_few_rows_while_others_decode_and_all_while_none_does(drafter: type[Drafter] | None) -> None:
     texts = []
     for most in (64, 16):
         sizes: dict[str, int] = {"num_blocks": 512, "max_rows": 64, "max_context": 4096, "max_prefill_rows": most}
-        engine = toy_engine(LAW, drafter=OverlongDrafter(), depth=3, **sizes)
+        engine = toy_engine(LAW, drafter=drafter and drafter(), depth=3, **sizes)
         records, done = run_recorded(engine, crowd(4, 4, 1000, 1000))
         texts.append(done)
         first, *later = [each.rows - each.drafted for each in records]

@@ -115,6 +115,28 @@ def test_a_second_thread_is_refused_by_name() -> None:
     assert tokens_of(tried.generate([request("a")])) == answers("a")
 
 
+def test_four_threads_either_answer_rightly_or_are_refused() -> None:
+    tried = engine()
+    names = {thread: [f"{'x' * thread}-{i}" for i in range(10)] for thread in range(1, 5)}
+    results: dict[int, object] = {}
+
+    def go(thread: int) -> None:
+        try:
+            results[thread] = tokens_of(tried.generate([request(name) for name in names[thread]]))
+        except UsageError as error:
+            results[thread] = error
+
+    threads = [threading.Thread(target=go, args=(thread,)) for thread in names]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(results) == 4 and any(isinstance(result, dict) for result in results.values())
+    for thread, result in results.items():
+        assert isinstance(result, UsageError) or result == answers(*names[thread])
+    tried.check()
+
+
 @pytest.mark.parametrize("concurrency", [0, -1, 1.5, True, "2"])
 def test_a_concurrency_that_never_ends_is_refused(concurrency: Any) -> None:
     tried = engine()

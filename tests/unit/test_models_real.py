@@ -12,12 +12,12 @@ import regex
 import torch
 import transformers
 from corpus import TEXTS, with_special
-from packing import batch, chain
 from tiny_models import permute
 from tokenizers import pre_tokenizers
 
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
+from packing import batch, chain
 from wager.kernels.arrays import Array
 from wager.kernels.cpu import Kernels, select
 from wager.models.tokenizer import Tokenizer

@@ -58,6 +58,14 @@ def test_rows_of_prompts_grow_again_after_slow_steps() -> None:
     assert limit(rows) > 0.8 * usual
 
 
+def test_prompts_that_add_nothing_are_not_bounded() -> None:
+    rows = observed(0.0, steps=3000)
+    rows.observe(step(100, 2, 0.0021))
+    for _ in range(1200):
+        rows.observe(step(100, 2, 0.001))
+    assert limit(rows) > 4096
+
+
 def test_prompts_are_bounded_only_while_someone_waits_for_each_token() -> None:
     sizes, clock, records = {"num_blocks": 1024, "max_rows": 256, "max_context": 4096}, FakeClock(), list[StepRecord]()
     engine = toy_engine(DISTRIBUTION, depth=0, trace=Trace(clock), **sizes)
@@ -98,6 +106,18 @@ def test_a_short_prompt_does_not_wait_for_long_ones() -> None:
     engine.add(request("short", 5, 1))
     names = [delta.request_id for _ in range(3) for delta in engine.step()]
     assert "short" in names
+
+
+def test_the_first_that_waits_is_overtaken_a_bounded_number_of_times() -> None:
+    engine = toy_engine(DISTRIBUTION, num_blocks=40, max_rows=64, max_sequences=4, max_context=600, depth=0)
+    engine.add(request("holds blocks", 200, 300))
+    engine.step()
+    engine.add(request("waits", 500, 4))
+    ended = ""
+    for number in range(400):
+        engine.add(request(f"short{number}", 5, 8))
+        ended = next((each.request_id for each in engine.step() if each.request_id == "waits"), ended)
+    assert ended == "waits", "although a short one came in every step"
 
 
 def test_prompts_that_are_begun_keep_the_blocks_that_they_need() -> None:

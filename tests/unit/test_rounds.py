@@ -38,7 +38,7 @@ DRAFTERS = {
 PARAMS = {
     "greedy": SamplingParams(max_tokens=40, seed=1),
     "sampled": SamplingParams(max_tokens=40, temperature=0.8, seed=2),
-    "endless": SamplingParams(max_tokens=43, temperature=1.0, ignore_eos=True, seed=6, n=2),
+    "endless": SamplingParams(max_tokens=43, temperature=1.0, ignore_eos=True, seed=6),
 }
 
 
@@ -65,13 +65,15 @@ class EverySecondLeaf(FixedDepth):
 Answer = tuple[Completion, list[Round]]
 
 
-def record(engine: Engine, wanted: Iterable[Request]) -> list[Answer]:
+def record(engine: Engine, wanted: Iterable[Request], *, preempt_every: int | None = None) -> list[Answer]:
     """Every answer with its rounds."""
-    recorder, rounds = RoundRecorder.attach(engine), defaultdict(list)
+    recorder, rounds, deltas = RoundRecorder.attach(engine), defaultdict(list), itertools.count(1)
 
     def take(delta: OutputDelta) -> None:
         if found := recorder.take(delta):
             rounds[delta.request_id, delta.index].append(found)
+        if preempt_every and next(deltas) % preempt_every == 0:
+            engine.preempt_all()
 
     return [(done, rounds[done.request_id, done.index]) for done in engine.generate(wanted, on_output=take)]
 
@@ -137,6 +139,33 @@ def test_each_guess_of_a_chain_is_judged_by_the_text() -> None:
     assert min(seen.values()) > 0, seen
 
 
+def test_choices_preemption_and_prompts_in_chunks() -> None:
+    params = SamplingParams(max_tokens=30, temperature=1.0, seed=9, n=3, ignore_eos=True)
+    wanted = [Request("chunked", tuple(range(10, 40)), params), Request("short", (1, 2), params)]
+    engine = toy_engine(LAW, drafter=DRAFTERS["random-tree"](), depth=4, num_blocks=64, max_rows=9)
+    recorded = record(engine, wanted, preempt_every=7)
+    assert [(answer.request_id, answer.index) for answer, _ in recorded] == [
+        (name, index) for name in ("chunked", "short") for index in range(3)
+    ]
+    for answer, rounds in recorded:
+        check(answer, rounds)
+        assert max(item.rows for item in rounds) <= 9
+    assert sum(answer.stats.preemptions for answer, _ in recorded) > 5
+
+
+def test_the_output_of_an_abort_has_no_round() -> None:
+    engine = toy_engine(LAW, drafter=DRAFTERS["oracle"](), depth=2, max_rows=32)
+    recorder = RoundRecorder.attach(engine)
+    engine.add(Request("a", (1, 2), PARAMS["endless"]))
+    [delta] = engine.step()
+    found = recorder.take(delta)
+    assert found is not None
+    assert found.rows == 2 + 2
+    engine.abort("a")
+    [last] = engine.step()
+    assert (last.finish_reason, recorder.take(last)) == ("abort", None)
+
+
 def test_seconds_are_those_of_the_step_in_three_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
     drafter, policy = DRAFTERS["oracle"](), FixedDepth(2)
@@ -156,16 +185,5 @@ def test_seconds_are_those_of_the_step_in_three_parts(monkeypatch: pytest.Monkey
     slow(engine.runner.target, "forward", 100.0)
     engine.policy = policy
     for _, rounds in record(engine, [Request("a", (1, 2), SamplingParams(max_tokens=6, ignore_eos=True))]):
-        assert rounds[0].rows == 2 + 2
         assert [(r.seconds.draft, r.seconds.forward, r.seconds.rest) for r in rounds] == [(10.0, 100.0, 1.0)] * 2
         assert [r.seconds.total for r in rounds] == [111.0] * 2
-
-
-def test_the_output_of_an_abort_has_no_round() -> None:
-    engine = toy_engine(LAW, drafter=DRAFTERS["oracle"](), depth=2, max_rows=32)
-    recorder = RoundRecorder.attach(engine)
-    engine.add(Request("a", (1, 2), PARAMS["greedy"]))
-    engine.step()
-    engine.abort("a")
-    [last] = engine.step()
-    assert (last.finish_reason, recorder.take(last)) == ("abort", None)

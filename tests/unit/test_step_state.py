@@ -186,12 +186,23 @@ def test_the_native_state_and_the_plain_one_agree(seeds: range) -> None:
 # ---- misuse ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_with_a_wrong_result_changes_nothing() -> None:
+def sequence(seq_id: str) -> SequenceState:
+    return native_sequence(PlainSequence(seq_id, seq_id, 0, [1] * 20, 99, (), ""))
+
+
+@pytest.fixture
+def step() -> tuple[StepState, SequenceState, SequenceState]:
+    """Two sequences whose rows were scheduled."""
     state = StepState(pool=BlockPool(8, prefix_cache=True), max_rows=64, max_sequences=4, max_context=128)
-    first, second = (native_sequence(PlainSequence(name, name, 0, [1] * 20, 99, (), "")) for name in "ab")
-    for each in (first, second):
-        state.add(each)
+    first, second = sequence("a"), sequence("b")
+    state.add(first)
+    state.add(second)
     assert len(state.schedule(0, 0, 64, 0.0)) == 2
+    return state, first, second
+
+
+def test_a_step_with_a_wrong_result_changes_nothing(step: tuple[StepState, SequenceState, SequenceState]) -> None:
+    state, first, second = step
     for rows, tokens in ((20, ("x",)), (20, (2**31,)), (21, (1,)), (-1, ())):
         with pytest.raises((UsageError, ValueError)):
             state.commit([(first, 20, 0, (3,), ()), (second, rows, 0, tokens, ())], 1.0)  # type: ignore[list-item]
@@ -199,3 +210,14 @@ def test_a_step_with_a_wrong_result_changes_nothing() -> None:
     state.preempt_all()
     with pytest.raises(UsageError, match="rows of 'a' are not those that were scheduled"):
         state.commit([(first, 20, 0, (3,), ())], 1.0)
+
+
+def test_a_sequence_is_added_and_removed_once(step: tuple[StepState, SequenceState, SequenceState]) -> None:
+    state, first, _ = step
+    for call, words in ((state.add, "runs or waits already"), (state.remove, "neither runs nor waits")):
+        with pytest.raises(UsageError, match=f"'a' {words}"):
+            call(sequence("a"))
+    state.remove(first)
+    with pytest.raises(UsageError, match="'a' neither runs nor waits"):
+        state.remove(first)
+    assert state.running == ["b"]

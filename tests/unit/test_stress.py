@@ -10,6 +10,7 @@ import random
 import sys
 from collections import Counter, deque
 from collections.abc import Callable
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -86,12 +87,26 @@ def serve(engine: Engine, rng: random.Random, numbers: range) -> Counter[str]:
     return ends
 
 
-def blocks_in_use(engine: Engine) -> int:
-    """Blocks of memory the process has given to Python objects, wherever they are held."""
+def reading(engine: Engine) -> tuple[int, int]:
+    """Blocks of memory the process has given to Python objects, and bytes of all the idle engine can reach.
+
+    The first counts every object, wherever it is held; the second weighs what grows in one piece, a list or an array.
+    """
     engine.scheduler.block_pool.reset_prefix_cache()  # what is kept on purpose and bounded
     noise._round_keys.cache_clear()
     gc.collect()
-    return sys.getallocatedblocks()
+    seen: dict[int, object] = {}
+    todo: list[object] = [engine]
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen or isinstance(thing, ModuleType | type):
+            continue
+        seen[id(thing)] = thing
+        todo += (thing.__closure__ or ()) if isinstance(thing, FunctionType) else gc.get_referents(thing)
+    # a table keeps the room its fullest moment took: its entries count
+    size = sum(16 * len(x) if isinstance(x, dict | set | deque) else sys.getsizeof(x) for x in seen.values())
+    del thing, todo, seen
+    return sys.getallocatedblocks(), size
 
 
 @pytest.mark.slow
@@ -101,9 +116,9 @@ def test_ten_thousand_random_requests(name: str) -> None:
     rng = random.Random(20)
     engine = toy_engine(LAW, drafter=make(), depth=5, num_blocks=30, max_rows=96, max_sequences=12)
     ends = serve(engine, rng, range(WARM))
-    before = blocks_in_use(engine)
+    blocks, size = reading(engine)
     ends += serve(engine, rng, range(WARM, requests))
-    blocks = blocks_in_use(engine) - before
+    blocks, size = (after - before for after, before in zip(reading(engine), (blocks, size), strict=True))
     engine.check()
     assert not engine.busy
     assert engine.scheduler.block_pool.num_free_blocks == engine.scheduler.block_pool.num_blocks
@@ -111,3 +126,4 @@ def test_ten_thousand_random_requests(name: str) -> None:
     assert set(ends) == {"stop", "length", "abort", "RequestError"}
     assert ends["stop"] > requests / 10 and ends["length"] > requests / 10 and ends["abort"] > 5
     assert blocks < (requests - WARM) / 10, f"{blocks} more blocks of memory in use than {requests - WARM} requests ago"
+    assert size < 20 * (requests - WARM), f"the engine holds {size} bytes more than {requests - WARM} requests ago"
