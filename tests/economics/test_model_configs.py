@@ -320,11 +320,13 @@ def test_quantised_experts() -> None:
     """A list for every layer, a list by patterns, and what the file says is replaced by a precision that is given."""
     listed = [f"model.layers.{layer}.mlp.gate" for layer in range(48)]
     fp8 = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", *listed]}
-    assert quantised(QWEN, **fp8) == TABLE["Qwen3-235B-A22B"].precision
+    assert quantised(QWEN, **fp8) == TABLE["Qwen3-235B-A22B-FP8"].precision
     assert quantised(DEEPSEEK, quant_method="fp8") == TABLE["DeepSeek-V3"].precision
     ignored = ("lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*")
     kimi = {**DEEPSEEK, "model_type": "kimi_k2"}
-    assert quantised(kimi, **packed(W4A16, *ignored)) == TABLE["Kimi-K2"].precision
+    grouped = {**W4A16, "weights": {**W4A16["weights"], "group_size": 32}}
+    assert quantised(kimi, **packed(grouped, *ignored)) == TABLE["Kimi-K2-Thinking"].precision
+    assert quantised(kimi, quant_method="fp8") == TABLE["Kimi-K2"].precision
     v4 = {**DEEPSEEK, "expert_dtype": "fp4", "quantization_config": {"quant_method": "fp8"}}
     cached = replace(read_config(v4).precision, cache=1.0)
     assert cached == TABLE["DeepSeek-V4-Flash"].precision

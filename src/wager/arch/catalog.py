@@ -15,7 +15,7 @@ _BF16 = Precision.of("bf16")
 _FP8 = Precision.of("fp8", router="bf16", head="bf16")
 _MXFP4 = Precision.of("bf16", "mxfp4")
 _V4 = Precision.of("fp8", "fp4", shared="fp8", router="bf16", head="bf16", cache="fp8")
-_K2 = Precision.of("bf16", "int4", shared="bf16")
+_K2_INT4 = Precision.of("bf16", "int4g32", shared="bf16")
 
 
 def _dense(
@@ -38,7 +38,7 @@ def _mla(
     """DeepSeek-V3's stack of 61 layers, the first `dense` of them without experts."""
     attention = Mla(heads, 1536, 512, 128, 64, 128)
     stack = (Layer(attention, Dense(18432), dense), Layer(attention, experts, 61 - dense))
-    return ModelSpec(name, 7168, vocab, False, stack, precision, context, source="recipe")
+    return ModelSpec(name, 7168, vocab, False, stack, precision, context, source="published config")
 
 
 def _v4(name: str, hidden: int, mix: tuple[int, int, int], experts: Experts, **sizes: int) -> ModelSpec:
@@ -53,6 +53,17 @@ _QWEN_MOE = Experts(128, 8, 0, 768)
 _QWEN36 = Experts(256, 8, 1, 512)
 _V3_EXPERTS, _K2_EXPERTS = Experts(256, 8, 1, 2048), Experts(384, 8, 1, 2048)
 
+_QWEN_235B = ModelSpec(
+    "Qwen3-235B-A22B",
+    4096,
+    151936,
+    False,
+    (Layer(Gqa(64, 4, 128), Experts(128, 8, 0, 1536), 94),),
+    _BF16,
+    40960,
+    source="published config",
+)
+
 _ALL = (
     _dense("SmolLM2-135M", 30, 576, Gqa(9, 3, 64), width=1536, vocab=49152, context=8192, tied=True),
     _dense("Llama-3.1-8B", 32, 4096, Gqa(32, 8, 128), width=14336, vocab=128256, context=131072),
@@ -61,16 +72,8 @@ _ALL = (
     ModelSpec(
         "Qwen3-30B-A3B", 2048, 151936, False, (Layer(Gqa(32, 4, 128), _QWEN_MOE, 48),), _BF16, 40960, source="config"
     ),
-    ModelSpec(
-        "Qwen3-235B-A22B",
-        4096,
-        151936,
-        False,
-        (Layer(Gqa(64, 4, 128), Experts(128, 8, 0, 1536), 94),),
-        _FP8,
-        40960,
-        source="recipe, catalog; context unchecked",
-    ),
+    _QWEN_235B,
+    replace(_QWEN_235B, name="Qwen3-235B-A22B-FP8", precision=_FP8),
     ModelSpec(
         "Qwen3.6-35B-A3B",
         2048,
@@ -86,7 +89,9 @@ _ALL = (
     _mla("DeepSeek-V3", 128, 3, _V3_EXPERTS, vocab=129280, context=163840, precision=_FP8),
     _v4("DeepSeek-V4-Flash", 4096, (2, 21, 20), Experts(256, 6, 1, 2048), heads=64, q_rank=1024, groups=8, picks=512),
     _v4("DeepSeek-V4-Pro", 7168, (0, 30, 31), Experts(384, 6, 1, 3072), heads=128, q_rank=1536, groups=16, picks=1024),
-    _mla("Kimi-K2", 64, 1, _K2_EXPERTS, vocab=163840, context=262144, precision=_K2),
+    _mla("Kimi-K2", 64, 1, _K2_EXPERTS, vocab=163840, context=131072, precision=_FP8),
+    _mla("Kimi-K2-0905", 64, 1, _K2_EXPERTS, vocab=163840, context=262144, precision=_FP8),
+    _mla("Kimi-K2-Thinking", 64, 1, _K2_EXPERTS, vocab=163840, context=262144, precision=_K2_INT4),
 )
 
 TABLE: Mapping[str, ModelSpec] = {model.name: model for model in _ALL}
@@ -100,8 +105,11 @@ ALIASES: Mapping[str, str] = {
     "DeepSeek-R1": "DeepSeek-V3",
     "DeepSeek-V3-0324": "DeepSeek-V3",
     "DeepSeek-V3.1": "DeepSeek-V3",
-    "Kimi-K2.5": "Kimi-K2",
-    "Kimi-K2.6": "Kimi-K2",
+    "Kimi-K2-Base": "Kimi-K2",
+    "Kimi-K2-Instruct": "Kimi-K2",
+    "Kimi-K2-Instruct-0905": "Kimi-K2-0905",
+    "Kimi-K2.5": "Kimi-K2-Thinking",
+    "Kimi-K2.6": "Kimi-K2-Thinking",
 }
 """Other names of the same shape."""
 

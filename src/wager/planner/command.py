@@ -57,6 +57,12 @@ deployment_flags = flags.add(
             "weights leave head and router in bf16, as checkpoints do; fp8::fp8 does not. Without it as published.",
         ),
         click.option("--cache", metavar="FORMAT", help="How keys and values are stored. Without it as published."),
+        click.option(
+            "--dispatch",
+            metavar="OUT[:BACK]",
+            help="How rows are sent to experts on other devices (--ep) and back; BACK is as OUT unless given.  "
+            "[default: as DeepEP does, fp8:bf16 to experts of 8 or 4 bits, else bf16:bf16]",
+        ),
         click.option("--overhead", default="0us", metavar="TIME", help="Fixed time of every step."),
     ]
 )

@@ -283,8 +283,9 @@ class CostModel:
         """What a device sends, by kind, in a step of `rows` rows of its group.
 
         Tensor parallelism: two all-reduces a layer, each a ring, 2 (n - 1) / n of the activations through every link.
-        Expert parallelism: a layer of experts sends each row to its k experts and back; the devices of a group
-        dispatch a share of the rows each, so that there the two all-reduces become a reduce-scatter and an all-gather.
+        Expert parallelism: a layer of experts sends each row to its k experts, in the bytes of `dispatch`, and back, in
+        those of `combine`; the devices of a group dispatch a share of the rows each, so that there the two all-reduces
+        become a reduce-scatter and an all-gather.
         """
         model, cluster = self.model, self.cluster
         parts: dict[str, StepPart] = {}
@@ -300,7 +301,8 @@ class CostModel:
             messages += 2 * model.num_layers
         if spread:
             copies = sum(count * ffn.active for count, ffn in spread)
-            sent = rows / cluster.tp * 2 * copies * model.hidden * model.precision.dispatch
+            there_and_back = model.precision.dispatch + model.precision.combine
+            sent = rows / cluster.tp * copies * model.hidden * there_and_back
             parts["dispatch"] = StepPart(sent * cluster.dispatch_seconds_per_byte, sent, bound="link")
             messages += 2 * dispatching
         if messages and cluster.latency:

@@ -157,8 +157,9 @@ def _model_config(path: Path) -> Mapping[str, Any]:
     return {**values, "quantization_config": read_json(beside)}
 
 
-def with_formats(model: ModelSpec, precision: str | None, cache: str | None) -> ModelSpec:
-    """The model in other number formats than it was published in."""
+def with_formats(model: ModelSpec, precision: str | None, cache: str | None, dispatch: str | None = None) -> ModelSpec:
+    """The model in other number formats than it was published in. `dispatch` is OUT[:BACK], the formats of rows on
+    their way to experts on other devices and back."""
     if precision is not None and not model.sparse and precision.partition(":")[2].partition(":")[0].strip():
         raise UsageError(
             f"precision = {precision!r} gives experts a format, and {model.name} has no experts.",
@@ -167,7 +168,13 @@ def with_formats(model: ModelSpec, precision: str | None, cache: str | None) -> 
     chosen = model.precision
     if precision is not None:
         chosen = replace(Precision.parse(precision), cache=chosen.cache)
-    return replace(model, precision=chosen if cache is None else replace(chosen, cache=find_format(cache).bytes))
+    if cache is not None:
+        chosen = replace(chosen, cache=find_format(cache).bytes)
+    if dispatch is not None:
+        out, _, back = dispatch.partition(":")
+        size = find_format(out).bytes
+        chosen = replace(chosen, dispatch=size, combine=find_format(back).bytes if back else size)
+    return replace(model, precision=chosen)
 
 
 def find_hardware(name: str) -> Device:

@@ -62,6 +62,7 @@ class PlanSettings:
     popularity: Path | None = None
     precision: str | None = None
     cache: str | None = None
+    dispatch: str | None = None
     overhead: str = "0us"
 
     def given(self, names: Sequence[str]) -> list[str]:
@@ -104,7 +105,10 @@ def parse_hit_rate(hit_rate: float | None, *, draft_async: bool, outcomes: int |
 
 # ---- the target -----------------------------------------------------------------------------------------------------
 
-_MEASURED = ("tp", "ep", "balanced", "link_latency", "locality", "popularity", "precision", "cache", "overhead")
+_MEASURED = (
+    *("tp", "ep", "balanced", "link_latency", "locality", "popularity"),
+    *("precision", "cache", "dispatch", "overhead"),
+)
 """Settings that describe a device or a model, which a calibration measured instead."""
 
 
@@ -125,17 +129,16 @@ def target_cost(model: str, hardware: str, settings: PlanSettings) -> CostModel:
 
 def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostModel:
     precision = None if settings.precision is None else Precision.parse(settings.precision)
-    spec = with_formats(find_plan_model(model, precision), settings.precision, settings.cache)
+    spec = with_formats(find_plan_model(model, precision), settings.precision, settings.cache, settings.dispatch)
     routing = ExpertRouting() if settings.popularity is None else read_popularity(settings.popularity)
     if settings.locality is not None:
         routing = replace(routing, locality=settings.locality)
     for flag, is_set in (("popularity", routing.popularity is not None), ("locality", routing.locality != 1)):
         if is_set and not spec.sparse:
             raise UsageError(f"--{flag} has no effect: {spec.name} has no experts.", "Leave it out.")
-    if settings.balanced and settings.ep == 1:
-        raise UsageError(
-            "--balanced has no effect without --ep: experts on one device have no balance.", "Leave it out."
-        )
+    if settings.ep == 1:
+        for name in settings.given(("balanced", "dispatch")):
+            raise UsageError(f"--{name} has no effect without --ep: all experts are on one device.", "Leave it out.")
     latency = COLLECTIVE_LATENCY
     if settings.link_latency is not None:
         latency = parse_seconds("link-latency", settings.link_latency)

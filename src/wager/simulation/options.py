@@ -32,7 +32,7 @@ PUBLISHED = "published"
 """The name of the published step times in --hardware."""
 
 _MODEL, _HARDWARE = "Qwen3.6-35B-A3B", "B200"  # without --model and --hardware; those of the published step times
-_STEP_FLAGS = ("tp", "ep", "locality", "popularity", "precision", "cache", "overhead")
+_STEP_FLAGS = ("tp", "ep", "locality", "popularity", "precision", "cache", "dispatch", "overhead")
 _SHAPES = {"mtp": "mtp", "dflash": "block:16", "ngram": "free"}  # of drafters whose name says it
 _LONGEST_POLICY_TIME = 60.0  # seconds a step
 
