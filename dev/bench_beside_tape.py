@@ -26,10 +26,10 @@ from statistics import median
 from typing import NamedTuple
 
 import wager
-from wager.bench.workload import read_prompts
 from wager.engine.outputs import OutputCollector
 from wager.engine.threads import SharedEngine
 from wager.loading.load import LoadedEngine, load
+from wager.prompts import read_prompts
 from wager.testing import AdversaryDrafter
 from wager.types import FORWARD_STAGE, Request, SamplingParams
 

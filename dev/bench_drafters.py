@@ -38,13 +38,13 @@ from drafter_table import (
 import wager
 from wager.bench.machine import card
 from wager.bench.measure import short_request
-from wager.bench.workload import Prompt, read_prompts, spread
 from wager.cli.bench import to_requests
 from wager.engine.proposer import Proposer
 from wager.errors import UsageError, WagerError
 from wager.loading.load import LoadedEngine, load
 from wager.profiling.acceptance import estimate_acceptance, record_drafts
 from wager.profiling.calibrate import StepTimer, time_drafting
+from wager.prompts import Prompt, read_prompts, spread
 from wager.terminal.flags import Framing
 from wager.types import Request, SamplingParams
 
@@ -224,7 +224,7 @@ def _turn(engines: Mapping[str, LoadedEngine], request: Request, prompt: Prompt,
         name: TurnAnswer.of(completion.stats, steps[name], same=completion.token_ids == plain)
         for name, completion in completions.items()
     }
-    return Turn(temperature, str(prompt.id), prompt.family, answers)
+    return Turn(temperature, str(prompt.id), prompt.category, answers)
 
 
 def _plain_text(text: str) -> str:

@@ -38,7 +38,7 @@ from statistics import median
 from typing import Any
 
 from wager.bench.load import distinct
-from wager.bench.workload import builtin, read_prompts
+from wager.prompts import BUILTIN, read_prompts
 
 ROOT = Path(__file__).parents[1]
 PEERS = Path(os.environ.get("WAGER_PEERS", "~/.cache/wager-peers")).expanduser()
@@ -173,7 +173,7 @@ def main() -> None:
     options = parse_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with it, stopped ones too
     options.output.mkdir(parents=True, exist_ok=True)
-    options.prompts = read_prompts(options.prompts) if options.prompts else builtin()
+    options.prompts = read_prompts(options.prompts or BUILTIN)
     random.Random(0).shuffle(options.prompts)
     commands = chosen_servers(options)
     servers: list[RunningServer] = []

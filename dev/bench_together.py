@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import wager
-from wager.bench.workload import read_prompts, spread
 from wager.cli.bench import to_requests
 from wager.engine.core import Engine
 from wager.kernels.base import BLOCK_SIZE
 from wager.loading.load import LoadedEngine
 from wager.loading.load import load as load_engine
+from wager.prompts import read_prompts, spread
 from wager.terminal.flags import Framing
 from wager.testing import AdversaryDrafter
 from wager.types import Request, SamplingParams

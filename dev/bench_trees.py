@@ -12,9 +12,9 @@ import argparse
 from pathlib import Path
 
 import wager
-from wager.bench.workload import read_prompts, spread
 from wager.cli.bench import to_requests
 from wager.loading.load import load
+from wager.prompts import read_prompts, spread
 from wager.terminal.flags import Framing
 from wager.types import SamplingParams
 

@@ -26,9 +26,9 @@ from serve.same_requests import (  # noqa: E402
     served_process,
     variants,
 )
-from wager.bench.workload import builtin, read_prompts, spread  # noqa: E402
 from wager.config import DEFAULT_MODEL  # noqa: E402
 from wager.drafter_spec import parse_drafters  # noqa: E402
+from wager.prompts import BUILTIN, read_prompts, spread  # noqa: E402
 
 DRAFTERS = ("none", "auto", "store:tree:{store}", "ngram,suffix:tree,recycle,prediction", "layers:0-3,layers:tree:0-3")
 STORE = ROOT / "src" / "wager" / "stores" / "SmolLM2-135M-Instruct.store"
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--drafters", nargs="*", default=DRAFTERS)
     parser.add_argument("--flags", nargs=argparse.REMAINDER, default=[], help="further flags of all servers")
     arguments = parser.parse_args()
-    source = read_prompts(arguments.prompts) if arguments.prompts else builtin()
+    source = read_prompts(arguments.prompts or BUILTIN)
     asked = cases([prompt.text[:600] for prompt in spread(source, arguments.limit)], every=True)
     flags = ["--threads", "1", *arguments.flags]
     begun = time.monotonic()

@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 
 from wager.bench.measure import DecodeSteps, measure
-from wager.bench.workload import Prompt, read_prompts, spread
 from wager.cli.bench import to_requests
 from wager.config import DEFAULT_MODEL, EngineConfig
 from wager.loading.load import LoadedEngine, load
 from wager.models import hub
+from wager.prompts import Prompt, read_prompts, spread
 from wager.terminal.flags import Framing
 from wager.types import SamplingParams
 

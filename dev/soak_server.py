@@ -28,9 +28,8 @@ from typing import Any
 from bench_servers import ROOT, RunningServer
 
 import wager
-from wager.bench.load import LoadRun, OpenAIServer, ServerAnswer, closed_loop
-from wager.bench.workload import Prompt, read_prompts
-from wager.prompts import encode_chat
+from wager.bench.load import LoadRun, OpenAIServer, ServerAnswer, run_load
+from wager.prompts import Prompt, encode_chat, read_prompts
 from wager.types import Request, SamplingParams
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -64,7 +63,7 @@ class LoadServer(OpenAIServer):
 
     load: Load | None = None
 
-    def body(self, prompt: str, number: int) -> bytes:
+    def body(self, prompt: Prompt, number: int) -> bytes:
         assert self.load is not None
         params = self.load.params(number)
         fields = {name: getattr(params, name) for name in ("max_tokens", "temperature", "seed", "ignore_eos")}
@@ -93,8 +92,8 @@ def engine_turn(load: Load, streams: int, requests: int, drafter: str) -> tuple[
 def serve(load: Load, server: RunningServer, streams: int, numbers: Iterable[int], memory: list[int]) -> LoadRun:
     """The requests of these numbers; the server's memory is noted every five seconds."""
     at, ended = OpenAIServer.parse(server.url), threading.Event()
-    asked = LoadServer(at.scheme, at.host, at.port, at.base, messages=lambda _prompt: [], load=load)
-    prompts = [Prompt(place, "", text) for place, text in enumerate(load.texts)]
+    asked = LoadServer(at.scheme, at.host, at.port, at.base, load=load)
+    prompts = [Prompt(place, "", ({"role": "user", "content": text},)) for place, text in enumerate(load.texts)]
 
     def watch() -> None:
         while not ended.wait(5):
@@ -103,7 +102,7 @@ def serve(load: Load, server: RunningServer, streams: int, numbers: Iterable[int
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
     try:
-        return closed_loop(asked, prompts, numbers=numbers, users=streams)
+        return run_load(asked, prompts, numbers=numbers, users=streams)
     finally:
         ended.set()
         watching.join()

@@ -24,7 +24,7 @@ from wager.engine.threads import EngineThread
 from wager.errors import ClosedError, RequestError, UsageError, WagerError
 from wager.loading.load import LoadedEngine, load
 from wager.models.tokenizer import Tokenizer
-from wager.prompts import Message, Prompt, encode_chat, encode_chats, encode_prompt, encode_prompts, is_conversation
+from wager.prompts import Message, PromptType, encode_chat, encode_chats, encode_prompt, encode_prompts, is_conversation
 from wager.types import (
     NO_TENANT,
     Completion,
@@ -93,14 +93,16 @@ class AsyncLLM:
 
     @overload  # a str is a Sequence[str] to a type checker, which is why the overloads overlap
     async def generate(  # type: ignore[overload-overlap]
-        self, prompts: Prompt, params: SamplingParams | None = None
+        self, prompts: PromptType, params: SamplingParams | None = None
     ) -> Completion: ...
 
     @overload
-    async def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]: ...
+    async def generate(
+        self, prompts: Sequence[PromptType], params: SamplingParams | None = None
+    ) -> list[Completion]: ...
 
     async def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self, prompts: PromptType | Sequence[PromptType], params: SamplingParams | None = None
     ) -> Completion | list[Completion]:
         """Continue one prompt, or several together, as `LLM.generate` does."""
         given, one = encode_prompts(self.tokenizer, prompts)
@@ -121,7 +123,7 @@ class AsyncLLM:
         given, one = encode_chats(self.tokenizer, messages)
         return one_or_all(await self._answers(given, params), one=one)
 
-    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> AsyncOutputStream:
+    def stream(self, prompt: PromptType | Sequence[Message], params: SamplingParams | None = None) -> AsyncOutputStream:
         """The output deltas of the answer to a prompt or a conversation, as they come."""
         encode = encode_chat if is_conversation(prompt) else encode_prompt
         return self.open_stream(self.request(encode(self.tokenizer, prompt), params))  # type: ignore[arg-type]

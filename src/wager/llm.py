@@ -21,7 +21,7 @@ from wager.engine.threads import SharedEngine
 from wager.errors import ClosedError, RequestError, WagerError
 from wager.loading.load import LoadedEngine, load
 from wager.models.tokenizer import Tokenizer
-from wager.prompts import Message, Prompt, encode_chat, encode_chats, encode_prompt, encode_prompts, is_conversation
+from wager.prompts import Message, PromptType, encode_chat, encode_chats, encode_prompt, encode_prompts, is_conversation
 from wager.types import Completion, OutputDelta, Request, SamplingParams, chosen_params
 
 
@@ -67,14 +67,14 @@ class LLM:
 
     @overload  # a str is a Sequence[str] to a type checker, which is why the overloads overlap
     def generate(  # type: ignore[overload-overlap]
-        self, prompts: Prompt, params: SamplingParams | None = None
+        self, prompts: PromptType, params: SamplingParams | None = None
     ) -> Completion: ...
 
     @overload
-    def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> list[Completion]: ...
+    def generate(self, prompts: Sequence[PromptType], params: SamplingParams | None = None) -> list[Completion]: ...
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self, prompts: PromptType | Sequence[PromptType], params: SamplingParams | None = None
     ) -> Completion | list[Completion]:
         """Continue one prompt, or several together: texts as they are, or token ids (lists, arrays, tensors).
 
@@ -100,7 +100,7 @@ class LLM:
         given, one = encode_chats(self.tokenizer, messages)
         return one_or_all(self._run(given, params), one=one)
 
-    def stream(self, prompt: Prompt | Sequence[Message], params: SamplingParams | None = None) -> OutputStream:
+    def stream(self, prompt: PromptType | Sequence[Message], params: SamplingParams | None = None) -> OutputStream:
         """Begin to answer a prompt or a conversation: an iterator over the output deltas of each step.
 
         Closing it, or dropping it as a `for` loop does that is left early, aborts the request and frees its blocks.

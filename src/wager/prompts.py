@@ -1,18 +1,27 @@
-"""What users give a model: texts, token ids and conversations; what is none of these is refused by name."""
+"""What users give a model: texts, token ids and conversations; what is none of these is refused by name. And the one
+reader of files of prompts, of logs, and of times at which requests arrived; docs/bench.md lists the forms.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from wager.errors import UsageError
-from wager.types import as_token_ids, listed
+from wager.inputs import read_text, shown
+from wager.types import SamplingParams, as_token_ids, listed
 
 Message = Mapping[str, Any]
 """A chat message: {"role": "system" | "user" | "assistant", "content": text}."""
 
-Prompt = str | Sequence[int]
+PromptType = str | Sequence[int]
 """A text, encoded as it is (no chat template, control tokens in it are parsed), or its token ids: integers of any type,
 arrays and tensors included."""
 
@@ -100,3 +109,344 @@ def encode_prompt(tokenizer: ChatTokenizer, prompt: object) -> tuple[int, ...]:
 def is_conversation(value: object) -> TypeGuard[Sequence[Message]]:
     """Whether it is one conversation rather than a list of them, or a prompt."""
     return isinstance(value, Sequence) and not isinstance(value, str) and bool(value) and isinstance(value[0], Mapping)
+
+
+# ---- files of prompts and logs ---------------------------------------------------------------------------------------
+
+OTHER = "other"
+"""The category of what names none."""
+
+SAMPLING_FIELDS = (
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+)
+"""Fields of a request that SamplingParams has too, under the same names."""
+
+_FAMILIES = ("translation", "summarization", "qa", "math_reasoning", "rag")
+"""Spec-Bench's categories that are not MT-Bench's."""
+_ROLES = {"human": "user", "user": "user", "system": "system", "tool": "tool", "observation": "tool"}
+_ROLES |= dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard"), "assistant")
+"""By ShareGPT's names."""
+_PROMPTS = ("messages", "conversations", "conversation", "turns", "prompt", "prompt_token_ids", "input")
+_TIMES = ("arrival", "timestamp", "created", "time")
+_LENGTHS = {
+    "input_length": ("contexttokens", "request_tokens", "prompt_tokens"),
+    "output_length": ("generatedtokens", "response_tokens", "completion_tokens"),
+}
+"""Mooncake's columns, and what Azure's and BurstGPT's traces and the server's own log call the same."""
+_RENAMED = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens"}
+_MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id")
+_BODY = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort")
+"""Fields of a request besides SAMPLING_FIELDS that are taken from a row in which other columns may stand too."""
+_CLIENTS = ("model", "stream", "stream_options", "metadata", "user", "store", "instructions")
+"""Fields of a whole body that are not sent again."""
+_MILLISECONDS = 1e11
+"""A larger number counts the milliseconds since 1970; as seconds it would be in the year 5138."""
+_LATEST = 1e15
+_IDS = (1000, 30_000)
+"""Token ids of synthetic prompts: ordinary words of every usual vocabulary."""
+
+BUILTIN = Path(__file__).with_name("prompts.jsonl")
+"""The built-in prompts: three of every family of Spec-Bench."""
+
+_HINT = 'A row is {"prompt": TEXT} or {"messages": [...]} or another form of docs/bench.md.'
+_TIME_HINT = 'Give a time on every line: seconds, or a row with "timestamp", "created" or "arrival".'
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticPrompt:
+    """`length` token ids, drawn for each of `blocks`, numbers that stand for equally long parts: equal ones have equal
+    ids. So the prefixes that requests share in a trace are shared here."""
+
+    length: int
+    blocks: tuple[int, ...]
+
+    def ids(self) -> tuple[int, ...]:
+        import numpy as np
+
+        size = 1 << (-(-self.length // len(self.blocks)) - 1).bit_length()
+        drawn = (np.random.default_rng(block).integers(*_IDS, size).tolist() for block in self.blocks)
+        return tuple(token for part in drawn for token in part)[: self.length]
+
+
+Content = str | tuple[int, ...] | tuple[Message, ...] | SyntheticPrompt
+"""A text, token ids, or a conversation up to where the answer begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request of a file or a log. `fields` are those that its body set, by OpenAI's names; `arrival` is when it
+    arrived, in seconds (None: not recorded)."""
+
+    id: str | int
+    category: str
+    content: Content
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    arrival: float | None = None
+
+    @property
+    def text(self) -> str:
+        """The text, of a conversation that of all its messages; of token ids empty."""
+        if is_conversation(self.content):
+            return "\n".join(message["content"] for message in self.content)
+        return self.content if isinstance(self.content, str) else ""
+
+    def params(self, default: SamplingParams) -> SamplingParams:
+        """As `default`, with the request's own fields."""
+        return replace(default, **{name: self.fields[name] for name in SAMPLING_FIELDS if name in self.fields})
+
+    def without(self, *names: str) -> Prompt:
+        """Without its own fields of these names."""
+        return replace(self, fields={name: value for name, value in self.fields.items() if name not in names})
+
+
+def as_conversation(content: Content, *, system: str | None = None) -> Content:
+    """A text as the conversation that it begins; a conversation with the system message, if it has none; token ids as
+    they are."""
+    first = [] if system is None else [{"role": "system", "content": system}]
+    if isinstance(content, str):
+        return (*first, {"role": "user", "content": content})
+    if is_conversation(content) and content[0]["role"] != "system":
+        return (*first, *content)
+    return content
+
+
+def encode_content(tokenizer: ChatTokenizer, content: Content) -> tuple[int, ...]:
+    """Token ids of a prompt; a conversation's in the model's chat template."""
+    if isinstance(content, SyntheticPrompt):
+        return content.ids()
+    return encode_chat(tokenizer, content) if is_conversation(content) else encode_prompt(tokenizer, content)
+
+
+def read_prompts(path: Path, *, timed: bool = False) -> list[Prompt]:
+    """The requests of a file or a log; if `timed`, each with its time. UsageError names the file, the line and what was
+    found."""
+    rows = _rows(path, "prompt file", _HINT)
+    found = [prompt for where, number, row in rows for prompt in _requests(row, where, number, timed=timed)]
+    if not found:
+        raise UsageError(f"{path} holds no prompts.", _HINT)
+    seen: set[str | int] = set()
+    for prompt in found:
+        if prompt.id in seen:
+            raise UsageError(f"{path} has two prompts with the id {prompt.id!r}.", "Ids must differ.")
+        seen.add(prompt.id)
+    return found
+
+
+def spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """At most `limit` prompts: as equal a share of each category as possible, spaced evenly within the category."""
+    if limit is None or limit >= len(prompts):
+        return list(prompts)
+    groups: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        groups.setdefault(prompt.category, []).append(index)
+    shares = dict.fromkeys(groups, 0)
+    while sum(shares.values()) < limit:
+        short = (name for name in groups if shares[name] < len(groups[name]))
+        shares[min(short, key=shares.__getitem__)] += 1
+    taken = {group[step * len(group) // shares[name]] for name, group in groups.items() for step in range(shares[name])}
+    return [prompt for index, prompt in enumerate(prompts) if index in taken]
+
+
+def read_arrivals(path: Path) -> tuple[float, ...]:
+    """When requests arrived, ascending, in seconds from the first on: a time on every line, or a log with times.
+    UsageError names the file, the line and what was found."""
+    times: list[float] = []
+    for where, number, row in _rows(path, "file of arrivals", _TIME_HINT):
+        if isinstance(row, dict) and _prompt_key(row):
+            times += [prompt.arrival or 0.0 for prompt in _requests(row, where, number, timed=True)]
+        else:
+            times.append(_time(row if isinstance(row, dict) else {_TIMES[0]: row}, where))
+    if not times:
+        raise UsageError(f"{path} holds no arrivals.", _TIME_HINT)
+    first = min(times)
+    return tuple(sorted(time - first for time in times))
+
+
+def arrival_seconds(value: object) -> float:
+    """A time in seconds: a number (beyond 1e11 it counts milliseconds), or a date of ISO 8601, in UTC if it names no
+    zone. ValueError, in words, for anything else."""
+    try:
+        seconds = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if isinstance(value, str) and math.isnan(seconds):
+        try:
+            date = datetime.fromisoformat(value.strip())
+            seconds = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            pass
+    if isinstance(value, bool) or not 0 <= seconds <= _LATEST:
+        raise ValueError(f"{_short(value)} is not a time: seconds from 0 on, or a date of ISO 8601")
+    return seconds / 1e3 if seconds > _MILLISECONDS else seconds
+
+
+def _rows(path: Path, what: str, hint: str) -> Iterator[tuple[str, int, Any]]:
+    """Each row of a file with its place and number: a JSON value a line, a list of them, or CSV with a header."""
+    text = read_text(path, what, hint).removeprefix("\ufeff")
+    first = text.partition("\n")[0].strip()
+    if first.startswith("["):
+        for number, value in enumerate(_json(text, str(path), hint), 1):
+            yield f"{path}, entry {number}", number, value
+    elif "," in first and first[0].isalpha():
+        try:
+            for number, row in enumerate(csv.DictReader(io.StringIO(text)), 1):
+                named = {str(key).strip().lower().replace(" ", "_"): value for key, value in row.items()}
+                yield f"{path}, line {number + 1}", number, named
+        except csv.Error as error:
+            raise UsageError(f"The {what} {path} is no CSV: {error}.", hint) from error
+    else:
+        for number, line in enumerate(text.split("\n"), 1):  # JSON may hold U+2028, which ends no line
+            value = _json(line, f"{path}, line {number}", hint) if line.strip() else {"logger": ""}
+            if not isinstance(value, dict) or "logger" not in value or "completion_tokens" in value:
+                yield f"{path}, line {number}", number, value  # the server's own log has lines of other events too
+
+
+def _json(text: str, where: str, hint: str) -> Any:
+    try:
+        value = json.loads(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{where}: half a surrogate pair is no text.", "Write valid Unicode.") from error
+    except (ValueError, RecursionError) as error:
+        cause = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UsageError(f"{where}: not JSON ({cause}).", hint) from error
+    return value
+
+
+def _short(value: object) -> str:
+    """In a message, of any length."""
+    return shown(json.dumps(value, default=str))[1:-1]
+
+
+def _requests(row: Any, where: str, number: int, *, timed: bool) -> Iterator[Prompt]:
+    """The requests of a row: of a recorded conversation one for each message that was answered."""
+    if not isinstance(row, dict):
+        raise UsageError(f"{where}: not an object.", _HINT)
+    body = next((row[name] for name in ("body", "request") if isinstance(row.get(name), dict)), row)
+    identity = next((row[name] for name in ("id", "question_id", "custom_id") if row.get(name) is not None), number)
+    if not isinstance(identity, str | int):
+        raise UsageError(f"{where}: the id {_short(identity)} is neither a text nor a number.", _HINT)
+    named = [of.get(key) for of in (row, body.get("metadata")) if isinstance(of, dict) for key in ("category", "task")]
+    category = next((each for each in named if isinstance(each, str) and each.strip()), OTHER)
+    if "turns" in row and "question_id" in row and category not in _FAMILIES:
+        category = "mt_bench"  # of whose eight categories Spec-Bench has ten prompts each
+    fields, key = _fields(body, row, where), _prompt_key(body, own=body is not row)
+    if key is None:
+        contents: list[tuple[Content, Mapping[str, Any]]] = [(_synthetic(row, where, number), {})]
+        fields |= {"max_tokens": max(1, _length(row, "output_length", where)), "ignore_eos": True}
+    elif body is not row and str(row.get("url", "completions")).rpartition("/")[2] not in ("completions", "responses"):
+        raise UsageError(f"{where}: url = {_short(row['url'])} asks for no text.", "Leave the row out.")
+    else:
+        contents = list(_contents(body, key, where, own=body is not row))
+    for turn, (content, message) in enumerate(contents, 1):
+        times = {**body, **row, **message} if turn == 1 else message
+        time = _time(times, where if turn == 1 else f"{where}: turn {turn} of the conversation") if timed else None
+        yield Prompt(f"{identity}/{turn}" if len(contents) > 1 else identity, category, content, fields, time)
+
+
+def _prompt_key(body: Mapping[str, Any], *, own: bool = False) -> str | None:
+    """The key under which a row has a prompt; "input" is one in a body of its `own` alone, since datasets have such
+    columns."""
+    return next((name for name in (_PROMPTS if own else _PROMPTS[:-1]) if body.get(name) is not None), None)
+
+
+def _contents(
+    body: Mapping[str, Any], key: str, where: str, *, own: bool
+) -> Iterator[tuple[Content, Mapping[str, Any]]]:
+    """What is asked, and the message that asks it."""
+    value = body[key]
+    if key == "turns":
+        value = value[0] if isinstance(value, list) and value else ""  # the later ones need answers, which it lacks
+    if isinstance(value, str) and isinstance(body.get("instructions"), str):
+        value = [{"role": "user", "content": value}]
+    first = value[0] if isinstance(value, list) and value else None
+    if key.startswith("conversation") or key == "messages" or isinstance(first, dict):
+        if not isinstance(value, list) or (key == "messages" and not value):
+            raise UsageError(f"{where}: {key} = {_short(value)} is no list of messages.", _HINT)
+        messages = [_message(each, f"{where}: message {place} of {key}") for place, each in enumerate(value, 1)]
+        if isinstance(body.get("instructions"), str):
+            messages.insert(0, {"role": "system", "content": body["instructions"]})
+        roles = [message["role"] for message in messages]
+        ends = [len(messages)]
+        if key.startswith("conversation") or (not own and roles[-1] == "assistant"):  # recorded, with its answers
+            asked = [place for place, role in enumerate(roles, 1) if role in ("user", "tool")]
+            ends = [place for place in asked if roles[place : place + 1] in ([], ["assistant"])]
+        clean = [{name: message[name] for name in _MESSAGE if name in message} for message in messages]
+        yield from ((tuple(clean[:end]), messages[end - 1]) for end in ends)
+    elif first is not None and all(type(token) is int and token >= 0 for token in value):
+        yield tuple(value), {}
+    elif not isinstance(value, str) and value != []:
+        raise UsageError(f"{where}: {key} = {_short(value)} is neither a text, token ids nor messages.", _HINT)
+    elif not value or not value.strip():
+        raise UsageError(f"{where}: the prompt is empty or not a text.", _HINT)
+    else:
+        yield value, {}
+
+
+def _synthetic(row: Mapping[str, Any], where: str, number: int) -> SyntheticPrompt:
+    if not any(name in row for name in ("input_length", *_LENGTHS["input_length"])):
+        raise UsageError(f"{where}: there is no prompt, messages, conversations or turns.", _HINT)
+    blocks = row.get("hash_ids") or [number]
+    if not isinstance(blocks, list) or not all(type(block) is int and block >= 0 for block in blocks):
+        raise UsageError(f"{where}: hash_ids = {_short(blocks)} is no list of numbers.", _HINT)
+    return SyntheticPrompt(max(1, _length(row, "input_length", where)), tuple(blocks))
+
+
+def _length(row: Mapping[str, Any], column: str, where: str) -> int:
+    name = next((name for name in (column, *_LENGTHS[column]) if row.get(name) is not None), column)
+    text = str(row.get(name, "")).strip()
+    if not text.isascii() or not text.isdigit() or len(text) > 8:
+        raise UsageError(f"{where}: {name} = {_short(row.get(name))} is no number of tokens.", _HINT)
+    return int(text)
+
+
+def _time(row: Mapping[str, Any], where: str) -> float:
+    """When a request arrived, in seconds."""
+    value = next((row[name] for name in _TIMES if row.get(name) is not None), None)
+    if value is None:
+        raise UsageError(f"{where} has no {', '.join(_TIMES[:-1])} or {_TIMES[-1]}.", _TIME_HINT)
+    try:
+        seconds = arrival_seconds(value)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}.", _TIME_HINT) from error
+    if "logger" in row and isinstance(row.get("seconds"), float):  # it is when the answer ended, so much later
+        seconds -= row["seconds"]
+    mooncake = "hash_ids" in row and type(value) is int and seconds == value  # whose whole numbers are milliseconds
+    return seconds / 1e3 if mooncake else seconds
+
+
+def _message(value: Any, where: str) -> dict[str, Any]:
+    """With a role and a text, that of its parts if it has several."""
+    if not isinstance(value, dict):
+        raise UsageError(f"{where} is {_short(value)}, not an object.", _HINT)
+    role = value.get("role") or _ROLES.get(str(value.get("from")))
+    if not isinstance(role, str):
+        raise UsageError(f"{where} has no role: {_short(value)}.", 'It has a "role", or ShareGPT\'s "from".')
+    content = value.get("content", value.get("value"))
+    if content is None and value.get("tool_calls"):
+        content = ""
+    if isinstance(content, list):
+        texts = [str(part["text"]) for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        content = "".join(texts) if len(texts) == len(content) else None
+    if not isinstance(content, str):
+        raise UsageError(f"{where} has no text: {_short(value)}.", "Images and sound are not read.")
+    return {**value, "role": role, "content": content}
+
+
+def _fields(body: Mapping[str, Any], row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What the body of a request sets: of a body of its own everything, of a row in which it stands what is known."""
+    found = {_RENAMED.get(name, name): value for name, value in body.items() if value is not None}
+    known = {*SAMPLING_FIELDS, *_BODY} if body is row else {*found} - {*_CLIENTS, *_PROMPTS}
+    found = {name: value for name, value in found.items() if name in known}
+    try:
+        if "logit_bias" in found:
+            found["logit_bias"] = {int(token): bias for token, bias in dict(found["logit_bias"]).items()}
+        if found:
+            Prompt(0, "", "", found).params(SamplingParams())
+    except UsageError as error:
+        raise UsageError(f"{where}: {error.message}", error.hint) from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{where}: a field has the wrong type ({error}).", _HINT) from error
+    return found

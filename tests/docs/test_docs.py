@@ -102,7 +102,7 @@ def test_the_bench_page_lists_the_fields_of_a_row() -> None:
     page = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
     from wager.bench import measure
     from wager.bench.machine import card as conditions
-    from wager.bench.workload import Prompt
+    from wager.prompts import Prompt
     from wager.types import Completion, Stats
 
     stats = Stats(prompt_tokens=1, completion_tokens=1, seed=0, rounds=1)

@@ -25,7 +25,6 @@ from safetensors.numpy import save_file
 from wager.arch.families import FAMILIES
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
-from wager.bench.workload import read_prompts
 from wager.cli.bench import read_key
 from wager.cli.prove import earlier_trials
 from wager.config import read_options
@@ -45,8 +44,9 @@ from wager.models.tokenizer import Tokenizer
 from wager.models.weights import open_weights, tensor_shapes
 from wager.planner.acceptance import parse_acceptances
 from wager.planner.inputs import find_hardware, find_plan_model, read_popularity
-from wager.simulation.traces import RecordedTraces, read_arrivals
-from wager.train.answers import read_answers, read_made_up, read_prompt_texts
+from wager.prompts import read_arrivals, read_prompts
+from wager.simulation.traces import RecordedTraces
+from wager.train.answers import read_answers, read_made_up
 from wager.types import DraftRequest, SamplingParams
 
 Read = Callable[[bytes, Path], None]
@@ -270,7 +270,8 @@ def prompts(data: bytes, folder: Path) -> None:
     path = _file(data, folder, "p.jsonl")
     _attempt(
         lambda: read_prompts(path),
-        lambda: read_prompt_texts(path),
+        lambda: read_prompts(path, timed=True),
+        lambda: read_arrivals(path),
         lambda: list(read_answers(path, target="t")),
         lambda: read_key(path),
         lambda: read_made_up(path),

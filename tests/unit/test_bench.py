@@ -1,73 +1,21 @@
-"""Workloads, measurements, reports and the comparison of texts, on toy engines whose answers are known."""
+"""Measurements, reports and the comparison of texts, on toy engines whose answers are known."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from wager.bench import comparison, measure, workload
+from wager.bench import comparison, measure
 from wager.bench.quality import compare_logits, fixed_text, windows
-from wager.bench.workload import OTHER, Prompt
-from wager.errors import UsageError
+from wager.prompts import Prompt
 from wager.testing import RandomTreeDrafter, ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.types import Completion, Request, SamplingParams, Stats, StepRecord
 
 TEXT = ToyDistribution(vocab=17)
-
-
-# ---- workloads ----------------------------------------------------------------------------------------------------
-
-
-def write(tmp_path: Path, *rows: object) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
-    return path
-
-
-def test_both_row_formats(tmp_path: Path) -> None:
-    path = write(
-        tmp_path,
-        {"id": "a", "category": "rag", "prompt": "one"},
-        "",
-        {"question_id": 81, "category": "writing", "turns": ["two", "not this"]},
-    )
-    assert workload.read_prompts(path) == [Prompt("a", "rag", "one"), Prompt(81, OTHER, "two")]
-    text = "one\u2028two\x85three"  # separators that end no line
-    path.write_text(json.dumps({"id": 1, "category": "rag", "prompt": text}, ensure_ascii=False) + "\r\n", "utf-8")
-    assert [prompt.text for prompt in workload.read_prompts(path)] == [text]
-
-
-def test_bad_rows_are_named(tmp_path: Path) -> None:
-    for row, complaint in (
-        ("{", "line 2: not JSON"),
-        ([1], "line 2: not an object"),
-        ({"id": 1, "category": "qa"}, "line 2: there is no prompt or turns"),
-        ({"category": "qa", "prompt": "x"}, "line 2: there is no id"),
-        ({"id": 1, "category": "qa", "prompt": 5}, "line 2: prompt = 5"),
-        ({"id": 1, "category": "qa", "turns": []}, "line 2: the prompt is empty"),
-        ({"id": 0, "category": "qa", "prompt": "x"}, "two prompts with the id 0"),
-    ):
-        with pytest.raises(UsageError, match=complaint):
-            workload.read_prompts(write(tmp_path, {"id": 0, "category": "qa", "prompt": "x"}, row))
-    with pytest.raises(UsageError, match="no prompts"):
-        workload.read_prompts(write(tmp_path))
-
-
-def test_a_limit_is_spread_over_families_and_within_them() -> None:
-    prompts = [Prompt(f"{family}{i}", family, "x") for family in ("qa", "rag", OTHER) for i in range(8)]
-    chosen = workload.spread(prompts, 7)
-    assert Counter(p.family for p in chosen) == {"qa": 3, "rag": 2, OTHER: 2}
-    assert [p.id for p in chosen if p.family == "rag"] == ["rag0", "rag4"]
-    assert workload.spread(prompts, 99) == prompts == workload.spread(prompts, None)
-    lopsided = prompts[:1] + prompts[8:]
-    assert Counter(p.family for p in workload.spread(lopsided, 9)) == {"qa": 1, "rag": 4, OTHER: 4}
 
 
 # ---- measuring ----------------------------------------------------------------------------------------------------
@@ -117,7 +65,7 @@ def test_engines_take_turns_and_times_are_medians() -> None:
 
 
 def test_rows_summary_and_comparison() -> None:
-    prompts = [Prompt("p", "qa", "?"), Prompt(7, OTHER, "!")]
+    prompts = [Prompt("p", "qa", "?"), Prompt(7, "rag", "!")]
     fast = measure.measure({"f": Scripted("f", [9.0, 1.0, 4.0], [])}, REQUESTS)["f"]
     plain = measure.measure({"p": Scripted("p", [9.0, 2.0, 2.0], [])}, REQUESTS)["p"]
     rows, plain_rows = measure.rows(prompts, fast), measure.rows(prompts, plain)

@@ -214,7 +214,7 @@ def test_bench_compares_with_plain(wager: Call, prompts: str, tmp_path: Path, co
     assert list(value) == ["card", "rows", "summary", "compare"]
     assert "decode" in result.out and "all" in result.out
     assert [row["id"] for row in value["rows"]] == ["qa#0", "qa#1", "coding#0", "coding#1"]
-    assert set(value["summary"]["per_category"]) == {"qa", "mt_bench"}
+    assert set(value["summary"]["per_category"]) == {"qa", "coding"}
     assert value["card"]["settings"]["prefix_cache"] is False
     assert value["compare"]["differing"] == 0
     decoded = value["summary"]["decode_steps"]
@@ -224,6 +224,32 @@ def test_bench_compares_with_plain(wager: Call, prompts: str, tmp_path: Path, co
     assert value["compare"]["decode_step_speedup"] == pytest.approx(decoded["tok_s"] / plain["tok_s"])
     assert value["compare"]["plain"]["mean_acceptance_length"] == 1.0
     assert value["summary"]["tokens"] == sum(len(row["token_ids"]) for row in value["rows"])
+
+
+def test_requests_of_a_log_are_answered_as_they_were_asked(wager: Call, tmp_path: Path) -> None:
+    messages = [{"role": role, "content": "say qa"} for role in ("user", "assistant", "user", "assistant")]
+    rows = [
+        {"id": "ids", "prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True},
+        {"id": "talk", "messages": messages, "task": "chat", "max_tokens": 9},
+        {
+            "custom_id": "b",
+            "url": "/v1/completions",
+            "body": {"prompt": "say", "max_tokens": 2, "echo": True},
+        },
+    ]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    result = wager("bench", str(path), *FLAGS, more="--json -")
+    assert result.code == 0 and "echo of the requests" in result.err
+    value = json.loads(result.out)
+    ids, first, second, _ = value["rows"]
+    assert (ids["prompt_tokens"], ids["tokens"]) == (3, 3) and first["prompt_tokens"] < second["prompt_tokens"]
+    assert [row["id"] for row in value["rows"]] == ["ids", "talk/1", "talk/2", "b"]
+    assert {row["category"] for row in value["rows"]} == {"other", "chat"}
+    assert value["card"]["settings"]["max_tokens"] is None and value["card"]["settings"]["temperature"] == 0
+    rows = json.loads(wager("bench", str(path), *FLAGS, more="--json - --max-tokens 4 --concurrency 4").out)["rows"]
+    assert rows[0]["tokens"] == 4 == max(row["tokens"] for row in rows), "an option counts for all"
+    assert "--raw is for texts" in wager("bench", str(path), *FLAGS, more="--raw").err
 
 
 @pytest.mark.slow

@@ -19,9 +19,9 @@ import pytest
 
 import wager as package
 from in_process import Call, Result
-from wager.bench.load import LoadRun, OpenAIServer, ServerAnswer, closed_loop, distinct, summary
-from wager.bench.workload import Prompt
+from wager.bench.load import LoadRun, OpenAIServer, ServerAnswer, distinct, run_load, summary
 from wager.errors import UsageError
+from wager.prompts import Prompt
 
 PROMPTS = [Prompt(n, "qa" if n % 2 else "rag", f"Question {n}") for n in range(4)]
 
@@ -121,7 +121,7 @@ def scripted(script: Script | Sequence[Step], **pages: Callable[[], bytes]) -> I
 
 def ask(server: ScriptedServer, count: int = 1, *, users: int = 1, timeout: float = 20.0) -> LoadRun:
     asked = OpenAIServer.parse(server.url).with_fields(model="m", max_tokens=9)
-    return closed_loop(asked, PROMPTS, numbers=range(count), users=users, timeout=timeout)
+    return run_load(asked, PROMPTS, numbers=range(count), users=users, timeout=timeout)
 
 
 def answer_to(steps: Sequence[Step]) -> ServerAnswer:
@@ -213,6 +213,75 @@ def test_percentiles_are_values_that_occurred() -> None:
     assert (figures["output_tok_s"], figures["tokens_from"], figures["tokens_per_chunk"]) == (0.8, "chunks", 1.0)
     assert figures["client"]["late"], "it used most of a processor"
     assert summary([LoadRun()])["ttft_s"] == {**dict.fromkeys(spread), "count": 0}
+
+
+# ---- logs ------------------------------------------------------------------------------------------------------------
+
+
+def log_file(tmp_path: Path, *rows: dict[str, Any]) -> str:
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def test_a_log_is_replayed_at_its_times_whatever_is_outstanding(wager: Call, tmp_path: Path) -> None:
+    rows = [{"timestamp": 100 + 4 * n, "category": "ab"[n % 2], "prompt": f"Question {n}"} for n in (2, 0, 1, 3)]
+    all_there = threading.Barrier(4)
+
+    def script(number: int, body: dict[str, Any]) -> Sequence[Step]:
+        if number:
+            all_there.wait(60)
+        return [BUSY] if "3" in body["messages"][0]["content"] else WHOLE
+
+    with scripted(script) as server:
+        options = ("--replay", log_file(tmp_path, *rows), "--speed", "40", "--goodput", "ttft:50ms,e2e:30s")
+        done = wager("bench", "--url", server.url, *options, "--json", "-")
+    assert done.code == 0, done.err
+    result = json.loads(done.out)
+    assert [row["id"] for row in result["rows"]] == [2, 3, 1, 4], "by time"
+    sent = [row["sent_s"] for row in result["rows"]]
+    assert all(each >= 0.1 * place for place, each in enumerate(sent)), sent
+    figures = result["summary"]
+    assert figures["failed"] == {"status": 1} and figures["duration_s"] >= 0.3
+    assert figures["goodput"]["requests"] == 0, "the first chunk of each took longer than its goal"
+    assert {name: each["requests"] for name, each in figures["per_category"].items()} == {"a": 2, "b": 2}
+    assert result["card"]["settings"]["replay"].endswith("log.jsonl")
+
+
+def test_prompts_of_a_file_are_sent_at_the_times_of_a_log(wager: Call, tmp_path: Path) -> None:
+    times = tmp_path / "times.txt"
+    times.write_text("0.02\n0\n0.01\n")
+    prompts = log_file(tmp_path, {"prompt": "one"}, {"prompt": "two"})
+    with scripted(WHOLE) as server:
+        line = ("bench", prompts, "--url", server.url, "--replay", str(times), "--json", "-")
+        done = wager(*line, "--goodput", "tpot:5s", "--raw")
+        assert sorted(body["prompt"] for body in server.bodies[1:]) == ["(3) one", "one", "two"]
+    goodput = json.loads(done.out)["summary"]["goodput"]
+    assert goodput["share"] == 1 and goodput["output_tok_s"] == json.loads(done.out)["summary"]["output_tok_s"]
+
+
+def test_requests_are_sent_as_the_log_has_them(wager: Call, tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    body = {"model": "other", "messages": [{"role": "user", "content": "a"}], "temperature": 0.7, "seed": 5}
+    rows = [
+        {"custom_id": "r", "url": "/v1/chat/completions", "body": {**body, "max_tokens": 3, "tools": tools}},
+        {"timestamp": 0, "input_length": 40, "output_length": 12, "hash_ids": [1]},
+        {"id": "c", "conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]},
+    ]
+    with scripted(WHOLE) as server:
+        line = ("bench", log_file(tmp_path, *rows), "--url", server.url, "--json", "-")
+        done = wager(*line, "--system", "Be brief.", "--temperature", "0.2", "--body", '{"tools": null}')
+        assert done.code == 0, done.err
+        assert sorted(head.split()[1] for head in server.heads if head.startswith("POST"))[-1] == "/v1/completions"
+    _, first, second, third = server.bodies
+    system = {"role": "system", "content": "Be brief."}
+    assert first.pop("messages") == [system, {"role": "user", "content": "a"}]
+    common = {"model": "scripted", "temperature": 0.2, "stream": True, "stream_options": {"include_usage": True}}
+    assert first == {**common, "max_tokens": 3, "seed": 5}, "options of the command line count for all requests"
+    assert len(second.pop("prompt")) == 40 and second == {**common, "max_tokens": 12, "ignore_eos": True, "seed": 1}
+    assert third["messages"] == [system, {"role": "user", "content": "u"}] and third["max_tokens"] == 128
+    settings = json.loads(done.out)["card"]["settings"]
+    assert (settings["max_tokens"], settings["temperature"]) == (None, 0.2), "None: the requests differ"
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -355,6 +424,7 @@ def test_a_signal_ends_it_in_order() -> None:
 
 
 URL = ("--url", "http://127.0.0.1:9")
+REPLAYED = Path(__file__).parents[1] / "fuzz" / "corpus" / "prompts" / "logs.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -363,6 +433,10 @@ URL = ("--url", "http://127.0.0.1:9")
         (("--requests", "5"), ("--requests", "--url")),
         ((*URL, "--drafter", "ngram"), ("--drafter", "--url")),
         ((*URL, "--timeout", "0"), ("--timeout",)),
+        ((*URL, "--speed", "2"), ("--speed", "--replay")),
+        ((*URL, "--replay", str(REPLAYED), "--concurrency", "2"), ("--concurrency", "--replay")),
+        ((*URL, "--replay", str(REPLAYED), "--requests", "99"), ("has 6 requests", "99")),
+        ((*URL, "--goodput", "ttft:fast"), ("--goodput", "'fast'")),
         ((*URL, "--body", "[1]"), ("--body", "object")),
         ((*URL, "--body", '{"stream": false}'), ("--body", "stream")),
         ((*URL, "--api-key-file", "/nowhere/key"), ("/nowhere/key",)),

@@ -25,7 +25,9 @@ SHORT += ["--save-every", "1", "--precision", "float32"]
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"Say {number} and stop."}) + "\n" for number in range(60)))
+    rows: list[object] = [{"prompt": f"Say {number} and stop."} for number in range(60)]
+    rows.append({"conversations": [{"from": who, "value": "Hello"} for who in ("human", "gpt", "human", "gpt")]})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -44,7 +46,7 @@ def test_a_head_is_trained_and_described_drafts_and_is_refused_for_another_targe
     about = json.loads((out / "config.json").read_text())["wager"]
     assert (about["target"], about["command"]) == (MODEL, shlex.join(["wager", *given]))
     assert about["figures"]["held_out"] == result["held_out"]
-    assert len((out / "answers.jsonl").read_text().splitlines()) > 60
+    assert len((out / "answers.jsonl").read_text().splitlines()) > 62, "both turns of a conversation are answered"
     again = wager(*given)
     assert "going on after step 3" in again.err
     assert json.loads(again.out)["held_out"] == result["held_out"]

@@ -104,15 +104,3 @@ def test_answers_of_another_model_and_broken_ones_are_named(tmp_path: Path) -> N
     path.write_text('{"prompt_ids": [1], "token_ids": [2]}\n{"prompt": 3}\n')
     with pytest.raises(UsageError, match=r"line 2: .* is no answer"):
         list(answers.read_answers(path, target="me"))
-
-
-def test_prompt_files_of_both_forms_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"prompt": "a"}) + "\n\n" + json.dumps({"question_id": 1, "turns": ["b", "c"]}) + "\n")
-    assert answers.read_prompt_texts(path) == ["a", "b"]
-    path.write_text(json.dumps({"prompt": "one\u2028line"}, ensure_ascii=False) + "\r\n", encoding="utf-8")
-    assert answers.read_prompt_texts(path) == ["one\u2028line"], "what else ends lines may stand in a text of JSON"
-    for bad in ('{"x": 1}', "[1]", '{"prompt": 3}', '{"turns": []}', '{"prompt": " "}', "x", '{"prompt": "\\ud800"}'):
-        path.write_text('{"prompt": "a"}\n' + bad + "\n")
-        with pytest.raises(UsageError, match="line 2"):
-            answers.read_prompt_texts(path)

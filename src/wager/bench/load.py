@@ -1,7 +1,8 @@
-"""A closed loop of users against any server with OpenAI's API: speed, and acceptance by category.
+"""Load on any server with OpenAI's API: speed, and acceptance by category.
 
-Each user is a thread with a connection of its own and sends a request as soon as its last one is answered. Requests
-that do not wait for answers, searches for a rate and plots are guidellm's and `vllm bench serve`'s work.
+In a closed loop each user is a thread with a connection of its own and sends a request as soon as its last one is
+answered. Replayed, each request is sent when it arrived in a log, whatever is outstanding. Rates and distributions of
+arrivals, searches and plots are guidellm's and `vllm bench serve`'s work.
 
 A chunk is an event with text of the answer; reasoning and tool calls are text too. It may hold several tokens: a step
 that accepts guesses emits all of them at once. A percentile is a value that occurred (nearest rank).
@@ -24,14 +25,18 @@ from typing import Any
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from wager.bench.workload import Prompt
 from wager.errors import RequestError, UsageError, WagerError
 from wager.inputs import shown
+from wager.prompts import Prompt, SyntheticPrompt, is_conversation
 
 _PAUSE_S = 0.1
 """A user whose request failed waits so long before the next one."""
 _BUSY_CLIENT = 0.5
 """From this share of a processor on the client is part of what it measured."""
+_LATE_S = 0.01
+"""A request that the client sends so long after its time came too late."""
+GOALS = ("ttft", "tpot", "e2e")
+"""Times of an answer that goodput can bound."""
 _COUNTERS = {"num_drafts": "rounds", "num_draft_tokens": "drafted", "num_accepted_tokens": "accepted"}
 """Counters of speculation in /metrics (vLLM's names, which wager shares), and what they count."""
 
@@ -51,8 +56,7 @@ class RequestFailure(Exception):
 @dataclass(frozen=True, slots=True)
 class OpenAIServer:
     """Where a server listens, and what it is asked. `base` is the path of its API, such as /v1; the key is never shown.
-    `fields` are those of every request, None for one that is left out. `messages` makes a conversation of a prompt;
-    without it the prompt goes to /completions."""
+    `fields` are those of every request that does not set them itself, None for one that is left out."""
 
     scheme: str
     host: str
@@ -60,7 +64,6 @@ class OpenAIServer:
     base: str
     key: str | None = field(default=None, repr=False)
     fields: Mapping[str, Any] = field(default_factory=dict)
-    messages: Callable[[str], list[dict[str, str]]] | None = None
 
     @classmethod
     def parse(cls, url: str, *, key: str | None = None) -> OpenAIServer:
@@ -84,11 +87,13 @@ class OpenAIServer:
     def with_fields(self, **fields: Any) -> OpenAIServer:
         return replace(self, fields={**self.fields, **fields})
 
-    def body(self, prompt: str, number: int) -> bytes:
+    def body(self, prompt: Prompt, number: int) -> bytes:
         """Of request `number`; sampled requests have a seed each."""
-        fields = dict(self.fields)
-        fields |= {"messages": self.messages(prompt)} if self.messages else {"prompt": prompt}
-        if fields.get("seed") is not None and fields.get("temperature"):
+        fields, content = {**self.fields, **prompt.fields}, prompt.content
+        fields["messages" if is_conversation(content) else "prompt"] = (
+            content.ids() if isinstance(content, SyntheticPrompt) else content
+        )
+        if "seed" not in prompt.fields and fields.get("seed") is not None and fields.get("temperature"):
             fields["seed"] += number
         return json.dumps({key: value for key, value in fields.items() if value is not None}).encode()
 
@@ -116,14 +121,16 @@ class OpenAIServer:
 
 @dataclass(slots=True)
 class ServerAnswer:
-    """What was measured of one request. `start` is when its user was ready to send it, `arrivals` are the times of the
-    chunks, `ended` when the last event came: seconds by one clock. Counts are None where the server reports none.
+    """What was measured of one request. `start` is when its user was ready to send it or, replayed, when it was due,
+    `sent` when it was sent, `arrivals` are the times of the chunks, `ended` when the last event came: seconds by one
+    clock. Counts are None where the server reports none.
 
     `speculation` has rounds, drafted and accepted. `outcome` is "ok" or the kind of failure."""
 
     number: int
     prompt: Prompt
     start: float
+    sent: float = 0.0
     ended: float = 0.0
     arrivals: list[float] = field(default_factory=list)
     text: str = ""
@@ -164,6 +171,10 @@ class ServerAnswer:
         """Seconds between one chunk and the next."""
         return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
+    def meets(self, goals: Mapping[str, float]) -> bool:
+        """Whether it is whole and no time of GOALS is longer than its goal, in seconds."""
+        return self.ok and all((getattr(self, name) or 0.0) <= seconds for name, seconds in goals.items())
+
     def add(self, event: bytes, now: float) -> None:
         """Take an event. RequestFailure for what is no event of the API, and for an error."""
         text = ""
@@ -200,13 +211,15 @@ def _reason(body: bytes) -> str:
         return " ".join(re.sub(r"<[^<>]*>", " ", body[:1000].decode("utf-8", "replace")).split())[:200] or "(no text)"
 
 
-def ask(server: OpenAIServer, prompt: Prompt, number: int, *, timeout: float) -> ServerAnswer:
-    """Send a request and read its answer, failed or not."""
-    answer = ServerAnswer(number, prompt, time.perf_counter())
-    path = f"{server.base}{'/chat/completions' if server.messages else '/completions'}"
+def ask(server: OpenAIServer, prompt: Prompt, number: int, *, timeout: float, due: float | None = None) -> ServerAnswer:
+    """Send a request and read its answer, failed or not. `due` is when it should have been sent; now, if None."""
+    answer = ServerAnswer(number, prompt, time.perf_counter() if due is None else due)
+    path = f"{server.base}{'/chat/completions' if is_conversation(prompt.content) else '/completions'}"
+    body = server.body(prompt, number)
+    answer.sent = time.perf_counter()
     try:
-        with server.request(path, server.body(prompt.text, number), timeout=timeout) as exchange:
-            _read(exchange, answer, deadline=answer.start + timeout)
+        with server.request(path, body, timeout=timeout) as exchange:
+            _read(exchange, answer, deadline=answer.sent + timeout)
     except RequestFailure as failure:
         answer.ended, answer.outcome, answer.message = time.perf_counter(), failure.kind, failure.message[:500]
     return answer
@@ -258,40 +271,67 @@ class LoadRun:
 def distinct(prompts: Sequence[Prompt], number: int) -> Prompt:
     """The prompt of request `number`: in the order of the file. From the second pass on a number stands before it, so
     that no text is asked twice and neither cached prefixes nor remembered answers help."""
-    prompt = prompts[number % len(prompts)]
-    return prompt if number < len(prompts) else replace(prompt, text=f"({number + 1}) {prompt.text}")
+    prompt, again = prompts[number % len(prompts)], number // len(prompts)
+    content = prompt.content
+    if not again:
+        return prompt
+    if isinstance(content, SyntheticPrompt):  # other ids, and the same prefixes shared
+        return replace(
+            prompt, content=replace(content, blocks=tuple((again << 64) + block for block in content.blocks))
+        )
+    if isinstance(content, str):
+        return replace(prompt, content=f"({number + 1}) {content}")
+    if not is_conversation(content):
+        turned = again % len(content)
+        return replace(prompt, content=(*content[turned:], *content[:turned]))
+    first = next((place for place, each in enumerate(content) if each["role"] == "user"), 0)
+    numbered = {**content[first], "content": f"({number + 1}) {content[first]['content']}"}
+    return replace(prompt, content=(*content[:first], numbered, *content[first + 1 :]))
 
 
-def closed_loop(
+def run_load(
     server: OpenAIServer,
     prompts: Sequence[Prompt],
     *,
     numbers: Iterable[int],
-    users: int,
+    users: int = 1,
+    arrivals: Sequence[float] | None = None,
     timeout: float = 600.0,
     on_answer: Callable[[int], None] = lambda _answered: None,
 ) -> LoadRun:
-    """Have the users send the requests of these numbers, which choose prompts and seeds, and wait for the answers.
-    `on_answer` gets their number so far. What an answer lacks is in the answer; nothing is raised for it."""
-    run, left, lock = LoadRun(), iter(numbers), threading.Lock()
+    """Send the requests of these numbers, which choose prompts and seeds, and wait for the answers. In a closed loop
+    `users` send them; with `arrivals`, seconds from the start, one for each request and ascending, every request has a
+    user of its own, who comes at that time. `on_answer` gets the number of answers so far. What an answer lacks is in
+    the answer; nothing is raised for it."""
+    run, lock = LoadRun(), threading.Lock()
     before, cpu, start = _read_counters(server), time.process_time(), time.perf_counter()
 
-    def use() -> None:
+    def use(left: Iterator[int], due: float | None) -> None:
         while True:
             with lock:
                 number = next(left, None)
             if number is None:
                 return
-            answer = ask(server, distinct(prompts, number), number, timeout=timeout)
+            answer = ask(server, distinct(prompts, number), number, timeout=timeout, due=due)
             with lock:
                 run.answers.append(answer)
                 on_answer(len(run.answers))
             if not answer.ok:
                 time.sleep(_PAUSE_S)
 
-    threads = [threading.Thread(target=use, daemon=True) for _ in range(users)]  # for which a signal does not wait
-    for thread in threads:
-        thread.start()
+    come: Iterable[tuple[Iterator[int], float | None]] = [(iter(numbers), None)] * users
+    if arrivals is not None:
+        come = ((iter((number,)), start + after) for number, after in zip(numbers, arrivals, strict=True))
+    threads: list[threading.Thread] = []
+    for left, due in come:
+        time.sleep(max(0.0, (due or 0.0) - time.perf_counter()))
+        threads.append(threading.Thread(target=use, args=(left, due), daemon=True))  # for which a signal does not wait
+        try:
+            threads[-1].start()
+        except RuntimeError as error:  # of the system's limit
+            outstanding = sum(thread.is_alive() for thread in threads)
+            message = f"With {outstanding} requests outstanding the system starts no further thread."
+            raise WagerError(message, "Replay with a lower --speed.") from error
     for thread in threads:
         while thread.is_alive():
             thread.join(0.5)
@@ -336,10 +376,11 @@ def ask_model(server: OpenAIServer) -> dict[str, Any]:
         raise WagerError(f"{where} names no model.", "Name it with --model.") from error
 
 
-def find_fields(server: OpenAIServer, *, timeout: float) -> OpenAIServer:
-    """The server as it can be asked, found by a short request: one that refuses stream_options with status 400 or 422
-    is asked without. RequestError where it does not answer: the rest would be failures too."""
-    prompt = Prompt(0, "", "Tell me something about the number 1000.")
+def find_fields(server: OpenAIServer, like: Prompt, *, timeout: float) -> OpenAIServer:
+    """The server as it can be asked, found by a short request in the form of `like`: one that refuses stream_options
+    with status 400 or 422 is asked without. RequestError where it does not answer: the rest would be failures too."""
+    text = "Tell me something about the number 1000."
+    prompt = Prompt(0, "", ({"role": "user", "content": text},) if is_conversation(like.content) else text)
     short = {"max_tokens": 16} if server.fields.get("max_tokens") else {}
     answer = ask(server.with_fields(**short), prompt, 0, timeout=timeout)
     if answer.message.startswith(("status 400", "status 422")):
@@ -364,13 +405,15 @@ def _hint(kind: str, message: str = "") -> str:
 def rows(runs: Sequence[LoadRun]) -> list[dict[str, Any]]:
     """One row for each request, failed ones too, by number."""
     answers = sorted((answer for run in runs for answer in run.answers), key=lambda answer: answer.number)
+    begun = min((answer.start for answer in answers), default=0.0)
     same = ("number", "outcome", "message", "prompt_tokens", "tokens", "finish_reason", "text")
     return [
         {
             **{name: getattr(answer, name) for name in same},
             "id": answer.prompt.id,
-            "category": answer.prompt.family,
+            "category": answer.prompt.category,
             "chunks": len(answer.arrivals),
+            "sent_s": answer.sent - begun,
             "ttft_s": answer.ttft,
             "itl_max_s": max(answer.gaps, default=None),
             "tpot_s": answer.tpot,
@@ -381,40 +424,53 @@ def rows(runs: Sequence[LoadRun]) -> list[dict[str, Any]]:
     ]
 
 
-def summary(runs: Sequence[LoadRun]) -> dict[str, Any]:
+def summary(runs: Sequence[LoadRun], goals: Mapping[str, float] | None = None) -> dict[str, Any]:
     """Every figure of runs that followed each other, by name; docs/bench-load.md says what each means. With several
-    runs each had the prompts of one category, and /metrics tell the acceptance of each."""
+    runs each had the prompts of one category, and /metrics tell the acceptance of each. `goals`: those of goodput."""
     answers = [answer for run in runs for answer in run.answers]
     good = [answer for answer in answers if answer.ok]
     seconds = max(sum(run.seconds for run in runs), 1e-9)
     cpu_s = sum(run.cpu_s for run in runs)
+    waits = [answer.sent - answer.start for answer in answers]
     categories: dict[str, Any] = {}
-    for category in sorted({answer.prompt.family for answer in answers}):
-        own = [answer for answer in answers if answer.prompt.family == category]
-        counted = [run for run in runs if all(answer.prompt.family == category for answer in run.answers)]
-        categories[category] = _figures(own, sum((run.counters for run in counted), Counter()))
+    for category in sorted({answer.prompt.category for answer in answers}):
+        own = [run for run in runs if any(answer.prompt.category == category for answer in run.answers)]
+        counted = [run for run in own if all(answer.prompt.category == category for answer in run.answers)]
+        categories[category] = _figures(
+            [answer for answer in answers if answer.prompt.category == category],
+            sum((run.counters for run in counted), Counter()),
+            max(sum(run.seconds for run in own), 1e-9),
+            goals,
+        )
     failures = Counter((answer.outcome, answer.message) for answer in answers if not answer.ok)
     return {
-        **_figures(answers, sum((run.counters for run in runs), Counter())),
+        **_figures(answers, sum((run.counters for run in runs), Counter()), seconds, goals),
         "failed": dict(Counter(answer.outcome for answer in answers if not answer.ok)),
         "failures": [{"kind": kind, "message": text, "count": n} for (kind, text), n in failures.most_common(20)],
         "duration_s": seconds,
-        "request_s": len(good) / seconds,
-        "output_tok_s": sum(answer.tokens for answer in good) / seconds,
         "tokens_from": "usage" if all(answer.completion_tokens is not None for answer in good) else "chunks",
         "finish_reasons": dict(Counter(answer.finish_reason or "none" for answer in good)),
         "per_category": categories,
-        "client": {"cpu_s": cpu_s, "cpu_share": cpu_s / seconds, "late": cpu_s / seconds > _BUSY_CLIENT},
+        "client": {
+            "cpu_s": cpu_s,
+            "cpu_share": cpu_s / seconds,
+            "late": cpu_s / seconds > _BUSY_CLIENT,
+            "sent_late": sum(wait > _LATE_S for wait in waits),
+            "sent_late_max_s": max(waits, default=0.0),
+        },
     }
 
 
-def _figures(answers: Sequence[ServerAnswer], counters: Counter[str]) -> dict[str, Any]:
-    """Times, counts and acceptance of some answers. A request that timed out is in TTFT and end to end with the time
-    that it waited, as the least it can be; other failures are counted, not timed."""
+def _figures(
+    answers: Sequence[ServerAnswer], counters: Counter[str], seconds: float, goals: Mapping[str, float] | None
+) -> dict[str, Any]:
+    """Times, counts, rates over `seconds` and acceptance of some answers. A request that timed out is in TTFT and end
+    to end with the time that it waited, as the least it can be; other failures are counted, not timed."""
     good = [answer for answer in answers if answer.ok]
     timed = [*good, *(answer for answer in answers if answer.outcome == "timeout")]
     tokens, chunks = sum(answer.tokens for answer in good), sum(len(answer.arrivals) for answer in good)
     prompt_tokens = [answer.prompt_tokens for answer in good if answer.prompt_tokens is not None]
+    met = [answer for answer in answers if answer.meets(goals or {})]
     return {
         "requests": len(answers),
         "ok": len(good),
@@ -422,10 +478,19 @@ def _figures(answers: Sequence[ServerAnswer], counters: Counter[str]) -> dict[st
         "prompt_tokens": sum(prompt_tokens) if prompt_tokens else None,
         "chunks": chunks,
         "tokens_per_chunk": tokens / chunks if chunks else None,
+        "request_s": len(good) / seconds,
+        "output_tok_s": tokens / seconds,
         "ttft_s": _spread([answer.e2e if answer.ttft is None else answer.ttft for answer in timed]),
         "itl_s": _spread([gap for answer in timed for gap in answer.gaps]),
         "tpot_s": _spread([answer.tpot for answer in timed if answer.tpot is not None]),
         "e2e_s": _spread([answer.e2e for answer in timed]),
+        "goodput": goals
+        and {
+            "requests": len(met),
+            "share": len(met) / max(1, len(answers)),
+            "request_s": len(met) / seconds,
+            "output_tok_s": sum(answer.tokens for answer in met) / seconds,
+        },
         "acceptance": _acceptance(good, counters),
     }
 

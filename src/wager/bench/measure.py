@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Protocol
 
-from wager.bench.workload import Prompt
 from wager.errors import RequestError
+from wager.prompts import Prompt
 from wager.trace import Trace
 from wager.types import Completion, OutputDelta, Request, StepRecord
 
@@ -131,7 +131,7 @@ def rows(prompts: Sequence[Prompt], record: Measurement) -> list[Row]:
     return [
         {
             "id": prompt.id,
-            "category": prompt.family,
+            "category": prompt.category,
             "prompt_tokens": answers[0].stats.prompt_tokens,
             "tokens": answers[0].stats.completion_tokens,
             "token_ids": list(answers[0].token_ids),

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.bench.workload import Prompt
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.drafter_spec import parse_drafters
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError, WagerError
 from wager.profiling.acceptance import DrafterAcceptance, Estimate, estimate_acceptance
+from wager.prompts import Prompt
 from wager.terminal import console, flags
 from wager.types import SamplingParams
 
@@ -109,7 +109,7 @@ def command(
             requests = to_requests(prompts, engine.tokenizer, framing=framing, params=params)
             recording = record_drafts(engine, requests, depth=depth, concurrency=_CONCURRENCY, on_output=count)
             measured.append(MeasuredDrafter(name, recording, prompts))
-    settings = {**settings_of(config, params, framing), "drafter": list(specs), "depth": depth}
+    settings = {**settings_of(config, params, framing, prompts), "drafter": list(specs), "depth": depth}
     results = {drafter.name: drafter.as_dict(settings) for drafter in measured}
     console.write_json(results[measured[0].name], output_path)
     if trace_path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from wager.bench.workload import Prompt
 from wager.config import EngineConfig
+from wager.economics.options import parse_seconds
 from wager.errors import UsageError, WagerError
 from wager.inputs import read_text, shown
+from wager.prompts import SAMPLING_FIELDS, Prompt, read_arrivals, read_prompts
 from wager.terminal import console, flags
 from wager.types import OutputDelta, Request, SamplingParams
 
@@ -38,6 +39,19 @@ _SHARED_FLAGS |= {"temperature", "json_path", *flags.SAMPLING_HELP}
 """Options that have an effect with --url and without."""
 
 
+def _goals(text: str) -> dict[str, float]:
+    """Goals in seconds by name, from ttft:500ms,tpot:50ms."""
+    from wager.bench.load import GOALS
+
+    found = {}
+    for part in text.split(","):
+        name, _, limit = part.strip().partition(":")
+        if name not in GOALS or name in found:
+            raise UsageError(f"{shown(part)} is not a goal, or one too many.", "Write ttft:500ms,tpot:50ms,e2e:10s.")
+        found[name] = parse_seconds(name, limit)
+    return found
+
+
 @click.command("bench", cls=flags.Verb)
 @flags.prompts_flags()
 @click.option("--compare", is_flag=True, help="Run plain decoding too, in turns, and report the speed-up.")
@@ -56,6 +70,25 @@ _SHARED_FLAGS |= {"temperature", "json_path", *flags.SAMPLING_HELP}
     help="Measure the server at URL, any with OpenAI's API, with --concurrency users. See docs/bench-load.md.",
 )
 @click.option("--requests", type=flags.Count(1, 10_000_000), help="Requests to send.  [default: one for each prompt]")
+@click.option(
+    "--replay",
+    type=flags.InputPath(),
+    help="Send each request of a log at its recorded time, whatever is outstanding; with FILE the prompts of FILE at "
+    "the times of the log.",
+)
+@click.option(
+    "--speed",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    default=1.0,
+    metavar="X",
+    help="How many times as fast as recorded a log is replayed.",
+)
+@click.option(
+    "--goodput",
+    type=flags.Parsed(_goals),
+    metavar="GOALS",
+    help="Count the requests whose times keep these goals, such as ttft:500ms,tpot:50ms; e2e too.",
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(0.001, 86400),
@@ -88,10 +121,11 @@ def command(
     json_path: Path | None,
     **server: Any,
 ) -> None:
-    """Answer the prompts of FILE and report speed by task family.
+    """Answer the prompts of FILE and report speed by category.
 
-    FILE holds one JSON object per line, {"id", "category", "prompt"} or Spec-Bench's {"question_id", "category",
-    "turns"} (first turn). Without FILE a small set that comes with wager is used. The prefix cache is off by default.
+    FILE holds one JSON object per line: {"prompt"}, {"messages"}, a body of OpenAI's batch API, a recorded
+    conversation, or another form that docs/bench.md lists, with a "category" if there is one. Without FILE a small set
+    that comes with wager is used. The prefix cache is off by default.
 
     With --url a server answers them, and the times are those its users see.
     """
@@ -99,17 +133,23 @@ def command(
     from wager.cli.loading import open_engine
 
     context = click.get_current_context()
-    for param in context.command.params:
-        name = param.name or ""
-        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            continue
+    given = {
+        param.name or "": param.opts[0]
+        for param in context.command.params
+        if context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+    }
+    for name, option in given.items():
         if not server["url"] and name in server:
-            raise UsageError(f"{param.opts[0]} has no effect without --url.", "Give the URL of a server.")
+            raise UsageError(f"{option} has no effect without --url.", "Give the URL of a server.")
         if server["url"] and name not in (*server, *_SHARED_FLAGS):
-            raise UsageError(f"{param.opts[0]} has no effect with --url.", "It is an option of the server's own.")
+            raise UsageError(f"{option} has no effect with --url.", "It is an option of the server's own.")
+        if name == "speed" and not server["replay"]:
+            raise UsageError("--speed has no effect without --replay.", "Give a log.")
     if server["url"]:
         default = context.get_parameter_source("model") is ParameterSource.DEFAULT
         server |= {"model": None if default else config.model.model, "concurrency": concurrency}
+        if server["replay"]:
+            prompts = _replayed(server, prompts, given)
         _bench_server(server, prompts, framing, params, json_path=json_path)
         return
     if compare and config.speculation.drafter == "none":
@@ -135,7 +175,7 @@ def command(
             repeats=repeat,
             on_output=count_answers(update, "Measuring", len(requests) * len(engines) * repeat),
         )
-    settings = {**settings_of(config, params, framing), "concurrency": concurrency, "repeats": repeat}
+    settings = {**settings_of(config, params, framing, prompts), "concurrency": concurrency, "repeats": repeat}
     form = engines[FAST].target.decoder.weight_form
     card = {**card_of(config, engines[FAST], settings), "weights": form, "quality": found}
     result = _result(prompts, records, steps, card)
@@ -193,9 +233,20 @@ def _quality(engine: LoadedEngine) -> dict[str, Any]:
     return asdict(found)
 
 
-def settings_of(config: EngineConfig, params: SamplingParams, framing: flags.Framing) -> dict[str, Any]:
+def settings_of(
+    config: EngineConfig, params: SamplingParams, framing: flags.Framing, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
     """Every option of a measurement, by its flat name."""
-    return {**config.as_options(), **asdict(params), **asdict(framing)}
+    return {**config.as_options(), **_sampling_of(prompts, params), **asdict(framing)}
+
+
+def _sampling_of(prompts: Sequence[Prompt], params: SamplingParams) -> dict[str, Any]:
+    """How the prompts are sampled; None for what they themselves set differently."""
+    found = asdict(params)
+    for name in SAMPLING_FIELDS:
+        values = [prompt.fields.get(name, found[name]) for prompt in prompts]
+        found[name] = values[0] if all(value == values[0] for value in values) else None
+    return found
 
 
 def card_of(config: EngineConfig, engine: LoadedEngine, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,9 +284,11 @@ def _result(
 def to_requests(
     prompts: Sequence[Prompt], tokenizer: ChatTokenizer, *, framing: flags.Framing, params: SamplingParams
 ) -> list[Request]:
-    """One request per prompt, by the prompt's id; '#' in an id is replaced: the engine numbers choices with it."""
+    """One request per prompt, by the prompt's id, with `params` where it says nothing itself; '#' in an id is replaced:
+    the engine numbers choices with it."""
     return [
-        Request(str(prompt.id).replace("#", "-"), framing.encode(tokenizer, prompt.text), params) for prompt in prompts
+        Request(str(prompt.id).replace("#", "-"), framing.encode(tokenizer, prompt.content), prompt.params(params))
+        for prompt in prompts
     ]
 
 
@@ -258,7 +311,7 @@ def _show(result: Mapping[str, Any], *, to_stdout: bool) -> None:
     columns = ["tok/s", "prompts", "tokens", "decode", "e2e", "τ"]
     if compare:
         columns += ["decode ×", "median ×", "e2e ×", "slower", "differ"]
-    lines = [(family, rates) for family, rates in summary["per_category"].items()]
+    lines = list(summary["per_category"].items())
     lines.append(("all", {"prompts": len(result["rows"]), **summary}))
     table = []
     for family, rates in lines:
@@ -280,6 +333,27 @@ def _figure(value: float | None, digits: int, factor: float = 1.0) -> str:
     return "–" if value is None else f"{factor * value:.{digits}f}"
 
 
+def _replayed(options: Mapping[str, Any], prompts: Sequence[Prompt], given: Collection[str]) -> list[Prompt]:
+    """The requests of --replay in the order in which they arrived, or, if `given` has a FILE, its prompts at their
+    times. UsageError for options that have no effect then."""
+    from wager.bench.load import distinct
+
+    from_file = {"file", "path"} & {*given}
+    for name in {"concurrency"} if from_file else {"concurrency", "limit"}:
+        if name in given:
+            raise UsageError(f"--{name} has no effect with --replay.", "--requests sends the first of the log alone.")
+    if from_file:
+        times = enumerate(read_arrivals(options["replay"]))
+        found = [replace(distinct(prompts, number), arrival=time) for number, time in times]
+    else:
+        found = flags.as_given(read_prompts(options["replay"], timed=True))
+        found.sort(key=lambda prompt: prompt.arrival or 0.0)
+    wanted = options["requests"] or len(found)
+    if wanted > len(found):
+        raise UsageError(f"{options['replay']} has {len(found)} requests, not {wanted}.", "Give a smaller --requests.")
+    return found[:wanted]
+
+
 def _bench_server(
     options: Mapping[str, Any],
     prompts: Sequence[Prompt],
@@ -292,7 +366,8 @@ def _bench_server(
     from wager.bench import load
     from wager.bench.machine import card
 
-    fields = _request_fields(params) | _body_fields(options["body"])
+    added = _body_fields(options["body"])
+    fields = _request_fields(params) | added
     server = load.OpenAIServer.parse(options["url"], key=read_key(options["api_key_file"]))
     ask_model = options["model"] is None or options["acceptance"]
     software = load.ask_model(server) if ask_model else {"id": options["model"]}
@@ -300,13 +375,21 @@ def _bench_server(
     fields = {"model": options["model"] or software["id"], **fields}
     if in_answers:
         fields = {"speculation_stats": True, **fields}
-    server = replace(server, fields=fields, messages=None if framing.raw else framing.messages)
-    server = load.find_fields(server, timeout=options["timeout"])
+    prompts = [replace(prompt.without(*added), content=framing.frame(prompt.content)) for prompt in prompts]
+    server = load.find_fields(replace(server, fields=fields), prompts[0], timeout=options["timeout"])
     numbers = range(options["requests"] or len(prompts))
-    groups = [list(numbers)]
+    groups, arrivals = [list(numbers)], None
+    if options["replay"]:
+        arrivals = [((each.arrival or 0.0) - (prompts[0].arrival or 0.0)) / options["speed"] for each in prompts]
+        console.say(f"Replaying {len(prompts)} requests that arrive within {arrivals[-1]:.4g} s.")
     if options["acceptance"] and not in_answers:
-        families = [load.distinct(prompts, number).family for number in numbers]
-        groups = [[n for n in numbers if families[n] == family] for family in sorted({*families})]
+        if arrivals:
+            raise UsageError(
+                "--acceptance asks this server one category after the other, which --replay does not.",
+                "Leave it out: the acceptance of all requests is in the summary.",
+            )
+        categories = [load.distinct(prompts, number).category for number in numbers]
+        groups = [[n for n in numbers if categories[n] == each] for each in sorted({*categories})]
     runs: list[load.LoadRun] = []
     with console.meter("answers") as update:
 
@@ -315,10 +398,13 @@ def _bench_server(
 
         for group in groups:
             users, timeout = options["concurrency"], options["timeout"]
-            run = load.closed_loop(server, prompts, numbers=group, users=users, timeout=timeout, on_answer=count)
+            run = load.run_load(
+                server, prompts, numbers=group, users=users, arrivals=arrivals, timeout=timeout, on_answer=count
+            )
             runs.append(run)
-    named = ("url", "requests", "timeout", "acceptance", "body", "model", "concurrency")
-    settings = {name: options[name] for name in named} | asdict(params) | asdict(framing)
+    named = ("url", "requests", "timeout", "acceptance", "body", "model", "concurrency", "speed", "goodput")
+    settings = {name: options[name] for name in named} | _sampling_of(prompts, params) | asdict(framing)
+    settings["replay"] = options["replay"] and str(options["replay"])
     conditions = card(
         model=server.fields["model"],
         settings=settings,
@@ -327,7 +413,11 @@ def _bench_server(
         server=software,
         prompts=len(prompts),
     )
-    result: dict[str, Any] = {"card": conditions, "rows": load.rows(runs), "summary": load.summary(runs)}
+    result: dict[str, Any] = {
+        "card": conditions,
+        "rows": load.rows(runs),
+        "summary": load.summary(runs, options["goodput"]),
+    }
     console.write_json(result, json_path)
     _show_server(result, to_stdout=json_path != console.STDOUT)
     if not result["summary"]["ok"]:
@@ -388,10 +478,17 @@ def _show_server(result: Mapping[str, Any], *, to_stdout: bool) -> None:
         row = [category, str(figures["requests"]), str(figures["tokens"]), _figure(figures["ttft_s"]["p50"], 1, 1e3)]
         row += [_figure(figures["tpot_s"]["p50"], 1, 1e3), _figure(figures["tokens_per_chunk"], 2)]
         row += [_figure(acceptance["mean_acceptance_length"], 2), _figure(acceptance["accepted_share"], 2)]
-        rows.append(row)
+        good = figures["goodput"]
+        rows.append([*row, f"{good['request_s']:.3g}/s ({good['share']:.0%})"] if good else row)
     columns = ["by category", "requests", "tokens", "TTFT, ms", "TPOT, ms", "tokens a chunk", "τ", "accepted"]
+    columns += ["goodput"] * bool(summary["goodput"])
     console.table("", columns, rows, to_stdout=to_stdout)
     for failure in summary["failures"]:
         console.say(f"{failure['count']} failed ({failure['kind']}): {failure['message']}")
+    if late := summary["client"]["sent_late"]:
+        longest = 1e3 * summary["client"]["sent_late_max_s"]
+        console.say(
+            f"The client sent {late} requests over 10 ms after their time, the latest {longest:.0f} ms after it."
+        )
     if summary["client"]["late"]:
         console.say("The client itself used over half a processor: its own delays are part of these times.")

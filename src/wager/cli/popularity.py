@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.bench.workload import Prompt
 from wager.config import EngineConfig
+from wager.prompts import Prompt
 from wager.terminal import console, flags
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def command(
     from wager.profiling.texts import record_choices
 
     engine = open_engine(config, keep_expert_choices=True)
-    tokens = [framing.encode(engine.tokenizer, prompt.text) for prompt in prompts]
+    tokens = [framing.encode(engine.tokenizer, prompt.content) for prompt in prompts]
     with console.meter("prompts") as update:
         texts = record_choices(
             engine.target.decoder,

@@ -26,10 +26,10 @@ from wager.bench.comparison import (
     conditions,
     variety_of,
 )
-from wager.bench.workload import Prompt
 from wager.cli.bench import card_of, count_answers, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.errors import MALFORMED, RequestError, UsageError, WagerError
+from wager.prompts import Prompt
 from wager.terminal import console, flags
 from wager.testing.drafters import PROOF_DRAFTERS, ReferenceOracle
 from wager.types import RULES, Completion, Request, SamplingParams, VerifyRule
@@ -95,9 +95,10 @@ def command(
     from wager.cli.loading import open_engine
 
     modes = _modes(params, sampled=sampled, verify=config.speculation.verify)
+    prompts = [prompt.without("temperature") for prompt in prompts]  # which is the mode's
     drafters = tuple(dict.fromkeys(_leave_out_trees(drafters, config.speculation.verify)))
     configs = {drafter: _with_drafter(config, drafter) for drafter in drafters}
-    settings = {**settings_of(config, params, framing), "concurrency": concurrency, "conditions": names}
+    settings = {**settings_of(config, params, framing, prompts), "concurrency": concurrency, "conditions": names}
     settings |= {"drafter": drafters, "temperature": [mode.temperature for mode in modes.values()]}
     done = earlier_trials(json_path, settings) if resume else {}
     configs = {drafter: each for drafter, each in configs.items() if drafter not in done}

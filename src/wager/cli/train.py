@@ -58,7 +58,7 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
 @click.option(
     "-o", "--output", required=True, metavar="FOLDER", help="Folder of answers, checkpoint and the trained drafter."
 )
-@click.option("--prompts", type=flags.InputPath(), help='Prompts to answer: JSON lines with "prompt" or "turns".')
+@click.option("--prompts", type=flags.InputPath(), help="Prompts to answer, a file as for `wager bench`.")
 @click.option(
     "--made-up",
     type=flags.Count(0, 1_000_000),

@@ -20,10 +20,11 @@ from wager.planner.cost import CostModel
 from wager.planner.drafting import DraftCost
 from wager.planner.inputs import number
 from wager.planner.options import PlanSettings, draft_cost, parse_hit_rate, target_cost
+from wager.prompts import read_arrivals
 from wager.simulation.comparison import ReplaySetting
 from wager.simulation.latency import PublishedLatency, RooflineLatency
 from wager.simulation.server import DailyLoad, Workload
-from wager.simulation.traces import RecordedTraces, SyntheticDrafter, SyntheticTraces, TraceSource, read_arrivals
+from wager.simulation.traces import RecordedTraces, SyntheticDrafter, SyntheticTraces, TraceSource
 
 CONSTANT_RATE_DEPTH = 8
 """How deep a drafter of one constant acceptance rate drafts, unless --max-depth says."""

@@ -6,7 +6,6 @@ so that every policy is given the same requests. Files are checked line by line.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from wager.economics.acceptance import tokens_per_round
 from wager.errors import UsageError
 from wager.inputs import read_text
+from wager.prompts import arrival_seconds
 
 MAX_DRAFTED = 256
 """Deepest draft of a trace."""
@@ -81,7 +81,7 @@ class RecordedTraces:
     A trace has a JSON row per answer: {"id", "prompt_tokens", "tokens", "drafters": {NAME: {"right": [...], "scores":
     [[...], ...]}}}. For every answer position, `right` counts the draft tokens that match the answer from there on, and
     `scores` holds the survival estimate of each token drafted there, as many as were drafted; both of the requested
-    depth. Rows may have an "arrival" in seconds, all or none; they are served in its order.
+    depth. Rows may have an "arrival", all or none, as in a log (docs/bench.md); they are served in its order.
     """
 
     def __init__(self, requests: Sequence[RequestTrace]) -> None:
@@ -135,31 +135,12 @@ class RecordedTraces:
 
     @property
     def arrivals(self) -> tuple[float, ...] | None:
-        """When the answers' requests arrived, if that was recorded."""
+        """When the answers' requests arrived, if that was recorded, in seconds from the first on."""
         times = [request.arrival for request in self._requests if request.arrival is not None]
-        return tuple(times) or None
+        return tuple(time - times[0] for time in times) or None
 
     def __len__(self) -> int:
         return len(self._requests)
-
-
-def read_arrivals(path: Path) -> tuple[float, ...]:
-    """Arrival times from a file: seconds, one a line, or a JSON list of them. UsageError names a wrong line."""
-    hint = "Give a text file with an arrival in seconds on every line, or a JSON list of seconds."
-    text = read_text(path, "file of arrivals", hint).strip()
-    times = []
-    try:
-        words = _json(text) if text.startswith("[") else [_json(line) for line in text.split("\n") if line.strip()]
-    except ValueError as error:
-        raise UsageError(f"{path} holds no arrivals: {error}.", hint) from error
-    for number, word in enumerate(words, 1):
-        try:
-            times.append(_seconds(word))
-        except ValueError as error:
-            raise UsageError(f"Arrival {number} of {path} is wrong: {error}.", hint) from error
-    if not times:
-        raise UsageError(f"{path} holds no arrivals.", hint)
-    return tuple(sorted(times))
 
 
 def _check_alike(path: Path, requests: Sequence[RequestTrace]) -> None:
@@ -196,7 +177,7 @@ def _parse(row: Any) -> RequestTrace:
     if not isinstance(row["drafters"], dict):
         raise ValueError("its drafters are not an object by name")
     drafts = {name: _parse_draft(name, values, output) for name, values in row["drafters"].items()}
-    return RequestTrace(prompt, output, drafts, None if row.get("arrival") is None else _seconds(row["arrival"]))
+    return RequestTrace(prompt, output, drafts, None if row.get("arrival") is None else arrival_seconds(row["arrival"]))
 
 
 def _parse_draft(name: str, values: Any, output: int) -> DraftTrace:
@@ -234,12 +215,6 @@ def _whole(name: str, value: Any, *, high: int) -> int:
     if type(value) is not int or not 1 <= value <= high:
         raise ValueError(f"{name} = {_short(value)} is not a whole number from 1 to {high}")
     return value
-
-
-def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value < math.inf or value > 1e12:
-        raise ValueError(f"{_short(value)} is not a time in seconds from 0 on")
-    return float(value)
 
 
 def _short(value: Any) -> str:

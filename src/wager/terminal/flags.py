@@ -16,12 +16,22 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 from click.core import ParameterSource
 
-from wager.bench.workload import builtin, read_prompts, spread
 from wager.config import DEFAULT_MODEL, DTYPES, MOST_POSITIONS, OPTIONS, EngineConfig, parse_size, read_options
 from wager.drafter_spec import descriptions, parse_drafters
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError
 from wager.inputs import expand_path, shown
+from wager.prompts import (
+    BUILTIN,
+    SAMPLING_FIELDS,
+    Content,
+    Prompt,
+    as_conversation,
+    encode_content,
+    is_conversation,
+    read_prompts,
+    spread,
+)
 from wager.terminal import console
 from wager.types import KVDtype, SamplingParams, VerifyRule
 
@@ -356,16 +366,16 @@ class Framing:
     raw: bool = False
     system: str | None = None
 
-    def messages(self, prompt: str) -> list[dict[str, str]]:
-        """The conversation that a prompt begins."""
-        first = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*first, {"role": "user", "content": prompt}]
+    def frame(self, content: Content) -> Content:
+        """A conversation, or raw the text itself; token ids as they are. UsageError for a conversation that is to be
+        raw."""
+        if self.raw and is_conversation(content):
+            raise UsageError("--raw is for texts and token ids, and there are conversations.", "Leave it out.")
+        return content if self.raw else as_conversation(content, system=self.system)
 
-    def encode(self, tokenizer: ChatTokenizer, prompt: str) -> tuple[int, ...]:
+    def encode(self, tokenizer: ChatTokenizer, content: Content) -> tuple[int, ...]:
         """Token ids of a prompt."""
-        from wager.prompts import encode_chat
-
-        return tuple(tokenizer.encode(prompt)) if self.raw else encode_chat(tokenizer, self.messages(prompt))
+        return encode_content(tokenizer, self.frame(content))
 
 
 def framing_flags(function: Function) -> Function:
@@ -394,18 +404,28 @@ def prompts_flags(*, limit: int | None = None) -> Decorator:
         @click.argument("file", required=False, metavar="[FILE]", type=InputPath())
         @click.option("--prompts", "path", type=InputPath(), help="The same as FILE.")
         @click.option(
-            "--limit", type=Count(1, 1_000_000), default=limit, help="Use N prompts, spread over the task families."
+            "--limit", type=Count(1, 1_000_000), default=limit, help="Use N prompts, spread over the categories."
         )
         @functools.wraps(function)
         def command(*, file: Path | None, path: Path | None, limit: int | None, **values: Any) -> Any:
             if file and path:
                 raise click.UsageError("The prompt file is given twice: once alone and once with --prompts.")
-            source = file or path
-            return function(prompts=spread(read_prompts(source) if source else builtin(), limit), **values)
+            prompts = as_given(spread(read_prompts(file or path or BUILTIN), limit))
+            unused = {name for prompt in prompts for name in prompt.fields} - {*SAMPLING_FIELDS}
+            if unused and not values.get("url"):
+                console.say(f"Only a server is sent {', '.join(sorted(unused))} of the requests (bench --url).")
+            return function(prompts=prompts, **values)
 
         return command
 
     return decorate
+
+
+def as_given(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts without the fields for which the command line has an option: that counts for all."""
+    context = click.get_current_context()
+    names = [name for name in SAMPLING_FIELDS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    return [prompt.without(*names) for prompt in prompts]
 
 
 concurrency_flag = click.option(

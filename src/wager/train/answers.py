@@ -15,7 +15,7 @@ from wager.engine.core import Engine
 from wager.errors import MALFORMED, UsageError
 from wager.inputs import read_text, replacing, shown
 from wager.models.tokenizer import Tokenizer
-from wager.prompts import ChatTokenizer, TextPart, encode_chat
+from wager.prompts import OTHER, ChatTokenizer, Prompt, TextPart, as_conversation, encode_content, read_prompts
 from wager.train.data import TrainingTarget, TrainingText, check_disjoint
 from wager.types import OutputDelta, Request, SamplingParams
 
@@ -99,30 +99,6 @@ def bare_header(tokenizer: ChatTokenizer) -> tuple[int, ...]:
     return tuple(tokenizer.encode_parts([part for part in before if part.text]))
 
 
-def read_prompt_texts(path: Path) -> list[str]:
-    """The prompts of a JSON-lines file: rows with "prompt", or with "turns", of which the first is taken. UsageError
-    names the file and the line of the first bad row."""
-    hint = 'A row is {"prompt": TEXT} or {"turns": [TEXT, ...]}; other keys are ignored.'
-    found = []
-    for number, line in enumerate(read_text(path, "prompt file", hint).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            text = row["prompt"] if "prompt" in row else row["turns"][0]
-            str(text).encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"{path}, line {number}: half a surrogate pair is no text.", hint) from error
-        except MALFORMED as error:
-            raise UsageError(f"{path}, line {number}: {shown(line)} has no prompt.", hint) from error
-        if not isinstance(text, str) or not text.strip():
-            raise UsageError(f"{path}, line {number}: the prompt is empty or not a text.", hint)
-        found.append(text)
-    if not found:
-        raise UsageError(f"{path} holds no prompts.", hint)
-    return found
-
-
 ANSWERS, MADE_UP = "answers.jsonl", "made_up.json"
 
 
@@ -153,12 +129,14 @@ def collect_texts(
     asked for a function of its deltas with the number of answers to come. UsageError names what cannot be used."""
     vocab, fingerprint = target.weights.spec.vocab, target.fingerprint
     given = [text for path in sources.answers for text in read_answers(path, target=fingerprint, vocab=vocab)]
-    asked = read_prompt_texts(sources.prompts) if sources.prompts else []
+    asked = read_prompts(sources.prompts) if sources.prompts else []
     if sources.made_up:
-        asked += _made_up(target.tokenizer, sources, folder / MADE_UP, engine)
+        texts = _made_up(target.tokenizer, sources, folder / MADE_UP, engine)
+        asked += [Prompt(f"made-up-{number}", OTHER, text) for number, text in enumerate(texts)]
     for path in sources.apart_from:
-        check_disjoint(asked, read_prompt_texts(path), where=str(path))
-    prompts = [encode_chat(target.tokenizer, [{"role": "user", "content": text}]) for text in asked]
+        measured = [prompt.text for prompt in read_prompts(path) if prompt.text]
+        check_disjoint([prompt.text for prompt in asked], measured, where=str(path))
+    prompts = [encode_content(target.tokenizer, as_conversation(each.content)) for each in asked]
     room = target.weights.spec.context - sources.answer_tokens
     wanted = dict.fromkeys(prompt for prompt in prompts if len(prompt) <= room)
     if not sources.answer_tokens:
