@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from in_process import Call, refused
 from wager.arch import TABLE
 from wager.economics.calibration import (
     MAX_QUICK_AGE,
@@ -20,6 +21,7 @@ from wager.economics.calibration import (
     Calibration,
     Setup,
     find_calibration,
+    fingerprint,
     latest_calibration,
     read_quick,
     remove_quick,
@@ -27,6 +29,7 @@ from wager.economics.calibration import (
 )
 from wager.economics.surface import MAX_UNCERTAINTY, DraftCurve, DraftPoint, LatencySurface, StepPoint, fit_draft_curve
 from wager.errors import UsageError
+from wager.models import random_models
 from wager.planner.calibrated import measured_cost
 from wager.planner.cost import Cluster, CostModel
 from wager.profiling.calibrate import (
@@ -184,6 +187,30 @@ def test_a_calibration_that_cannot_be_stored_is_named_and_leaves_nothing_behind(
         with pytest.raises(UsageError, match="cannot be stored"):
             calibration().write(folder)
     assert {path.name for path in tmp_path.iterdir()} == {"file", HERE.filename}
+
+
+def test_step_times_that_no_machine_has_are_refused(tmp_path: Path, wager: Call) -> None:
+    """A falling curve made plan promise speed-ups of twenty."""
+    model = "random:llama:tiny"
+    path = calibration(replace(HERE, shape=fingerprint(random_models.spec_of(model)))).write(tmp_path)
+    values = json.loads(path.read_text())
+    slow = {"requests": [1, 32], "fixed": [1e300, 0], "each": [0, 0]}
+    for change, named in (
+        ({"seconds": values["surface"]["seconds"][::-1]}, "Step times fall from 0.0"),
+        ({"per_request": 1e300}, "A cost of 1e+300 s"),
+        ({"per_context": -1e-9}, "A cost of -1e-09 s"),
+        ({"per_pair": math.nan}, "A cost of nan s"),
+        ({"drafters": {"ngram": slow}}, "A cost of 1e+300 s"),
+        ({"uncertainty": 0}, "An uncertainty of 0 is out of range: it is 1 to 5"),
+        ({"uncertainty": -1}, "An uncertainty of -1"),
+        ({}, ""),
+    ):
+        path.write_text(json.dumps({**values, "surface": {**values["surface"], **change}}))
+        result = wager("plan", "--model", model, "--hardware", str(path), more="--batch 4 --context 100")
+        if named:
+            refused(result, "is damaged", named, "Run `wager calibrate` again")
+        else:
+            assert result.code == 0, result.err
 
 
 # ---- quick measurements, beside calibrations ------------------------------------------------------------------------

@@ -29,6 +29,12 @@ FOLDER = "calibrations"
 _FULL_ERROR = 0.05
 """Error of the fit (90th percentile) of a full calibration on an undisturbed machine: see docs/calibrate.md."""
 
+_LARGEST_FALL = 0.2
+"""Share by which step times may fall from a row count to a larger one: noise. More rows never take less time, and what
+reads such a curve finds that guesses speed a step up."""
+
+_LONGEST_STEP = 3600.0
+
 CALIBRATE_AGAIN = "Run `wager calibrate` again."
 
 
@@ -97,6 +103,31 @@ class Calibration:
     points: tuple[StepPoint, ...]
     held_out: tuple[StepPoint, ...]
     errors: PredictionErrors
+
+    def __post_init__(self) -> None:
+        """UsageError for values that no machine has."""
+        values = self.surface_values
+        uncertainty, largest, at = values["uncertainty"], 0.0, 0
+        if not 1 <= uncertainty <= MAX_UNCERTAINTY:
+            raise UsageError(
+                f"An uncertainty of {uncertainty:g} is out of range: it is 1 to {MAX_UNCERTAINTY:g}.", CALIBRATE_AGAIN
+            )
+        curves = [cost for curve in values["drafters"].values() for cost in (*curve["fixed"], *curve["each"])]
+        costs = [values[name] for name in ("per_request", "per_context", "per_pair")]
+        for seconds in (*values["seconds"], *costs, *curves):
+            if not 0 <= seconds <= _LONGEST_STEP:
+                raise UsageError(
+                    f"A cost of {seconds:g} s is out of range: it is 0 to {_LONGEST_STEP:g}.", CALIBRATE_AGAIN
+                )
+        for rows, seconds in zip(values["rows"], values["seconds"], strict=True):
+            if seconds < (1 - _LARGEST_FALL) * largest:
+                raise UsageError(
+                    f"Step times fall from {largest:.3g} s at {at} rows to {seconds:.3g} s at {rows}: more rows cannot "
+                    "take less time.",
+                    f"{CALIBRATE_AGAIN} While it measures, nothing else should run.",
+                )
+            if seconds > largest:
+                largest, at = seconds, rows
 
     @classmethod
     def fit(

@@ -13,7 +13,7 @@ import numpy as np
 
 from wager.economics.acceptance import survival
 from wager.errors import UsageError
-from wager.inputs import expand_path, shown
+from wager.inputs import did_you_mean, expand_path, shown
 from wager.planner.inputs import is_number, read_json, split
 
 _POINTS = 16
@@ -104,16 +104,50 @@ def parse_acceptances(text: str) -> list[AcceptanceRates]:
     return list(rates.values())
 
 
+_RATES = ("acceptance", "survival")
+_OF_ROUNDS = ("alpha", "tau", "survival")
+FILE_KEYS = {
+    *(*_RATES, "depths", "drafter", "depth", "survival_given_draft", "categories"),
+    *("model", "engine", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "trees", "date"),
+    *("prompts", "tokens", "rounds", "drafts", "drafted", "coverage", "context"),
+    *(f"{name}{end}" for name in _OF_ROUNDS for end in ("", "_low", "_high")),
+}
+"""What an acceptance file may hold (docs/acceptance.md)."""
+
+
 def _acceptance_file(path: Path) -> AcceptanceRates:
-    """From {"acceptance": [...]} or {"survival": [...]}; what else the file holds is not read, but for the "drafter",
-    which is the label, and the rounds of each depth that `wager acceptance` writes beside survival."""
+    """From {"acceptance": [...]} or {"survival": [...]}, with the "drafter", which is the label, and the rounds of each
+    depth that `wager acceptance` writes beside survival. Nothing else that it writes is read. UsageError for what it
+    does not write, and for values that contradict each other."""
     values = read_json(path)
-    keys = [name for name in ("acceptance", "survival") if isinstance(values.get(name), list) and values[name]]
+    keys = [name for name in _RATES if name in values]
+    unknown = sorted(set(values) - FILE_KEYS)
+    if unknown:
+        known = did_you_mean(unknown[0], FILE_KEYS, otherwise="")
+        raise UsageError(
+            f"{path} has {shown(unknown[0])}, which no acceptance file has.",
+            f'{known} It holds {{"acceptance": [...]}} or {{"survival": [...]}} by depth, and what `wager acceptance` '
+            "writes beside it.".strip(),
+        )
     if len(keys) != 1:
         raise UsageError(
-            f"{path} gives no acceptance.", 'It holds {"acceptance": [...]} or {"survival": [...]} by depth.'
+            f"{path} gives {'both acceptance and survival' if keys else 'no acceptance'}.",
+            'It holds either {"acceptance": [...]} or {"survival": [...]} by depth.',
         )
     rates = values[keys[0]]
+    if not isinstance(rates, list) or not rates:
+        raise UsageError(f"{keys[0]} in {path} is no list of rates.", "Give one probability for each depth.")
+    if values.get("depth", len(rates)) != len(rates):
+        raise UsageError(
+            f"{path} contradicts itself: depth is {values['depth']!r}, and {keys[0]} has {len(rates)} values.",
+            "Give one value for each depth.",
+        )
+    tau = values.get("tau")
+    if tau is not None and not (is_number(tau) and 1 <= tau <= len(rates) + 1):
+        raise UsageError(
+            f"{path} contradicts itself: tau is {tau!r}, with drafts of {len(rates)} tokens.",
+            f"A round has 1 to {len(rates) + 1} tokens, the bonus token included.",
+        )
     if not all(is_number(rate) and 0 <= rate <= 1 for rate in rates):
         raise UsageError(f"{keys[0]} in {path} has a value outside 0 to 1.", "Give one probability for each depth.")
     drafter = values.get("drafter")
@@ -136,6 +170,8 @@ def _measured_rounds(depths: Any, path: Path, *, deepest: int) -> tuple[Measured
         for depth, value in enumerate(depths, 1):
             shares = tuple(float(share) for share in value["lengths"])
             rounds.append(MeasuredRound(float(value["tau"]), shares))
+            if value.get("depth", depth) != depth:
+                raise ValueError(f"depth {value['depth']!r} in the place of {depth}")
             if len(shares) != depth + 1 or not min(shares) >= 0 or not abs(sum(shares) - 1) < 1e-6:
                 raise ValueError(f"lengths at depth {depth}")
             if not 1 <= rounds[-1].tokens <= depth + 1:

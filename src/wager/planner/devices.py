@@ -31,7 +31,7 @@ class Device:
     bytes/s per direction to devices of the same node and of others, `node` how many devices a node has.
 
     `overlap` states how far reading and computing overlap: r seconds of reading and c of computing take together
-    (r^p + c^p)^(1/p) seconds for an overlap p; None: the larger of both, the limit for large p.
+    (r^p + c^p)^(1/p) seconds for an overlap p of 1 (their sum) or more; None: the larger of both.
     """
 
     name: str
@@ -83,6 +83,12 @@ class Device:
                 f"The device lacks {(missing or ['peaks'])[0]!r}.",
                 'Give "name", "peaks": {"bf16": FLOP/s} and "bandwidth": bytes/s.',
             )
+        overlap = values.get("overlap")
+        if overlap is not None and _positive("overlap", overlap) < 1:
+            raise UsageError(
+                f"The device's overlap = {overlap!r} is below 1: reading and computing take no longer than their sum.",
+                "1: one after the other; 2: partly at once; without it entirely.",
+            )
         return cls(
             name=str(values["name"]),
             peaks={str(kind): _positive(f"peaks.{kind}", peak) for kind, peak in values["peaks"].items()},
@@ -92,7 +98,7 @@ class Device:
                 key: _positive(key, values[key]) if values.get(key) is not None else None
                 for key in ("memory", "intra", "inter", "overlap")
             },
-            node=int(_positive("node", values["node"])) if values.get("node") is not None else None,
+            node=_whole("node", values["node"]) if values.get("node") is not None else None,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -102,8 +108,15 @@ class Device:
 
 def _positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise UsageError(f"The device's {name} = {value!r} is not a number above 0.")
+        raise UsageError(f"The device's {name} = {value!r} is not a number above 0.", "Give it as a number.")
     return float(value)
+
+
+def _whole(name: str, value: Any) -> int:
+    number = _positive(name, value)
+    if number != int(number):
+        raise UsageError(f"The device's {name} = {value!r} is not a whole number.", "It counts devices: 1 or more.")
+    return int(number)
 
 
 def _gpu(
