@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ from wager.bench.machine import Machine
 from wager.cli import VERBS, cli, main, reference
 from wager.config import DEFAULT_MODEL
 from wager.drafter_spec import descriptions
-from wager.models import hub
+from wager.models import hub, random_models
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -30,18 +31,27 @@ PAGES = [
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+SH = re.compile(r"```sh\n(.*?)```|`(wager\s[^`]*)`|```.*?```", re.DOTALL)
+
+
 def commands(text: str) -> list[str]:
-    """Every call of wager in code: in blocks, every step of a line; inline, the text between backticks."""
-    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    steps = [step.strip() for block in blocks for line in block.splitlines() for step in line.split("&&")]
-    called = [step.removeprefix(".venv/bin/") for step in steps]
-    inline = re.findall(r"`(wager [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    return [call for call in [*called, *inline] if call.startswith("wager ")]
+    """Every call of wager in code, in order: in blocks, every step of a line; inline, the text between backticks. A
+    comment marks a verb alone between backticks, which may be a name."""
+    steps = []
+    for block, inline in SH.findall(text):
+        steps += [step.strip().removeprefix(".venv/bin/") for line in block.splitlines() for step in line.split("&&")]
+        steps += [" ".join(inline.split()) + "  # a name" * (len(inline.split()) == 2)]
+    return [call for call in steps if call.startswith("wager ")]
+
+
+def words(call: str) -> list[str]:
+    """Of a shell's line, without comments."""
+    return shlex.split(call, comments=True)
 
 
 def check(call: str) -> None:
     """Parse a command line as the program would; raises click.UsageError."""
-    _, verb, *arguments = shlex.split(call)
+    _, verb, *arguments = words(call)
     top = click.Context(cli, **cli.context_settings)
     command = cli.get_command(top, verb)
     if command is None:
@@ -59,7 +69,7 @@ def test_commands_in_the_documents_parse() -> None:
             check(call)
         except click.UsageError as error:
             pytest.fail(f"{page}: {call}: {error.message}")
-    assert {shlex.split(call)[1] for _, call in CALLS} == set(VERBS)
+    assert {words(call)[1] for _, call in CALLS} == set(VERBS)
 
 
 def test_the_command_page_is_the_programs_help() -> None:
@@ -178,83 +188,180 @@ def test_the_index_lists_every_page_once() -> None:
     assert sorted(target for target in listed if "/" not in target) == sorted(pages)
 
 
-# ---- the README's commands run --------------------------------------------------------------------------------------
+# ---- the pages' commands run ----------------------------------------------------------------------------------------
 
-PLACEHOLDERS = {"PROMPT": "Why is the sky blue?", "M": "Qwen3-8B", "H": "H100", "MODEL": DEFAULT_MODEL}
+TINY = "random:llama:tiny"
+PLACEHOLDERS = {
+    "PROMPT": "Why is the sky blue?",
+    **dict.fromkeys(("FILE", "PROMPTS", "DEV"), "prompts.jsonl"),
+    "FOLDER": "head",
+    "model:PATH": f"model:{TINY}",
+    "M": "Qwen3-8B",
+    "H": "H100",
+}
 SHORT = {
     "run": "--max-tokens 8",
     "chat": "--max-tokens 8",
     "bench": "--limit 1 --max-tokens 8",
-    "acceptance": "--limit 1 --max-tokens 8",
+    "acceptance": "--limit 2 --max-tokens 8",
     "prove": "--limit 1 --max-tokens 8 --concurrency 2",
     "popularity": "--model random:qwen3-moe:tiny --max-tokens 4",
-    "train": "--model random:llama:tiny --answer-tokens 8 --steps 1 --batch 64 --vocabulary 64 --threads 1",
+    "train": f"--model {TINY} --answer-tokens 8 --steps 1 --batch 64 --vocabulary 64 --threads 1",
     "calibrate": "--seconds 1",
-    "replay": "--concurrency 4 --rounds 300 --output 64",
+    "replay": "--rounds 300",
 }
-"""Options that make a command of the README short enough for a test."""
+"""Options that make a command short enough for a test."""
 
-SERVER_CALLS = [call for page, call in CALLS if page == "README.md" and ("serve" in call.split() or "--url" in call)]
+RUNS_A_MODEL = ("run", "chat", "bench", "acceptance", "prove", "calibrate", "serve")
+NOT_RUN = {"wager pull --force": "fetches a model; its interruptions and errors are tested in tests/unit/test_download"}
+"""Why a command is parsed alone. Those of docs/lesson.md run in tests/docs/test_lesson.py."""
+
+README_CALLS = sorted(
+    {call.removesuffix("  # a name") for page, call in CALLS if page == "README.md"},
+    key=lambda call: "PROMPT" not in call,
+)
+SERVER_CALLS = [call for call in README_CALLS if "--url" in call or call == "wager serve"]
 """Tested together below: `wager serve` does not end by itself, and `--url` needs a server."""
-
-README_CALLS = {call for page, call in CALLS if page == "README.md"} - {*SERVER_CALLS}
-README_CALLS = sorted(README_CALLS, key=lambda call: ("PROMPT" not in call, call))
+README_CALLS = [call for call in README_CALLS if call not in SERVER_CALLS]
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("call", README_CALLS)
-def test_the_readmes_commands_run(
-    call: str,
-    smollm2: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"id": 1, "category": "qa", "prompt": "Why is the sky blue?"}), encoding="utf-8")
-    values = {**PLACEHOLDERS, "FILE": str(prompts), "FOLDER": str(tmp_path / "head")}
-    _, verb, *words = shlex.split(call)
-    arguments = [verb, *(values.get(word, word) for word in words), *SHORT.get(verb, "").split()]
-    if verb == "pull" and hub.find(DEFAULT_MODEL) is None:
-        pytest.skip("the model comes from WAGER_TEST_MODEL; nothing is fetched here")
-    if verb != "pull":  # nothing is stored among the user's own calibrations
-        monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))
-    if verb in ("run", "chat", "bench", "acceptance", "prove", "calibrate"):
-        arguments += ["--model", str(smollm2)]
+def arguments_of(call: str, *, model: str, url: str = "") -> list[str]:
+    """A command line of a page with values for its placeholders, on `model` and short."""
+    _, verb, *given = words(call)
+    values = {**PLACEHOLDERS, "MODEL": "config.json" if verb == "plan" else DEFAULT_MODEL}
+    values |= dict.fromkeys(("URL", "http://127.0.0.1:8000"), url)
+    given = [values.get(word, re.sub(r"^(random:[\w-]+):\w+$", r"\1:tiny", word)) for word in given]
+    if verb in RUNS_A_MODEL and "--url" not in given and not any(word.startswith("random:") for word in given):
+        given += ["--model", model]
+    if "this" in given:
+        given += ["--model", model] if "--model" not in given or DEFAULT_MODEL in given else []
+    return [verb, *given, *SHORT.get(verb, "").split()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that commands run in, with the files that pages take as given, and a cache of its own."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    if (models := hub.cache_dir()).is_dir():
+        (cache / "models").symlink_to(models.resolve())
+    monkeypatch.setenv("WAGER_CACHE", str(cache))
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why is the sky blue?\n/exit\n"))
+    monkeypatch.chdir(tmp_path)
+    for name, asked in ("prompts", "What is {0} + {0}?"), ("measured", "Is {0} a prime?"):
+        rows = [{"id": number, "category": "qa", "prompt": asked.format(number)} for number in range(8)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    architecture, sizes = random_models.MODELS["qwen3-moe"]
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], **sizes["tiny"]}))
+    return tmp_path
+
+
+def runs(call: str, arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     code = main(arguments)
     out, err = capfd.readouterr()
-    assert code == 0, err
-    assert out.strip()
+    assert code == 0, f"{call}: {arguments}: {err}"
+    assert out.strip() or "-o" in arguments, call
     assert "Traceback" not in err
 
 
 @pytest.mark.real
-@pytest.mark.slow
-def test_the_readmes_server_answers_its_load_client_and_ends_in_order(
-    wager: Call, smollm2: Path, tmp_path: Path
+@pytest.mark.parametrize("call", README_CALLS)
+def test_the_readmes_commands_run(call: str, smollm2: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if "pull" in call and hub.find(DEFAULT_MODEL) is None:
+        pytest.skip("the model comes from WAGER_TEST_MODEL; nothing is fetched here")
+    runs(call, arguments_of(call, model=str(smollm2)), capfd)
+
+
+ELSEWHERE = ("README.md", "CHANGELOG.md", "lesson.md")
+PAGE_CALLS = [(page, call) for page, call in CALLS if page not in ELSEWHERE and not call.endswith("# a name")]
+
+
+GIVEN = {
+    "this": "wager calibrate --drafter ngram --json this",
+    "trace.jsonl": "wager acceptance prompts.jsonl --drafter ngram --trace trace.jsonl",
+}
+"""What plan and replay read where the page has not made it yet, by a word of theirs, and the command that makes it."""
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with server_process("--model", TINY) as server:
+        yield server.url
+
+
+@pytest.mark.parametrize("page", sorted(dict(PAGE_CALLS), key=lambda page: page != "kv_cache.md"))
+def test_the_commands_of_a_page_run_in_its_order(
+    page: str, folder: Path, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert {"wager serve", "wager bench --url URL"} <= {*SERVER_CALLS}
-    prompts = tmp_path / "prompts.jsonl"
-    rows = [{"id": number, "category": "qa", "prompt": f"What is {number} + {number}?"} for number in range(8)]
-    prompts.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    with server_process("--model", str(smollm2)) as server:
-        more = "--requests 4 --max-tokens 8 --concurrency 2 --json -"
-        done = wager("bench", str(prompts), "--url", server.url, more=more)
-        assert done.code == 0, done.err
-        assert json.loads(done.out)
+    """On a model of random weights where no trained one is needed."""
+    calls = [call for name, call in PAGE_CALLS if name == page and call not in NOT_RUN]
+    for call in calls:
+        for given, made_by in GIVEN.items():
+            if given in words(call) and words(call)[1] in ("plan", "replay") and not (folder / given).exists():
+                runs(made_by, arguments_of(made_by, model=TINY), capfd)
+        trained = "--quality" in call and "--kv-dtype" not in call
+        model = str(request.getfixturevalue("smollm2")) if trained else TINY
+        url = request.getfixturevalue("url") if {"--url", "URL"} & set(words(call)) else ""
+        arguments = arguments_of(call, model=model, url=url)
+        if arguments[0] == "serve":
+            with server_process(*arguments[1:]) as server:
+                assert server.url
+        else:
+            runs(call, arguments, capfd)
 
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_the_readmes_python_runs(smollm2: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    [code] = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert f'"{DEFAULT_MODEL}"' in code
-    exec(code.replace(DEFAULT_MODEL, str(smollm2)).replace("max_tokens=100", "max_tokens=24"), {})
-    *text, tau = capfd.readouterr().out.split()
-    assert len(text) > 3
-    assert float(tau) >= 1
+def test_the_readmes_server_answers_its_load_client_and_ends_in_order(wager: Call, smollm2: Path, folder: Path) -> None:
+    assert {"wager serve", "wager bench --url URL"} <= {*SERVER_CALLS}
+    with server_process("--model", str(smollm2)) as server:
+        more = "--requests 4 --max-tokens 8 --concurrency 2 --json -"
+        done = wager("bench", "prompts.jsonl", "--url", server.url, more=more)
+        assert done.code == 0, done.err
+        assert json.loads(done.out)
+
+
+PYTHON = [
+    pytest.param(page.name, code, id=f"{page.name} {number}")
+    for page in PAGES
+    if page.name != "lesson.md"
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL))
+]
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "code"), PYTHON)
+def test_the_pages_python_runs(page: str, code: str, smollm2: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """With the default model from wherever the tests have it, a server behind a client, and answers cut short."""
+    model = f'model="{smollm2}"'
+    code = code.replace(f'wager.LLM("{DEFAULT_MODEL}", ', f"wager.LLM({model}, ").replace("LLM()", f"LLM({model})")
+    code = code.replace("AsyncLLM(drafter", f"AsyncLLM({model}, drafter").replace("max_tokens=100", "max_tokens=24")
+    assert str(smollm2) in code or "OpenAI" in code
+    if "async with" in code and "async def" not in code:
+        inner = "\n".join(f"    {line}" for line in code.splitlines())
+        code = f"import asyncio, wager\nasync def main():\n{inner}\nasyncio.run(main())"
+    if "OpenAI" in code:
+        pytest.importorskip("openai")
+        with server_process("--model", str(smollm2), "--max-context", "64") as server:
+            exec(code.replace("http://127.0.0.1:8000", server.url) + "\nprint(answer.choices[0].message.content)", {})
+    else:
+        exec(code, {})
+    assert capfd.readouterr().out.strip()
 
 
 def test_every_verb_of_the_readme_is_run() -> None:
-    assert {shlex.split(call)[1] for call in (*README_CALLS, *SERVER_CALLS)} == set(VERBS)
+    assert {words(call)[1] for call in (*README_CALLS, *SERVER_CALLS)} == set(VERBS)
+
+
+def test_options_of_scripts_that_pages_name_exist() -> None:
+    """Of `python dev/NAME.py --option`: the scripts take minutes, or engines of others, and are not run here."""
+    named = 0
+    for page in LINKING:
+        for script, options in re.findall(r"python\s+((?:dev|examples)/\w+\.py)([^`#]*)", page.read_text("utf-8")):
+            source = (ROOT / script).read_text(encoding="utf-8")
+            shared = "\n".join(path.read_text("utf-8") for path in (ROOT / "src/wager/terminal").glob("*.py"))
+            for option in re.findall(r"(?<=\s)--[a-z][\w-]*", options.partition("\n\n")[0].partition("```")[0]):
+                named += 1
+                assert f'"{option}"' in source or f'"{option}"' in shared, f"{page.name}: {script} {option}"
+    assert named > 15
