@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +16,7 @@ from wager.arch import find_model
 from wager.economics.acceptance import survival
 from wager.economics.drafts_ahead import (
     OTHER_RATES,
+    AheadFigures,
     DraftsAheadLatency,
     expected_misses,
     hit_rate_of,
@@ -84,18 +85,6 @@ def test_the_hit_rate_is_that_of_rounds_that_are_played(rates: Sequence[float], 
 # --- a latency model that knows ---------------------------------------------------------------------------------
 
 
-@dataclass
-class Counts:
-    hits: int = 0
-    misses: int = 0
-    least_drafted: int = 1
-    calls: list[tuple[int, int, float]] = field(default_factory=list)
-
-    def take_drafted(self) -> Sequence[tuple[int, int, float]]:
-        taken, self.calls = self.calls, []
-        return taken
-
-
 class Prices(LatencyModel):
     """A step takes 10 ms and 0.2 more for each row; a guess `guess` ms."""
 
@@ -110,29 +99,30 @@ class Prices(LatencyModel):
 
 
 def test_drafts_that_are_ready_cost_what_they_take_longer_than_the_step() -> None:
-    counts = Counts(hits=10_000)
-    latency = DraftsAheadLatency(Prices(), {"d": counts})
-    latency.observe_draft("d", 1, 3, seconds=0.0)
-    assert latency.learns and latency.hit_rates["d"].value > 0.99
+    figures = AheadFigures()
+    latency = DraftsAheadLatency(Prices(), {"d": figures})
+    for _ in range(2000):
+        figures.requested(ready=True)
+    assert latency.learns and figures.likely_hit > 0.99 and figures.hit_rate == 1
     step = Prices().seconds(4, 1, 0)
-    assert latency.draft_seconds("d", 1, 3) == pytest.approx(0.006 * (1 - latency.hit_rates["d"].value), abs=1e-6)
+    assert latency.draft_seconds("d", 1, 3) == pytest.approx(0.006 * (1 - figures.likely_hit), abs=1e-6)
     assert latency.draft_seconds("d", 1, 7) > 0.016 - Prices().seconds(8, 1, 0)  # eight guesses take longer than it
     assert latency.draft_seconds("e", 1, 3) == pytest.approx(0.006) and step == latency.seconds(4, 1, 0)
-    counts.misses = 50_000
-    latency.observe_draft("d", 1, 3, seconds=0.0)
+    for _ in range(2000):
+        figures.requested(ready=False)
     assert latency.draft_seconds("d", 1, 3) == pytest.approx(0.006, rel=0.01)
 
 
 def test_a_drafters_own_seconds_are_learned_not_those_that_the_step_saw() -> None:
     surface = LatencySurface([1, 8], [0.004, 0.005], drafters={"d": DraftCurve([1], [0.0], [0.001])})
-    counts = Counts()
-    latency = DraftsAheadLatency(surface, {"d": counts})
+    figures = AheadFigures()
+    latency = DraftsAheadLatency(surface, {"d": figures})
     for _ in range(40):
-        counts.hits += 1
-        counts.calls.append((1, 4, 0.012))
+        figures.drafted(1, 4, 0.012)
+        figures.drafted(1, 4, 9.0, whole=False)
         latency.observe_draft("d", 1, 3, seconds=1e-5)
     assert surface.draft_seconds("d", 1, 4) == pytest.approx(0.012, rel=0.1)
-    assert not counts.calls
+    assert not figures.calls and figures.drafted_s == pytest.approx(40 * 9.012)
 
 
 # --- simulated rounds -------------------------------------------------------------------------------------------
@@ -171,7 +161,8 @@ def test_wrong_prices_and_hit_rates_cost_little(prior: float, hit: float, believ
     setting = ReplaySetting(traces(), prices, hit_rate=hit)
     depths = [simulate(setting, name, load).throughput for name in ("none", "fixed:1", "fixed:2", "fixed:4", "fixed:6")]
     drafter, clock = SimulatedAheadDrafter(hit), PolicyClock(0.0)
-    policy = Adaptive(DraftsAheadLatency(wrong, {"d": drafter}, prior=prior), drafters=setting.drafters())
+    drafter.figures.likely_hit = prior
+    policy = Adaptive(DraftsAheadLatency(wrong, {"d": drafter.figures}), drafters=setting.drafters())
     server = SimulatedServer(traces(), prices, policy=policy, workload=load, clock=clock, ahead={"d": drafter})
     assert server.run().throughput > 0.93 * max(depths)
 

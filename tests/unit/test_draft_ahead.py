@@ -12,13 +12,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from wager.draft.ahead import AheadDrafter, BranchingDrafter, OrderedCalls, OutcomeRates, below
-from wager.draft.base import Drafter
+from wager.draft.ahead import AheadDrafter, Branch, ForkingDrafter, OutcomeRates, below
 from wager.draft.combined import InnerDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.engine.core import Engine
-from wager.testing import FailingDrafter, ToyDistribution, ToyOracle, ToyTarget
+from wager.testing import ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.toy import toy_engine
 from wager.types import Draft, DraftRequest, Request, SamplingParams
 
@@ -97,16 +96,16 @@ def test_a_whole_draft_and_a_second_choice_are_hits() -> None:
     assert drafter.figures.misses == 0 and drafter.figures.hits >= 8
     drafter.close()
     inner = draft_model()
-    branching = BranchingDrafter(inner, rows=8)
+    inner.num_others = 2
     inner.begin("s", [1, 2, 3], SamplingParams())
     (draft,) = inner.propose([DraftRequest("s", 3, 3, SamplingParams(), seed=0)])
     for depth, others in enumerate(inner.others("s")):
         logits = NEAR([1, 2, 3, *draft.tokens[:depth]])
         order = np.argsort(-logits, kind="stable")
         assert (draft.tokens[depth], *others) == tuple(order[:3].tolist())
-    outcomes = branching.rates.get("").likely(draft, inner.others("s"))
-    assert {o.tokens for o in outcomes} >= {draft.tokens, (*draft.tokens[:1], inner.others("s")[1][0])}
-    assert sum(o.probability for o in outcomes) < 1 and len(outcomes) == 7
+    outcomes = OutcomeRates().likely(Branch("s", (), draft, inner.others("s")))
+    assert {tokens for _, tokens, _ in outcomes} >= {draft.tokens, (*draft.tokens[:1], inner.others("s")[1][0])}
+    assert sum(chance for chance, _, _ in outcomes) < 1 and len(outcomes) == 7
 
 
 # --- the production path --------------------------------------------------------------------------------------
@@ -184,15 +183,24 @@ class Dead(DraftModel):
         return super().propose(requests)
 
 
-@pytest.mark.parametrize("made", [lambda: FailingDrafter(calls=7), lambda: Garbage(ToyTarget(NEAR))])
+class Failing(DraftModel):
+    """Raises from every draft but its first ones."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        if max(request.position for request in requests) > 50:
+            raise RuntimeError("the drafter failed")
+        return super().propose(requests)
+
+
+@pytest.mark.parametrize("made", [Failing, Garbage])
 def test_a_drafter_that_fails_or_talks_nonsense_changes_nothing(
-    made: Callable[[], Drafter], caplog: pytest.LogCaptureFixture
+    made: Callable[[ToyTarget], ForkingDrafter], caplog: pytest.LogCaptureFixture
 ) -> None:
-    drafter = AheadDrafter(made())
+    drafter = AheadDrafter(made(ToyTarget(NEAR)))
     engine = toy_engine(LAW, drafter=drafter, depth=4)
     assert texts(engine, PARAMS[1]) == texts(toy_engine(LAW), PARAMS[1])
-    if drafter.name == "failing":
-        assert "Drafter 'failing' failed and pauses for 16 steps: RuntimeError: the drafter failed" in caplog.text
+    if made is Failing:
+        assert "Drafter 'model' failed and pauses for 16 steps: RuntimeError: the drafter failed" in caplog.text
     drafter.close()
 
 
@@ -207,7 +215,7 @@ def test_a_drafter_that_hangs_is_not_waited_for_again_and_no_request_is_lost(
     begin = time.monotonic()
     assert texts(engine, PARAMS[0]) == texts(toy_engine(LAW), PARAMS[0])
     assert time.monotonic() - begin < 10
-    assert "StalledError: it has not answered for 0.2 s" in caplog.text
+    assert "TimeoutError: it has not answered for 0.2 s" in caplog.text
     dead.released.set()
     for thread in threads():
         thread.join(5)
@@ -227,29 +235,17 @@ def test_an_engine_that_is_dropped_leaves_no_thread() -> None:
 # --- the parts ------------------------------------------------------------------------------------------------
 
 
-def test_calls_are_made_in_order_and_an_error_ends_them() -> None:
-    made: list[int] = []
-    calls = OrderedCalls("wager-draft-test", patience_s=5)
-    pending = [calls.give(lambda number=number: made.append(number) or number) for number in range(50)]  # type: ignore[misc]
-    assert calls.wait(pending[-1]) == 49 and made == list(range(50))
-    calls.give(lambda: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
-        calls.wait(calls.give(lambda: made.append(-1)))
-    assert made[-1] == 49
-    calls.close()
-    calls.close()
-    assert not calls.thread.is_alive()
-
-
 def test_rates_are_learned_from_rounds() -> None:
-    rates, draft, others = OutcomeRates(), Draft.chain("s", [1, 2, 3], drafter="x"), [(4, 5), (6, 7), (8, 9)]
+    rates, handed = OutcomeRates(), Branch("s", (), Draft.chain("s", [1, 2, 3], drafter="x"), [(4, 5), (6, 7), (8, 9)])
     for _ in range(300):
-        rates.learn(draft, others, [1, 2, 8])  # always the second choice at the third place
-    assert rates.guess_rate(0) > 0.95 and rates.guess_rate(2) < 0.1 and rates.other_rate(0) > 0.95
-    assert rates.likely(draft, others)[0].tokens == (1, 2, 8)
+        rates.learn(handed, [1, 2, 8])  # always the second choice at the third place
+    assert rates.guess_rate(0) > 0.95 and rates.guess_rate(2) < 0.1
+    assert rates.likely(handed)[0][1:] == ((1, 2, 8), False)
     for _ in range(300):
-        rates.learn(draft, others, [1, 2, 3, 0])
-    assert rates.likely(draft, others)[0].tokens == (1, 2, 3)
+        rates.learn(handed, [1, 2, 3, 0])
+    assert rates.likely(handed)[0][1:] == ((1, 2, 3), True)
+    tree = Draft("s", (1, 2, 3), (-1, -1, 0), (0.5, 0.4, 0.1), "x")
+    assert rates.likely(Branch("s", (), tree)) == [(0.4, (2,), True), (0.1, (1, 3), True)]
 
 
 def test_what_lies_below_a_node() -> None:

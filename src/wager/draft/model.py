@@ -279,7 +279,7 @@ class DraftModel(Drafter):
     # ---- several continuations of one sequence (see draft/ahead.py) -----------------------------------------------
 
     def fork(self, seq_id: str, new_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        """See ForksSequences: keys and values of known tokens, and of guesses where they lie in their places, are
+        """See ForkingDrafter: keys and values of known tokens, and of guesses where they lie in their places, are
         shared or copied."""
         source, own = self._states[seq_id], self._sampler.known_ids(tokens)
         history = source.history and source.history.copy()
@@ -301,7 +301,7 @@ class DraftModel(Drafter):
             )
 
     def others(self, seq_id: str) -> Sequence[tuple[int, ...]]:
-        """See ForksSequences."""
+        """See ForkingDrafter."""
         state = self._states[seq_id]
         return [tuple(self._sampler.verified_ids(tokens)) for tokens in state.others]
 

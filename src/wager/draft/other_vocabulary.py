@@ -155,12 +155,22 @@ class TextRouteDrafter(Drafter):
 
     def __init__(self, model: DraftModel, target: TextVocabulary, other: TextVocabulary, *, name: str = "slem") -> None:
         self.name = name
+        self.num_others, self.on_pass = 0, None
         self._model, self._target, self._other = model, target, other
         self._sequences: dict[str, _RoutedSequence] = {}
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self.end(seq_id)
         self._sequences[seq_id] = _RoutedSequence(list(tokens), tenant)
+
+    def fork(self, seq_id: str, new_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        """See ForkingDrafter."""
+        source = self._sequences[seq_id]
+        self.begin(new_id, [*source.known, *tokens], params, tenant=source.tenant)
+
+    def others(self, seq_id: str) -> Sequence[Sequence[int]]:
+        """See ForkingDrafter: none."""
+        return ()
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         self._sequences[seq_id].known += tokens

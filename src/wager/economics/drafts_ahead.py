@@ -7,10 +7,12 @@ while the target waits. In a batch the step waits for the hits together, and for
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
-from wager.economics.acceptance import conditional
 from wager.economics.latency import LatencyModel
 from wager.types import StepRecord
 
@@ -22,43 +24,56 @@ _PRIOR_RATE, _PRIOR_WEIGHT = 0.5, 4.0
 """The hit rate that is assumed until there are drafts, and how many of them it counts for."""
 
 _MEMORY = 200.0  # drafts that count of those seen
+_CALLS_KEPT = 64  # of the drafter, until they are learned from
 _SMOOTHING = 0.05  # weight of a step's context in its running mean
 
 
-class AheadCounts(Protocol):
-    """What a drafter that drafts ahead reports: drafts that were ready and those that were not, of how many sequences
-    it makes drafts at a time at least, and its calls."""
+@dataclass(slots=True)
+class AheadFigures:
+    """What a drafter that drafts ahead, for `rows` sequences at a time at least, did so far. `hits` and `misses` count
+    drafts that were ready and those that were not; `waited_s` is what requests for drafts took, as the step saw it,
+    `drafted_s` what the drafter's thread spent on drafting; `branches` counts outcomes for which drafts were made."""
 
-    @property
-    def hits(self) -> int: ...
-
-    @property
-    def misses(self) -> int: ...
-
-    @property
-    def least_drafted(self) -> int: ...
-
-    def take_drafted(self) -> Sequence[tuple[int, int, float]]:
-        """Its calls since this was asked last: sequences, the depth of the deepest, and seconds."""
-
-
-class HitRate:
+    rows: int = 1
+    hits: int = 0
+    misses: int = 0
+    waited_s: float = 0.0
+    drafted_s: float = 0.0
+    branches: int = 0
+    likely_hit: float = _PRIOR_RATE
     """The share of drafts that were ready, learned; older ones count less."""
+    calls: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=_CALLS_KEPT))
+    """The latest calls of the drafter that nobody has learned from: sequences, the depth of the deepest, seconds."""
 
-    def __init__(self, prior: float = _PRIOR_RATE) -> None:
-        self._hits, self._weight = prior * _PRIOR_WEIGHT, _PRIOR_WEIGHT
-        self._seen = 0, 0
+    def requested(self, *, ready: bool) -> None:
+        """A draft that was ready, or was not."""
+        self.hits, self.misses = self.hits + ready, self.misses + (not ready)
+        seen = min(_MEMORY, _PRIOR_WEIGHT + self.hits + self.misses)
+        self.likely_hit += (ready - self.likely_hit) / seen
+
+    def drafted(self, sequences: int, depth: int, seconds: float, *, whole: bool = True) -> None:
+        """A call of the drafter; of one that was ended early nothing is learned."""
+        self.drafted_s += seconds
+        if whole:
+            self.calls.append((sequences, depth, seconds))
 
     @property
-    def value(self) -> float:
-        return self._hits / self._weight
+    def hit_rate(self) -> float | None:
+        """Hits among all requests but the first of a sequence; None before any."""
+        requests = self.hits + self.misses
+        return self.hits / requests if requests else None
 
-    def learn(self, hits: int, misses: int) -> None:
-        """The counts since the start."""
-        new, missed = hits - self._seen[0], misses - self._seen[1]
-        self._seen = hits, misses
-        kept = min(1.0, max(0.0, 1 - (new + missed) / _MEMORY) if self._weight >= _MEMORY else 1.0)
-        self._hits, self._weight = kept * self._hits + new, kept * self._weight + new + missed
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        names = ("hits", "misses", "waited_s", "drafted_s", "branches", "hit_rate")
+        return {name: getattr(self, name) for name in names}
+
+    def __str__(self) -> str:
+        rate = "" if self.hit_rate is None else f" ({self.hit_rate:.0%})"
+        return (
+            f"{self.hits} drafts ready{rate}, {self.misses} not; "
+            f"waited {self.waited_s:.2f} s for {self.drafted_s:.2f} s of drafting"
+        )
 
 
 def waited_seconds(*, prepared: float, step: float, redrafted: float, requests: int, hit_rate: float) -> float:
@@ -74,25 +89,31 @@ def expected_misses(requests: int, hit_rate: float) -> int:
     return max(1, round(requests * (1 - hit_rate) / any_miss)) if any_miss > 0 else 1
 
 
-def hit_rate_of(survival: Sequence[float], outcomes: int, *, others: Sequence[float] = OTHER_RATES) -> float:
-    """The share of rounds whose outcome is among the `outcomes` likeliest ones. `survival` are S_1, S_2, ... of the
-    round's guesses; then its outcomes are: all are accepted and the drafter's own next token comes, S_k a_(k+1) with
-    the last guess's rate for the next; or guess j + 1 is the first wrong one and the drafter's choice of rank r should
-    have been it, (S_j - S_(j+1)) `others`[r]."""
+def outcome_chances(survival: Sequence[float]) -> list[tuple[float, int, int]]:
+    """The outcomes of a round whose guesses have the survival S_1, S_2, ...: probability, accepted guesses, and the
+    rank of the drafter's choice that comes behind them. Either all are accepted and the drafter's own next token comes
+    (rank 0), S_k a_(k+1) with the last guess's rate for the next; or guess j + 1 is the first wrong one and the
+    drafter's choice of another rank should have been it, (S_j - S_(j+1)) OTHER_RATES."""
     reached = (1.0, *survival)
-    rates = conditional(survival)
-    chances = [reached[-1] * (rates[-1] if rates else 0.0)]
-    for before, after in zip(reached, survival, strict=False):
-        chances += [(before - after) * share for share in others]
-    return min(1.0, sum(sorted(chances, reverse=True)[:outcomes]))
+    next_rate = reached[-1] / reached[-2] if len(reached) > 1 and reached[-2] else 0.0
+    chances = [(reached[-1] * next_rate, len(survival), 0)]
+    for accepted, (before, after) in enumerate(pairwise(reached)):
+        chances += [((before - after) * share, accepted, rank) for rank, share in enumerate(OTHER_RATES, 1)]
+    return chances
+
+
+def hit_rate_of(survival: Sequence[float], outcomes: int) -> float:
+    """The share of rounds whose outcome is among the `outcomes` likeliest ones."""
+    chances = sorted((chance for chance, _, _ in outcome_chances(survival)), reverse=True)
+    return min(1.0, sum(chances[:outcomes]))
 
 
 class DraftsAheadLatency(LatencyModel):
-    """`latency` for an engine where `drafters` draft ahead: their seconds are what a step waits for them."""
+    """`latency` for an engine where drafters draft ahead, with these figures: their seconds are what a step waits for
+    them."""
 
-    def __init__(self, latency: LatencyModel, drafters: Mapping[str, AheadCounts], *, prior: float = 0.5) -> None:
-        self._latency, self._counts = latency, dict(drafters)
-        self.hit_rates = {name: HitRate(prior) for name in drafters}
+    def __init__(self, latency: LatencyModel, figures: Mapping[str, AheadFigures]) -> None:
+        self._latency, self._figures = latency, figures
         self._context = 0.0  # cached positions of a sequence
 
     @property
@@ -111,17 +132,15 @@ class DraftsAheadLatency(LatencyModel):
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
         """See LatencyModel; of a drafter ahead what the step waits for it: the larger of both where its drafts are
         ready."""
-        drafting = self._latency.draft_seconds
-        if drafter not in self._counts or requests <= 0 or depth <= 0:
+        drafting, figures = self._latency.draft_seconds, self._figures.get(drafter)
+        if figures is None or requests <= 0 or depth <= 0:
             return drafting(drafter, requests, depth)
-        rate = self.hit_rates[drafter].value
-        prepared = max(requests, self._counts[drafter].least_drafted)
         return waited_seconds(
-            prepared=drafting(drafter, prepared, depth + 1),
+            prepared=drafting(drafter, max(requests, figures.rows), depth + 1),
             step=self._latency.seconds(requests * (depth + 1), requests, round(requests * self._context)),
-            redrafted=drafting(drafter, expected_misses(requests, rate), depth),
+            redrafted=drafting(drafter, expected_misses(requests, figures.likely_hit), depth),
             requests=requests,
-            hit_rate=rate,
+            hit_rate=figures.likely_hit,
         )
 
     def difference_deviations(
@@ -138,12 +157,10 @@ class DraftsAheadLatency(LatencyModel):
         self._latency.observe(record)
 
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
-        """See LatencyModel. Of a drafter ahead its own counts tell more than what the step saw of it: how often its
-        drafts were ready, and what they took."""
-        counts = self._counts.get(drafter)
-        if counts is None:
-            self._latency.observe_draft(drafter, requests, depth, seconds=seconds)
-            return
-        self.hit_rates[drafter].learn(counts.hits, counts.misses)
-        for sequences, deepest, took in counts.take_drafted():
+        """See LatencyModel. Of a drafter ahead its own calls tell more than what the step saw of it."""
+        figures = self._figures.get(drafter)
+        calls = [(requests, depth, seconds)] if figures is None else list(figures.calls)
+        for sequences, deepest, took in calls:
             self._latency.observe_draft(drafter, sequences, deepest, seconds=took)
+        if figures is not None:
+            figures.calls.clear()

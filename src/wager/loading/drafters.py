@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from wager.config import EngineConfig
-from wager.draft.ahead import AheadDrafter
+from wager.draft.ahead import AheadDrafter, ForkingDrafter
 from wager.draft.base import Drafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile, read_store_header
@@ -132,7 +132,7 @@ def build(
     kernels = select(threads=threads) if threads else decoder.kernels
     drafter = _build(opened, config, decoder, num_blocks=num_blocks, kernels=kernels)
     if threads:
-        drafter = AheadDrafter(drafter)
+        drafter = AheadDrafter(cast(ForkingDrafter, drafter))
     drafter.name = opened.label
     return drafter
 

@@ -13,10 +13,10 @@ from functools import partial
 from wager.arch import Mla, ModelSpec
 from wager.config import EngineConfig, SpeculationConfig, check_rule_for_trees
 from wager.constrain.compiler import GrammarCompiler
-from wager.draft.ahead import AheadDrafter, AheadFigures
+from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter, StateReader
 from wager.economics.calibration import FOLDER, Setup, find_calibration, fingerprint, read_quick, write_quick
-from wager.economics.drafts_ahead import DraftsAheadLatency
+from wager.economics.drafts_ahead import AheadFigures, DraftsAheadLatency
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
@@ -339,7 +339,7 @@ def build_policies(
     if spec.kind == "adaptive":
         depths = {drafter.name: drafter.max_depth if depth is None else depth for drafter in drafters}
         latency: LatencyModel = measure()
-        ahead = {drafter.name: drafter for drafter in drafters if isinstance(drafter, AheadDrafter)}
+        ahead = {drafter.name: drafter.figures for drafter in drafters if isinstance(drafter, AheadDrafter)}
         if ahead:
             latency = DraftsAheadLatency(latency, ahead)
         capabilities = {drafter.name: _capabilities(drafter, depths[drafter.name], latency) for drafter in drafters}

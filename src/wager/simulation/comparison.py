@@ -130,7 +130,7 @@ def build_policy(
         return Threshold(max_depth, drafter=drafter, threshold=spec.threshold)
     latency: LatencyModel = deepcopy(setting.latency)
     if ahead:
-        latency = DraftsAheadLatency(latency, ahead)
+        latency = DraftsAheadLatency(latency, {name: drafter.figures for name, drafter in ahead.items()})
     latency = UncountedLatency(latency, clock or PolicyClock(0.0))
     return Adaptive(latency, drafters=drafters, objective=setting.objective)
 

@@ -12,10 +12,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Never
 
 import numpy as np
 
+from wager.economics.drafts_ahead import AheadFigures
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import Policy
 from wager.errors import UsageError
@@ -195,37 +195,27 @@ _MASK = (1 << 53) - 1
 
 
 class SimulatedAheadDrafter:
-    """A drafter that drafts while the target verifies, whose drafts are ready with probability `hit_rate`; what a
-    policy learns from (AheadCounts).
+    """A drafter that drafts while the target verifies, whose drafts are ready with probability `hit_rate`.
 
     Which are ready is decided by the request's number and place in its answer alone, so that every policy meets the
     same ones; a request's first draft never is.
     """
 
-    least_drafted = 1
-
     def __init__(self, hit_rate: float, *, seed: int = 0) -> None:
-        self.hits = 0
-        self.misses = 0
+        self.figures = AheadFigures()
         self._hit_rate = hit_rate
         self._seed = seed
         self._drafted_for: set[str] = set()
         self._last_step = 0.0
 
-    def take_drafted(self) -> Sequence[Never]:
-        """Its seconds are those of the latency model: there is nothing to learn."""
-        return ()
-
     def waited(self, drafted: Sequence[tuple[SimulatedRequest, SimulatedDraft]], price: Price) -> float:
         """What the step waits for these drafts; the step before it took `_last_step`."""
         missed: list[int] = []
         for request, draft in drafted:
-            if request.seq_id not in self._drafted_for:
-                missed.append(draft.passes)
-            elif self._is_ready(request):
-                self.hits += 1
-            else:
-                self.misses += 1
+            ready = request.seq_id in self._drafted_for and self._is_ready(request)
+            if request.seq_id in self._drafted_for:
+                self.figures.requested(ready=ready)
+            if not ready:
                 missed.append(draft.passes)
         self._drafted_for = {request.seq_id for request, _ in drafted}
         waited = price(missed) if missed else 0.0
