@@ -90,6 +90,8 @@ VALID: dict[str, tuple[str, ...]] = {
     "batches": _LISTS,
     "contexts": _LISTS,
     "concurrency": _LISTS,
+    "prompt_tokens": _LISTS,
+    "depth": _LISTS,
     "rate": (*_LISTS, "0.5", "1e-300"),
     "load": words(
         "day:10 day:10:1 day:10:1:2s day:1e308:1e308 day:1e-300:0 day:10:20 day:0 day:nan day day: "
@@ -182,6 +184,7 @@ def make_files(folder: Path) -> dict[str, str]:
         "curve": '{"survival": [0.7, 0.5, 0.3]}',
         "popularity": '{"popularity": [0.5, 0.5, 0.5, 0.5], "locality": 0.9}',
         "arrivals": "0\n0.5\n1e-400\n",
+        "steps": json.dumps([{"rows": n, "context": 64, "batch": 1, "seconds": n / 100} for n in (1, 2, 8)]),
         "options": "temperature = 0.5\nseed = 3\n",
         "options_wrong": f"threads = {10**30}\n",
         "options_user": 'model = "~nosuchuser/x"\n',

@@ -35,6 +35,12 @@ reads such a curve finds that guesses speed a step up."""
 
 _LONGEST_STEP = 3600.0
 
+_FOLDS = 64
+"""Parts in which points are left out in turn; up to so many points, each is left out alone."""
+
+SIZES = "sizes-"
+"""What the shape of a setup begins with that was not measured by this program's engine."""
+
 CALIBRATE_AGAIN = "Run `wager calibrate` again."
 
 
@@ -61,6 +67,11 @@ class Setup:
         return differences
 
     @property
+    def foreign(self) -> bool:
+        """Whether its steps are not those of this program's engine: of a table, or of a server."""
+        return self.shape.startswith(SIZES)
+
+    @property
     def filename(self) -> str:
         """One for each setup; the model's name does not count."""
         text = f"{self.machine}\n{self.kernels}\n{self.threads}\n{self.dtype}"
@@ -71,6 +82,12 @@ def fingerprint(spec: ModelSpec) -> str:
     """Identifies all sizes of a model: two with one fingerprint take the same time."""
     shape = spec.details, spec.layers, spec.hidden, spec.vocab, spec.tied, spec.context
     return f"{spec.details.architecture}-{hashlib.sha256(repr(shape).encode()).hexdigest()[:12]}"
+
+
+def sizes_of(spec: ModelSpec) -> str:
+    """The same of a model that need not be one the engine runs: its matrices, whoever describes them."""
+    sizes = spec.num_layers, spec.hidden, spec.vocab, sorted(spec.elements().items()), spec.active_expert_elements
+    return f"{SIZES}{hashlib.sha256(repr(sizes).encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +164,38 @@ class Calibration:
                 "Give --seconds or --memory more.",
             )
         surface = fit_surface(points, drafters=drafters)
-        errors = PredictionErrors.of(
-            [surface.seconds(p.rows, p.requests, p.context_sum) for p in held_out], [p.seconds for p in held_out]
-        )
+        errors = PredictionErrors.of(_predict(surface, held_out), _seconds(held_out))
+        return cls._judged(setup, surface, points, held_out, errors, seconds)
+
+    @classmethod
+    def cross_validate(
+        cls, setup: Setup, points: Sequence[StepPoint], *, seconds: float, speculation: str = ""
+    ) -> Calibration:
+        """Fit all points; the error is that of each (with many, of every _FOLDS-th together) by a fit to the others.
+        `speculation`: see fit_surface. UsageError if the points are too few."""
+        folds = min(_FOLDS, len(points))
+        predicted: list[float] = []
+        tested: list[StepPoint] = []
+        for fold in range(folds):
+            rest = [point for at, point in enumerate(points) if at % folds != fold]
+            if len({point.rows for point in rest}) > 1:
+                tested += points[fold::folds]
+                predicted += _predict(fit_surface(rest, speculation=speculation), points[fold::folds], speculation)
+        if not tested:
+            raise UsageError(f"{len(points)} steps are too few to test a fit with.", "Give steps of more row counts.")
+        surface = fit_surface(points, speculation=speculation)
+        return cls._judged(setup, surface, points, (), PredictionErrors.of(predicted, _seconds(tested)), seconds)
+
+    @classmethod
+    def _judged(
+        cls,
+        setup: Setup,
+        surface: LatencySurface,
+        points: Sequence[StepPoint],
+        held_out: Sequence[StepPoint],
+        errors: PredictionErrors,
+        seconds: float,
+    ) -> Calibration:
         values = {**surface.as_dict(), "uncertainty": min(MAX_UNCERTAINTY, max(1.0, errors.p90 / _FULL_ERROR))}
         now = datetime.now(UTC).replace(microsecond=0)
         return cls(setup, now, seconds, values, tuple(points), tuple(held_out), errors)
@@ -231,6 +277,20 @@ class Calibration:
             raise UsageError(
                 f"The calibration cannot be stored in {folder}: {error.strerror or error}.", "Set WAGER_CACHE."
             ) from error
+
+
+def _seconds(points: Sequence[StepPoint]) -> list[float]:
+    return [point.seconds for point in points]
+
+
+def _predict(surface: LatencySurface, points: Sequence[StepPoint], speculation: str = "") -> list[float]:
+    """Seconds of steps of these shapes, drafting by `speculation` included."""
+    curve = surface.drafters.get(speculation)
+    return [
+        surface.seconds(point.rows, point.requests, point.context_sum)
+        + (curve.seconds(point.requests, point.rows / point.requests - 1) if curve and point.drafted else 0.0)
+        for point in points
+    ]
 
 
 class CalibrationLookup(NamedTuple):

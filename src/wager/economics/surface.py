@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -48,6 +48,11 @@ class StepPoint:
     requests: int
     context_sum: int
     seconds: float
+
+    @property
+    def drafted(self) -> bool:
+        """Whether draft tokens were verified."""
+        return self.rows > self.requests
 
 
 class LatencySurface(LatencyModel):
@@ -261,11 +266,11 @@ class DraftCurve:
         """A drafter that was never measured: takes no time until it is observed."""
         return cls(_KNOTS, [0.0] * len(_KNOTS), [0.0] * len(_KNOTS))
 
-    def seconds(self, requests: float, depth: int) -> float:
+    def seconds(self, requests: float, depth: float) -> float:
         """Seconds of one call for `requests` sequences, each to `depth`."""
         return self.seconds_by_depth(requests, [depth])[0]
 
-    def seconds_by_depth(self, requests: float, depths: Sequence[int]) -> list[float]:
+    def seconds_by_depth(self, requests: float, depths: Sequence[float]) -> list[float]:
         """`seconds` to several depths."""
         right, share = locate(self.requests, requests)
         left = max(0, right - 1)
@@ -307,28 +312,44 @@ class DraftCurve:
 
 
 _PENALTY = 1e-3
+_MOST_KNOTS = 32
 
 
 def fit_surface(
-    points: Sequence[StepPoint], *, drafters: Mapping[str, DraftCurve] | None = None, uncertainty: float = 1.0
+    points: Sequence[StepPoint],
+    *,
+    drafters: Mapping[str, DraftCurve] | None = None,
+    uncertainty: float = 1.0,
+    speculation: str = "",
 ) -> LatencySurface:
-    """The surface nearest to measured points in relative error, with no negative cost.
+    """The surface nearest to measured points in relative error, with no negative cost: its curve never falls.
 
     Needs two or more row counts, or raises UsageError. A cost that the points do not determine (all of one context, or
-    of one request) comes out as zero.
+    of one request) comes out as zero. `speculation` names a drafter whose time is part of the points that have more
+    rows than requests: what these take beyond their rows, by the others, becomes its draft time; without others, none.
     """
-    rows = sorted({point.rows for point in points})
-    if len(rows) < 2 or any(point.seconds <= 0 or point.requests <= 0 for point in points):
+    counts = {point.rows for point in points}
+    if len(counts) < 2 or any(point.seconds <= 0 or point.requests <= 0 for point in points):
         raise UsageError(
-            f"{len(points)} measured steps with {len(rows)} row counts do not make a surface.",
+            f"{len(points)} measured steps with {len(counts)} row counts do not make a surface.",
             "Measure at least two row counts, each with seconds above 0.",
         )
-    by_knot = [[float(knot == point.rows) for knot in rows] for point in points]
+    plain = {point.rows for point in points if not (speculation and point.drafted)}
+    drafted = bool(speculation) and any(point.drafted for point in points)
+    rows = _knots(plain | {count for count in counts if count > max(plain, default=0)})
+    # The curve is the first knot's seconds, and what each further one adds; beyond the last its line goes on.
+    shares = np.maximum(0.0, (np.array([[point.rows] for point in points]) - rows[:-1]) / np.diff(rows))
+    shares[:, :-1] = np.minimum(1.0, shares[:, :-1])
     terms = [(point.requests, point.context_sum, point.rows * point.context_sum / point.requests) for point in points]
-    system = np.hstack([by_knot, terms])
+    drafts = [_draft_terms(point) if plain and drafted else (0.0,) * 4 for point in points]
+    system = np.hstack([np.ones((len(points), 1)), shares, terms, drafts])
     taken = np.array([point.seconds for point in points])
-    coefficients = _solve(system / taken[:, None], np.ones(len(points)), first_bounded=len(rows))
-    curve, (per_request, per_context, per_pair) = coefficients[: len(rows)], coefficients[len(rows) :]
+    coefficients = _solve(system / taken[:, None], np.ones(len(points)), first_bounded=1)
+    curve, (per_request, per_context, per_pair) = np.cumsum(coefficients[: len(rows)]), coefficients[len(rows) :][:3]
+    if drafted:
+        sizes, (call, request, token, pair) = (1, max(point.requests for point in points)), coefficients[-4:].tolist()
+        curve_of = DraftCurve(sizes, [call + n * request for n in sizes], [token + n * pair for n in sizes])
+        drafters = {**(drafters or {}), speculation: curve_of}
     return LatencySurface(
         rows,
         [max(float(value), 1e-9) for value in curve],
@@ -338,6 +359,23 @@ def fit_surface(
         drafters=drafters,
         uncertainty=uncertainty,
     )
+
+
+def _knots(counts: Set[int]) -> list[int]:
+    """Row counts at which the curve is fitted: all, or as many as are kept, evenly spaced in their logarithm."""
+    ascending = sorted(counts)
+    ratio = (ascending[-1] / ascending[0]) ** (1 / (_MOST_KNOTS - 1)) if len(ascending) > _MOST_KNOTS else 1.0
+    knots = ascending[:1]
+    for count in ascending[1:]:
+        if count >= ratio * knots[-1]:
+            knots.append(count)
+    return knots
+
+
+def _draft_terms(point: StepPoint) -> tuple[float, ...]:
+    """Of a call, its requests, its depth, and its draft tokens; of a step without draft tokens none."""
+    depth = point.rows / point.requests - 1
+    return (1.0, point.requests, depth, point.requests * depth) if depth else (0.0,) * 4
 
 
 def _solve(system: NDArray[np.float64], target: NDArray[np.float64], *, first_bounded: int) -> NDArray[np.float64]:

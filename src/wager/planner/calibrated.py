@@ -4,14 +4,13 @@ with them. Opens a model's files for its shape; loads no weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from wager.arch import ModelSpec, Precision, find_format, gguf_precision
 from wager.bench.machine import describe
-from wager.economics.calibration import FOLDER, Calibration, fingerprint, latest_calibration
+from wager.economics.calibration import FOLDER, Calibration, fingerprint, latest_calibration, sizes_of
 from wager.economics.surface import LatencySurface
 from wager.errors import ModelError, UsageError
 from wager.inputs import expand_path
@@ -21,7 +20,7 @@ from wager.models.gguf import open_gguf
 from wager.models.weights import open_weights
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import Device
-from wager.planner.inputs import read_json
+from wager.planner.inputs import find_plan_model, read_json
 from wager.terminal import console
 
 THIS = "this"
@@ -59,33 +58,38 @@ def stored() -> list[dict[str, Any]]:
 
 def calibrated_cost(model: str, hardware: str) -> CostModel | None:
     """Step times of `model` by calibration, if the hardware is this machine or a file that `wager calibrate` wrote,
-    which may be another machine's; else None. UsageError if it is of another model or damaged."""
-    values: Mapping[str, Any] | None = None
-    if hardware.lower() != THIS:
+    which may be another machine's or a server's; else None. UsageError if it is of another model or damaged."""
+    this_machine = machine()
+    if hardware.lower() == THIS:
+        spec, stored_in = _spec(model)
+        calibration = latest_calibration(hub.cache_dir(FOLDER), shape=fingerprint(spec), machine=this_machine)
+    else:
         values = read_json(expand_path(hardware)) if hardware.endswith(".json") else {}
         if "surface" not in values:
             return None
-    (spec, stored_in), this_machine = _spec(model), machine()
-    name, shape = Path(model).name, fingerprint(spec)
-    if values is None:
-        calibration = latest_calibration(hub.cache_dir(FOLDER), shape=shape, machine=this_machine)
-    else:
         calibration = Calibration.from_dict(values, where=hardware)
+        spec, stored_in = (known_spec if calibration.setup.foreign else _spec)(model)
+        name = Path(model).name
+        if calibration.setup.shape != (sizes_of if calibration.setup.foreign else fingerprint)(spec):
+            raise UsageError(
+                f"{hardware} calibrates {calibration.setup.model}, and --model is {name}.", "Name that model."
+            )
     setup, errors = calibration.setup, calibration.errors
-    if setup.shape != shape:
-        raise UsageError(f"{hardware} calibrates {setup.model}, and --model is {name}.", "Name that model.")
     local = setup.machine == this_machine
-    if not local:
+    if not local and not setup.foreign:
         console.say(f"warning: {hardware} was made on another machine: {setup.machine}; this one is {this_machine}.")
     label = (
-        f"{setup.machine}; {setup.kernels}, {setup.dtype}, measured {calibration.age}, off by {errors.median:.1%} "
-        f"(median) and {errors.p90:.1%} (90th percentile) on steps it was not fitted to"
+        f"{f'{setup.machine}; ' if local else ''}{setup.kernels}, {setup.dtype}, measured {calibration.age}, off by "
+        f"{errors.median:.1%} (median) and {errors.p90:.1%} (90th percentile) on steps it was not fitted to"
     )
-    precision = _precision(setup.dtype, stored_in)
+    precision = stored_in if setup.foreign else _precision(setup.dtype, stored_in)
     if setup.dtype.endswith(" q8 cache"):
         precision = replace(precision, cache=find_format("q8").bytes)
-    described = replace(spec, name=name, precision=precision, source="the model's own files")
-    return measured_cost(described, calibration.surface(), memory=describe().memory if local else None, label=label)
+    source = spec.source if setup.foreign else "the model's own files"
+    described = replace(spec, name=Path(model).name, precision=precision, source=source)
+    memory = describe().memory if local else None
+    cost = measured_cost(described, calibration.surface(), memory=memory, label=label)
+    return cost if local else replace(cost, cluster=Cluster(replace(cost.device, name=setup.machine)))
 
 
 def measured_cost(model: ModelSpec, measured: LatencySurface, *, memory: float | None, label: str) -> CostModel:
@@ -110,6 +114,12 @@ def _precision(form: str, stored_in: Precision) -> Precision:
     if stored_in != Precision.of("bf16"):
         return stored_in
     return Precision.of(names[0], head="q8_0", router="fp32")
+
+
+def known_spec(model: str) -> tuple[ModelSpec, Precision]:
+    """The shape of a model that `wager plan` knows, which need not be on this machine, and its number formats."""
+    spec = random_models.spec_of(model) if hub.is_random(model) else find_plan_model(model)
+    return spec, spec.precision
 
 
 def _spec(model: str) -> tuple[ModelSpec, Precision]:

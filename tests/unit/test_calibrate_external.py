@@ -1,0 +1,188 @@
+"""`wager calibrate --table` and `--url`: step times of engines other than this one, and plans made with them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from test_load import DONE, LAST, STREAM, Step, event, part, response, scripted
+
+from in_process import Call, refused
+from serve.serving import running
+from wager.economics.surface import LatencySurface
+
+TRUTH = LatencySurface(
+    [1, 16, 64, 256, 1024],
+    [8e-3, 8.4e-3, 9e-3, 14e-3, 40e-3],
+    per_request=4e-6,
+    per_context=3e-9,
+    per_pair=2e-10,
+)
+HEADER = "batch,rows,context,seconds,kernel"
+
+
+def profile() -> list[dict[str, Any]]:
+    """Steps of that surface as a GPU's profile has them, each off by about 1 %."""
+    noise = random.Random(0)
+    return [
+        {"rows": batch * rows, "context": context, "batch": batch, "kernel": "fa3"}
+        | {"seconds": TRUTH.seconds(batch * rows, batch, batch * context) * noise.gauss(1, 0.01)}
+        for batch in (1, 4, 16, 64, 256)
+        for rows in (1, 2, 4)
+        for context in (128, 1024, 8192)
+    ]
+
+
+def as_csv(steps: Sequence[dict[str, Any]]) -> str:
+    return "\n".join([HEADER, *(",".join(str(step[name]) for name in HEADER.split(",")) for step in steps), ""])
+
+
+@pytest.mark.parametrize(("suffix", "write"), [("csv", as_csv), ("json", json.dumps)])
+def test_a_machines_table_makes_the_plans_step_times(
+    wager: Call, tmp_path: Path, suffix: str, write: Callable[[Any], str]
+) -> None:
+    (table := tmp_path / f"h100.{suffix}").write_text(write(profile()))
+    made = wager("calibrate", "--table", str(table), "--model", "Llama-3.1-8B", "--json", str(tmp_path / "h100.json"))
+    assert made.code == 0, made.err
+    assert "columns of" in made.err and "not used: kernel" in made.err
+    value = json.loads((tmp_path / "h100.json").read_text())
+    assert value["errors"]["count"] == 45 and value["errors"]["median"] < 0.02 and value["errors"]["worst"] < 0.06
+    call = ["--model", "Llama-3.1-8B", "--hardware", str(tmp_path / "h100.json")]
+    plan = wager("plan", *call, more="--batch 8,48 --context 2000 --depth 2 --json -")
+    assert plan.code == 0 and plan.err == "", plan.err
+    for point in json.loads(plan.out)["points"]:
+        batch = point["batch"]
+        assert point["plain_s"] == pytest.approx(TRUTH.seconds(batch, batch, batch * 2000), rel=0.03)
+        assert point["step_s"] == pytest.approx(TRUTH.seconds(3 * batch, batch, batch * 2000), rel=0.03)
+    replayed = wager("replay", *call, more="--concurrency 4 --rounds 100 --policy none")
+    assert "Llama-3.1-8B on h100 (a table of 45 steps, bf16" in replayed.out
+    refused(wager("plan", *call[2:], "--model", "Qwen3-8B"), "calibrates Llama-3.1-8B, and --model is Qwen3-8B")
+    refused(wager("plan", *call, "--precision", "fp8"), "--precision cannot be combined with measurements")
+
+
+BAD_TABLES = {
+    "rows,context,batch\n1,2,1": "line 1 does not name the column seconds once",
+    "rows,context,batch,seconds": "has 0 steps",
+    "rows,context,batch,seconds\n1,64,1,0.01\n\n2,64,1,8 ms": "line 4, column seconds: '8 ms' is not a number from",
+    "rows,context,batch,seconds\n1,64,1,-1": "line 2, column seconds: '-1' is not",
+    "rows,context,batch,seconds\n1,nan,1,1": "line 2, column context: 'nan' is not",
+    "rows,context,batch,seconds\n1,64,1.5,1": "line 2, column batch: '1.5' is not a whole number",
+    "rows,context,batch,seconds\n4,64,8,1": "line 2, column rows: 4 is less than the batch of 8",
+    "rows,context,batch,seconds\n1,64,1": "line 2 has 3 values for 4 columns",
+    "rows,context,batch,seconds\n1,64,1,.1\n1,64,1,.1": "2 steps are too few to test a fit with",
+    '[{"rows": 1, "context": 64, "batch": 1}]': "step 1, column seconds: nothing is not a number",
+    '[{"rows": true, "context": 64, "batch": 1, "seconds": 1}]': "step 1, column rows: 'True' is not",
+    "[3]": "step 1 is not an object",
+    '{"rows": []}': "is not a list of steps",
+    "[": "is not JSON",
+}
+
+
+def test_what_is_wrong_in_a_table_is_named_by_line_and_column(wager: Call, tmp_path: Path) -> None:
+    for text, words in BAD_TABLES.items():
+        (table := tmp_path / f"t.{'json' if text[0] in '[{' else 'csv'}").write_text(text)
+        call = ["calibrate", "--table", str(table), "--model", "Llama-3.1-8B", "--json", str(tmp_path / "out.json")]
+        refused(wager(*call), words)
+    refused(wager(*call, "--seconds", "3"), "--seconds has no effect with --table")
+    refused(wager(*call[:3], *call[5:]), "does not say whose step times it holds")
+    refused(wager("calibrate", "--append"), "--append has no effect without --url or --table")
+    assert not (tmp_path / "out.json").exists()
+
+
+# ---- servers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_of_wager_is_asked_for_depths_and_its_steps_make_plans(wager: Call, tmp_path: Path) -> None:
+    path = tmp_path / "server.json"
+    with running() as server:
+        call = [
+            "calibrate",
+            "--url",
+            server.url,
+            "--model",
+            "random:llama:tiny",
+            "--json",
+            str(path),
+            "--seconds",
+            "0.1",
+        ]
+        made = wager(*call, more="--concurrency 1,2,4 --prompt-tokens 40 --depth 0,2")
+    assert made.code == 0, made.err
+    assert "the time of the drafter 'served' (of one depth" in " ".join(made.err.split())
+    value = json.loads(path.read_text())
+    shapes = [(requests, rows > requests) for rows, requests, _cached, _seconds in value["points"]]
+    assert shapes == [(1, False), (1, True), (2, False), (2, True), (4, False), (4, True)]
+    for rows, requests, cached, _ in value["points"]:
+        assert rows <= 3 * requests and 40 * requests < cached < 512 * requests
+    plan = wager("plan", "--model", "random:llama:tiny", "--hardware", str(path), more="--batch 1,4 --json -")
+    assert plan.code == 0, plan.err
+    assert json.loads(plan.out)["drafter"]["name"] == "served"
+    assert misfit(value) < 0.5
+
+
+def misfit(value: dict[str, Any]) -> float:
+    """The median relative error of the file's fit on the steps that were measured."""
+    surface = LatencySurface.from_dict(value["surface"])
+    errors = []
+    for rows, requests, cached, seconds in value["points"]:
+        drafting = surface.drafters["served"].seconds(requests, rows / requests - 1) if rows > requests else 0.0
+        errors.append(abs((surface.seconds(rows, requests, cached) + drafting) / seconds - 1))
+    return median(errors)
+
+
+MODELS = response(b'{"data": [{"id": "SmolLM2-135M-Instruct", "owned_by": "vllm"}]}')
+CHUNKS = 24
+
+
+def stream(tokens: int, pause: float) -> list[Step]:
+    """An answer of that many tokens a chunk."""
+    usage = {"prompt_tokens": 40, "completion_tokens": 1 + (CHUNKS - 1) * tokens}
+    chunks = [step for _ in range(CHUNKS) for step in (pause, part(event("a")))]
+    return [STREAM, *chunks, part(event(finish="stop")), part(event(usage=usage)), part(DONE), LAST]
+
+
+def test_the_rows_of_other_servers_steps_are_those_they_count_or_that_are_given(wager: Call, tmp_path: Path) -> None:
+    """Steps of 4 ms or more, and of 10 ms where a request verifies three draft tokens, of which two are accepted."""
+    path, answers = tmp_path / "vllm.json", 0
+
+    def metrics() -> bytes:
+        counted = {"drafts": 1, "draft_tokens": 3, "accepted_tokens": 2}
+        lines = [f"vllm:spec_decode_num_{name}_total {n * (CHUNKS - 1) * answers}" for name, n in counted.items()]
+        return response("\n".join([*lines, ""]).encode(), kind="text/plain")
+
+    def script(_number: int, body: dict[str, Any]) -> list[Step]:
+        nonlocal answers
+        answers += 1
+        assert body["ignore_eos"] and body["model"] == "SmolLM2-135M-Instruct"
+        return stream(3, 0.01)
+
+    more = "--concurrency 1,2,4 --prompt-tokens 40 --seconds 0.01"
+    with scripted(stream(1, 0.004)) as server:
+        server.pages["/v1/models"] = lambda: MODELS
+        made = wager("calibrate", "--url", server.url, "--json", str(path), more=more)
+    assert made.code == 0, made.err
+    assert "No step with draft tokens was measured" in made.err
+    assert [point[:2] for point in json.loads(path.read_text())["points"]] == [[1, 1], [2, 2], [4, 4]]
+    with scripted(script) as server:
+        server.pages["/v1/models"] = lambda: MODELS
+        call = ["calibrate", "--url", server.url, "--append", *more.split(), "--json"]
+        refused(wager(*call, str(path)), "3.00 tokens a chunk, and its /metrics count no draft tokens", code=1)
+        for given in ("--depth 3", ""):
+            if not given:
+                server.pages["/metrics"] = metrics
+            (out := tmp_path / "both.json").write_bytes(path.read_bytes())
+            assert wager(*call, str(out), *given.split()).code == 0
+            value = json.loads(out.read_text())
+            shapes = [(rows, requests) for rows, requests, *_ in value["points"]]
+            assert shapes == [(1, 1), (2, 2), (4, 4), (4, 1), (8, 2), (16, 4)]
+            for (rows, requests), (*_, seconds) in zip(shapes, value["points"], strict=True):
+                assert seconds > (0.0099 if rows > requests else 0.0039)
+            assert misfit(value) < 0.5
+    plan = wager("plan", "--hardware", str(out), more="--batch 1 --depth 3 --json -")
+    [point] = json.loads(plan.out)["points"]
+    assert point["step_s"] + point["draft_s"] > 1.2 * point["plain_s"]
