@@ -114,6 +114,7 @@ VALID: dict[str, tuple[str, ...]] = {
         "http://127.0.0.1:9 https://127.0.0.1:9/v1 127.0.0.1:9 http:// http://[::1 ftp://x "
         "http://127.0.0.1:99999 http://127.0.0.1:9/é http://u:p@127.0.0.1:9"
     ),
+    "metrics": words("http://127.0.0.1:9 {text} {prompts} {empty} {long} {missing} {folder} http:// ftp://x {~}"),
     "body": ("{}", "[]", '{"a": 1}', "{", '{"stream": 1}', "[" * 5000),
     "timeout": _TIMES,
     "size": ("1MiB", "1k", "1", "0", "nan", "4GiB", "x"),

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serve.api_bodies import hostile_calls, send
 from serve.serving import CHAT, LONG, running
+from wager.bench.scrape import Scrape
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.policies import DraftOfSeveral
 from wager.engine.rounds import DraftCounter, DrafterCounts
@@ -33,6 +34,8 @@ def test_counters_are_those_of_the_answers() -> None:
         assert server.post(CHAT, {**BODY, "max_tokens": 0}).status_code == 400
         assert server.post("/no/such/path", {}).status_code == 404
         found = server.metrics()
+        with server.client() as http:
+            counted = Scrape.parse(http.get("/metrics").text, server.url).speculation()
     usage = [answer["usage"] for answer in answers]
     choices = [choice for answer in answers for choice in answer["speculation"]["choices"]]
     assert found["wager:generation_tokens_total"] == 180 == sum(each["completion_tokens"] for each in usage)
@@ -50,7 +53,8 @@ def test_counters_are_those_of_the_answers() -> None:
     assert found["wager:time_to_first_token_seconds_count"] == 3
     assert found["wager:e2e_request_latency_seconds_count"] == 3
     rounds = sum(choice["rounds"] for choice in choices)
-    assert found["wager:inter_token_latency_seconds_count"] == rounds - 3
+    assert found["wager:inter_token_latency_seconds_count"] == rounds - 3 == counted.rounds
+    assert (sum(counted.accepted), counted.drafted, counted.by.drafter) == (accepted, drafted, "ngram")
     assert found["wager:step_stage_seconds_total,stage=forward"] > 0
     assert found["wager:num_requests_running"] == found["wager:num_requests_waiting"] == 0
     assert found["wager:http_requests_total,path=/v1/chat/completions,status=200"] == 2

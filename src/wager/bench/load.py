@@ -18,13 +18,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
+from wager.bench.scrape import Scrape
 from wager.errors import RequestError, UsageError, WagerError
 from wager.inputs import shown
 from wager.prompts import Prompt, SyntheticPrompt, is_conversation
@@ -37,8 +37,8 @@ _LATE_S = 0.01
 """A request that the client sends so long after its time came too late."""
 GOALS = ("ttft", "tpot", "e2e")
 """Times of an answer that goodput can bound."""
-_COUNTERS = {"num_drafts": "rounds", "num_draft_tokens": "drafted", "num_accepted_tokens": "accepted"}
-"""Counters of speculation in /metrics (vLLM's names, which wager shares), and what they count."""
+_COUNTED = ("rounds", "drafted", "accepted")
+"""What is counted of speculation: in an answer of wager's, and in /metrics."""
 
 
 Exchange = tuple[http.client.HTTPResponse, socket.socket]
@@ -71,7 +71,7 @@ class OpenAIServer:
         match = re.fullmatch(r"(https?)://(\[[\da-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?(/[\w./~%-]*)?", url, re.ASCII)
         if not match or not 0 < int(match[3] or 1) < 1 << 16:
             raise UsageError(
-                f"--url {shown(url)} is not the URL of a server.",
+                f"{shown(url)} is not the URL of a server.",
                 "Give it as http://127.0.0.1:8000 or https://host/v1.",
             )
         base = re.sub(r"(/chat)?/(completions|models)$", "", (match[4] or "").rstrip("/"))
@@ -79,10 +79,15 @@ class OpenAIServer:
         return cls(match[1], match[2].strip("[]"), port, base or "/v1", key)
 
     @property
+    def origin(self) -> str:
+        """Scheme, host and port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    @property
     def url(self) -> str:
         """Of the API."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}{self.base}"
+        return self.origin + self.base
 
     def with_fields(self, **fields: Any) -> OpenAIServer:
         return replace(self, fields={**self.fields, **fields})
@@ -186,7 +191,7 @@ class ServerAnswer:
             self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
             self.completion_tokens = usage.get("completion_tokens") or self.completion_tokens
             for choice in (chunk.get("speculation") or {}).get("choices", ()):
-                self.speculation = Counter({name: int(choice[name]) for name in _COUNTERS.values()})
+                self.speculation = Counter({name: int(choice[name]) for name in _COUNTED})
             for choice in chunk.get("choices") or ():
                 delta = choice.get("delta") or {"content": choice.get("text")}
                 text += "".join(delta.get(name) or "" for name in ("content", "reasoning_content", "reasoning"))
@@ -259,13 +264,21 @@ def _events(response: http.client.HTTPResponse, sock: socket.socket, deadline: f
 @dataclass(slots=True)
 class LoadRun:
     """The answers in the order in which they ended, and the seconds from the first request to the last end. `cpu_s` is
-    processor time of the client's process. `counters` is by how much those of /metrics rose, empty where there are
+    processor time of the client's process. `scrapes` are the server's /metrics before and after, None where it has
     none."""
 
     answers: list[ServerAnswer] = field(default_factory=list)
     seconds: float = 0.0
     cpu_s: float = 0.0
-    counters: Counter[str] = field(default_factory=Counter)
+    scrapes: tuple[Scrape | None, Scrape | None] = (None, None)
+
+    @property
+    def counters(self) -> Counter[str]:
+        """By how much those of /metrics rose; empty where there are none, or the server was started again."""
+        before, after = self.scrapes
+        with suppress(UsageError):
+            return after.since(before).totals() if before and after else Counter()
+        return Counter()
 
 
 def distinct(prompts: Sequence[Prompt], number: int) -> Prompt:
@@ -304,7 +317,7 @@ def run_load(
     user of its own, who comes at that time. `on_answer` gets the number of answers so far. What an answer lacks is in
     the answer; nothing is raised for it."""
     run, lock = LoadRun(), threading.Lock()
-    before, cpu, start = _read_counters(server), time.process_time(), time.perf_counter()
+    before, cpu, start = _scraped(server), time.process_time(), time.perf_counter()
 
     def use(left: Iterator[int], due: float | None) -> None:
         while True:
@@ -336,25 +349,29 @@ def run_load(
         while thread.is_alive():
             thread.join(0.5)
     run.cpu_s = time.process_time() - cpu
-    run.counters = _read_counters(server) - before
+    run.scrapes = (before, _scraped(server))
     run.seconds = max((answer.ended for answer in run.answers), default=start) - start
     return run
 
 
-def _read_counters(server: OpenAIServer) -> Counter[str]:
-    """Rounds, drafted and accepted tokens that the server has counted; empty where it does not say."""
+def _scraped(server: OpenAIServer) -> Scrape | None:
+    with suppress(WagerError):
+        return read_metrics(server)
+    return None
+
+
+def read_metrics(server: OpenAIServer) -> Scrape:
+    """What the server's /metrics say now. WagerError if there are none, UsageError if they are no metrics."""
+    path = server.base if server.base.endswith("/metrics") else "/metrics"
+    where, hint = server.origin + path, "Check the URL, the key, and that the server runs and offers metrics."
     try:
-        with server.request("/metrics") as (response, _):
-            text = response.read() if response.status == 200 else b""
-        families = list(text_string_to_metric_families(text.decode()))
-    except (RequestFailure, ValueError):
-        return Counter()
-    found: Counter[str] = Counter()
-    for sample in (sample for family in families for sample in family.samples):
-        match = re.fullmatch(r"\w+:spec_decode_(num_\w+?)_total", sample.name)
-        if match and match[1] in _COUNTERS:
-            found[_COUNTERS[match[1]]] += int(sample.value)
-    return found
+        with server.request(path) as (response, _):
+            text = response.read().decode("utf-8", "replace")
+    except RequestFailure as error:
+        raise WagerError(f"{where}: {error.message}.", hint) from error
+    if response.status != 200:
+        raise WagerError(f"{where} answered with status {response.status}: {_reason(text.encode())}", hint)
+    return Scrape.parse(text, where)
 
 
 def ask_model(server: OpenAIServer) -> dict[str, Any]:
@@ -505,7 +522,7 @@ def _acceptance(answers: Sequence[ServerAnswer], counters: Counter[str]) -> dict
     tokens = sum(a.tokens for a in answers if a.speculation) if own else found["rounds"] + found["accepted"]
     return {
         "from": "answers" if own else "metrics",
-        **{name: found[name] for name in _COUNTERS.values()},
+        **{name: found[name] for name in _COUNTED},
         "accepted_share": found["accepted"] / found["drafted"] if found["drafted"] else None,
         "mean_acceptance_length": tokens / found["rounds"],
     }

@@ -34,6 +34,12 @@ KEY_VARIABLE = "WAGER_API_KEY"
 
 _QUALITY_ROWS = 128
 
+key_flag = click.option(
+    "--api-key-file",
+    type=flags.InputPath(),
+    help=f"The server's key.  [default: the environment variable {KEY_VARIABLE}, if set]",
+)
+
 _SHARED_FLAGS = {"model", "concurrency", "file", "path", "limit", "raw", "system", "seed", "stop", "max_tokens"}
 _SHARED_FLAGS |= {"temperature", "json_path", *flags.SAMPLING_HELP}
 """Options that have an effect with --url and without."""
@@ -104,10 +110,13 @@ def _goals(text: str) -> dict[str, float]:
 )
 @click.option("--body", metavar="JSON", help="Fields added to every request; null removes a field.")
 @click.option(
-    "--api-key-file",
-    type=flags.InputPath(),
-    help=f"The server's key.  [default: the environment variable {KEY_VARIABLE}, if set]",
+    "--acceptance-file",
+    "acceptance_path",
+    type=flags.OutputPath(),
+    metavar="FILE",
+    help="Write the server's acceptance by depth over the run, as `wager acceptance --metrics` does.",
 )
+@key_flag
 def command(
     *,
     prompts: list[Prompt],
@@ -132,12 +141,7 @@ def command(
     from wager.bench import measure
     from wager.cli.loading import open_engine
 
-    context = click.get_current_context()
-    given = {
-        param.name or "": param.opts[0]
-        for param in context.command.params
-        if context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
-    }
+    given = flags.given()
     for name, option in given.items():
         if not server["url"] and name in server:
             raise UsageError(f"{option} has no effect without --url.", "Give the URL of a server.")
@@ -146,7 +150,7 @@ def command(
         if name == "speed" and not server["replay"]:
             raise UsageError("--speed has no effect without --replay.", "Give a log.")
     if server["url"]:
-        default = context.get_parameter_source("model") is ParameterSource.DEFAULT
+        default = click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT
         server |= {"model": None if default else config.model.model, "concurrency": concurrency}
         if server["replay"]:
             prompts = _replayed(server, prompts, given)
@@ -391,6 +395,8 @@ def _bench_server(
         categories = [load.distinct(prompts, number).category for number in numbers]
         groups = [[n for n in numbers if categories[n] == each] for each in sorted({*categories})]
     runs: list[load.LoadRun] = []
+    path: Path | None = options["acceptance_path"]
+    before = load.read_metrics(server) if path else None
     with console.meter("answers") as update:
 
         def count(answered: int) -> None:
@@ -420,6 +426,10 @@ def _bench_server(
     }
     console.write_json(result, json_path)
     _show_server(result, to_stdout=json_path != console.STDOUT)
+    if before and path:
+        from wager.cli.acceptance import report_served
+
+        report_served(before, load.read_metrics(server), outputs=[path], to_stdout=json_path != console.STDOUT)
     if not result["summary"]["ok"]:
         failure = result["summary"]["failures"][0]
         raise WagerError(f"No request was answered: {failure['message']}.", "Check the server's own log.")

@@ -54,7 +54,8 @@ def command(
         )
     experts = engine.spec.experts
     routing = measure_routing(texts, experts.count if experts else 0)
-    about = {"model": config.model.model, "experts": len(routing.popularity), "active": texts[0].shape[2]}
+    counts = {"experts": len(routing.popularity), "active": texts[0].shape[2]}
+    about = {"model": config.model.model, **engine.target.opened.fingerprints, **counts}
     console.write_json({**about, **routing.as_dict()}, json_path)
     if json_path != console.STDOUT:
         _show(routing, model=config.model.model)

@@ -22,7 +22,7 @@ from wager.drafter_spec import parse_layers
 from wager.errors import TokenizerError, UsageError, WagerError
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.cpu import Kernels
-from wager.models.opening import open_model, trained_for_another
+from wager.models.opening import fingerprints, open_model, trained_for_another
 from wager.models.packed_cache import open_store
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder, block_bytes, refuse_int8_latents, weight_bytes, workspace_bytes
@@ -158,6 +158,11 @@ class OpenedModel:
     def quantised(self) -> bool:
         """Whether some matrix is multiplied in fewer than 16 bits."""
         return any(Matrices(self.weights, self.dtype).formats.values())
+
+    @property
+    def fingerprints(self) -> Mapping[str, str]:
+        """What figures that are measured with it note of it."""
+        return fingerprints(self.weights, self.tokenizer)
 
     def weight_bytes(self, kernels: Kernels) -> int:
         return weight_bytes(self.matrices(kernels), kernels)

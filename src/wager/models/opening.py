@@ -1,4 +1,5 @@
-"""Opens a model by path or name, and tells one target from another: what a trained drafter is bound to.
+"""Opens a model by path or name, and tells one target, tokenizer or drafter from another: what trained drafters and
+measured figures are bound to.
 
 Norm weights are stored as floats in every quantisation of a model, so a drafter trained on one fits the others.
 """
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from wager.arch import ModelSpec
 from wager.arch.config_keys import ConfigKeys
+from wager.drafter_spec import DrafterSpec
+from wager.inputs import expand_path
 from wager.models import hub
 from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.models.weights import Weights, open_weights, tensor_shapes
@@ -47,11 +51,42 @@ def tokenizer_fingerprint(tokenizer: Tokenizer, *, with_padding: bool = False) -
     return found.hexdigest()
 
 
+def drafter_fingerprint(spec: DrafterSpec) -> str:
+    """SHA-256, in hex, of what a drafter reads: the fingerprints of its draft models, and the bytes of its stores and
+    of the weights of its heads; "" if it reads no file. WagerError or OSError if one cannot be read."""
+    read: list[str] = []
+    for each in (each for each in spec.all if not each.parts and each.argument):
+        argument, kind = each.argument or "", each.option.argument
+        if kind == "path":
+            read.append(target_fingerprint(open_model(argument)[1]))
+        elif kind in ("head", "modules", "store"):
+            path = expand_path(argument.rpartition("@")[0] or argument)
+            for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+                with file.open("rb") as opened:
+                    read.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    return hashlib.sha256("\n".join(read).encode()).hexdigest() if read else ""
+
+
+def model_sizes(spec: ModelSpec) -> str:
+    """The sizes of a model that its files and published figures give alike."""
+    return f"{spec.num_layers} layers of {spec.hidden}"
+
+
+def fingerprints(weights: Weights, tokenizer: Tokenizer) -> dict[str, str]:
+    """What a measured figure notes of its model."""
+    return {
+        "target_sizes": model_sizes(weights.spec),
+        "target_fingerprint": target_fingerprint(weights),
+        "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),
+    }
+
+
 def trained_for_another(noted: ConfigKeys, weights: Weights, tokenizer: Tokenizer, name: str) -> str | None:
-    """How the target that a drafter was trained for, as it notes, differs from the one called `name`: the end of a
-    sentence; None if it does not, or nothing is noted."""
+    """How the target that a drafter was trained for or a figure measured with, as it notes, differs from the one called
+    `name`: the end of a sentence; None if it does not, or nothing is noted."""
     if (found := noted.text("target_fingerprint")) and found != target_fingerprint(weights):
-        return f"for {noted.text('target') or 'another model'}, whose weights are not those of {name}"
+        target = noted.text("target") or noted.text("model") or "another model"
+        return f"for {target}, whose weights are not those of {name}"
     prints = (tokenizer_fingerprint(tokenizer, with_padding=each) for each in (False, True))
     if (found := noted.text("tokenizer_fingerprint")) and found not in prints:
         return f"with another tokenizer or chat template than that of {name}"

@@ -4,13 +4,14 @@ them, and how both are given on the command line.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from wager.arch.config_keys import ConfigKeys
 from wager.economics.acceptance import survival
 from wager.errors import UsageError
 from wager.inputs import did_you_mean, expand_path, shown
@@ -52,12 +53,14 @@ class AcceptanceRates:
     """How often draft tokens are accepted: one rate, or one per depth given that the token before was accepted.
 
     `rounds` are the rounds of depths 1, 2, ... where they were measured (`wager acceptance`). They count for more than
-    the rates: drafts may be shorter than requested, and survival at one depth is not that at another.
+    the rates: drafts may be shorter than requested, and survival at one depth is not that at another. `noted` is what
+    their file says of the model and the drafter.
     """
 
     label: str
     rates: float | tuple[float, ...]
     rounds: tuple[MeasuredRound, ...] = ()
+    noted: ConfigKeys | None = field(default=None, compare=False)
 
     def survival(self, depth: int) -> tuple[float, ...]:
         """S_1..S_depth."""
@@ -109,6 +112,7 @@ _OF_ROUNDS = ("alpha", "tau", "survival")
 FILE_KEYS = {
     *(*_RATES, "depths", "drafter", "depth", "survival_given_draft", "categories"),
     *("model", "engine", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "trees", "date"),
+    *("target_sizes", "target_fingerprint", "tokenizer_fingerprint", "drafter_fingerprint"),
     *("prompts", "tokens", "rounds", "drafts", "drafted", "coverage", "context"),
     *(f"{name}{end}" for name in _OF_ROUNDS for end in ("", "_low", "_high")),
 }
@@ -152,13 +156,14 @@ def _acceptance_file(path: Path) -> AcceptanceRates:
         raise UsageError(f"{keys[0]} in {path} has a value outside 0 to 1.", "Give one probability for each depth.")
     drafter = values.get("drafter")
     label = drafter.strip()[:40] if isinstance(drafter, str) and drafter.strip() else path.stem
+    noted = ConfigKeys(values, where=str(path))
     if keys[0] == "acceptance":
-        return AcceptanceRates(label, tuple(float(rate) for rate in rates))
+        return AcceptanceRates(label, tuple(float(rate) for rate in rates), noted=noted)
     if any(later > earlier for earlier, later in pairwise(rates)):
         raise UsageError(f"survival in {path} rises with depth.", "Survival cannot be higher at a deeper token.")
     above = [1.0, *rates[:-1]]
     given = tuple(rate / reached if reached else 0.0 for rate, reached in zip(rates, above, strict=True))
-    return AcceptanceRates(label, given, _measured_rounds(values.get("depths"), path, deepest=len(rates)))
+    return AcceptanceRates(label, given, _measured_rounds(values.get("depths"), path, deepest=len(rates)), noted)
 
 
 def _measured_rounds(depths: Any, path: Path, *, deepest: int) -> tuple[MeasuredRound, ...]:

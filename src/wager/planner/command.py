@@ -64,6 +64,11 @@ deployment_flags = flags.add(
             "[default: as DeepEP does, fp8:bf16 to experts of 8 or 4 bits, else bf16:bf16]",
         ),
         click.option("--overhead", default="0us", metavar="TIME", help="Fixed time of every step."),
+        click.option(
+            "--any-model",
+            is_flag=True,
+            help="Warn instead of refusing where a file of acceptance or popularity was measured with another model.",
+        ),
     ]
 )
 """What `wager plan` and `wager replay` share: where drafters run, how the model is divided, routed and stored."""
@@ -167,7 +172,7 @@ def command(
     calibrate` measured.
     """
     from wager.planner.acceptance import parse_acceptances
-    from wager.planner.inputs import parse_integers
+    from wager.planner.inputs import check_drafter, check_origin, parse_integers
     from wager.planner.options import PlanSettings, plan_deployment
     from wager.planner.report import PlanReport
 
@@ -175,6 +180,9 @@ def command(
         from wager.planner import figures
     deployment = plan_deployment(model, hardware, PlanSettings(**settings))
     rates = parse_acceptances(acceptances)
+    for noted in (each.noted for each in rates if each.noted):
+        check_origin(noted, model, deployment.cost.model, allowed=settings["any_model"])
+        check_drafter(noted, deployment.drafter.name, settings["shape"])
     if contexts is None:
         contexts = str(min(4096, deployment.cost.model.context, deployment.drafter.max_context or 4096))
     report = PlanReport.build(

@@ -1,6 +1,6 @@
 """What the options of `wager plan` and `wager replay` name: numbers, files, models, devices and expert routing.
 
-A wrong value is an error that names it. Reads configuration files, but no weights.
+A wrong value is an error that names it. Reads configuration files; of weights only what tells one model from another.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from wager.arch import ModelSpec, Precision, find_format, find_model, gguf_precision, read_config, read_gguf
-from wager.errors import ModelError, UsageError
+from wager.arch.config_keys import ConfigKeys
+from wager.drafter_spec import DRAFTERS, DrafterSpec
+from wager.errors import ModelError, UsageError, WagerError
 from wager.inputs import expand_path, read_text, shown
 from wager.models import hub
 from wager.models.gguf import open_gguf
 from wager.planner.devices import Device, find_device
 from wager.planner.published import PUBLISHED_MODELS
 from wager.planner.routing import ExpertRouting
+from wager.terminal import console
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([km]?)", re.IGNORECASE)
 _MULTIPLE = {"": 1, "k": 1 << 10, "m": 1 << 20}
@@ -116,6 +120,64 @@ def check_finite(values: Any, *, where: str = "") -> None:
         raise UsageError(f"{where} of the plan is not a finite number.", "Check the figures of --hardware and --model.")
 
 
+def check_origin(noted: ConfigKeys, model: str, spec: ModelSpec, *, allowed: bool) -> None:
+    """Whether the figures of a file, which notes whose they are, were measured with `model`: with its weights and
+    tokenizer if they are on this machine, else with its sizes. UsageError for another model, a warning where it is
+    `allowed`; a line for a model without a fingerprint, as files of earlier releases and of other servers name it."""
+    from wager.models.opening import model_sizes, open_model, trained_for_another  # few plans need it
+
+    path, name = noted.where, Path(model).name
+    measured, sizes = noted.text("model"), noted.text("target_sizes")
+    if measured is None:
+        return
+    if not noted.text("target_fingerprint"):
+        console.say(f"{path} names its model, {measured}, without a fingerprint: not compared with {name}.")
+        return
+    found = None
+    if sizes and sizes != model_sizes(spec):
+        found = f"for {measured}, {sizes}, and {name} has {model_sizes(spec)}"
+    elif model.lower() not in map(str.lower, PUBLISHED_MODELS):
+        with suppress(WagerError):  # of a configuration without weights
+            if hub.is_random(model) or hub.find(model):
+                found = trained_for_another(noted, *open_model(model)[1:], name)
+    if found and not allowed:
+        raise UsageError(f"{path} was measured {found}.", "Measure it with that model, or allow it with --any-model.")
+    if found:
+        console.say(f"warning: {path} was measured {found}.")
+
+
+def check_drafter(noted: ConfigKeys, priced: str, shape: str | None) -> None:
+    """A warning if the acceptance of a file is of another kind of drafter than the one that is `priced`, or of another
+    draft model than that of `shape`."""
+    path = noted.where
+    drafter, fingerprint = noted.text("drafter") or "", noted.text("drafter_fingerprint")
+    own, kind = (_shape_of(name.partition(":")[0]) for name in (drafter, priced))
+    if drafter.partition(":")[0] not in DRAFTERS or kind in ("fraction", "measured"):
+        return
+    if own != kind:
+        known = f"{own}:NAME" if own == "model" else own
+        console.say(
+            f"warning: {path} is the acceptance of {drafter}, and drafting is priced as {priced}; --drafter-shape "
+            f"{known} prices it."
+        )
+    elif own == "model" and fingerprint and shape and (name := shape.partition(":")[2]):
+        from wager.models.opening import drafter_fingerprint
+
+        with suppress(WagerError):  # of a name without files here
+            if hub.find(name) and drafter_fingerprint(DrafterSpec("model", name)) != fingerprint:
+                console.say(
+                    f"warning: {path} is the acceptance of another draft model than {name}: its weights differ."
+                )
+
+
+def _shape_of(drafter: str) -> str:
+    """What a drafter is called among the shapes of `plan`; a shape as it is."""
+    option = DRAFTERS.get(drafter)
+    if option is None or option.runs_a_head:
+        return {"eagle3": "eagle", "dflash": "block"}.get(drafter, drafter)
+    return "model" if option.argument in ("path", "layers") else "free"
+
+
 # ---- models and devices ----------------------------------------------------------------------------------------------
 
 
@@ -188,9 +250,9 @@ def find_hardware(name: str) -> Device:
         raise UsageError(f"{name}: {error.message}", error.hint) from error
 
 
-def read_popularity(path: Path) -> ExpertRouting:
+def read_popularity(path: Path) -> tuple[ExpertRouting, ConfigKeys]:
     """How likely a token is to choose each expert, from a JSON file such as `wager popularity` writes, with the
-    locality that was measured beside it (1 if none was)."""
+    locality that was measured beside it (1 if none was); and what the file notes of its model."""
     values = read_json(expand_path(str(path)))
     shares, locality = values.get("popularity"), values.get("locality")
     if not isinstance(shares, list) or not all(is_number(share) and 0 <= share <= 1 for share in shares):
@@ -199,4 +261,5 @@ def read_popularity(path: Path) -> ExpertRouting:
         )
     if locality is not None and not (is_number(locality) and 0 < locality <= 1):
         raise UsageError(f"locality = {locality!r} in {path} is out of range.", "It is above 0 and at most 1.")
-    return ExpertRouting(tuple(float(share) for share in shares), 1.0 if locality is None else locality)
+    routing = ExpertRouting(tuple(float(share) for share in shares), 1.0 if locality is None else locality)
+    return routing, ConfigKeys(values, where=str(path))

@@ -32,7 +32,15 @@ from wager.planner.drafting import (
     mtp_cost,
     staged_cost,
 )
-from wager.planner.inputs import find_hardware, find_plan_model, number, parse_speed, read_popularity, with_formats
+from wager.planner.inputs import (
+    check_origin,
+    find_hardware,
+    find_plan_model,
+    number,
+    parse_speed,
+    read_popularity,
+    with_formats,
+)
 from wager.planner.plan import DEFAULT_MAX_DEPTH, Deployment
 from wager.planner.routing import ExpertRouting
 
@@ -64,6 +72,7 @@ class PlanSettings:
     cache: str | None = None
     dispatch: str | None = None
     overhead: str = "0us"
+    any_model: bool = False
 
     def given(self, names: Sequence[str]) -> list[str]:
         """The `names` whose value is not the default."""
@@ -130,7 +139,10 @@ def target_cost(model: str, hardware: str, settings: PlanSettings) -> CostModel:
 def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostModel:
     precision = None if settings.precision is None else Precision.parse(settings.precision)
     spec = with_formats(find_plan_model(model, precision), settings.precision, settings.cache, settings.dispatch)
-    routing = ExpertRouting() if settings.popularity is None else read_popularity(settings.popularity)
+    routing = ExpertRouting()
+    if settings.popularity is not None:
+        routing, noted = read_popularity(settings.popularity)
+        check_origin(noted, model, spec, allowed=settings.any_model)
     if settings.locality is not None:
         routing = replace(routing, locality=settings.locality)
     for flag, is_set in (("popularity", routing.popularity is not None), ("locality", routing.locality != 1)):

@@ -24,6 +24,7 @@ any fixed depth follow without another run (`rounds_at`), and so does a trace fo
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.bench.scrape import SpeculationCounts
+from wager.economics.acceptance import survival
+from wager.economics.options import DEEPEST
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError, WagerError
@@ -273,14 +277,14 @@ class DrafterAcceptance:
     """The acceptance of one drafter on some prompts, in rounds of the deepest depth; see the definitions above.
 
     `given_draft` is the survival in rounds that got a draft; `depths` holds every depth from 1 to the deepest;
-    `context` are the positions before a token of an answer, on average.
+    `context` are the positions before a token of an answer, on average. None where a server does not count it.
     """
 
-    prompts: int
+    prompts: int | None
     tokens: int
     rounds: int
-    coverage: float
-    context: float
+    coverage: float | None
+    context: float | None
     alpha: Estimate
     tau: Estimate
     survival: tuple[Estimate, ...]
@@ -419,3 +423,80 @@ def _estimate(column: Floats, *, intervals: bool) -> Estimate:
 
 def _ratio(over: float, under: float) -> float:
     return float(over / under) if under else 0.0
+
+
+# ---- from a server's counters ----------------------------------------------------------------------------------------
+
+_NORMAL_95 = 1.959964
+
+
+def served_acceptance(counts: SpeculationCounts) -> DrafterAcceptance:
+    """The acceptance that a server counted, with the definitions above, if it drafted to one depth. UsageError if it
+    does not count by position.
+
+    Rounds are those with a draft if it does not count the others. The intervals take rounds as independent (Wilson's),
+    which is the least that they can be. Rounds of smaller depths follow from S_k of the deepest, which is the least
+    that they accept; drafts that vary in length are taken to be about as long as their mean.
+    """
+    if not counts.accepted:
+        raise UsageError("The server counts accepted tokens, but not by position.", "Newer releases do.")
+    rounds, mean = counts.rounds or counts.drafts, counts.drafted / counts.drafts
+    depth, coverage = max(len(counts.accepted), math.ceil(mean)), counts.drafts / rounds
+    if depth > DEEPEST:
+        raise UsageError(f"The server counts drafts of {depth} tokens.", f"Drafts have at most {DEEPEST}.")
+    reached = [*counts.accepted, *[0] * (depth - len(counts.accepted))]
+    accepted, requests = sum(reached), counts.first_tokens
+    depths = [
+        DepthRounds(each, rounds, _mean_tokens(reached[:each], rounds), _lengths(each, coverage, mean))
+        for each in range(1, depth + 1)
+    ]
+    return DrafterAcceptance(
+        prompts=requests or None,
+        tokens=rounds + accepted,
+        rounds=rounds,
+        coverage=coverage if counts.rounds else None,
+        context=(counts.prompt_tokens + counts.generated / 2) / requests if requests and counts.prompt_tokens else None,
+        alpha=_proportion(accepted, accepted + counts.drafts - reached[-1]),
+        tau=depths[-1].tau,
+        survival=tuple(_proportion(each, rounds) for each in reached),
+        given_draft=tuple(each / counts.drafts for each in reached),
+        depths=tuple(depths),
+    )
+
+
+def _mean_tokens(reached: Sequence[int], rounds: int) -> Estimate:
+    """Tokens of a round, the bonus token included, where `reached` rounds accepted 1, 2, ... draft tokens or more."""
+    mean = sum(reached) / rounds
+    square = sum((2 * depth - 1) * each for depth, each in enumerate(reached, 1)) / rounds
+    error = _NORMAL_95 * math.sqrt(max(0.0, square - mean**2) / rounds)
+    return Estimate(1 + mean, 1 + max(0.0, mean - error), 1 + min(len(reached), mean + error))
+
+
+def _lengths(depth: int, coverage: float, mean: float) -> tuple[float, ...]:
+    """Shares of rounds by draft tokens, where a share `coverage` has drafts of about `mean` tokens, cut at `depth`."""
+    shares, whole = [0.0] * (depth + 1), min(int(mean), depth)
+    longer = coverage * (mean - whole) if whole < depth else 0.0
+    shares[whole] = coverage - longer
+    if longer:
+        shares[whole + 1] = longer
+    shares[0] += 1 - coverage
+    return tuple(shares)
+
+
+def _proportion(hits: int, tries: int) -> Estimate:
+    """A share with Wilson's interval."""
+    if not tries:
+        return Estimate(None, None, None)
+    share, spread = hits / tries, _NORMAL_95**2 / tries
+    middle = (share + spread / 2) / (1 + spread)
+    half = math.sqrt(spread * share * (1 - share) + spread**2 / 4) / (1 + spread)
+    return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def constant_rate(tau: float, depth: int) -> float:
+    """The acceptance rate with which rounds of that depth have `tau` tokens, if it is the same at every depth."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 + sum(survival(middle, depth)) < tau else (low, middle)
+    return (low + high) / 2

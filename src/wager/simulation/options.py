@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from wager.arch import ModelSpec
 from wager.config import DEFAULT_MODEL
 from wager.economics.acceptance import CURVES
 from wager.economics.options import parse_objective, parse_seconds
@@ -18,7 +19,7 @@ from wager.inputs import expand_path
 from wager.planner.acceptance import parse_acceptances
 from wager.planner.cost import CostModel
 from wager.planner.drafting import DraftCost
-from wager.planner.inputs import number
+from wager.planner.inputs import check_origin, number
 from wager.planner.options import PlanSettings, draft_cost, parse_hit_rate, target_cost
 from wager.prompts import read_arrivals
 from wager.simulation.comparison import ReplaySetting
@@ -109,9 +110,9 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
     for flag, value in (("curve", options.curves), ("prompt", options.prompt), ("output", options.output)):
         if recorded and value:
             raise UsageError(f"A trace has its own answers, so --{flag} has no effect.", "Leave one of them out.")
-    curves = {} if recorded else _curves(options)
-    limits = dict(recorded.max_depths()) if recorded else {name: len(curve) for name, curve in curves.items()}
     cost = _cost(options)
+    curves = {} if recorded else _curves(options, cost.model)
+    limits = dict(recorded.max_depths()) if recorded else {name: len(curve) for name, curve in curves.items()}
     words = _shapes_by_drafter(options.shape, list(limits))
     prices, costs = [], {}
     for name, limit in limits.items():
@@ -154,18 +155,18 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
 # ---- requests -------------------------------------------------------------------------------------------------------
 
 
-def _curves(options: ReplayOptions) -> dict[str, tuple[float, ...]]:
-    """Survival by drafter."""
+def _curves(options: ReplayOptions, model: ModelSpec) -> dict[str, tuple[float, ...]]:
+    """Survival by drafter. Where no model was named, that of a file may be any."""
     curves: dict[str, tuple[float, ...]] = {}
     for word in [part.strip() for curve in options.curves or ("mtp",) for part in curve.split(",")]:
-        name, survival = (word, CURVES[word]) if word in CURVES else _curve(word, options.max_depth)
+        name, survival = (word, CURVES[word]) if word in CURVES else _curve(word, options, model)
         if name in curves:
             raise UsageError(f"There are two curves named {name!r}.", "Give every drafter a name of its own.")
         curves[name] = survival
     return curves
 
 
-def _curve(word: str, max_depth: int | None) -> tuple[str, tuple[float, ...]]:
+def _curve(word: str, options: ReplayOptions, model: ModelSpec) -> tuple[str, tuple[float, ...]]:
     """Name and survival of a curve that is not published."""
     try:
         float(word)
@@ -175,7 +176,10 @@ def _curve(word: str, max_depth: int | None) -> tuple[str, tuple[float, ...]]:
             hint = f"Known by name: {', '.join(CURVES)}. Or give a rate such as 0.7, or a JSON file."
             raise UsageError(cause, hint) from error
     [rates] = parse_acceptances(word)
-    depth = rates.max_depth or max_depth or CONSTANT_RATE_DEPTH
+    if rates.noted:
+        allowed = options.deployment.any_model or options.model is None
+        check_origin(rates.noted, options.model or model.name, model, allowed=allowed)
+    depth = rates.max_depth or options.max_depth or CONSTANT_RATE_DEPTH
     return rates.label, tuple([max(1e-4, chance) for chance in rates.survival(depth)])
 
 

@@ -128,6 +128,14 @@ def _check_written(ctx: click.Context, param: click.Parameter, value: str) -> No
         raise click.BadParameter(f"{value!r} is empty.", ctx, param)
 
 
+def given() -> dict[str, str]:
+    """The options and arguments on the command line: as they are written, by the names of their values."""
+    context = click.get_current_context()
+    written = {param.name or "": param.opts[0] for param in context.command.params}
+    source = context.get_parameter_source
+    return {name: word for name, word in written.items() if source(name) is ParameterSource.COMMANDLINE}
+
+
 def _refuse_without_drafter(drafters: Sequence[str], values: Mapping[str, Any]) -> None:
     """UsageError for an option of drafting that was given on the command line where no drafter is."""
     if any(drafter.strip() != "none" for drafter in drafters):
