@@ -248,8 +248,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WAGER_CACHE", str(cache))
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why is the sky blue?\n/exit\n"))
     monkeypatch.chdir(tmp_path)
-    for name, asked in ("prompts", "What is {0} + {0}?"), ("measured", "Is {0} a prime?"):
-        rows = [{"id": number, "category": "qa", "prompt": asked.format(number)} for number in range(8)]
+    for name, asked in ("prompts", "What is {0} + {0}?"), ("measured", "Is {0} a prime?"), ("log", "Count to {0}."):
+        rows = [{"category": "qa", "prompt": asked.format(number), "timestamp": number / 10} for number in range(8)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     architecture, sizes = random_models.MODELS["qwen3-moe"]
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], **sizes["tiny"]}))

@@ -240,7 +240,7 @@ def test_requests_of_a_log_are_answered_as_they_were_asked(wager: Call, tmp_path
     path = tmp_path / "log.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     result = wager("bench", str(path), *FLAGS, more="--json -")
-    assert result.code == 0 and "echo of the requests" in result.err
+    assert result.code == 0 and "sent their echo" in result.err
     value = json.loads(result.out)
     ids, first, second, _ = value["rows"]
     assert (ids["prompt_tokens"], ids["tokens"]) == (3, 3) and first["prompt_tokens"] < second["prompt_tokens"]

@@ -18,7 +18,7 @@ from wager.config import EngineConfig
 from wager.economics.options import parse_seconds
 from wager.errors import UsageError, WagerError
 from wager.inputs import read_text, shown
-from wager.prompts import SAMPLING_FIELDS, Prompt, read_arrivals, read_prompts
+from wager.prompts import SAMPLING_FIELDS, Prompt, read_arrivals, read_prompts, spread
 from wager.terminal import console, flags
 from wager.types import OutputDelta, Request, SamplingParams
 
@@ -342,16 +342,14 @@ def _replayed(options: Mapping[str, Any], prompts: Sequence[Prompt], given: Coll
     times. UsageError for options that have no effect then."""
     from wager.bench.load import distinct
 
-    from_file = {"file", "path"} & {*given}
-    for name in {"concurrency"} if from_file else {"concurrency", "limit"}:
-        if name in given:
-            raise UsageError(f"--{name} has no effect with --replay.", "--requests sends the first of the log alone.")
-    if from_file:
+    if "concurrency" in given:
+        raise UsageError("--concurrency has no effect with --replay.", "Requests are sent when they arrived.")
+    if {"file", "path"} & {*given}:
         times = enumerate(read_arrivals(options["replay"]))
         found = [replace(distinct(prompts, number), arrival=time) for number, time in times]
     else:
-        found = flags.as_given(read_prompts(options["replay"], timed=True))
-        found.sort(key=lambda prompt: prompt.arrival or 0.0)
+        found = spread(read_prompts(options["replay"], timed=True), click.get_current_context().params["limit"])
+        found = sorted(flags.as_given(found), key=lambda prompt: prompt.arrival or 0.0)
     wanted = options["requests"] or len(found)
     if wanted > len(found):
         raise UsageError(f"{options['replay']} has {len(found)} requests, not {wanted}.", "Give a smaller --requests.")

@@ -421,7 +421,7 @@ def prompts_flags(*, limit: int | None = None) -> Decorator:
             prompts = as_given(spread(read_prompts(file or path or BUILTIN), limit))
             unused = {name for prompt in prompts for name in prompt.fields} - {*SAMPLING_FIELDS}
             if unused and not values.get("url"):
-                console.say(f"Only a server is sent {', '.join(sorted(unused))} of the requests (bench --url).")
+                console.say(f"Only a server is sent their {', '.join(sorted(unused))} (bench --url).")
             return function(prompts=prompts, **values)
 
         return command
