@@ -192,6 +192,8 @@ SHAPES = {
     "SmolLM2-135M": Shape(576, 49_152, [(GroupedQuery(9, 3, 64), 30, 1536)]),
     "Llama-3.1-8B": Shape(4096, 128_256, [(GroupedQuery(32, 8, 128), 32, 14_336)]),
     "Llama-3.1-70B": Shape(8192, 128_256, [(GroupedQuery(64, 8, 128), 80, 28_672)]),
+    "Llama-3.2-1B": Shape(2048, 128_256, [(GroupedQuery(32, 8, 64), 16, 8192)]),
+    "Qwen3-0.6B": Shape(1024, 151_936, [(GroupedQuery(16, 8, 128), 28, 3072)]),
     "Qwen3-8B": Shape(4096, 151_936, [(GroupedQuery(32, 8, 128), 36, 12_288)]),
     "Qwen3-30B-A3B": Shape(2048, 151_936, [(GroupedQuery(32, 4, 128), 48, None)], (128, 8, 0, 768)),
     "Qwen3-235B-A22B": Shape(4096, 151_936, [(GroupedQuery(64, 4, 128), 94, None)], (128, 8, 0, 1536)),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
+from math import prod
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +16,7 @@ from wager.errors import UsageError
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import B200_CHARTS
 from wager.planner.drafting import fractional_cost
-from wager.planner.plan import best_outcome, break_even_acceptance, depth_outcomes, tokens_at_constant_rate
+from wager.planner.plan import TreeDrafts, best_outcome, break_even_acceptance, depth_outcomes, tokens_at_constant_rate
 from wager.planner.published import FLAT_ATTENTION, REAL_LAYERS
 from wager.planner.routing import ExpertRouting
 
@@ -160,3 +163,35 @@ def test_break_even_is_where_the_speed_up_is_one(share: float, depth: int) -> No
         return
     at = depth_outcomes(steps, drafts, survival(rate, depth))[depth].speedup
     assert at == pytest.approx(1, abs=1e-6) or (rate == 0 and at >= 1)
+
+
+# ---- trees -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rates", [(0.7, 0.5, 0.6), (0.1, 0.9, 0.2)])
+def test_no_tree_of_so_many_nodes_yields_more_tokens(rates: tuple[float, ...]) -> None:
+    """Of all trees of up to three children and levels: a node is its ranks from the root on, and needs its parent and
+    elder sibling."""
+    sibling = 0.3
+    paths = [path for level in range(1, 4) for path in product(range(3), repeat=level)]
+
+    def chance(path: tuple[int, ...]) -> float:
+        ranks = zip(rates, path, strict=False)
+        return prod(a if rank == 0 else (1 - a) * (1 - sibling) ** (rank - 1) * sibling for a, rank in ranks)
+
+    trees: set[frozenset[tuple[int, ...]]] = {frozenset()}
+    for nodes in range(1, 6):
+        trees = {
+            tree | {path}
+            for tree in trees
+            for path in paths
+            if path not in tree
+            and (len(path) == 1 or path[:-1] in tree)
+            and (path[-1] == 0 or (*path[:-1], path[-1] - 1) in tree)
+        }
+        best = max(sum(map(chance, tree)) for tree in trees)
+        found = TreeDrafts(3, sibling).survival(rates, nodes)
+        assert len(found) == nodes
+        if rates[0] > sibling:  # else an elder sibling that is right less often stands before a younger one
+            assert sum(found) == pytest.approx(best)
+        assert sum(found) <= best + 1e-12

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from wager.arch import TABLE, ModelSpec, Precision
+from wager.arch import TABLE, ModelSpec, Precision, find_head
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import DEVICES
@@ -23,6 +23,7 @@ from wager.planner.drafting import (
     fractional_cost,
     medusa_cost,
     mtp_cost,
+    released_cost,
     staged_cost,
 )
 from wager.planner.plan import Deployment, Footprint
@@ -92,6 +93,43 @@ def test_an_eagle_head_of_a_mixture_of_latent_attention_is_dense_and_grouped() -
     own = 3 * hidden**2 + hidden * 128 * (heads + 28) + layer + hidden * 32000
     assert drafter.resident_bytes == 2 * own  # 16 bits, beside an fp8 target
     assert drafter.device_bytes == own  # shared by the two devices of a group, whole in every group
+
+
+def test_released_heads() -> None:
+    """Sizes of EAGLE-3 for Llama-3.1-8B and DSpark for Qwen3-8B, by configuration; a DSpark block takes
+    a pass over its rows and, for every draft token, a product over the vocabulary with its Markov head of rank 256."""
+    layer, qwen = D * 128 * (2 * 32 + 2 * 8), TABLE["Qwen3-8B"]
+    own = 3 * D * D + D * 128 * (32 + 16) + layer + 3 * D * 14336
+    eagle = released_cost(CostModel(LLAMA, H100), H100, find_head("eagle3", "Llama-3.1-8B", hidden=D), name="eagle3")
+    assert eagle.resident_bytes == 2 * (own + D * 32000)
+    one = stream(own + D * 32000, 16) + 16 * attention(5000, 1, heads=32)
+    assert eagle.seconds(16, 4, context=5000) == pytest.approx(4 * one)
+    cost, body = CostModel(qwen, H100), 5 * (layer + 3 * D * 12288) + 5 * D * D
+    for kind, rows, depth, markov in (("dflash", 16, 15, 0), ("dspark", 7, 7, 256)):
+        block = released_cost(cost, H100, find_head(kind, "Qwen3-8B", hidden=D), name=kind)
+        assert (block.max_depth, block.resident_bytes) == (depth, 2 * (body + 2 * markov * 151936))
+        one_pass = stream(body + D * 151936, 8 * rows) + 5 * 8 * attention(900, rows, heads=32)
+        for drafted in (1, depth):
+            expected = one_pass + drafted * stream(markov * 151936, 8)
+            assert block.seconds(8, drafted, context=900) == pytest.approx(expected)
+
+
+def test_multi_token_prediction_modules_have_their_published_sizes() -> None:
+    """DeepSeek-V3: 11.5 billion parameters beside the shared head and embedding (README_WEIGHTS.md of the release);
+    Qwen3.6-35B-A3B: 564,133,888 that a token uses, the head among them (fergusfinn.com, June 2026)."""
+    assert mtp_of(V3, B200).resident_bytes == pytest.approx(11.5e9, rel=0.01)
+    qwen = mtp_of(QWEN, B200)
+    routed = 8 * 3 * 2048 * 512
+    used = qwen.own_elements + 248320 * 2048 + routed + 3 * 2048 * 512
+    assert used - 2048 * 256 == pytest.approx(564_133_888, abs=1)  # which leaves out the router
+
+
+def test_a_drafter_that_grows_a_tree_makes_a_pass_for_each_level() -> None:
+    """Over the first token, then over as many nodes as are looked at further; a block and heads make one."""
+    eagle, medusa = eagle_cost(LLAMA, H100), medusa_cost(LLAMA, H100)
+    one, four = (eagle.cost.seconds(300, rows, batch=8) for rows in (1, 4))
+    assert eagle.seconds(8, 3, context=300, width=4) == pytest.approx(one + 2 * four)
+    assert medusa.seconds(8, 3, context=300, width=4) == medusa.seconds(8, 3, context=300)
 
 
 def test_medusa_heads() -> None:

@@ -10,7 +10,7 @@ import pytest
 from wager.arch import TABLE, Layer, Mla, ModelSpec, Precision
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import B200_CHARTS, DEVICES, Device
-from wager.planner.figures import (
+from wager.planner.intensity import (
     DENSE_TWIN,
     FEED_FORWARD,
     MIXTURE,

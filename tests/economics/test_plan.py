@@ -33,6 +33,20 @@ FILES: dict[str, Any] = {
     "ridge.json": {**BOX, "bandwidth": 1e-3, "peaks": {"bf16": 1e307}},
     "smeared.json": {**BOX, "overlap": 0.0001},
     "half.json": {**BOX, "node": 0.5},
+    "trees.json": {
+        "drafter": "eagle3:tree",
+        "survival": [0.6, 0.3],
+        "trees": True,
+        "depths": [{"tau": 1.6, "lengths": [0, 1]}, {"tau": 1.8, "lengths": [0, 0, 1]}],
+    },
+    "tpu.json": {
+        "name": "TPU v6e",
+        "peaks": {"bf16": 918e12, "int8": 1836e12},
+        "bandwidth": 1638e9,
+        "memory": 32e9,
+        "intra": 400e9,
+        "node": 256,
+    },
     "rates.json": {"acceptance": [0.8, 0.7, 0.6]},
     "measured.json": {"drafter": "ngram", "survival": [0.6, 0.4, 0.3, 0.2], "categories": {"qa": {"survival": [1]}}},
     "both.json": {"acceptance": [0.5], "survival": [0.5]},
@@ -106,6 +120,14 @@ RIGHT = [
     "--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:Llama-3.1-8B --drafter-tp 1 --batch 1",
     "--model Qwen3-30B-A3B --hardware H100 --batch 8 --locality 0.79 --popularity @skewed.json",
     "--model gpt-oss-120b --hardware H100 --tp 8 --batch 64 --drafter-shape block:8",
+    f"{LLAMA} --drafter-shape eagle3 --acceptance mtp,dflash --price 2.5",
+    f"{LLAMA} --drafter-shape model:Llama-3.2-1B --output 64 --context 0,2k",
+    f"{LLAMA} --drafter-shape eagle3 --tree 4 --max-depth 40 --acceptance 0.6,@rates.json",
+    f"{LLAMA} --drafter-shape medusa:3 --tree 4:0.3 --max-depth 20",
+    f"{LLAMA} --drafter-cost 0.05 --tree 2 --depth 12",
+    "--model DeepSeek-V4-Flash --hardware B200 --tp 2 --ep 8 --drafter-shape dspark --total-batch --batch 1,8,400",
+    "--model Qwen3-8B --hardware @tpu.json --batch 16 --tp 4 --drafter-shape dflash --precision int8",
+    "--model @config.json --hardware @box.json --drafter-shape eagle:2000 --batch 4 --tree 3",
 ]
 
 
@@ -119,7 +141,9 @@ def test_a_right_command_line(line: str, folder: Path) -> None:
         assert point["step_s"] >= point["plain_s"] * (1 - 1e-12) > 0
         assert max(point["step_s"], point["draft_s"]) <= point["round_s"] * (1 + 1e-12)
         assert point["round_s"] <= (point["step_s"] + point["draft_s"]) * (1 + 1e-12)
-        assert point["price"] == pytest.approx(point["round_s"] / (point["batch"] * point["tokens_per_round"]))
+        assert point["price"] == pytest.approx(point["round_s"] / (point["group_batch"] * point["tokens_per_round"]))
+        shared = found["hardware"]["groups"] if "--total-batch" in line else 1
+        assert point["group_batch"] == pytest.approx(point["batch"] / shared)
         assert point["tokens_per_s_all"] == pytest.approx(point["tokens_per_s"] * found["hardware"]["groups"])
         assert (point["draft_s"] > 0) == (point["depth"] > 0) or found["drafter"]["name"] == "free"
         assert sum(part["share"] for part in point["parts"].values()) == pytest.approx(1)
@@ -202,7 +226,16 @@ WRONG = [
     ("--model DeepSeek-V3 --hardware H200 --ep 512", 2, "ep = 512 is more than the 256 experts"),
     ("--model DeepSeek-V3 --hardware H200 --ep 16 --drafter-tp 1", 2, "no effect on mtp under --ep"),
     ("--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:SmolLM2-135M", 2, "drafter: tp = 8"),
-    ("--model Llama-3.1-70B --hardware RTX-4090 --tp 2", 2, "link speed of RTX-4090"),
+    ("--model Llama-3.1-70B --hardware @box.json --tp 2", 2, "link speed of box"),
+    (f"{LLAMA} --total-batch", 2, "--total-batch has no effect"),
+    (f"{LLAMA} --price 0", 2, "--price"),
+    (f"{LLAMA} --output 0", 2, "--output"),
+    (f"{LLAMA} --tree 1", 2, "tree = '1' is not the shape of a tree"),
+    (f"{LLAMA} --tree 4:1.5", 2, "tree = '4:1.5'"),
+    (f"{LLAMA} --tree 4 --drafter-shape staged:SmolLM2-135M,free,0.5", 2, "--tree has no effect on staged"),
+    (f"{LLAMA} --drafter-shape dflash", 2, "No dflash head for 'Llama-3.1-8B' is known"),
+    (f"{LLAMA} --drafter-shape eagle3:Qwen3-30B-A3B", 2, "reads states of 2048 elements, and the target's have 4096"),
+    (f"{LLAMA} --drafter-shape eagle3:", 2, "drafter shape 'eagle3:' is not known"),
 ]
 
 
@@ -335,6 +368,87 @@ def test_a_machine_from_a_file_and_other_number_formats(folder: Path) -> None:
     assert slow["points"][0]["bound"]["overhead"] == "fixed"
 
 
+def test_a_tree_is_planned_with_the_levels_that_make_it_fastest(folder: Path) -> None:
+    """Free rows: three levels of two children are fourteen nodes; each level costs a tenth of a step."""
+    line = "--model Llama-3.1-8B --hardware @wide.json --context 0 --batch 1 --acceptance 0.5"
+    (folder / "wide.json").write_text(json.dumps({**BOX, "peaks": {"bf16": 1e18}}))
+    [point] = answer(f"{line} --drafter-cost 0.1 --tree 2:0.5 --max-depth 14", folder)["points"]
+    by_nodes = {depth["depth"]: depth for depth in point["depths"]}
+    assert [by_nodes[nodes]["tokens"] for nodes in (1, 2, 3)] == pytest.approx([1.5, 1.75, 2.0])
+    for levels, nodes in ((2, 6), (3, 14)):  # of siblings at 0.5 and 0.25: 0.75 of every level
+        tokens = 1 + sum(0.75**level for level in range(1, levels + 1))
+        found = by_nodes[nodes]
+        assert found["speedup"] >= tokens / (1 + 0.1 * levels) - 1e-3
+        assert found["draft_s"] == pytest.approx(0.1 * found["levels"] * point["plain_s"])
+    assert point["depth"] == 14
+    [chain] = answer(f"{line} --drafter-cost 0.1", folder)["points"]
+    assert point["speedup"] > chain["speedup"]
+    assert "14/" in plan(f"{line} --drafter-cost 0.1 --tree 2:0.5 --max-depth 14", folder).stdout
+    measured = answer(f"{line} --drafter-cost 0.1 --tree 2 --acceptance @trees.json", folder)["points"][0]
+    assert [depth["tokens"] for depth in measured["depths"]] == pytest.approx([1, 1.6, 1.8])
+
+
+def test_a_total_batch_is_shared_by_all_ranks(folder: Path) -> None:
+    line = "--model DeepSeek-V3 --hardware B200 --ep 32 --context 1k --acceptance 0.9"
+    [of_a_rank], [of_all, less] = (
+        answer(f"{line} --batch {batch}", folder)["points"] for batch in ("2", "64,8 --total-batch")
+    )
+    alike = ("depth", "speedup", "step_s", "tokens_per_s", "tokens_per_s_all", "price", "memory", "group_batch")
+    assert {key: of_a_rank[key] for key in alike} == {key: of_all[key] for key in alike}
+    assert (of_all["batch"], less["batch"], less["group_batch"]) == (64, 8, 0.25)
+    assert less["tokens_per_s_all"] == pytest.approx(8 * less["tokens_per_s_user"])
+    assert less["plain_s"] < of_all["plain_s"]
+
+
+def test_published_curves_by_name(folder: Path) -> None:
+    """The mean tokens of rounds of eight and of fifteen draft tokens."""
+    mtp, dflash = answer(f"{LLAMA} --acceptance mtp,dflash", folder)["points"]
+    assert (mtp["acceptance"], mtp["depths"][8]["tokens"]) == ("mtp", pytest.approx(4.0))
+    assert (dflash["acceptance"], dflash["depths"][15]["tokens"]) == ("dflash", pytest.approx(4.423))
+
+
+def test_prompts_answers_and_dollars(folder: Path) -> None:
+    """Llama-3.1-8B on an H100, a prompt of 8192 tokens: 2 FLOPs a weight and token, attention to half of the prompt on
+    average, the head once; two dollars an hour."""
+    line = "--model Llama-3.1-8B --hardware H100 --batch 16 --context 8k --drafter-shape free --output 100 --price 2"
+    [point] = answer(line, folder)["points"]
+    matrices = 32 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336)
+    flops = 2 * matrices * 8192 + 32 * 4 * 32 * 128 * (8192 / 2) * 8192
+    prompt = flops / 989.5e12 + 2 * 128256 * 4096 / 3.35e12
+    assert point["prefill"]["seconds"] == pytest.approx(prompt)
+    plain, fast = 100 * point["plain_s"] / 16, 100 * point["round_s"] / point["tokens_per_round"] / 16
+    assert point["prefill"]["share"] == pytest.approx(prompt / (prompt + plain))
+    assert point["prefill"]["request_speedup"] == pytest.approx((prompt + plain) / (prompt + fast))
+    dollars = point["dollars"]
+    assert dollars["speculative"] == pytest.approx(2 / 3600 / point["tokens_per_s"] * 1e6)
+    assert dollars["plain"] == pytest.approx(dollars["speculative"] * point["speedup"])
+    assert dollars["with_prompts"] == pytest.approx(2 / 3600 * (prompt + fast) / 100 * 1e6)
+    text = words_of(line, folder)
+    assert "Prompts of 8192 tokens and answers of 100: a prompt alone takes" in text
+    assert f"{dollars['plain']:,.3g} → {dollars['speculative']:,.3g}" in text
+    # latent attention projects keys and values up to its 128 heads: 2 (128 + 64 + 128) FLOPs a pair and head
+    latent, absorbed = (
+        answer(f"--model DeepSeek-V3 --hardware B200 --tp 8 --batch 1 --context {context}", folder)["points"][0]
+        for context in ("64k", "32k")
+    )
+    pairs = 61 * 2 * 128 * 320 / 8 / 2.25e15
+    grown = latent["prefill"]["seconds"] - 2 * absorbed["prefill"]["seconds"]
+    assert grown == pytest.approx(pairs * 65536**2 / 4, rel=0.02)
+    eight = answer(f"{line} --tp 8", folder)["points"][0]["dollars"]
+    assert eight["speculative"] > dollars["speculative"]
+
+
+def test_knees_and_intensities_are_in_the_json(folder: Path) -> None:
+    found = answer("--model DeepSeek-V4-Flash --hardware B200 --batch 4 --context 100k", folder)
+    llama = answer(LLAMA, folder)
+    [dense] = llama["knees"]["feed_forward"]
+    assert (dense["knee"], dense["at_one"]) == (pytest.approx(295.4, abs=0.1), pytest.approx(1))
+    assert [each["name"] for each in found["knees"]["feed_forward"]] == ["experts", "dense twin"]
+    assert {each["name"] for each in found["knees"]["attention"]["102400"]} >= {"sliding window", "CSA", "HCA"}
+    for part in found["points"][0]["parts"].values():
+        assert part["intensity"] == pytest.approx(part["flops"] / part["bytes"] if part["bytes"] else 0)
+
+
 # ---- files of models -------------------------------------------------------------------------------------------------
 
 TINY = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -432,3 +546,32 @@ def test_the_pages_table_is_what_plan_says(label: str, line: str, folder: Path) 
     found = answer(f"{line} --drafter-cost 0.1 --batch 1,2,4,8,16,32,64,256,1024", folder)["points"]
     said = [f"{point['depth']} · {point['speedup']:.3f}" if point["depth"] else "off" for point in found]
     assert said == [cell.strip() for cell in row.split("|")[2:-1]]
+
+
+@pytest.mark.parametrize(
+    ("label", "line"),
+    [
+        ("`mtp`", "--model Qwen3.6-35B-A3B --hardware B200 --acceptance mtp --context 1k --max-depth 8"),
+        ("`0.775`", "--model Qwen3.6-35B-A3B --hardware B200 --acceptance 0.775 --context 1k --max-depth 8"),
+        ("`0.779`", "--model Qwen3.6-35B-A3B --hardware B200 --acceptance 0.779 --context 1k --max-depth 8"),
+    ],
+)
+def test_the_table_of_curves_is_what_plan_says(label: str, line: str, folder: Path) -> None:
+    [row] = [row for row in PAGE.splitlines() if row.startswith(f"| {label} | 1 · ")]
+    found = answer(f"{line} --batch 1,4,16,64,256", folder)["points"]
+    assert [f"{p['depth']} · {p['speedup']:.3f}" for p in found] == [cell.strip() for cell in row.split("|")[2:-1]]
+
+
+@pytest.mark.slow
+def test_the_table_of_trees_is_what_plan_says(folder: Path) -> None:
+    table = PAGE.partition("| batch | chain | tree of 4 children |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+    line = "--model Llama-3.1-8B --hardware H100 --drafter-shape eagle3 --batch 1,8,64"
+    chains, trees = (answer(f"{line} {more}", folder)["points"] for more in ("", "--tree 4 --max-depth 64"))
+    for (batch, chain, tree), plain, grown in zip(rows, chains, trees, strict=True):
+        levels = next(each["levels"] for each in grown["depths"] if each["depth"] == grown["depth"])
+        assert int(batch) == plain["batch"]
+        assert (chain, tree) == (
+            f"{plain['depth']} · {plain['speedup']:.3f}",
+            f"{grown['depth']}/{levels} · {grown['speedup']:.3f}",
+        )

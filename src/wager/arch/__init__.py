@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wager.arch.catalog import TABLE, find_model
+from wager.arch.catalog import RELEASED_HEADS, TABLE, WITH_MTP, ReleasedHead, find_head, find_model
 from wager.arch.formats import FORMATS, Format, Precision, Stream, find_format
 from wager.arch.gguf_config import TensorSize, gguf_precision, read_gguf
 from wager.arch.hf_config import read_config
@@ -12,7 +12,9 @@ from wager.arch.spec import DecoderDetails, Layer, ModelSpec
 
 __all__ = [
     "FORMATS",
+    "RELEASED_HEADS",
     "TABLE",
+    "WITH_MTP",
     "Attention",
     "Compressed",
     "DecoderDetails",
@@ -28,10 +30,12 @@ __all__ = [
     "ModelSpec",
     "Precision",
     "Quoted",
+    "ReleasedHead",
     "Rope",
     "Stream",
     "TensorSize",
     "find_format",
+    "find_head",
     "find_model",
     "gguf_precision",
     "read_config",

@@ -1,9 +1,9 @@
-"""Published models by name, each with its sizes, its number formats and their source."""
+"""Published models by name, each with its sizes, its number formats and their source; draft heads released for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from wager.arch.formats import Precision
 from wager.arch.layers import Compressed, DeltaNet, Dense, Experts, Gqa, Indexer, Mla
@@ -68,6 +68,8 @@ _ALL = (
     _dense("SmolLM2-135M", 30, 576, Gqa(9, 3, 64), width=1536, vocab=49152, context=8192, tied=True),
     _dense("Llama-3.1-8B", 32, 4096, Gqa(32, 8, 128), width=14336, vocab=128256, context=131072),
     _dense("Llama-3.1-70B", 80, 8192, Gqa(64, 8, 128), width=28672, vocab=128256, context=131072),
+    _dense("Llama-3.2-1B", 16, 2048, Gqa(32, 8, 64), width=8192, vocab=128256, context=131072, tied=True),
+    _dense("Qwen3-0.6B", 28, 1024, Gqa(16, 8, 128), width=3072, vocab=151936, context=40960, tied=True),
     _dense("Qwen3-8B", 36, 4096, Gqa(32, 8, 128), width=12288, vocab=151936, context=40960),
     ModelSpec(
         "Qwen3-30B-A3B", 2048, 151936, False, (Layer(Gqa(32, 4, 128), _QWEN_MOE, 48),), _BF16, 40960, source="config"
@@ -102,6 +104,8 @@ ALIASES: Mapping[str, str] = {
     "SmolLM2-135M-Instruct": "SmolLM2-135M",
     "Llama-3.1-8B-Instruct": "Llama-3.1-8B",
     "Llama-3.1-70B-Instruct": "Llama-3.1-70B",
+    "Llama-3.3-70B-Instruct": "Llama-3.1-70B",
+    "Llama-3.2-1B-Instruct": "Llama-3.2-1B",
     "DeepSeek-R1": "DeepSeek-V3",
     "DeepSeek-V3-0324": "DeepSeek-V3",
     "DeepSeek-V3.1": "DeepSeek-V3",
@@ -112,6 +116,93 @@ ALIASES: Mapping[str, str] = {
     "Kimi-K2.6": "Kimi-K2-Thinking",
 }
 """Other names of the same shape."""
+
+
+# ---- heads that were released for a model ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedHead:
+    """A draft head on a target's states. `taps` layers of the target are fused into the head's width; the first of its
+    own `layers` reads the embedding, too, where `reads_embedding`. `vocab`: of a head over the vocabulary of its own
+    (None: the target's head). `block`: draft tokens of a pass, in `rows` rows (0: one pass a draft token, of one row).
+    `markov` is the rank of a matrix over the vocabulary that every draft token of a block is multiplied with, one after
+    another. `native`: stored as the target is, otherwise in 16 bits. `name`: of a checkpoint of this shape."""
+
+    layers: tuple[Layer, ...]
+    taps: int
+    vocab: int | None = None
+    reads_embedding: bool = False
+    block: int = 0
+    rows: int = 1
+    markov: int = 0
+    native: bool = False
+    name: str = ""
+
+
+def _eagle3(heads: int, kv_heads: int, dim: int, width: int, name: str = "") -> ReleasedHead:
+    return ReleasedHead((Layer(Gqa(heads, kv_heads, dim), Dense(width)),), 3, 32000, reads_embedding=True, name=name)
+
+
+def _dflash(layers: int, kv_heads: int, width: int, name: str = "") -> ReleasedHead:
+    """Blocks of 16 rows, the last known token among them; 32 heads of 128."""
+    return ReleasedHead((Layer(Gqa(32, kv_heads, 128), Dense(width), layers),), 5, block=15, rows=16, name=name)
+
+
+def _v4_dspark(model: ModelSpec) -> ReleasedHead:
+    """Three layers of the target's experts with its window alone; every row guesses the next token."""
+    near = replace(next(each.attention for each in model.layers if isinstance(each.attention, Compressed)), ratio=0)
+    layer = Layer(replace(near, indexer=None), model.layers[-1].ffn, 3)
+    name = f"deepseek-ai/{model.name}-DSpark"
+    return ReleasedHead((layer,), 3, block=5, rows=5, markov=256, native=True, name=name)
+
+
+_QWEN_DFLASH = _dflash(5, 8, 12288, "z-lab/Qwen3-8B-DFlash-b16")
+RELEASED_HEADS: Mapping[str, Mapping[str, ReleasedHead]] = {
+    "eagle3": {
+        "Llama-3.1-8B": _eagle3(32, 8, 128, 14336, "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"),
+        "Llama-3.1-70B": _eagle3(64, 8, 128, 28672),
+        "Qwen3-8B": _eagle3(32, 8, 128, 12288, "AngelSlim/Qwen3-8B_eagle3"),
+        "Qwen3-30B-A3B": _eagle3(32, 4, 128, 12288),
+        "Qwen3-235B-A22B": _eagle3(64, 4, 128, 24576),
+        "Qwen3.6-35B-A3B": _eagle3(16, 2, 256, 16384),
+        "gpt-oss-20b": _eagle3(64, 8, 64, 17280),
+        "gpt-oss-120b": _eagle3(64, 8, 64, 17280, "lmsys/EAGLE3-gpt-oss-120b-bf16"),
+        "DeepSeek-V3": _eagle3(56, 8, 128, 40960),
+        "Kimi-K2": _eagle3(64, 64, 128, 18432, "AQ-MedAI/Kimi-K2-Instruct-eagle3"),
+        "Kimi-K2-Thinking": _eagle3(64, 64, 128, 18432, "AQ-MedAI/Kimi-K25-eagle3"),
+    },
+    "dflash": {"Qwen3-8B": _QWEN_DFLASH, "Qwen3.6-35B-A3B": _dflash(8, 4, 6144, "z-lab/Qwen3.6-35B-A3B-DFlash")},
+    "dspark": {
+        "Qwen3-8B": replace(_QWEN_DFLASH, block=7, rows=7, markov=256, name="deepseek-ai/dspark_qwen3_8b_block7"),
+        "DeepSeek-V4-Flash": _v4_dspark(TABLE["DeepSeek-V4-Flash"]),
+        "DeepSeek-V4-Pro": _v4_dspark(TABLE["DeepSeek-V4-Pro"]),
+    },
+}
+"""By kind and target. Source: the configurations in github.com/sgl-project/SpecForge (August 2026), by which heads are
+trained; of Kimi-K2 the checkpoints' own; of Qwen3.6-35B-A3B those of Qwen3.5-35B-A3B, which has the same shape; of
+DeepSeek-V4-Pro that of Flash with the target's sizes."""
+
+WITH_MTP = frozenset({"DeepSeek-V3", "DeepSeek-V4-Flash", "DeepSeek-V4-Pro", "Qwen3.6-35B-A3B"})
+"""Models of the table whose checkpoints have a multi-token-prediction module."""
+
+
+def find_head(kind: str, target: str, *, hidden: int) -> ReleasedHead:
+    """The head of that kind (a key of RELEASED_HEADS) for a target by name, or UsageError with the targets that have
+    one, and for a target of another hidden size. Formats of the target do not matter."""
+    heads, model = RELEASED_HEADS[kind], _known(target)
+    name = "" if model is None else model.name.removesuffix("-FP8").removesuffix("-0905")
+    if model is None or name not in heads:
+        raise UsageError(
+            f"No {kind} head for {shown(target)} is known.",
+            f"Known are those for {', '.join(heads)}: write {kind}:NAME for a model of that shape.",
+        )
+    if model.hidden != hidden:
+        raise UsageError(
+            f"The {kind} head for {name} reads states of {model.hidden} elements, and the target's have {hidden}.",
+            "A head fits targets of one shape.",
+        )
+    return heads[name]
 
 
 def _known(name: str) -> ModelSpec | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wager.arch.config_keys import ConfigKeys
-from wager.economics.acceptance import survival
+from wager.economics.acceptance import CURVES, conditional, survival
 from wager.errors import UsageError
 from wager.inputs import did_you_mean, expand_path, shown
 from wager.planner.inputs import is_number, read_json, split
@@ -87,10 +87,13 @@ class AcceptanceRates:
 
 
 def parse_acceptances(text: str) -> list[AcceptanceRates]:
-    """Rates between 0 and 1, or JSON files with rates or survival by depth; each once. Files of one name are told
-    apart by their path."""
+    """Rates between 0 and 1, names of published survival curves (CURVES), or JSON files with rates or survival by
+    depth; each once. Files of one name are told apart by their path."""
     rates: dict[str, AcceptanceRates] = {}
     for word in split("acceptance", text):
+        if word in CURVES:
+            rates[word] = AcceptanceRates(word, conditional(CURVES[word]))
+            continue
         try:
             rate = float("file" if "_" in word else word)
         except ValueError:

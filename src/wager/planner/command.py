@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from wager.config import DEFAULT_MODEL
+from wager.errors import UsageError
 from wager.terminal import console, flags
 
 deployment_flags = flags.add(
@@ -96,6 +98,12 @@ deployment_flags = flags.add(
     help="Requests decoded together (of each rank or group, with --ep). k is 1024.",
 )
 @click.option(
+    "--total-batch",
+    is_flag=True,
+    help="--batch counts the requests of all ranks or groups together, which share them evenly; fractions of a request "
+    "are legal.",
+)
+@click.option(
     "--context",
     "contexts",
     metavar="N,...",
@@ -106,15 +114,16 @@ deployment_flags = flags.add(
     "acceptances",
     default="0.75",
     metavar="P,...|FILE",
-    help='Acceptance rate of draft tokens. FILE holds by depth {"acceptance": [...]}, given that the token before '
-    'was accepted, or {"survival": [...]}.',
+    help="Acceptance rate of draft tokens; mtp or dflash: the published curve of that name. FILE holds by depth "
+    '{"acceptance": [...]}, given that the token before was accepted, or {"survival": [...]}.',
 )
 @click.option(
     "--drafter-shape",
     "shape",
     metavar="SHAPE",
     help="The cost of drafting, by the drafter's own roofline. free: lookup; mtp: one layer like the target's "
-    "and its head, a pass per token; eagle[:VOCAB]: one layer on three hidden states, with a head over VOCAB tokens or "
+    "and its head, a pass per token; eagle3, dflash, dspark: the head that was released for the model (:NAME: for that "
+    "model); eagle[:VOCAB]: one layer on three hidden states, with a head over VOCAB tokens or "
     "the target's; block[:N]: one pass over N positions; medusa[:HEADS]: heads on the last hidden state; model:NAME: "
     "a smaller model; staged:NAME,INNER,P[,DEPTH]: a smaller model that speculates with a shape INNER, accepted at "
     "rate P; with --hardware this the name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
@@ -139,11 +148,30 @@ deployment_flags = flags.add(
     help="Instead of that share: N likely outcomes of each sequence are drafted for, and how often one of them "
     "comes follows from the acceptance (docs/drafters.md).",
 )
+@click.option(
+    "--tree",
+    metavar="WIDTH[:P]",
+    help="Trees with up to WIDTH children of a node instead of chains; a depth is a number of nodes then. P: the rate "
+    "at which a sibling is right where those before it are wrong.  [default: 0.15]",
+)
 @click.option("--depth", type=int, metavar="N", help="Plan this depth. Without it the one with the largest speed-up.")
 @click.option("--max-depth", type=int, metavar="N", help="Deepest draft to try.  [default: 16]")
 @click.option("--balanced", is_flag=True, help="Experts are balanced: a rank reads the mean, not the fullest rank's.")
 @click.option(
     "--link-latency", metavar="TIME", help="Time of every all-reduce or dispatch beside its bytes.  [default: 8us]"
+)
+@click.option(
+    "--output",
+    type=flags.Count(1, 1 << 20),
+    default=512,
+    metavar="N",
+    help="Tokens of an answer, for the share of prompts (of --context positions) in the devices' time.",
+)
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="DOLLARS",
+    help="Price of one device an hour, for dollars per million tokens.",
 )
 @click.option(
     "--html", "html_path", type=flags.OutputPath(), metavar="PATH", help="Write an HTML page with table and plots."
@@ -159,6 +187,9 @@ def command(
     batches: str,
     contexts: str | None,
     acceptances: str,
+    total_batch: bool,
+    output: int,
+    price: float | None,
     json_path: Path | None,
     html_path: Path | None,
     plot_path: Path | None,
@@ -178,7 +209,12 @@ def command(
 
     if html_path or plot_path:
         from wager.planner import figures
-    deployment = plan_deployment(model, hardware, PlanSettings(**settings))
+    deployment = replace(plan_deployment(model, hardware, PlanSettings(**settings)), output=output)
+    groups = deployment.cost.cluster.groups
+    if total_batch and groups == 1:
+        raise UsageError("--total-batch has no effect without several groups (--ep).", "Leave it out.")
+    if total_batch:
+        deployment = replace(deployment, share=1 / groups)
     rates = parse_acceptances(acceptances)
     for noted in (each.noted for each in rates if each.noted):
         check_origin(noted, model, deployment.cost.model, allowed=settings["any_model"])
@@ -190,6 +226,7 @@ def command(
         batches=parse_integers("batch", batches),
         contexts=parse_integers("context", contexts),
         acceptances=rates,
+        price=price,
     )
     if json_path:
         console.write_json(report.as_dict(), json_path)

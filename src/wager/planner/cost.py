@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from wager.arch import Attention, Compressed, DeltaNet, Experts, Format, Gqa, Mla, ModelSpec, Stream
+from wager.arch import Attention, Compressed, DeltaNet, Experts, Format, Gqa, Mla, ModelSpec, Quoted, Stream
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.planner.devices import Device
@@ -222,6 +222,19 @@ class CostModel:
         scale = measured / seconds
         return StepCost(measured, {name: replace(part, seconds=part.seconds * scale) for name, part in parts.items()})
 
+    def prefill(self, tokens: float) -> StepCost:
+        """Computing a prompt of that many positions of one request in one step, of which each attends to those before
+        it; the head is computed for the last one alone. Latent attention projects keys and values up to every head
+        then, 2 (d_nope + d_rope + d_v) FLOPs per pair and head, which is cheaper than the absorbed form of decoding."""
+        if tokens <= 0:
+            return StepCost(0.0, {})
+        model, one = self.model, self.step(0, 1)
+        layers = tuple(replace(layer, attention=_of_prompts(layer.attention, model)) for layer in model.layers)
+        cost = replace(self, model=replace(model, layers=layers, head=self.measured is not None))
+        step = cost.step(tokens / 2, tokens)
+        parts = {**step.parts, "head": one.parts["head"]} if model.head and self.measured is None else step.parts
+        return StepCost(sum(part.seconds for part in parts.values()), parts)
+
     def marginal_cost(self, context: float, rows: float, *, batch: float = 1) -> dict[str, float]:
         """Relative marginal cost of a row by part: d log seconds / d log rows, all sequences growing alike. 0 where
         another row is free, 1 where it costs as much as an average one. The step's own is under "step"."""
@@ -308,6 +321,15 @@ class CostModel:
         if messages and cluster.latency:
             parts["link latency"] = StepPart(messages * cluster.latency, bound="link")
         return parts
+
+
+def _of_prompts(attention: Attention, model: ModelSpec) -> Attention:
+    if not isinstance(attention, Mla):
+        return attention
+    flops = 2.0 * attention.heads * (attention.nope + attention.rope + attention.value)
+    cached = attention.cache_width * model.precision.cache
+    query = attention.query_width * model.precision.query
+    return Quoted(attention.weights(model.hidden), flops, cached, query)
 
 
 def query_heads(attention: Attention) -> int:

@@ -142,10 +142,10 @@ _HOPPER_PCIE = {"bf16": 756.5, "fp8": 1513, "int8": 1513}
 _HOPPER_SMALL = {"bf16": 148, "fp8": 296, "int8": 296}
 _AMPERE = {"bf16": 312, "int8": 624}
 _CDNA3 = {"bf16": 1307.4, "fp8": 2614.9, "int8": 2614.9}
-_UNKNOWN = (None, None)
-_CARD = "vendor architecture white paper: dense, 32-bit accumulation"
+_CARD = "vendor architecture white paper: dense, 32-bit accumulation; link: PCIe, through the host's memory"
 _PCIE = "vendor datasheet, dense; link: PCIe"
-_FABRIC = "vendor datasheet, dense; links: 7 of 128 GB/s in both directions together"
+_DGX_A100 = "vendor datasheet, dense; NIC: 200 Gb/s a GPU, as in a DGX A100"
+_FABRIC = "vendor datasheet, dense; links: 7 of 128 GB/s in both directions together; NIC: 400 Gb/s a GPU"
 _CATALOG = "catalog; int8: vendor pages"
 
 DEVICES: Mapping[str, Device] = {
@@ -156,20 +156,28 @@ DEVICES: Mapping[str, Device] = {
         _gpu("H200", _HOPPER, 4800, 143_771, (450, 50), node=8, label="vendor pages; NIC unchecked"),
         _gpu("GH200", {**_HOPPER, "bf16": 989}, 4000, 97_871, (450, 25), label="catalog; NIC of one site's node"),
         _gpu("H100", _HOPPER, 3350, 81_559, (450, 50), node=8, label="catalog"),
-        _gpu("H100-PCIe", _HOPPER_PCIE, 2000, 81_559, _UNKNOWN, label="vendor datasheet, dense"),
-        _gpu("H20", _HOPPER_SMALL, 4000, 97_871, (450, None), node=8, label="resellers' datasheets, dense"),
-        _gpu("MI325X", _CDNA3, 6000, 262_128, (448, None), node=8, label=_FABRIC),
-        _gpu("MI300X", _CDNA3, 5300, 196_592, (448, None), node=8, label=_FABRIC),
-        _gpu("A100-80GB", _AMPERE, 2039, 81_920, (300, None), node=8, label="vendor pages"),
-        _gpu("A100-80GB-PCIe", _AMPERE, 1935, 81_920, _UNKNOWN, label="vendor pages"),
-        _gpu("A100-40GB", _AMPERE, 1555, 40_960, (300, None), node=8, label="vendor pages"),
+        _gpu("H100-PCIe", _HOPPER_PCIE, 2000, 81_559, (64, None), label=_PCIE),
+        _gpu(
+            "H20",
+            _HOPPER_SMALL,
+            4000,
+            97_871,
+            (450, None),
+            node=8,
+            label="resellers' datasheets, dense; NIC not stated",
+        ),
+        _gpu("MI325X", _CDNA3, 6000, 262_128, (448, 50), node=8, label=_FABRIC),
+        _gpu("MI300X", _CDNA3, 5300, 196_592, (448, 50), node=8, label=_FABRIC),
+        _gpu("A100-80GB", _AMPERE, 2039, 81_920, (300, 25), node=8, label=_DGX_A100),
+        _gpu("A100-80GB-PCIe", _AMPERE, 1935, 81_920, (32, None), label=_PCIE),
+        _gpu("A100-40GB", _AMPERE, 1555, 40_960, (300, 25), node=8, label=_DGX_A100),
         _gpu("L40S", {"bf16": 362, "fp8": 733, "int8": 733}, 864, 46_068, (32, None), label=_PCIE),
         _gpu("L4", {"bf16": 121, "fp8": 242.5, "int8": 242.5}, 300, 23_034, (32, None), label=_PCIE),
         _gpu("A10G", {"bf16": 70, "int8": 140}, 600, 23_028, (32, None), label=_PCIE),
         _gpu("T4", {"fp16": 65, "int8": 130, "fp32": 8.1}, 320, 15_360, (16, None), label=_PCIE),
-        _gpu("RTX-5090", {"bf16": 209.5, "fp8": 419, "fp4": 1676, "int8": 838}, 1792, 32_607, _UNKNOWN, label=_CARD),
-        _gpu("RTX-4090", {"bf16": 165.2, "fp8": 330.3, "int8": 660.6}, 1008, 24_564, _UNKNOWN, label=_CARD),
-        _gpu("RTX-3090", {"bf16": 71, "int8": 284}, 936, 24_576, _UNKNOWN, label=_CARD),
+        _gpu("RTX-5090", {"bf16": 209.5, "fp8": 419, "fp4": 1676, "int8": 838}, 1792, 32_607, (64, None), label=_CARD),
+        _gpu("RTX-4090", {"bf16": 165.2, "fp8": 330.3, "int8": 660.6}, 1008, 24_564, (32, None), label=_CARD),
+        _gpu("RTX-3090", {"bf16": 71, "int8": 284}, 936, 24_576, (32, None), label=_CARD),
         Device(
             "CPU-2core-AVX512",
             {"bf16": 425e9, "int8": 600e9},

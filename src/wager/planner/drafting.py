@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from wager.arch import DeltaNet, Dense, Gqa, Layer, ModelSpec, find_format
+from wager.arch import DeltaNet, Dense, Gqa, Layer, ModelSpec, ReleasedHead, find_format
 from wager.economics.acceptance import survival
 from wager.economics.surface import DraftCurve
 from wager.errors import UsageError
@@ -60,18 +60,23 @@ class DraftCost(ABC):
         """Bytes of the target's hidden states that it needs of a sequence after a round of that depth."""
         return 0.0
 
-    def seconds(self, requests: float, depth: int, *, context: float) -> float:
-        """Drafting `depth` tokens for each of `requests` sequences of that context."""
+    def prefill_seconds(self, context: float) -> float:
+        """Filling its cache with a prompt of that many positions."""
+        return 0.0
+
+    def seconds(self, requests: float, depth: int, *, context: float, width: int = 1) -> float:
+        """Drafting `depth` tokens for each of `requests` sequences of that context; of a tree that many levels, of up
+        to `width` tokens that are looked at further."""
         if depth <= 0 or requests <= 0:
             return 0.0
-        seconds = self._seconds(requests, depth, context)
+        seconds = self._seconds(requests, depth, context, width)
         if self.link is None:
             return seconds
         sent = requests * (self.hidden_bytes(depth) + _TOKEN_BYTES * (2 * depth + 1))
         return seconds + (sent / self.link.bandwidth + 2 * self.link.latency)
 
     @abstractmethod
-    def _seconds(self, requests: float, depth: int, context: float) -> float:
+    def _seconds(self, requests: float, depth: int, context: float, width: int) -> float:
         """Without the link; `requests` and `depth` are above 0."""
 
 
@@ -82,7 +87,7 @@ class KnownDraftCost(DraftCost):
     name: str
     known: Callable[[float, int, float], float]
 
-    def _seconds(self, requests: float, depth: int, context: float) -> float:
+    def _seconds(self, requests: float, depth: int, context: float, width: int) -> float:
         return self.known(requests, depth, context)
 
 
@@ -113,10 +118,11 @@ class PassDraftCost(DraftCost):
     """A draft head on the target, or a smaller model: `cost` is that of its pass, a head over the vocabulary among its
     matrices.
 
-    With `max_depth` None a pass over one position is made for every draft token (an autoregressive drafter); otherwise
-    one pass over `rows` positions of a sequence makes up to `max_depth` of them. Its attention reads the cache that its
-    own layers keep of every sequence. `taps` are elements of hidden state that a draft head gets of a row of the
-    target, 0 for a smaller model; `shares_head`: the head is the target's and is in memory already.
+    With `max_depth` None a pass over one position is made for every draft token (an autoregressive drafter), of a tree
+    for every level, over one position and then `width`; otherwise one pass over `rows` positions of a sequence makes up
+    to `max_depth` of them, and each is multiplied with `markov` elements after the one before it. Its attention reads
+    the cache that its own layers keep of every sequence. `taps` are elements of hidden state that a draft head gets of
+    a row of the target, 0 for a smaller model; `shares_head`: the head is the target's and is in memory already.
 
     Dense weights and experts are bounded each on its own, as the target's streams are. (Published drafter curves take
     one maximum over all of them: simulation/latency.py. On a saturated pass that is up to a third cheaper.) Left out:
@@ -129,6 +135,7 @@ class PassDraftCost(DraftCost):
     rows: int = 1
     taps: int = 0
     shares_head: bool = False
+    markov: int = 0
 
     @property
     def _stored(self) -> ModelSpec:
@@ -146,11 +153,16 @@ class PassDraftCost(DraftCost):
 
     @property
     def resident_bytes(self) -> float:
-        return self._stored.resident_bytes + self._fusion_bytes
+        return self._stored.resident_bytes + self._fusion_bytes + self._markov_bytes
 
     @property
     def device_bytes(self) -> float:
-        return self.cost.weight_bytes(self._stored) + self._fusion_bytes / self.cost.cluster.tp
+        return self.cost.weight_bytes(self._stored) + (self._fusion_bytes + self._markov_bytes) / self.cost.cluster.tp
+
+    @property
+    def _markov_bytes(self) -> float:
+        """Of the matrix and of one that is looked up by the token before."""
+        return 2 * self.markov * self.cost.model.precision.weights.bytes
 
     def kv_bytes(self, context: float) -> float:
         return self.cost.cache_bytes(context)
@@ -160,9 +172,18 @@ class PassDraftCost(DraftCost):
         rows = depth + 1 if self.cost.model.layers else 1
         return rows * self.taps * self.cost.model.precision.activations
 
-    def _seconds(self, requests: float, depth: int, context: float) -> float:
-        passes = depth if self.max_depth is None else 1
-        return passes * self.cost.seconds(context, self.rows, batch=requests)
+    def prefill_seconds(self, context: float) -> float:
+        return self.cost.prefill(context).seconds if self.cost.model.layers else 0.0
+
+    def _seconds(self, requests: float, depth: int, context: float, width: int) -> float:
+        seconds = self.cost.seconds(context, self.rows, batch=requests)
+        if self.max_depth is None:
+            return seconds + (depth - 1) * self.cost.seconds(context, width, batch=requests)
+        if not self.markov:
+            return seconds
+        stored, size = self.cost.model.precision.weights, self.markov / self.cost.cluster.tp
+        product = self.cost.device.seconds(size * stored.bytes, 2 * size * requests * width, compute=stored.compute)
+        return seconds + depth * product
 
 
 def mtp_cost(target: CostModel, cluster: Cluster) -> PassDraftCost:
@@ -204,6 +225,30 @@ def eagle_cost(model: ModelSpec, cluster: Cluster, *, vocab: int | None = None) 
     fusion = 3 * model.hidden**2 + model.hidden * attention.qkv_width
     cost = _head_cost("eagle", model, cluster, layers=(Layer(attention, ffn),), fusion=fusion, vocab=vocab)
     return PassDraftCost("eagle", cost, taps=3 * model.hidden, shares_head=vocab is None)
+
+
+def released_cost(target: CostModel, cluster: Cluster, head: ReleasedHead, *, name: str) -> PassDraftCost:
+    """A head that was released for the target: EAGLE-3 (arXiv 2503.01840), DFlash (2602.06036) or DSpark (2607.05147),
+    whose Markov head adds what the draft token before says of the next one to the logits of a block."""
+    model = target.model
+    fusion = head.taps * model.hidden**2
+    first = head.layers[0].attention
+    if head.reads_embedding and isinstance(first, Gqa):
+        fusion += model.hidden * first.qkv_width
+    if head.native:
+        spec = replace(model, name=name, layers=head.layers, tied=True, head=True, decoder=None)
+        cost = CostModel(spec, cluster, target.routing, balanced=target.balanced, fusion=fusion)
+    else:
+        cost = _head_cost(name, model, cluster, layers=head.layers, fusion=fusion, vocab=head.vocab)
+    return PassDraftCost(
+        name,
+        cost,
+        max_depth=head.block or None,
+        rows=head.rows,
+        taps=head.taps * model.hidden,
+        shares_head=head.vocab is None,
+        markov=head.markov * cost.model.vocab,
+    )
 
 
 def medusa_cost(model: ModelSpec, cluster: Cluster, *, heads: int = 5) -> PassDraftCost:
@@ -285,7 +330,10 @@ class StagedDraftCost(DraftCost):
     def kv_bytes(self, context: float) -> float:
         return self.model.kv_bytes(context) + self.inner.kv_bytes(context)
 
-    def _seconds(self, requests: float, depth: int, context: float) -> float:
+    def prefill_seconds(self, context: float) -> float:
+        return self.model.prefill_seconds(context) + self.inner.prefill_seconds(context)
+
+    def _seconds(self, requests: float, depth: int, context: float, width: int) -> float:
         inner = min(self.inner_depth, depth - 1)  # a pass gives one token beside the accepted guesses
         total = 0.0
         for lacking in _lacking(depth, self.acceptance, inner=inner):

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wager.arch import Experts, Gqa
+from wager.arch import Experts
 from wager.planner.acceptance import AcceptanceRates
-from wager.planner.cost import CostModel
+from wager.planner.intensity import (
+    DENSE_TWIN,
+    IntensityCurve,
+    attention_curves,
+    feed_forward_curves,
+    step_intensity,
+)
 from wager.planner.plan import best_outcome
-from wager.planner.report import PlanReport
+from wager.planner.report import PlanReport, rank_word
 from wager.terminal import console
 from wager.terminal.plots import (
     BACKGROUND,
@@ -41,18 +46,6 @@ from wager.terminal.plots import (
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-MIXTURE, DENSE_TWIN, FEED_FORWARD = "experts", "dense twin", "feed-forward"
-_MOST = 2.0**40
-"""A count beyond any batch, at which a part that is still memory-bound is said to have no knee."""
-_KINDS = {
-    "window attention": "sliding window",
-    "latent attention": "MLA",
-    "sparse attention": "CSA",
-    "compressed attention": "HCA",
-    "recurrence": "DeltaNet",
-}
-"""Usual names of the parts that are attention."""
 
 _POINTS = 60
 _INTENSITY = "FLOP per byte"
@@ -140,7 +133,7 @@ def plotted_batches(report: PlanReport) -> list[int]:
 def _parts(axes: Any, report: PlanReport, *, context: int, batches: Sequence[int]) -> None:
     """Shares of the seconds of a plain step."""
     cost = report.deployment.cost
-    steps = [cost.step(context, 1, batch=batch) for batch in batches]
+    steps = [cost.step(context, 1, batch=batch * report.deployment.share) for batch in batches]
     parts = list(steps[0].parts)
     shares = [[step.parts[part].seconds / step.seconds for step in steps] for part in parts]
     axes.stackplot(batches, shares, labels=parts, colors=_PART_COLOURS, edgecolor="white", linewidth=0.6)
@@ -247,89 +240,6 @@ def _depths(axes: Any, report: PlanReport, *, context: int, batches: Sequence[in
     axes.grid(False)
 
 
-# ---- intensity -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class IntensityCurve:
-    """FLOPs per byte of a part, a value for each of the given batch sizes or query rows. `ridge` is the device's in the
-    part's arithmetic, `compute`; from the count `knee` on the part is compute-bound (None: at no count)."""
-
-    name: str
-    values: tuple[float, ...]
-    compute: str
-    ridge: float
-    knee: float | None
-
-
-def feed_forward_curves(cost: CostModel, batches: Sequence[float]) -> list[IntensityCurve]:
-    """The feed-forward by batch, in plain decoding: a mixture of experts, I(t) = 2 t (k + s) / (b (A(t) + s)),
-    and of its dense twin, a feed-forward of as many weights as a token uses, 2 t / b; or of a dense model's.
-
-    Shared experts count with the routed ones where they are stored in the same format.
-    """
-    precision = cost.model.precision
-    if not cost.model.sparse:
-        return [_curve(cost, FEED_FORWARD, batches, precision.weights.compute, _part_by_batch(cost, "ffn"))]
-    compute, size = precision.experts.compute, precision.experts.bytes
-    return [
-        _curve(cost, MIXTURE, batches, compute, _part_by_batch(cost, "experts")),
-        _curve(cost, DENSE_TWIN, batches, compute, lambda batch: 2 * batch / size),
-    ]
-
-
-def step_intensity(cost: CostModel, *, batch: float, context: float, rows: float = 1) -> float:
-    """FLOPs per byte of memory of a whole step, without what devices send to each other."""
-    parts = [part for part in cost.step(context, rows, batch=batch).parts.values() if part.bound != "link"]
-    return sum(part.flops for part in parts) / sum(part.bytes for part in parts)
-
-
-def attention_curves(cost: CostModel, rows: Sequence[float], *, context: float) -> list[IntensityCurve]:
-    """Each kind of attention of the model by query rows of a sequence, whatever the batch: each sequence reads a
-    cache of its own. Kinds without work at that context, such as compressed entries before there are any, are left out.
-    """
-
-    def by_rows(part: str) -> Callable[[float], float]:
-        return lambda rows: cost.step(context, rows).parts[part].intensity
-
-    parts = {
-        stream.part: stream.compute
-        for layer in cost.model.layers
-        for stream in layer.attention.streams(context, 1, cost.model.precision)
-    }
-    names = dict(_KINDS)
-    if any(isinstance(layer.attention, Gqa) for layer in cost.model.layers):
-        names["attention"] = "GQA"
-    return [
-        _curve(cost, names.get(part, part), rows, compute, by_rows(part))
-        for part, compute in parts.items()
-        if by_rows(part)(1) > 0
-    ]
-
-
-def _part_by_batch(cost: CostModel, part: str) -> Callable[[float], float]:
-    return lambda batch: cost.step(0, 1, batch=batch).parts[part].intensity
-
-
-def _curve(
-    cost: CostModel, name: str, counts: Sequence[float], compute: str, intensity: Callable[[float], float]
-) -> IntensityCurve:
-    ridge = cost.device.ridge(compute)
-    values = tuple(intensity(count) for count in counts)
-    return IntensityCurve(name, values, cost.device.arithmetic(compute), ridge, _knee(intensity, ridge))
-
-
-def _knee(intensity: Callable[[float], float], ridge: float) -> float | None:
-    """The count at which an intensity that rises with it reaches the ridge, to a relative 1e-9."""
-    low, high = 2.0**-20, _MOST
-    if intensity(high) < ridge:
-        return None
-    while high > low * (1 + 1e-9):
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if intensity(middle) >= ridge else (middle, high)
-    return high
-
-
 # ---- panels of intensity ---------------------------------------------------------------------------------------------
 
 
@@ -343,7 +253,8 @@ def spread(low: float, high: float, *, points: int = _POINTS) -> list[float]:
 def by_batch(axes: Any, report: PlanReport) -> None:
     """Intensity of plain decoding against batch: a mixture of experts beside its dense twin, or a dense model's
     feed-forward; the ridge, the knees, and whole steps at every planned context."""
-    cost, contexts, planned = report.deployment.cost, report.contexts, report.batches
+    cost, contexts = report.deployment.cost, report.contexts
+    planned = [batch * report.deployment.share for batch in report.batches]
     knees = [curve.knee for curve in feed_forward_curves(cost, [1]) if curve.knee is not None]
     batches = spread(1, max(256, *planned, *(4 * knee for knee in knees)))
     curves = feed_forward_curves(cost, batches)
@@ -375,7 +286,8 @@ def by_batch(axes: Any, report: PlanReport) -> None:
     count_axis(axes.xaxis)
     legend(axes, place="lower right")
     twin = ": mixture and dense twin" if len(curves) > 1 else ""
-    finish(axes, f"Intensity by batch, plain decoding{twin}", x="batch", y=_INTENSITY)
+    whose = f" of a {rank_word(report.deployment)}" if report.deployment.share < 1 else ""
+    finish(axes, f"Intensity by batch, plain decoding{twin}", x=f"batch{whose}", y=_INTENSITY)
 
 
 def _mark_knee(axes: Any, curve: IntensityCurve, *, colour: str) -> None:
@@ -485,7 +397,7 @@ def of_experts(axes: Any, report: PlanReport, *, batches: Sequence[int]) -> None
     """Distinct experts of a layer that a pass reads: plain, and with drafts, with and without locality."""
     cost = report.deployment.cost
     ffn = next(layer.ffn for layer in cost.model.layers if isinstance(layer.ffn, Experts))
-    routing, groups = cost.routing, cost.cluster.groups
+    routing, groups = cost.routing, cost.cluster.groups * report.deployment.share
 
     def distinct(tokens: float) -> list[float]:
         return [routing.distinct_experts(ffn.count, ffn.active, groups * batch * tokens) for batch in batches]

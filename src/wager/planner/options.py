@@ -6,14 +6,15 @@ A wrong value is an error that names it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wager.arch import Precision
+from wager.arch import RELEASED_HEADS, Precision, find_head
 from wager.economics.options import DEEPEST, is_time, parse_seconds
+from wager.economics.surface import DraftCurve
 from wager.errors import UsageError
-from wager.inputs import shown
+from wager.inputs import shown, whole_number
 from wager.planner.calibrated import calibrated_cost
 from wager.planner.cost import COLLECTIVE_LATENCY, Cluster, CostModel
 from wager.planner.devices import Device
@@ -22,6 +23,7 @@ from wager.planner.drafting import (
     DraftCost,
     DrafterLink,
     PassDraftCost,
+    StagedDraftCost,
     block_drafter_cost,
     calibrated_draft_cost,
     constant_cost,
@@ -30,6 +32,7 @@ from wager.planner.drafting import (
     fractional_cost,
     medusa_cost,
     mtp_cost,
+    released_cost,
     staged_cost,
 )
 from wager.planner.inputs import (
@@ -41,7 +44,7 @@ from wager.planner.inputs import (
     read_popularity,
     with_formats,
 )
-from wager.planner.plan import DEFAULT_MAX_DEPTH, Deployment
+from wager.planner.plan import DEFAULT_MAX_DEPTH, SIBLING_RATE, WIDEST, Deployment, TreeDrafts
 from wager.planner.routing import ExpertRouting
 
 MOST_OUTCOMES = 1024
@@ -60,6 +63,7 @@ class PlanSettings:
     draft_async: bool = False
     hit_rate: float | None = None
     draft_outcomes: int | None = None
+    tree: str | None = None
     depth: int | None = None
     max_depth: int | None = None
     tp: int = 1
@@ -85,10 +89,29 @@ def plan_deployment(model: str, hardware: str, settings: PlanSettings) -> Deploy
     cost = target_cost(model, hardware, settings)
     hit_rate = parse_hit_rate(settings.hit_rate, draft_async=settings.draft_async, outcomes=settings.draft_outcomes)
     drafter = draft_cost(cost, settings)
+    tree = None if settings.tree is None else parse_tree(settings.tree)
+    if tree and (settings.draft_outcomes or isinstance(drafter, StagedDraftCost) or drafter.name in _curves(cost)):
+        raise UsageError(
+            f"--tree has no effect on {'--draft-outcomes' if settings.draft_outcomes else drafter.name}.",
+            "Leave it out: a staged drafter makes chains, and a calibrated one was timed as it is.",
+        )
     if None not in (settings.depth, settings.max_depth):
         raise UsageError("--depth and --max-depth both say how deep to draft.", "Give one of the two.")
     max_depth = DEFAULT_MAX_DEPTH if settings.max_depth is None else settings.max_depth
-    return Deployment(cost, drafter, max_depth, settings.depth, hit_rate, settings.draft_outcomes)
+    return Deployment(cost, drafter, max_depth, settings.depth, hit_rate, settings.draft_outcomes, tree)
+
+
+def parse_tree(text: str) -> TreeDrafts:
+    """WIDTH[:P]; UsageError for anything else."""
+    width, colon, rate = text.partition(":")
+    size, sibling = whole_number(width) or 0, number(rate) if colon else SIBLING_RATE
+    if not (2 <= size <= WIDEST and 0 <= sibling <= 1):
+        raise UsageError(
+            f"tree = {shown(text)} is not the shape of a tree.",
+            f"Write --tree 4 for up to 4 children of a node (2 to {WIDEST}), or --tree 4:0.2 with the rate at which a "
+            "sibling is right where those before it are wrong.",
+        )
+    return TreeDrafts(size, sibling)
 
 
 def parse_hit_rate(hit_rate: float | None, *, draft_async: bool, outcomes: int | None = None) -> float | None:
@@ -162,7 +185,10 @@ def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostMo
 
 # ---- the drafter ----------------------------------------------------------------------------------------------------
 
-SHAPES = "free, mtp, eagle[:VOCAB], block[:N], medusa[:HEADS], model:NAME and staged:NAME,INNER,P[,DEPTH]"
+SHAPES = (
+    "free, mtp, eagle3[:TARGET], dflash[:TARGET], dspark[:TARGET], eagle[:VOCAB], block[:N], medusa[:HEADS], "
+    "model:NAME and staged:NAME,INNER,P[,DEPTH]"
+)
 _HEADS = ("mtp", "eagle", "block", "medusa")
 _STAGED_DEPTH = 3
 """Guesses of the inner drafter where none are given."""
@@ -179,7 +205,7 @@ def draft_cost(cost: CostModel, settings: PlanSettings) -> DraftCost:
     if settings.drafter_cost is not None:
         _refuse_placement(settings, "a fixed --drafter-cost")
         return _fixed(cost, settings.drafter_cost)
-    curves = {} if cost.measured is None else cost.measured.drafters
+    curves = _curves(cost)
     shape = next(iter(curves), "mtp") if settings.shape is None else settings.shape
     if shape in curves:
         _refuse_placement(settings, f"the calibrated drafter {shape}")
@@ -193,6 +219,11 @@ def draft_cost(cost: CostModel, settings: PlanSettings) -> DraftCost:
     if isinstance(drafter, PassDraftCost):
         drafter = replace(drafter, shares_head=False)  # the target's head is not on that device
     return replace(drafter, own_device=own, link=_link(cost, own, settings.drafter_link))
+
+
+def _curves(cost: CostModel) -> Mapping[str, DraftCurve]:
+    """The calibrated drafters."""
+    return {} if cost.measured is None else cost.measured.drafters
 
 
 def _refuse_placement(settings: PlanSettings, drafter: str) -> None:
@@ -266,6 +297,9 @@ def _shaped(target: CostModel, shape: str, cluster: Cluster) -> DraftCost:
         return draft_model_cost(find_plan_model(argument), cluster)
     if kind == "staged" and argument:
         return _staged(argument, cluster)
+    if kind in RELEASED_HEADS and bool(argument) == bool(colon):
+        head = find_head(kind, argument or target.model.name, hidden=target.model.hidden)
+        return released_cost(target, cluster, head, name=f"{kind}:{head.name}" if head.name else kind)
     size = int(argument) if re.fullmatch(r"[0-9]{1,9}", argument) else 0
     if kind not in ("eagle", "block", "medusa") or (colon and not size):
         raise UsageError(f"The drafter shape {shown(shape)} is not known.", f"Known are {SHAPES}.")

@@ -5,7 +5,9 @@ waits for, whether it fits in memory, and the batch sizes at which plain decodin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from heapq import heappop, heappush
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -17,10 +19,22 @@ from wager.planner.acceptance import AcceptanceRates
 from wager.planner.cost import CostModel, StepCost
 from wager.planner.drafting import DraftCost
 
+_MOST_LEVELS = 32
+"""Levels of trees that are tried."""
+
+WIDEST = 64
+"""Children of a node of a tree, at most."""
+
+SIBLING_RATE = 0.15
+"""What trees of 3 and 7 guesses of a small model showed (docs/drafters.md): 1.60 and 1.70 tokens a round where chains
+have 1.54 and 1.56."""
+
 LARGEST_BATCH = 1 << 20
 """Far beyond any server; a larger figure is a slip of the keyboard."""
 
 DEFAULT_MAX_DEPTH = 16
+DEFAULT_OUTPUT = 512
+"""Tokens of an answer."""
 
 SPARE_SHARE = 0.1
 """Share of a device's memory that the plan leaves to activations and the runtime."""
@@ -33,7 +47,8 @@ SPARE_SHARE = 0.1
 class DepthOutcome:
     """A round of one depth: expected tokens per request (bonus token included), seconds of the step, of drafting and of
     the round (their sum, or less where drafting runs beside the step), and how much faster tokens come than with depth
-    0; `hit_rate` is the share of rounds whose draft was ready then."""
+    0; `hit_rate` is the share of rounds whose draft was ready then. Of a tree the depth is the number of nodes, and
+    `levels` how many levels these have."""
 
     depth: int
     tokens: float
@@ -42,6 +57,7 @@ class DepthOutcome:
     speedup: float
     round_s: float
     hit_rate: float | None = None
+    levels: int | None = None
 
 
 def round_seconds(step: float, draft: float, *, hit_rate: float | None = None) -> float:
@@ -98,6 +114,34 @@ def break_even_acceptance(steps: Sequence[float], drafts: Sequence[float], depth
     return high
 
 
+# ---- trees ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TreeDrafts:
+    """Trees whose nodes have up to `width` children, a drafter's likeliest tokens there. The first child is right as
+    often as the token of a chain; each further one at the rate `sibling` where those before it are wrong."""
+
+    width: int
+    sibling: float
+
+    def survival(self, rates: Sequence[float], count: int) -> list[float]:
+        """Of the `count` likeliest nodes (or of all), the likeliest first, none before its parent and its elder
+        siblings. `rates` are those of a first child by level, as many as there are levels. Of all trees with so many
+        nodes and levels theirs yields the most tokens, as Sequoia's (arXiv 2402.12374)."""
+        found: list[float] = []
+        frontier = [(-rates[0], 1, 1, 1.0)]  # survival, level, rank among its siblings, survival of its parent
+        while frontier and len(found) < count:
+            negative, level, rank, parent = heappop(frontier)
+            found.append(-negative)
+            if rank < self.width:
+                rate = (1 - rates[level - 1]) * (1 - self.sibling) ** (rank - 1) * self.sibling
+                heappush(frontier, (-parent * rate, level, rank + 1, parent))
+            if level < len(rates):
+                heappush(frontier, (negative * rates[level], level + 1, 1, -negative))
+        return found
+
+
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +188,9 @@ class PlanPoint:
     `marginal_costs` are d log seconds / d log rows of plain decoding, by part and for the "step"; `break_even` is the
     acceptance from which one draft token pays (None: never, or no depth was tried). `at_max_depth`: the best depth is
     the deepest that was tried, and deeper ones are possible. `groups` batches like this one are decoded side by side
-    under expert parallelism. `drafter_memory` is that of a drafter's own device, None without one."""
+    under expert parallelism, each of `share` x batch requests. `drafter_memory` is that of a drafter's own device, None
+    without one. `prefill` are the seconds in which a prompt of that context is computed alone, by the target and by the
+    drafter, and `output` the tokens of an answer."""
 
     batch: int
     context: int
@@ -159,6 +205,23 @@ class PlanPoint:
     drafter_memory: Footprint | None = None
     at_max_depth: bool = False
     groups: int = 1
+    share: float = 1.0
+    prefill: tuple[float, float] = (0.0, 0.0)
+    output: int = DEFAULT_OUTPUT
+
+    @property
+    def group_batch(self) -> float:
+        """Requests of one group."""
+        return self.batch * self.share
+
+    @property
+    def request_seconds(self) -> tuple[float, float]:
+        """Seconds of a group's devices that a request takes, prompt and answer, without draft tokens and with those of
+        the chosen depth."""
+        steps = self.output / self.group_batch
+        with_drafts = steps * self.chosen.round_s / self.chosen.tokens
+        draft = self.prefill[1] if self.chosen.depth else 0.0
+        return self.prefill[0] + steps * self.plain_step.seconds, self.prefill[0] + draft + with_drafts
 
     @property
     def fits(self) -> bool | None:
@@ -178,9 +241,11 @@ class PlanPoint:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON (docs/economics.md lists the keys). `bound` is what each part waits for."""
+        plain, speculative = self.request_seconds
         parts = {
             name: {
                 **asdict(part),
+                "intensity": part.intensity,
                 "share": part.seconds / self.step.seconds,
                 "marginal": self.marginal_costs.get(name, 0.0),
             }
@@ -197,13 +262,21 @@ class PlanPoint:
             "draft_s": self.chosen.draft_s,
             "round_s": self.chosen.round_s,
             "at_max_depth": self.at_max_depth,
-            "price": self.chosen.round_s / (self.batch * self.chosen.tokens),
+            "price": self.chosen.round_s / (self.group_batch * self.chosen.tokens),
             "bound": {name: part.bound for name, part in self.step.parts.items()},
             "binding": self.step.binding,
             "plain_s": self.plain_step.seconds,
             "tokens_per_s_user": self.tokens_per_second,
-            "tokens_per_s": self.batch * self.tokens_per_second,
-            "tokens_per_s_all": self.groups * self.batch * self.tokens_per_second,
+            "tokens_per_s": self.group_batch * self.tokens_per_second,
+            "tokens_per_s_all": self.groups * self.group_batch * self.tokens_per_second,
+            "group_batch": self.group_batch,
+            "prefill": {
+                "seconds": self.prefill[0],
+                "draft_s": self.prefill[1],
+                "output": self.output,
+                "share": self.prefill[0] / plain,
+                "request_speedup": plain / speculative,
+            },
             "marginal": self.marginal_costs["step"],
             "break_even": self.break_even,
             "paying_depths": [outcome.depth for outcome in self.outcomes if outcome.speedup > 1],
@@ -219,7 +292,9 @@ class PlanPoint:
 class Deployment:
     """A target on its devices with a drafter, and how deep it drafts. `depth` fixes the depth (None: the best one up to
     `max_depth`). With a `hit_rate`, or drafts for `draft_outcomes` outcomes of each sequence, drafting is asynchronous:
-    see round_seconds. UsageError for a figure that is out of range."""
+    see round_seconds. With a `tree` a depth is a number of its nodes. Of a batch one group decodes the `share`: 1, or
+    less where batches are those of all groups together. `output` are the tokens of an answer. UsageError for a figure
+    that is out of range."""
 
     cost: CostModel
     drafter: DraftCost
@@ -227,6 +302,9 @@ class Deployment:
     depth: int | None = None
     hit_rate: float | None = None
     draft_outcomes: int | None = None
+    tree: TreeDrafts | None = None
+    share: float = 1.0
+    output: int = DEFAULT_OUTPUT
 
     @property
     def asynchronous(self) -> bool:
@@ -242,23 +320,54 @@ class Deployment:
             )
 
     def _limit(self, acceptance: AcceptanceRates | None) -> int:
-        known = acceptance.max_depth if acceptance else None
         requested = self.max_depth if self.depth is None else max(self.max_depth, self.depth)
-        return min(limit for limit in (requested, self.drafter.max_depth, known) if limit is not None)
+        return min(requested, *self._known_limits(acceptance))
+
+    def _known_limits(self, acceptance: AcceptanceRates | None) -> list[int]:
+        """Depths beyond which the drafter cannot draft, or nothing is known."""
+        if self.tree is None:
+            limits = [self.drafter.max_depth, acceptance.max_depth if acceptance else None]
+        else:  # both limit levels instead, and only rounds that were measured limit nodes
+            limits = [len(acceptance.rounds) or None if acceptance else None]
+        return [DEEPEST, *(limit for limit in limits if limit is not None)]
 
     def outcomes(self, acceptance: AcceptanceRates, *, batch: float, context: float) -> list[DepthOutcome]:
         """Every depth from 0 to the deepest that the drafter can make and whose acceptance is known."""
-        depths = range(self._limit(acceptance) + 1)
+        batch, depths = batch * self.share, range(self._limit(acceptance) + 1)
         steps = [
             fmean(self.cost.seconds(context, rows, batch=batch) for rows in acceptance.rows(depth, batch=batch))
             for depth in depths
         ]
+        if self.tree is not None and len(depths) > 1:
+            return self._tree_outcomes(self.tree, acceptance, steps, batch=batch, context=context)
         drafts = [self.drafter.seconds(batch, depth, context=context) for depth in depths]
         rate: float | list[float] | None = self.hit_rate
         if self.draft_outcomes is not None:  # by depth, that of all sequences of the batch together
             rates = [hit_rate_of(acceptance.survival(depth), self.draft_outcomes) for depth in depths[1:]]
             rate = [1.0, *(each**batch for each in rates)]
         return depth_outcomes(steps, drafts, acceptance.added_tokens(len(depths) - 1), hit_rate=rate)
+
+    def _tree_outcomes(
+        self, tree: TreeDrafts, acceptance: AcceptanceRates, steps: Sequence[float], *, batch: float, context: float
+    ) -> list[DepthOutcome]:
+        """Every number of nodes, each with the levels that make it fastest; steps[g] are seconds of one with g nodes.
+        Where rounds were measured, their tokens count whatever the levels."""
+        known = [limit for limit in (self.drafter.max_depth, acceptance.max_depth) if limit is not None]
+        reached = (1.0, *acceptance.survival(min([len(steps) - 1, _MOST_LEVELS, *known])))
+        rates = [after / before if before else 0.0 for before, after in pairwise(reached)]
+        best: dict[int, DepthOutcome] = {}
+        for levels in range(1, len(rates) + 1):
+            nodes = tree.survival(rates[:levels], len(steps) - 1)
+            drafting = self.drafter.seconds(batch, levels, context=context, width=tree.width)
+            added = acceptance.added_tokens(len(steps) - 1) if acceptance.rounds else nodes
+            drafts = [0.0, *(drafting for _ in nodes)]
+            for found in depth_outcomes(steps[: len(drafts)], drafts, added, hit_rate=self.hit_rate):
+                before = best.get(found.depth)
+                if found.depth in (0, *range(levels, len(drafts))) and (
+                    before is None or found.speedup > before.speedup
+                ):
+                    best[found.depth] = replace(found, levels=levels if found.depth else 0)
+        return [best[depth] for depth in sorted(best)]
 
     def point(self, acceptance: AcceptanceRates, *, batch: int, context: int) -> PlanPoint:
         """The answer at one point. UsageError for a batch below 1, or a context the model was not made for."""
@@ -274,9 +383,11 @@ class Deployment:
                 "Check the peaks and the bandwidth of the hardware.",
             )
         chosen = best_outcome(outcomes) if self.depth is None else outcomes[self.depth]
-        rows = fmean(acceptance.rows(chosen.depth, batch=batch))
-        known = [limit for limit in (self.drafter.max_depth, acceptance.max_depth) if limit is not None]
-        deeper = self.max_depth < min(known, default=DEEPEST)
+        here, prefill = batch * self.share, 0.0
+        rows = fmean(acceptance.rows(chosen.depth, batch=here))
+        deeper = self.max_depth < min(self._known_limits(acceptance))
+        if self.drafter.own_device is None:
+            prefill = self.drafter.prefill_seconds(context)
         steps = [outcome.step_s for outcome in outcomes]
         drafts = [outcome.round_s - outcome.step_s for outcome in outcomes]
         return PlanPoint(
@@ -285,14 +396,17 @@ class Deployment:
             acceptance=acceptance.label,
             outcomes=tuple(outcomes),
             chosen=chosen,
-            plain_step=self.cost.step(context, 1, batch=batch),
-            step=self.cost.step(context, rows, batch=batch),
-            marginal_costs=self.cost.marginal_cost(context, 1, batch=batch),
+            plain_step=self.cost.step(context, 1, batch=here),
+            step=self.cost.step(context, rows, batch=here),
+            marginal_costs=self.cost.marginal_cost(context, 1, batch=here),
             break_even=break_even_acceptance(steps, drafts, 1) if len(outcomes) > 1 else None,
-            memory=self.footprint(batch=batch, context=context),
-            drafter_memory=self.drafter_footprint(batch=batch, context=context),
+            memory=self.footprint(batch=here, context=context),
+            drafter_memory=self.drafter_footprint(batch=here, context=context),
             at_max_depth=self.depth is None and chosen.depth == self.max_depth > 0 and deeper,
             groups=self.cost.cluster.groups,
+            share=self.share,
+            prefill=(self.cost.prefill(context).seconds, prefill),
+            output=self.output,
         )
 
     def _check(self, batch: int, context: int) -> None:
@@ -332,14 +446,14 @@ class Deployment:
         return Footprint(0.0, drafter.device_bytes, batch * drafter.kv_bytes(context), drafter.own_device.memory)
 
     def largest_batch(self, context: float) -> int | None:
-        """Most sequences of that context that fit, on the target's devices and on the drafter's own; 0 if not even the
+        """Largest batch of that context that fits, on the target's devices and on the drafter's own; 0 if not even the
         weights do, None if the memory of the target's devices is unknown."""
         here = self.footprint(batch=1, context=context)
         there = self.drafter_footprint(batch=1, context=context)
         if here.memory is None:
             return None
         limits = [one.largest_batch for one in (here, there) if one is not None]
-        return min((limit for limit in limits if limit is not None), default=0)
+        return round(min((limit for limit in limits if limit is not None), default=0) / self.share)
 
     # ---- where plain decoding is fastest ----------------------------------------------------------------------------
 

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
+from wager.arch import RELEASED_HEADS, TABLE, WITH_MTP
 from wager.errors import UsageError
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.drafting import PassDraftCost, StagedDraftCost
 from wager.planner.inputs import check_finite
+from wager.planner.intensity import knees
 from wager.planner.plan import SPARE_SHARE, Deployment, PlanPoint
 
 LARGEST_GRID, MOST_CELLS = 2000, 200
@@ -37,7 +39,8 @@ _COLUMNS = (
 _MEANINGS = (
     "Columns: context: positions that each request has cached; accept: the probability that a draft token is "
     "accepted if those before it were; batch: requests decoded together; depth: the number of draft tokens that is "
-    "fastest (off: none; +: the deepest that was tried); speed-up: over plain decoding at the same batch; "
+    "fastest (off: none; +: the deepest that was tried; with --tree nodes/levels); speed-up: over plain decoding at "
+    "the same batch; "
     "tok/round: tokens that a request gets from a step, accepted ones and the model's own one; plain: time of a "
     "step without draft tokens; step: of one that verifies them; draft: of making them; tok/s/user: tokens a second "
     "of one request; tok/s: of all; slower at: depths slower than plain decoding; break-even: the acceptance from "
@@ -50,7 +53,7 @@ _MEANINGS = (
 @dataclass(frozen=True, slots=True)
 class PlanReport:
     """The results for all combinations of batches, contexts and acceptances; and by context and acceptance where plain
-    decoding is fastest: the first and last of each range of batch sizes."""
+    decoding is fastest: the first and last of each range of batch sizes. `price`: dollars an hour of one device."""
 
     deployment: Deployment
     batches: Sequence[int]
@@ -58,6 +61,7 @@ class PlanReport:
     acceptances: Sequence[AcceptanceRates]
     points: tuple[PlanPoint, ...]
     losing_batches: Mapping[tuple[int, AcceptanceRates], Sequence[tuple[int, int]]]
+    price: float | None = None
 
     @classmethod
     def build(
@@ -67,6 +71,7 @@ class PlanReport:
         batches: Sequence[int],
         contexts: Sequence[int],
         acceptances: Sequence[AcceptanceRates],
+        price: float | None = None,
     ) -> PlanReport:
         """UsageError for a point that is out of range, and for absurdly many of them."""
         cells = [(context, rate) for context in contexts for rate in acceptances]
@@ -81,7 +86,7 @@ class PlanReport:
             (context, rate): deployment.losing_batches(rate, batches=batches, context=context)
             for context, rate in cells
         }
-        return cls(deployment, batches, contexts, acceptances, tuple(points), losing)
+        return cls(deployment, batches, contexts, acceptances, tuple(points), losing, price)
 
     # ---- text -------------------------------------------------------------------------------------------------------
 
@@ -99,12 +104,14 @@ class PlanReport:
         memory = "memory unknown" if device.memory is None else f"{_amount(device.memory, 'B')} memory"
         weights = f", {_amount(drafter.resident_bytes, 'B')} of weights" if drafter.resident_bytes else ""
         own = f", on {drafter.own_device.name} of its own" if drafter.own_device else ""
+        tree = self.deployment.tree
+        shape = f", trees of up to {tree.width} children a node" if tree else ""
         beside = ", beside verification" if self.deployment.asynchronous else ""
         return [
             f"model     {model.name}: {model.parameters / 1e9:.4g}B parameters, {model.active / 1e9:.3g}B a token, "
             f"{model.num_layers} layers, {' and '.join(filter(None, stored))}{head} ({model.source})",
             f"hardware  {device.name}{spread}: {peaks}, {_amount(device.bandwidth, 'B/s')}, {memory} ({device.label})",
-            f"drafter   {drafter.name}{weights}{own}{beside}",
+            f"drafter   {drafter.name}{weights}{own}{beside}{shape}",
             f"memory    {self._memory()}",
         ]
 
@@ -129,13 +136,35 @@ class PlanReport:
         """Columns and rows; one row a point."""
         word = rank_word(self.deployment)
         columns = [f"tok/s/{word}" if word and column == "tok/s" else column for column in _COLUMNS]
-        return columns, [self._row(point) for point in self.points]
+        rows = [self._row(point) for point in self.points]
+        if self.price is not None:
+            columns.append("$/M tokens")
+            for row, point in zip(rows, self.points, strict=True):
+                row.append("{plain:,.3g} → {speculative:,.3g}".format(**self.dollars(point)))
+        return columns, rows
+
+    def dollars(self, point: PlanPoint) -> dict[str, float]:
+        """Dollars for a million tokens of answers, of the devices' time: decoding without and with draft tokens, and
+        with the prompts of these answers computed on the same devices."""
+        cost, drafter, each = self.deployment.cost, self.deployment.drafter, point.group_batch
+        devices = float(cost.cluster.tp)  # of a group
+        if drafter.own_device is not None:
+            devices += drafter.cost.cluster.tp if isinstance(drafter, PassDraftCost) else 1
+        rate = (self.price or 0.0) * devices / 3600 * 1e6
+        plain, speculative = point.request_seconds
+        return {
+            "plain": rate * point.plain_step.seconds / each,
+            "speculative": rate / (each * point.tokens_per_second),
+            "plain_with_prompts": rate * plain / point.output,
+            "with_prompts": rate * speculative / point.output,
+        }
 
     def _row(self, point: PlanPoint) -> list[str]:
         chosen, binding = point.chosen, point.step.parts[point.step.binding]
         share = binding.seconds / point.step.seconds
         fits = {None: "", True: "", False: " !"}[point.fits]
-        depth = "off" if not chosen.depth else f"{chosen.depth}{'+' * point.at_max_depth}"
+        levels = "" if chosen.levels is None else f"/{chosen.levels}"
+        depth = "off" if not chosen.depth else f"{chosen.depth}{levels}{'+' * point.at_max_depth}"
         pays = "–" if len(point.outcomes) == 1 else "never" if point.break_even is None else f"{point.break_even:.2f}"
         return [
             str(point.context),
@@ -148,7 +177,7 @@ class PlanReport:
             _time(chosen.step_s),
             _time(chosen.draft_s) if chosen.draft_s else "–",
             f"{point.tokens_per_second:,.1f}",
-            f"{point.batch * point.tokens_per_second:,.0f}",
+            f"{point.group_batch * point.tokens_per_second:,.0f}",
             _slower_depths(point),
             pays,
             f"{point.step.binding} {share:.0%} {binding.bound}",
@@ -160,6 +189,7 @@ class PlanReport:
         tried = self.deployment.max_depth > 0 or self.deployment.depth is not None
         lines = [self._losing_batches(*cell) for cell in self.losing_batches if tried]
         lines += [self._waiting(context) for context in self.contexts]
+        lines += [self._prefill(context) for context in self.contexts if context]
         return [*lines, *remarks(self.deployment, self.points), self._assumed(), _MEANINGS]
 
     def _assumed(self) -> str:
@@ -167,8 +197,15 @@ class PlanReport:
         drafter = self.deployment.drafter
         rates = ", ".join(rate.label for rate in self.acceptances if isinstance(rate.rates, float))
         words = []
-        if isinstance(drafter, PassDraftCost) and drafter.taps and drafter.own_device is None:
-            words.append(f"that there is a drafter of the shape {drafter.name} for the model (--drafter-shape)")
+        name, tree = self.deployment.cost.model.name, self.deployment.tree
+        released = drafter.name.partition(":")[0] in RELEASED_HEADS or (drafter.name == "mtp" and name in WITH_MTP)
+        if isinstance(drafter, PassDraftCost) and drafter.taps and drafter.own_device is None and not released:
+            none = f"; the release of {name} has no MTP module" if drafter.name == "mtp" and name in TABLE else ""
+            words.append(f"that there is a drafter of the shape {drafter.name} for the model (--drafter-shape{none})")
+        if tree and not all(rate.rounds for rate in self.acceptances):
+            words.append(
+                f"that a sibling is right {tree.sibling:g} of the time where those before it are wrong (--tree)"
+            )
         if rates:
             words.append(f"the acceptance {rates} at every depth (--acceptance; `wager acceptance` measures yours)")
         if self.deployment.cost.measured is None:
@@ -206,6 +243,23 @@ class PlanReport:
             words.append(f"{span}: {name} ({bound}), one more row adds {marginal} of what a row takes on average")
         return f"What plain decoding waits for at context {context}: " + "; ".join(words) + "."
 
+    def _prefill(self, context: int) -> str:
+        """Prompts and answers on the same devices."""
+        points = [point for point in self.points if point.context == context]
+        prefill, output = points[0].prefill[0], points[0].output
+        words = []
+        for point in {points[0].batch: points[0], points[-1].batch: points[-1]}.values():
+            plain, speculative = point.request_seconds
+            words.append(
+                f"at batch {point.batch} the prompt is {prefill / plain:.0%} of the devices' time, and prompt and "
+                f"answer together gain {plain / speculative:.3g} times"
+            )
+        acceptance = f", acceptance {points[-1].acceptance}" if len(self.acceptances) > 1 else ""
+        return (
+            f"Prompts of {context} tokens and answers of {output}{acceptance}: a prompt alone takes {_time(prefill)}; "
+            f"{'; '.join(words)}."
+        )
+
     # ---- JSON -------------------------------------------------------------------------------------------------------
 
     def as_dict(self) -> dict[str, Any]:
@@ -213,7 +267,10 @@ class PlanReport:
         cost, drafter = self.deployment.cost, self.deployment.drafter
         model, device = cost.model, cost.device
         values = {
-            "points": [point.as_dict() for point in self.points],
+            "points": [
+                {**point.as_dict(), "dollars": None if self.price is None else self.dollars(point)}
+                for point in self.points
+            ],
             "model": {
                 "name": model.name,
                 "source": model.source,
@@ -233,10 +290,13 @@ class PlanReport:
                 "ep": cost.cluster.ep,
                 "groups": cost.cluster.groups,
                 "balanced": cost.balanced,
+                "total_batch": self.deployment.share < 1,
                 "link_latency": cost.cluster.latency,
                 "ridge": {kind: device.ridge(kind) for kind in device.peaks},
                 "largest_batch": {str(context): most for context, most in self._largest_batches().items()},
             },
+            "knees": knees(cost, self.contexts),
+            "price": self.price,
             "drafter": {
                 "name": drafter.name,
                 "resident_bytes": drafter.resident_bytes,
@@ -246,6 +306,7 @@ class PlanReport:
                 "max_context": drafter.max_context,
                 "hit_rate": self.deployment.hit_rate,
                 "draft_outcomes": self.deployment.draft_outcomes,
+                "tree": None if self.deployment.tree is None else asdict(self.deployment.tree),
             },
             "remarks": list(remarks(self.deployment, self.points)),
             "routing": {"locality": cost.routing.locality, "popularity": cost.routing.popularity},
@@ -334,8 +395,9 @@ def _of_the_cluster(deployment: Deployment) -> Iterator[str]:
         whose = f"group of {cluster.tp} devices" if word == "group" else "rank"
         balanced = "the experts are balanced, so every rank reads the mean"
         spread = balanced if cost.balanced else "a step waits for the rank with most experts to read"
+        batches = "a batch is divided among all, tok/s" if deployment.share < 1 else "batch and tok/s"
         yield (
-            f"Expert parallelism: batch and tok/s are those of one {whose}, memory that of one device; all "
+            f"Expert parallelism: {batches} are those of one {whose}, memory that of one device; all "
             f"{cluster.groups} decode {cluster.groups} times as many (tokens_per_s_all in the JSON). Experts: {spread}."
         )
     streams = [each for layer in cost.model.layers for each in layer.attention.streams(1, 1, cost.model.precision)]
