@@ -209,8 +209,12 @@ SHORT = {
     "train": f"--model {TINY} --answer-tokens 8 --steps 1 --batch 64 --vocabulary 64 --threads 1",
     "calibrate": "--seconds 1",
     "replay": "--rounds 300",
+    "lesson": "1",
 }
 """Options that make a command short enough for a test."""
+
+FILES = {"--hardware": "this", "--load": "log.jsonl"}
+"""What FILE is beside other options."""
 
 RUNS_A_MODEL = ("run", "chat", "bench", "acceptance", "prove", "calibrate", "serve")
 NOT_RUN = {"wager pull --force": "fetches a model; its interruptions and errors are tested in tests/unit/test_download"}
@@ -218,7 +222,7 @@ NOT_RUN = {"wager pull --force": "fetches a model; its interruptions and errors 
 
 README_CALLS = sorted(
     {call.removesuffix("  # a name") for page, call in CALLS if page == "README.md"},
-    key=lambda call: "PROMPT" not in call,
+    key=lambda call: ("PROMPT" not in call, call),
 )
 SERVER_CALLS = [call for call in README_CALLS if "--url" in call or call == "wager serve"]
 """Tested together below: `wager serve` does not end by itself, and `--url` needs a server."""
@@ -230,6 +234,7 @@ def arguments_of(call: str, *, model: str, url: str = "") -> list[str]:
     _, verb, *given = words(call)
     values = {**PLACEHOLDERS, "MODEL": "config.json" if verb == "plan" else DEFAULT_MODEL}
     values |= dict.fromkeys(("URL", "http://127.0.0.1:8000"), url)
+    values |= {"FILE": FILES[before]} if (before := " ".join({*given} & {*FILES})) else {}
     given = [values.get(word, re.sub(r"^(random:[\w-]+):\w+$", r"\1:tiny", word)) for word in given]
     if verb in RUNS_A_MODEL and "--url" not in given and not any(word.startswith("random:") for word in given):
         given += ["--model", model]
@@ -251,6 +256,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, asked in ("prompts", "What is {0} + {0}?"), ("measured", "Is {0} a prime?"), ("log", "Count to {0}."):
         rows = [{"category": "qa", "prompt": asked.format(number), "timestamp": number / 10} for number in range(8)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    log = [{"prompt": "Why is the sky blue?", "arrival": number / 4} for number in range(3)]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, log)), encoding="utf-8")
     architecture, sizes = random_models.MODELS["qwen3-moe"]
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], **sizes["tiny"]}))
     return tmp_path
@@ -297,7 +304,11 @@ def test_the_commands_of_a_page_run_in_its_order(
     calls = [call for name, call in PAGE_CALLS if name == page and call not in NOT_RUN]
     for call in calls:
         for given, made_by in GIVEN.items():
-            if given in words(call) and words(call)[1] in ("plan", "replay") and not (folder / given).exists():
+            if (
+                given in arguments_of(call, model=TINY)
+                and words(call)[1] in ("plan", "replay")
+                and not (folder / given).exists()
+            ):
                 runs(made_by, arguments_of(made_by, model=TINY), capfd)
         trained = "--quality" in call and "--kv-dtype" not in call
         model = str(request.getfixturevalue("smollm2")) if trained else TINY

@@ -147,6 +147,7 @@ BASES: dict[str, tuple[str, ...]] = {
         *words("--answer-tokens 2 --steps 1 --batch 16 --vocabulary 100"),
     ),
     "replay": words("--rounds 50 --concurrency 1 --output 16 --policy-time 0us"),
+    "lesson": ("2",),
     "doctor": (),
 }
 """A short call of each command that succeeds (`pull`: that fails without a network; `serve`: that finds no model)."""

@@ -33,6 +33,7 @@ VERBS = {
     "train": "Train a drafter for a model, on answers of the model itself.",
     "calibrate": "Measure what steps take on this machine, and store it.",
     "replay": "Compare policies on a simulated server; no model.",
+    "lesson": "A lesson on speculative decoding, from nothing to the policy.",
     "doctor": "Show the machine's kernels, models and calibrations, and what is missing.",
 }
 """Every verb and what it does; `wager.cli.NAME` holds its `command`, unless COMMANDS says where."""
