@@ -224,8 +224,8 @@ def server_process(*options: str) -> Iterator[RealServer]:
         def read() -> None:
             for line in process.stderr or ():
                 server.lines.append(line)
-                if not server.url and line.startswith("serving "):
-                    server.url = line.split()[-1]
+                if not server.url and (found := re.search(r"\bserving \S+ at (http://[^\s\"]+)", line)):
+                    server.url = found[1]
                     ready.set()
             ready.set()
 
