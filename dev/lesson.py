@@ -16,7 +16,7 @@ from html import escape
 from itertools import count
 from pathlib import Path
 
-from wager.cli.lesson import SOURCE, Figure, Round, examples, fill
+from wager.cli.lesson import SOURCE, Figure, RoundDrawing, examples, fill
 
 DOCS = Path(__file__).parents[1] / "docs"
 _ANSWER = re.compile(r"^A: (.*?\n)(?=\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -26,8 +26,8 @@ def page(source: str) -> tuple[str, dict[str, str]]:
     """docs/lesson.md, and its figures as SVG by the names of their files in docs/lesson/."""
     figures: dict[str, str] = {}
 
-    def draw(name: str, figure: Figure | Round) -> str:
-        figures[f"{name}.svg"] = svg_of_round(figure) if isinstance(figure, Round) else svg(figure)
+    def draw(name: str, figure: Figure | RoundDrawing) -> str:
+        figures[f"{name}.svg"] = svg_of_round(figure) if isinstance(figure, RoundDrawing) else svg(figure)
         return f"![{figure.title}](lesson/{name}.svg)"
 
     text = fill(source, draw)
@@ -111,7 +111,7 @@ def _around(place: float) -> Iterator[float]:
         yield place - distance
 
 
-def svg_of_round(drawing: Round) -> str:
+def svg_of_round(drawing: RoundDrawing) -> str:
     """Guesses over the target's own choices, and what became of each."""
     shapes, width, tall = [_text(12, 22, drawing.title, weight="bold")], 92, 30
     for row, words in enumerate(("guessed", "the target's", "")):

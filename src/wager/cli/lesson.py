@@ -98,7 +98,7 @@ def examples(text: str) -> list[Example]:
     return [Example.of(match) for match in _PIECE.finditer(text) if match["code"]]
 
 
-def fill(text: str, draw: Callable[[str, Figure | Round], str]) -> str:
+def fill(text: str, draw: Callable[[str, Figure | RoundDrawing], str]) -> str:
     """The text with what its examples print, its numbers, and its figures as `draw` makes them, also of their names."""
     shown = ""
 
@@ -106,7 +106,7 @@ def fill(text: str, draw: Callable[[str, Figure | Round], str]) -> str:
         nonlocal shown
         if match["figure"]:
             name = match["figure"]
-            return draw(name, Round.of(shown) if name == "round" else FIGURES[name]())
+            return draw(name, RoundDrawing.of(shown) if name == "round" else FIGURES[name]())
         if match["value"]:
             form, expression = match["value"].split(maxsplit=1)
             return format(eval(expression, _names(shown)), form).replace("%", " %")
@@ -121,7 +121,7 @@ def fill(text: str, draw: Callable[[str, Figure | Round], str]) -> str:
 
 # ---- numbers in sentences --------------------------------------------------------------------------------------------
 
-_MLA_FLOPS_PER_BYTE = 2 * 128 * (2 * 512 + 64) / (2 * (512 + 64))
+_MLA_FLOPS_PER_BYTE = 2 * 128 * (2 * 512 + 64) / (2 * (512 + 64))  # DeepSeek-V3: 128 heads, latents of 512 + 64
 
 
 def _names(shown: str) -> dict[str, Any]:
@@ -210,8 +210,8 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """The drawing of a round: its guesses, how many were accepted, and the target's own token behind these."""
+class RoundDrawing:
+    """A round: its guesses, how many were accepted, and the target's own token behind these."""
 
     title: str
     guesses: Sequence[str]
@@ -219,7 +219,7 @@ class Round:
     corrected: str
 
     @classmethod
-    def of(cls, shown: str) -> Round:
+    def of(cls, shown: str) -> RoundDrawing:
         """Of the printed rounds the last one in which some guesses were accepted and others discarded."""
         pattern = r"guessed by \w+: (.*)\n  accepted (\d+): .*\n  corrected: (\S+)\n  discarded"
         guesses, accepted, corrected = re.findall(pattern, shown)[-1]
@@ -296,9 +296,9 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
 }
 
 
-def in_letters(figure: Figure | Round, *, width: int = 60, height: int = 14) -> str:
+def in_letters(figure: Figure | RoundDrawing, *, width: int = 60, height: int = 14) -> str:
     """The figure as a block of text."""
-    if isinstance(figure, Round):
+    if isinstance(figure, RoundDrawing):
         columns = [("guessed", "the target's", ""), *figure.rows()]
         widths = [max(map(len, column)) for column in columns]
         lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]
