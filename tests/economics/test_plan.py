@@ -386,6 +386,9 @@ def test_a_tree_is_planned_with_the_levels_that_make_it_fastest(folder: Path) ->
     assert "14/" in plan(f"{line} --drafter-cost 0.1 --tree 2:0.5 --max-depth 14", folder).stdout
     measured = answer(f"{line} --drafter-cost 0.1 --tree 2 --acceptance @trees.json", folder)["points"][0]
     assert [depth["tokens"] for depth in measured["depths"]] == pytest.approx([1, 1.6, 1.8])
+    nodes = "a pass of the drafter for every node of the measured trees"
+    for more, said in (("", True), ("--tree 2", False)):
+        assert (nodes in words_of(f"{line} --drafter-shape mtp --acceptance @trees.json {more}", folder)) == said
 
 
 def test_a_total_batch_is_shared_by_all_ranks(folder: Path) -> None:

@@ -202,6 +202,9 @@ class PlanReport:
         if isinstance(drafter, PassDraftCost) and drafter.taps and drafter.own_device is None and not released:
             none = f"; the release of {name} has no MTP module" if drafter.name == "mtp" and name in TABLE else ""
             words.append(f"that there is a drafter of the shape {drafter.name} for the model (--drafter-shape{none})")
+        grows = isinstance(drafter, PassDraftCost) and drafter.max_depth is None
+        if grows and tree is None and any(rate.noted and rate.noted.get("trees") for rate in self.acceptances):
+            words.append("a pass of the drafter for every node of the measured trees (--tree: one for every level)")
         if tree and not all(rate.rounds for rate in self.acceptances):
             words.append(
                 f"that a sibling is right {tree.sibling:g} of the time where those before it are wrong (--tree)"
