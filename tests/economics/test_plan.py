@@ -106,7 +106,7 @@ RIGHT = [
     "--model Kimi-K2.6 --hardware B200 --ep 32 --context 256K --batch 1",
     "--model DeepSeek-V4-Flash --hardware B200 --context 1m --batch 1",
     f"{LLAMA} --acceptance 0,1,0.5,.75",
-    f"{LLAMA} --acceptance @measured.json,0.6",
+    f"{LLAMA} --acceptance @measured.json,0.6 --drafter-shape free",
     f"{LLAMA} --max-depth 0",
     f"{LLAMA} --depth 0",
     f"{LLAMA} --drafter-shape free",
