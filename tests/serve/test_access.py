@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import wager
 from in_process import Call
 from in_process import wager as command  # noqa: F401
-from serve.serving import CHAT, SHORT, running
+from serve.serving import CHAT, LONG, SHORT, running
 from wager.serve.limits import read_api_keys
-from wager.serve.run import JsonLines
+from wager.serve.run import JsonLines, TextLines
 
 
 def test_keys_are_needed_but_not_for_health(tmp_path: Path) -> None:
@@ -67,6 +68,35 @@ def test_the_log_says_how_a_stream_was_cut(caplog: pytest.LogCaptureFixture) -> 
     assert "finish_reason" not in cut.fields  # type: ignore[attr-defined]
 
 
+def test_the_log_says_what_a_request_cost_and_nothing_of_its_text_or_key(caplog: pytest.LogCaptureFixture) -> None:
+    """By the names of the answer's own report, whether or not that was asked for."""
+    logger, keys = logging.getLogger("wager.serve"), ("correct-horse-battery", "staple-of-all-staples")
+    options: Any = {"api_keys": keys, "operator_keys": ("the-operators-own-key", keys[1])}
+    body = {**LONG, "messages": [{"role": "user", "content": "secret " * 40}], "max_tokens": 60, "n": 2}
+    with caplog.at_level(logging.INFO, logger.name), running(**options) as server:
+        heads = [{"authorization": f"Bearer {key}"} for key in (*keys, "of-nobody-at-all")]
+        answer = server.post(CHAT, {**body, "speculation_stats": True}, headers=heads[0]).json()
+        for head in heads:
+            server.post(CHAT, {**body, "stream": True}, headers=head)
+    records = [record for record in caplog.records if hasattr(record, "said")]
+    lines = [json.loads(JsonLines().format(record)) for record in records]
+    told, *streamed, unknown = lines
+    choices = answer["speculation"]["choices"]
+    for name in ("rounds", "drafted", "accepted"):
+        assert [line[name] for line in (told, streamed[0])] == [sum(each[name] for each in choices)] * 2
+    assert told["accepted"] > 0 and told["drafter"] == "ngram" and told["completion_tokens"] == 120
+    assert told["mean_acceptance_length"] == pytest.approx(120 / told["rounds"], abs=1e-3)
+    assert streamed[0]["cached_tokens"] > told["cached_tokens"] == 0
+    stages = {f"{name}_s": value for name, value in answer["speculation"]["stage_seconds"].items()}
+    assert {"draft_s", "forward_s", "accept_s"} <= stages.keys()
+    assert {name: told[name] for name in stages} == pytest.approx(stages, abs=1e-5)
+    assert told["queue_s"] >= 0 < told["prefill_s"] < told["seconds"] > told["decode_s"] > 0
+    assert [line.get("tenant") for line in lines] == ["api-key-1", "api-key-1", "operator-key-2", None]
+    assert unknown["status"] == 401 and "drafted" not in unknown
+    written = "".join([*map(json.dumps, lines), *map(TextLines().format, records)])
+    assert not any(word in written for word in ("secret", *keys, answer["choices"][0]["message"]["content"][:12]))
+
+
 def test_the_log_is_json_with_the_tokens_of_every_request(caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("wager.serve")
     with caplog.at_level(logging.INFO, logger.name), running() as server:
@@ -82,6 +112,7 @@ def test_the_log_is_json_with_the_tokens_of_every_request(caplog: pytest.LogCapt
     assert refused["status"] == 400 and "finish_reason" not in refused, "it did not begin"
     assert told["request_id"] == "told" and streamed["request_id"] == "streamed"
     for line in (told, streamed):
+        assert "tenant" not in line, "there are no keys"
         assert (line["method"], line["path"], line["status"]) == ("POST", CHAT, 200)
         assert line["finish_reason"] == "length" and "error" not in line
         assert {name: line[name] for name in ("prompt_tokens", "completion_tokens")} == {

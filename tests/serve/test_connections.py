@@ -71,7 +71,7 @@ def test_clients_that_vanish_leave_nothing_behind(server: Running) -> None:
     assert found["wager:num_requests_open"] == found["wager:num_requests_running"] == 0
     assert found["wager:kv_cache_usage_perc"] == 0
     aborted = "wager:request_success_total,finished_reason=abort"
-    assert found[aborted] > begin[aborted] and server.server.metrics._times == {}
+    assert found[aborted] > begin[aborted] and server.server.metrics._records == {}
     assert server.text(LONG) == plain
 
 

@@ -184,6 +184,7 @@ def test_numbers_move_while_requests_run(browser: Any, real: RealServer) -> None
             depths = visit.page.locator("#depth-chart svg").get_attribute("aria-label")
             assert "depth 0: " in depths and "depth 1: " in depths
             visit.wait("/depth 1: [1-9]\\d* %/.test(document.querySelector('#acceptance-chart svg').ariaLabel)")
+            visit.wait("/tokens [1-9]: [1-9]/.test(document.querySelector('#tau-chart svg').ariaLabel)")
             assert 1 < float(visit.text("#tau")) < 20
             assert 0 < int(visit.text("#accepted").removesuffix(" %")) <= 100
         visit.wait("document.getElementById('running').textContent == '0'")

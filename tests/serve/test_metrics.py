@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -22,7 +23,7 @@ from wager.engine.rounds import DraftCounter, DrafterCounts
 from wager.serve import live
 from wager.serve.live import PAGE_PATHS
 from wager.serve.metrics import WeightedHistogram
-from wager.types import Draft, Verdict
+from wager.types import Draft, OutputDelta, StepRecord
 
 MESSAGES: Any = [{"role": "user", "content": "one two three one two three one two three"}]
 BODY: Any = {"messages": MESSAGES, "max_tokens": 60, "temperature": 0, "ignore_eos": True, "speculation_stats": True}
@@ -61,6 +62,52 @@ def test_counters_are_those_of_the_answers() -> None:
     assert found["wager:http_requests_total,path=/v1/chat/completions,status=400"] == 1
     assert found["wager:http_requests_total,path=other,status=404"] == 1
     assert found["wager:drafter_collapsed,drafter=ngram"] == 0
+
+
+def test_sums_over_answers_are_the_counters() -> None:
+    """Also of texts that end within accepted guesses, of several choices, and of streams."""
+    with running() as server:
+        first = server.chat(**BODY)
+        text = first["choices"][0]["message"]["content"]
+        stops = [{**BODY, "stop": text[at : at + 14]} for at in range(60, 120, 9)]
+        answers = [first, *(server.chat(**body) for body in ({**BODY, "n": 3}, *stops))]
+        body = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
+        lines = [line[6:] for line in server.post(CHAT, body).text.splitlines() if line.startswith("data: {")]
+        usage, speculation = (json.loads(line) for line in lines[-2:])
+        answers.append({"usage": usage["usage"], "speculation": speculation["speculation"]})
+        found, live = server.metrics(), server.live()
+        assert not server.server.metrics.drafts._sequences, "nothing is kept of what has ended"
+    choices = [choice for answer in answers for choice in answer["speculation"]["choices"]]
+    used = {name: sum(each["usage"][name] for each in answers) for name in ("prompt_tokens", "completion_tokens")}
+    cached = sum(each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers)
+    drafted, accepted = (sum(each[name] for each in choices) for name in ("drafted", "accepted"))
+    passes = [sum(each["rounds"] for each in answer["speculation"]["choices"]) for answer in answers]
+    guessed = [sum(each["accepted"] for each in answer["speculation"]["choices"]) for answer in answers]
+    cut = [p + g > answer["usage"]["completion_tokens"] for p, g, answer in zip(passes, guessed, answers, strict=True)]
+    assert any(cut), "some end with a guess, with others accepted behind it"
+    wanted = {
+        "prompt_tokens_total": used["prompt_tokens"],
+        "prompt_tokens_cached_total": cached,
+        "generation_tokens_total": used["completion_tokens"],
+        "spec_decode_num_draft_tokens_total,drafter=ngram": drafted,
+        "spec_decode_num_accepted_tokens_total,drafter=ngram": accepted,
+        "request_spec_decode_draft_tokens_sum": drafted,
+        "request_spec_decode_accepted_tokens_sum": accepted,
+        "request_spec_decode_draft_tokens_count": len(choices),
+        "request_spec_decode_mean_acceptance_length_count": len(choices),
+        "request_spec_decode_mean_acceptance_length_sum": sum(each["mean_acceptance_length"] for each in choices),
+        "request_generation_tokens_sum": used["completion_tokens"],
+    }
+    assert {name: found[f"wager:{name}"] for name in wanted} == pytest.approx(wanted)
+    for position in range(3):
+        labels = f"drafter=ngram,position={position}"
+        verified = found[f"wager:spec_decode_num_draft_tokens_per_pos_total,{labels}"]
+        assert verified >= found[f"wager:spec_decode_num_accepted_tokens_per_pos_total,{labels}"] > 0
+        assert 0 < found[f"wager:request_spec_decode_acceptance_rate_count,{labels}"] <= len(choices)
+    drafts = live["drafts"]["ngram"]
+    assert (drafts["verified"], drafts["accepted"], live["tokens"]) == (drafted, accepted, used["completion_tokens"])
+    taus = [sum(int(each["mean_acceptance_length"]) == tau for each in choices) for tau in range(5)]
+    assert live["requests_by_tau"] == taus[: len(live["requests_by_tau"])] and sum(taus) == len(choices)
 
 
 VLLM = """
@@ -184,8 +231,16 @@ def test_drafts_are_counted_by_their_depth_and_by_their_guesses() -> None:
     chain = Draft.chain("s", (1, 2), drafter="suffix")
     forced = DraftOfSeveral("s", (1, 2, 3), (-1, 0, 1), (), "ngram", None, ("grammar", "ngram", "ngram"))
     counter = DraftCounter(FixedDepth(3))
-    for draft, accepted in ((tree, (0, 2)), (chain, ()), (forced, (0, 1))):
-        counter._count_draft(draft, Verdict("s", accepted, (9,) * (len(accepted) + 1)))
+    for number, (draft, drafted_by) in enumerate(
+        ((tree, ("suffix", "suffix", "")), (chain, ("",)), (forced, ("grammar", "ngram", "")))
+    ):
+        record = StepRecord(4, 1, len(draft), 2, 3, {})
+        assert counter.admit({"s": draft}, 99)
+        counter.observe(record)
+        delta = OutputDelta("s", 0, (9,) * len(drafted_by), "", drafted_by, finish_reason="stop" if number else None)
+        ended = counter.count([delta], record)
+        assert ended == ({} if not number else {"s": ended["s"]})
+    assert set(ended["s"]) == {"grammar", "ngram"}
     assert counter.drafters["suffix"] == DrafterCounts([0, 0, 1, 0, 1], [1, 0, 1], [0, 0, 1, 1])
     assert counter.drafters["ngram"] == DrafterCounts([0, 0, 1], [0, 1], [0, 0, 1])
     assert counter.drafters["grammar"] == DrafterCounts([0, 1], [0, 1], [0, 1])

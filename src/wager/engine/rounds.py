@@ -219,19 +219,27 @@ class DrafterCounts:
         return sum(length * count for length, count in enumerate(self.accepted))
 
     @property
+    def verified_by_position(self) -> list[int]:
+        """At index i the drafts that were more than i deep."""
+        return [sum(self.levels[depth:]) for depth in range(1, len(self.levels))]
+
+    @property
     def accepted_by_position(self) -> list[int]:
-        """At index i the drafts of which more than i guesses were accepted."""
-        return [sum(self.accepted[length:]) for length in range(1, len(self.accepted))]
+        """At index i the drafts of which more than i guesses were accepted; as long as `verified_by_position`."""
+        return [sum(self.accepted[length:]) for length in range(1, max(len(self.accepted), len(self.levels)))]
 
 
 class DraftCounter(WrappedPolicy):
-    """Decides as `policy` does. `planned[n]`: draft decisions for n guesses."""
+    """Decides as `policy` does. `drafters` has the counts since the start, by drafter; `planned[n]`: decisions to draft
+    n guesses."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self.drafters: dict[str, DrafterCounts] = {}
         self.planned: list[int] = []
         self._admitted: Mapping[str, Draft] = {}
+        self._steps: deque[tuple[StepRecord, Mapping[str, Draft]]] = deque()
+        self._sequences: dict[str, dict[str, DrafterCounts]] = {}
 
     @classmethod
     def attach(cls, engine: Engine) -> DraftCounter:
@@ -243,33 +251,47 @@ class DraftCounter(WrappedPolicy):
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         plan = self.policy.plan(spans, budget)
         for decision in plan.values():
-            _count(self.planned, decision.depth)
+            count_at(self.planned, decision.depth)
         return plan
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         self._admitted = admitted = self.policy.admit(drafts, budget)
         return admitted
 
-    def learn(self, verdicts: Iterable[Verdict]) -> None:
-        verdicts, admitted = list(verdicts), self._admitted
-        if admitted:
-            for verdict in verdicts:
-                draft = admitted.get(verdict.seq_id)
-                if draft is not None and draft.tokens:
-                    self._count_draft(draft, verdict)
-        self.policy.learn(verdicts)
+    def observe(self, record: StepRecord) -> None:
+        self._steps.append((record, self._admitted))
+        self._admitted = {}
+        self.policy.observe(record)
 
-    def _count_draft(self, draft: Draft, verdict: Verdict) -> None:
+    def count(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> dict[str, dict[str, DrafterCounts]]:
+        """Count the drafts of a step by what it emitted, in any thread, but one alone: an accepted guess behind the end
+        of a text is none. Steps come in their order. The counts of the sequences that have ended, by drafter."""
+        drafts: Mapping[str, Draft] = {}
+        while record is not None and self._steps:
+            step, admitted = self._steps.popleft()
+            if step is record:
+                drafts = admitted
+                break
+        ended = {}
+        for delta in deltas:
+            seq_id = sequence_id(delta.request_id, delta.index)
+            if delta.token_ids and (draft := drafts.get(seq_id)):
+                self._count_draft(draft, delta.drafted_by)
+            if delta.finish_reason is not None:
+                ended[seq_id] = self._sequences.pop(seq_id, {})
+        return ended
+
+    def _count_draft(self, draft: Draft, drafted_by: Sequence[str]) -> None:
         names = draft.drafters if isinstance(draft, DraftOfSeveral) else (draft.drafter,)
         for name in dict.fromkeys(names):
-            counts = self.drafters.get(name)
-            if counts is None:
-                counts = self.drafters[name] = DrafterCounts()
             several = len(names) > 1
-            accepted = [node for node in verdict.accepted if draft.drafter_of(node) == name]
-            _count(counts.verified, names.count(name) if several else len(draft.tokens))
-            _count(counts.accepted, len(accepted))
-            _count(counts.levels, _levels(draft, name, several=several))
+            verified = names.count(name) if several else len(draft.tokens)
+            levels = _levels(draft, name, several=several)
+            for counted in (self.drafters, self._sequences.setdefault(draft.seq_id, {})):
+                counts = counted.setdefault(name, DrafterCounts())
+                count_at(counts.verified, verified)
+                count_at(counts.accepted, drafted_by.count(name))
+                count_at(counts.levels, levels)
 
 
 def _levels(draft: Draft, name: str, *, several: bool) -> int:
@@ -279,7 +301,8 @@ def _levels(draft: Draft, name: str, *, several: bool) -> int:
     return len({depth for node, depth in enumerate(draft.depths) if draft.drafter_of(node) == name})
 
 
-def _count(counts: list[int], index: int) -> None:
+def count_at(counts: list[int], index: int) -> None:
+    """Count one at an index, in a list that is as long as needed."""
     if index >= len(counts):
         counts.extend([0] * (index + 1 - len(counts)))
     counts[index] += 1

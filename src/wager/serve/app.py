@@ -61,7 +61,7 @@ class Server:
         self._totals = StepTotals()
         name = options.model_name
         self.metrics = Metrics(llm, self.admission, self._totals, model=name)
-        self.live = LiveView(llm, self.admission, self._totals, self.metrics.drafts, model=name)
+        self.live = LiveView(llm, self.admission, self._totals, self.metrics, model=name)
         llm.on_step = self._on_step
         llm.streams_per_step = _STREAMS_PER_STEP
         self.limits = BodyLimits(options)
@@ -230,10 +230,12 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Caller(NamedTuple):
-    """Whose requests these are, and whether the figures of all may be read."""
+    """Whose requests these are, whether the figures of all may be read, and what the log calls the key: nothing of it,
+    but its place in its file."""
 
     tenant: str = NO_TENANT
     is_operator: bool = True
+    name: str = ""
 
 
 class ApiKeys:
@@ -241,6 +243,10 @@ class ApiKeys:
     key is a tenant unless they share; a single one may read all figures, which are its own."""
 
     def __init__(self, keys: Sequence[str], *, operators: Sequence[str] = (), share: bool = False) -> None:
+        named = [(key, f"operator-key-{number}") for number, key in enumerate(operators, 1)]
+        named += [(key, f"api-key-{number}") for number, key in enumerate(keys, 1)]
+        names = dict(reversed(named))  # of a key that is named twice, the first name
+        self._names = [names[key] for key, _ in dict(named).items()]
         self._digests = [sha256(key.encode()).digest() for key in dict.fromkeys((*operators, *keys))]
         self._operators = len(self._digests) if len(self._digests) == 1 or share else len(dict.fromkeys(operators))
         self._share = share
@@ -257,7 +263,7 @@ class ApiKeys:
             found += (index + 1) * hmac.compare_digest(digest, given)
         if found < 0 or scheme.lower() != "bearer":
             return None
-        return Caller(NO_TENANT if self._share else given.hex(), found < self._operators)
+        return Caller(NO_TENANT if self._share else given.hex(), found < self._operators, self._names[found])
 
 
 @dataclass(eq=False)
@@ -289,6 +295,7 @@ class AccessMiddleware:
         try:
             caller = self.keys.caller(headers.get("authorization"))
             scope["state"]["tenant"] = caller.tenant if caller else NO_TENANT
+            scope["state"]["key_name"] = caller.name if caller else ""
             if refusal := self._refusal(scope, caller):
                 await error_response(refusal)(scope, receive, send_with_id)
             else:
@@ -326,6 +333,7 @@ def _log_end(scope: Scope, status: int, seconds: float) -> None:
         "request_id": state["request_id"],
         "client": client[0] if client else "",
         "seconds": round(seconds, 6),
+        **({"tenant": state["key_name"]} if state.get("key_name") else {}),
         **state.get("log_fields", {}),
     }
     said = {"method": scope["method"], "path": _printable(scope["path"]), "status": status}

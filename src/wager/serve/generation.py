@@ -22,7 +22,7 @@ from wager.serve.formats import encoded, encoded_in_parts
 from wager.serve.limits import Admission, BodyLimits, ServeOptions
 from wager.serve.metrics import Metrics
 from wager.serve.parsing import ParsedRequest
-from wager.serve.streaming import ChunkWriter, EventStream, GuessReport, draft_report, until_gone
+from wager.serve.streaming import ChunkWriter, EventStream, GuessReport, draft_report, log_report, until_gone
 from wager.types import Completion, Request
 
 _QUICK_TOKENS = 1_000
@@ -51,18 +51,17 @@ class Generation:
             requests = await self._requests(parsed, http.state.tenant)
             answer = await stack.enter_async_context(self.llm.open_stream(*requests))
             log_fields = http.state.log_fields = {"prompt_tokens": parsed.prompt_tokens}
-            if parsed.speculation_stats:
-                answer.with_rounds = True
-                answer.stage_seconds = {}
+            answer.with_rounds = parsed.speculation_stats
+            answer.stage_seconds = {}
             for request in requests:
                 stack.callback(self.metrics.request_dropped, request.id)
-                self.metrics.request_opened(request)
+            records = [self.metrics.request_opened(request) for request in requests]
             await self._start(parsed, answer)
             if not parsed.stream:
-                stack.callback(lambda: log_fields.update(_end(answer)))
+                stack.callback(lambda: log_fields.update(log_report(answer, records)))
                 return await self._whole(http, parsed, answer)
             events = EventStream(answer, self._writer(parsed, answer), timeout=self.options.request_timeout)
-            stack.callback(lambda: log_fields.update(_end(answer, events.error)))
+            stack.callback(lambda: log_fields.update(log_report(answer, records, events.error)))
             events.resources = stack.pop_all()
             return events
 
@@ -157,11 +156,3 @@ class Generation:
         if parsed.speculation_stats:
             found["speculation"] = draft_report(answer, completions)
         return found
-
-
-def _end(answer: AsyncOutputStream, error: WagerError | None = None) -> dict[str, Any]:
-    """How an answer ended, for the log: the status of a stream was sent before."""
-    missing = len(answer.finish_reasons) < sum(request.params.n for request in answer.requests)
-    reasons = dict.fromkeys([*answer.finish_reasons, *(["abort"] if missing else [])])
-    failed = {"error": error.status} if error else {"finish_reason": ",".join(reasons)}
-    return {"completion_tokens": answer.num_tokens, **failed}

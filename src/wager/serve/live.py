@@ -15,10 +15,9 @@ from starlette.responses import Response
 
 from wager import __version__
 from wager.async_llm import AsyncLLM
-from wager.engine.rounds import DraftCounter
 from wager.serve.formats import encoded
 from wager.serve.limits import Admission
-from wager.serve.metrics import StepTotals
+from wager.serve.metrics import Metrics, StepTotals
 from wager.types import StepRecord
 
 _FILES: Mapping[str, str] = {
@@ -51,7 +50,7 @@ class LiveView:
     llm: AsyncLLM
     admission: Admission
     totals: StepTotals
-    drafts: DraftCounter
+    metrics: Metrics
     model: str
     _started: float = field(default_factory=time.monotonic)
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_STEPS))  # seconds of the latest steps
@@ -104,9 +103,10 @@ class LiveView:
                     "verified_by_depth": counts.levels,
                     "accepted_by_length": counts.accepted,
                 }
-                for name, counts in list(self.drafts.drafters.items())
+                for name, counts in self.metrics.drafts.drafters.items()
             },
-            "planned_depths": self.drafts.planned,
+            "planned_depths": self.metrics.drafts.planned,
+            "requests_by_tau": self.metrics.requests_by_tau,
             "figures": None if figures is None else asdict(figures),
             "collapsed": collapsed,
             "policy": words,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from wager.async_llm import AsyncLLM
 from wager.economics.policy.base import PolicyFigures
-from wager.engine.rounds import DraftCounter
+from wager.engine.rounds import DraftCounter, DrafterCounts, count_at
+from wager.engine.sequence import sequence_id
 from wager.serve.limits import Admission
 from wager.types import OutputDelta, Request, Stats, StepRecord
 
@@ -25,16 +27,27 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _FRACTIONS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
 _SECONDS = (*_FRACTIONS_S, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
+_GUESSES = (0, *_TOKENS)
+_TOKENS_A_PASS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 10, 12, 16, 32)
+_SHARES = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)
+
+_MOST_POSITIONS = 8
+"""Positions of drafts of which there are histograms by request: each is 13 series for every drafter."""
 
 
 @dataclass(slots=True)
-class _Times:
-    """When a request came, and when each of its choices last got a token (perf_counter; 0: not yet). `uncounted` is
-    the request until it is counted, with its first delta."""
+class RequestRecord:
+    """A request of the engine: when it came, and when each of its choices last got a token (perf_counter; 0: not yet).
+    `uncounted` is the request until it is counted, with its first delta. `stats` are those of the choices that have
+    ended, `queue_s` the least that one of them waited for its first step. Choices share their prompt's tokens:
+    `cached_tokens` are those of the first."""
 
     arrived: float
     last: dict[int, float]
     uncounted: Request | None
+    queue_s: float = math.inf
+    stats: list[Stats] = field(default_factory=list)
+    cached_tokens: int = 0
 
 
 class Metrics:
@@ -45,11 +58,13 @@ class Metrics:
         self._admission = admission
         self._totals = totals
         self._model = model
-        self._times: dict[str, _Times] = {}
+        self._records: dict[str, RequestRecord] = {}
         self._figures: PolicyFigures | None = None
         self._collapsed: Mapping[str, str] = {}
         self.registry = CollectorRegistry()
         self.drafts = DraftCounter.attach(llm.engine)
+        self.requests_by_tau: list[int] = []
+        """At index n the choices that got n tokens from a pass of the target, rounded down."""
         self._success = self._counter("request_success", "Ended requests.", ("finished_reason",))
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Tokens of prompts found in the prefix cache.")
@@ -76,6 +91,22 @@ class Metrics:
         self._rows = self._histogram(
             "iteration_tokens_total", "Rows of a step: prompt tokens, tokens and guesses.", _TOKENS
         )
+        self._drafted = self._histogram("request_spec_decode_draft_tokens", "Guesses verified for choices.", _GUESSES)
+        self._accepted = self._histogram(
+            "request_spec_decode_accepted_tokens", "Guesses accepted for choices.", _GUESSES
+        )
+        self._tau = self._histogram(
+            "request_spec_decode_mean_acceptance_length",
+            "Tokens of choices from a pass of the target, the bonus token included.",
+            _TOKENS_A_PASS,
+        )
+        self._acceptance = Histogram(
+            "wager:request_spec_decode_acceptance_rate",
+            "Of the drafts of a choice that were verified to a position, the share whose guess there was accepted.",
+            ("model_name", "drafter", "position"),
+            registry=self.registry,
+            buckets=_SHARES,
+        )
         self._texts: Mapping[str, int] = {}  # bytes of those that each drafter looks up
         self.registry.register(self)
 
@@ -87,18 +118,19 @@ class Metrics:
 
     # ---- what happens ------------------------------------------------------------------------------------------------
 
-    def request_opened(self, request: Request) -> None:
-        """A request is about to be given to the engine."""
+    def request_opened(self, request: Request) -> RequestRecord:
+        """A request is about to be given to the engine; what becomes of it is written into its record."""
         last = dict.fromkeys(range(request.params.n), 0.0)
-        self._times[request.id] = _Times(time.perf_counter(), last, request)
+        self._records[request.id] = record = RequestRecord(time.perf_counter(), last, request)
+        return record
 
     def request_refused(self, request_id: str) -> None:
         """The engine did not take it."""
-        self._times.pop(request_id, None)
+        self._records.pop(request_id, None)
 
     def request_dropped(self, request_id: str) -> None:
         """Nobody waits for it any more. Unknown ones are ignored."""
-        if self._times.pop(request_id, None) is not None:
+        if self._records.pop(request_id, None) is not None:
             self._success.labels(self._model, "abort").inc()
 
     def step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
@@ -106,11 +138,14 @@ class Metrics:
         now = time.perf_counter()
         if record is not None:
             self._rows.observe(record.rows)
+        drafts = self.drafts.count(deltas, record)
         intervals: dict[float, int] = {}  # of many choices they are equal
         for delta in deltas:
-            times = self._times.get(delta.request_id)
-            if times is not None:
-                self._delta(delta, times, now, intervals)
+            opened = self._records.get(delta.request_id)
+            if opened is not None:
+                self._delta(delta, opened, now, intervals)
+                if delta.finish_reason is not None and delta.stats is not None:
+                    self._speculated(delta.stats, drafts[sequence_id(delta.request_id, delta.index)])
         for seconds, count in intervals.items():
             self._itl.add(seconds, count)
 
@@ -118,24 +153,27 @@ class Metrics:
         """A request over HTTP was answered; `path` is one of the server's own."""
         self._http.labels(self._model, path, str(status)).inc()
 
-    def _delta(self, delta: OutputDelta, times: _Times, now: float, intervals: dict[float, int]) -> None:
-        if times.uncounted is not None:
-            self._count_request(times.uncounted)
-            times.uncounted = None
+    def _delta(self, delta: OutputDelta, record: RequestRecord, now: float, intervals: dict[float, int]) -> None:
+        if record.uncounted is not None:
+            self._count_request(record.uncounted)
+            record.uncounted = None
         if delta.token_ids:
-            last = times.last[delta.index]
+            last = record.last[delta.index]
             if last:
                 intervals[now - last] = intervals.get(now - last, 0) + 1
             else:
-                self._ttft.observe(now - times.arrived)
-            times.last[delta.index] = now
+                self._ttft.observe(now - record.arrived)
+            record.last[delta.index] = now
         if delta.finish_reason is not None:
             self._success.labels(self._model, delta.finish_reason).inc()
             if delta.stats is not None:
-                self._ended(delta.stats, now - times.arrived)
-            del times.last[delta.index]
-            if not times.last:
-                del self._times[delta.request_id]
+                self._ended(delta.stats, record, now - record.arrived)
+                if delta.index == 0:
+                    record.cached_tokens = delta.stats.cached_tokens
+                    self._cached_tokens.inc(delta.stats.cached_tokens)
+            del record.last[delta.index]
+            if not record.last:
+                del self._records[delta.request_id]
 
     def _count_request(self, request: Request) -> None:
         self._prompt.observe(len(request.prompt))
@@ -143,19 +181,33 @@ class Metrics:
         self._n.observe(request.params.n)
         self._most.observe(request.params.max_tokens)
 
-    def _ended(self, stats: Stats, seconds: float) -> None:
+    def _ended(self, stats: Stats, record: RequestRecord, seconds: float) -> None:
+        waited = max(0.0, seconds - stats.prefill_s - stats.decode_s)
+        record.stats.append(stats)
+        record.queue_s = min(record.queue_s, waited)
         self._e2e.observe(seconds)
-        self._queue.observe(max(0.0, seconds - stats.prefill_s - stats.decode_s))
+        self._queue.observe(waited)
         self._inference.observe(stats.prefill_s + stats.decode_s)
         self._prefill.observe(stats.prefill_s)
         self._decode.observe(stats.decode_s)
         self._generated.observe(stats.completion_tokens)
-        self._cached_tokens.inc(stats.cached_tokens)
         self._looked_up.inc(stats.prompt_tokens)
         self._found.inc(stats.cached_tokens)
         self._preemptions.inc(stats.preemptions)
         if stats.completion_tokens > 1:
             self._per_token.observe(stats.decode_s / (stats.completion_tokens - 1))
+
+    def _speculated(self, stats: Stats, drafts: Mapping[str, DrafterCounts]) -> None:
+        """What drafting brought to a choice."""
+        self._drafted.observe(stats.drafted)
+        self._accepted.observe(stats.accepted)
+        if stats.rounds:
+            self._tau.observe(stats.mean_acceptance_length)
+            count_at(self.requests_by_tau, int(stats.mean_acceptance_length))
+        for name, counts in drafts.items():
+            positions = zip(counts.verified_by_position, counts.accepted_by_position, strict=False)
+            for position, (verified, accepted) in enumerate(list(positions)[:_MOST_POSITIONS]):
+                self._acceptance.labels(self._model, name, str(position)).observe(accepted / verified)
 
     # ---- the engine as it is -----------------------------------------------------------------------------------------
 
@@ -186,20 +238,23 @@ class Metrics:
         yield from self._memory()
 
     def _speculation(self) -> Iterable[Metric]:
-        counts = dict(self.drafts.drafters)
+        counts = self.drafts.drafters
         for name, text, attribute in (
             ("spec_decode_num_drafts", "Drafts that were verified.", "drafts"),
             ("spec_decode_num_draft_tokens", "Guesses verified.", "verified_tokens"),
             ("spec_decode_num_accepted_tokens", "Guesses accepted.", "accepted_tokens"),
         ):
             yield self._total(name, text, {(each,): getattr(counts[each], attribute) for each in counts}, "drafter")
-        positions = {
-            (each, str(position)): count
-            for each in counts
-            for position, count in enumerate(counts[each].accepted_by_position)
-        }
-        text = "Guesses accepted by their position in the draft."
-        yield self._total("spec_decode_num_accepted_tokens_per_pos", text, positions, "drafter", "position")
+        for name, text, attribute in (
+            ("spec_decode_num_draft_tokens_per_pos", "Drafts verified to a position.", "verified_by_position"),
+            ("spec_decode_num_accepted_tokens_per_pos", "Guesses accepted by position.", "accepted_by_position"),
+        ):
+            positions = {
+                (each, str(position)): count
+                for each in counts
+                for position, count in enumerate(getattr(counts[each], attribute))
+            }
+            yield self._total(name, text, positions, "drafter", "position")
         depths = {(str(depth),): count for depth, count in enumerate(list(self.drafts.planned))}
         yield self._total("spec_decode_planned_depth", "Draft decisions by the guesses they ask for.", depths, "depth")
 

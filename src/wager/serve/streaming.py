@@ -20,6 +20,7 @@ from wager.errors import WagerError
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.serve.errors import ApiError, error_body, failed_answer
 from wager.serve.formats import AnswerFormat, encoded
+from wager.serve.metrics import RequestRecord
 from wager.types import Completion, Draft, OutputDelta, Request
 
 # ---- who guessed what ------------------------------------------------------------------------------------------------
@@ -68,6 +69,31 @@ def draft_report(answer: AsyncOutputStream, completions: Sequence[Completion]) -
         "choices": [{name: getattr(each.stats, name) for name in (*_DRAFTING, *_COSTS)} for each in completions],
         "stage_seconds": answer.stage_seconds,
     }
+
+
+def log_report(
+    answer: AsyncOutputStream, records: Sequence[RequestRecord], error: WagerError | None = None
+) -> dict[str, Any]:
+    """How an answer ended, for the log: nothing of its text. Sums over the choices that have ended, by the names that
+    the answer's own report has; `error` came behind the head of a stream, whose status was sent before."""
+    stats = [each for record in records for each in record.stats]
+    reasons = answer.finish_reasons
+    if len(reasons) < sum(request.params.n for request in answer.requests):
+        reasons.append("abort")
+    fields: dict[str, Any] = {"completion_tokens": answer.num_tokens}
+    if stats:
+        rounds, tokens = sum(each.rounds for each in stats), sum(each.completion_tokens for each in stats)
+        fields |= {
+            "cached_tokens": sum(record.cached_tokens for record in records),
+            **{name: sum(getattr(each, name) for each in stats) for name in ("rounds", "drafted", "accepted")},
+            "mean_acceptance_length": round(tokens / rounds, 3) if rounds else 0.0,
+            "drafter": ",".join(dict.fromkeys(each.drafter for each in stats)),
+            "queue_s": round(min(record.queue_s for record in records), 6),
+            "prefill_s": round(max(each.prefill_s for each in stats), 6),
+            "decode_s": round(max(each.decode_s for each in stats), 6),
+            **{f"{stage}_s": round(seconds, 6) for stage, seconds in (answer.stage_seconds or {}).items()},
+        }
+    return {**fields, **({"error": error.status} if error else {"finish_reason": ",".join(dict.fromkeys(reasons))})}
 
 
 # ---- events ----------------------------------------------------------------------------------------------------------

@@ -73,6 +73,13 @@ const acceptance = new ColumnChart($("acceptance-chart"), {
   first: 1,
   axis: "depth",
 });
+const taus = new ColumnChart($("tau-chart"), {
+  title: "Answers by tokens a pass, %",
+  unit: "%",
+  most: 100,
+  first: 0,
+  axis: "tokens",
+});
 
 function duration(seconds) {
   const minutes = Math.floor(seconds / 60),
@@ -114,6 +121,7 @@ function showCharts(now) {
     values: shares.map((share) => share && 100 * share),
   }));
   acceptance.draw(byDrafter, when);
+  taus.draw([{ name: "", kind: 1, values: history.taus }], when);
   if ($("time-table").closest("details").open) showTables(shares, byDrafter);
 }
 

@@ -53,6 +53,13 @@ export class History {
     };
   }
 
+  // Of all choices that ended the percentage by tokens a pass, rounded down.
+  get taus() {
+    const counts = difference(this.readings.at(-1).requests_by_tau, this.base?.requests_by_tau),
+      all = sum(counts);
+    return counts.map((count) => (100 * count) / Math.max(1, all));
+  }
+
   // By drafter and depth, of the drafts that were verified so deep, the share whose guess there was accepted.
   get acceptance() {
     const now = this.readings.at(-1).drafts,
