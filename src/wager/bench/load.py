@@ -195,6 +195,8 @@ class ServerAnswer:
             for choice in chunk.get("choices") or ():
                 delta = choice.get("delta") or {"content": choice.get("text")}
                 text += "".join(delta.get(name) or "" for name in ("content", "reasoning_content", "reasoning"))
+                called = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
+                text += "".join(call.get(name) or "" for call in called for name in ("name", "arguments"))
                 self.finish_reason = choice.get("finish_reason") or self.finish_reason
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise RequestFailure("malformed", f"an event is none of OpenAI's API: {event[:100]!r}") from error
