@@ -183,11 +183,13 @@ def count_guesses(engine: LoadedEngine) -> list[int]:
 
 PAIRS = [("few", "many"), ("many", "few.gguf"), ("few.gguf", "many.gguf"), ("many.gguf", "few")]
 WRITTEN = ["model:{0}", "model:tree:{0}", "model:{0}+model:{1}", "model:{0}+ngram", "ngram//model:{0}"]
-WRITTEN += ["tli:{0}", "slem:{0}", "model:{0} ahead", "model:tree:{0} ahead"]
+WRITTEN += ["tli:{0}", "slem:{0}"]
+AHEAD = [(f"model:{tree}{{0}} ahead", "match") for tree in ("", "tree:")]  # under no other rule
+CASES = [(each, "match") for each in WRITTEN] + AHEAD
+CASES += [pytest.param(each, "rejection", marks=pytest.mark.slow) for each in WRITTEN]
 
 
-@pytest.mark.parametrize("rule", ["match", pytest.param("rejection", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize(("written", "rule"), CASES)
 @pytest.mark.parametrize(
     ("target", "draft"), [PAIRS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in PAIRS[1:])]
 )
