@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 from test_load import WHOLE, Step, response, scripted
+from tiny_models import edit
 from tokenizer_models import save_model
 
 from in_process import Call, refused
@@ -245,6 +246,7 @@ def test_what_cannot_be_read_is_named(
 
 def test_figures_of_another_model_are_refused(wager: Call, tmp_path: Path) -> None:
     own, other, out = save_model(tmp_path / "own"), tmp_path / "other", tmp_path / "a.json"
+    edit(tmp_path / "own" / "config.json", dtype="bfloat16")
     other.mkdir()
     for file in Path(own).iterdir():
         (other / file.name).write_bytes(file.read_bytes())
@@ -253,10 +255,10 @@ def test_figures_of_another_model_are_refused(wager: Call, tmp_path: Path) -> No
             save_file(tensors, other / file.name, metadata={"format": "pt"})
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": 1, "category": "qa", "prompt": "hello hello"}')
-    more = "--drafter ngram --max-tokens 4 --raw"
-    measured = wager("acceptance", str(prompts), "--model", own, "-o", str(out), more=more)
+    more = "--max-tokens 4 --raw"
+    measured = wager("acceptance", str(prompts), "--model", own, "-o", str(out), more=f"{more} --drafter ngram")
     assert measured.code == 0, measured.err
-    plan = f"--hardware cpu --precision bf16 --batch 1 --context 8 --acceptance {out} --model"
+    plan = f"--hardware cpu --batch 1 --context 8 --acceptance {out} --model"
     same = wager("plan", more=f"{plan} {own} --drafter-shape free")
     assert same.code == 0 and same.err == ""
     assert "is the acceptance of ngram, and drafting is priced as mtp" in wager("plan", more=f"{plan} {own}").err
@@ -264,8 +266,28 @@ def test_figures_of_another_model_are_refused(wager: Call, tmp_path: Path) -> No
     refused(wager("plan", more=f"{plan} Llama-3.1-8B"), "3 layers of 48, and Llama-3.1-8B has 32 layers of 4096")
     allowed = wager("plan", more=f"{plan} {other} --any-model")
     assert allowed.code == 0 and f"warning: {out} was measured for" in allowed.err
+    small = wager("acceptance", str(prompts), "--model", own, "-o", str(out), more=f"{more} --drafter model:{own}")
+    assert small.code == 0, small.err
+    priced = f"{plan} {own} --drafter-shape model:"
+    assert wager("plan", more=priced + own).err == ""
+    assert f"{out} is the acceptance of another model than" in wager("plan", more=f"{priced}{other}").err
     replay = f"replay --concurrency 1 --rounds 50 --output 16 --policy none --policy-time 0us --curve {out}"
     assert "warning:" in wager(more=replay).err  # no model was named
-    refused(
-        wager(more=f"{replay} --model {other} --hardware cpu --precision bf16"), "whose weights are not those of other"
-    )
+    refused(wager(more=f"{replay} --model {other} --hardware cpu"), "whose weights are not those of other")
+
+
+@pytest.mark.slow
+def test_acceptance_of_another_draft_model_than_the_calibrated_one_is_said(
+    wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))
+    own = save_model(tmp_path / "own", max_position_embeddings=1024)
+    table, out = tmp_path / "table.json", tmp_path / "acceptance.json"
+    timed = wager("calibrate", "--model", own, "--json", str(table), more=f"--drafter model:{own} --seconds 0.5")
+    assert timed.code == 0, timed.err
+    fingerprint = json.loads(table.read_text())["surface"]["drafters"]["model"]["fingerprint"]
+    plan = f"--model {own} --hardware {table} --batch 1 --context 8 --acceptance {out}"
+    for noted, warned in (fingerprint, False), ("00", True):
+        out.write_text(json.dumps({"survival": [0.5], "drafter": "model", "drafter_fingerprint": noted}))
+        done = wager("plan", more=plan)
+        assert done.code == 0 and ("is the acceptance of another model than" in done.err) == warned, done.err

@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from wager.config import EngineConfig
+from wager.drafter_spec import parse_drafters
 from wager.economics.calibration import FOLDER, Calibration, Setup, find_calibration, remove_quick, sizes_of
 from wager.economics.surface import DraftCurve, LatencySurface, StepPoint
 from wager.errors import RequestError, UsageError, WagerError
@@ -300,6 +301,7 @@ def _measure(
     """Time drafting with each drafter, and then steps."""
     from wager.cli.loading import open_engine
     from wager.engine.proposer import Proposer
+    from wager.models.opening import drafter_fingerprint
     from wager.models.tokenizer import num_tokens
     from wager.profiling.calibrate import calibrate, time_drafting
 
@@ -320,6 +322,7 @@ def _measure(
                 clock=time.perf_counter,
                 between=lambda: timer.step((3,)),
             )
+            curves[name].fingerprint = drafter_fingerprint(*parse_drafters(spec))
         timer.end_sequences()
     with console.meter("seconds") as update:
         return calibrate(

@@ -242,7 +242,7 @@ class DraftPoint:
 
 class DraftCurve:
     """`requests` are measured batch sizes, ascending; `per_call` and `per_token` the seconds there, linear in between
-    and along the last line beyond."""
+    and along the last line beyond. `fingerprint`: of the files that the drafter reads (models/opening.py), or ""."""
 
     def __init__(self, requests: Sequence[int], per_call: Sequence[float], per_token: Sequence[float]) -> None:
         if not _is_sound(requests, per_call, per_token):
@@ -252,6 +252,7 @@ class DraftCurve:
                 "Requests ascend, and each has two times of zero or more.",
             )
         self.requests = list(requests)
+        self.fingerprint = ""
         self._start(per_call, per_token)
 
     def _start(self, per_call: Sequence[float], per_token: Sequence[float], *, uncertainty: float = 1.0) -> None:
@@ -303,12 +304,15 @@ class DraftCurve:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a calibration file; `from_dict` reads them."""
-        return {"requests": self.requests, "fixed": self.per_call, "each": self.per_token}
+        own = {"fingerprint": self.fingerprint} if self.fingerprint else {}
+        return {"requests": self.requests, "fixed": self.per_call, "each": self.per_token, **own}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DraftCurve:
         """The inverse of as_dict. KeyError, TypeError or UsageError if something is missing or not valid."""
-        return cls(values["requests"], values["fixed"], values["each"])
+        curve = cls(values["requests"], values["fixed"], values["each"])
+        curve.fingerprint = str(values.get("fingerprint", ""))
+        return curve
 
 
 _PENALTY = 1e-3

@@ -218,7 +218,7 @@ def command(
     rates = parse_acceptances(acceptances)
     for noted in (each.noted for each in rates if each.noted):
         check_origin(noted, model, deployment.cost.model, allowed=settings["any_model"])
-        check_drafter(noted, deployment.drafter.name, settings["shape"])
+        check_drafter(noted, deployment, settings["shape"])
     if contexts is None:
         contexts = str(min(4096, deployment.cost.model.context, deployment.drafter.max_context or 4096))
     report = PlanReport.build(

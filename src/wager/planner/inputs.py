@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wager.arch import ModelSpec, Precision, find_format, find_model, gguf_precision, read_config, read_gguf
 from wager.arch.config_keys import ConfigKeys
@@ -25,6 +25,9 @@ from wager.planner.devices import Device, find_device
 from wager.planner.published import PUBLISHED_MODELS
 from wager.planner.routing import ExpertRouting
 from wager.terminal import console
+
+if TYPE_CHECKING:
+    from wager.planner.plan import Deployment
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([km]?)", re.IGNORECASE)
 _MULTIPLE = {"": 1, "k": 1 << 10, "m": 1 << 20}
@@ -146,28 +149,28 @@ def check_origin(noted: ConfigKeys, model: str, spec: ModelSpec, *, allowed: boo
         console.say(f"warning: {path} was measured {found}.")
 
 
-def check_drafter(noted: ConfigKeys, priced: str, shape: str | None) -> None:
-    """A warning if the acceptance of a file is of another kind of drafter than the one that is `priced`, or of another
-    draft model than that of `shape`."""
-    path = noted.where
+def check_drafter(noted: ConfigKeys, deployment: Deployment, shape: str | None) -> None:
+    """A warning if the acceptance of a file is of another kind of drafter than the one that is priced, or of one that
+    reads other files: than a calibrated one, or than the draft model of `shape`."""
     drafter, fingerprint = noted.text("drafter") or "", noted.text("drafter_fingerprint")
+    priced, measured = deployment.drafter.name, deployment.cost.measured
     own, kind = (_shape_of(name.partition(":")[0]) for name in (drafter, priced))
     if drafter.partition(":")[0] not in DRAFTERS or kind in ("fraction", "measured"):
         return
-    if own != kind:
-        known = f"{own}:NAME" if own == "model" else own
-        console.say(
-            f"warning: {path} is the acceptance of {drafter}, and drafting is priced as {priced}; --drafter-shape "
-            f"{known} prices it."
-        )
-    elif own == "model" and fingerprint and shape and (name := shape.partition(":")[2]):
+    other = measured.drafters[priced].fingerprint if measured and priced in measured.drafters else ""
+    if own == kind == "model" and fingerprint and shape and (name := shape.partition(":")[2]):
         from wager.models.opening import drafter_fingerprint
 
         with suppress(WagerError):  # of a name without files here
-            if hub.find(name) and drafter_fingerprint(DrafterSpec("model", name)) != fingerprint:
-                console.say(
-                    f"warning: {path} is the acceptance of another draft model than {name}: its weights differ."
-                )
+            other = drafter_fingerprint(DrafterSpec("model", name)) if hub.find(name) else ""
+    if own != kind:
+        known = f"{own}:NAME" if own == "model" else own
+        differs = f"of {drafter}, and drafting is priced as {priced}; --drafter-shape {known} prices it"
+    elif fingerprint and other and fingerprint != other:
+        differs = f"of another {drafter} than the one whose time is planned, by the files that it reads"
+    else:
+        return
+    console.say(f"warning: {noted.where} is the acceptance {differs}.")
 
 
 def _shape_of(drafter: str) -> str:
