@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from wager.economics.acceptance import AcceptanceModel, token_judge
 from wager.economics.latency import LatencyCache, LatencyModel
-from wager.economics.policy.adaptive import keep_nodes
+from wager.economics.policy.base import keep_nodes
 from wager.types import Draft
 
 # economics reference, section 11: conditional confidences of three requests, and two cost curves by rows of the step

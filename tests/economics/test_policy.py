@@ -161,6 +161,21 @@ def test_threshold_adapts_to_acceptance() -> None:
     assert settled(0.8) > 0.6
 
 
+def test_a_threshold_that_nothing_reaches_falls_until_something_is_verified() -> None:
+    policy, draw, verified = Threshold(4, threshold=0.95), np.random.default_rng(2), list[int]()
+    for _ in range(400):
+        scores = [0.85, 0.7, 0.6, 0.5]
+        kept = policy.admit({"a": Draft.chain("a", range(4), drafter="d", scores=scores)}, BUDGET)
+        verified.append(len(kept.get("a", ())))
+        run = int(np.cumprod(draw.random(verified[-1]) < 0.85).sum())
+        policy.learn([Verdict("a", tuple(range(run)), tuple(range(run + 1)))])
+    assert verified[0] == 0 and np.mean(verified[-200:]) > 0.5
+    before = policy.threshold
+    policy.admit({}, BUDGET)
+    policy.learn([Verdict("a", (), (5,))])
+    assert policy.threshold == before, "a step without drafts shows nothing"
+
+
 def test_threshold_without_scores_drafts_only_as_deep_as_survival_lasts() -> None:
     policy, spans = Threshold(4, threshold=0.3), [Span("a", 9, (1,), True, 4)]
 
@@ -414,16 +429,15 @@ def test_drafts_are_verified_as_they_are_only_if_they_fit_the_budget() -> None:
 
 def test_what_the_policy_takes_keeps_to_its_budget() -> None:
     own = PolicySeconds()
-    assert own.judging_interval == 0
+    assert own.interval(own.judging) == 0
     for _ in range(400):
         own.observe(600e-6, step_seconds=10e-3, kind="unjudged")  # 6 %
         own.observe(4e-3, step_seconds=10e-3, kind="planned")
         own.observe(2.6e-3, step_seconds=10e-3, kind="judged")
         own.observe(2.6e-3, step_seconds=10e-3, kind="judged")
     assert own.pace == 4
-    assert own.planning_interval == pytest.approx(4e-3 / (0.005 * 10e-3)), "planning takes 0.5 % of the time"
+    assert own.interval(own.planning) == pytest.approx(4e-3 / (0.005 * 10e-3)), "planning takes 0.5 % of the time"
     assert own.judging == pytest.approx(2e-3)
-    assert own.judging_interval == pytest.approx(2e-3 / (0.0025 * 10e-3), rel=0.01), "0.25 %, where it gains nothing"
     for _ in range(400):
         own.observe(10e-6, step_seconds=10e-3, kind="unjudged")
     assert own.pace == 1

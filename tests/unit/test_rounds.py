@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from wager.economics.policy.adaptive import keep_nodes
+from wager.economics.policy.base import keep_nodes
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
 from wager.engine.rounds import Round, RoundRecorder

@@ -59,31 +59,23 @@ class LatencyModel(Protocol):
         return
 
 
-_REFRESH_INTERVAL = 32  # steps after which the model is queried again: it learns, and contexts grow
 _DEPTHS = 8  # to which seconds of drafting are asked for at least, all depths together
 _CONTEXTS_PER_DOUBLING = 8  # context lengths within 1/8 of a doubling (9 %) share an entry
 
 
 class LatencyCache:
-    """Cached answers of `latency`. Call `tick` as steps begin."""
+    """Cached answers of `model`, until they are cleared: it learns, and contexts grow."""
 
-    def __init__(self, latency: LatencyModel) -> None:
-        self._latency, self._steps = latency, 0
+    def __init__(self, model: LatencyModel) -> None:
+        self.model = model
         self._plain: dict[tuple[int, int], float] = {}
         self._extra: dict[tuple[int, int, int], list[float]] = {}
         self._last_shape, self._last_curve = (0, 0, 0), list[float]()  # of the last answer, which most others repeat
         self._draft: dict[tuple[str, int], list[float]] = {}  # by depth
         self._marginal: dict[tuple[str, int, int], NDArray[np.float64]] = {}
 
-    def tick(self, steps: int = 1) -> None:
-        """So many steps began."""
-        self._steps += steps
-        if self._steps >= _REFRESH_INTERVAL:
-            self._steps -= _REFRESH_INTERVAL
-            self.clear()
-
     def clear(self) -> None:
-        """The model has learned something new."""
+        """The model is asked again."""
         self._plain, self._extra, self._draft, self._marginal = {}, {}, {}, {}
         self._last_shape, self._last_curve = (0, 0, 0), []
 
@@ -91,7 +83,7 @@ class LatencyCache:
         """A step that decodes one token for each of `sequences`, with `context_sum` cached positions together."""
         key = sequences, _context_key(context_sum)
         if key not in self._plain:
-            self._plain[key] = self._latency.seconds(sequences, sequences, context_sum)
+            self._plain[key] = self.model.seconds(sequences, sequences, context_sum)
         return self._plain[key]
 
     def extra_seconds(self, shape: tuple[int, int, int], *, count: int) -> list[float]:
@@ -104,7 +96,7 @@ class LatencyCache:
         curve = self._extra.get(key)
         if curve is None or len(curve) <= count:
             knots = _knots(1 << max(3, count.bit_length()))
-            seconds = self._latency.seconds_by_rows([rows + knot for knot in knots], sequences, context_sum)
+            seconds = self.model.seconds_by_rows([rows + knot for knot in knots], sequences, context_sum)
             none = seconds[0]
             curve = list(accumulate([each - none for each in seconds], max))
             if len(knots) <= knots[-1]:
@@ -119,7 +111,7 @@ class LatencyCache:
             return 0.0
         curve = self._draft.get((drafter, sequences), [])
         if len(curve) <= depth:
-            curve = self._latency.draft_seconds_by_depth(drafter, sequences, max(depth, _DEPTHS))
+            curve = self.model.draft_seconds_by_depth(drafter, sequences, max(depth, _DEPTHS))
             self._draft[drafter, sequences] = curve
         return curve[depth]
 

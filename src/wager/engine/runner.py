@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.economics.policy.adaptive import keep_nodes
+from wager.economics.policy.base import keep_nodes
 from wager.engine.sequence import EngineSequence
 from wager.errors import GrammarError, NumericsError, UsageError
 from wager.kernels._native import BatchPacker, BlockTables, SequenceState

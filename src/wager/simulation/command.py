@@ -58,6 +58,13 @@ _MAX_ROUNDS = 10_000_000
     "file, see `wager plan`; or published: of Qwen3.6-35B-A3B on a B200.  [default: B200]",
 )
 @click.option(
+    "--believed",
+    metavar="NAME|FILE|FACTORS",
+    help="What policies believe that steps and drafts take until they learn: as on another --hardware, or FACTORS of "
+    "the machine's own seconds: fixed=X (of a step of one row), rows=X (of what more rows add), drafting=X, tilt=X "
+    "(the factor of rows grows to 1 + X at 64 rows), as in rows=0.5,tilt=-0.6.  [default: the truth]",
+)
+@click.option(
     "--drafter-shape",
     "shape",
     multiple=True,

@@ -36,7 +36,8 @@ class ReplaySetting:
     """What is replayed: requests, step times, the objective of adaptive policies, and how many devices throughput is
     divided by. `policy_seconds` is what a policy's decisions take in each step (None: as measured), `machine` the
     cost model whose memory the requests must fit (None: not checked). `hit_rate`: drafters draft while the target
-    verifies, and so large a share of their drafts is ready (None: they take turns)."""
+    verifies, and so large a share of their drafts is ready (None: they take turns). `believed` are the prices that
+    policies start from (None: the machine's)."""
 
     traces: TraceSource
     latency: LatencyModel
@@ -45,6 +46,7 @@ class ReplaySetting:
     policy_seconds: float | None = 0.0
     machine: RooflineLatency | None = None
     hit_rate: float | None = None
+    believed: LatencyModel | None = None
 
     def ahead(self) -> dict[str, SimulatedAheadDrafter]:
         """Drafters that draft ahead, as new."""
@@ -128,7 +130,7 @@ def build_policy(
         return FixedDepth(depth, drafter=drafter)
     if spec.kind == "threshold":
         return Threshold(max_depth, drafter=drafter, threshold=spec.threshold)
-    latency: LatencyModel = deepcopy(setting.latency)
+    latency = deepcopy(setting.believed or setting.latency)
     if ahead:
         latency = DraftsAheadLatency(latency, {name: drafter.figures for name, drafter in ahead.items()})
     latency = UncountedLatency(latency, clock or PolicyClock(0.0))

@@ -1,16 +1,17 @@
 """Seconds on the simulated clock: of steps and drafts, by the cost model of `wager plan` or as published for two
-drafters, and of the policy's own decisions.
+drafters, and of the policy's own decisions; and the prices that a policy believes in their place.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.base import Policy
+from wager.economics.surface import DraftPoint, LatencySurface, StepPoint, fit_draft_curve, fit_surface
 from wager.errors import UsageError
 from wager.planner.cost import CostModel
 from wager.planner.drafting import FREE, DraftCost
@@ -112,6 +113,56 @@ class PublishedLatency(LatencyModel):
             elements = _MTP_DENSE + experts * _EXPERT_ELEMENTS
             return depth * max(2 * _MTP_ACTIVE * requests / _PEAK, 2 * elements / _BANDWIDTH)
         return max(2 * _BLOCK_ELEMENTS * requests * _BLOCK_SIZE / _PEAK, 2 * _BLOCK_ELEMENTS / _BANDWIDTH)
+
+
+# ---- what a policy believes -----------------------------------------------------------------------------------------
+
+_TILTED_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PriceFactors:
+    """What prices are multiplied by: the `fixed` part of a step (what one row takes), what `rows` add to it, and
+    `drafting`; `tilt`: the factor of rows grows to 1 + tilt at 64 rows."""
+
+    fixed: float = 1.0
+    rows: float = 1.0
+    drafting: float = 1.0
+    tilt: float = 0.0
+
+    def applied(self, prices: LatencySurface) -> LatencySurface:
+        values = prices.as_dict()
+        first = values["seconds"][0]
+        values["seconds"] = [
+            self.fixed * first + self.rows * (1 + self.tilt * min(1, count / _TILTED_ROWS)) * (seconds - first)
+            for count, seconds in zip(values["rows"], values["seconds"], strict=True)
+        ]
+        values["per_request"] *= self.rows
+        values["per_context"] *= self.fixed
+        for curve in values["drafters"].values():
+            for part in ("fixed", "each"):
+                curve[part] = [self.drafting * seconds for seconds in curve[part]]
+        return LatencySurface.from_dict(values)
+
+
+def calibrated(latency: LatencyModel, depths: Mapping[str, int], *, users: int, context: float) -> LatencySurface:
+    """What a calibration would measure of a machine, for drafters of these depths, up to so many users with about
+    `context` cached positions each."""
+    batches = [1 << power for power in range(users.bit_length() + 1)]
+    widths = [1 << power for power in range(max(depths.values(), default=0).bit_length() + 1)]
+    shapes = [
+        (count * width, count, round(count * context * share))
+        for count in batches
+        for width in widths
+        for share in (0.5, 1.5)
+    ]
+    drafters = {}
+    for name, depth in depths.items():
+        calls = [(count, each) for count in batches for each in sorted({1, depth})]
+        points = [DraftPoint(*call, latency.draft_seconds(name, *call)) for call in calls]
+        if all(point.seconds > 0 for point in points):
+            drafters[name] = fit_draft_curve(points)
+    return fit_surface([StepPoint(*shape, latency.seconds(*shape)) for shape in shapes], drafters=drafters)
 
 
 # ---- the policy's own decisions --------------------------------------------------------------------------------------

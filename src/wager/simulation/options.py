@@ -13,7 +13,9 @@ from typing import Any
 from wager.arch import ModelSpec
 from wager.config import DEFAULT_MODEL
 from wager.economics.acceptance import CURVES
+from wager.economics.latency import LatencyModel
 from wager.economics.options import parse_objective, parse_seconds
+from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.inputs import expand_path
 from wager.planner.acceptance import parse_acceptances
@@ -23,7 +25,7 @@ from wager.planner.inputs import check_origin, number
 from wager.planner.options import PlanSettings, draft_cost, parse_hit_rate, target_cost
 from wager.prompts import read_arrivals
 from wager.simulation.comparison import ReplaySetting
-from wager.simulation.latency import PublishedLatency, RooflineLatency
+from wager.simulation.latency import PriceFactors, PublishedLatency, RooflineLatency, calibrated
 from wager.simulation.server import DailyLoad, Workload
 from wager.simulation.traces import RecordedTraces, SyntheticDrafter, SyntheticTraces, TraceSource
 
@@ -37,6 +39,8 @@ _MODEL, _HARDWARE = "Qwen3.6-35B-A3B", "B200"  # without --model and --hardware;
 _STEP_FLAGS = ("tp", "ep", "locality", "popularity", "precision", "cache", "dispatch", "overhead")
 _SHAPES = {"mtp": "mtp", "dflash": "block:16", "ngram": "free"}  # of drafters whose name says it
 _LONGEST_POLICY_TIME = 60.0  # seconds a step
+_FACTORS, _MOST_FACTOR = tuple(field.name for field in fields(PriceFactors)), 100.0
+_OPEN_LOOP_USERS = 256  # up to which prices are believed to be calibrated, where users are not given
 
 DEFAULT_CONCURRENCY = "1,4,16,64,256"
 DEFAULT_PROMPT, DEFAULT_OUTPUT = 1, 1024
@@ -56,6 +60,7 @@ class ReplayOptions:
     curves: tuple[str, ...]
     model: str | None
     hardware: str | None
+    believed: str | None
     shape: tuple[str, ...]
     max_depth: int | None
     objective: str
@@ -102,6 +107,7 @@ class ReplayQuery:
     workloads: Sequence[Workload]
     step_times: str
     prices: Sequence[DrafterPrice]
+    believed: str = ""
 
 
 def replay_query(options: ReplayOptions) -> ReplayQuery:
@@ -140,16 +146,21 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
             f"A request of {traces.longest_context()} positions, prompt and answer, is out of range.",
             f"{cost.model.name} was made for 0 to {cost.model.context} positions.",
         )
+    latency = PublishedLatency({price.name: price.shape for price in prices}) if options.published else machine
+    loads = workloads(traces, options)
+    believed = _believed(options, latency, prices, loads, context=machine.context)
     setting = ReplaySetting(
         traces,
-        PublishedLatency({price.name: price.shape for price in prices}) if options.published else machine,
+        latency,
         parse_objective(options.objective),
         options.deployment.tp,
         _policy_seconds(options.policy_time),
         machine,
         parse_hit_rate(options.deployment.hit_rate, draft_async=options.deployment.draft_async),
+        believed,
     )
-    return ReplayQuery(setting, workloads(traces, options), _step_times(cost, published=options.published), prices)
+    step_times = _step_times(cost, published=options.published)
+    return ReplayQuery(setting, loads, step_times, prices, options.believed or "")
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -224,6 +235,44 @@ def _step_times(cost: CostModel, *, published: bool) -> str:
         return f"{where} ({cost.device.label}); steps of more than {last} rows are extrapolated"
     spread = f", tp {cost.cluster.tp}" * (cost.cluster.tp > 1) + f", ep {cost.cluster.ep}" * (cost.cluster.ep > 1)
     return f"{where}{spread}, by the cost model of `wager plan`"
+
+
+def _believed(
+    options: ReplayOptions,
+    machine: LatencyModel,
+    prices: Sequence[DrafterPrice],
+    loads: Sequence[Workload],
+    *,
+    context: float,
+) -> LatencySurface | None:
+    """The prices of --believed, as a policy has them after a calibration."""
+    text, factors = options.believed, PriceFactors()
+    if text is None:
+        return None
+    if text.partition("=")[0] in _FACTORS:
+        factors = _price_factors(text)
+    else:
+        model = _MODEL if options.hardware is None or options.published else options.model or DEFAULT_MODEL
+        cost = target_cost(model, text, options.deployment)
+        costs = {price.name: _draft_cost(cost, price.shape, options) for price in prices}
+        machine = RooflineLatency(cost, drafters=costs, context=context)
+    users = max([load.concurrency or _OPEN_LOOP_USERS for load in loads])
+    depths = {price.name: price.depth for price in prices}
+    return factors.applied(calibrated(machine, depths, users=users, context=context))
+
+
+def _price_factors(text: str) -> PriceFactors:
+    given: dict[str, float] = {}
+    for word in text.split(","):
+        name, _, value = word.partition("=")
+        factor = number(value)
+        least = -1.0 if name == "tilt" else 0.0
+        if name not in _FACTORS or name in given or not least < factor <= _MOST_FACTOR:
+            cause = f"believed = {text!r}: {word!r} is not a factor."
+            bounds = f"above 0 (tilt: above -1) and at most {_MOST_FACTOR:g}"
+            raise UsageError(cause, f"Write {', '.join(_FACTORS)} once each, as rows=0.5,tilt=-0.6: {bounds}.")
+        given[name] = factor
+    return PriceFactors(**given)
 
 
 def _shapes_by_drafter(words: Sequence[str], drafters: Sequence[str]) -> Mapping[str, str]:

@@ -31,6 +31,8 @@ def head(query: ReplayQuery) -> list[str]:
     """Where step times and the prices of drafters come from."""
     seconds = query.setting.policy_seconds
     lines = [f"step times  {query.step_times}"]
+    if query.believed:
+        lines.append(f"believed    by policies until they learn: {query.believed}")
     lines += [f"{'' if index else 'drafters':10}  {price.line()}" for index, price in enumerate(query.prices)]
     if query.setting.hit_rate is not None:
         ready = f"{query.setting.hit_rate:.0%} of the drafts are ready"

@@ -1,9 +1,9 @@
 """The policy that maximises goodput: a token is drafted, and verified, only if it is worth its seconds.
 
 A second is worth the weighted tokens that this machine lately yields in one (`prices`). Which drafter drafts for which
-sequence, and how deep, is planned every few steps (`planning`); what to verify is decided in every step, over the whole
-batch at once (`admit`). Steps that were taken are learned from together every few steps, while the tables are in the
-processor's caches (`learning`). Now and then a step is taken to learn what no other shows (`exploration`).
+sequence, and how deep, is planned every few steps (csrc/planning.h); what to verify is decided in every step, over the
+whole batch at once (csrc/judging.h). Steps are learned from together every few steps, while the tables are in the
+processor's caches (`learning`); now and then one is taken to learn what no other shows (`exploration`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, token_judge
+import numpy as np
+
+from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, Floats, token_judge
 from wager.economics.latency import LatencyModel
 from wager.economics.options import THROUGHPUT, Objective
 from wager.economics.policy.base import (
     EARLY_STEPS,
+    LONGEST_INTERVAL,
     NEGLIGIBLE,
     SLOW_INTERVAL,
     SMOOTHING,
@@ -23,15 +26,16 @@ from wager.economics.policy.base import (
     DrafterCapabilities,
     Policy,
     PolicyFigures,
+    keep_nodes,
     longest_that_fits,
     truncate_to,
 )
-from wager.economics.policy.explain import LOOK_BACK, explain, forget_drafts, observed_speed
+from wager.economics.policy.explain import LOOK_BACK, explain, forget_drafts, observed
 from wager.economics.policy.exploration import EXPLORATION_SHARE, DrafterReadiness, Exploration
 from wager.economics.policy.learning import CollapseWatch, DeferredLearning
-from wager.economics.policy.planning import Planner
-from wager.economics.policy.prices import ADJACENT_ROWS, Prices
+from wager.economics.policy.prices import ADJACENT_ROWS, Prices, cost_of_a_row
 from wager.economics.policy.state import PlannedSequence, PolicyStep
+from wager.kernels import _native
 from wager.types import (
     DRAFT_STAGE,
     POLICY_STAGE,
@@ -44,6 +48,11 @@ from wager.types import (
     Verdict,
     VerifyRule,
 )
+
+SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the best of several estimates is biased
+MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
+_NEVER = -50.0  # log-odds of what is not expected
+_SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
 
 
 class Adaptive(Policy):
@@ -62,37 +71,41 @@ class Adaptive(Policy):
     ) -> None:
         self._drafters = {name: capabilities for name, capabilities in drafters.items() if capabilities.max_depth}
         self.acceptance = {name: AcceptanceModel() for name in self._drafters}
-        self._draws_tokens = RULES[rule].needs_draft_probs
+        self._draws_tokens = draws_tokens = RULES[rule].needs_draft_probs
         self._prices = prices = Prices(latency, objective)
         self._collapse = CollapseWatch()
-        self._planner = Planner(self._drafters, self.acceptance, prices, unused=self._collapse.collapsed)
         self._readiness = DrafterReadiness(self._drafters)
-        self._exploration = Exploration(self._drafters, prices, self._readiness, share=exploration_share)
-        self._learning = DeferredLearning(self.acceptance, latency, own=prices.own, draws_tokens=self._draws_tokens)
+        self._exploration = Exploration(
+            self._drafters, prices, self._readiness, share=exploration_share, draws_tokens=draws_tokens
+        )
+        self._learning = DeferredLearning(self.acceptance, prices, draws_tokens=draws_tokens)
 
         self._request_weights: dict[str, float] = {}  # of sequences that have not decoded yet, where it is not 1
         self._sequences: dict[str, PlannedSequence] = {}
         self._ended: dict[str, PlannedSequence] = {}  # those that ended since the last step was planned
-        self._decoding: dict[str, None] = {}  # the sequences of the last step that have not ended, in order
-        self._ids: list[str] | None = None  # the same, until one of them ends
+        self._ids: Sequence[str] = ()  # of the sequences of the last step
         self._step = self._planned = PolicyStep()  # the last step, and the last one that did not repeat a plan
         self._steps = 0
-        self._next_aging = SLOW_INTERVAL
         self._interval = 1  # steps after which the policy learns, and looks at its plan again
         self._repeats_until = 0  # the step until which the same sequences repeat the plan
         self._next_measuring = UPDATE_INTERVAL  # the step from which it is asked again whether to measure
+        self._recorded, self._record_interval = 0, UPDATE_INTERVAL  # the step whose goodput was last recorded
+
+        # the last plan: what drafters are asked for by sequence, without those that decode plainly; its greatest depth;
+        # whether any drafted; how many sequences it had; the decision, forecasts and row of these of those that come
+        self._decisions: dict[str, DraftDecision] = {}
+        self._deepest, self._speculates, self._planned_size, self._newcomers = 0, True, 0, 0
+        self._default: tuple[DraftDecision | None, Mapping[str, Floats], int] = None, {}, 0
+        self._next_plan, self._plan_interval = 0, 0.0  # the step in which the same sequences are planned anew
 
         self._judging_interval = 0  # steps between those whose drafts are judged
         self._unjudged_steps = 0  # since the last one
         self._judged_steps = 0
         self._judging_benefit = 0.0  # lately, as a share of the weight of one token of each sequence
-        self._recorded = 0  # the step whose goodput was last recorded
-        self._record_interval = UPDATE_INTERVAL
 
         self._taken: list[PolicyStep] = []  # steps that are not learned from yet
         self._verdicts_learned = 0  # how many of them had their verdicts learned
         self._latest = deque[PolicyStep](maxlen=LOOK_BACK)  # steps that were learned from, for `explain`
-        self._verified = 0  # draft tokens in the last step that was taken as planned
 
     def begin(self, sequence: str, *, weight: float) -> None:
         if weight != 1.0:
@@ -101,18 +114,15 @@ class Adaptive(Policy):
 
     def end(self, sequence: str) -> None:
         self._request_weights.pop(sequence, None)
+        self._decisions.pop(sequence, None)
         if sequence in self._sequences:
             self._learn_verdicts()
             self._ended[sequence] = state = self._sequences.pop(sequence)
-            self._decoding.pop(sequence, None)
-            self._ids = None
-            self._planner.decisions.pop(sequence, None)
             self._learning.end_sequence(state)
 
     def leave_out(self, drafters: frozenset[str]) -> None:
-        self._planner.left_out = self._readiness.left_out = drafters
-        self._planner.plan_now()
-        self._repeats_until = 0
+        self._readiness.left_out = drafters
+        self._next_plan = self._repeats_until = 0
 
     # ---- plan -------------------------------------------------------------------------------------------------------
 
@@ -121,9 +131,9 @@ class Adaptive(Policy):
         pass the processor's caches hold weights, and every function more takes microseconds."""
         self._steps = now = self._steps + 1
         ids = self._ids
-        if now < self._repeats_until and ids is not None and len(spans) == len(ids):
+        if now < self._repeats_until and not self._ended and len(spans) == len(ids):
             planned = self._planned
-            deepest = self._planner.deepest if planned.repeated_plan else 0
+            deepest = self._deepest if planned.repeated_plan else 0
             for span, seq_id in zip(spans, ids, strict=True):
                 if span.seq_id != seq_id or span.max_draft_tokens < deepest or not span.needs_logits:
                     break
@@ -134,75 +144,149 @@ class Adaptive(Policy):
 
     def _plan(self, spans: Sequence[Span], budget: int) -> Plan:
         """Plan anew, as far as it is time to."""
-        now, planner, readiness, exploration = self._steps, self._planner, self._readiness, self._exploration
-        self._prices.latency.tick(now - self._planned.number)
-        if now >= self._next_aging:
-            self._next_aging += SLOW_INTERVAL
+        now, readiness, exploration, before = self._steps, self._readiness, self._exploration, self._planned
+        self._ids = [seq_id for seq_id in self._ids if seq_id not in self._ended]
+        self._ended = {}
+        if now // SLOW_INTERVAL > before.number // SLOW_INTERVAL:
+            self._prices.latency.clear()  # contexts have grown
             for model in self.acceptance.values():
                 model.age()
         step = self._step = self._planned = PolicyStep(now, self._sequences, plain=self._step.plain)
         self._repeats_until = 0
-        self._ended = {}
         self._find_sequences(step, spans)
         if not step.spans or not self._drafters:
             return {}
-        if planner.due(step.decoding, now=now) and step.candidates:
+        size, planned = len(step.ids), self._planned_size
+        changed = max(size, planned) > _SIZE_RATIO * min(size, planned) or size <= self._newcomers
+        if (now >= self._next_plan or changed) and step.candidates:
             self._learn_steps()
-            self._learning.learn()
-            readiness.note_drafted(step, planner.decisions)
-            planner.plan(step)
-            step.planned = True
-            self._unjudged_steps = self._judging_interval  # its drafts are judged once at least
-        readiness.update(step, planner.decisions)
-        if may_measure := now >= self._next_measuring:
+            self._learning.learn(before.number)
+            readiness.note_drafted(step, self._decisions)
+            self._plan_sequences(step)
+        readiness.update(step, self._decisions)
+        step.plan = step.repeated_plan = self._standing_plan(step)
+        early, large = now < EARLY_STEPS or self._prices.weights.learns, len(step.ids) > LARGE_BATCH
+        self._interval = 1 if early or large else round(UPDATE_INTERVAL * self._prices.own.pace)
+        if not step.plan and not early:
+            self._repeats_until = now + max(UPDATE_INTERVAL, self._interval - len(self._taken))
+        elif not self._draws_tokens:
+            self._repeats_until = min(now + self._interval - len(self._taken), self._next_plan)
+        if now >= self._next_measuring:
             self._next_measuring = now + UPDATE_INTERVAL
-            step.measures_plain = exploration.takes_plain_step(step, speculates=planner.speculates)
-        if not step.measures_plain:
-            step.plan = step.repeated_plan = self._standing_plan(step)
-            self._set_intervals(step, batch=len(spans))
-            if not (may_measure and self._measure_rows(step)):
-                steps = max(1, self._repeats_until - now)
-                exploration.add_drafts(step, draws_tokens=self._draws_tokens, steps=steps)
-            if (ready := readiness.next_ready(now)) is not None:
-                self._repeats_until = min(self._repeats_until, ready)
+            exploration.measure(step, speculates=self._speculates)
+        if step.measured_depth is None:
+            exploration.add_drafts(step, steps=max(1, self._repeats_until - now))
+        if (ready := readiness.next_ready(now)) is not None:
+            self._repeats_until = min(self._repeats_until, ready)
         if self._draws_tokens:  # what is verified as planned must fit before it is drafted
-            step.plan = within(step.plan, budget)
+            longest = longest_that_fits([decision.depth for decision in step.plan.values()], budget)
+            step.plan = {
+                seq_id: decision if decision.depth <= longest else decision._replace(depth=longest)
+                for seq_id, decision in step.plan.items()
+                if longest
+            }
         return step.plan
 
     def _find_sequences(self, step: PolicyStep, spans: Sequence[Span]) -> None:
         """Which sequences decode; those that were not known before are started."""
-        step.ids = ids = [span.seq_id for span in spans if span.needs_logits]
+        before, ids = self._ids, [span.seq_id for span in spans if span.needs_logits]
+        self._ids = step.ids = ids
         step.spans = spans if len(ids) == len(spans) else [span for span in spans if span.needs_logits]
-        new: list[str] = []
-        if ids != self._ids:
-            before, self._ids = list(self._decoding), ids
-            continued = ids[: len(before)] == before  # new ones come last
-            new, self._decoding = (ids[len(before) :], self._decoding) if continued else (ids, {})
-            for seq_id in new:
-                if seq_id not in self._sequences:
-                    self._start_sequence(step, seq_id)
-                self._decoding[seq_id] = None
+        new = ids[len(before) :] if ids[: len(before)] == before else ids  # new ones come last
+        for seq_id in new:
+            if seq_id not in self._sequences:
+                self._start_sequence(step, seq_id)
         step.plain = self._prices.plain_step(step, spans, new=len(new))
 
     def _start_sequence(self, step: PolicyStep, seq_id: str) -> None:
         weight, tokens = self._request_weights.pop(seq_id, 1.0), self._prices.weights.mean_tokens
         acceptance = {name: model.start_sequence() for name, model in self.acceptance.items()}
-        forecasts, row = self._planner.start_sequence(seq_id)
+        decision, forecasts, row = self._default  # until the next plan it gets a decision that many got
+        self._newcomers += 1
         self._sequences[seq_id] = PlannedSequence(seq_id, weight, tokens, acceptance, forecasts, row)
-        decision = self._planner.decisions.get(seq_id)
-        step.catches_up |= decision is not None and self._drafters[decision.drafter].catch_up_s > 0
+        if decision is not None:
+            self._decisions[seq_id] = decision
+            step.catches_up |= self._drafters[decision.drafter].catch_up_s > 0
+
+    def _plan_sequences(self, step: PolicyStep) -> None:
+        """Plan the candidates of the step."""
+        own, names = self._prices.own, list(self._drafters)
+        affordable = own.interval(own.planning)
+        longest = max(SLOW_INTERVAL if self._speculates else LONGEST_INTERVAL, affordable)
+        self._plan_interval = min(longest, max(self._plan_interval + longest / SLOW_INTERVAL, affordable))
+        self._next_plan, self._planned_size = step.number + round(self._plan_interval), len(step.ids)
+        drafters, depths, min_survival, forecasts = self._choose(step)
+        keys = list(zip(drafters, depths, min_survival, strict=True))
+        made: dict[tuple[int, int, float], DraftDecision] = {}
+        for key in set(keys):
+            index, depth, stop = key  # where a drafter is to stop after a token of survival `stop`, it is told a score
+            if depth:
+                score = self.acceptance[names[index]].score_of(stop) if stop > 0 else 0.0
+                made[key] = DraftDecision(depth, names[index], score)
+        self._decisions = {}
+        for row, (state, key) in enumerate(zip(step.candidates, keys, strict=True)):
+            state.forecasts, state.row = forecasts, row
+            if key in made:
+                self._decisions[state.seq_id] = made[key]
+        middle = sorted(range(len(keys)), key=lambda row: keys[row][:2])[len(keys) // 2]
+        self._default = made.get(keys[middle]), forecasts, middle
+        self._deepest, self._speculates = max(depths), bool(self._decisions)
+        alike = len(keys) > 1 and len({key[:2] for key in keys}) == 1
+        self._newcomers = -(1 << 30) if alike else 0
+        step.kind = "planned"
+        self._unjudged_steps = self._judging_interval  # its drafts are judged once at least
+
+    def _choose(self, step: PolicyStep) -> tuple[list[int], list[int], list[float], dict[str, Floats]]:
+        """Each sequence's drafter (-1: none), depth and min_survival (-1: none), and each drafter's forecast of
+        survival, [sequences, depth]."""
+        candidates, latency, goodput = step.candidates, self._prices.latency, self._prices.goodput
+        unused = {*self._collapse.collapsed, *self._readiness.left_out}  # nothing is expected of these
+        rooms = [state.room for state in candidates]
+        most = max(rooms)
+        forecasts = {name: np.empty((len(rooms), min(each.max_depth, most))) for name, each in self._drafters.items()}
+        deepest = max([forecast.shape[1] for forecast in forecasts.values()])
+        extra = latency.extra_seconds(step.plain.shape, count=len(rooms) * deepest + 2)
+        native = _native.DraftPlanner(
+            rooms=rooms,
+            weights=[self._prices.weights.weight(state) for state in candidates],
+            extra=extra,
+            goodput=step.plain.goodput,
+            several_drafters=SEVERAL_DRAFTERS,
+            max_min_survival=MAX_MIN_SURVIVAL,
+        )
+        unjudged = [state.unjudged for state in candidates]
+        for name, capabilities in self._drafters.items():
+            model, sequences = self.acceptance[name], [state.acceptance[name] for state in candidates]
+            model.compare_sequences(sequences)
+            native.add(
+                log_odds=model.depths.log_odds,
+                means=[_NEVER if name in unused else sequence.mean for sequence in sequences],
+                variances=[sequence.variance for sequence in sequences],
+                seconds=latency.marginal_draft_seconds(name, len(rooms), forecasts[name].shape[1]),
+                # until the next plan each step takes its share of catching up
+                catch_up=[state.catch_up_seconds(name, capabilities) / (2 * SLOW_INTERVAL) for state in candidates],
+                unjudged=unjudged,
+                shifts=model.confidence_shifts,
+                has_scores=model.has_scores,
+                stops_early=capabilities.stops_early,
+                survival=forecasts[name],
+            )
+        # Plans are made for two costs of a row: the recent one and, if less, that of one draft token for everyone.
+        # Where rows get cheaper the more there are (shared experts), drafting nothing and much can each be consistent.
+        everyone, recent = step.plain.goodput * extra[len(rooms)] / len(rooms), goodput.row_cost(len(step.ids))
+        costs = [everyone] if recent is None else [recent, everyone] if recent > everyone else [recent]
+        return *native.choose(costs), forecasts
 
     def _standing_plan(self, step: PolicyStep) -> dict[str, DraftDecision]:
         """What the last plan decided for the sequences of the step, as far as drafters are ready and there is room."""
-        decisions = self._planner.decisions
-        if len(self._sequences) == step.decoding:
+        decisions = self._decisions
+        if len(self._sequences) == len(step.ids):
             plan = decisions.copy()
         else:  # some sequences wait
-            plan = {seq_id: decisions[seq_id] for seq_id in self._decoding if seq_id in decisions}
+            plan = {seq_id: decisions[seq_id] for seq_id in step.ids if seq_id in decisions}
         if unready := self._readiness.unready(self._steps):
             plan = {seq_id: decision for seq_id, decision in plan.items() if decision.drafter not in unready}
-        deepest = self._planner.deepest
-        for span in [span for span in step.spans if span.max_draft_tokens < deepest]:
+        for span in [span for span in step.spans if span.max_draft_tokens < self._deepest]:
             decision = plan.get(span.seq_id)
             if decision is not None and not span.max_draft_tokens:
                 del plan[span.seq_id]
@@ -210,53 +294,28 @@ class Adaptive(Policy):
                 plan[span.seq_id] = decision._replace(depth=span.max_draft_tokens)
         return plan
 
-    def _set_intervals(self, step: PolicyStep, *, batch: int) -> None:
-        """Until which step the plan is repeated, and when the policy learns from what was taken until then, in a batch
-        of so many sequences."""
-        now, early = self._steps, self._steps < EARLY_STEPS or self._prices.weights.learns
-        self._interval = 1 if early or batch > LARGE_BATCH else round(UPDATE_INTERVAL * self._prices.own.pace)
-        if not step.plan and not early:
-            self._repeats_until = now + max(UPDATE_INTERVAL, self._interval - len(self._taken))
-        elif not self._draws_tokens:
-            self._repeats_until = min(now + self._interval - len(self._taken), self._planner.next_plan)
-
-    def _measure_rows(self, step: PolicyStep) -> bool:
-        """Replace what is planned by a step that shows what rows cost, if that is worth it; returns whether it is."""
-        measuring = self._exploration.measure(step, planned_rows=self._verified if step.plan else 0)
-        if measuring is None:
-            return False
-        drafter, depth = measuring
-        step.measures_rows, step.measures_plain = depth > 0, depth == 0
-        planned, step.plan = step.plan, {}
-        for state in step.candidates if depth else ():
-            if state.seq_id not in planned:
-                step.catches_up |= state.catch_up_seconds(drafter, self._drafters[drafter]) > 0
-                self._readiness.note_request(state, drafter, self._steps)
-            step.plan[state.seq_id] = DraftDecision(min(depth, state.room), drafter)
-        return True
-
     # ---- admit ------------------------------------------------------------------------------------------------------
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
-        """Judging drafts takes time, so it must gain more than that: where rows are so cheap that every token is taken,
-        the drafts of the next steps are verified as they are. Tokens drawn from draft_probs, under a rule that needs
-        these, are verified whatever they are."""
+        """Tokens drawn from draft_probs, under a rule that needs these, are verified whatever they are."""
         step = self._step
         if step.skipped:
             return {}
-        step.drafted = drafts
-        if step.measures_rows:
+        step.drafted = step.admitted = drafts
+        if drafts and step.kind == "plain":
+            step.kind = "unjudged"
+        if step.measured_depth:
             step.admitted = truncate_to(drafts, budget)
             return step.admitted
         records = self._steps >= self._recorded + self._record_interval
         if not step.spans or not (drafts or records):
             return {}
-        if drafts and not (self._draws_tokens or step.explored) and self._planner.deepest * len(drafts) <= budget:
-            self._unjudged_steps += 1
-            if self._unjudged_steps <= self._judging_interval:
-                step.admitted = drafts
-                return drafts
-        step.judged = bool(drafts)
+        fits = self._deepest * len(drafts) <= budget and not (self._draws_tokens or step.explored)
+        self._unjudged_steps += bool(drafts and fits)
+        if drafts and fits and self._unjudged_steps <= self._judging_interval:
+            return drafts
+        if step.kind == "unjudged":
+            step.kind = "judged"
         drawn, first = dict[str, Draft](), 0
         count = ADJACENT_ROWS + sum([len(draft.tokens) for draft in drafts.values()])
         if self._draws_tokens:  # those sampled from draft_probs are verified as planned
@@ -265,23 +324,32 @@ class Adaptive(Policy):
             drawn = {seq_id: draft for seq_id, draft in drafts.items() if draft.draft_probs is not None}
             first = sum([len(draft.tokens) for draft in drawn.values()])
             drafts = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in drawn}
-        extra = self._prices.latency.extra_seconds(step.plain.shape, count=count)
+        prices, plain = self._prices, step.plain
+        extra = prices.latency.extra_seconds(plain.shape, count=count)
         admitted, rows, gain, cut = drafts, 0, 0.0, None
         if drafts:
-            admitted, rows, gain, cut, benefit = self._judge(step, drafts, extra, first=first, limit=budget - first)
-            if not drawn:
-                self._schedule_judging(step, benefit)
+            admitted, rows, gain, cut = self._judge(step, drafts, extra, first=first, limit=budget - first)
         if records:
-            self._record_goodput(step, drawn, extra, gain=gain, rows=first + rows, cut=cut)
+            rows, gain = first + rows, gain + sum([self._forecast_gain(step, draft) for draft in drawn.values()])
+            seconds = plain.seconds + extra[rows] + prices.drafting(step.passes())
+            prices.goodput.record(
+                len(step.ids),
+                expected=plain.weight + gain,
+                plain=plain.weight / plain.seconds * seconds,
+                row_cost=cost_of_a_row(extra, rows=rows, cut=cut, goodput=plain.goodput),
+                steps=min(step.number - self._recorded, self._record_interval),
+            )
+            self._recorded, self._record_interval = step.number, round(UPDATE_INTERVAL * prices.own.pace)
         step.admitted = {**drawn, **admitted} if drawn else admitted
         return step.admitted
 
     def _judge(
         self, step: PolicyStep, drafts: Mapping[str, Draft], extra: Sequence[float], *, first: int, limit: int
-    ) -> tuple[Mapping[str, Draft], int, float, float | None, float]:
+    ) -> tuple[Mapping[str, Draft], int, float, float | None]:
         """The most profitable tokens of `drafts`, at most `limit`, beside `first` other rows; how many they are; their
-        expected gain; `cut`, between the gain of the last token taken and that of the first one left; and the profit
-        beyond that of verifying everything. `extra` are the seconds that 0, 1, ... more rows add."""
+        expected gain; and `cut`, between the gain of the last token taken and that of the first one left. `extra` are
+        the seconds that 0, 1, ... more rows add. Where judging lately gained less than it takes, in profit beyond that
+        of verifying everything, the drafts of the next steps are not judged."""
         models, states, weights = list(self.acceptance.values()), step.states, self._prices.weights
         if len(models) > 1:
             models = [self.acceptance[step.plan[seq_id].drafter] for seq_id in drafts]
@@ -305,44 +373,22 @@ class Adaptive(Policy):
         if kept is not None:
             kept_of = zip(drafts.items(), kept, strict=True)
             drafts = {seq_id: keep_nodes(draft, nodes) for (seq_id, draft), nodes in kept_of if nodes}
-        return drafts, rows, gain, cut, benefit
-
-    def _schedule_judging(self, step: PolicyStep, benefit: float) -> None:
-        """A step was judged, which gained `benefit`, in weighted tokens: whether the next ones are judged."""
         weight, own = step.plain.weight, self._prices.own
         self._judged_steps += 1  # at first a plain mean, not one that starts from 0
-        share = max(SMOOTHING, 1 / self._judged_steps)
-        self._judging_benefit += share * (benefit / weight - self._judging_benefit)
-        self._unjudged_steps = 0
+        self._judging_benefit += max(SMOOTHING, 1 / self._judged_steps) * (benefit / weight - self._judging_benefit)
         if self._judging_benefit > step.plain.goodput * own.judging / weight + NEGLIGIBLE:
             self._judging_interval = 0
-        else:
-            longest = max(SLOW_INTERVAL, round(own.judging_interval))
+        else:  # to half of the budget for planning
+            longest = max(SLOW_INTERVAL, round(2 * own.interval(own.judging)))
             self._judging_interval = min(longest, 2 * self._judging_interval + 1)
+        self._unjudged_steps = 0
+        return drafts, rows, gain, cut
 
-    def _record_goodput(
-        self,
-        step: PolicyStep,
-        drawn: Mapping[str, Draft],
-        extra: Sequence[float],
-        *,
-        gain: float,
-        rows: int,
-        cut: float | None,
-    ) -> None:
-        """Update the goodput and the cost of a row with what is expected of the step, for those since the last time."""
-        prices, plain, decoding = self._prices, step.plain, step.decoding
-        for seq_id, draft in drawn.items():
-            state = step.states[seq_id]
-            if state.forecasts:
-                forecast = state.forecasts[step.plan[seq_id].drafter][state.row, : len(draft)]
-                gain += prices.weights.weight(state) * float(forecast.sum())
-        seconds = plain.seconds + extra[rows] + prices.drafting(step.passes())
-        steps = min(step.number - self._recorded, self._record_interval)
-        plain_tokens = plain.weight / plain.seconds * seconds
-        prices.goodput.record(decoding, expected=plain.weight + gain, plain=plain_tokens, steps=steps)
-        prices.goodput.record_row_cost(decoding, extra=extra, rows=rows, cut=cut, goodput=plain.goodput, steps=steps)
-        self._recorded, self._record_interval = step.number, round(UPDATE_INTERVAL * prices.own.pace)
+    def _forecast_gain(self, step: PolicyStep, draft: Draft) -> float:
+        """Weighted tokens expected of a draft that is verified whatever its scores."""
+        state, drafter = step.states[draft.seq_id], step.plan[draft.seq_id].drafter
+        survival = state.forecasts[drafter][state.row, : len(draft)].sum() if state.forecasts else 0.0
+        return self._prices.weights.weight(state) * float(survival)
 
     # ---- learn ------------------------------------------------------------------------------------------------------
 
@@ -355,16 +401,17 @@ class Adaptive(Policy):
         step.record = record
         if not taken or taken[-1] is not step:
             taken.append(step)
-        if len(taken) >= self._interval or step.measures:
+        if len(taken) >= self._interval or step.measured_depth is not None:
             self._learn_steps()
-            self._repeats_until = min(self._repeats_until, self._planner.next_plan)
+            self._repeats_until = min(self._repeats_until, self._next_plan)
 
     def _learn_steps(self) -> None:
         """Learn from all steps that were taken."""
         if self._collapse.add(self._taken):
-            self._planner.plan_now()
+            self._next_plan = 0
         self._learn_verdicts()
-        self._learn_records()
+        if taken := [self._learn_record(step, step.record) for step in self._taken if step.record is not None]:
+            self._exploration.earn(sum(taken), steps=len(taken))
         self._latest += self._taken
         self._taken.clear()
         self._verdicts_learned = 0
@@ -373,42 +420,31 @@ class Adaptive(Policy):
         steps, self._verdicts_learned = self._taken[self._verdicts_learned :], len(self._taken)
         weights = self._prices.weights
         for step in steps:
-            if weights.learns:
-                for verdict in step.verdicts:
-                    if verdict.seq_id in step.states:
-                        weights.learn(step.states[verdict.seq_id], len(verdict.tokens))
-            if step.explored:
-                tokens = {verdict.seq_id: verdict.tokens[:1] for verdict in step.verdicts}
-                drafted = [(seq_id, step.drafted[seq_id]) for seq_id in step.explored if seq_id in step.drafted]
-                if any(draft.tokens[:1] == tokens.get(seq_id) for seq_id, draft in drafted):
-                    self._planner.plan_soon()
-            self._learning.add_verdicts(step)
+            for verdict in step.verdicts if weights.learns else ():
+                if verdict.seq_id in step.states:
+                    weights.learn(step.states[verdict.seq_id], len(verdict.tokens))
+            if self._learning.add_verdicts(step) and not self._speculates:  # an exploration draft was right
+                self._next_plan = min(self._next_plan, self._planned.number + UPDATE_INTERVAL)
 
-    def _learn_records(self) -> None:
-        prices, together, steps = self._prices, 0.0, 0
-        for step in self._taken:
-            if (record := step.record) is None:
-                continue
-            seconds = sum(record.seconds.values())
-            together, steps = together + seconds, steps + 1
-            if prices.weights.learns:
-                prices.weights.observe(seconds)
-            prices.own.observe(record.seconds.get(POLICY_STAGE, 0.0), step_seconds=seconds, kind=step.kind)
-            self._learning.add_record(step, record)
-            if step.measures:
-                self._learning.learn()
-                prices.latency.clear()
-                self._planner.plan_now()
-            elif step.plan:
-                self._verified = record.drafted
-            drafting = record.seconds.get(DRAFT_STAGE, 0.0)
-            if step.explored:  # which drafter of the step took longer than expected is not known
-                expected = prices.drafting(step.passes()) + step.explored_catch_up
-                self._exploration.for_drafts.charge(max(0.0, drafting - expected))
-            prices.learn_drafting(step, drafting)
-            forget_drafts(step)
-        if steps:
-            self._exploration.earn(together, steps=steps)
+    def _learn_record(self, step: PolicyStep, record: StepRecord) -> float:
+        """What a step took, and together."""
+        prices, seconds, drafting = self._prices, sum(record.seconds.values()), record.seconds.get(DRAFT_STAGE, 0.0)
+        if prices.weights.learns:
+            prices.weights.observe(seconds)
+        prices.own.observe(record.seconds.get(POLICY_STAGE, 0.0), step_seconds=seconds, kind=step.kind)
+        self._learning.add_record(step, record)
+        if step.measured_depth is not None:
+            self._learning.learn(step.number)
+            prices.latency.clear()
+            self._next_plan = 0
+        elif step.plan:
+            self._exploration.planned_rows = record.drafted
+        if step.explored:  # which drafter of the step took longer than expected is not known
+            expected = prices.drafting(step.passes()) + step.explored_catch_up
+            self._exploration.for_drafts.charge(max(0.0, drafting - expected))
+        prices.learn_drafting(step, drafting)
+        forget_drafts(step)
+        return seconds
 
     # ---- explain ----------------------------------------------------------------------------------------------------
 
@@ -421,11 +457,11 @@ class Adaptive(Policy):
         return self._readiness.inactive
 
     def explain(self) -> str:
-        sequences = {**self._ended, **self._sequences}
+        states = {**self._ended, **self._sequences}
         return explain(
             self._step,
-            [sequences[seq_id] for seq_id in self._step.ids],
-            [*self._latest, *self._taken][-LOOK_BACK:],
+            [states[seq_id] for seq_id in self._step.ids],
+            self._latest_steps(),
             prices=self._prices,
             models=self.acceptance,
             collapsed=self._collapse.collapsed.values(),
@@ -434,36 +470,10 @@ class Adaptive(Policy):
 
     def figures(self) -> PolicyFigures | None:
         step, goodput = self._step, self._prices.goodput
-        if not step.decoding:
+        if not step.ids:
             return None
-        speed = observed_speed([*self._latest, *self._taken][-LOOK_BACK:], self._prices.latency)
-        observed = speed.ratio if speed else None
-        return PolicyFigures(
-            goodput.row_cost(step.decoding), goodput.ratio(step.decoding), observed, step.plain.seconds
-        )
+        speed, _ = observed(self._latest_steps(), self._prices.latency)
+        return PolicyFigures(goodput.row_cost(len(step.ids)), goodput.ratio(len(step.ids)), speed, step.plain.seconds)
 
-
-def within(plan: dict[str, DraftDecision], budget: int) -> dict[str, DraftDecision]:
-    """The plan with depths that take `budget` rows together."""
-    longest = longest_that_fits([decision.depth for decision in plan.values()], budget)
-    return {
-        seq_id: decision if decision.depth <= longest else decision._replace(depth=longest)
-        for seq_id, decision in plan.items()
-        if longest
-    }
-
-
-def keep_nodes(draft: Draft, nodes: Sequence[int]) -> Draft:
-    """The draft with these nodes alone, ascending and closed under parents."""
-    size = len(nodes)
-    if not size or nodes[-1] == size - 1:
-        return draft.truncate(size)
-    new_index = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
-    return Draft(
-        draft.seq_id,
-        tuple([draft.tokens[node] for node in nodes]),
-        tuple([new_index[draft.parents[node]] for node in nodes]),
-        tuple([draft.scores[node] for node in nodes]) if draft.scores else (),
-        draft.drafter,
-        None if draft.draft_probs is None else draft.draft_probs[list(nodes)],
-    )
+    def _latest_steps(self) -> list[PolicyStep]:
+        return [*self._latest, *self._taken][-LOOK_BACK:]

@@ -150,3 +150,19 @@ def truncate_to(drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]
         return drafts
     longest = longest_that_fits([len(draft) for draft in drafts.values()], budget)
     return {seq_id: draft.truncate(longest) for seq_id, draft in drafts.items() if longest}
+
+
+def keep_nodes(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """The draft with these nodes alone, ascending and closed under parents."""
+    size = len(nodes)
+    if not size or nodes[-1] == size - 1:
+        return draft.truncate(size)
+    new_index = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
+    return Draft(
+        draft.seq_id,
+        tuple([draft.tokens[node] for node in nodes]),
+        tuple([new_index[draft.parents[node]] for node in nodes]),
+        tuple([draft.scores[node] for node in nodes]) if draft.scores else (),
+        draft.drafter,
+        None if draft.draft_probs is None else draft.draft_probs[list(nodes)],
+    )

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel
 from wager.economics.latency import LatencyCache
-from wager.economics.policy.prices import ObjectiveWeights, Prices
-from wager.economics.policy.state import DraftCounts, PlannedSequence, PolicyStep
+from wager.economics.policy.prices import MAX_LATE_STEPS, ObjectiveWeights, Prices
+from wager.economics.policy.state import PlannedSequence, PolicyStep
 
 LOOK_BACK = 64  # steps that are remembered: a second or less on most machines
 _NEARLY_FREE = 0.005  # tokens: a cost of a row that would be printed as 0.00
 
 
-def _counts_of(step: PolicyStep, drafter: str) -> DraftCounts:
-    """What became of the drafts of one step."""
-    asked = {seq_id for seq_id, decision in step.plan.items() if decision.drafter == drafter}
-    return DraftCounts(
-        len(asked),
-        sum([len(draft.tokens) for seq_id, draft in step.drafted.items() if seq_id in asked]),
-        sum([len(draft.tokens) for seq_id, draft in step.admitted.items() if seq_id in asked]),
-        sum([len(verdict.accepted) for verdict in step.verdicts if verdict.seq_id in asked]),
-    )
-
-
 def forget_drafts(step: PolicyStep) -> None:
     """The step is over: of a large batch its spans and drafts are not kept, so that they can be freed with it; the
     drafts of some steps are counted."""
-    if step.decoding > LARGE_BATCH:
+    if len(step.ids) > LARGE_BATCH:
         interval = min(LOOK_BACK // 2, max(1, len(step.plan) // LARGE_BATCH))
         used = {decision.drafter for decision in step.plan.values()} if step.number % interval == 0 else ()
         step.counts = {drafter: _counts_of(step, drafter) for drafter in used}
@@ -36,44 +24,16 @@ def forget_drafts(step: PolicyStep) -> None:
         step.drafted = step.admitted = {}
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedSpeed:
-    """`tokens` in `seconds` over `steps` steps, in which plain decoding would have taken `plain_seconds` for
-    `plain_tokens`; `plain_steps` of the steps were plain, and took `measured_plain` seconds on average."""
-
-    steps: int
-    tokens: int
-    seconds: float
-    plain_tokens: int
-    plain_seconds: float
-    plain_steps: int
-    measured_plain: float
-
-    @property
-    def ratio(self) -> float:
-        """Tokens a second over those that plain decoding would have yielded."""
-        return self.tokens / self.seconds * self.plain_seconds / self.plain_tokens
-
-
-def observed_speed(steps: Iterable[PolicyStep], latency: LatencyCache) -> ObservedSpeed | None:
-    """Of the steps that computed no prompts; None if there was none."""
-    decoded = [
-        (record, sum(record.seconds.values()), not step.plan)
-        for step in steps
-        if (record := step.record) and record.decodes_only
-    ]
-    records = [record for record, seconds, _ in decoded if seconds > 0]
-    if not records:
-        return None
-    plain = [seconds for _, seconds, plain in decoded if plain]
-    return ObservedSpeed(
-        steps=len(records),
-        tokens=sum([record.emitted for record in records]),
-        seconds=sum([seconds for _, seconds, _ in decoded]),
-        plain_tokens=sum([record.sequences for record in records]),
-        plain_seconds=sum([latency.plain_seconds(each.sequences, sum(each.context_lens)) for each in records]),
-        plain_steps=len(plain),
-        measured_plain=sum(plain) / len(plain) if plain else 0.0,
+def _counts_of(step: PolicyStep, drafter: str) -> tuple[int, ...]:
+    """Drafts that were asked for, and draft tokens that were drafted, verified and accepted."""
+    if step.counts is not None:
+        return step.counts.get(drafter, (0,) * 4)
+    asked = {seq_id for seq_id, decision in step.plan.items() if decision.drafter == drafter}
+    return (
+        len(asked),
+        sum([len(draft.tokens) for seq_id, draft in step.drafted.items() if seq_id in asked]),
+        sum([len(draft.tokens) for seq_id, draft in step.admitted.items() if seq_id in asked]),
+        sum([len(verdict.accepted) for verdict in step.verdicts if verdict.seq_id in asked]),
     )
 
 
@@ -89,24 +49,30 @@ def explain(
 ) -> str:
     """Lines of one or two sentences. `states` are the sequences that decode, `latest` the steps that were taken,
     `collapsed` says of drafters that they are good no more, `inactive` are those that are shown no states."""
-    decoding = len(states)
-    if not decoding:
+    if not states:
         return "No sequence decodes in this step, so there is nothing to draft."
     full = {span.seq_id for span in step.spans if not span.max_draft_tokens}
     lines = [
-        f"{_count(decoding, 'sequence')} decode{'s' * (decoding == 1)}; a step without drafts takes "
+        f"{_count(len(states), 'sequence')} decode{'s' * (len(states) == 1)}; a step without drafts takes "
         f"{1e3 * step.plain.seconds:.2f} ms, as estimated.",
-        _observed(observed_speed(latest, prices.latency)),
-        _forecast(prices.goodput.ratio(decoding), prices.goodput.row_cost(decoding)),
+        observed(latest, prices.latency)[1],
+        _forecast(prices.goodput.ratio(len(states)), prices.goodput.row_cost(len(states))),
         *_slo(prices.weights, states),
-        *([f"No room for drafts: {_count(len(full), 'sequence')}."] if full else []),
-        *_kind(step),
     ]
+    if full:
+        lines.append(f"No room for drafts: {_count(len(full), 'sequence')}.")
+    if step.skipped:
+        lines.append("This step was not planned: the last plan had no drafts, and the next is made within some steps.")
+    if step.measured_depth == 0:
+        lines.append("This step is taken without drafts, to measure what such steps take.")
+    elif step.measured_depth:
+        deepest = max([decision.depth for decision in step.plan.values()], default=0)
+        lines.append(f"This step drafts and verifies {deepest} deep for every sequence, to measure what rows cost.")
     candidates = [state for state in states if state.seq_id not in full] or states
     for drafter, model in models.items():
-        seconds = prices.latency.draft_seconds(drafter, decoding, 1)
-        known = model.depths.trials[0] > 0
-        lines.append(f"{_drafter(step, candidates, drafter, known=known, seconds=seconds)}. {_counts(latest, drafter)}")
+        seconds = prices.latency.draft_seconds(drafter, len(states), 1)
+        use = _use(step, candidates, drafter, known=model.depths.trials[0] > 0, seconds=seconds)
+        lines.append(f"{use}. {_counts(latest, drafter)}")
     lines += collapsed
     if inactive:
         lines.append(f"Inactive, and shown no states until tried again: {', '.join(sorted(inactive))}.")
@@ -119,29 +85,25 @@ def explain(
     return "\n".join(lines)
 
 
-def _kind(step: PolicyStep) -> list[str]:
-    """What is special about the step."""
-    if step.skipped:
-        return ["This step was not planned: the last plan had no drafts, and the next is made within some steps."]
-    if step.measures_plain:
-        return ["This step is taken without drafts, to measure what such steps take."]
-    if step.measures_rows:
-        deepest = max([decision.depth for decision in step.plan.values()], default=0)
-        return [f"This step drafts and verifies {deepest} deep for every sequence, to measure what rows cost."]
-    return []
-
-
-def _observed(speed: ObservedSpeed | None) -> str:
-    if speed is None:
-        return "No step was observed yet."
+def observed(steps: Iterable[PolicyStep], latency: LatencyCache) -> tuple[float | None, str]:
+    """Tokens a second over those that plain decoding would have yielded, in the steps that computed no prompts (None if
+    there was none); and the same in words."""
+    taken = [(step.record, not step.plan) for step in steps if step.record and step.record.decodes_only]
+    timed = [(record, sum(record.seconds.values()), plain) for record, plain in taken if any(record.seconds.values())]
+    if not timed:
+        return None, "No step was observed yet."
+    tokens, seconds = sum([record.emitted for record, _, _ in timed]), sum([seconds for _, seconds, _ in timed])
+    expected = sum([latency.plain_seconds(each.sequences, sum(each.context_lens)) for each, _, _ in timed])
+    speed = tokens / seconds * expected / sum([record.sequences for record, _, _ in timed])
     text = (
-        f"Observed in the last {_count(speed.steps, 'step')}: {_count(speed.tokens, 'token')} in {speed.seconds:.3g} s,"
-        f" {speed.ratio:.2f} times the tokens a second that plain decoding would yield by that estimate"
+        f"Observed in the last {_count(len(timed), 'step')}: {_count(tokens, 'token')} in {seconds:.3g} s,"
+        f" {speed:.2f} times the tokens a second that plain decoding would yield by that estimate"
     )
-    if speed.plain_steps and speed.plain_steps < speed.steps:
-        text += f"; {speed.plain_steps} of them had no drafts and took {1e3 * speed.measured_plain:.2f} ms"
-        text += " on average" if speed.plain_steps > 1 else ""
-    return text + "."
+    without = [seconds for _, seconds, plain in timed if plain]
+    if 0 < len(without) < len(timed):
+        text += f"; {len(without)} of them had no drafts and took {1e3 * sum(without) / len(without):.2f} ms"
+        text += " on average" if len(without) > 1 else ""
+    return speed, text + "."
 
 
 def _forecast(ratio: float, cost: float | None) -> str:
@@ -151,9 +113,8 @@ def _forecast(ratio: float, cost: float | None) -> str:
     if cost is None:
         return "Forecast: none yet."
     if cost < _NEARLY_FREE:
-        return (
-            f"Forecast: {gain}; one more row costs less than {_NEARLY_FREE:g} tokens, so nearly any draft token pays."
-        )
+        free = f"one more row costs less than {_NEARLY_FREE:g} tokens, so nearly any draft token pays"
+        return f"Forecast: {gain}; {free}."
     return f"Forecast: {gain}; one more row must bring {cost:.2f} tokens."
 
 
@@ -163,7 +124,7 @@ def _slo(weights: ObjectiveWeights, states: Sequence[PlannedSequence]) -> list[s
         return []
     target, of = f"The SLO of {1e3 * weights.slo:g} ms a token", f"of {_count(len(states), 'sequence')}"
     late = [state for state in states if weights.step_seconds / state.tokens > weights.slo]
-    if given_up := sum([weights.gave_up(state) for state in late]):
+    if given_up := sum([state.late_steps >= MAX_LATE_STEPS for state in late]):
         slowest = weights.step_seconds / min([state.tokens for state in states])
         pace = f"the slowest takes {1e3 * slowest:.3g} ms"
         return [f"{target} cannot be met for {given_up} {of}: {pace}; they count 1 again."]
@@ -172,27 +133,31 @@ def _slo(weights: ObjectiveWeights, states: Sequence[PlannedSequence]) -> list[s
     return [f"{target} is met."]
 
 
-def _drafter(step: PolicyStep, states: Sequence[PlannedSequence], drafter: str, *, known: bool, seconds: float) -> str:
+def _use(step: PolicyStep, states: Sequence[PlannedSequence], drafter: str, *, known: bool, seconds: float) -> str:
     """How the drafter is used; `seconds` is what one draft token for every sequence takes it, `known` whether anything
     was observed of it."""
+
+    def rate(those: Sequence[PlannedSequence]) -> str:
+        rates = [float(state.forecasts[drafter][state.row, 0]) for state in those if state.forecasts]
+        share = f"{sum(rates) / len(rates):.0%} of the time" if rates else "an unknown share of the time"
+        return share if known or not rates else f"{share} by assumption: no observation yet"
+
     planned = step.plan.keys() - step.explored
     users = [state for state in states if state.seq_id in planned and step.plan[state.seq_id].drafter == drafter]
     plain = [state for state in states if state.seq_id not in planned]
-    if users:
-        deep = sorted({step.plan[state.seq_id].depth for state in users})
-        text = f"{drafter}: depth {deep[0]}{f' to {deep[-1]}' * (len(deep) > 1)} for {_count(len(users), 'sequence')} "
-        text += f"(forecast: first token accepted {_rate(users, drafter, known=known)})"
-        if plain:
-            text += f"; {_count(len(plain), 'sequence')} without drafts (there {_rate(plain, drafter, known=known)})"
-        return text
-    text = f"{drafter}: not used. Its first token would be accepted {_rate(plain, drafter, known=known)}, and drafting "
-    return text + f"one for every sequence would take {1e3 * seconds:.2f} ms besides the rows"
+    if not users:
+        text = f"{drafter}: not used. Its first token would be accepted {rate(plain)}, and drafting one for every "
+        return text + f"sequence would take {1e3 * seconds:.2f} ms besides the rows"
+    deep = sorted({step.plan[state.seq_id].depth for state in users})
+    text = f"{drafter}: depth {deep[0]}{f' to {deep[-1]}' * (len(deep) > 1)} for {_count(len(users), 'sequence')} "
+    text += f"(forecast: first token accepted {rate(users)})"
+    return text + (f"; {_count(len(plain), 'sequence')} without drafts (there {rate(plain)})" if plain else "")
 
 
 def _counts(latest: Iterable[PolicyStep], drafter: str) -> str:
     """Of the latest steps together, as far as they were counted."""
-    each = [_counts_of(step, drafter) if step.counts is None else step.counts.get(drafter) for step in latest]
-    requested, drafted, verified, accepted = map(sum, zip((0,) * 4, *filter(None, each), strict=True))
+    each = [_counts_of(step, drafter) for step in latest]
+    requested, drafted, verified, accepted = map(sum, zip((0,) * 4, *each, strict=True))
     if not requested:
         return "Observed lately: it was not asked."
     share = f" ({accepted / verified:.0%} of these)" if verified else ""
@@ -200,14 +165,6 @@ def _counts(latest: Iterable[PolicyStep], drafter: str) -> str:
         f"Observed lately: asked for {_count(requested, 'draft')}, {drafted} tokens drafted, "
         f"{verified} verified, {accepted} accepted{share}."
     )
-
-
-def _rate(states: Sequence[PlannedSequence], drafter: str, *, known: bool) -> str:
-    rates = [float(state.forecasts[drafter][state.row, 0]) for state in states if state.forecasts]
-    if not rates:
-        return "an unknown share of the time"
-    share = f"{sum(rates) / len(rates):.0%} of the time"
-    return share if known else f"{share} by assumption: no observation yet"
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,23 +1,18 @@
 """Exploration: steps that are not expected to pay, taken to keep the estimates current within a fixed share of the
 time; and the drafters that nothing wants meanwhile.
 
-Steps of the planned number of rows are observed all the time, others never, so a policy that believes that they are too
-expensive would never learn that they are not: now and then a step verifies more or fewer draft tokens than planned. A
-drafter that no sequence uses is asked for a short draft now and then.
-
-A drafter that reads the target's states costs something in every step, used or not, and the steps of a small target
-are short. One that no plan has named for some steps is inactive: it is shown no states. When it is wanted again, it is
-shown those of some steps before it is asked for drafts. Of the sequences that decode meanwhile it has then seen the
-last tokens only, which is nearly as good (docs/policy.md), and of those that come later everything.
+Steps of the planned number of rows are observed all the time, others never: now and then a step verifies more or fewer
+draft tokens than planned, and a drafter that no sequence uses is asked for a short draft. One that reads the target's
+states costs something in every step, so it is inactive while no plan names it, and is shown the states of some steps
+before it drafts again (docs/policy.md).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 
@@ -45,8 +40,6 @@ _PLAUSIBLE = 2.5  # standard deviations by which seconds may plausibly differ fr
 _LEAST_GAIN = 0.01  # of the tokens of a plain step: what a step must be able to gain to be worth a look
 _FIRST_INTERVAL = 2 * UPDATE_INTERVAL  # steps between those in which it is asked whether to explore; it doubles
 
-_NONE: frozenset[str] = frozenset()
-
 
 class ExplorationBudget:
     """Seconds that may be spent on exploration; `share` of the running time. `saved_up`: as many as can accumulate may
@@ -57,7 +50,7 @@ class ExplorationBudget:
         self._most = 0.0
         self.seconds = 0.0  # those that are left; negative if something took longer than was expected
 
-    def earn(self, seconds: float, *, steps: int = 1) -> None:
+    def earn(self, seconds: float, *, steps: int) -> None:
         """`steps` steps took so long together."""
         self._most = self._share * _MAX_SAVED * seconds / steps
         self.seconds = self._most if self._saved_up else min(self.seconds + self._share * seconds, self._most)
@@ -81,7 +74,7 @@ class DrafterReadiness:
     that failed and pause."""
 
     def __init__(self, drafters: Mapping[str, DrafterCapabilities]) -> None:
-        self.inactive = self.left_out = _NONE
+        self.inactive = self.left_out = frozenset[str]()
         self._drafters = drafters
         self._readers = [name for name, capabilities in drafters.items() if capabilities.warm_up]
         self._ready = dict.fromkeys(drafters, 0)  # the step from which each has seen enough
@@ -141,13 +134,6 @@ class DrafterReadiness:
         self._kept[drafter] = max(self._kept[drafter], now + steps)
 
 
-class MeasuringStep(NamedTuple):
-    """All sequences draft to `depth` with one drafter, and all of it is verified; 0: none drafts."""
-
-    drafter: str
-    depth: int
-
-
 @dataclass(slots=True)
 class BatchSize:
     """When steps of about one batch size measured, and when they are to again."""
@@ -161,7 +147,7 @@ class BatchSize:
 class Exploration:
     """Drafts by drafters that sequences do not use, and steps that measure what rows cost, each from a budget of its
     own. A step measures if it would pay, were it as much faster than believed as is plausible; what it loses if it is
-    not is spent."""
+    not is spent. `draws_tokens`: a draft may have to be verified whatever it is."""
 
     def __init__(
         self,
@@ -170,13 +156,14 @@ class Exploration:
         readiness: DrafterReadiness,
         *,
         share: float,
+        draws_tokens: bool,
     ) -> None:
         self.for_drafts, self.for_rows = ExplorationBudget(share), ExplorationBudget(share, saved_up=True)
-        self._drafters, self._prices, self._readiness = drafters, prices, readiness
+        self.planned_rows = 0  # draft tokens that the last step with drafts verified that did not measure
+        self._drafters, self._prices, self._readiness, self._draws_tokens = drafters, prices, readiness, draws_tokens
         self._steps = 0  # taken
         self._sizes: dict[int, BatchSize] = defaultdict(BatchSize)  # in powers of two
-        self._last_asked = 0  # the step in which it was last asked whether to take a plain one
-        self._postponed: MeasuringStep | None = None  # one that waits for its drafter
+        self._last_asked = 0  # the step in which it was last asked whether to measure
 
     def earn(self, seconds: float, *, steps: int) -> None:
         """`steps` steps took so long together."""
@@ -186,152 +173,124 @@ class Exploration:
 
     # ---- drafts -----------------------------------------------------------------------------------------------------
 
-    def add_drafts(self, step: PolicyStep, *, draws_tokens: bool, steps: int) -> None:
+    def add_drafts(self, step: PolicyStep, *, steps: int) -> None:
         """Add drafts by other drafters to the plan, as the budget allows, those of the next `steps` steps together. An
-        inactive drafter wakes for it. `draws_tokens`: a draft may have to be verified whatever it is."""
-        least, readiness = _MIN_COST * step.plain.seconds, self._readiness
-        if self.for_drafts.seconds < least:
+        inactive drafter wakes for it, if the steps that a trial takes can be paid for and a draft too."""
+        asked, readiness, budget = len(step.plan), self._readiness, self.for_drafts
+        if budget.seconds < _MIN_COST * step.plain.seconds:
             return
-        asked = len(step.plan)
-        if len(self._drafters) == 1 and (asked == step.decoding or asked == len(step.candidates)):
+        if len(self._drafters) == 1 and (asked == len(step.ids) or asked == len(step.candidates)):
             return
         step.plan = step.plan.copy()  # later steps repeat it without exploration
         unready = readiness.unready(step.number)
         ready = [drafter for drafter in self._drafters if drafter not in unready]
-        requested: list[tuple[PlannedSequence, str]] = []
         for _ in range(steps):
-            if self.for_drafts.seconds < least:
+            if not [drafter for drafter in ready if self._request(step, drafter)]:
                 break
-            found = [(state, each) for each in ready if (state := self._request(step, each, draws_tokens=draws_tokens))]
-            if not found:
-                break
-            requested += found
-        for drafter in self._drafters:
-            if drafter in readiness.inactive and self._pays_to_wake(drafter, step.plain.seconds):
+        for drafter in [name for name in self._drafters if name in readiness.inactive]:
+            capabilities = self._drafters[drafter]
+            keeping = KEEPING_S * (capabilities.warm_up + TRIAL)
+            draft = self._prices.latency.draft_seconds(drafter, 1, min(_DEPTH, capabilities.max_depth))
+            affordable = keeping + draft + capabilities.catch_up_s * capabilities.warm_up <= budget.seconds
+            if affordable and budget.spend(keeping, step.plain.seconds):
                 readiness.keep(step, drafter, steps=TRIAL)
-        for state, drafter in requested:
-            readiness.note_request(state, drafter, step.number)
 
-    def _pays_to_wake(self, drafter: str, plain_seconds: float) -> bool:
-        """Pay for keeping states for the steps that a trial takes, if a draft can be paid for too."""
-        capabilities = self._drafters[drafter]
-        keeping = KEEPING_S * (capabilities.warm_up + TRIAL)
-        draft = self._prices.latency.draft_seconds(drafter, 1, min(_DEPTH, capabilities.max_depth))
-        if self.for_drafts.seconds < keeping + draft + capabilities.catch_up_s * capabilities.warm_up:
-            return False
-        return self.for_drafts.spend(keeping, plain_seconds)
-
-    def _request(self, step: PolicyStep, drafter: str, *, draws_tokens: bool) -> PlannedSequence | None:
+    def _request(self, step: PolicyStep, drafter: str) -> bool:
         """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
         plan, latency, plain_step, capabilities = step.plan, self._prices.latency, step.plain, self._drafters[drafter]
         plain = [state for state in step.candidates if state.seq_id not in plan]
         others = [state for state in step.candidates if state.seq_id in plan and plan[state.seq_id].drafter != drafter]
         if not plain and not others:
-            return None
+            return False
         state = min(plain or others, key=lambda state: state.last_step.get(drafter, -1))
         depth, depths = min(state.room, capabilities.max_depth, _DEPTH), step.passes().get(drafter, [])
         catch_up, drafting = state.catch_up_seconds(drafter, capabilities), latency.ragged_draft_seconds
         cost = catch_up + drafting(drafter, [*depths, depth]) - drafting(drafter, depths)
-        if draws_tokens:
+        if self._draws_tokens:
             cost += latency.extra_seconds(plain_step.shape, count=depth)[depth]
-        if not plain:  # what the other drafter's tokens would have gained
-            cost += plain_step.speculation_gain / len(step.candidates)
+        if not plain:  # what the other drafter's tokens would have gained, in seconds of plain decoding
+            gain = plain_step.goodput * plain_step.seconds / plain_step.weight - 1
+            cost += gain * plain_step.seconds / len(step.candidates)
         if not self.for_drafts.spend(cost, plain_step.seconds):
-            return None
+            return False
         step.catches_up |= catch_up > 0
         step.explored_catch_up += catch_up
         step.plan[state.seq_id] = DraftDecision(depth, drafter)
         step.explored |= {state.seq_id}
-        return state
+        self._readiness.note_request(state, drafter, step.number)
+        return True
 
     # ---- what rows cost ---------------------------------------------------------------------------------------------
 
-    def takes_plain_step(self, step: PolicyStep, *, speculates: bool) -> bool:
-        """Whether to take this step without drafts, to measure its latency where every step `speculates`; to be asked
-        every few steps."""
-        if not self._prices.model.learns:
-            return False
-        size, passed = self._sizes[step.decoding.bit_length()], step.number - self._last_asked
-        self._last_asked = step.number
+    def measure(self, step: PolicyStep, *, speculates: bool) -> None:
+        """Draft in this step to measure what rows cost, if that is worth it; to be asked every few steps. Where all
+        steps speculate (`speculates`), one without drafts is taken now and then."""
+        if not self._prices.latency.model.learns:
+            return
+        now, size, own = step.number, self._sizes[len(step.ids).bit_length()], self._prices.own
+        passed, self._last_asked = now - self._last_asked, now
         size.speculating = size.speculating + passed if speculates else 0
-        if size.speculating < size.plain_interval:
-            return False
-        if not self.for_rows.spend(step.plain.speculation_gain + self._prices.own.planning, step.plain.seconds):
-            return False
-        size.speculating, size.plain_interval = 0, min(LONGEST_INTERVAL, 2 * size.plain_interval)
-        return True
-
-    def measure(self, step: PolicyStep, *, planned_rows: int) -> MeasuringStep | None:
-        """How to draft in this step to measure; None: as planned, which verifies about `planned_rows` draft tokens. If
-        it is by an inactive drafter, that wakes, and the step is taken when it is ready."""
-        readiness = self._readiness
-        if (postponed := self._postponed) is not None:
-            inactive = postponed.drafter in readiness.inactive
-            if postponed.drafter in readiness.unready(step.number) and not inactive:
-                return None
-            self._postponed = None
-            if not inactive and step.candidates:
-                return postponed
-        if not self._prices.model.learns:
-            return None
-        size = self._sizes[step.decoding.bit_length()]
+        plain = step.plain
+        gain = (plain.goodput * plain.seconds / plain.weight - 1) * plain.seconds  # of speculation, lately
+        if size.speculating >= size.plain_interval and self.for_rows.spend(gain + own.planning, plain.seconds):
+            size.speculating, size.plain_interval = 0, min(LONGEST_INTERVAL, 2 * size.plain_interval)
+            step.plan, step.measured_depth = {}, 0
+            return
         if size.asked is None:
             size.asked = self._steps
         if self._steps - size.asked < size.interval:
-            return None
+            return
         size.asked, size.interval = self._steps, min(LONGEST_INTERVAL, 2 * size.interval)
-        best = self._best_to_measure(step, planned_rows)
+        best, cost = self._best_to_measure(step)
         if best is None:
-            return None
+            return
         size.interval = _FIRST_INTERVAL
-        if best.depth and best.drafter in readiness.unready(step.number):
-            readiness.keep(step, best.drafter, steps=TRIAL)
-            self._postponed, best = best, None
-        return best
+        if best.depth and best.drafter in self._readiness.unready(now):  # when it is ready, it is asked again
+            self._readiness.keep(step, best.drafter, steps=TRIAL)
+        elif self.for_rows.spend(cost, plain.seconds):
+            planned, step.plan, step.measured_depth = step.plan, {}, best.depth
+            for state in step.candidates if best.depth else ():
+                if state.seq_id not in planned:
+                    step.catches_up |= state.catch_up_seconds(best.drafter, self._drafters[best.drafter]) > 0
+                    self._readiness.note_request(state, best.drafter, now)
+                step.plan[state.seq_id] = best._replace(depth=min(best.depth, state.room))
 
-    def _best_to_measure(self, step: PolicyStep, planned_rows: int) -> MeasuringStep | None:
-        """The step that would gain most for what it loses if seconds are as believed, which is spent."""
-        count, plain = len(step.candidates), step.plain
-        planning, least_cost = self._prices.own.planning, _MIN_COST * plain.seconds
-        if not count or plain.goodput <= 0 or least_cost + planning > self.for_rows.seconds:
-            return None
+    def _best_to_measure(self, step: PolicyStep) -> tuple[DraftDecision | None, float]:
+        """How all are to draft in the step that would gain most for what it loses if seconds are as believed, which is
+        returned too."""
+        (rows, requests, context_sum), plain, latency = step.plain.shape, step.plain, self._prices.latency
+        count, planned, planning = (
+            len(step.candidates),
+            self.planned_rows if step.plan else 0,
+            self._prices.own.planning,
+        )
+        new = [state for state in step.candidates if state.seq_id not in step.plan]
         every = 1 + count // LARGE_BATCH  # some sequences' forecasts are averaged
         forecast = [state for state in step.candidates[::every] if state.forecasts]
-        best, best_value, cost, planned = None, 0.0, 0.0, planned_rows / count
-        for drafter in self._drafters if forecast else ():
+        best, best_value, cost, least_cost = None, 0.0, 0.0, _MIN_COST * plain.seconds
+        for drafter, capabilities in self._drafters.items() if forecast and plain.goodput > 0 else ():
             width = min([state.forecasts[drafter].shape[1] for state in forecast])
-            rows = [state.forecasts[drafter][state.row, :width].tolist() for state in forecast]
-            survival = [sum(column) / len(forecast) for column in zip(*rows, strict=True)]
-            profit, deviations = self._profits(step, drafter, survival, planned_rows)
-            usual = float(np.interp(planned, range(len(profit)), profit))
-            for depth, (mine, deviation) in enumerate(zip(profit, deviations, strict=True)):
-                better = mine - usual
-                hoped = better + plain.goodput * _PLAUSIBLE * deviation
-                loss = max(-better / plain.goodput, least_cost) + planning
+            each = [state.forecasts[drafter][state.row, :width].tolist() for state in forecast]
+            survival = [sum(column) / len(forecast) for column in zip(*each, strict=True)]
+            extra = latency.extra_seconds(plain.shape, count=count * width)
+            missed = sum([state.catch_up_seconds(drafter, capabilities) for state in new])
+            profits = [
+                plain.weight / len(step.ids) * count * reached
+                - plain.goodput
+                * (extra[count * depth] + (missed + latency.draft_seconds(drafter, count, depth)) * (depth > 0))
+                for depth, reached in enumerate(accumulate(survival, initial=0.0))
+            ]
+            usual = float(np.interp(planned / count, range(width + 1), profits))
+            deviations = latency.model.difference_deviations(
+                rows + planned,
+                [rows + count * depth for depth in range(width + 1)],
+                requests=requests,
+                context_sum=context_sum,
+            )
+            for depth, (profit, deviation) in enumerate(zip(profits, deviations, strict=True)):
+                loss = max((usual - profit) / plain.goodput, least_cost) + planning
+                hoped = profit - usual + plain.goodput * _PLAUSIBLE * deviation
                 worth = hoped > _LEAST_GAIN * plain.weight and loss <= self.for_rows.seconds
-                if worth and hoped > best_value * loss and abs(depth - planned) >= 0.5:  # nearer ones are the plan
-                    best, best_value, cost = MeasuringStep(drafter, depth), hoped / loss, loss
-        return best if best is not None and self.for_rows.spend(cost, plain.seconds) else None
-
-    def _profits(
-        self, step: PolicyStep, drafter: str, survival: Sequence[float], planned_rows: int
-    ) -> tuple[list[float], list[float]]:
-        """Of drafting to each depth, from 0, for all sequences: the expected profit in weighted tokens, and how
-        uncertain it is what its rows differ from those of the plan, in seconds."""
-        capabilities, candidates, latency = self._drafters[drafter], step.candidates, self._prices.latency
-        count, depths, plain = len(candidates), range(len(survival) + 1), step.plain
-        rows, requests, context_sum = plain.shape
-        new = [state for state in candidates if state.seq_id not in step.plan]
-        missed = sum([state.catch_up_seconds(drafter, capabilities) for state in new])
-        extra = latency.extra_seconds(plain.shape, count=count * len(survival))
-        drafting = [missed + latency.draft_seconds(drafter, count, depth) if depth else 0.0 for depth in depths]
-        weight = plain.weight / step.decoding * count
-        gains = [weight * reached for reached in accumulate(survival, initial=0.0)]
-        profits = [gains[depth] - plain.goodput * (extra[count * depth] + drafting[depth]) for depth in depths]
-        deviations = self._prices.model.difference_deviations(
-            rows + planned_rows,
-            [rows + count * depth for depth in depths],
-            requests=requests,
-            context_sum=context_sum,
-        )
-        return profits, deviations
+                if worth and hoped > best_value * loss and abs(depth - planned / count) >= 0.5:  # nearer is the plan
+                    best, best_value, cost = DraftDecision(depth, drafter), hoped / loss, loss
+        return best, cost

@@ -49,8 +49,9 @@ class Threshold(FixedDepth):
     token stops after the first unlikely one; drafts without scores are requested only as deep as survival lasts, of
     one token at least, so that survival is observed again.
     The threshold adapts as in AdaEDL (arXiv 2410.18351): it rises while fewer than 80 % of the verified tokens are
-    accepted and falls while more are. Under another rule than `match`, drafts sampled from draft_probs are not
-    truncated, since the length would depend on the tokens drawn; to stop after an unlikely one is safe, as it is kept.
+    accepted and falls while more are, and in steps whose drafts were all too unlikely, which show nothing. Under
+    another rule than `match`, drafts sampled from draft_probs are not truncated, since the length would depend on the
+    tokens drawn; to stop after an unlikely one is safe, as it is kept.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Threshold(FixedDepth):
         self._scored = self._all_scored = True  # whether any, and all, of the last drafts had scores
         self._rates = [_TARGET] * depth  # running acceptance rate by depth, given that the token above was accepted
         self._admitted: Mapping[str, Draft] = {}
+        self._drafted = False  # whether the step has drafts
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         deepest = self.depth if self._scored else max(1, self._likely_depth())
@@ -84,6 +86,7 @@ class Threshold(FixedDepth):
         return list(accumulate(self._rates, mul))
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        self._drafted = bool(drafts)
         if drafts:
             scored = sum([bool(draft.scores) for draft in drafts.values()])
             self._scored, self._all_scored = scored > 0, scored == len(drafts)
@@ -106,7 +109,8 @@ class Threshold(FixedDepth):
             smoothing = 2 * SMOOTHING if self._verified else 1.0
             self._verified += verified
             self._acceptance_rate += smoothing * (total / verified - self._acceptance_rate)
-            step = _STEP if self._acceptance_rate < _TARGET else -_STEP
+        if self._drafted:
+            step = _STEP if verified and self._acceptance_rate < _TARGET else -_STEP
             self.threshold = min(1 - _LOWEST, max(_LOWEST, self.threshold + step))
 
     def explain(self) -> str:

@@ -1,17 +1,15 @@
 """What the adaptive policy learns from: verdicts, drafts that were not verified, and the seconds of steps; and whether
 a drafter's guesses go on being accepted as they were.
 
-Observations are collected and learned from together every few steps, so that the tables are in the processor's
-caches, and only a sample of them in large batches. Every draft token that can be compared with an emitted token is an
-observation, verified or not: the token after the verified ones shows whether the next draft token was right, and a
-draft that was right so far is compared with the tokens of later steps. Depths that were not reached stay unobserved.
+Every draft token that can be compared with an emitted token is an observation, verified or not: the token after the
+verified ones shows whether the next draft token was right, and a draft that was right so far is compared with the
+tokens of later steps. Depths that were not reached stay unobserved.
 
-A drafter whose acceptance collapses is reported, and is not used until it recovers. What acceptance is worth is decided
-elsewhere, for every sequence anew, since texts differ. A drafter that was good and is so no more for any of them (a
-head beside another target, a store of other texts) would be tried again by each. Of each draft it is seen whether a
-first guess was right, also of those that are made only to learn. The evidence is a cumulative sum of log-likelihood
-ratios (Page 1954): nearly never right, against a quarter as often right as in the long run, since other texts may be
-guessed as rarely as that by a drafter that is what it was; that of a collapse must come from several sequences.
+A drafter that was good and is so no more for any text (a head beside another target, a store of other texts) would be
+tried again by each new one: it is reported, and not used until it recovers. Of each draft it is seen whether a first
+guess was right, also of those that are made only to learn. The evidence is a cumulative sum of log-likelihood ratios
+(Page 1954): nearly never right, against a quarter as often right as in the long run, since other texts may be guessed
+as rarely as that by a drafter that is what it was; that of a collapse must come from several sequences.
 """
 
 from __future__ import annotations
@@ -22,11 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from wager.economics.acceptance import AcceptanceModel, Floats
-from wager.economics.latency import LatencyModel
+from wager.economics.acceptance import AcceptanceModel
 from wager.economics.policy.base import EARLY_STEPS, SLOW_INTERVAL, UPDATE_INTERVAL
-from wager.economics.policy.prices import PolicySeconds
-from wager.economics.policy.state import PlannedSequence, PolicyStep, RemainingDraft
+from wager.economics.policy.prices import Prices
+from wager.economics.policy.state import PlannedSequence, PolicyStep
 from wager.types import Draft, DraftDecision, StepRecord, Verdict
 
 log = logging.getLogger("wager")
@@ -43,32 +40,31 @@ _MOST_SEEN = 8  # drafts of one step that are looked at
 
 
 class DeferredLearning:
-    """Collects observations for `models` (by drafter) and `latency`, and applies them every few steps."""
+    """Collects observations for `models` (by drafter), and applies them every few steps: `pending` are these calls."""
 
-    def __init__(
-        self, models: Mapping[str, AcceptanceModel], latency: LatencyModel, *, own: PolicySeconds, draws_tokens: bool
-    ) -> None:
+    def __init__(self, models: Mapping[str, AcceptanceModel], prices: Prices, *, draws_tokens: bool) -> None:
         """`draws_tokens`: under a rule that draws from draft_probs, what is accepted need not be what is emitted."""
-        self._models, self._latency, self._own, self._draws_tokens = models, latency, own, draws_tokens
-        self._turn = self._drafts = 0
-        self._now = self._learned = 0  # the last step, and the one in which it last learned
-        self._next = self._next_record = 0.0  # the steps from which drafts, and seconds, are learned from again
-        self._pending: list[Callable[[], None]] = []
+        self._models, self._prices, self._draws_tokens = models, prices, draws_tokens
+        self._turn = self._drafts = self._learned = 0
+        self._next_record = 0.0
+        self.pending: list[Callable[[], None]] = []
         self._remaining: dict[str, PlannedSequence] = {}  # sequences whose last draft may be compared further
 
-    def add_verdicts(self, step: PolicyStep) -> None:
-        """A step's verdicts."""
-        if self._remaining:
-            self._compare(step)
+    def add_verdicts(self, step: PolicyStep) -> bool:
+        """A step's verdicts; whether a draft was right that was made for exploration."""
+        if self._remaining:  # drafts that no newer one follows are compared further
+            self._remaining = {seq_id: state for seq_id, state in self._remaining.items() if seq_id not in step.plan}
+            for verdict in step.verdicts if self._remaining else ():
+                if (state := self._remaining.get(verdict.seq_id)) is not None:
+                    self.pending.append(partial(self._compare_remaining, state, verdict.tokens))
         sampled: list[Verdict] = []  # some in rotation, now and then, and all of exploration
         early = self._drafts < _EARLY_DRAFTS
-        if step.plan and step.number >= self._next:
-            self._next = max(self._next, step.number - 1) + self._own.pace
+        if step.plan and step.number % round(self._prices.own.pace) == 0:
             interval = max(1, len(step.plan) // (_EARLY_DRAFTS // 4 if early else _MAX_DRAFTS))
             self._turn += 1
             sampled = list(step.verdicts[self._turn % interval :: interval])
-        if step.explored:
-            sampled += [each for each in step.verdicts if each.seq_id in step.explored and each not in sampled]
+        explored = [verdict for verdict in step.verdicts if verdict.seq_id in step.explored] if step.explored else []
+        sampled += [verdict for verdict in explored if verdict not in sampled]
         shifts = len(sampled) if early else step.number % 2  # whose shift of survival by scores is learned
         self._drafts += len(sampled)
         for verdict in sampled:
@@ -76,103 +72,77 @@ class DeferredLearning:
             if state is None or decision is None:
                 continue
             draft = step.drafted.get(verdict.seq_id)
-            drawn = self._draws_tokens and draft is not None and draft.draft_probs is not None
+            self.pending.append(partial(self._learn_draft, state, decision, draft, verdict, shifts=shifts > 0))
             self._remaining[verdict.seq_id] = state
-            self._pending.append(partial(self._learn_draft, state, decision, draft, verdict, comparable=not drawn))
-            if shifts > 0 and not drawn:
-                shifts -= 1
-                if state.forecasts:
-                    forecast = state.forecasts[decision.drafter][state.row]
-                    self._pending.append(partial(self._learn_shift, state, decision, draft, forecast))
-
-    def _compare(self, step: PolicyStep) -> None:
-        """Compare what is left of drafts with the tokens of this step, where it has no newer one."""
-        plain = {seq_id: state for seq_id, state in self._remaining.items() if seq_id not in step.plan}
-        for seq_id in [seq_id for seq_id in self._remaining if seq_id in step.plan]:
-            self._pending.append(partial(self._compare_remaining, self._remaining.pop(seq_id), None))
-        emitted = {verdict.seq_id: verdict.tokens for verdict in step.verdicts} if plain else {}
-        for seq_id, state in plain.items():
-            if seq_id in emitted:
-                self._pending.append(partial(self._compare_remaining, state, emitted[seq_id]))
+            shifts -= 1
+        drafted = [(step.drafted.get(verdict.seq_id), verdict.tokens) for verdict in explored]
+        return any(draft is not None and compare(draft, tokens)[1] for draft, tokens in drafted)
 
     def add_record(self, step: PolicyStep, record: StepRecord) -> None:
-        """What a step took."""
-        self._now = number = step.number
-        due = number >= self._next_record
+        """What a step took; it is learned from every few steps."""
+        number, due = step.number, step.number >= self._next_record
         if due:
-            interval = 1.0 if number < EARLY_STEPS else UPDATE_INTERVAL * self._own.pace
+            interval = 1.0 if number < EARLY_STEPS else UPDATE_INTERVAL * self._prices.own.pace
             self._next_record = max(self._next_record, number - 1) + interval
-        if (due or step.measures) and self._latency.learns:
-            self._pending.append(partial(self._latency.observe, record))
+        if due or step.measured_depth is not None:
+            self.pending.append(partial(self._prices.latency.model.observe, record))
         if number >= self._learned + SLOW_INTERVAL:
-            self.learn()
+            self.learn(number)
 
     def end_sequence(self, state: PlannedSequence) -> None:
-        """The sequence is over."""
         self._remaining.pop(state.seq_id, None)
-        self._pending += [partial(model.end_sequence, state.acceptance[name]) for name, model in self._models.items()]
+        self.pending += [partial(model.end_sequence, state.acceptance[name]) for name, model in self._models.items()]
 
-    def learn(self) -> None:
-        """Learn from all that was collected, in order."""
-        self._learned = self._now
-        for learn in self._pending:
+    def learn(self, now: int) -> None:
+        """Learn in step number `now` from all that was collected, in order."""
+        self._learned = now
+        for learn in self.pending:
             learn()
-        self._pending.clear()
+        self.pending.clear()
         self._remaining = {seq_id: state for seq_id, state in self._remaining.items() if state.remaining is not None}
 
     def _learn_draft(
-        self,
-        state: PlannedSequence,
-        decision: DraftDecision,
-        draft: Draft | None,
-        verdict: Verdict,
-        *,
-        comparable: bool,
+        self, state: PlannedSequence, decision: DraftDecision, draft: Draft | None, verdict: Verdict, *, shifts: bool
     ) -> None:
+        """`shifts`: the shift of survival by scores is learned too."""
+        drawn = self._draws_tokens and draft is not None and draft.draft_probs is not None
         model, sequence = self._models[decision.drafter], state.acceptance[decision.drafter]
-        emitted, state.remaining = verdict.tokens, None
+        state.remaining = None
         if draft is None:
             model.learn_round(sequence, accepted=0, tested=1)  # a token that is not drafted is not accepted
-            return
-        tested, path = compare(draft, emitted)
-        if not comparable:  # sampled from draft_probs: what is accepted need not equal what is emitted
-            path = list(verdict.accepted)
-        chain, right = draft.is_chain, len(path)
-        deepest = len(draft.tokens) if chain else max(draft.depths)
-        # the drafter could have drafted deeper and did not: a token that is not accepted
-        declined = right == deepest < decision.depth and not decision.min_survival and len(emitted) > right
-        if comparable and draft.scores and not chain:
-            model.learn_tree(sequence, model.survival(draft, sequence))
         else:
-            model.learn_round(sequence, accepted=right, tested=min(right + 1, deepest + declined, len(emitted)))
-        if comparable and draft.scores:
-            model.learn_scores(draft, tested, path)
-        if comparable and right == len(emitted) < deepest == len(draft):
-            state.remaining = RemainingDraft(decision.drafter, draft.tokens, right)
+            emitted = verdict.tokens
+            tested, path = compare(draft, emitted)
+            path = list(verdict.accepted) if drawn else path
+            chain, right = draft.is_chain, len(path)
+            deepest = len(draft.tokens) if chain else max(draft.depths)
+            # the drafter could have drafted deeper and did not: a token that is not accepted
+            declined = right == deepest < decision.depth and not decision.min_survival and len(emitted) > right
+            if draft.scores and not chain and not drawn:
+                model.learn_tree(sequence, model.survival(draft, sequence))
+            else:
+                model.learn_round(sequence, accepted=right, tested=min(right + 1, deepest + declined, len(emitted)))
+            if draft.scores and not drawn:
+                model.learn_scores(draft, tested, path)
+            if right == len(emitted) < deepest == len(draft) and not drawn:
+                state.remaining = decision.drafter, draft.tokens, right
+        if shifts and not drawn and model.has_scores and state.forecasts:
+            survival = sorted(model.survival(draft, sequence) if draft else [], reverse=True)  # as learn_tree does
+            passes = max(1, len(survival)) if decision.min_survival else decision.depth  # else it does not stop early
+            forecast = state.forecasts[decision.drafter][state.row].tolist()
+            model.learn_shift(forecast, survival + [0.0] * (passes - len(survival)))
 
-    def _compare_remaining(self, state: PlannedSequence, emitted: Sequence[int] | None) -> None:
-        """Compare what is left of a draft with the tokens of a step without a draft (None: there was a newer one)."""
-        remaining, state.remaining = state.remaining, None
-        if remaining is None or emitted is None:
+    def _compare_remaining(self, state: PlannedSequence, emitted: Sequence[int]) -> None:
+        """Compare what is left of a draft with the tokens of a step without a draft."""
+        if state.remaining is None:
             return
-        drafter, tokens, known = remaining
+        drafter, tokens, known = state.remaining
         right, last = known, min(len(tokens), known + len(emitted))
         while right < last and tokens[right] == emitted[right - known]:
             right += 1
         tested = min(right + 1, last)
         self._models[drafter].learn_round(state.acceptance[drafter], accepted=right, tested=tested, known=known)
-        state.remaining = RemainingDraft(drafter, tokens, right) if right == last < len(tokens) else None
-
-    def _learn_shift(
-        self, state: PlannedSequence, decision: DraftDecision, draft: Draft | None, forecast: Floats
-    ) -> None:
-        model = self._models[decision.drafter]
-        if not model.has_scores:
-            return
-        survival = model.survival(draft, state.acceptance[decision.drafter]) if draft else []
-        survival.sort(reverse=True)  # of a tree too: see AcceptanceModel.learn_tree
-        passes = max(1, len(survival)) if decision.min_survival else decision.depth  # else it does not stop early
-        model.learn_shift(forecast.tolist(), survival + [0.0] * (passes - len(survival)))
+        state.remaining = (drafter, tokens, right) if right == last < len(tokens) else None
 
 
 def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -241,8 +211,8 @@ class DrafterRecord:
 
 
 class CollapseWatch:
-    """Watches the drafters of a policy. `collapsed` are those whose acceptance has, with a sentence about each. The
-    first collapse of each is a warning, the next ones are noted."""
+    """`collapsed` are the drafters whose acceptance has, with a sentence about each. The first collapse of each is a
+    warning, the next ones are noted."""
 
     def __init__(self) -> None:
         self.collapsed: dict[str, str] = {}
@@ -256,7 +226,7 @@ class CollapseWatch:
             for verdict in step.verdicts[:_MOST_SEEN] if step.drafted else ():
                 draft = step.drafted.get(verdict.seq_id)
                 if draft is not None and draft.tokens and verdict.tokens:
-                    right = is_right(draft, verdict.tokens) or bool(verdict.accepted)
+                    right = bool(compare(draft, verdict.tokens)[1] or verdict.accepted)
                     drafter = step.plan[verdict.seq_id].drafter
                     record = self._records.setdefault(drafter, DrafterRecord())
                     if record.see(verdict.seq_id, right=right):
@@ -276,10 +246,3 @@ class CollapseWatch:
         level = logging.INFO if name in self._warned else logging.WARNING
         log.log(level, "%s It is not used while that is so, except to see whether it changes.", words)
         self._warned.add(name)
-
-
-def is_right(draft: Draft, emitted: Sequence[int]) -> bool:
-    """Whether a first guess is the token that was emitted."""
-    if draft.tokens[0] == emitted[0]:
-        return True
-    return any(token == emitted[0] for token, parent in zip(draft.tokens, draft.parents, strict=False) if parent < 0)

@@ -26,17 +26,16 @@ _WORTH_LEARNING = 0.02  # of a plain step: by how much longer it must also be
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
 _GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
 _SLO_MARGIN = 0.93  # share of the SLO that is aimed at, since the time per token scatters
-_MAX_LATE_STEPS = 80  # at the greatest factor, before a sequence is given up
+MAX_LATE_STEPS = 80  # at the greatest factor, before a sequence is given up
 
 
 class ObjectiveWeights:
     """What a token of each sequence counts under an objective.
 
-    throughput: the weight w of the token's request. latency: the time per token averaged over sequences, sum w C / m,
-    is least where a token of a sequence that gets m tokens a step counts w / m^2, so the slowest count most. slo: w
-    times a factor (the multiplier of the constraint) that grows while the sequence is slower than its target and
-    shrinks while it is faster; one that stays too slow at the greatest factor is given up, so that the others do not
-    pay for it. A new sequence is taken to be as fast as the average one.
+    throughput: the weight w of its request. latency: the time per token averaged over sequences, sum w C / m, is least
+    where a token of a sequence that gets m tokens a step counts w / m^2. slo: w times a factor (the multiplier of the
+    constraint) that grows while the sequence is slower than its target and shrinks while it is faster; one that stays
+    too slow at the greatest factor is given up. A new sequence is taken to be as fast as the average one.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -61,13 +60,8 @@ class ObjectiveWeights:
         if self.slo and self.step_seconds:
             late = self.step_seconds > _SLO_MARGIN * self.slo * state.tokens
             state.late_steps = 0 if not late else state.late_steps + (state.slo_factor >= _MAX_FACTOR)
-            change = _DECAY if not late or self.gave_up(state) else _GROWTH
+            change = _DECAY if not late or state.late_steps >= MAX_LATE_STEPS else _GROWTH
             state.slo_factor = min(_MAX_FACTOR, max(1.0, state.slo_factor * change))
-
-    @staticmethod
-    def gave_up(state: PlannedSequence) -> bool:
-        """Whether it cannot be brought within the SLO."""
-        return state.late_steps >= _MAX_LATE_STEPS
 
     def observe(self, seconds: float) -> None:
         """The step took this long."""
@@ -77,9 +71,9 @@ class ObjectiveWeights:
 class Goodput:
     """Goodput and cost of a row in the latest steps, by batch size in powers of two.
 
-    Maximising tokens - goodput * seconds in every step maximises tokens / seconds in the long run if the goodput is the
-    one that this yields (Dinkelbach's method). It is kept as a ratio to plain decoding of the batch at hand, 1 at first
-    and never less. Expected tokens and seconds enter, not observed ones, so the luck of a step does not move it.
+    Maximising tokens - goodput * seconds in every step maximises tokens / seconds in the long run for the goodput that
+    this yields (Dinkelbach's method). It is kept as a ratio to plain decoding of the batch at hand, 1 at first and
+    never less. Expected tokens and seconds enter, not observed ones, so the luck of a step does not move it.
     """
 
     def __init__(self) -> None:
@@ -96,40 +90,29 @@ class Goodput:
         """Weighted tokens that one more row must bring; None before a step of that size was recorded."""
         return self._row_cost.get(decoding.bit_length())
 
-    def record(self, decoding: int, *, expected: float, plain: float, steps: int = UPDATE_INTERVAL) -> None:
-        """A step of `decoding` sequences, for those of the last `steps`: the weighted tokens expected of it, and those
-        that plain decoding would yield in its seconds."""
-        size = decoding.bit_length()
-        kept = (1 - SMOOTHING) ** (steps / UPDATE_INTERVAL)
+    def record(self, decoding: int, *, expected: float, plain: float, row_cost: float, steps: int) -> None:
+        """A step of `decoding` sequences, for those of the last `steps`: the weighted tokens expected of it, those that
+        plain decoding would yield in its seconds, and what one more row costs."""
+        size, kept = decoding.bit_length(), (1 - SMOOTHING) ** (steps / UPDATE_INTERVAL)
         weight = (1 - kept) / SMOOTHING
         self._expected[size] = weight * expected + kept * self._expected[size]
         self._plain[size] = weight * plain + kept * self._plain[size]
+        before = self._row_cost.get(size, row_cost)
+        self._row_cost[size] = before + (1 - (1 - SMOOTHING) ** steps) * (row_cost - before)
 
-    def record_row_cost(
-        self,
-        decoding: int,
-        *,
-        extra: Sequence[float],
-        rows: int,
-        cut: float | None,
-        goodput: float,
-        steps: int = UPDATE_INTERVAL,
-    ) -> None:
-        """A step verified `rows` draft tokens, n of which add extra[n] seconds, where the first token left out gained
-        about `cut`; it stands for the last `steps`. Where seconds jump, the rows below cost less than those above, and
-        one more costs what the cut gains; where they flatten, one more costs what those above do."""
-        above = goodput * (extra[rows + ADJACENT_ROWS] - extra[rows]) / ADJACENT_ROWS
-        if rows:
-            first = max(0, rows - ADJACENT_ROWS)
-            below = goodput * (extra[rows] - extra[first]) / (rows - first)
-        else:
-            below = goodput * min([extra[count] / count for count in range(1, ADJACENT_ROWS + 1)])
-        cost = min(below, above)
-        if cut is not None:
-            cost = max(cost, min(cut, above))
-        size = decoding.bit_length()
-        before = self._row_cost.get(size, cost)
-        self._row_cost[size] = before + (1 - (1 - SMOOTHING) ** steps) * (cost - before)
+
+def cost_of_a_row(extra: Sequence[float], *, rows: int, cut: float | None, goodput: float) -> float:
+    """In weighted tokens, of a step that verifies `rows` draft tokens, n of which add extra[n] seconds, where the first
+    token left out gained about `cut`. Where seconds jump, the rows below cost less than those above, and one more costs
+    what the cut gains; where they flatten, one more costs what those above do."""
+    above = goodput * (extra[rows + ADJACENT_ROWS] - extra[rows]) / ADJACENT_ROWS
+    if rows:
+        first = max(0, rows - ADJACENT_ROWS)
+        below = goodput * (extra[rows] - extra[first]) / (rows - first)
+    else:
+        below = goodput * min([extra[count] / count for count in range(1, ADJACENT_ROWS + 1)])
+    cost = min(below, above)
+    return cost if cut is None else max(cost, min(cut, above))
 
 
 class PolicySeconds:
@@ -138,8 +121,7 @@ class PolicySeconds:
     them they are 0, and nothing is slowed down."""
 
     def __init__(self) -> None:
-        self.pace = 1.0
-        """By how much fewer steps than usual it learns from."""
+        self.pace = 1.0  # by how much fewer steps than usual it learns from
         self._means = {kind: [0.0, 0] for kind in get_args(StepKind)}  # seconds, and steps that they are the mean of
         self._step_seconds = 0.0
         self._share = 0.0
@@ -167,62 +149,47 @@ class PolicySeconds:
         return self._means["planned"][0]
 
     @property
-    def planning_interval(self) -> float:
-        """Steps between plans that keep planning within its budget."""
-        return self.planning / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
-
-    @property
     def judging(self) -> float:
         """What judging the drafts of a step takes; before one without it was timed, half of such a step's."""
         judged, (unjudged, count) = self._means["judged"][0], self._means["unjudged"]
         return max(0.0, judged - unjudged) if count else judged / 2
 
-    @property
-    def judging_interval(self) -> float:
-        """Steps between judged ones that keep judging to half of that, where it gains nothing."""
-        return 2.0 * self.judging / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
+    def interval(self, seconds: float) -> float:
+        """Steps between decisions of so many seconds that keep them within the budget for planning."""
+        return seconds / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
 
 
 class Prices:
-    """All of these together. `model` is the latency model, `latency` its cached answers."""
+    """All of these together. `latency` are the cached answers of the latency model."""
 
-    def __init__(self, model: LatencyModel, objective: Objective) -> None:
-        self.model = model
-        self.latency = LatencyCache(model)
+    def __init__(self, latency: LatencyModel, objective: Objective) -> None:
+        self.latency = LatencyCache(latency)
         self.weights = ObjectiveWeights(objective)
         self.goodput = Goodput()
         self.own = PolicySeconds()
-        self._plain = PlainStep()  # the last one
-        self._next_plain = 0  # the step in which it is computed anew
+        self._next_plain = 0  # the step in which a plain one is computed anew
         self._next_drafting = float(UPDATE_INTERVAL)  # the step from which drafting is learned from again
 
     def plain_step(self, step: PolicyStep, spans: Sequence[Span], *, new: int) -> PlainStep:
         """The step without drafts, with `spans` in all, in which `new` sequences decode for the first time. It changes
         slowly, so it is computed anew every few steps while the batch stays about the same."""
-        (rows, before, _), count = self._plain.shape, len(spans)
+        (rows, before, _), count, decoding = step.plain.shape, len(spans), len(step.ids)
         few = before // _SIMILAR
-        decodes = step.decoding == count and rows == before  # no prompts are computed, now as then
+        decodes = decoding == count and rows == before  # no prompts are computed, now as then
         similar = decodes and new <= few and -few <= count - before <= few
-        if not similar or step.number >= self._next_plain:
-            self._plain, self._next_plain = self._plain_step(step, spans), step.number + UPDATE_INTERVAL
-        return self._plain
-
-    def _plain_step(self, step: PolicyStep, spans: Sequence[Span]) -> PlainStep:
-        decoding, count = step.spans, step.decoding
-        if not count:
+        if similar and step.number < self._next_plain:
+            return step.plain
+        self._next_plain = step.number + UPDATE_INTERVAL
+        if not decoding:
             return PlainStep()
-        weight = float(count)
-        context = cached = sum([span.num_computed_tokens for span in spans])
-        if count < len(spans):
-            cached = sum([span.num_computed_tokens for span in decoding])
+        context = sum([span.num_computed_tokens for span in spans])
+        cached = context if decoding == count else sum([span.num_computed_tokens for span in step.spans])
+        weight = float(decoding)
         if not self.weights.uniform:
-            weight = sum([self.weights.weight(step.states[span.seq_id]) for span in decoding])
-        seconds = self.latency.plain_seconds(count, cached)
-        rows = sum([len(span.tokens) for span in spans])
-        goodput = self.goodput.ratio(count) * weight / seconds
-        return PlainStep((rows, len(spans), context), weight, seconds, goodput)
-
-    # ---- drafting ---------------------------------------------------------------------------------------------------
+            weight = sum([self.weights.weight(step.states[span.seq_id]) for span in step.spans])
+        seconds = self.latency.plain_seconds(decoding, cached)
+        shape = sum([len(span.tokens) for span in spans]), count, context
+        return PlainStep(shape, weight, seconds, self.goodput.ratio(decoding) * weight / seconds)
 
     def drafting(self, passes: Mapping[str, Sequence[int]]) -> float:
         """Expected seconds of drafting with these passes (PolicyStep.passes)."""
@@ -230,25 +197,19 @@ class Prices:
 
     def learn_drafting(self, step: PolicyStep, taken: float) -> None:
         """Drafting took that long. It is learned from every few steps, and from the step after one that surprised (not
-        from that one: to learn only from what takes long would make all seem slow).
-
-        The model knows drafts of one depth for all sequences, so it gets what such a draft would have taken, were it as
-        far from its expectation as this step's drafting."""
-        if not self.model.learns or step.catches_up or not step.plan:
-            return
-        worth = _WORTH_LEARNING * step.plain.seconds  # most drafts of lookups take less: nothing more is asked
+        from that one: to learn only from what takes long would make all seem slow). The model knows drafts of one depth
+        for all sequences, so it gets what such a draft would have taken, were it as far from its expectation."""
+        model, worth = self.latency.model, _WORTH_LEARNING * step.plain.seconds  # most drafts of lookups take less
         due = step.number >= self._next_drafting
-        if not due and taken <= worth:
+        if not model.learns or step.catches_up or not step.plan or not (due or taken > worth):
             return
         passes = step.passes()
         expected = self.drafting(passes)
         surprises = taken > _SURPRISE * expected + worth
-        if surprises:
-            self._next_drafting = step.number + 1
-        elif due:
-            self._next_drafting = step.number + UPDATE_INTERVAL * self.own.pace
+        if due or surprises:
+            self._next_drafting = step.number + (1 if surprises else UPDATE_INTERVAL * self.own.pace)
         for drafter, depths in passes.items() if due else ():
             count, depth = len(depths), max(depths)
             even = self.latency.draft_seconds(drafter, count, depth)
             seconds = taken * even / expected if expected > 0 else taken / len(passes)
-            self.model.observe_draft(drafter, count, depth, seconds=seconds)
+            model.observe_draft(drafter, count, depth, seconds=seconds)

@@ -1,8 +1,4 @@
-"""What the adaptive policy keeps of each sequence, and of the step that is being decided.
-
-Survival is the probability that a draft token is reached and accepted. What only some steps need is made when it is
-asked for: a step may have a thousand sequences.
-"""
+"""What the adaptive policy keeps of each sequence, and of the step that is being decided."""
 
 from __future__ import annotations
 
@@ -27,33 +23,11 @@ class PlainStep(NamedTuple):
     seconds: float = 0.0
     goodput: float = 0.0
 
-    @property
-    def speculation_gain(self) -> float:
-        """Seconds of plain decoding that speculation lately saves in the time of a plain step."""
-        return (self.goodput * self.seconds / self.weight - 1) * self.seconds
-
-
-class DraftCounts(NamedTuple):
-    """Of one drafter: drafts that were asked for, and draft tokens that were drafted, verified and accepted."""
-
-    requested: int
-    drafted: int
-    verified: int
-    accepted: int
-
 
 _NO_PLAIN_STEP = PlainStep()
 _NO_PLAN: dict[str, DraftDecision] = {}
 _NO_DRAFTS: Mapping[str, Draft] = {}
 _NO_STATES: Mapping[str, PlannedSequence] = {}
-
-
-class RemainingDraft(NamedTuple):
-    """A draft whose first `compared` tokens were right; the rest is compared with tokens of later steps."""
-
-    drafter: str
-    tokens: Sequence[int]
-    compared: int
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +50,7 @@ class PlannedSequence:
     room: int = 0  # for draft tokens, then
     known_before: bool = False  # whether it was a candidate before the last plan
     unjudged: bool = False  # its last draft was verified whatever its scores
-    remaining: RemainingDraft | None = None  # what is left to compare of its last draft
+    remaining: tuple[str, Sequence[int], int] | None = None  # drafter and tokens of a draft whose first n were right
 
     def catch_up_seconds(self, drafter: str, capabilities: DrafterCapabilities) -> float:
         """What a drafter with a cache of its own takes to process the tokens of the sequence that it missed."""
@@ -89,13 +63,11 @@ class PolicyStep:
     the target takes longer the more it holds."""
 
     spans: Sequence[Span] = ()  # of the sequences that decode; none where planning was skipped
-    ids: Sequence[str] = ()  # of these sequences
+    ids: Sequence[str] = ()  # of the sequences that decode
     skipped: bool = False  # planning was skipped: no sequence drafts, as in the last plan
-    measures_plain: bool = False  # it is taken without drafts to measure that
-    measures_rows: bool = False  # another depth than planned is drafted and verified to measure what rows cost
+    measured_depth: int | None = None  # the depth to which all draft, and all is verified, to measure what that takes
     catches_up: bool = False  # a drafter has to catch up, so its seconds are not comparable
-    planned: bool = False  # every sequence was planned anew
-    judged: bool = False  # admission compared the tokens; otherwise the drafts are verified as they are
+    kind: StepKind = "plain"  # what the policy's own seconds are counted as
     plan: dict[str, DraftDecision] = _NO_PLAN  # as the step decided it, not changed later
     repeated_plan: dict[str, DraftDecision] = _NO_PLAN  # the same without what is done only to learn
     explored: frozenset[str] = frozenset()  # sequences of the plan that draft for exploration only
@@ -104,7 +76,7 @@ class PolicyStep:
     admitted: Mapping[str, Draft] = _NO_DRAFTS
     verdicts: Sequence[Verdict] = ()
     record: StepRecord | None = None  # what it took
-    counts: Mapping[str, DraftCounts] | None = None  # of its drafts, where these are not kept
+    counts: Mapping[str, tuple[int, ...]] | None = None  # by drafter (`explain`), where its drafts are not kept
 
     def __init__(
         self, number: int = 0, states: Mapping[str, PlannedSequence] = _NO_STATES, *, plain: PlainStep = _NO_PLAIN_STEP
@@ -122,23 +94,6 @@ class PolicyStep:
         else:
             step.skipped = True
         return step
-
-    @property
-    def decoding(self) -> int:
-        """Sequences that decode."""
-        return len(self.ids)
-
-    @property
-    def kind(self) -> StepKind:
-        """What the policy's own seconds are counted as."""
-        if self.planned:
-            return "planned"
-        return "judged" if self.judged else "unjudged" if self.drafted else "plain"
-
-    @property
-    def measures(self) -> bool:
-        """Whether it is taken to measure seconds."""
-        return self.measures_plain or self.measures_rows
 
     @cached_property
     def candidates(self) -> list[PlannedSequence]:
