@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,13 @@ deployment_flags = flags.add(
 @click.option(
     "--plot", "plot_path", type=flags.OutputPath(), metavar="PATH", help="Write the plots alone: .png, .svg or .pdf."
 )
+@click.option(
+    "--export",
+    "engine",
+    type=click.Choice(["vllm", "sglang", "llama.cpp"]),
+    help="Write the command that serves this plan, as a shell script with what the engine cannot express and what that "
+    "costs in its comments, instead of the table; with --json as fields (docs/export.md).",
+)
 @flags.json_flag
 def command(
     *,
@@ -190,6 +197,7 @@ def command(
     total_batch: bool,
     output: int,
     price: float | None,
+    engine: str | None,
     json_path: Path | None,
     html_path: Path | None,
     plot_path: Path | None,
@@ -203,6 +211,7 @@ def command(
     calibrate` measured.
     """
     from wager.planner.acceptance import parse_acceptances
+    from wager.planner.export import export_plan
     from wager.planner.inputs import check_drafter, check_origin, parse_integers
     from wager.planner.options import PlanSettings, plan_deployment
     from wager.planner.report import PlanReport
@@ -228,13 +237,16 @@ def command(
         acceptances=rates,
         price=price,
     )
+    exported = export_plan(report, engine, model=model) if engine else None
     if json_path:
-        console.write_json(report.as_dict(), json_path)
+        console.write_json(report.as_dict() | ({"export": asdict(exported)} if exported else {}), json_path)
     if plot_path:
         figures.write_plot(report, plot_path)
     if html_path:
         figures.write_page(report, html_path)
-    if json_path != console.STDOUT:
+    if exported and json_path != console.STDOUT:
+        click.echo(exported.text())
+    elif json_path != console.STDOUT:
         show(report.summary(), *report.table(), report.notes())
     for path in (plot_path, html_path):
         if path:

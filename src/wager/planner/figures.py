@@ -151,7 +151,7 @@ def _speedups(axes: Any, report: PlanReport, *, context: int, batches: Sequence[
     def speedups(rate: AcceptanceRates) -> list[float]:
         """At each batch that of the planned depth, or else the best one."""
         found = [deployment.outcomes(rate, batch=batch, context=context) for batch in batches]
-        chosen = [best_outcome(each) if deployment.depth is None else each[deployment.depth] for each in found]
+        chosen = [deployment.choose(each) for each in found]
         return [outcome.speedup for outcome in chosen]
 
     planned = {rate.label: rate for rate in report.acceptances}

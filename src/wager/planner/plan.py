@@ -369,6 +369,10 @@ class Deployment:
                     best[found.depth] = replace(found, levels=levels if found.depth else 0)
         return [best[depth] for depth in sorted(best)]
 
+    def choose(self, outcomes: Sequence[DepthOutcome]) -> DepthOutcome:
+        """That of the fixed depth, or the best."""
+        return best_outcome(outcomes) if self.depth is None else outcomes[self.depth]
+
     def point(self, acceptance: AcceptanceRates, *, batch: int, context: int) -> PlanPoint:
         """The answer at one point. UsageError for a batch below 1, or a context the model was not made for."""
         self._check(batch, context)
@@ -382,7 +386,7 @@ class Deployment:
                 f"The times of {self.cost.model.name} on {self.cost.device.name} are not finite numbers above 0.",
                 "Check the peaks and the bandwidth of the hardware.",
             )
-        chosen = best_outcome(outcomes) if self.depth is None else outcomes[self.depth]
+        chosen = self.choose(outcomes)
         here, prefill = batch * self.share, 0.0
         rows = fmean(acceptance.rows(chosen.depth, batch=here))
         deeper = self.max_depth < min(self._known_limits(acceptance))
@@ -460,14 +464,10 @@ class Deployment:
     def losing_batches(
         self, acceptance: AcceptanceRates, *, batches: Sequence[int], context: float
     ) -> list[tuple[int, int]]:
-        """First and last of each range of batch sizes at which no depth is faster than plain decoding.
-
-        Looks at `batches`, and between the smallest and the largest of them at every size up to 64 and at steps of a
-        tenth beyond.
-        """
+        """First and last of each range of batch_sizes at which no depth is faster than plain decoding."""
         ranges: list[tuple[int, int]] = []
         inside = False
-        for batch in sorted({*batches, *_batch_sizes(min(batches), max(batches))}):
+        for batch in batch_sizes(batches):
             losing = best_outcome(self.outcomes(acceptance, batch=batch, context=context)).depth == 0
             if losing:
                 first = ranges.pop()[0] if inside else batch
@@ -476,9 +476,9 @@ class Deployment:
         return ranges
 
 
-def _batch_sizes(first: int, last: int) -> list[int]:
-    """Every size up to 64, then steps of a tenth."""
-    sizes = [first]
-    while sizes[-1] < last:
-        sizes.append(min(last, max(sizes[-1] + 1, sizes[-1] * 11 // 10)) if sizes[-1] >= 64 else sizes[-1] + 1)
-    return sizes
+def batch_sizes(batches: Sequence[int]) -> list[int]:
+    """`batches`, and between the smallest and the largest of them every size up to 64 and steps of a tenth beyond."""
+    sizes = [min(batches)]
+    while sizes[-1] < max(batches):
+        sizes.append(min(max(batches), max(sizes[-1] + 1, sizes[-1] * 11 // 10)) if sizes[-1] >= 64 else sizes[-1] + 1)
+    return sorted({*batches, *sizes})
