@@ -48,7 +48,7 @@ _KINDS = {"free": "ngram", "eagle": "eagle3", "block": "dflash"}
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class OtherEngine:
     """An engine with its version, and its methods by kind of drafter.
 
     Where the depth may depend on the batch, `by_batch` tells how deep is drafted to verify a depth of that table: as
@@ -67,15 +67,15 @@ class Engine:
     padded: Collection[str] = ()
 
 
-ENGINES: Mapping[str, Engine] = {
-    "vllm": Engine(
+ENGINES: Mapping[str, OtherEngine] = {
+    "vllm": OtherEngine(
         "vLLM 0.32.0",
         {"model": "draft_model"} | {kind: kind for kind in ("ngram", "suffix", "medusa", "eagle3", "mtp", *_BLOCKS)},
         {"ngram": "depth", "eagle3": "one", "mtp": "one", **dict.fromkeys(("model", *_BLOCKS), "deepest")},
         table="Requests whose prompt is computed in a step count as its batch, too",
         groups="A depth by batch is dropped under data parallelism",
     ),
-    "sglang": Engine(
+    "sglang": OtherEngine(
         "SGLang 0.5.23",
         {
             "ngram": "NGRAM",
@@ -90,7 +90,7 @@ ENGINES: Mapping[str, Engine] = {
         not_in_groups=("ngram", "model"),
         padded=("ngram",),
     ),
-    "llama.cpp": Engine(
+    "llama.cpp": OtherEngine(
         "llama.cpp b11549",
         {"ngram": "ngram-simple", "model": "draft-simple"}
         | {kind: f"draft-{kind}" for kind in ("eagle3", "mtp", *_BLOCKS)},
@@ -240,7 +240,7 @@ def _ranges(sizes: list[int], table: list[int]) -> list[tuple[int, int, int]]:
 
 
 def _kind_of(report: PlanReport) -> tuple[str, str]:
-    """What drafts, by a key of Engine.methods, and its argument. Lookup is what the acceptance was measured with."""
+    """What drafts, by a key of OtherEngine.methods, and its argument. Lookup is what the acceptance was measured with."""
     name = report.deployment.drafter.name
     if name in ("fraction", "measured"):
         raise UsageError("--drafter-cost says what drafting costs, and not what drafts.", "Give --drafter-shape.")
@@ -251,7 +251,7 @@ def _kind_of(report: PlanReport) -> tuple[str, str]:
     return (name, "") if "+" in name or "//" in name else (_KINDS.get(kind, kind), argument)
 
 
-def _check_placement(report: PlanReport, target: Engine, kind: str) -> None:
+def _check_placement(report: PlanReport, target: OtherEngine, kind: str) -> None:
     """UsageError for devices that the engine cannot use as planned."""
     drafter, cluster = report.deployment.drafter, report.deployment.cost.cluster
     if drafter.own_device is not None:
@@ -277,7 +277,7 @@ class _Grid:
     by depth, too, since it drafts and verifies in turns and goes by the batch alone. There a depth is worth its mean
     share of the plan's tokens/s."""
 
-    def __init__(self, report: PlanReport, target: Engine, kind: str) -> None:
+    def __init__(self, report: PlanReport, target: OtherEngine, kind: str) -> None:
         deployment = report.deployment
         self.drafted = target.by_batch.get(kind, "depth")
         self.by_batch = kind in target.by_batch and deployment.cost.cluster.groups == 1
@@ -375,7 +375,7 @@ class _Grid:
         return Limit(text, float(loss.mean()), float(worst.max()), int(self._batches[int(worst.argmax())]))
 
 
-def _limits(target: Engine, setup: _Setup, grid: _Grid, table: list[int]) -> Iterator[Limit]:
+def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -> Iterator[Limit]:
     """In the order in which they apply: each is judged with those before it."""
     if setup.report.deployment.asynchronous:
         yield grid.limit("Drafting and verification take turns", grid.planned(), grid.in_turns())
