@@ -201,6 +201,17 @@ def test_what_an_engine_does_not_have_counts_step_by_step(plan):
     assert found["export"]["total"]["loss"] >= max(turns["loss"], shared["loss"], one["loss"])
 
 
+def test_trees_are_exported_where_the_engine_drafts_them(plan):
+    line = f"{LLAMA} --drafter-shape eagle:32000 --tree 4 --batch 1,16 --acceptance 0.6"
+    found = plan("sglang", line)
+    flags = parsed("sglang", found["export"]["command"][3:])
+    last = found["points"][-1]["depths"][found["export"]["depth"]]
+    assert flags["speculative_num_draft_tokens"] == last["depth"] + 1 and flags["speculative_eagle_topk"] == 4
+    assert flags["speculative_num_steps"] == last["levels"] and "speculative_adaptive" not in flags
+    chains = plan("vllm", line)
+    assert "chains" in chains["export"]["limits"][0]["text"] and chains["export"]["limits"][0]["loss"] > 0.05
+
+
 def test_a_fixed_depth_and_batches_that_do_not_fit(plan):
     assert plan("vllm", f"{LLAMA} --depth 3 --batch 1,64,600")["export"]["depth"] == 3
     export = plan("vllm", f"{LLAMA} --batch 1,64,600")["export"]

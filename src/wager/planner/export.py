@@ -8,6 +8,7 @@ adaptive_spec_params.py) and llama.cpp b11549 (common/arg.cpp, common/speculativ
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -55,7 +56,7 @@ class OtherEngine:
     deep ("depth"); at least one token, with which a head keeps its cache up to date ("one"); or always as deep as the
     deepest of the table ("deepest"). `table` is a remark on these tables, `groups` why data-parallel groups have none
     (empty: there are no such groups). Kinds in `not_in_groups` cannot run there; of `padded` ones rows are verified
-    whether or not something was drafted.
+    whether or not something was drafted; those in `trees` draft trees, all of one shape.
     """
 
     name: str
@@ -65,6 +66,7 @@ class OtherEngine:
     groups: str = ""
     not_in_groups: Collection[str] = ()
     padded: Collection[str] = ()
+    trees: Collection[str] = ()
 
 
 ENGINES: Mapping[str, OtherEngine] = {
@@ -89,6 +91,7 @@ ENGINES: Mapping[str, OtherEngine] = {
         groups="A depth by batch is dropped under data-parallel attention",
         not_in_groups=("ngram", "model"),
         padded=("ngram",),
+        trees=("eagle3", "mtp", "model"),
     ),
     "llama.cpp": OtherEngine(
         "llama.cpp b11549",
@@ -170,7 +173,7 @@ def _comment(text: str) -> str:
 
 class _Setup(NamedTuple):
     """What a command is written from. `checkpoint`: of a drafter that has one. `longest`: tokens of a match that is
-    looked up."""
+    looked up. `levels`: of a tree, whose nodes are `depth`."""
 
     report: PlanReport
     model: str
@@ -180,10 +183,12 @@ class _Setup(NamedTuple):
     longest: int
     depth: int
     by_batch: list[tuple[int, int, int]]
+    levels: int | None = None
 
     @property
     def batch(self) -> int:
-        return max(self.report.batches)
+        """The largest that was planned, of one group."""
+        return math.ceil(max(self.report.batches) * self.report.deployment.share)
 
     @property
     def cluster(self) -> Cluster:
@@ -214,13 +219,14 @@ def export_plan(report: PlanReport, engine: str, *, model: str) -> Export:
     checkpoint = (argument or DRAFTER) if kind in _CHECKPOINTS else None
     longest = int(argument) if argument.isdecimal() else _LOOKUP
     by_batch, depth = _ranges(grid.sizes, table), max(table)
-    setup = _Setup(report, model, kind, target.methods[kind], checkpoint, longest, depth, by_batch)
+    levels = grid.levels[depth] if grid.levels else None
+    setup = _Setup(report, model, kind, target.methods[kind], checkpoint, longest, depth, by_batch, levels)
     contexts, rates = ",".join(map(str, report.contexts)), ",".join(rate.label for rate in report.acceptances)
     left_out = [Limit("Larger planned batches do not fit in memory and are left out")] if unfit else []
     return Export(
         target.name,
         f"{deployment.cost.model.name} on {deployment.cost.device.name}: drafter {deployment.drafter.name}, context "
-        f"{contexts}, acceptance {rates}, batch {min(report.batches)} to {setup.batch}",
+        f"{contexts}, acceptance {rates}, batch {min(report.batches)} to {max(report.batches)}",
         setup.method if depth else None,
         depth,
         by_batch,
@@ -240,7 +246,7 @@ def _ranges(sizes: list[int], table: list[int]) -> list[tuple[int, int, int]]:
 
 
 def _kind_of(report: PlanReport) -> tuple[str, str]:
-    """What drafts, by a key of OtherEngine.methods, and its argument. Lookup is what the acceptance was measured with."""
+    """What drafts, by a key of `methods`, and its argument. Lookup is what the acceptance was measured with."""
     name = report.deployment.drafter.name
     if name in ("fraction", "measured"):
         raise UsageError("--drafter-cost says what drafting costs, and not what drafts.", "Give --drafter-shape.")
@@ -280,17 +286,20 @@ class _Grid:
     def __init__(self, report: PlanReport, target: OtherEngine, kind: str) -> None:
         deployment = report.deployment
         self.drafted = target.by_batch.get(kind, "depth")
-        self.by_batch = kind in target.by_batch and deployment.cost.cluster.groups == 1
+        tree = deployment.tree if kind in target.trees else None
+        self.by_batch = kind in target.by_batch and deployment.cost.cluster.groups == 1 and tree is None
         self.sizes = batch_sizes(report.batches)
         self._batches = sorted(report.batches)
         self._rows = [self.sizes.index(batch) for batch in self._batches]
         at = [(batch, cell, rate) for batch in self.sizes for cell in report.contexts for rate in report.acceptances]
-        in_turns = replace(deployment, hit_rate=None, draft_outcomes=None)
+        in_turns = replace(deployment, hit_rate=None, draft_outcomes=None, tree=tree)
         planned = [deployment.outcomes(rate, batch=batch, context=context) for batch, context, rate in at]
         found = planned
-        if deployment.asynchronous:
+        self.otherwise = in_turns != deployment
+        if self.otherwise:
             found = [in_turns.outcomes(rate, batch=batch, context=context) for batch, context, rate in at]
         depths = range(min(map(len, found)))
+        self.levels = [outcome.levels for outcome in found[-1][: len(depths)]] if tree else []
         self._depths = [depth for depth in depths if deployment.depth in (None, depth)]
         chosen = [deployment.choose(outcomes) for outcomes in planned]
         self._plan: _Floats = np.array([each.tokens / each.round_s for each in chosen]).reshape(len(self.sizes), -1)
@@ -377,8 +386,10 @@ class _Grid:
 
 def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -> Iterator[Limit]:
     """In the order in which they apply: each is judged with those before it."""
-    if setup.report.deployment.asynchronous:
-        yield grid.limit("Drafting and verification take turns", grid.planned(), grid.in_turns())
+    if grid.otherwise:
+        what = ["drafting and verification take turns"] * setup.report.deployment.asynchronous
+        what += ["drafts are chains"] * (setup.report.deployment.tree is not None and not grid.levels)
+        yield grid.limit(" and ".join(what).capitalize(), grid.planned(), grid.in_turns())
     if len(setup.report.contexts) * len(setup.report.acceptances) > 1:
         text = "A depth goes by the batch, whatever context and acceptance"
         yield grid.limit(text, grid.in_turns(), grid.shared())
@@ -401,6 +412,8 @@ def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -
     if setup.by_batch:
         yield Limit(target.table)
         yield Limit(f"Beyond {setup.batch} requests the last depth holds; none was planned")
+    if setup.levels:
+        yield Limit(f"Every tree has {setup.depth} nodes on {setup.levels} levels, as is best at batch {setup.batch}")
     if setup.method == "ngram-simple":
         yield Limit(f"Only matches of exactly {setup.longest} tokens are looked up, shorter ones are not")
 
@@ -445,7 +458,9 @@ def _sglang(setup: _Setup) -> _Written:
             flags |= rows if setup.kind == "dflash" else {"speculative-dspark-block-size": setup.depth}
             flags |= {"enable-dp-lm-head": ""} if cluster.groups > 1 else {}
         else:
-            flags |= {"speculative-num-steps": setup.depth, "speculative-eagle-topk": 1} | rows
+            tree = setup.report.deployment.tree
+            width = tree.width if tree and setup.levels else 1
+            flags |= {"speculative-num-steps": setup.levels or setup.depth, "speculative-eagle-topk": width} | rows
     files: dict[str, dict[str, Any]] = {}
     if setup.by_batch:
         files[_ADAPTIVE] = {str(first): {"candidate_steps": [depth]} for first, _, depth in setup.by_batch}
