@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -17,11 +18,15 @@ import pytest
 import wager as package
 from in_process import Call
 from serve.serving import server_process
+from wager.arch.families import FAMILIES
 from wager.bench.machine import Machine
 from wager.cli import VERBS, cli, main, reference
 from wager.config import DEFAULT_MODEL
 from wager.drafter_spec import descriptions
+from wager.economics.acceptance import survival, tokens_per_round
 from wager.models import hub, random_models
+from wager.planner.acceptance import AcceptanceRates
+from wager.planner.options import PlanSettings, plan_deployment
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -126,6 +131,67 @@ def test_the_bench_page_lists_the_fields_of_a_row() -> None:
     assert all(f'"{key}"' in page for key in card)
     assert isinstance(card["machine"], dict)
     assert set(card["machine"]) == set(Machine.__dataclass_fields__)
+
+
+# ---- tables of figures that are computed ---------------------------------------------------------------------------
+
+
+def table_below(page: str, words: str) -> dict[str, list[str]]:
+    """The rows of the first table behind some words of a page, by their first cell."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert words in text
+    rows = re.findall(
+        r"^\|(?!---).*", text.partition(words)[2].partition("\n\n|")[2].partition("\n\n")[0], re.MULTILINE
+    )
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    return {first: rest for first, *rest in cells}
+
+
+def best(model: str, hardware: str, rate: float, batch: int, context: int, **settings: Any) -> tuple[int, float]:
+    """The best depth and its speed-up, as `wager plan` has them."""
+    deployment = plan_deployment(model, hardware, PlanSettings(**settings))
+    chosen = deployment.point(AcceptanceRates("", rate), batch=batch, context=context).chosen
+    return chosen.depth, chosen.speedup
+
+
+def test_the_tables_of_plans_are_computed() -> None:
+    """docs/economics.md: what simplifications do, the CPU's steps, the families; docs/drafters.md: drafting ahead;
+    docs/drafters_measured.md: published heads beside a target of 8 billion parameters."""
+    shown = table_below("economics.md", "best depth and speed-up by batch:")
+    for name, model, settings in (
+        ("as published", "DeepSeek-V4-Flash-charts", {}),
+        ("real layers", "DeepSeek-V4-Flash-mix", {}),
+        ("the full model", "DeepSeek-V4-Flash", {}),
+        ("the full model, locality 0.79", "DeepSeek-V4-Flash", {"locality": 0.79}),
+    ):
+        for batch, cell in zip((1, 2, 4, 8, 16, 32, 64, 256, 1024), shown[name], strict=True):
+            depth, speedup = best(model, "B200-charts", 0.75, batch, 4096, drafter_cost="0.1", **settings)
+            assert cell == (f"{depth} · {speedup:.3f}" if depth else "off"), (name, batch)
+    cost = plan_deployment("SmolLM2-135M", "cpu", PlanSettings()).cost
+    steps = [f"{1e3 * cost.seconds(0, rows):.3g}" for rows in (1, 2, 4, 8, 12, 16)]
+    assert table_below("economics.md", "for a machine at hand, `wager calibrate`")["`--hardware cpu`, ms"] == steps
+    families = (ROOT / "docs" / "economics.md").read_text("utf-8").partition("## Families")[2].partition("\n## ")[0]
+    assert [name for name in FAMILIES if not re.search(rf"\b{name}\b", families)] == []
+
+    beside: dict[str, Any] = {"tp": 4, "shape": "model:Llama-3.1-8B", "drafter_hardware": "H100"}
+    ahead = [{}, *({"draft_async": True, "draft_outcomes": number} for number in (1, 4, 16, None))]
+    for batch, cells in table_below("drafters.md", "speed-up over plain decoding at the best depth").items():
+        if batch != "batch":
+            found = [best("Llama-3.1-70B", "H100", 0.8, int(batch), 4096, **beside, **more) for more in ahead]
+            assert cells == [f"{speedup:.2f}" for _, speedup in found]
+
+    shape = ""
+    for name, cells in table_below("drafters_measured.md", "the guesses at which it is greatest").items():
+        shape = cells[0].strip("`") or shape
+        if shape.startswith(("eagle", "block")):
+            tau = float(cells[1].split(",")[0])
+            rate = min(range(1000), key=lambda r: abs(tokens_per_round(survival(r / 1000, 7)) - tau)) / 1000
+            places = (("H100", 1, None), ("H100", 64, None), ("cpu", 1, "q4_k_m"))
+            for cell, (hardware, batch, precision) in zip(cells[2:5], places, strict=True):
+                more = {"shape": shape, "max_depth": 7, "precision": precision}
+                depth, speedup = best("Llama-3.1-8B", hardware, rate, batch, 1024, **more)
+                assert int(cell.split("(")[1].strip(")")) == depth, (name, hardware)
+                assert float(cell.split()[0]) == pytest.approx(speedup, abs=0.011), (name, hardware)
 
 
 # ---- links and paths lead somewhere: files, headings, and what docs/architecture.md names ----------------------------
@@ -244,9 +310,13 @@ def arguments_of(call: str, *, model: str, url: str = "") -> list[str]:
         return [verb, *given]
     if verb in RUNS_A_MODEL and "--url" not in given and not any(word.startswith("random:") for word in given):
         given += ["--model", model]
-    if "this" in given:
+    if verb != "calibrate" and {"this", "server.json"} & {*given}:  # step times of that model
         given += ["--model", model] if "--model" not in given or DEFAULT_MODEL in given else []
-    return [verb, *given, *SHORT.get(verb, "").split()]
+    return [
+        verb,
+        *given,
+        *("--limit 8 --max-tokens 48" if "--acceptance-file" in given else SHORT.get(verb, "")).split(),
+    ]
 
 
 SCRAPES = ROOT / "tests" / "unit" / "vllm_scrape"
@@ -306,7 +376,7 @@ GIVEN = {
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with server_process("--model", TINY) as server:
+    with server_process("--model", TINY, "--drafter", "ngram", "--depth", "3") as server:
         yield server.url
 
 
