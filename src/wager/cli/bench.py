@@ -483,12 +483,13 @@ def _show_server(result: Mapping[str, Any], *, to_stdout: bool) -> None:
     rows = []
     for category, figures in [*summary["per_category"].items(), ("all", summary)]:
         acceptance = figures["acceptance"] or {"mean_acceptance_length": None, "accepted_share": None}
-        row = [category, str(figures["requests"]), str(figures["tokens"]), _figure(figures["ttft_s"]["p50"], 1, 1e3)]
-        row += [_figure(figures["tpot_s"]["p50"], 1, 1e3), _figure(figures["tokens_per_chunk"], 2)]
+        row = [category, str(figures["requests"]), str(figures["tokens"]), _figure(figures["output_tok_s"], 1)]
+        row += [_figure(figures[name]["p50"], 1, 1e3) for name in ("ttft_s", "itl_s", "tpot_s")]
+        row += [_figure(figures["tokens_per_chunk"], 2)]
         row += [_figure(acceptance["mean_acceptance_length"], 2), _figure(acceptance["accepted_share"], 2)]
         good = figures["goodput"]
         rows.append([*row, f"{good['request_s']:.3g}/s ({good['share']:.0%})"] if good else row)
-    columns = ["by category", "requests", "tokens", "TTFT, ms", "TPOT, ms", "tokens a chunk", "τ", "accepted"]
+    columns = ["by category", "requests", "tokens", "tok/s", "TTFT, ms", "between", "TPOT", "a chunk", "τ", "accepted"]
     columns += ["goodput"] * bool(summary["goodput"])
     console.table("", columns, rows, to_stdout=to_stdout)
     for failure in summary["failures"]:
