@@ -113,7 +113,7 @@ def test_a_server_of_wager_is_asked_for_depths_and_its_steps_make_plans(wager: C
         ]
         made = wager(*call, more="--concurrency 1,2,4 --prompt-tokens 40 --depth 0,2")
     assert made.code == 0, made.err
-    assert "the time of the drafter 'served' (of one depth" in " ".join(made.err.split())
+    assert "beyond their rows is the time of the drafter 'served'" in " ".join(made.err.split())
     value = json.loads(path.read_text())
     shapes = [(requests, rows > requests) for rows, requests, _cached, _seconds in value["points"]]
     assert shapes == [(1, False), (1, True), (2, False), (2, True), (4, False), (4, True)]
