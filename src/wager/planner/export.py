@@ -160,7 +160,7 @@ class Export:
         if self.method is None:
             return "Speculation stays off: over the planned batches nothing gives more tokens/s."
         if not self.by_batch:
-            return f"{self.method}: {self.depth} draft tokens at every batch."
+            return f"{self.method}: {self.depth} draft token{'s' * (self.depth > 1)} at every batch."
         ranges = [
             f"{depth or 'off'} at batch {first}{f' to {last}' * (last > first)}" for first, last, depth in self.by_batch
         ]
