@@ -20,8 +20,9 @@ from wager.errors import MALFORMED, UsageError
 
 _DRAFTS, _DRAFTED = "spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total"
 _ACCEPTED, _BY_POSITION = "spec_decode_num_accepted_tokens_total", "spec_decode_num_accepted_tokens_per_pos_total"
+_TO_POSITION = "spec_decode_num_draft_tokens_per_pos_total"
 _PROMPTS, _GENERATED, _FIRST = "prompt_tokens_total", "generation_tokens_total", "time_to_first_token_seconds_count"
-_COUNTERS = (_DRAFTS, _DRAFTED, _ACCEPTED, _BY_POSITION, _PROMPTS, _GENERATED, _FIRST)
+_COUNTERS = (_DRAFTS, _DRAFTED, _ACCEPTED, _BY_POSITION, _TO_POSITION, _PROMPTS, _GENERATED, _FIRST)
 _STARTED, _LENGTH, _STEPS = "spec_decode_num_drafts_created", "spec_accept_length", "spec_num_steps"
 _SAME = {"tokens_predicted_total": _GENERATED}
 """llama.cpp's own name."""
@@ -37,15 +38,17 @@ class CountedBy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCounts:
-    """What one drafter did: the `drafts` that were verified, their tokens, and the `accepted` ones by position in the
-    draft. `generated`, `first_tokens` and `prompt_tokens` are the server's, 0 where it does not say, and `generated`
-    also where other drafters drafted too. SGLang tells the mean `length` of rounds since its last line of log, bonus
-    token included, and the `steps` of a draft, 0 where it does not say."""
+    """What one drafter did: the `drafts` that were verified, their tokens, and by position in the draft the `accepted`
+    ones and, of wager alone, the drafts `reaching` it. `generated`, `first_tokens` and `prompt_tokens` are the
+    server's, 0 where it does not say, and `generated` also where other drafters drafted too. SGLang tells the mean
+    `length` of rounds since its last line of log, bonus token included, and the `steps` of a draft, 0 where it does
+    not say."""
 
     by: CountedBy
     drafts: int
     drafted: int
     accepted: tuple[int, ...]
+    reaching: tuple[int, ...]
     generated: int
     first_tokens: int
     prompt_tokens: int
@@ -87,7 +90,8 @@ class Scrape:
                     if name in _COUNTERS:
                         if sample.value < 0:
                             raise ValueError(f"{sample.name} is {sample.value:g}")
-                        place = f"[{int(sample.labels['position'])}]" if name == _BY_POSITION else ""
+                        by_position = name in (_BY_POSITION, _TO_POSITION)
+                        place = f"[{int(sample.labels['position'])}]" if by_position else ""
                         counts.setdefault(key, Counter())[name + place] += round(sample.value)
                     elif name in (_STARTED, _LENGTH, _STEPS) and math.isfinite(sample.value):
                         gauges.setdefault(key, {})[name] = sample.value
@@ -149,12 +153,16 @@ class Scrape:
         nothing: Counter[str] = Counter()
         own, server = self.counts.get(key, nothing), self.counts.get(key._replace(drafter=""), nothing)
         drafting = [each for each, counted in self.counts.items() if each.model == key.model and counted[_DRAFTS]]
-        accepted = [own[f"{_BY_POSITION}[{at}]"] for at in range(sum(name.startswith(_BY_POSITION) for name in own))]
+        accepted, reaching = (
+            [own[f"{family}[{at}]"] for at in range(sum(name.startswith(family) for name in own))]
+            for family in (_BY_POSITION, _TO_POSITION)
+        )
         return SpeculationCounts(
             key,
             drafts=own[_DRAFTS],
             drafted=own[_DRAFTED],
             accepted=tuple(accumulate(accepted, min, initial=own[_DRAFTS]))[1:],  # llama.cpp rounds to six digits
+            reaching=tuple(reaching),
             generated=server[_GENERATED] if len(drafting) < 2 else 0,
             first_tokens=server[_FIRST],
             prompt_tokens=server[_PROMPTS],

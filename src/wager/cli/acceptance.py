@@ -414,9 +414,11 @@ def _remarks(counts: SpeculationCounts, acceptance: DrafterAcceptance) -> list[s
     ]
     if mean < deepest - 0.005:
         lines.append(
-            f"Drafts had {mean:.2f} of {deepest} tokens on average, and drafts are not counted by length: a position "
-            "that a draft lacks counts as not accepted. That is right for a drafter which found no more; where the "
-            "server chose the depth, S_k of deep positions is too low: have it draft to one depth."
+            f"Drafts had {mean:.2f} of {deepest} tokens on average: in S_k a position that a draft lacks counts as not "
+            "accepted. That is right for a drafter which found no more; where the server chose the depth, S_k of deep "
+            "positions is too low: have it draft to one depth."
+            + " Given a draft: of drafts with that position."
+            * bool(counts.reaching)
         )
     return lines
 

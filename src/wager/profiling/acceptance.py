@@ -28,7 +28,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from typing import Any
 
 import numpy as np
@@ -441,7 +441,7 @@ def served_acceptance(counts: SpeculationCounts) -> DrafterAcceptance:
     if not counts.accepted:
         raise UsageError("The server counts accepted tokens, but not by position.", "Newer releases do.")
     rounds, mean = counts.rounds or counts.drafts, counts.drafted / counts.drafts
-    depth, coverage = max(len(counts.accepted), math.ceil(mean)), counts.drafts / rounds
+    depth, coverage = max(len(counts.accepted), len(counts.reaching), math.ceil(mean)), counts.drafts / rounds
     if depth > DEEPEST:
         raise UsageError(f"The server counts drafts of {depth} tokens.", f"Drafts have at most {DEEPEST}.")
     reached = [*counts.accepted, *[0] * (depth - len(counts.accepted))]
@@ -459,7 +459,9 @@ def served_acceptance(counts: SpeculationCounts) -> DrafterAcceptance:
         alpha=_proportion(accepted, accepted + counts.drafts - reached[-1]),
         tau=depths[-1].tau,
         survival=tuple(_proportion(each, rounds) for each in reached),
-        given_draft=tuple(each / counts.drafts for each in reached),
+        given_draft=tuple(
+            each / (drafts or counts.drafts) for each, drafts in zip_longest(reached, counts.reaching, fillvalue=0)
+        ),
         depths=tuple(depths),
     )
 
