@@ -369,6 +369,7 @@ PAGE_CALLS = [(page, call) for page, call in CALLS if page not in ELSEWHERE and 
 
 GIVEN = {
     "this": "wager calibrate --drafter ngram --json this",
+    "acceptance.json": "wager acceptance prompts.jsonl --drafter ngram -o acceptance.json",
     "trace.jsonl": "wager acceptance prompts.jsonl --drafter ngram --trace trace.jsonl",
 }
 """What plan and replay read where the page has not made it yet, by a word of theirs, and the command that makes it."""
@@ -434,7 +435,7 @@ def test_the_pages_python_runs(page: str, code: str, smollm2: Path, capfd: pytes
         code = f"import asyncio, wager\nasync def main():\n{inner}\nasyncio.run(main())"
     if "OpenAI" in code:
         pytest.importorskip("openai")
-        with server_process("--model", str(smollm2), "--max-context", "64") as server:
+        with server_process("--model", str(smollm2), "--served-name", DEFAULT_MODEL, "--max-context", "64") as server:
             exec(code.replace("http://127.0.0.1:8000", server.url) + "\nprint(answer.choices[0].message.content)", {})
     else:
         exec(code, {})
