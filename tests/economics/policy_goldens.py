@@ -34,6 +34,7 @@ FROZEN = Path(__file__).with_suffix(".json")
 SLACK = 0.005
 """Share of the best fixed setting's speed by which a cell may be slower than it was when it was frozen."""
 
+MACHINES = ("processor", "accelerator")
 LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SURVIVAL = {
     "lookup": (0.45, 0.30, 0.22, 0.17, 0.14, 0.12, 0.10),
@@ -123,7 +124,7 @@ def wrong(cell: Cell, belief: str) -> Frozen:
 def cells() -> dict[str, Callable[[], Frozen]]:
     """What is simulated, by name."""
     found: dict[str, Callable[[], Frozen]] = {}
-    for kind in CURVES:
+    for kind in MACHINES:
         for drafters in DRAFTERS:
             for users in LOADS if drafters != "several" else LOADS[::2]:
                 found[f"load {kind} {drafters} {users}"] = partial(simulated, kind, drafters, users)

@@ -53,6 +53,21 @@ CURVES = {
         32e-3,
         62e-3,
     ),
+    # a mixture of experts (Qwen3.6-35B-A3B on a B200, by `wager plan`): each row reads its own experts, until all are
+    "mixture": (
+        0.71e-3,
+        0.96e-3,
+        1.42e-3,
+        2.27e-3,
+        3.01e-3,
+        3.67e-3,
+        4.75e-3,
+        5.60e-3,
+        7.46e-3,
+        8.38e-3,
+        8.52e-3,
+        8.88e-3,
+    ),
 }
 PER_REQUEST, PER_CONTEXT = 2e-5, 1e-8
 EVEN = {"request_sd": 0.0, "round_sd": 0.0, "token_sd": 0.0, "score_sd": None}
@@ -61,8 +76,9 @@ EVEN = {"request_sd": 0.0, "round_sd": 0.0, "token_sd": 0.0, "score_sd": None}
 DRAFTERS = {
     "lookup": SyntheticDrafter((0.45, 0.30, 0.22, 0.17, 0.14, 0.12, 0.10), **EVEN),
     "mtp": SyntheticDrafter((0.78, 0.58, 0.44, 0.35, 0.28, 0.23, 0.19), **EVEN),
+    "sure": SyntheticDrafter(tuple([0.85**depth for depth in range(1, DEPTH + 1)]), **EVEN),
 }
-DRAFT_SECONDS = {"lookup": (1e-5, 2e-6), "mtp": (1e-4, 6e-4)}
+DRAFT_SECONDS = {"lookup": (1e-5, 2e-6), "mtp": (1e-4, 6e-4), "sure": (1e-5, 2e-6)}
 """Seconds of a call and of a draft token, for one request; each request more adds a fiftieth."""
 
 
@@ -233,6 +249,8 @@ def loss(cell: Cell, belief: str, *, uncertainty: float = 1.0, noise: float = 0.
 
 
 NOTICED = [  # beside the cells of policy_goldens.py
+    # experts: the first rows are dear and later ones cheap, so a step without drafts says nothing of what a row costs
+    ("mixture", "sure", 16, "tilted down"),
     # rows believed too cheap: drafting too deep
     ("processor", "mtp", 4, "rows x0.3"),
     # the fixed part believed too dear, which makes rows look cheap once steps correct it

@@ -304,7 +304,7 @@ class Adaptive(Policy):
         step.drafted = step.admitted = drafts
         if drafts and step.kind == "plain":
             step.kind = "unjudged"
-        if step.measured_depth:
+        if step.measured_depth is not None:  # nor does it say what goodput or a row costs where the policy decides
             step.admitted = truncate_to(drafts, budget)
             return step.admitted
         records = self._steps >= self._recorded + self._record_interval
