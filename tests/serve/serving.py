@@ -224,7 +224,7 @@ def server_process(*options: str) -> Iterator[RealServer]:
         def read() -> None:
             for line in process.stderr or ():
                 server.lines.append(line)
-                if not server.url and (found := re.search(r"\bserving \S+ at (http://[^\s\"]+)", line)):
+                if not server.url and (found := re.search(r"\bserving .+ at (http://[^\s\"]+)", line)):
                     server.url = found[1]
                     ready.set()
             ready.set()
