@@ -102,6 +102,8 @@ VALID: dict[str, tuple[str, ...]] = {
     "shape": (*_SHAPES, "mtp=free", "x=free", "mtp="),
     "hardware": _HARDWARE,
     "drafter_hardware": _HARDWARE,
+    "believed": (*_HARDWARE, *words("rows=0.5,tilt=-0.6 fixed=2 rows=0 tilt=-1 rows=nan rows=1,rows=2 x=1 rows= ,")),
+    "tree": words("2 3:0.2 1 0 2:0 2:1 2:nan 2: :0.1 99 ２ x"),
     "drafter_cost": ("0", "0.1", "10", "11", "nan", *_TIMES),
     "drafter_link": ("50GB/s", "900MB/s", "0GB/s", "9" * 400 + "GB/s", "1TB/s", "nanGB/s", "５GB/s"),
     "link_latency": _TIMES,

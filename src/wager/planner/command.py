@@ -169,7 +169,7 @@ deployment_flags = flags.add(
 )
 @click.option(
     "--price",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(0, 1e6, min_open=True),
     metavar="DOLLARS",
     help="Price of one device an hour, for dollars per million tokens.",
 )
