@@ -16,6 +16,7 @@ from unit.every_drafter import every_drafter
 from wager.economics.surface import LatencySurface
 from wager.loading import load
 from wager.trace import Trace
+from wager.types import StepRecord
 
 ANNA, BEN, OPERATOR = "anna-0123456789abcdef", "ben-0123456789abcdef", "operator-0123456789abcdef"
 SECRET: Any = [{"role": "user", "content": "The patient is called Ada and the password is xyzzy. " * 4}]
@@ -36,6 +37,9 @@ class FixedPrices(LatencySurface):
     """What steps take is a fact of the machine, which all keys may know: here it is known and does not change."""
 
     learns = False  # type: ignore[assignment]
+
+    def observe(self, record: StepRecord) -> None:
+        return
 
 
 @pytest.fixture(autouse=True)
