@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from wager.types import NO_TENANT
 
@@ -16,6 +16,13 @@ MOST_TENANTS = 32
 """Tenants of which something is kept at a time while none of their sequences runs."""
 
 T = TypeVar("T")
+
+
+class OfTenant(Protocol):
+    """Whatever belongs to a tenant, such as a sequence."""
+
+    @property
+    def tenant(self) -> str: ...
 
 
 class PerTenant(Generic[T]):

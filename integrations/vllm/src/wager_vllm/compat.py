@@ -1,0 +1,327 @@
+"""The one place that touches vLLM: what is used of it, by name, in which versions, and the hooks that are put into it.
+
+vLLM promises none of these names. So at the start the version is looked up in VERSIONS and every function of NAMES is
+imported and its parameters are compared; what differs is refused in a sentence, before a model is loaded. With
+WAGER_VLLM_OPTIONAL=1 vLLM runs without the plugin instead, and one line of log says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from wager.errors import UsageError
+from wager.types import NO_TENANT
+
+log = logging.getLogger("vllm.wager")
+"""Below vLLM's own logger, so that its lines are shown as vLLM's."""
+
+VERSIONS: Mapping[str, str] = {"0.32": "the CPU build, started and tested (integrations/vllm/tests)"}
+"""Versions that are known, and what of them was run."""
+
+_RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    f"{_RUNNER}.execute_model": ("self", "scheduler_output", "intermediate_tensors"),
+    f"{_RUNNER}.propose_draft_token_ids": ("self", "scheduler_output", "sampled_token_ids"),
+    f"{_RUNNER}._sample": ("self", "logits", "spec_decode_metadata"),
+    f"{_RUNNER}._dummy_run": ("self", "num_tokens", "force_attention", "skip_eplb", "profile_seq_lens"),
+    "vllm.v1.core.sched.output:NewRequestData.from_request": ("request",),
+    "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model": ("self",),
+    "vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model": ("self",),
+    "vllm.distributed.parallel_state:get_tp_group": (),
+    "vllm.distributed.parallel_state:GroupCoordinator.broadcast_object": ("self", "obj", "src"),
+    "vllm.tokenizers.registry:cached_tokenizer_from_config": ("model_config",),
+    "vllm.v1.metrics.prometheus:get_prometheus_registry": (),
+}
+"""Functions that are called or wrapped, `module:name`, with the parameters that they must have, in this order."""
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "vllm.v1.core.sched.output:SchedulerOutput": (
+        "finished_req_ids",
+        "num_scheduled_tokens",
+        "scheduled_new_reqs",
+        "scheduled_spec_decode_tokens",
+    ),
+    "vllm.v1.worker.gpu_input_batch:CachedRequestState": ("req_id", "sampling_params", "output_token_ids"),
+}
+"""Fields of dataclasses that are read."""
+
+
+class IncompatibleError(UsageError):
+    """A vLLM that is unknown, or not as it was when the plugin was written."""
+
+
+def check() -> None:
+    """IncompatibleError if this vLLM is not one that the plugin knows."""
+    version = str(import_module("vllm").__version__)
+    if ".".join(version.split(".")[:2]) not in VERSIONS:
+        raise IncompatibleError(
+            f"wager-vllm does not know vLLM {version}; it knows {', '.join(VERSIONS)}.",
+            "Install one of these, or set WAGER_VLLM_OPTIONAL=1 to run vLLM without the plugin.",
+        )
+    for name, parameters in NAMES.items():
+        try:
+            found = list(inspect.signature(_resolve(name)).parameters)
+        except (ImportError, AttributeError) as error:
+            raise _differs(version, name, str(error)) from error
+        if [each for each in found if each in parameters] != list(parameters):
+            raise _differs(version, name, f"it takes {', '.join(found) or 'nothing'}, not {', '.join(parameters)}")
+    for name, fields in FIELDS.items():
+        missing = set(fields) - set(_resolve(name).__dataclass_fields__)
+        if missing:
+            raise _differs(version, name, f"it has no {', '.join(sorted(missing))}")
+
+
+def _resolve(name: str) -> Any:
+    module, _, path = name.partition(":")
+    return functools.reduce(getattr, path.split("."), import_module(module))
+
+
+def _differs(version: str, name: str, how: str) -> IncompatibleError:
+    return IncompatibleError(
+        f"{name} of vLLM {version} is not as wager-vllm expects it: {how}.",
+        "Install a version that is known, or set WAGER_VLLM_OPTIONAL=1 to run vLLM without the plugin.",
+    )
+
+
+@functools.cache
+def usable() -> bool:
+    """Whether the plugin can be used. Where it cannot, IncompatibleError, or with WAGER_VLLM_OPTIONAL=1 one line of
+    log."""
+    try:
+        check()
+    except IncompatibleError as error:
+        if os.environ.get("WAGER_VLLM_OPTIONAL") != "1":
+            raise
+        log.warning("%s vLLM runs without wager-vllm.", error.message)
+        return False
+    return True
+
+
+# ---- what vLLM is asked ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is served, and how. `layout`: sizes of the parallel groups; `engine`: the data parallel rank; `depth`:
+    num_speculative_tokens; `method`: of speculation; `alone`: no data nor pipeline parallelism, so that a pass of one
+    worker group waits for no other."""
+
+    model: str
+    served_as: str
+    dtype: str
+    vocab: int
+    max_context: int
+    max_requests: int
+    max_rows: int
+    layout: Mapping[str, int]
+    engine: int
+    depth: int
+    method: str
+    scheduler: str
+
+    @property
+    def alone(self) -> bool:
+        return all(size == 1 for name, size in self.layout.items() if name != "tensor")
+
+
+def deployment(config: Any) -> Deployment:
+    """Of a VllmConfig."""
+    model, parallel, scheduler, speculative = (
+        config.model_config,
+        config.parallel_config,
+        config.scheduler_config,
+        config.speculative_config,
+    )
+    served = model.served_model_name
+    return Deployment(
+        model=model.model,
+        served_as=served if isinstance(served, str) else served[0],
+        dtype=str(model.dtype).removeprefix("torch."),
+        vocab=model.get_vocab_size(),
+        max_context=model.max_model_len,
+        max_requests=scheduler.max_num_seqs,
+        max_rows=scheduler.max_num_batched_tokens,
+        layout={
+            "tensor": parallel.tensor_parallel_size,
+            "pipeline": parallel.pipeline_parallel_size,
+            "data": parallel.data_parallel_size,
+        },
+        engine=parallel.data_parallel_index,
+        depth=speculative.num_speculative_tokens if speculative else 0,
+        method=speculative.method if speculative else "",
+        scheduler=str(scheduler.scheduler_cls or ""),
+    )
+
+
+def tokenizer_of(config: Any) -> Any:
+    """vLLM's tokenizer of the model; None if it was started without one."""
+    return _resolve("vllm.tokenizers.registry:cached_tokenizer_from_config")(config.model_config)
+
+
+class RequestFacts(NamedTuple):
+    """What does not change while a request runs. `prompt_tokens`: how many; `limit`: most tokens, prompt and answer
+    together; `stops`: tokens that end it; `prediction`: what its output is expected to be like, a text or token ids."""
+
+    prompt_tokens: int
+    limit: int
+    stops: Collection[int]
+    prediction: str | Sequence[int]
+
+
+class RowFacts(NamedTuple):
+    """A request in a step that was taken. `tokens`: a view of all its known ones; `sampled`: how many of them this step
+    gave, 0 while its prompt is computed; `cached`: positions computed before; `scheduled`: tokens computed in it."""
+
+    request: str
+    tokens: Any  # int32 [known]
+    sampled: int
+    cached: int
+    scheduled: int
+
+
+class RunnerStep(NamedTuple):
+    """A step that a worker took, up to its sampled tokens. `rows` are in the order of vLLM's batch, and so must be the
+    drafts; `verified` are the draft tokens that were in it; `facts` asks for a request's."""
+
+    rows: Sequence[RowFacts]
+    verified: Mapping[str, Sequence[int]]
+    facts: Callable[[str], RequestFacts]
+
+
+@runtime_checkable
+class StepProposer(Protocol):
+    """What the hooks call of a proposer: when a step begins, with the tenants of new requests and those that are over;
+    after its tokens were sampled, for draft tokens by row; where `wants_logits`, with the logits that they are sampled
+    from; and once, when the model is ready for dummy passes."""
+
+    wants_logits: bool
+
+    def step_begins(self, tenants: Mapping[str, str], finished: Collection[str]) -> None: ...
+
+    def logits_computed(self, logits: Any) -> None: ...
+
+    def step_sampled(self, step: RunnerStep) -> list[list[int]]: ...
+
+    def model_ready(self, passes: DummyPasses) -> None: ...
+
+
+def _runner_step(runner: Any, scheduled: Any, sampled: Sequence[Sequence[int]]) -> RunnerStep:
+    batch, rows = runner.input_batch, []
+    for at, request in enumerate(batch.req_ids):
+        known = int(batch.num_tokens_no_spec[at])
+        count = scheduled.num_scheduled_tokens.get(request, 0)
+        cached = int(batch.num_computed_tokens_cpu[at])
+        rows.append(RowFacts(request, batch.token_ids_cpu[at, :known], len(sampled[at]), cached, count))
+
+    def facts(request: str) -> RequestFacts:
+        state = runner.requests[request]
+        params, prompt = state.sampling_params, state.num_prompt_tokens
+        if params is None:
+            return RequestFacts(prompt, runner.max_model_len, (), "")
+        stops = params.stop_token_ids or () if params.ignore_eos else params.all_stop_token_ids
+        limit = runner.max_model_len if params.max_tokens is None else prompt + params.max_tokens
+        return RequestFacts(
+            prompt, min(runner.max_model_len, limit), stops, (params.extra_args or {}).get("prediction", "")
+        )
+
+    return RunnerStep(rows, scheduled.scheduled_spec_decode_tokens, facts)
+
+
+class DummyPasses:
+    """Passes of a worker's model over made-up tokens, as vLLM makes them to warm up. All workers of a tensor parallel
+    group must make the same ones, one after the other."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._group = _resolve("vllm.distributed.parallel_state:get_tp_group")()
+        self.max_rows: int = runner.max_num_tokens
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the worker whose draft tokens vLLM takes: the first of its group."""
+        return bool(self._group.rank_in_group == 0)
+
+    def agree(self, value: Any) -> Any:
+        """The first worker's value, for all of them."""
+        return self._group.broadcast_object(value, src=0) if self._group.world_size > 1 else value
+
+    def run(self, rows: int, *, context: int) -> None:
+        """One pass of `rows` tokens, each of a request of its own with `context` cached positions, logits included;
+        ends when the device is done."""
+        runner = self._runner
+        hidden, _ = runner._dummy_run(rows, force_attention=True, skip_eplb=True, profile_seq_lens=context)
+        runner.model.compute_logits(hidden[:rows])
+        runner._sync_device()
+
+
+# ---- hooks ----------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def install_hooks() -> None:
+    """Have workers call a StepProposer, and requests take their cache_salt to them as their tenant. Once a process."""
+    runner = _resolve(_RUNNER)
+    _wrap(runner, "execute_model", _execute_model)
+    _wrap(runner, "propose_draft_token_ids", _propose)
+    _wrap(runner, "_sample", _sample)
+    for worker in ("vllm.v1.worker.gpu_worker:Worker", "vllm.v1.worker.cpu_worker:CPUWorker"):
+        _wrap(_resolve(worker), "compile_or_warm_up_model", _warm_up)
+    data = _resolve("vllm.v1.core.sched.output:NewRequestData")
+    original = data.from_request.__func__
+
+    @functools.wraps(original)
+    def from_request(cls: Any, request: Any, *rest: Any, **named: Any) -> Any:
+        made = original(cls, request, *rest, **named)
+        made.wager_tenant = request.cache_salt or NO_TENANT
+        return made
+
+    data.from_request = classmethod(from_request)
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    original = owner.__dict__[name]
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *given: Any, **named: Any) -> Any:
+        return around(functools.partial(original, self), self, *given, **named)
+
+    setattr(owner, name, wrapped)
+
+
+def _proposer(runner: Any) -> StepProposer | None:
+    drafter = getattr(runner, "drafter", None)
+    return drafter if isinstance(drafter, StepProposer) else None
+
+
+def _execute_model(original: Callable[..., Any], runner: Any, scheduled: Any, *rest: Any, **named: Any) -> Any:
+    if (proposer := _proposer(runner)) is not None:
+        tenants = {new.req_id: getattr(new, "wager_tenant", NO_TENANT) for new in scheduled.scheduled_new_reqs}
+        proposer.step_begins(tenants, scheduled.finished_req_ids)
+    return original(scheduled, *rest, **named)
+
+
+def _sample(original: Callable[..., Any], runner: Any, logits: Any, *rest: Any, **named: Any) -> Any:
+    if (proposer := _proposer(runner)) is not None and proposer.wants_logits and logits is not None:
+        proposer.logits_computed(logits)
+    return original(logits, *rest, **named)
+
+
+def _propose(original: Callable[..., Any], runner: Any, scheduled: Any, sampled: Any, *rest: Any, **named: Any) -> Any:
+    if (proposer := _proposer(runner)) is None:
+        return original(scheduled, sampled, *rest, **named)
+    return proposer.step_sampled(_runner_step(runner, scheduled, sampled))
+
+
+def _warm_up(original: Callable[..., Any], worker: Any) -> Any:
+    found = original()
+    if (proposer := _proposer(worker.model_runner)) is not None:
+        proposer.model_ready(DummyPasses(worker.model_runner))
+    return found
