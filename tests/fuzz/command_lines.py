@@ -113,6 +113,8 @@ VALID: dict[str, tuple[str, ...]] = {
     "dispatch": _FORMATS,
     "cache": _FORMATS,
     "output": ("{folder}/trained", "{folder}", "{missing}", "{text}"),
+    "head": ("{folder}", "{missing}", "{text}", MODEL, "SmolLM2-135M-Instruct"),
+    "verify_with": ("{missing}", "{text}", "{folder}", "python"),
     "url": words(
         "http://127.0.0.1:9 https://127.0.0.1:9/v1 127.0.0.1:9 http:// http://[::1 ftp://x "
         "http://127.0.0.1:99999 http://127.0.0.1:9/é http://u:p@127.0.0.1:9"
@@ -148,13 +150,15 @@ BASES: dict[str, tuple[str, ...]] = {
         *(*_TINY, "--prompts", "{prompts}", "--output", "{folder}/trained"),
         *words("--answer-tokens 2 --steps 1 --batch 16 --vocabulary 100"),
     ),
+    "export": ("{folder}", *_TINY, *words("--to vllm --output {folder}/exported")),
     "replay": words("--rounds 50 --concurrency 1 --output 16 --policy-time 0us"),
     "lesson": ("2",),
     "doctor": (),
 }
-"""A short call of each command that succeeds (`pull`: that fails without a network; `serve`: that finds no model)."""
+"""A short call of each command that succeeds (`pull`: that fails without a network; `serve` and
+`export`: that find no model and no head)."""
 
-FAILS = {"pull", "serve"}
+FAILS = {"pull", "serve", "export"}
 """Commands whose base fails."""
 
 

@@ -31,6 +31,7 @@ VERBS = {
     "acceptance": "Measure how often a drafter's tokens are accepted on your prompts.",
     "popularity": "Count which experts a model chooses for your prompts, for plan.",
     "train": "Train a drafter for a model, on answers of the model itself.",
+    "export": "Write a drafter in the form that vLLM, SGLang or transformers loads, and check it.",
     "calibrate": "Measure what steps take on this machine, and store it.",
     "replay": "Compare policies on a simulated server; no model.",
     "lesson": "A lesson on speculative decoding, from nothing to the policy.",

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,12 +30,15 @@ from wager.models.transformer import Decoder, LayerWeights
 from wager.models.weights import NAMES, Matrices, StoredWeights, Weights, source_name, tensor_shapes
 from wager.types import PackedBatch
 
+if TYPE_CHECKING:
+    from wager.models.safetensors_files import TensorBytes
+
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
 class HeadFiles:
     """The configuration and the tensors of a head, under the names that `rename` gives them. ModelError names what is
-    absent or damaged."""
+    absent or damaged. `names`: what each tensor is called in its file."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
@@ -46,7 +49,7 @@ class HeadFiles:
         from wager.models.safetensors_files import SafetensorsSource  # imports its library
 
         self._source = SafetensorsSource(path)
-        self._names = {name: name for name in self._source.shapes}
+        self.names = {name: name for name in self._source.shapes}
 
     @property
     def flat(self) -> bool:
@@ -61,16 +64,16 @@ class HeadFiles:
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         shapes = self._source.shapes
-        return {name: shapes[stored] for name, stored in self._names.items()}
+        return {name: shapes[stored] for name, stored in self.names.items()}
 
     def rename(self, patterns: Mapping[str, str]) -> None:
         """Replace the beginnings of names by others: regular expressions to what stands for them."""
         renamed = {}
-        for name, stored in self._names.items():
+        for name, stored in self.names.items():
             for pattern, new in patterns.items():
                 name = re.sub(f"^{pattern}", new, name)
             renamed[name] = stored
-        self._names = renamed
+        self.names = renamed
 
     def check(self, expected: Mapping[str, tuple[int, ...]], *, optional: Sequence[str] = ()) -> None:
         """ModelError unless there are exactly these tensors in these shapes, and no others but those whose names match
@@ -86,7 +89,7 @@ class HeadFiles:
         for name in shapes:
             if name not in expected and not any(re.fullmatch(pattern, name) for pattern in optional):
                 raise ModelError(
-                    f"The head in {self.where} has a tensor {one_line(self._names[name])} that is not used.",
+                    f"The head in {self.where} has a tensor {one_line(self.names[name])} that is not used.",
                     "It has parts that its config.json does not describe, so its guesses would be wrong.",
                 )
 
@@ -94,32 +97,36 @@ class HeadFiles:
         """ModelError if a tensor that is there has another shape."""
         if self.shapes[name] != expected:
             raise ModelError(
-                f"{self._names[name]} in {self.where} has shape {list(self.shapes[name])}; this target and the head's "
+                f"{self.names[name]} in {self.where} has shape {list(self.shapes[name])}; this target and the head's "
                 f"config.json require {list(expected)}.",
                 "The head was trained for another target, or its files do not belong together.",
             )
 
     def read(self, name: str, dtype: DType = FLOAT32) -> Array:
         """One tensor of floats; ModelError if some are not finite."""
-        tensor = self._source.read(self._names[name], dtype)
+        tensor = self._source.read(self.names[name], dtype)
         if not all_finite(tensor):
             raise ModelError(
-                f"{self._names[name]} in {self.where} has weights that are no finite numbers.",
+                f"{self.names[name]} in {self.where} has weights that are no finite numbers.",
                 "The file is damaged, or was saved before the target's weights were loaded.",
             )
         return tensor
 
+    def read_bytes(self, name: str) -> TensorBytes:
+        """One tensor as it is stored."""
+        return self._source.read_bytes(self.names[name])
+
     def stored(self, name: str) -> StoredAs:
         """How a tensor is stored."""
-        return self._source.stored(self._names[name])
+        return self._source.stored(self.names[name])
 
     def read_blocks(self, name: str) -> QuantisedMatrix:
         """A matrix in the format that `stored` gives, which is not None."""
-        return self._source.read_blocks(self._names[name])
+        return self._source.read_blocks(self.names[name])
 
     def integers(self, name: str) -> Array:
         """One tensor of whole numbers or truth values, as int64."""
-        return self._source.read_integers(self._names[name])
+        return self._source.read_integers(self.names[name])
 
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}

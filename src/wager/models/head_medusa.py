@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -105,6 +106,26 @@ def open_medusa(files: HeadFiles, target: ModelSpec, *, quantised: bool) -> Chec
         expected["token_map"] = (len(ids),)
     files.check(expected)
     return CheckedMedusa(files, quantised, heads, layers, hidden, outputs, HeadVocabulary(ids, vocab))
+
+
+def medusa_config(
+    target: ModelSpec, *, heads: int, guessed: int, layers: int = 1, biased: bool = True, one_output: bool = True
+) -> dict[str, Any]:
+    """config.json of heads that guess `guessed` tokens, in vLLM's format, since speculators' has no Medusa. No further
+    key may hold "num" with "heads" or "layers": readers take any such key for the number of heads."""
+    return {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": target.hidden,
+        "vocab_size": target.vocab,
+        "num_heads": heads,
+        "num_hidden_layers": layers,
+        "truncated_vocab_size": guessed,
+        "original_lm_head": one_output,
+        "medusa_fc_bias": biased,
+        "logit_scale": 1.0,
+        "torch_dtype": "bfloat16",
+    }
 
 
 def _count_heads(shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -1,5 +1,5 @@
-"""Reads a directory's safetensors: one file or shards, memory-mapped, tensor by tensor. Pickled weights are only found,
-and never read: a pickle may run any code.
+"""Reads a directory's safetensors: one file or shards, memory-mapped, tensor by tensor; writes one file. Pickled
+weights are only found, and never read: a pickle may run any code.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from wager.arch.config_keys import one_line, read_json
 from wager.errors import ModelError
+from wager.inputs import replacing
 from wager.kernels.arrays import BFLOAT16, Array, DType
 from wager.kernels.blocks import QuantisedMatrix
 from wager.models.gguf import StoredAs
@@ -59,6 +60,15 @@ class _Stored:
         return np.frombuffer(self.data, dtype, math.prod(self.shape), self.start).reshape(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class TensorBytes:
+    """A tensor as it is stored: its type by the format's name, such as BF16, its shape, and its bytes."""
+
+    kind: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
 class SafetensorsSource:
     """model.safetensors, or the shards that model.safetensors.index.json lists; mapped, read tensor by tensor."""
 
@@ -88,6 +98,14 @@ class SafetensorsSource:
         if stored.kind not in _INTEGERS:
             raise ModelError(f"{name} in {self.where} is stored as {stored.kind}, not as whole numbers.")
         return stored.view(_INTEGERS[stored.kind]).astype(np.int64)
+
+    def read_bytes(self, name: str) -> TensorBytes:
+        """A tensor as it is stored. ModelError for a type that is not supported."""
+        stored = self._tensors[name]
+        dtype = {**_FLOATS, **_INTEGERS}.get(stored.kind)
+        if dtype is None:
+            raise ModelError(f"{name} in {self.where} is stored as {stored.kind}, which is not supported.")
+        return TensorBytes(stored.kind, stored.shape, stored.view(dtype).tobytes())
 
     def stored(self, name: str) -> StoredAs:
         return StoredAs(self._tensors[name].kind)
@@ -142,3 +160,19 @@ def _open_shard(file: Path) -> dict[str, _Stored]:
         name: _Stored(data, item["dtype"], tuple(item["shape"]), 8 + length + item["data_offsets"][0])
         for name, item in header.items()
     }
+
+
+def write_tensors(path: Path, tensors: Mapping[str, TensorBytes]) -> None:
+    """A safetensors file: the length of the header, the header (JSON, padded to 8 bytes), the bytes. The library's own
+    writer for numpy knows no bfloat16."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + len(tensor.data)
+        header[name] = {"dtype": tensor.kind, "shape": tensor.shape, "data_offsets": [start, end]}
+    written = json.dumps(header).encode()
+    written += b" " * (-len(written) % 8)
+    with replacing(path) as file:
+        file.write(len(written).to_bytes(8, "little") + written)
+        for tensor in tensors.values():
+            file.write(tensor.data)

@@ -25,6 +25,7 @@ from wager.arch.families import FAMILIES
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
 from wager.inputs import replacing
+from wager.models.head_medusa import medusa_config
 from wager.train.data import DraftVocabulary, Provenance, TrainingTarget
 from wager.train.draft_module import DraftModule, DraftSizes
 from wager.train.pruned import PrunedModule
@@ -79,7 +80,7 @@ def head_config(
 ) -> dict[str, Any]:
     """config.json of a head that guesses `guessed` tokens, and our provenance under "wager"."""
     if kind == "medusa":
-        return _medusa_config(guessed, spec, provenance, depth)
+        return {**medusa_config(spec, heads=depth, guessed=guessed), "wager": asdict(provenance)}
     eagle = kind == "eagle3"
     layers = 1 if eagle else sizes.layers
     layer: dict[str, Any] = {
@@ -150,25 +151,6 @@ def _block_keys(sizes: DraftSizes, depth: int) -> dict[str, Any]:
         "markov_head_type": "vanilla",
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
-    }
-
-
-def _medusa_config(guessed: int, spec: ModelSpec, provenance: Provenance, depth: int) -> dict[str, Any]:
-    """vLLM's format, since speculators' has no Medusa. No further key may hold "num" with "heads" or "layers": readers
-    take any such key for the number of heads."""
-    return {
-        "model_type": "medusa",
-        "architectures": ["MedusaModel"],
-        "hidden_size": spec.hidden,
-        "vocab_size": spec.vocab,
-        "num_heads": depth,
-        "num_hidden_layers": 1,
-        "truncated_vocab_size": guessed,
-        "original_lm_head": True,
-        "medusa_fc_bias": True,
-        "logit_scale": 1.0,
-        "torch_dtype": "bfloat16",
-        "wager": asdict(provenance),
     }
 
 

