@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import torch
 from blank_heads import HEADS, eagle_head, medusa_head
-from mtp_modules import ReferenceModules, Variant
 from safetensors.torch import load_file, save_file
-from tiny_models import oracle, save
+from tiny_models import edit, oracle, save
 from tokenizer_models import train
 
 from in_process import Call, refused
@@ -30,13 +29,14 @@ LOADERS = json.loads(Path(__file__).with_name("engine_loaders.json").read_text()
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
 SHAPE |= {"head_dim": 32, "num_hidden_layers": 5, "max_position_embeddings": 1024}
 RANK = 4
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
 def directory(folder: Path, model: Any) -> Path:
     """A model in bfloat16 with a tokenizer."""
     save(model.to(torch.bfloat16), folder)
-    tokenizer = train("gpt-2")
-    tokenizer.save(str(folder / "tokenizer.json"))
+    train("gpt-2").save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return folder
 
 
@@ -159,9 +159,8 @@ def test_flat_eagle_heads_go_to_sglang_whose_layer_ids_are_one_lower(wager: Call
 def test_what_a_head_takes_from_its_target_is_written_where_the_engine_wants_it(
     wager: Call, tmp_path: Path, target: Path
 ) -> None:
-    """A Medusa head of the original repository without output matrices; an EAGLE-3 head of fewer tokens."""
+    """A Medusa head of the original repository without output matrices; an EAGLE-3 head of fewer tokens; a module."""
     spec = spec_of(target)
-    own = load_file(next(path for path in sorted(target.glob("*.safetensors"))))
     source = medusa_head(tmp_path / "medusa", spec)
     blocks = {f"{number}.0.linear.weight": torch.ones(spec.hidden, spec.hidden) for number in range(3)}
     save_file(blocks, source / "model.safetensors")
@@ -175,23 +174,35 @@ def test_what_a_head_takes_from_its_target_is_written_where_the_engine_wants_it(
     changed(few, {}, d2t=torch.arange(9))  # ids 0, 2, 4, ...
     done = wager("export", str(few), "--to", "vllm", "-o", str(tmp_path / "rows"), "--model", str(target))
     assert done.code == 0, done.err
-    tensors = load_file(tmp_path / "rows" / "model.safetensors")
-    weights = open_model(str(target))[1]
-    output = torch.from_numpy(weights.read("head.weight" if not spec.tied else "embed.weight"))
-    assert torch.equal(tensors["lm_head.weight"].float(), output[0:18:2]) and own
-
-
-MIMO = Variant("MiMo", "Qwen2ForCausalLM", config={key: value for key, value in SHAPE.items() if key != "head_dim"})
+    [output] = [
+        tensors["lm_head.weight"]
+        for tensors in map(load_file, sorted(target.glob("*.safetensors")))
+        if "lm_head.weight" in tensors
+    ]
+    assert torch.equal(load_file(tmp_path / "rows" / "model.safetensors")["lm_head.weight"], output[0:18:2])
+    model, module = mimo(tmp_path)
+    done = wager("export", str(module), "--to", "vllm", "-o", str(tmp_path / "mtp"), "--model", str(model))
+    assert done.code == 0, done.err
+    assert written(tmp_path / "mtp") == expected("vllm mtp", spec, 1, skip="")
+    assert check_config("vllm mtp", tmp_path / "mtp")["num_nextn_predict_layers"] == 1
 
 
 def mimo(folder: Path) -> tuple[Path, Path]:
-    """A model with one module, and the module alone."""
-    variant = Variant(MIMO.format, MIMO.architecture, config={**MIMO.config, "vocab_size": 700})
-    made = ReferenceModules(variant)
-    made.model.to(torch.bfloat16)
-    inside = made.save_target(folder / "target")
-    train("gpt-2").save(str(inside / "tokenizer.json"))
-    return inside, made.save_modules(folder / "modules")
+    """A model whose modules of multi-token prediction are like its layers, and one such module."""
+    shape = {key: value for key, value in SHAPE.items() if key != "head_dim"} | {"vocab_size": 700}
+    model = directory(folder / "target", oracle("Qwen2ForCausalLM", **shape))
+    about = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
+    edit(model / "config.json", **about)
+    layer = oracle("Qwen2ForCausalLM", **{**shape, "num_hidden_layers": 1}).state_dict()
+    prefix, size = "model.mtp_layers.0.", SHAPE["hidden_size"]
+    tensors = {name.replace("model.layers.0.", prefix): value for name, value in layer.items() if ".layers." in name}
+    tensors |= {f"{prefix}{norm}_layernorm.weight": torch.ones(size) for norm in ("token", "hidden", "final")}
+    tensors[f"{prefix}input_proj.weight"] = torch.randn(size, 2 * size, generator=torch.Generator().manual_seed(3)) / 11
+    (folder / "module").mkdir()
+    (folder / "module" / "config.json").write_text((model / "config.json").read_text())
+    tensors = {name: value.to(torch.bfloat16).contiguous() for name, value in tensors.items()}
+    save_file(tensors, folder / "module" / "model.safetensors")
+    return model, folder / "module"
 
 
 REFUSED = [
@@ -321,9 +332,6 @@ def test_vllm_guesses_as_wager_does(
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_vllm_guesses_with_modules_and_blocks_as_wager_does(
-    wager: Call, tmp_path: Path, target: Path, vllm: tuple[str, ...]
-) -> None:
-    inside, modules = mimo(tmp_path)
-    for number, source in enumerate((modules, inside)):
-        check_guesses(asked(wager, source, inside, tmp_path / str(number), *vllm), 3)
+def test_vllm_guesses_with_an_mtp_module_as_wager_does(wager: Call, tmp_path: Path, vllm: tuple[str, ...]) -> None:
+    model, module = mimo(tmp_path)
+    check_guesses(asked(wager, module, model, tmp_path / "out", *vllm), 3)

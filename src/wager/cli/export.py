@@ -81,7 +81,7 @@ tensor in the wrong place, or a norm that is left out, changes most guesses."""
 @click.option("-o", "--output", required=True, metavar="FOLDER", help="Folder to write: a new one, or empty.")
 @click.option(
     "--verify-with",
-    type=flags.Parsed(expand_path),
+    type=flags.InputPath(),
     metavar="PYTHON",
     help="A Python that has the engine (vLLM, transformers). Without it this one, if the engine is installed here.",
 )
@@ -99,6 +99,8 @@ def command(
     """
     if verify_with and engine == "sglang":
         raise UsageError("--verify-with has no effect with --to sglang.", "wager does not start SGLang.")
+    if verify_with and not verify_with.is_file():
+        raise UsageError(f"--verify-with {shown(str(verify_with))} is not there.", "Give the path of a Python.")
     folder = expand_path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {shown(output)} is there already.", "Give a folder that is new or empty.")
@@ -391,7 +393,8 @@ def _own_guesses(source: _Source) -> tuple[list[list[int]], list[tuple[int, ...]
     engine = open_engine(source.config.with_options(drafter=drafter, prefix_cache=False, policy="fixed", depth=1))
     params = SamplingParams(max_tokens=_POSITIONS + source.depth + 1, temperature=0, seed=0)
     prompts = spread(read_prompts(BUILTIN), _PROMPTS)
-    requests = to_requests(prompts, engine.tokenizer, framing=flags.Framing(), params=params)
+    framing = flags.Framing(raw=engine.tokenizer.chat_template is None)
+    requests = to_requests(prompts, engine.tokenizer, framing=framing, params=params)
     texts = {request.id: list(request.prompt) for request in requests}
 
     def keep(delta: OutputDelta) -> None:
