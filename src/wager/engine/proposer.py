@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import index
+from typing import Protocol
 
 from wager.draft.base import (
     ComputedRows,
@@ -28,8 +29,8 @@ from wager.draft.base import (
     RowReader,
     StateReader,
 )
-from wager.engine.sequence import EngineSequence
 from wager.kernels.base import TargetOutput
+from wager.tenants import OfTenant
 from wager.types import NO_TENANT, RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
 
 log = logging.getLogger("wager")
@@ -43,6 +44,25 @@ _SOON = 8
 """A failure is soon within so many times the steps of the last pause."""
 
 _INTEGER_TYPES = frozenset({int})
+
+
+class KnownSequence(OfTenant, Protocol):
+    """What drafting needs of a sequence; EngineSequence has it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def choice(self) -> int: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +141,7 @@ class Proposer:
     def set_inactive(
         self,
         names: frozenset[str],
-        sequences: Mapping[str, EngineSequence],
+        sequences: Mapping[str, KnownSequence],
         tap: Callable[[Collection[int]], None],
     ) -> None:
         """The drafters of these names are inactive from now on, beside those that pause, and no others: they get no
@@ -142,7 +162,7 @@ class Proposer:
         if changed or self.taps != before:
             tap(self.taps)
 
-    def _catch_up(self, served: _ServedDrafter, sequences: Mapping[str, EngineSequence]) -> None:
+    def _catch_up(self, served: _ServedDrafter, sequences: Mapping[str, KnownSequence]) -> None:
         """Give a drafter that is active again the tokens that it does not know."""
         drafter, known = served.drafter, served.known
         served.active, served.known = True, {}
@@ -158,9 +178,7 @@ class Proposer:
                 if not served.active:
                     return
 
-    def propose(
-        self, spans: Iterable[Span], plan: Plan, sequences: Mapping[str, EngineSequence]
-    ) -> Mapping[str, Draft]:
+    def propose(self, spans: Iterable[Span], plan: Plan, sequences: Mapping[str, KnownSequence]) -> Mapping[str, Draft]:
         """The drafts of a plan by sequence: valid, not empty, none larger than its span has room for."""
         if not plan:
             return {}
@@ -313,7 +331,10 @@ class Proposer:
                 reader.read(output, computed)
             except Exception as error:
                 self._pause(served, error)
-        rows = logits_rows(spans, drafts) if self._shown_rows else []
+        self.show_rows(output, logits_rows(spans, drafts) if self._shown_rows else [])
+
+    def show_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        """Only the rows of logits."""
         for served, row_reader in self._shown_rows:
             try:
                 row_reader.read_rows(output, rows)

@@ -8,14 +8,20 @@ WAGER_VLLM_OPTIONAL=1 vLLM runs without the plugin instead, and one line of log 
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.registry import Collector
+
+from wager.bench.machine import describe
 from wager.errors import UsageError
 from wager.types import NO_TENANT
 
@@ -31,7 +37,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     f"{_RUNNER}.execute_model": ("self", "scheduler_output", "intermediate_tensors"),
     f"{_RUNNER}.propose_draft_token_ids": ("self", "scheduler_output", "sampled_token_ids"),
     f"{_RUNNER}._sample": ("self", "logits", "spec_decode_metadata"),
-    f"{_RUNNER}._dummy_run": ("self", "num_tokens", "force_attention", "skip_eplb", "profile_seq_lens"),
+    f"{_RUNNER}._dummy_run": (
+        "self",
+        "num_tokens",
+        "force_attention",
+        "uniform_decode",
+        "skip_eplb",
+        "profile_seq_lens",
+    ),
     "vllm.v1.core.sched.output:NewRequestData.from_request": ("request",),
     "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model": ("self",),
     "vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model": ("self",),
@@ -49,6 +62,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
         "scheduled_new_reqs",
         "scheduled_spec_decode_tokens",
     ),
+    "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": ("num_draft_tokens",),
     "vllm.v1.worker.gpu_input_batch:CachedRequestState": ("req_id", "sampling_params", "output_token_ids"),
 }
 """Fields of dataclasses that are read."""
@@ -110,13 +124,19 @@ def usable() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is served, and how. `layout`: sizes of the parallel groups; `engine`: the data parallel rank; `depth`:
-    num_speculative_tokens; `method`: of speculation; `alone`: no data nor pipeline parallelism, so that a pass of one
-    worker group waits for no other."""
+    """What is served, and how. `tokenizer`: its name or folder; `fingerprint`: of the model's configuration;
+    `execution`: whether it is compiled; `layout`: sizes of the parallel groups; `engine`: the data parallel rank;
+    `depth`: num_speculative_tokens; `method`: of speculation; `leads`: whether this process is the one of its tensor
+    parallel group whose draft tokens vLLM takes."""
 
+    version: str
+    device: str
     model: str
+    tokenizer: str
+    fingerprint: str
     served_as: str
     dtype: str
+    execution: str
     vocab: int
     max_context: int
     max_requests: int
@@ -125,10 +145,11 @@ class Deployment:
     engine: int
     depth: int
     method: str
-    scheduler: str
+    leads: bool
 
     @property
     def alone(self) -> bool:
+        """Whether there is no data nor pipeline parallelism, so that a pass of one worker group waits for no other."""
         return all(size == 1 for name, size in self.layout.items() if name != "tensor")
 
 
@@ -141,10 +162,22 @@ def deployment(config: Any) -> Deployment:
         config.speculative_config,
     )
     served = model.served_model_name
+    device = _resolve("vllm.platforms:current_platform").get_device_name()
+    if device == "cpu":
+        device = f"{describe().cpu}, threads {os.environ.get('VLLM_CPU_OMP_THREADS_BIND', 'auto')}"
+    try:
+        leads = DummyPasses.group().rank_in_group == 0
+    except AssertionError:  # no worker: the scheduler's process
+        leads = False
     return Deployment(
+        version=str(import_module("vllm").__version__),
+        device=device,
         model=model.model,
+        tokenizer=model.tokenizer,
+        fingerprint=hashlib.sha256(model.hf_config.to_json_string().encode()).hexdigest()[:12],
         served_as=served if isinstance(served, str) else served[0],
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=" ".join(filter(None, [str(model.dtype).removeprefix("torch."), model.quantization])),
+        execution="eager" if model.enforce_eager else "compiled",
         vocab=model.get_vocab_size(),
         max_context=model.max_model_len,
         max_requests=scheduler.max_num_seqs,
@@ -157,7 +190,7 @@ def deployment(config: Any) -> Deployment:
         engine=parallel.data_parallel_index,
         depth=speculative.num_speculative_tokens if speculative else 0,
         method=speculative.method if speculative else "",
-        scheduler=str(scheduler.scheduler_cls or ""),
+        leads=leads,
     )
 
 
@@ -241,25 +274,31 @@ class DummyPasses:
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
-        self._group = _resolve("vllm.distributed.parallel_state:get_tp_group")()
         self.max_rows: int = runner.max_num_tokens
 
-    @property
-    def leads(self) -> bool:
-        """Whether this is the worker whose draft tokens vLLM takes: the first of its group."""
-        return bool(self._group.rank_in_group == 0)
+    @staticmethod
+    def group() -> Any:
+        """The tensor parallel group of this process."""
+        return _resolve("vllm.distributed.parallel_state:get_tp_group")()
 
-    def agree(self, value: Any) -> Any:
+    def agree(self, value: bool) -> bool:  # noqa: FBT001
         """The first worker's value, for all of them."""
-        return self._group.broadcast_object(value, src=0) if self._group.world_size > 1 else value
+        group = self.group()
+        return bool(group.broadcast_object(value, src=0)) if group.world_size > 1 else value
 
-    def run(self, rows: int, *, context: int) -> None:
-        """One pass of `rows` tokens, each of a request of its own with `context` cached positions, logits included;
-        ends when the device is done."""
+    def run(self, rows: int, *, context: int, drafted: bool) -> int:
+        """One pass of `rows` tokens with `context` cached positions for each request, logits included; ends when the
+        device is done. `drafted`: each request has as many tokens as with a draft of num_speculative_tokens, else one.
+        The number of requests."""
         runner = self._runner
-        hidden, _ = runner._dummy_run(rows, force_attention=True, skip_eplb=True, profile_seq_lens=context)
-        runner.model.compute_logits(hidden[:rows])
+        with import_module("torch").inference_mode():
+            hidden, _ = runner._dummy_run(
+                rows, force_attention=True, uniform_decode=drafted, skip_eplb=True, profile_seq_lens=context
+            )
+            runner.model.compute_logits(hidden[:rows])
         runner._sync_device()
+        each = runner.uniform_decode_query_len if drafted else 1
+        return int(min(runner.scheduler_config.max_num_seqs, -(-rows // each)))
 
 
 # ---- hooks ----------------------------------------------------------------------------------------------------------
@@ -268,6 +307,7 @@ class DummyPasses:
 @functools.cache
 def install_hooks() -> None:
     """Have workers call a StepProposer, and requests take their cache_salt to them as their tenant. Once a process."""
+    logging.getLogger("wager").parent = log
     runner = _resolve(_RUNNER)
     _wrap(runner, "execute_model", _execute_model)
     _wrap(runner, "propose_draft_token_ids", _propose)
@@ -286,6 +326,23 @@ def install_hooks() -> None:
     data.from_request = classmethod(from_request)
 
 
+def add_collector(collector: Collector) -> None:
+    """Show its metrics under vLLM's /metrics, with one API server and with several."""
+    REGISTRY.register(collector)
+    module = import_module("vllm.v1.metrics.prometheus")
+    original = module.get_prometheus_registry
+
+    def get_prometheus_registry() -> CollectorRegistry:
+        registry: CollectorRegistry = original()
+        if registry is not REGISTRY:  # of files that all API servers write
+            registry.register(collector)
+        return registry
+
+    for name in ("vllm.v1.metrics.prometheus", "vllm.entrypoints.serve.instrumentator.metrics"):
+        if (loaded := sys.modules.get(name)) is not None:
+            setattr(loaded, "get_prometheus_registry", get_prometheus_registry)  # noqa: B010
+
+
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     original = owner.__dict__[name]
 
@@ -301,17 +358,23 @@ def _proposer(runner: Any) -> StepProposer | None:
     return drafter if isinstance(drafter, StepProposer) else None
 
 
-def _execute_model(original: Callable[..., Any], runner: Any, scheduled: Any, *rest: Any, **named: Any) -> Any:
+def _execute_model(original: Callable[..., Any], runner: Any, scheduler_output: Any, *rest: Any, **named: Any) -> Any:
     if (proposer := _proposer(runner)) is not None:
-        tenants = {new.req_id: getattr(new, "wager_tenant", NO_TENANT) for new in scheduled.scheduled_new_reqs}
-        proposer.step_begins(tenants, scheduled.finished_req_ids)
-    return original(scheduled, *rest, **named)
+        new = scheduler_output.scheduled_new_reqs
+        tenants = {each.req_id: getattr(each, "wager_tenant", NO_TENANT) for each in new}
+        proposer.step_begins(tenants, scheduler_output.finished_req_ids)
+    return original(scheduler_output, *rest, **named)
 
 
-def _sample(original: Callable[..., Any], runner: Any, logits: Any, *rest: Any, **named: Any) -> Any:
-    if (proposer := _proposer(runner)) is not None and proposer.wants_logits and logits is not None:
-        proposer.logits_computed(logits)
-    return original(logits, *rest, **named)
+def _sample(original: Callable[..., Any], runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
+    """A step without draft tokens is sampled as without speculation: the rejection sampler takes longer, and on a CPU
+    that of 0.32 raises there if a request has a top_k, under every speculative method."""
+    if (proposer := _proposer(runner)) is not None:
+        if proposer.wants_logits and logits is not None:
+            proposer.logits_computed(logits)
+        if spec_decode_metadata is not None and not any(spec_decode_metadata.num_draft_tokens):
+            spec_decode_metadata = None
+    return original(logits, spec_decode_metadata)
 
 
 def _propose(original: Callable[..., Any], runner: Any, scheduled: Any, sampled: Any, *rest: Any, **named: Any) -> Any:

@@ -7,9 +7,9 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from wager.drafter_spec import DrafterSpec, parse_drafters
 from wager.economics.options import DEEPEST, Objective, parse_objective
@@ -55,12 +55,12 @@ File = Annotated[Path, AfterValidator(_path)]
 
 
 class Options(BaseModel):
-    """`drafters`: as wager's --drafter, of those that read text. `corpus`: a file of JSON lines with `answer` and, if
-    known, `prompt`, texts of the target to guess from. `store`: the same, built by `wager train --kind store`.
-    `max_depth`: most draft tokens of a request in a step, at most vLLM's num_speculative_tokens. `memory_mb`: of what
-    is kept of ended requests, all tenants together. `prices`: the file of measured step times (None: in wager's cache).
-    `measure`: when they are measured, at the start, in the first steps, or never. `objective`: as wager's --objective.
-    """
+    """`drafters`: as wager's --drafter, of those that read text. `corpus`: a file of JSON lines with an `answer` of the
+    target and, if known, its `prompt`, that `suffix` and `auto` look in; `store`: the same, built by `wager train
+    --kind store`. `max_depth`: most draft tokens of a request in a step, at most vLLM's num_speculative_tokens.
+    `memory_mb`: of what is kept of ended requests, all tenants together. `prices`: a calibration's file (None: the one
+    that an earlier run left in wager's cache). `measure`: when step times are measured, at the start, in the first
+    steps, or never. `objective`: as wager's --objective."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,15 +73,20 @@ class Options(BaseModel):
     measure: Literal["start", "steps", "never"] = "start"
     objective: Annotated[str, AfterValidator(_objective)] = "throughput"
 
+    @model_validator(mode="after")
+    def _check_texts(self) -> Self:
+        if self.corpus and self.store:
+            raise UsageError("Both a corpus and a store were given.", "Give one of them.")
+        if (self.corpus or self.store) and not any(spec.name == "suffix" for spec in self.specs):
+            raise UsageError(
+                f"The drafters {self.drafters!r} look in no corpus and in no store.", "Use auto, or name suffix."
+            )
+        return self
+
     @property
     def specs(self) -> tuple[DrafterSpec, ...]:
         """The drafters; none for `none`."""
         return parse_drafters(self.drafters)
-
-    @property
-    def automatic(self) -> bool:
-        """Whether the drafter is chosen by the stores that there are."""
-        return self.drafters == "auto"
 
     @property
     def aim(self) -> Objective:
