@@ -38,7 +38,7 @@ def main() -> None:
     asked: dict[str, Any] = json.load(sys.stdin)
     FAULTS[asked.get("fault", "")]()
     from vllm import LLM, SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     llm = LLM(asked["model"], enforce_eager=True, disable_log_stats=False, **asked["engine"])
     engine, texts, steps = llm.llm_engine, {}, 0
@@ -53,7 +53,11 @@ def main() -> None:
             prompt = {"prompt_token_ids": request["ids"]}
             if request.get("salt"):
                 prompt["cache_salt"] = request["salt"]
-            engine.add_request(f"{number}", prompt, SamplingParams(**{"temperature": 0.0, **params}))
+            engine.add_request(
+                f"{number}",
+                prompt,
+                SamplingParams(**{"temperature": 0.0, "output_kind": RequestOutputKind.FINAL_ONLY, **params}),
+            )
             running.add(f"{number}")
         for output in engine.step():
             if output.finished:

@@ -23,7 +23,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from wager.errors import MALFORMED
-from wager.inputs import replacing
 from wager.trace import Clock
 from wager_vllm.compat import Deployment
 from wager_vllm.decisions import Decisions
@@ -97,9 +96,12 @@ class FiguresFile:
         self._write()
 
     def _write(self) -> None:
-        if self._path is not None:
-            with suppress(OSError), replacing(self._path) as file:
-                file.write(json.dumps(self._values).encode())
+        if self._path is None:
+            return
+        with suppress(OSError):  # of one writer, and not to outlive this vLLM: nothing waits for the disk
+            unfinished = self._path.with_suffix(".new")
+            unfinished.write_text(json.dumps(self._values))
+            unfinished.replace(self._path)
 
 
 class FiguresCollector(Collector):
