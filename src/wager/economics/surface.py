@@ -62,6 +62,7 @@ class LatencySurface(LatencyModel):
     along their line. `per_context` are seconds of reading a cached position once a request, `per_pair` of a row's work
     on it. `drafters` hold draft times by name; a drafter never measured takes no time until it is observed.
     `uncertainty` is how many times larger the standard deviations of the values are than after a full calibration.
+    `others` is the covariance of what a subclass follows besides, as `latency_filter` takes it.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class LatencySurface(LatencyModel):
         per_pair: float = 0.0,
         drafters: Mapping[str, DraftCurve] | None = None,
         uncertainty: float = 1.0,
+        others: NDArray[np.float64] | None = None,
     ) -> None:
         self.rows = list(rows)
         self.per_request, self.per_context, self.per_pair = per_request, per_context, per_pair
@@ -93,6 +95,9 @@ class LatencySurface(LatencyModel):
             related=slice(2, 2 + len(self.rows)),
             places=[math.log2(count) / _RELATED_DOUBLINGS for count in self.rows],
         )
+        if others is not None:
+            corner = np.zeros((len(change), len(others)))
+            change = np.block([[change, corner], [corner.T, others]])
         self._filter = latency_filter(change, noise_sd=_NOISE_SD, uncertainty=uncertainty)
         self._correct()
 
@@ -180,7 +185,7 @@ class LatencySurface(LatencyModel):
         return slopes
 
     def _correct(self) -> None:
-        log_scale, log_row_cost, *curve, request = self._filter.values()
+        log_scale, log_row_cost, *curve, request = self._filter.values()[: len(self.rows) + 3]
         self.scale, row_cost, first = math.exp(log_scale), math.exp(log_row_cost), self._fitted[0]
         self._uncorrected = [first + max(row_cost * (value - first), 1e-3 * first - first) for value in self._fitted]
         self._corrected = [value * math.exp(off) for value, off in zip(self._uncorrected, curve, strict=True)]
@@ -212,7 +217,7 @@ class LatencySurface(LatencyModel):
         """The inverse of as_dict. UsageError if a key is missing or a value is not a number."""
         try:
             drafters = {name: DraftCurve.from_dict(curve) for name, curve in values["drafters"].items()}
-            costs = {name: float(values[name]) for name in ("per_request", "per_context", "per_pair")}
+            costs: dict[str, Any] = {name: float(values[name]) for name in ("per_request", "per_context", "per_pair")}
             costs["uncertainty"] = float(values.get("uncertainty", 1.0))  # files without it are of full calibrations
             return cls([int(r) for r in values["rows"]], values["seconds"], drafters=drafters, **costs)
         except MALFORMED as error:

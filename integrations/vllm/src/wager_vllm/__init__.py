@@ -11,10 +11,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_WHERE = {"Proposer": "proposer"}
+_WHERE = {"Proposer": "proposer", "Scheduler": "scheduler"}
 """The module of each name."""
 
-__all__ = ["Proposer"]
+__all__ = ["Proposer", "Scheduler"]
 
 
 def __getattr__(name: str) -> Any:

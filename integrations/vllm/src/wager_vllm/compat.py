@@ -32,6 +32,9 @@ VERSIONS: Mapping[str, str] = {"0.32": "the CPU build, started and tested (integ
 """Versions that are known, and what of them was run."""
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
+_ASYNC_SCHEDULER = "vllm.v1.core.sched.async_scheduler:AsyncScheduler"
+_SPECULATIVE = "vllm.config.speculative:SpeculativeConfig"
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     f"{_RUNNER}.execute_model": ("self", "scheduler_output", "intermediate_tensors"),
@@ -50,6 +53,17 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "vllm.v1.worker.cpu_worker:CPUWorker.compile_or_warm_up_model": ("self",),
     "vllm.distributed.parallel_state:get_tp_group": (),
     "vllm.distributed.parallel_state:GroupCoordinator.broadcast_object": ("self", "obj", "src"),
+    f"{_SCHEDULER}._update_after_schedule": ("self", "scheduler_output"),
+    f"{_SCHEDULER}.update_draft_token_ids": ("self", "draft_token_ids"),
+    f"{_SCHEDULER}.update_from_output": ("self", "scheduler_output", "model_runner_output"),
+    f"{_ASYNC_SCHEDULER}._update_after_schedule": ("self", "scheduler_output"),
+    f"{_SPECULATIVE}.use_eagle": ("self",),
+    f"{_SPECULATIVE}.use_dflash": ("self",),
+    f"{_SPECULATIVE}.uses_draft_model": ("self",),
+    f"{_SPECULATIVE}.uses_dynamic_speculative_decoding": ("self",),
+    "vllm.v1.engine.core:DPEngineCoreProc._has_global_unfinished_reqs": ("self", "local_unfinished"),
+    "vllm.v1.executor.abstract:Executor.collective_rpc": ("self", "method", "args"),
+    "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer.dummy_run": ("self", "num_tokens"),
     "vllm.tokenizers.registry:cached_tokenizer_from_config": ("model_config",),
     "vllm.v1.metrics.prometheus:get_prometheus_registry": (),
 }
@@ -59,10 +73,14 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "vllm.v1.core.sched.output:SchedulerOutput": (
         "finished_req_ids",
         "num_scheduled_tokens",
+        "num_spec_tokens_to_schedule",
         "scheduled_new_reqs",
         "scheduled_spec_decode_tokens",
+        "total_num_scheduled_tokens",
     ),
     "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": ("num_draft_tokens",),
+    "vllm.v1.outputs:ModelRunnerOutput": ("req_id_to_index", "sampled_token_ids"),
+    "vllm.v1.outputs:DraftTokenIds": ("req_ids", "draft_token_ids"),
     "vllm.v1.worker.gpu_input_batch:CachedRequestState": ("req_id", "sampling_params", "output_token_ids"),
 }
 """Fields of dataclasses that are read."""
@@ -127,7 +145,8 @@ class Deployment:
     """What is served, and how. `tokenizer`: its name or folder; `fingerprint`: of the model's configuration;
     `execution`: whether it is compiled; `layout`: sizes of the parallel groups; `engine`: the data parallel rank;
     `depth`: num_speculative_tokens; `method`: of speculation; `leads`: whether this process is the one of its tensor
-    parallel group whose draft tokens vLLM takes."""
+    parallel group whose draft tokens vLLM takes; `in_step`: whether engines wait for one another in every pass, as
+    over a model of experts."""
 
     version: str
     device: str
@@ -146,6 +165,7 @@ class Deployment:
     depth: int
     method: str
     leads: bool
+    in_step: bool = False
 
     @property
     def alone(self) -> bool:
@@ -191,6 +211,7 @@ def deployment(config: Any) -> Deployment:
         depth=speculative.num_speculative_tokens if speculative else 0,
         method=speculative.method if speculative else "",
         leads=leads,
+        in_step=parallel.data_parallel_size > 1,
     )
 
 
@@ -388,3 +409,64 @@ def _warm_up(original: Callable[..., Any], worker: Any) -> Any:
     if (proposer := _proposer(worker.model_runner)) is not None:
         proposer.model_ready(DummyPasses(worker.model_runner))
     return found
+
+
+# ---- the scheduler --------------------------------------------------------------------------------------------------
+
+_MOST_DEPTH = 1 << 10
+"""More than any depth, so that a vote holds both numbers."""
+
+
+def drafts_by_batch(config: Any) -> bool:
+    """Whether vLLM drafts for all requests of a step to one depth, which its scheduler names."""
+    speculative = config.speculative_config
+    return speculative is not None and bool(
+        speculative.use_eagle() or speculative.use_dflash() or speculative.uses_draft_model()
+    )
+
+
+def scheduler_base(config: Any) -> Any:
+    """The class that vLLM would take of its own."""
+    return _resolve(_ASYNC_SCHEDULER if config.scheduler_config.async_scheduling else _SCHEDULER)
+
+
+def needs_table(config: Any) -> bool:
+    """Whether vLLM records graphs of whole steps at one depth: it does unless it is told that depths vary."""
+    graphs, speculative = config.compilation_config.cudagraph_mode, config.speculative_config
+    return not speculative.uses_dynamic_speculative_decoding() and graphs.has_full_cudagraphs()
+
+
+def vote(requests: int, depth: int) -> int:
+    """Of an engine with so many requests that decode, for the depth of all engines: the greatest vote counts."""
+    return requests * _MOST_DEPTH + depth
+
+
+def elected(vote: int) -> int:
+    """The depth of a vote."""
+    return vote % _MOST_DEPTH
+
+
+@functools.cache
+def install_vote() -> None:
+    """Have engines whose workers wait for one another agree on the depth of their schedulers. Once a process."""
+    _wrap(_resolve("vllm.v1.engine.core:DPEngineCoreProc"), "_has_global_unfinished_reqs", _agree)
+
+
+def _agree(original: Callable[..., Any], engine: Any, *given: Any) -> Any:
+    """All engines come here after each of their steps, which they count alike, those without requests too."""
+    unfinished, scheduler = original(*given), engine.scheduler
+    asks = engine.step_counter == 1 or engine.step_counter % engine.dp_sync_interval == 0
+    if asks and not scheduler.use_v2_model_runner:
+        torch = import_module("torch")
+        votes = torch.tensor([scheduler.vote if scheduler.running else 0])
+        torch.distributed.all_reduce(votes, op=torch.distributed.ReduceOp.MAX, group=engine.dp_group)
+        depth = elected(int(votes[0]))
+        if depth != scheduler.agreed:
+            engine.model_executor.collective_rpc(_set_dummy_depth, args=(depth,))
+            scheduler.agreed = depth
+    return unfinished
+
+
+def _set_dummy_depth(worker: Any, depth: int) -> None:
+    """A worker without requests makes as many passes of the drafter as the others, who make one even to depth 0."""
+    worker.model_runner.drafter.num_speculative_tokens = max(1, depth)

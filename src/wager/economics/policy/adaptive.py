@@ -84,7 +84,9 @@ class Adaptive(Policy):
         self._sequences: dict[str, PlannedSequence] = {}
         self._ended: dict[str, PlannedSequence] = {}  # those that ended since the last step was planned
         self._ids: Sequence[str] = ()  # of the sequences of the last step
-        self._step = self._planned = PolicyStep()  # the last step, and the last one that did not repeat a plan
+        # What `admit`, `learn` and `observe` are about: the last step, unless the engine, which has several steps in
+        # flight, has set the one that it means. And the last one that did not repeat a plan.
+        self.step = self._planned = PolicyStep()
         self._steps = 0
         self._interval = 1  # steps after which the policy learns, and looks at its plan again
         self._repeats_until = 0  # the step until which the same sequences repeat the plan
@@ -124,6 +126,11 @@ class Adaptive(Policy):
         self._readiness.left_out = drafters
         self._next_plan = self._repeats_until = 0
 
+    def forget_prices(self) -> None:
+        """What the latency model answers has changed, not by what it was shown: it is asked again."""
+        self._prices.latency.clear()
+        self._next_plan = self._repeats_until = 0
+
     # ---- plan -------------------------------------------------------------------------------------------------------
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
@@ -138,7 +145,7 @@ class Adaptive(Policy):
                 if span.seq_id != seq_id or span.max_draft_tokens < deepest or not span.needs_logits:
                     break
             else:
-                self._step = step = planned.repeat(now, spans)
+                self.step = step = planned.repeat(now, spans)
                 return step.plan
         return self._plan(spans, budget)
 
@@ -151,7 +158,7 @@ class Adaptive(Policy):
             self._prices.latency.clear()  # contexts have grown
             for model in self.acceptance.values():
                 model.age()
-        step = self._step = self._planned = PolicyStep(now, self._sequences, plain=self._step.plain)
+        step = self.step = self._planned = PolicyStep(now, self._sequences, plain=self.step.plain)
         self._repeats_until = 0
         self._find_sequences(step, spans)
         if not step.spans or not self._drafters:
@@ -298,7 +305,7 @@ class Adaptive(Policy):
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         """Tokens drawn from draft_probs, under a rule that needs these, are verified whatever they are."""
-        step = self._step
+        step = self.step
         if step.skipped:
             return {}
         step.drafted = step.admitted = drafts
@@ -393,11 +400,11 @@ class Adaptive(Policy):
     # ---- learn ------------------------------------------------------------------------------------------------------
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
-        self._step.verdicts = verdicts if isinstance(verdicts, list) else list(verdicts)
-        self._taken.append(self._step)
+        self.step.verdicts = verdicts if isinstance(verdicts, list) else list(verdicts)
+        self._taken.append(self.step)
 
     def observe(self, record: StepRecord) -> None:
-        step, taken = self._step, self._taken
+        step, taken = self.step, self._taken
         step.record = record
         if not taken or taken[-1] is not step:
             taken.append(step)
@@ -459,8 +466,8 @@ class Adaptive(Policy):
     def explain(self) -> str:
         states = {**self._ended, **self._sequences}
         return explain(
-            self._step,
-            [states[seq_id] for seq_id in self._step.ids],
+            self.step,
+            [states[seq_id] for seq_id in self.step.ids],
             self._latest_steps(),
             prices=self._prices,
             models=self.acceptance,
@@ -469,7 +476,7 @@ class Adaptive(Policy):
         )
 
     def figures(self) -> PolicyFigures | None:
-        step, goodput = self._step, self._prices.goodput
+        step, goodput = self.step, self._prices.goodput
         if not step.ids:
             return None
         speed, _ = observed(self._latest_steps(), self._prices.latency)
