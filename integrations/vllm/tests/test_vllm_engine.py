@@ -124,7 +124,7 @@ class Run:
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         assert done.returncode == 0, done.stderr[-4000:]
         self.log = done.stderr
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"texts"')))
         self.texts: dict[str, list[list[int]]] = found["texts"]
         self.steps: int = found["steps"]
         self.counters: dict[str, int] = found["counters"]
