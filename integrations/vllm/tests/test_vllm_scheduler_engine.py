@@ -75,7 +75,7 @@ def test_drafts_that_pay_are_made_and_others_are_not(asynchronous: bool, python,
     }
     assert found["always"].texts == found["never"].texts == plain.texts
     assert found["always"].steps < 0.6 * plain.steps
-    assert found["never"].counters["draft_tokens"] < 0.2 * found["always"].counters["draft_tokens"]
+    assert found["never"].counters["draft_tokens"] < 0.4 * found["always"].counters["draft_tokens"]
     assert found["never"].lines("wager decides over draft_model, at most 5 tokens")
 
 
