@@ -33,13 +33,14 @@ from oracle.kernels import ReferenceKernels
 from packing import batch, chain
 from quantised_cases import raw_rows
 from wager.arch import ModelSpec, Precision, Rope, gguf_precision, read_gguf
+from wager.arch.gguf_config import GGUF_NAMES
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array
 from wager.kernels.blocks import QuantisedMatrix
 from wager.kernels.cpu import select
 from wager.models.gguf import GgufFile, GgufType
 from wager.models.transformer import Decoder
-from wager.models.weights import GGUF_NAMES, NAMES, Matrices, Weights, open_weights, source_name, tensor_shapes
+from wager.models.weights import NAMES, Matrices, Weights, open_weights, source_name, tensor_shapes
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}

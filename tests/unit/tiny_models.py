@@ -18,10 +18,11 @@ import transformers
 from oracle.kernels import ReferenceKernels
 from packing import batch, chain
 from wager.arch import DecoderDetails, Dense, Experts, Gqa, Mla, ModelSpec, Precision, Rope
+from wager.arch.gguf_config import GGUF_NAMES
 from wager.arch.spec import stacked
 from wager.kernels.arrays import Array
 from wager.models.transformer import Decoder
-from wager.models.weights import GGUF_NAMES, NAMES, Weights, source_name, tensor_shapes
+from wager.models.weights import NAMES, Weights, source_name, tensor_shapes
 
 torch.set_num_threads(1)
 
@@ -53,10 +54,10 @@ def spec(
 
 def oracle(architecture: str, **config: Any) -> Any:
     """A random transformers model of an architecture, in float32, eager attention."""
-    kind = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    kind = getattr(transformers, architecture)
     torch.manual_seed(0)
-    model = getattr(transformers, architecture)(
-        kind(**{**SIZES, **config}, attn_implementation="eager", bos_token_id=None, eos_token_id=None)
+    model = kind(
+        kind.config_class(**{**SIZES, **config}, attn_implementation="eager", bos_token_id=None, eos_token_id=None)
     )
     return spread(model.eval())
 
