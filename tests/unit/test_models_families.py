@@ -156,7 +156,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0},
     ),
     "phi 3": ("Phi3ForCausalLM", {"sliding_window": 9, "pad_token_id": 0}),
-    "phi 4 mini": ("Phi3ForCausalLM", {"rope_parameters": LONGROPE, "tie_word_embeddings": True, "pad_token_id": 0}),
+    "phi 4 mini": (
+        "Phi3ForCausalLM",
+        {
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 48,
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+        },
+    ),
+    "phi 4 mini below its original context": ("Phi3ForCausalLM", {"rope_parameters": LONGROPE, "pad_token_id": 0}),
     "granite": ("GraniteForCausalLM", {**GRANITE, "attention_bias": True, "tie_word_embeddings": True}),
     "granite 4": (
         "GraniteMoeHybridForCausalLM",
@@ -171,7 +180,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 2, "pad_token_id": 0}),
     "olmo 2": ("Olmo2ForCausalLM", {"pad_token_id": 0}),
-    "olmo 3": ("Olmo3ForCausalLM", {"sliding_window": 7, "pad_token_id": 0, "rope_scaling": YARN}),
+    "olmo 3": (
+        "Olmo3ForCausalLM",
+        {"num_hidden_layers": 4, "sliding_window": 7, "pad_token_id": 0, "rope_scaling": YARN},
+    ),
     "glm": ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
     "glm 4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
     "qwen3 biases, tied": ("Qwen3ForCausalLM", {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),

@@ -145,6 +145,37 @@ def write_gguf(
     return path
 
 
+PERMUTED = ("llama", "granite", "smollm3")
+"""Architectures whose converter reorders the rows of queries and keys."""
+
+
+def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]:
+    """A transformers model's tensors as llama.cpp's converter writes them for that architecture, in float32, under the
+    names of the gguf library."""
+    config = model.config
+    known = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(known, config.num_hidden_layers)
+    tensors: dict[str, np.ndarray] = {}
+    for name, stored in model.state_dict().items():
+        values, part = stored.numpy(), name.split(".")[-2]
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
+        if architecture in PERMUTED and part in ("q_proj", "k_proj"):
+            heads = config.num_attention_heads if part == "q_proj" else config.num_key_value_heads
+            values = permute(values, heads)
+        if part == "input_linear":  # of Granite 4
+            layer = name.split(".")[2]
+            for half, rows in zip(("gate", "up"), np.split(values, 2), strict=True):
+                tensors[f"blk.{layer}.ffn_{half}.weight"] = rows
+        elif part == "output_linear":
+            tensors[f"blk.{name.split('.')[2]}.ffn_down.weight"] = values
+        elif not (name == "lm_head.weight" and config.tie_word_embeddings):
+            found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert found is not None, name
+            tensors[found] = values
+    return {name: (values, gguf.GGMLQuantizationType.F32) for name, values in tensors.items()}
+
+
 def as_gguf(
     model: Any, model_spec: ModelSpec, kinds: Mapping[str, gguf.GGMLQuantizationType], *, permuted: bool
 ) -> dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]:

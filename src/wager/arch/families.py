@@ -141,15 +141,21 @@ def gguf_granite(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     return [_gqa(keys, rotation="global" if rotated else "none")] * layers
 
 
-def gguf_windows(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
-    """A GGUF that states which layers have its sliding window, if it has one (OLMo 3)."""
-    window, name = _window(keys), "attention.sliding_window_pattern"
+_GGUF_PATTERN = "attention.sliding_window_pattern"
+
+
+def gguf_windows(keys: ConfigKeys, layers: int, *, rotation: Rotation = "global") -> Sequence[Attention]:
+    """A GGUF whose sliding window, if it has one, holds in the layers that its pattern states: a flag for each layer,
+    or the period of those without it."""
+    window, pattern = _window(keys), keys.get(_GGUF_PATTERN)
     if window is None:
         return [_gqa(keys)] * layers
-    pattern = keys.get(name)
+    narrow, everywhere = _gqa(keys, window=window, rotation=rotation), _gqa(keys)
     if isinstance(pattern, list) and len(pattern) == layers and set(map(type, pattern)) == {bool}:
-        narrow, everywhere = _gqa(keys, window=window, rotation="local"), _gqa(keys)
         return [narrow if sliding else everywhere for sliding in pattern]
+    if pattern is not None:
+        every = keys.integer(_GGUF_PATTERN)
+        return [narrow if (layer + 1) % every else everywhere for layer in range(layers)]
     raise ModelError(
         f"The GGUF file has a sliding window of {window} but does not state which layers it applies to.",
         "Use the model's Hugging Face directory.",
@@ -397,7 +403,7 @@ def granite_scales(keys: ConfigKeys) -> Mapping[str, float | None]:
     return {
         "embedding_scale": keys.number("embedding_multiplier", default=1.0),
         "residual_scale": keys.number("residual_multiplier", default=1.0),
-        "attention_scale": keys.number("attention_multiplier", default=1.0),
+        "attention_scale": keys.number("attention_multiplier") if keys.get("attention_multiplier") else None,
         "logit_scale": 1 / keys.number("logits_scaling", default=1.0),
     }
 
@@ -430,8 +436,7 @@ class GgufLayout:
     `attention` and `scales` replace the family's own readers; `defaults` are values of keys, under their names in
     config.json, that files leave out. `interleaved_rope`: rotated pairs of the query and key projections lie side by
     side, as the checkpoint has them or because the converter reorders rows. `read` are the keys among
-    gguf_config.REFUSED that the family reads. `names` are tensors' that differ from gguf_config.GGUF_NAMES; parts of
-    one name are rows of one tensor, in the order q, k, v and gate, up.
+    gguf_config.REFUSED that the family reads.
     """
 
     architecture: str | None = None
@@ -440,7 +445,6 @@ class GgufLayout:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     interleaved_rope: bool = False
     read: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,8 +513,6 @@ _GEMMA_ENGINE = EngineSupport(
 )
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _FUSED_INTO = {"gate": "model.layers.{}.mlp.gate_up_proj", "up": "model.layers.{}.mlp.gate_up_proj"}
-_GGUF_FUSED_INTO = {"gate": "blk.{}.ffn_up", "up": "blk.{}.ffn_up"}
-_GGUF_FUSED_QKV = dict.fromkeys(("q", "k", "v"), "blk.{}.attn_qkv")
 _GRANITE_ENGINE = EngineSupport(
     qkv_bias="attention_bias",
     output_bias="attention_bias",
@@ -604,7 +606,16 @@ FAMILIES: Mapping[str, Family] = {
         {**_GEMMA, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         replace(
             _GEMMA_ENGINE,
-            gguf=GgufLayout(attention=alternating_windows, scales=partial(gguf_gemma_scales, widest=46), read=_CAPS),
+            gguf=GgufLayout(
+                scales=partial(gguf_gemma_scales, widest=46),
+                defaults={
+                    _GGUF_PATTERN: 2,
+                    "sliding_window": 4096,
+                    "attn_logit_softcapping": 50.0,
+                    "final_logit_softcapping": 30.0,
+                },
+                read=_CAPS,
+            ),
         ),
     ),
     "gemma3": Family(
@@ -616,9 +627,9 @@ FAMILIES: Mapping[str, Family] = {
             _GEMMA_ENGINE,
             qk_norm=True,
             gguf=GgufLayout(
-                attention=interleaved_windows,
+                attention=partial(gguf_windows, rotation="local"),
                 scales=partial(gguf_gemma_scales, widest=62),
-                defaults={"sliding_window_pattern": 6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
+                defaults={_GGUF_PATTERN: 6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
                 read=_CAPS,
             ),
         ),
@@ -631,7 +642,7 @@ FAMILIES: Mapping[str, Family] = {
         EngineSupport(
             partial_rope=True,
             names={**dict.fromkeys(("q", "k", "v"), "model.layers.{}.self_attn.qkv_proj"), **_FUSED_INTO},
-            gguf=GgufLayout(attention=sliding_attention, names={**_GGUF_FUSED_QKV, **_GGUF_FUSED_INTO}),
+            gguf=GgufLayout(attention=sliding_attention),
         ),
     ),
     "glm": Family(
@@ -641,9 +652,7 @@ FAMILIES: Mapping[str, Family] = {
         {**_GLM, "head_dim": 128},
         replace(
             _GLM_ENGINE,
-            gguf=GgufLayout(
-                architecture="chatglm", interleaved_rope=True, names={**_GGUF_FUSED_QKV, **_GGUF_FUSED_INTO}
-            ),
+            gguf=GgufLayout(architecture="chatglm", interleaved_rope=True),
         ),
     ),
     "glm4": Family(
@@ -659,7 +668,7 @@ FAMILIES: Mapping[str, Family] = {
                 "attn_post_norm": "model.layers.{}.post_self_attn_layernorm",
                 "mlp_post_norm": "model.layers.{}.post_mlp_layernorm",
             },
-            gguf=GgufLayout(interleaved_rope=True, names=_GGUF_FUSED_INTO),
+            gguf=GgufLayout(interleaved_rope=True),
         ),
     ),
     "glm4_moe": Family("Glm4MoeForCausalLM", full_attention, experts_after_dense, _GLM),
@@ -669,8 +678,11 @@ FAMILIES: Mapping[str, Family] = {
         "Olmo2ForCausalLM",
         full_attention,
         dense_ffn,
-        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 500000.0},
-        replace(_OLMO_ENGINE, gguf=GgufLayout()),
+        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+        replace(
+            _OLMO_ENGINE,
+            gguf=GgufLayout(attention=partial(gguf_windows, rotation="local"), defaults={_GGUF_PATTERN: 4}),
+        ),
     ),
     "olmo3": Family(
         "Olmo3ForCausalLM",
@@ -687,13 +699,17 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "olmoe": Family("OlmoeForCausalLM", full_attention, experts_everywhere),
     "granite": Family(
-        "GraniteForCausalLM", full_attention, dense_ffn, {"max_position_embeddings": 2048}, _GRANITE_ENGINE
+        "GraniteForCausalLM",
+        full_attention,
+        dense_ffn,
+        {"max_position_embeddings": 2048, "attention_multiplier": 1.0},
+        _GRANITE_ENGINE,
     ),
     "granitemoehybrid": Family(
         "GraniteMoeHybridForCausalLM",
         attention_alone,
         dense_shared,
-        {"max_position_embeddings": 2048},
+        {"max_position_embeddings": 2048, "attention_multiplier": 1.0},
         replace(
             _GRANITE_ENGINE,
             mlp_bias=False,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,7 +94,7 @@ def read_gguf(
     if "local" in spec.rotations:
         stated = keys.get("rope_local_base_freq") is not None
         local_rope = Rope(read_theta(keys, "rope_local_base_freq") if stated else rope.theta)
-    names = gguf_names(architecture)
+    names = gguf_names(tensors)
     biased = {part: f"{names[part].format(0)}.bias" in tensors for part in ("q", "o", "gate")}
     details = DecoderDetails(
         architecture=architecture,
@@ -133,12 +133,18 @@ GGUF_NAMES: Mapping[str, str] = {
     "up": "blk.{}.ffn_up",
     "down": "blk.{}.ffn_down",
 }
-"""Canonical name (as in weights.tensor_shapes, without places and suffix) -> llama.cpp's; see GgufLayout.names."""
+"""Canonical name (as in weights.tensor_shapes, without places and suffix) -> llama.cpp's."""
 
 
-def gguf_names(architecture: str) -> Mapping[str, str]:
-    """GGUF_NAMES, with the differences of the architecture; ModelError if it is not supported."""
-    return {**GGUF_NAMES, **find_gguf(architecture)[2].names}
+def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
+    """GGUF_NAMES, with those of matrices that the file stores as rows of one: queries, keys and values, or the gate and
+    up projections."""
+    names = dict(GGUF_NAMES)
+    if "blk.0.attn_qkv.weight" in tensors:
+        names |= dict.fromkeys(("q", "k", "v"), "blk.{}.attn_qkv")
+    if "blk.0.ffn_up.weight" in tensors and "blk.0.ffn_gate.weight" not in tensors:
+        names["gate"] = names["up"]
+    return names
 
 
 def read_original_context(metadata: Mapping[str, Any], where: str) -> int | None:

@@ -347,8 +347,8 @@ class Tape:
                 self._take("k norm", k_norm, FLOAT32, (d,)),
             )
         target = self._buffer("q", q, BFLOAT16, self._heads * d)
-        into = (cache.view, layer, self._heads, rope_dim, target)
-        self._tape.rotary(source, angles, positions, *weights, eps, *into)
+        rotated = (source, angles, positions, *weights, eps)
+        self._tape.rotary(*rotated, cache.view, layer, self._heads, rope_dim, target)
 
     def attention(
         self,

@@ -337,8 +337,13 @@ def _open_gguf(file: GgufFile) -> Weights:
         short, long = (_factors(spec, file, name) for name in LONG_ROPE_FACTORS)
         original = read_original_context(file.metadata, file.where) or spec.context
         rope = replace(rope, factors=short, long_factors=long, original=original)
+    elif file.metadata.get(f"{spec.details.architecture}.rope.scaling.type") == "longrope":
+        raise ModelError(
+            f"{file.where} has RoPE scaling 'longrope' without its tensors {' and '.join(LONG_ROPE_FACTORS)}.",
+            "The file is damaged; fetch it again.",
+        )
     spec = replace(spec, decoder=replace(spec.details, rope=rope))
-    names = gguf_names(spec.details.architecture)
+    names = gguf_names(file.tensors)
     check_tensors(spec, file, names, ignored=tuple(map(re.escape, tensors)))
     return StoredWeights(spec, file, names)
 
