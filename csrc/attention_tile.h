@@ -266,7 +266,7 @@ struct AttentionTile {
     int row, rows, out_row, head, d, values_d, group;
     int first_seen, end_seen;  // positions that some row sees
     int all_from, all_to;      // positions that every row sees
-    float scale;
+    float factor, scale;  // of products of queries and keys; of scores, in units of log2
     float* s;                                // [row-heads, 64]
     SoftmaxState segment_state, full_state;  // of the current segment; of all segments so far
     uint16_t *q, *p;                         // [row-heads, d], [row-heads, 64]
@@ -283,7 +283,8 @@ struct AttentionTile {
           d(op.cache.head_dim),
           values_d(op.cache.value_dim),
           group(op.heads / op.cache.kv_heads),
-          scale(op.scale > 0 ? kLog2e * op.scale : kLog2e / sqrtf(static_cast<float>(d))),
+          factor(op.scale > 0 ? op.scale : 1.0f / sqrtf(static_cast<float>(d))),
+          scale(op.soft_cap > 0 ? kLog2e : kLog2e * factor),
           s(reinterpret_cast<float*>(scratch)),
           segment_state(s + tile_height(group) * kKeyTile, group, d),
           full_state(segment_state.o + state_floats(group, d), group, d),
@@ -367,6 +368,7 @@ struct AttentionTile {
         each_part(total, kQkRows, [&](int i, int n, int part, int parts) {
             score(n, blocks, q + i * d, d, keys, s + i * kKeyTile + place, share(fetches, part, parts));
         });
+        if (op.soft_cap > 0) cap_scores(0, total, first, last);
         fetches = next_blocks(op.cache.values, last);
         if (op.cache.q8) value_copies.widen(values, blocks, first % kTileBlocks, fetches);
         if (whole && !op.cache.q8) {
@@ -405,6 +407,7 @@ struct AttentionTile {
                 const int at = t * group + i;
                 score(n, to - from, q + at * d, d, keys, s + at * kKeyTile + place, {});
             });
+            if (op.soft_cap > 0) cap_scores(t * group, (t + 1) * group, from, to);
             weigh(t * group, (t + 1) * group, from, to, state);
             each_part(group, kPvRows, [&](int i, int n, int, int) {
                 const int at = t * group + i;
@@ -414,11 +417,23 @@ struct AttentionTile {
         }
     }
 
+    // The soft cap of the products of row-heads [begin, end) with the keys of blocks [first, last): they become scores.
+    [[gnu::noinline]] void cap_scores(int begin, int end, int first, int last) {
+        for (int i = begin; i < end; ++i) {
+            for (int b = first % kTileBlocks; b <= (last - 1) % kTileBlocks; ++b) {
+                float* at = s + i * kKeyTile + b * kBlockSize;
+                const F raw = load(at);
+                const F product = op.cache.q8 ? mul(raw, load(key_copies.scales + b * kBlockSize)) : raw;
+                store(at, soft_capped(product, factor, op.soft_cap));
+            }
+        }
+    }
+
     // Probabilities of row-heads [begin, end) for the keys that each sees of blocks [first, last).
     void weigh(int begin, int end, int first, int last, SoftmaxState& state) {
         const int from = first / kTileBlocks * kKeyTile, first_in = first % kTileBlocks, last_in = (last - 1) % kTileBlocks + 1;
         const auto keys = [&](int i) { return TileKeys{first_key(i / group) - from, end_key(i / group) - from, first_in, last_in}; };
-        const float* by = op.cache.q8 ? key_copies.scales : nullptr;
+        const float* by = op.cache.q8 && op.soft_cap <= 0 ? key_copies.scales : nullptr;
         for (int i = begin; i < end; ++i) state.look(i, values_d, s + i * kKeyTile, by, keys(i), scale);
         for (int i = begin; i < end; ++i) {
             uint16_t* weights = p + i * kKeyTile;

@@ -70,6 +70,12 @@ void pack(Pool& pool, const std::string& format, Address rows, int panels, int k
     wager::pack_rows(pool, kind, at<const uint8_t* const>(rows), panels, k, to.data() + from);
 }
 
+wager::Activation activation_of(const std::string& name) {
+    if (name == "silu") return wager::Activation::silu;
+    if (name == "gelu") return wager::Activation::gelu;
+    throw std::invalid_argument("no activation " + name);
+}
+
 wager::Matrix matrix(Address panels, const std::string& format, int k) { return {at<const uint8_t>(panels), format_of(format), k}; }
 
 // Reads a buffer once with all threads; the sum is returned so that the compiler cannot drop the reads.
@@ -96,17 +102,28 @@ void bind_tape(nb::module_& m) {
                                          max_rows, max_sequences, max_blocks};
                  new (self) Tape(std::move(pool), isa.table, all, heads, kv_heads, head_dim);
              })
-        .def("embed", [](Tape& t, Address table, const std::string& format, int vocab, int hidden, Address out) {
-            t.record(wager::Embed{matrix(table, format, hidden), at<float>(out), vocab});
+        .def("embed", [](Tape& t, Address table, const std::string& format, int vocab, int hidden, Address out, float scale) {
+            t.record(wager::Embed{matrix(table, format, hidden), at<float>(out), vocab, scale});
         })
         .def("rms_norm", [](Tape& t, Address x, Address weight, int n, float eps, Address out, bool logits) {
             const auto rows = row_set(logits);
             t.record(wager::RmsNorm{at<const float>(x), at<const float>(weight), at<uint16_t>(out), n, eps, rows});
         })
+        .def("float_norm", [](Tape& t, Address x, Address weight, int n, int stride, float eps, Address out, int out_stride,
+                              bool add, bool logits) {
+            t.record(wager::FloatNorm{at<const float>(x), at<const float>(weight), at<float>(out), n, stride, out_stride, eps, add,
+                                      row_set(logits)});
+        })
+        .def("narrow", [](Tape& t, Address x, Address out, int n, bool logits) {
+            t.record(wager::Narrow{at<const float>(x), at<uint16_t>(out), n, row_set(logits)});
+        })
+        .def("soft_cap", [](Tape& t, Address x, int n, float cap, bool logits) {
+            t.record(wager::SoftCap{at<float>(x), n, cap, row_set(logits)});
+        })
         .def("linear", [](Tape& t, Address x, Address weight, const std::string& format, Address bias, int n, int k, int panels,
-                          bool gated, bool add, Address out, int stride, bool logits) {
+                          bool gated, const std::string& activation, bool add, float scale, Address out, int stride, bool logits) {
             t.record(wager::Linear{at<const uint16_t>(x), matrix(weight, format, k), at<const float>(bias), at<void>(out), n,
-                                   stride, panels, gated, add, row_set(logits), {}, 0});
+                                   stride, panels, gated, add, activation_of(activation), scale, row_set(logits), {}, 0});
         })
         .def("per_head", [](Tape& t, Address x, Address weight, const std::string& format, int heads, int n, int k, int step,
                             Address out) {
@@ -121,7 +138,7 @@ void bind_tape(nb::module_& m) {
             t.record(wager::TopExperts{scores, at<const float>(bias), at<int32_t>(ids), at<float>(shares), routing});
         })
         .def("experts", [](Tape& t, Address x, nb::tuple into, nb::tuple down, int hidden, int width, int experts, int top_k,
-                           int rows, nb::tuple routing, Address out) {
+                           int rows, nb::tuple routing, const std::string& activation, Address out) {
             const auto of = [&](int i) { return nb::cast<Address>(routing[i]); };
             const auto weights = [](nb::tuple of, int k) {
                 return matrix(nb::cast<Address>(of[0]), nb::cast<std::string>(of[1]), k);
@@ -130,7 +147,8 @@ void bind_tape(nb::module_& m) {
             const wager::Groups groups{order, hits, hits + experts, hits + 2 * experts + 1};
             const auto gathered = at<uint16_t>(of(3)), inner = at<uint16_t>(of(4));
             t.record(wager::Gather{at<const uint16_t>(x), at<const int32_t>(of(0)), gathered, groups, experts, top_k, hidden});
-            t.record(wager::ExpertsIn{gathered, weights(into, hidden), inner, groups, top_k, width});
+            t.record(wager::ExpertsIn{gathered, weights(into, hidden), inner, groups, top_k, width,
+                                      activation_of(activation)});
             t.record(wager::ExpertsOut{inner, weights(down, width), at<const float>(of(1)), at<float>(out), groups, top_k, hidden});
         })
         .def("latent", [](Tape& t, Address q, Address kv, Address table, int positions, Address norm, float eps,
@@ -140,13 +158,14 @@ void bind_tape(nb::module_& m) {
                                         at<uint16_t>(q_nope), at<uint16_t>(query)});
         })
         .def("rotary", [](Tape& t, Address qkv, Address table, int positions, Address q_norm, Address k_norm, float eps,
-                          const CacheView& cache, int layer, int heads, Address q) {
+                          const CacheView& cache, int layer, int heads, int rope_dim, Address q) {
             t.record(wager::Rotary{at<const float>(qkv), at<const float>(table), at<const float>(q_norm),
-                                   at<const float>(k_norm), eps, cache, layer, heads, positions, at<uint16_t>(q)});
+                                   at<const float>(k_norm), eps, cache, layer, heads, positions, rope_dim,
+                                   at<uint16_t>(q)});
         })
         .def("attention", [](Tape& t, Address q, const CacheView& cache, int layer, int heads, int window, float scale,
-                             Address out, bool logits) {
-            t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, scale, at<uint16_t>(out),
+                             float soft_cap, Address out, bool logits) {
+            t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, scale, soft_cap, at<uint16_t>(out),
                                       row_set(logits), nullptr});
         })
         .def("select", [](Tape& t, Address x, Address out, int n) {

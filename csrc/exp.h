@@ -1,4 +1,4 @@
-// 2^x and silu on sixteen lanes, for softmax and the gated layer.
+// 2^x, silu, gelu and tanh on sixteen lanes, for softmax, the gated layer and soft caps.
 #pragma once
 
 namespace wager::WAGER_NS {
@@ -46,5 +46,18 @@ constexpr float kLog2e = 1.44269504f;
 
 // x / (1 + exp(-x))
 WAGER_INLINE F silu(F x) { return div(x, add(splat(1.0f), exp2(mul(x, splat(-kLog2e))))); }
+
+// x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3), which is x / (1 + exp(-2 u)).
+WAGER_INLINE F gelu(F x) {
+    const F cubic = fma(mul(x, x), splat(0.044715f * 0.7978845608f), splat(0.7978845608f));
+    return div(x, add(splat(1.0f), exp2(mul(mul(x, cubic), splat(-2.0f * kLog2e)))));
+}
+WAGER_INLINE F activated(Activation kind, F x) { return kind == Activation::gelu ? gelu(x) : silu(x); }
+
+// cap * tanh(x * scale / cap), by tanh(z) = 1 - 2 / (exp(2 z) + 1); to about 1e-7 of cap.
+WAGER_INLINE F soft_capped(F x, float scale, float cap) {
+    const F power = exp2(mul(x, splat(2.0f * kLog2e * scale / cap)));
+    return sub(splat(cap), div(splat(2.0f * cap), add(power, splat(1.0f))));
+}
 
 }  // namespace wager::WAGER_NS

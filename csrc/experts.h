@@ -166,7 +166,7 @@ inline void experts_in(const ExpertsIn& op, const Step& step, int thread) {
         multiply_panels(Panels{weight, first, last, all.from(start), rows, after, {}},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
-                     const F value = mul(silu(load(sums + r * kPanel)), load(sums + r * kPanel + 16));
+                     const F value = mul(activated(op.activation, load(sums + r * kPanel)), load(sums + r * kPanel + 16));
                      uint16_t* out = op.out + static_cast<size_t>(start + row + r) * op.n + panel * 16;
                      narrow_part(out, value, op.n - panel * 16);
                  }

@@ -93,7 +93,7 @@ inline void finish_linear(const Linear& op, int panel, int row, int rows, const 
             F value = load(sums + r * kPanel + c);
             if (op.bias) value = add(value, load(op.bias + first + c));
             float* out = static_cast<float*>(op.out) + static_cast<size_t>(row + r) * op.stride + first + c;
-            if (op.add) value = add(load_part(out, n), value);
+            if (op.add) value = fma(value, splat(op.scale), load_part(out, n));
             store_part(out, value, n);
         }
     }
@@ -107,7 +107,7 @@ inline void finish_gated(const Linear& op, int panel, int row, int rows, const f
             gate = add(gate, load(op.bias + panel * kPanel));
             up = add(up, load(op.bias + panel * kPanel + 16));
         }
-        const F value = mul(silu(gate), up);
+        const F value = mul(activated(op.activation, gate), up);
         uint16_t* out = static_cast<uint16_t*>(op.out) + static_cast<size_t>(row + r) * op.stride + first;
         narrow_part(out, value, op.n - first);
     }

@@ -24,6 +24,9 @@ constexpr int kRowHeads = 24;  // (row, query head) pairs that share the loads o
 
 enum class RowSet { rows, logits };  // all rows of the step, or the logits rows
 
+// Of the gate of a gated layer. gelu: the approximation by tanh.
+enum class Activation { silu, gelu };
+
 // How the weights of a matrix are stored; the quantised ones are GGUF's (see weight_layout.h).
 enum class WeightFormat { bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k };
 
@@ -92,6 +95,7 @@ struct Embed {
     Matrix table;
     float* out;
     int vocab;
+    float scale;  // of the embeddings
 };
 
 struct RmsNorm {
@@ -99,6 +103,32 @@ struct RmsNorm {
     uint16_t* out;
     int n;
     float eps;
+    RowSet row_set;
+};
+
+// As RmsNorm, to floats: in place of them, or added to `out`. Strides are in elements from one row to the next.
+struct FloatNorm {
+    const float *x, *weight;
+    float* out;
+    int n, stride, out_stride;
+    float eps;
+    bool add;
+    RowSet row_set;
+};
+
+// Rows of floats rounded to bf16.
+struct Narrow {
+    const float* x;
+    uint16_t* out;
+    int n;
+    RowSet row_set;
+};
+
+// x = cap * tanh(x / cap)
+struct SoftCap {
+    float* x;
+    int n;
+    float cap;
     RowSet row_set;
 };
 
@@ -119,6 +149,8 @@ struct Linear {
     int n, stride;      // outputs (of one half when gated), and elements from one row of `out` to the next
     int panels;
     bool gated, add;
+    Activation activation;  // when gated
+    float scale;            // of what is added
     RowSet row_set;
     Matrix next;  // weights of the linear op after this one, for prefetching; panels null if there is none
     int next_panels;
@@ -172,6 +204,7 @@ struct ExpertsIn {
     uint16_t* out;  // [pairs, n]
     Groups groups;
     int top_k, n;
+    Activation activation;
 };
 
 struct ExpertsOut {
@@ -196,6 +229,7 @@ struct Rotary {
     float eps;
     CacheView cache;
     int layer, heads, positions;
+    int rope_dim;  // the first dimensions of a head, which are rotated; 0: none, and no table
     uint16_t* q;
 };
 
@@ -204,6 +238,7 @@ struct Attention {
     CacheView cache;
     int layer, heads, window;  // window 0: none
     float scale;               // 0: by the head's size
+    float soft_cap;            // scores become cap * tanh(score / cap); 0: they stay
     uint16_t* out;
     RowSet row_set;
     std::atomic<int>* next;  // next work item
@@ -268,6 +303,9 @@ struct Table {
     const char* name;
     void (*embed)(const Embed&, const Step&, int thread);
     void (*rms_norm)(const RmsNorm&, const Step&, int thread);
+    void (*float_norm)(const FloatNorm&, const Step&, int thread);
+    void (*narrow)(const Narrow&, const Step&, int thread);
+    void (*soft_cap)(const SoftCap&, const Step&, int thread);
     void (*quantise_rows)(const QuantiseRows&, const Step&, int thread);
     void (*linear)(const Linear&, const Step&, int thread);
     void (*per_head)(const PerHead&, const Step&, int thread);

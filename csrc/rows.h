@@ -62,8 +62,15 @@ inline void read_row(const Matrix& matrix, int row, float* out) {
 inline void embed(const Embed& op, const Step& step, int thread) {
     const int first = static_cast<int>(part(step.rows, thread, step.threads));
     const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
-    for (int row = first; row < last; ++row)
-        read_row(op.table, step.in.tokens[row], op.out + static_cast<size_t>(row) * op.table.k);
+    for (int row = first; row < last; ++row) {
+        float* out = op.out + static_cast<size_t>(row) * op.table.k;
+        read_row(op.table, step.in.tokens[row], out);
+        if (op.scale == 1.0f) continue;
+        for (int i = 0; i < op.table.k; i += 16) {
+            const int n = op.table.k - i;
+            store_part(out + i, mul(load_part(out + i, n), splat(op.scale)), n);
+        }
+    }
 }
 
 // Sum of squares with one reduction tree: four lane-wise accumulators, then the lanes.
@@ -99,12 +106,50 @@ inline void rms_norm(const RmsNorm& op, const Step& step, int thread) {
     }
 }
 
-// One head: x f32 [d] to out f32 [d], normed if `weight`, then rotated (dimension i with i + d/2). d <= kMaxHeadDim.
+inline void float_norm(const FloatNorm& op, const Step& step, int thread) {
+    const int rows = row_count(step, op.row_set);
+    const int first = static_cast<int>(part(rows, thread, step.threads));
+    const int last = static_cast<int>(part(rows, thread + 1, step.threads));
+    for (int row = first; row < last; ++row) {
+        const float* x = op.x + static_cast<size_t>(row) * op.stride;
+        float* out = op.out + static_cast<size_t>(row) * op.out_stride;
+        const F scale = splat(1.0f / sqrtf(sum_of_squares(x, op.n) / static_cast<float>(op.n) + op.eps));
+        for (int i = 0; i < op.n; i += 16) {
+            const int n = op.n - i;
+            const F value = mul(mul(load_part(x + i, n), scale), load_part(op.weight + i, n));
+            store_part(out + i, op.add ? add(load_part(out + i, n), value) : value, n);
+        }
+    }
+}
+
+inline void narrow_rows(const Narrow& op, const Step& step, int thread) {
+    const int rows = row_count(step, op.row_set);
+    const int first = static_cast<int>(part(rows, thread, step.threads));
+    const int last = static_cast<int>(part(rows, thread + 1, step.threads));
+    for (int row = first; row < last; ++row) {
+        const size_t at = static_cast<size_t>(row) * op.n;
+        for (int i = 0; i < op.n; i += 16) narrow_part(op.out + at + i, load_part(op.x + at + i, op.n - i), op.n - i);
+    }
+}
+
+// Sixteens of all rows are split among threads: a row of logits is long.
+inline void soft_cap(const SoftCap& op, const Step& step, int thread) {
+    const int groups = (op.n + 15) / 16;
+    const int64_t items = static_cast<int64_t>(row_count(step, op.row_set)) * groups;
+    for (int64_t item = part(items, thread, step.threads); item < part(items, thread + 1, step.threads); ++item) {
+        const int i = static_cast<int>(item % groups) * 16;
+        float* x = op.x + item / groups * op.n + i;
+        store_part(x, soft_capped(load_part(x, op.n - i), 1.0f, op.cap), op.n - i);
+    }
+}
+
+// One head: x f32 [d] to out f32 [d], normed if `weight`, then its first `rope` dimensions rotated (i with i + rope/2).
+// d <= kMaxHeadDim.
 constexpr int kMaxHeadDim = 512, kMaxLatent = 1024;
 
-inline void rotate(const float* x, const float* weight, float eps, const float* table, int d, float* out) {
+inline void rotate(const float* x, const float* weight, float eps, const float* table, int d, int rope, float* out) {
     alignas(64) float in[kMaxHeadDim];
-    const int half = d / 2;
+    const int half = rope / 2;
     if (weight) {
         const F scale = splat(1.0f / sqrtf(sum_of_squares(x, d) / static_cast<float>(d) + eps));
         for (int i = 0; i < d; i += 16) store(in + i, mul(mul(load(x + i), scale), load(weight + i)));
@@ -115,13 +160,14 @@ inline void rotate(const float* x, const float* weight, float eps, const float* 
         out[i] = x[i] * cosine[i] - x[i + half] * sine[i];
         out[i + half] = x[i + half] * cosine[i] + x[i] * sine[i];
     }
+    if (rope < d) std::memcpy(out + rope, x + rope, static_cast<size_t>(d - rope) * sizeof(float));
 }
 inline void narrow_all(const float* x, int d, uint16_t* out) {
     for (int i = 0; i < d; i += 16) narrow(out + i, load(x + i));
 }
-inline void rotate_to_bf16(const float* x, const float* weight, float eps, const float* table, int d, uint16_t* out) {
+inline void rotate_to_bf16(const float* x, const float* weight, float eps, const float* table, int d, int rope, uint16_t* out) {
     alignas(64) float rotated[kMaxHeadDim];
-    rotate(x, weight, eps, table, d, rotated);
+    rotate(x, weight, eps, table, d, rope, rotated);
     narrow_all(rotated, d, out);
 }
 
@@ -180,12 +226,12 @@ inline void rotary(const Rotary& op, const Step& step, int thread) {
     for (int64_t item = first; item < last; ++item) {
         const int row = static_cast<int>(item / all), head = static_cast<int>(item % all);
         const float* x = op.qkv + item * d;
-        const float* table = op.table + static_cast<size_t>(step.in.positions[row]) * d;
+        const float* table = op.table + static_cast<size_t>(step.in.positions[row]) * op.rope_dim;
         const int slot = step.in.slot_mapping[row];
         if (head < op.heads) {
-            rotate_to_bf16(x, op.q_norm, op.eps, table, d, op.q + (static_cast<size_t>(row) * op.heads + head) * d);
+            rotate_to_bf16(x, op.q_norm, op.eps, table, d, op.rope_dim, op.q + (static_cast<size_t>(row) * op.heads + head) * d);
         } else if (head < op.heads + cache.kv_heads) {
-            rotate(x, op.k_norm, op.eps, table, d, rotated);
+            rotate(x, op.k_norm, op.eps, table, d, op.rope_dim, rotated);
             write_key(cache, op.layer, head - op.heads, slot, rotated);
         } else {
             write_value(cache, op.layer, head - op.heads - cache.kv_heads, slot, x);
@@ -206,14 +252,14 @@ inline void latent(const LatentWrite& op, const Step& step, int thread) {
             const float* x = op.q + at * wide;
             uint16_t* q_nope = op.q_nope + at * op.nope;
             for (int i = 0; i < op.nope; i += 16) narrow_part(q_nope + i, load_part(x + i, op.nope - i), op.nope - i);
-            rotate_to_bf16(x + op.nope, nullptr, 0.0f, table, rope, op.query + at * d + rank);
+            rotate_to_bf16(x + op.nope, nullptr, 0.0f, table, rope, rope, op.query + at * d + rank);
             continue;
         }
         alignas(64) float key[kMaxLatent];
         const float* x = op.kv + static_cast<size_t>(row) * d;
         const F scale = splat(1.0f / sqrtf(sum_of_squares(x, rank) / static_cast<float>(rank) + op.eps));
         for (int i = 0; i < rank; i += 16) store(key + i, mul(mul(load(x + i), scale), load(op.norm + i)));
-        rotate(x + rank, nullptr, 0.0f, table, rope, key + rank);
+        rotate(x + rank, nullptr, 0.0f, table, rope, rope, key + rank);
         write_key(op.cache, op.layer, 0, step.in.slot_mapping[row], key);
     }
 }

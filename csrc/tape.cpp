@@ -198,6 +198,9 @@ void Tape::run(int rows, int sequences, int logits_rows) {
         std::visit(Overloaded{
                        [&](const Embed& o) { table.embed(o, step, thread); },
                        [&](const RmsNorm& o) { table.rms_norm(o, step, thread); },
+                       [&](const FloatNorm& o) { table.float_norm(o, step, thread); },
+                       [&](const Narrow& o) { table.narrow(o, step, thread); },
+                       [&](const SoftCap& o) { table.soft_cap(o, step, thread); },
                        [&](const QuantiseRows& o) { table.quantise_rows(o, step, thread); },
                        [&](const Linear& o) { table.linear(o, step, thread); },
                        [&](const PerHead& o) { table.per_head(o, step, thread); },

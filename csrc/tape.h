@@ -17,7 +17,7 @@ namespace wager {
 
 class Tape {
   public:
-    using Op = std::variant<Embed, RmsNorm, QuantiseRows, Linear, PerHead, Router, TopExperts, Gather, ExpertsIn, ExpertsOut, LatentWrite,
+    using Op = std::variant<Embed, RmsNorm, FloatNorm, Narrow, SoftCap, QuantiseRows, Linear, PerHead, Router, TopExperts, Gather, ExpertsIn, ExpertsOut, LatentWrite,
                             Rotary, Attention, Select, Copy, Argmax>;
 
     Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim);

@@ -15,10 +15,11 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
+from wager.arch.gguf_config import GGUF_NAMES
 from wager.arch.hf_config import read_config
 from wager.kernels.arrays import BFLOAT16, FLOAT32
 from wager.models.random_models import random_weights
-from wager.models.weights import GGUF_NAMES, checkpoint_names, source_name, tensor_shapes
+from wager.models.weights import checkpoint_names, source_name, tensor_shapes
 
 PROMPT = "A bet is a guess <b>with</b> 12 prices.\n"
 MESSAGES = ({"role": "user", "content": "What is a bet?"},)

@@ -89,7 +89,9 @@ class World:
     window: int | None = None
     norms: tuple[Array, Array, float] | None = None
     layers: int = 1
+    rotated: int | None = None  # 0: no table
     kv_dtype: ClassVar[KVDtype] = "bf16"
+    soft_cap: ClassVar[float | None] = None
     cache: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,12 +107,14 @@ class World:
         self.qkv = zeros(self.max_rows, self.width)
         self.q = zeros(self.max_rows, self.heads * self.d, dtype=self.kernels.act)
         self.out = np.zeros_like(self.q)
-        table = angles(self.max_blocks * BLOCK_SIZE, self.d)
+        rotated = self.d if self.rotated is None else self.rotated
+        table = angles(self.max_blocks * BLOCK_SIZE, rotated) if rotated else None
         layer = self.layers - 1
         self.tape.rotary(self.qkv, table, self.norms, self.cache, layer, self.q)
         self.chosen = np.zeros_like(self.q)
-        self.tape.attention(self.q, self.cache, layer, window=self.window, out=self.out)
-        self.tape.attention(self.q, self.cache, layer, window=self.window, out=self.chosen, of="logits")
+        kept = {"window": self.window, "soft_cap": self.soft_cap}
+        self.tape.attention(self.q, self.cache, layer, out=self.out, **kept)
+        self.tape.attention(self.q, self.cache, layer, out=self.chosen, of="logits", **kept)
 
     @property
     def width(self) -> int:
@@ -133,6 +137,12 @@ class Int8World(World):
     """With a cache in int8."""
 
     kv_dtype = "q8"
+
+
+class CappedWorld(World):
+    """With a soft cap far below the largest scores."""
+
+    soft_cap = 4.0
 
 
 class LatentWorld(World):

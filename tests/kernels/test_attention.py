@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import Int8World, LatentWorld, Piece, World, decode, rand, randn
+from cases import CappedWorld, Int8World, LatentWorld, Piece, World, decode, rand, randn
 
 from closeness import assert_close
 from wager.errors import CacheIntegrityError, ModelError
@@ -21,7 +21,7 @@ LATENTS = [(5, 48, 16, 24), (1, 16, 16, 2), (32, 128, 32, 18), (3, 512, 64, 128)
 TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 5, 6, 8, 2]
 
 
-@pytest.fixture(params=[World, Int8World, LatentWorld])
+@pytest.fixture(params=[World, Int8World, CappedWorld, LatentWorld])
 def kind(request: pytest.FixtureRequest) -> type[World]:
     """Keys and values of heads in a cache of either type, or latents."""
     return request.param
@@ -59,6 +59,36 @@ def test_heads_match_the_oracle(kernels, oracle, heads, kv_heads, d, normed):
             near(got_keys, want_keys, atol=1e-6 + 1.01 * step)
         else:
             assert np.array_equal(got_keys, want_keys)
+
+
+@pytest.mark.usefixtures("kv_dtype")
+@pytest.mark.parametrize(("d", "rotated"), [(32, 24), (48, 16), (32, 0)])
+def test_a_part_of_a_head_is_rotated(kernels, oracle, d, rotated):
+    norms = (rand(d) + 0.5, rand(d) + 0.5, 1e-6)
+    ours, theirs = (World(k, d=d, norms=norms, rotated=rotated) for k in (kernels, oracle))
+    near(
+        ours.step(Piece(blocks(5, seed=1), 0, ours.rows(70, 1)))[0],
+        theirs.step(Piece(blocks(5, seed=1), 0, ours.rows(70, 1)))[0],
+    )
+    near(ours.q[:70], theirs.q[:70])
+    with pytest.raises(ModelError, match="48 of them"):
+        World(kernels, d=32, rotated=48)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "q8"])
+@pytest.mark.parametrize("window", [None, 90])
+def test_scores_are_capped(kernels, oracle, kv_dtype, window, monkeypatch):
+    monkeypatch.setattr(World, "kv_dtype", kv_dtype)
+    ours, theirs, free = (
+        CappedWorld(kernels, window=window),
+        CappedWorld(oracle, window=window),
+        World(kernels, window=window),
+    )
+    rows, table = ours.rows(300, seed=3) * 2, blocks(24, seed=1)
+    for piece in (Piece(table, 0, rows[:250]), Piece(table, 250, rows[:12], parents=TREE)):
+        found = ours.step(piece)[0]
+        near(found, theirs.step(piece)[0])
+        assert np.abs(found.astype(np.float32) - free.step(piece)[0].astype(np.float32)).max() > 0.5
 
 
 @pytest.mark.parametrize(("heads", "rank", "rope", "nope"), LATENTS)

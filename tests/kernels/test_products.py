@@ -10,7 +10,7 @@ import pytest
 from cases import chain_inputs, rand, randn, run_chain
 
 from closeness import assert_close
-from oracle.kernels import ReferenceQuantised, silu
+from oracle.kernels import ACTIVATIONS, ReferenceQuantised
 from quantised_cases import matrix
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, zeros
@@ -49,17 +49,28 @@ class Product:
     """One linear op, or with two weights one gated op, over n outputs. A linear op's outputs are columns of a wider
     buffer."""
 
-    def __init__(self, kernels: Any, *weights: Matrix, bias: list[Array] | None = None, add: bool = False) -> None:
+    def __init__(
+        self,
+        kernels: Any,
+        *weights: Matrix,
+        bias: list[Array] | None = None,
+        add: bool = False,
+        scale: float = 1.0,
+        activation: str = "silu",
+    ) -> None:
         self.weights, self.bias, (n, k) = weights, bias, weights[0].shape
+        self.activation, self.scale = ACTIVATIONS[activation], scale
         gated = len(weights) == 2
         self.x, self.wide = zeros(ROWS, k, dtype=BFLOAT16), zeros(ROWS, n + 7, dtype=BFLOAT16 if gated else FLOAT32)
         self.out = zeros(ROWS, n, dtype=BFLOAT16) if gated else self.wide[:, 3 : 3 + n]
         self.tape = tape_of(kernels)
         if gated:
             packed = kernels.pack_gated(*weights, bias=tuple(bias) if bias else None)
-            self.tape.gated(self.x, packed, self.out)
+            self.tape.gated(self.x, packed, self.out, activation=activation)
         else:
-            self.tape.linear(self.x, kernels.pack(weights[0], bias[0] if bias else None), self.out, add=add)
+            self.tape.linear(
+                self.x, kernels.pack(weights[0], bias[0] if bias else None), self.out, add=add, scale=scale
+            )
 
     def __call__(self, x: Array, before: Array | None = None) -> Array:
         self.x[: len(x)] = x
@@ -75,7 +86,7 @@ class Product:
         ys = [exact(weight, x) for weight in self.weights]
         if self.bias:
             ys = [y + bias.astype(np.float64) for y, bias in zip(ys, self.bias, strict=True)]
-        return silu(ys[0]) * ys[1] if len(ys) == 2 else ys[0]
+        return self.activation(ys[0]) * ys[1] if len(ys) == 2 else ys[0] * self.scale
 
 
 def given(kernels: Any, name: str, n: int, k: int, *, gated: bool) -> Product:
@@ -88,7 +99,7 @@ def test_linear_is_the_product(kernels, n):
         x, before = activations(rows, k), randn(rows, n)
         plain = Product(kernels, sized("bf16", n, k))
         assert_close(plain(x).astype(np.float64), plain.exact(x), rtol=1e-5, atol=1e-5)
-        full = Product(kernels, sized("bf16", n, k), bias=[randn(n)], add=True)
+        full = Product(kernels, sized("bf16", n, k), bias=[randn(n)], add=True, scale=0.22)
         assert_close(full(x, before).astype(np.float64), full.exact(x) + before, rtol=1e-5, atol=1e-5)
 
 
@@ -107,14 +118,15 @@ def test_quantised_products_are_the_oracles_bit_for_bit(kernels, name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_gated_is_silu_times_up(kernels, name):
+def test_gated_is_the_activated_gate_times_up(kernels, name):
     sizes = [(40, 256)] if name != "bf16" else [(n, k) for n in (1, 15, 16, 17, 96, 250) for k in (576, 62)]
     for n, k in sizes:
         x = activations(9, k) * 2
         for bias in (None, [rand(n), rand(n)]):
-            op = Product(kernels, sized(name, n, k), sized(name, n, k, seed=3), bias=bias)
-            # The result is rounded to bf16: half a unit in the last place is 2^-9 relative.
-            assert_close(op(x).astype(np.float64), op.exact(x), rtol=2**-8, atol=1e-6)
+            for activation in ACTIVATIONS:
+                op = Product(kernels, sized(name, n, k), sized(name, n, k, seed=3), bias=bias, activation=activation)
+                # The result is rounded to bf16: half a unit in the last place is 2^-9 relative.
+                assert_close(op(x).astype(np.float64), op.exact(x), rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -158,11 +170,14 @@ def test_threads_do_not_change_a_row(threaded, name):
 def test_rows_of_a_table_are_dequantised(kernels, name):
     table = sized(name, 50, 512)
     tape, out = tape_of(kernels, 16), np.full((16, 512), np.nan, np.float32)
+    scaled = out.copy()
     tape.embed(kernels.pack(table), out)
+    tape.embed(kernels.pack(table), scaled, scale=25.3)
     tape.inputs.tokens[:9] = [0, 49, 31, 32, 33, 5, 5, 1, 48]
     run_chain(tape, 9)
     wanted = table.dequantise() if isinstance(table, QuantisedMatrix) else table.astype(BFLOAT16).astype(np.float32)
     assert np.array_equal(out[:9], wanted[tape.inputs.tokens[:9]])
+    assert np.array_equal(scaled[:9], out[:9] * np.float32(25.3))
     assert np.isnan(out[9:]).all()
 
 

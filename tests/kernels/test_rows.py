@@ -38,6 +38,57 @@ def test_rms_norm(kernels, n):
         assert np.array_equal(out[0], whole[row])
 
 
+@pytest.mark.parametrize("n", [16, 40, 577, 1536])
+def test_rms_norm_of_columns_and_added(kernels, n):
+    x, weight, before = randn(64, n) * 3, rand(n) + 0.5, randn(64, n)
+    added, wide, last = before.copy(), randn(64, n + 19), before.copy()
+    wide[:, 3 : 3 + n] = x
+    rest = wide.copy()
+    tape = chain_tape(kernels)
+    tape.rms_norm(x, weight, 1e-5, added, add=True)
+    tape.rms_norm(x, weight, 1e-5, last, add=True, of="logits")
+    tape.rms_norm(wide[:, 3 : 3 + n], weight, 1e-5, wide[:, 3 : 3 + n])
+    run_chain(tape, 37, 5)
+    normed = x / np.sqrt(np.square(x, dtype=np.float64).mean(-1, keepdims=True) + 1e-5) * weight
+    assert_close(wide[:37, 3 : 3 + n].astype(np.float64), normed[:37], rtol=1e-5, atol=1e-5)
+    assert np.array_equal(added[:37], before[:37] + wide[:37, 3 : 3 + n])
+    assert np.array_equal(added[37:], before[37:])
+    assert np.array_equal(last[:5], added[:5]) and np.array_equal(last[5:], before[5:])
+    rest[:37, 3 : 3 + n] = wide[:37, 3 : 3 + n]
+    assert np.array_equal(wide, rest)
+    whole, rows = added.copy(), x.copy()
+    for row in (0, 7, 36):  # alone, in another place
+        x[0], added[0] = rows[row], before[row]
+        run_chain(tape, 1, 1)
+        assert np.array_equal(added[0], whole[row])
+
+
+@pytest.mark.parametrize("n", [16, 33, 1000])
+def test_narrow_rounds(kernels, n):
+    x, out, last = randn(64, n), zeros(64, n, dtype=BFLOAT16), zeros(64, n, dtype=BFLOAT16)
+    tape = chain_tape(kernels)
+    tape.narrow(x, out)
+    tape.narrow(x, last, of="logits")
+    run_chain(tape, 19, 3)
+    assert np.array_equal(out[:19], x[:19].astype(BFLOAT16)) and not out[19:].any()
+    assert np.array_equal(last[:3], out[:3]) and not last[3:].any()
+
+
+@pytest.mark.parametrize("n", [1, 16, 33, 5000])
+def test_soft_cap(kernels, n):
+    x = randn(64, n) * 40
+    x[:2, 0] = 1e30, -1e30
+    x[2, 0] = float("nan")
+    before = x.copy()
+    tape = chain_tape(kernels)
+    tape.soft_cap(x, 30.0, of="logits")
+    run_chain(tape, 19, 7)
+    assert np.isnan(x[2, 0])
+    x[2, 0] = before[2, 0] = 0
+    assert_close(x[:7], 30 * np.tanh(before[:7].astype(np.float64) / 30), rtol=0, atol=1e-5)
+    assert np.array_equal(x[7:], before[7:])
+
+
 @pytest.mark.parametrize("n", [1, 5, 16, 17, 1000, 49152])
 def test_argmax_takes_the_lowest_of_equals(kernels, n):
     logits, out = randn(8, n), np.full(8, -7, np.int32)

@@ -8,7 +8,7 @@ BLAS, whose order may follow from alignment and threads, is not called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,24 @@ def silu(x: Array) -> Array:
     return x * sigmoid(x)
 
 
+def gelu(x: Array) -> Array:
+    """By tanh."""
+    cubic = np.float32(0.7978845608) * (x + np.float32(0.044715) * x**3)
+    return np.float32(0.5) * x * (np.float32(1) + np.tanh(cubic))
+
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {"silu": silu, "gelu": gelu}
+
+
+def capped(x: Array, cap: float) -> Array:
+    return np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
 def rotate(x: Array, angles: Array) -> Array:
-    """x [heads, d], angles [d] = cos | sin: the pair (i, i + d/2) turned by angle i."""
-    half = len(angles) // 2
-    cos, sin, first, second = angles[:half], angles[half:], x[:, :half], x[:, half:]
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
+    """x [heads, d], angles [r] = cos | sin: the pair (i, i + r/2) turned by angle i; dimensions from r on stay."""
+    half, rotated = len(angles) // 2, len(angles)
+    cos, sin, first, second = angles[:half], angles[half:], x[:, :half], x[:, half:rotated]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, x[:, rotated:]], axis=1)
 
 
 def sigmoid(x: Array) -> Array:
@@ -277,6 +290,9 @@ def round_to_int8(x: Array) -> tuple[Array, Array]:
     return whole.astype(np.int8), scale
 
 
+_UNROTATED = np.empty(0, np.float32)
+
+
 class ReferenceTap:
     """A place where rows of `x` are copied out, if it has somewhere to."""
 
@@ -305,31 +321,59 @@ class ReferenceTape:
         """Record what is done for each row."""
         return lambda op: self._ops.append((of, op))
 
-    def embed(self, table: ReferenceMatrix, out: Array) -> None:
+    def embed(self, table: ReferenceMatrix, out: Array, *, scale: float = 1.0) -> None:
         @self._each("rows")
         def op(row: int) -> None:
-            out[row] = table.row(int(self.inputs.tokens[row]))
+            out[row] = table.row(int(self.inputs.tokens[row])) * np.float32(scale)
 
-    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, of: RowSet = "rows") -> None:
+    def rms_norm(
+        self, x: Array, weight: Array, eps: float, out: Array, *, add: bool = False, of: RowSet = "rows"
+    ) -> None:
         @self._each(of)
         def op(row: int) -> None:
-            out[row] = rms_norm(_row(x, row), weight, eps)
+            y = rms_norm(_row(x, row), weight, eps)
+            out[row] = out[row] + y if add else y
 
-    def linear(self, x: Array, weight: ReferenceMatrix, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
+    def narrow(self, x: Array, out: Array, *, of: RowSet = "rows") -> None:
+        @self._each(of)
+        def op(row: int) -> None:
+            out[row] = x[row]
+
+    def soft_cap(self, x: Array, cap: float, *, of: RowSet = "rows") -> None:
+        @self._each(of)
+        def op(row: int) -> None:
+            x[row] = capped(x[row], cap)
+
+    def linear(
+        self,
+        x: Array,
+        weight: ReferenceMatrix,
+        out: Array,
+        *,
+        add: bool = False,
+        scale: float = 1.0,
+        of: RowSet = "rows",
+    ) -> None:
         @self._each(of)
         def op(row: int) -> None:
             y = weight.product(_row(x, row))
-            out[row] = out[row] + y if add else y
+            out[row] = out[row] + np.float32(scale) * y if add else y
 
     def gated(
-        self, x: Array, weight: tuple[ReferenceMatrix, ReferenceMatrix], out: Array, *, of: RowSet = "rows"
+        self,
+        x: Array,
+        weight: tuple[ReferenceMatrix, ReferenceMatrix],
+        out: Array,
+        *,
+        activation: str = "silu",
+        of: RowSet = "rows",
     ) -> None:
         gate, up = weight
 
         @self._each(of)
         def op(row: int) -> None:
             value = _row(x, row)
-            out[row] = silu(gate.product(value)) * up.product(value)
+            out[row] = ACTIVATIONS[activation](gate.product(value)) * up.product(value)
 
     def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
         @self._each("rows")
@@ -337,13 +381,22 @@ class ReferenceTape:
             routing.logits[row] = matrix_vector(weight, _row(x, row))
             routing.ids[row], routing.shares[row] = top_experts(routing.logits[row].copy(), bias, spec)
 
-    def experts(self, x: Array, weight: list[ReferenceExpert], spec: Experts, routing: Routing, out: Array) -> None:
+    def experts(
+        self,
+        x: Array,
+        weight: list[ReferenceExpert],
+        spec: Experts,
+        routing: Routing,
+        out: Array,
+        *,
+        activation: str = "silu",
+    ) -> None:
         @self._each("rows")
         def op(row: int) -> None:
             value = _row(x, row)
             for expert, share in zip(routing.ids[row].tolist(), routing.shares[row], strict=True):
                 (gate, up), down = weight[expert]
-                inner = silu(gate.product(value)) * up.product(value)
+                inner = ACTIVATIONS[activation](gate.product(value)) * up.product(value)
                 out[row] += share * down.product(inner.astype(x.dtype).astype(np.float32))
 
     def per_head(self, x: Array, weight: list[ReferenceMatrix], out: Array) -> None:
@@ -377,7 +430,7 @@ class ReferenceTape:
     def rotary(
         self,
         qkv: Array,
-        table: Array,
+        table: Array | None,
         norms: tuple[Array, Array, float] | None,
         cache: ReferenceCache,
         layer: int,
@@ -391,7 +444,7 @@ class ReferenceTape:
             queries, keys, values = heads[:first_key], heads[first_key:first_value], heads[first_value:]
             if norms is not None:
                 queries, keys = rms_norm(queries, norms[0], norms[2]), rms_norm(keys, norms[1], norms[2])
-            angles = table[int(self.inputs.positions[row])]
+            angles = _UNROTATED if table is None else table[int(self.inputs.positions[row])]
             slot = int(self.inputs.slot_mapping[row])
             q[row] = rotate(queries, angles).ravel()
             cache.write(layer, slot, rotate(keys, angles), values)
@@ -405,6 +458,7 @@ class ReferenceTape:
         window: int | None,
         out: Array,
         scale: float | None = None,
+        soft_cap: float | None = None,
         of: RowSet = "rows",
     ) -> None:
         factor = self._head_dim**-0.5 if scale is None else scale
@@ -416,6 +470,8 @@ class ReferenceTape:
             keys, values = cache.rows(layer, path)  # [n, kv_heads, d]
             queries = _row(q, row).reshape(self._kv_heads, -1, self._head_dim)
             scores = np.einsum("kgd,nkd->kgn", queries, keys) * np.float32(factor)
+            if soft_cap is not None:
+                scores = capped(scores, soft_cap)
             mixed = np.einsum("kgn,nkd->kgd", softmax(scores), values)
             out[index] = mixed.ravel()
 

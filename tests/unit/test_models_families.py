@@ -40,6 +40,28 @@ LATENT = {
 QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "head_dim": 16}
 MAGNIFIED = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.6}
 
+GEMMA3 = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "sliding_window": 7,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 24,
+}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 1.5,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.2, 1.5],
+    "long_factor": [1.5, 2.0, 4.0],
+    "original_max_position_embeddings": 48,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral window": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 7}),
     "qwen3 moe": (
@@ -117,6 +139,53 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gemma 3": ("Gemma3ForCausalLM", GEMMA3),
+    "gemma 3 scaled": (
+        "Gemma3ForCausalLM",
+        {
+            **GEMMA3,
+            "final_logit_softcapping": 7.0,
+            "rope_parameters": {
+                "full_attention": LINEAR,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+            },
+        },
+    ),
+    "gemma 2": (
+        "Gemma2ForCausalLM",
+        {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0},
+    ),
+    "phi 3": ("Phi3ForCausalLM", {"sliding_window": 9, "pad_token_id": 0}),
+    "phi 4 mini": (
+        "Phi3ForCausalLM",
+        {
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 48,
+            "tie_word_embeddings": True,
+            "pad_token_id": 0,
+        },
+    ),
+    "phi 4 mini below its original context": ("Phi3ForCausalLM", {"rope_parameters": LONGROPE, "pad_token_id": 0}),
+    "granite": ("GraniteForCausalLM", {**GRANITE, "attention_bias": True, "tie_word_embeddings": True}),
+    "granite 4": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **GRANITE,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 72,
+            "layer_types": ["full_attention"] * 3,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 6,
+        },
+    ),
+    "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 2, "pad_token_id": 0}),
+    "olmo 2": ("Olmo2ForCausalLM", {"pad_token_id": 0}),
+    "olmo 3": (
+        "Olmo3ForCausalLM",
+        {"num_hidden_layers": 4, "sliding_window": 7, "pad_token_id": 0, "rope_scaling": YARN},
+    ),
+    "glm": ("GlmForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
+    "glm 4": ("Glm4ForCausalLM", {"head_dim": 16, "pad_token_id": 0}),
     "qwen3 biases, tied": ("Qwen3ForCausalLM", {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
 }
 
@@ -180,7 +249,8 @@ def test_absent_keys_take_the_family_defaults() -> None:
         ({"architectures": None, "model_type": "mamba"}, "mamba"),
         ({"architectures": "LlamaForCausalLM", "model_type": "llama"}, "no architecture"),
         ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"}, "LlamaForSequenceClass"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "short_factor"),
+        ({"rope_scaling": {"rope_type": "spiral"}}, "spiral"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0}}, "low_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "full_attention"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),

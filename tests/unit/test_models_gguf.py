@@ -14,10 +14,11 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.constants import GGML_QUANT_SIZES
-from test_models_families import LINEAR, LLAMA3, YARN
+from test_models_families import CASES, LINEAR, LLAMA3, LONGROPE, YARN
 from tiny_models import (
     TOKENS,
     as_gguf,
+    converted,
     gguf_metadata,
     logits,
     oracle,
@@ -33,13 +34,14 @@ from oracle.kernels import ReferenceKernels
 from packing import batch, chain
 from quantised_cases import raw_rows
 from wager.arch import ModelSpec, Precision, Rope, gguf_precision, read_gguf
+from wager.arch.gguf_config import GGUF_NAMES
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array
 from wager.kernels.blocks import QuantisedMatrix
 from wager.kernels.cpu import select
 from wager.models.gguf import GgufFile, GgufType
 from wager.models.transformer import Decoder
-from wager.models.weights import GGUF_NAMES, NAMES, Matrices, Weights, open_weights, source_name, tensor_shapes
+from wager.models.weights import NAMES, Matrices, Weights, open_weights, source_name, tensor_shapes
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
@@ -79,6 +81,78 @@ def test_logits_agree_with_transformers(name: str, config: dict[str, bool], tmp_
     assert weights.spec.details.qkv_bias == spec.details.qkv_bias
     assert weights.spec.details.output_bias == ("mlp_bias" in config)
     assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
+
+
+GEMMA_CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 30.0}
+GRANITE_SCALES = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.2, "logit_scale": 1.5}
+LONG_TENSORS = {
+    f"rope_factors_{name}.weight": (np.array(LONGROPE[f"{name}_factor"], np.float32), Kind.F32)
+    for name in ("short", "long")
+}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[np.ndarray, Kind]]]] = {
+    "gemma 3": ("gemma3", {"attention.sliding_window": 7, "attention.sliding_window_pattern": 3}, {}),
+    "gemma 3 scaled": (
+        "gemma3",
+        {
+            "attention.sliding_window": 7,
+            "attention.sliding_window_pattern": 3,
+            "rope.freq_base_swa": 70.0,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 3.0,
+            "final_logit_softcapping": 7.0,
+        },
+        {},
+    ),
+    "gemma 2": ("gemma2", {"attention.sliding_window": 7, **GEMMA_CAPS}, {}),
+    "phi 3": ("phi3", {"attention.sliding_window": 9}, {}),
+    "phi 4 mini": (
+        "phi3",
+        {
+            "attention.sliding_window": 0,
+            "rope.dimension_count": 6,
+            "rope.scaling.original_context_length": 48,
+            "rope.scaling.attn_factor": math.sqrt(1 + math.log(2) / math.log(48)),
+        },
+        LONG_TENSORS,
+    ),
+    "granite": ("granite", GRANITE_SCALES, {}),
+    "granite 4": ("granite", {**GRANITE_SCALES, "feed_forward_length": 72}, {}),
+    "smollm3": ("smollm3", {}, {}),
+    "olmo 2": ("olmo2", {}, {}),
+    "olmo 3": (
+        "olmo2",
+        {
+            "attention.sliding_window": 7,
+            "attention.sliding_window_pattern": [True, True, True, False],
+            "rope.freq_base_swa": 500000.0,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 24,
+        },
+        {},
+    ),
+    "glm": ("chatglm", {"rope.dimension_count": 8}, {}),
+    "glm 4": ("glm4", {"rope.dimension_count": 8}, {}),
+}
+"""A case of test_models_families -> its architecture, and the keys and tensors that its converter writes besides."""
+
+UNLIKE: dict[str, dict[str, Any]] = {"smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4}}
+"""Configurations that GGUF files of the family cannot leave."""
+
+
+@pytest.mark.parametrize("case", FAMILIES)
+def test_families_agree_with_transformers(case: str, tmp_path: Path) -> None:
+    architecture, metadata, extra = FAMILIES[case]
+    class_, config = CASES[case]
+    changed = {"query_pre_attn_scalar": 16} if "gemma" in case else UNLIKE.get(case, {})
+    model = oracle(class_, **{**config, **changed})
+    hf = open_weights(save(model, tmp_path / "hf")).spec
+    tensors = {**converted(model, architecture), **extra}
+    path = write_gguf(tmp_path / "m.gguf", architecture, {**gguf_metadata(hf, architecture), **metadata}, tensors)
+    weights = open_weights(path)
+    assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
+    assert weights.spec.ordered_layers == hf.ordered_layers
 
 
 def test_a_window_of_a_llama_file_applies_to_every_layer(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ import transformers
 from oracle.kernels import ReferenceKernels
 from packing import batch, chain
 from wager.arch import DecoderDetails, Dense, Experts, Gqa, Mla, ModelSpec, Precision, Rope
+from wager.arch.gguf_config import GGUF_NAMES
 from wager.arch.spec import stacked
 from wager.kernels.arrays import Array
 from wager.models.transformer import Decoder
-from wager.models.weights import GGUF_NAMES, NAMES, Weights, source_name, tensor_shapes
+from wager.models.weights import NAMES, Weights, source_name, tensor_shapes
 
 torch.set_num_threads(1)
 
@@ -53,10 +54,10 @@ def spec(
 
 def oracle(architecture: str, **config: Any) -> Any:
     """A random transformers model of an architecture, in float32, eager attention."""
-    kind = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    kind = getattr(transformers, architecture)
     torch.manual_seed(0)
-    model = getattr(transformers, architecture)(
-        kind(**{**SIZES, **config}, attn_implementation="eager", bos_token_id=None, eos_token_id=None)
+    model = kind(
+        kind.config_class(**{**SIZES, **config}, attn_implementation="eager", bos_token_id=None, eos_token_id=None)
     )
     return spread(model.eval())
 
@@ -142,6 +143,37 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+PERMUTED = ("llama", "granite", "smollm3")
+"""Architectures whose converter reorders the rows of queries and keys."""
+
+
+def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType]]:
+    """A transformers model's tensors as llama.cpp's converter writes them for that architecture, in float32, under the
+    names of the gguf library."""
+    config = model.config
+    known = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(known, config.num_hidden_layers)
+    tensors: dict[str, np.ndarray] = {}
+    for name, stored in model.state_dict().items():
+        values, part = stored.numpy(), name.split(".")[-2]
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
+        if architecture in PERMUTED and part in ("q_proj", "k_proj"):
+            heads = config.num_attention_heads if part == "q_proj" else config.num_key_value_heads
+            values = permute(values, heads)
+        if part == "input_linear":  # of Granite 4
+            layer = name.split(".")[2]
+            for half, rows in zip(("gate", "up"), np.split(values, 2), strict=True):
+                tensors[f"blk.{layer}.ffn_{half}.weight"] = rows
+        elif part == "output_linear":
+            tensors[f"blk.{name.split('.')[2]}.ffn_down.weight"] = values
+        elif not (name == "lm_head.weight" and config.tie_word_embeddings):
+            found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert found is not None, name
+            tensors[found] = values
+    return {name: (values, gguf.GGMLQuantizationType.F32) for name, values in tensors.items()}
 
 
 def as_gguf(

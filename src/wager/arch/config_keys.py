@@ -55,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 class ConfigKeys:
     """The values of a configuration. Error messages name it `where` and put `prefix` before the names of its keys;
-    `error` is their type."""
+    `error` is their type. `renamed` are the names of keys that this configuration calls otherwise."""
 
     def __init__(
         self,
@@ -64,14 +64,21 @@ class ConfigKeys:
         where: str = "config.json",
         prefix: str = "",
         error: type[ModelError] = ModelError,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
         self.values = values
+        self._renamed = renamed or {}
         self.where = where
         self.prefix = prefix
         self.error = error
 
     def get(self, name: str) -> Any:
-        return self.values.get(name)
+        value = self.values.get(self._renamed.get(name, name))
+        return self.values.get(name) if value is None else value
+
+    def key(self, name: str) -> str:
+        """The whole name of a key in the configuration."""
+        return self.prefix + self._renamed.get(name, name)
 
     def integer(self, *names: str, default: int | None = None, most: int = _MOST) -> int:
         """A whole number above 0 and at most `most`, from the first of `names` that is present.
@@ -160,14 +167,14 @@ class ConfigKeys:
             return None
         if not isinstance(value, list) or len(value) < layers:
             cause = f"has {len(value)} entries" if isinstance(value, list) else f"is {short_repr(value)}"
-            raise self.error(f"{self.prefix}{name} in {self.where} {cause}; it must list each of the {layers} layers.")
+            raise self.error(f"{self.key(name)} in {self.where} {cause}; it must list each of the {layers} layers.")
         if not all(isinstance(entry, str | int) for entry in value):
             raise self.wrong(name, "a list of words")
         words = [str(entry) for entry in value[:layers]]
         unknown = sorted(set(words) - set(known)) if known else []
         if unknown:
             raise self.error(
-                f"{self.prefix}{name} in {self.where} has {short_repr(unknown[0])}, which is not supported for this "
+                f"{self.key(name)} in {self.where} has {short_repr(unknown[0])}, which is not supported for this "
                 "architecture.",
                 f"Supported are: {', '.join(known)}.",
             )
@@ -194,7 +201,7 @@ class ConfigKeys:
         value = default if value is None else value
         if value is None:
             raise self.error(
-                f"{self.where} lacks {self.prefix + name!r}.", "The model's configuration is damaged or incomplete."
+                f"{self.where} lacks {self.key(name)!r}.", "The model's configuration is damaged or incomplete."
             )
         if isinstance(value, list):
             raise self.error(
@@ -215,7 +222,7 @@ class ConfigKeys:
         return value
 
     def _named(self, name: str, value: Any) -> str:
-        return f"{self.prefix}{name} = {short_repr(value)} in {self.where}"
+        return f"{self.key(name)} = {short_repr(value)} in {self.where}"
 
 
 # ---- sizes that every configuration has, within plausible limits ----------------------------------------------------
@@ -230,7 +237,7 @@ def read_num_layers(keys: ConfigKeys, name: str) -> int:
     layers = keys.integer(name)
     if layers > _MOST_LAYERS:
         raise ModelError(
-            f"{name} = {layers} cannot be right: no model has that number of layers, as {keys.where} has.",
+            f"{keys.key(name)} = {layers} cannot be right: no model has that number of layers, as {keys.where} has.",
             "The configuration is damaged.",
         )
     return layers
@@ -243,7 +250,7 @@ def read_head_dim(keys: ConfigKeys, name: str, *, hidden: str, heads: int) -> in
         return keys.integer(name)
     size = keys.integer(hidden)
     if size < heads:
-        raise ModelError(f"{keys.prefix}{hidden} = {size} in {keys.where} is too small for {heads} heads.")
+        raise ModelError(f"{keys.key(hidden)} = {size} in {keys.where} is too small for {heads} heads.")
     return size // heads
 
 
@@ -263,4 +270,9 @@ def check_grouped_query(keys: ConfigKeys, attention: Gqa) -> Gqa:
             f"{attention.heads} query heads cannot share {attention.kv_heads} key-value heads evenly, in {keys.where}."
         )
     check_head_dim(keys, "head_dim", attention.head_dim)
+    if attention.rope_dim % 2 or not 0 < attention.rope_dim <= attention.head_dim:
+        raise ModelError(
+            f"{attention.rope_dim} rotated dimensions in heads of {attention.head_dim}, in {keys.where}, are no pairs.",
+            "The configuration is damaged.",
+        )
     return attention

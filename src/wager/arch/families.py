@@ -1,15 +1,19 @@
-"""The families of models: how the config.json of each is read, and what the engine needs to run it.
+"""The families of models: how the config.json and the GGUF metadata of each are read, and what the engine needs to run
+it.
 
 To add a family, add a row to FAMILIES, under its model_type of Hugging Face. A row names a reader for the attention and
-one for the feed-forwards, which take the checked keys and the number of layers and return one value for each layer. A
-family without `engine` can be planned for (`wager plan`), but not run.
+one for the feed-forwards, which take the checked keys and the number of layers and return one value for each layer.
+They read keys by their names in config.json; GGUF_KEYS has llama.cpp's. A family without `engine` can be planned for
+(`wager plan`), but not run.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from wager.arch.config_keys import (
@@ -20,12 +24,25 @@ from wager.arch.config_keys import (
     read_head_dim,
     short_repr,
 )
-from wager.arch.layers import Attention, Compressed, DeltaNet, Dense, Experts, Gqa, Indexer, Mla
+from wager.arch.layers import (
+    Activation,
+    Attention,
+    Compressed,
+    DeltaNet,
+    Dense,
+    Experts,
+    Gqa,
+    Indexer,
+    Mla,
+    Rotation,
+)
 from wager.errors import ModelError
 
 FeedForward = Dense | Experts
 AttentionReader = Callable[[ConfigKeys, int], Sequence[Attention]]
 FeedForwardReader = Callable[[ConfigKeys, int], Sequence[FeedForward]]
+ScaleReader = Callable[[ConfigKeys], Mapping[str, float | None]]
+"""Reads the multipliers and caps of spec.DecoderDetails, by its names of them."""
 
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
@@ -35,11 +52,23 @@ _LINEAR = "linear_attention"
 # ---- attention ----------------------------------------------------------------------------------------------------
 
 
-def _gqa(keys: ConfigKeys, *, window: int | None = None, gated: bool = False) -> Gqa:
+def _gqa(keys: ConfigKeys, *, window: int | None = None, gated: bool = False, rotation: Rotation = "global") -> Gqa:
     heads = keys.integer("num_attention_heads")
     head_dim = read_head_dim(keys, "head_dim", hidden="hidden_size", heads=heads)
     kv_heads = keys.integer("num_key_value_heads", default=heads)
-    return check_grouped_query(keys, Gqa(heads, kv_heads, head_dim, window, gated))
+    rotated = _rotated(keys, head_dim)
+    return check_grouped_query(keys, Gqa(heads, kv_heads, head_dim, window, gated, rotation, rotated))
+
+
+def _rotated(keys: ConfigKeys, head_dim: int) -> int | None:
+    """The rotated dimensions of a head, from their number or their share; None: all."""
+    if keys.get("rotary_dim") is not None:
+        rotated = keys.integer("rotary_dim")
+    else:
+        scaling = keys.section("rope_parameters", "rope_scaling")
+        stated = scaling if scaling.get("partial_rotary_factor") is not None else keys
+        rotated = int(head_dim * stated.number("partial_rotary_factor", default=1, most=1))
+    return None if rotated == head_dim else rotated
 
 
 def full_attention(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -77,14 +106,60 @@ def sliding_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     return [narrow if sliding else everywhere for sliding in types]
 
 
-def interleaved_windows(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
-    """Gemma 3, Cohere2, OLMo 3: a window in every layer but each sliding_window_pattern-th, unless layer_types is
-    given."""
+def interleaved_windows(keys: ConfigKeys, layers: int, *, rotation: Rotation = "local") -> Sequence[Attention]:
+    """Gemma 3, OLMo 3, Cohere2: a window in every layer but each sliding_window_pattern-th, unless layer_types is
+    given; `rotation` is that of the layers with a window."""
     every = keys.integer("sliding_window_pattern", "_sliding_window_pattern")
     pattern = [(layer + 1) % every != 0 for layer in range(layers)]
-    narrow = _gqa(keys, window=keys.integer("sliding_window", most=MOST_WINDOW))
+    narrow = _gqa(keys, window=keys.integer("sliding_window", most=MOST_WINDOW), rotation=rotation)
     everywhere = _gqa(keys)
     return [narrow if sliding else everywhere for sliding in _sliding_types(keys, layers) or pattern]
+
+
+def unrotated_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """SmolLM3: as Qwen's, without RoPE in the layers that have 0 in no_rope_layers, else in each
+    no_rope_layer_interval-th."""
+    every = keys.integer("no_rope_layer_interval", default=4)
+    rotated = keys.integers("no_rope_layers") or [(layer + 1) % every for layer in range(layers)]
+    if len(rotated) < layers:
+        raise ModelError(f"no_rope_layers in {keys.where} must list each of the {layers} layers.")
+    kinds = [kind for kind in sliding_by_layer(keys, layers) if isinstance(kind, Gqa)]
+    return [kind if turns else replace(kind, rotation="none") for kind, turns in zip(kinds, rotated, strict=False)]
+
+
+def attention_alone(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Granite 4 without recurrent layers; with RoPE if position_embedding_type is rope."""
+    for name in ("layer_types", "layers_block_type"):
+        keys.per_layer(name, layers, known=("attention", _FULL))
+    rotated = keys.text("position_embedding_type") == "rope"
+    return [_gqa(keys, rotation="global" if rotated else "none")] * layers
+
+
+def gguf_granite(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """A GGUF of Granite: without RoPE if rope.scaling.finetuned is false."""
+    rotated = keys.flag("rope.scaling.finetuned", default=True)
+    return [_gqa(keys, rotation="global" if rotated else "none")] * layers
+
+
+_GGUF_PATTERN = "attention.sliding_window_pattern"
+
+
+def gguf_windows(keys: ConfigKeys, layers: int, *, rotation: Rotation = "global") -> Sequence[Attention]:
+    """A GGUF whose sliding window, if it has one, holds in the layers that its pattern states: a flag for each layer,
+    or the period of those without it."""
+    window, pattern = _window(keys), keys.get(_GGUF_PATTERN)
+    if window is None:
+        return [_gqa(keys)] * layers
+    narrow, everywhere = _gqa(keys, window=window, rotation=rotation), _gqa(keys)
+    if isinstance(pattern, list) and len(pattern) == layers and set(map(type, pattern)) == {bool}:
+        return [narrow if sliding else everywhere for sliding in pattern]
+    if pattern is not None:
+        every = keys.integer(_GGUF_PATTERN)
+        return [narrow if (layer + 1) % every else everywhere for layer in range(layers)]
+    raise ModelError(
+        f"The GGUF file has a sliding window of {window} but does not state which layers it applies to.",
+        "Use the model's Hugging Face directory.",
+    )
 
 
 def chunked_attention(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -106,7 +181,7 @@ def alternating_windows(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
 
 
 def _window(keys: ConfigKeys) -> int | None:
-    return None if keys.get("sliding_window") is None else keys.integer("sliding_window", most=MOST_WINDOW)
+    return None if keys.get("sliding_window") in (None, 0) else keys.integer("sliding_window", most=MOST_WINDOW)
 
 
 def _sliding_types(keys: ConfigKeys, layers: int) -> list[bool] | None:
@@ -226,6 +301,16 @@ def dense_ffn(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     return [Dense(keys.integer("intermediate_size"))] * layers
 
 
+def dense_shared(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """Granite 4: the expert that all tokens share, where the model has no others."""
+    if keys.count("num_local_experts"):
+        raise ModelError(
+            f"num_local_experts = {short_repr(keys.get('num_local_experts'))} is not supported for this architecture.",
+            "Supported are its models without routed experts.",
+        )
+    return [Dense(keys.integer("shared_intermediate_size"))] * layers
+
+
 def experts_everywhere(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     """Mixtral and gpt-oss: experts in every layer, of width intermediate_size."""
     count = keys.integer("num_local_experts", "num_experts")
@@ -286,6 +371,43 @@ def _experts(count: int, active: int, *, shared: int, width: int, shared_width: 
     return Experts(count, active, shared, width, shared_width)
 
 
+# ---- multipliers and caps -----------------------------------------------------------------------------------------
+
+
+def no_scales(keys: ConfigKeys) -> Mapping[str, float | None]:
+    del keys
+    return {}
+
+
+def gemma_scales(keys: ConfigKeys) -> Mapping[str, float | None]:
+    """Gemma: embeddings times the root of the hidden size, scores by query_pre_attn_scalar, and soft caps."""
+    heads = keys.integer("num_attention_heads")
+    head_dim = read_head_dim(keys, "head_dim", hidden="hidden_size", heads=heads)
+    caps = {"attention_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"}
+    return {
+        "embedding_scale": math.sqrt(keys.integer("hidden_size")),
+        "attention_scale": keys.number("query_pre_attn_scalar", default=head_dim) ** -0.5,
+        **{cap: None if keys.get(name) in (None, 0) else keys.number(name) for cap, name in caps.items()},
+    }
+
+
+def gguf_gemma_scales(keys: ConfigKeys, *, widest: int) -> Mapping[str, float | None]:
+    """As llama.cpp: the size of that number of layers (27B) scales its scores by hidden size / heads, not head_dim."""
+    scalar = keys.integer("hidden_size") / keys.integer("num_attention_heads")
+    wide = keys.integer("num_hidden_layers") == widest
+    return {**gemma_scales(keys), **({"attention_scale": scalar**-0.5} if wide else {})}
+
+
+def granite_scales(keys: ConfigKeys) -> Mapping[str, float | None]:
+    """Granite: multipliers, and a divisor of the logits."""
+    return {
+        "embedding_scale": keys.number("embedding_multiplier", default=1.0),
+        "residual_scale": keys.number("residual_multiplier", default=1.0),
+        "attention_scale": keys.number("attention_multiplier") if keys.get("attention_multiplier") else None,
+        "logit_scale": 1 / keys.number("logits_scaling", default=1.0),
+    }
+
+
 # ---- the table ----------------------------------------------------------------------------------------------------
 
 
@@ -309,22 +431,30 @@ class GatingKeys:
 
 @dataclass(frozen=True, slots=True)
 class GgufLayout:
-    """How llama.cpp's converter writes the family, under the architecture that is its model_type.
+    """How llama.cpp's converter writes the family, under the architecture that is its model_type, or `architecture`.
 
-    `permuted`: it reorders each head's rows of the query and key projections so that rotated pairs lie side by side.
-    `windowed`: the sliding window, if the file has one, holds in every layer.
+    `attention` and `scales` replace the family's own readers; `defaults` are values of keys, under their names in
+    config.json, that files leave out. `interleaved_rope`: rotated pairs of the query and key projections lie side by
+    side, as the checkpoint has them or because the converter reorders rows. `read` are the keys among
+    gguf_config.REFUSED that the family reads.
     """
 
-    permuted: bool = False
-    windowed: bool = False
+    architecture: str | None = None
+    attention: AttentionReader = gguf_windows
+    scales: ScaleReader | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    interleaved_rope: bool = False
+    read: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSupport:
-    """Details of a family that the engine runs which its configuration does not state.
+    """Details of a family that the engine runs which its configuration does not state; see spec.DecoderDetails.
 
     A bias is always present (True), never (False), or present if the configuration's key of that name is set; likewise
-    `interleaved_rope`. `gguf` is None for a family that is not read from GGUF files.
+    `interleaved_rope`. `partial_rope`: it may rotate a part of each head. `names` are tensors' that differ from
+    weights.NAMES; parts of one name are rows of one tensor, in the order q, k, v and gate, up. `gguf` is None for a
+    family that is not read from GGUF files.
     """
 
     qkv_bias: bool | str = False
@@ -332,6 +462,14 @@ class EngineSupport:
     mlp_bias: bool | str = False
     qk_norm: bool = False
     interleaved_rope: bool | str = False
+    partial_rope: bool = False
+    whole_qk_norm: bool = False
+    activation: Activation = "silu"
+    pre_norms: bool = True
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    scales: ScaleReader = no_scales
+    names: Mapping[str, str] = field(default_factory=dict)
     gating: GatingKeys | None = None
     gguf: GgufLayout | None = None
 
@@ -359,7 +497,58 @@ _GEMMA = {
     "tie_word_embeddings": True,
 }
 _GEMMA3 = {**_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6}
-_GLM = {"vocab_size": 151552, "max_position_embeddings": 131072}
+_GEMMA_NORMS = {
+    "attn_post_norm": "model.layers.{}.post_attention_layernorm",
+    "mlp_norm": "model.layers.{}.pre_feedforward_layernorm",
+    "mlp_post_norm": "model.layers.{}.post_feedforward_layernorm",
+}
+_GEMMA_ENGINE = EngineSupport(
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    activation="gelu",
+    post_norms=True,
+    norm_offset=1.0,
+    scales=gemma_scales,
+    names=_GEMMA_NORMS,
+)
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_FUSED_INTO = {"gate": "model.layers.{}.mlp.gate_up_proj", "up": "model.layers.{}.mlp.gate_up_proj"}
+_GRANITE_ENGINE = EngineSupport(
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    mlp_bias="mlp_bias",
+    scales=granite_scales,
+    gguf=GgufLayout(
+        attention=gguf_granite,
+        interleaved_rope=True,
+        read=("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
+    ),
+)
+_OLMO_ENGINE = EngineSupport(
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    qk_norm=True,
+    whole_qk_norm=True,
+    pre_norms=False,
+    post_norms=True,
+    names={
+        "attn_post_norm": "model.layers.{}.post_attention_layernorm",
+        "mlp_post_norm": "model.layers.{}.post_feedforward_layernorm",
+    },
+)
+_GLM_ENGINE = EngineSupport(
+    qkv_bias="attention_bias",
+    interleaved_rope=True,
+    partial_rope=True,
+    names=_FUSED_INTO,
+)
+_GLM = {
+    "vocab_size": 151552,
+    "max_position_embeddings": 131072,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1.5625e-7,
+}
 _MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
 
 FAMILIES: Mapping[str, Family] = {
@@ -372,7 +561,7 @@ FAMILIES: Mapping[str, Family] = {
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             mlp_bias="mlp_bias",
-            gguf=GgufLayout(permuted=True, windowed=True),
+            gguf=GgufLayout(attention=sliding_attention, interleaved_rope=True),
         ),
     ),
     "mistral": Family(
@@ -400,30 +589,156 @@ FAMILIES: Mapping[str, Family] = {
             "num_experts_per_tok": 2,
             "num_local_experts": 8,
         },
-        EngineSupport(gating=GatingKeys()),
+        EngineSupport(
+            names={
+                "router": "model.layers.{}.block_sparse_moe.gate",
+                "expert_gate": "model.layers.{}.block_sparse_moe.experts.{}.w1",
+                "expert_up": "model.layers.{}.block_sparse_moe.experts.{}.w3",
+                "expert_down": "model.layers.{}.block_sparse_moe.experts.{}.w2",
+            },
+            gating=GatingKeys(),
+        ),
     ),
-    "gemma2": Family("Gemma2ForCausalLM", alternating_windows, dense_ffn, {**_GEMMA, "max_position_embeddings": 8192}),
-    "gemma3": Family("Gemma3ForCausalLM", interleaved_windows, dense_ffn, _GEMMA3),
-    "phi3": Family("Phi3ForCausalLM", sliding_attention, dense_ffn, {"max_position_embeddings": 4096}),
-    "glm": Family("GlmForCausalLM", full_attention, dense_ffn, {**_GLM, "head_dim": 128}),
-    "glm4": Family("Glm4ForCausalLM", full_attention, dense_ffn, {**_GLM, "head_dim": 128}),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        alternating_windows,
+        dense_ffn,
+        {**_GEMMA, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        replace(
+            _GEMMA_ENGINE,
+            gguf=GgufLayout(
+                scales=partial(gguf_gemma_scales, widest=46),
+                defaults={
+                    _GGUF_PATTERN: 2,
+                    "sliding_window": 4096,
+                    "attn_logit_softcapping": 50.0,
+                    "final_logit_softcapping": 30.0,
+                },
+                read=_CAPS,
+            ),
+        ),
+    ),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        interleaved_windows,
+        dense_ffn,
+        {**_GEMMA3, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
+        replace(
+            _GEMMA_ENGINE,
+            qk_norm=True,
+            gguf=GgufLayout(
+                attention=partial(gguf_windows, rotation="local"),
+                scales=partial(gguf_gemma_scales, widest=62),
+                defaults={_GGUF_PATTERN: 6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
+                read=_CAPS,
+            ),
+        ),
+    ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        sliding_attention,
+        dense_ffn,
+        {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        EngineSupport(
+            partial_rope=True,
+            names={**dict.fromkeys(("q", "k", "v"), "model.layers.{}.self_attn.qkv_proj"), **_FUSED_INTO},
+            gguf=GgufLayout(attention=sliding_attention),
+        ),
+    ),
+    "glm": Family(
+        "GlmForCausalLM",
+        full_attention,
+        dense_ffn,
+        {**_GLM, "head_dim": 128},
+        replace(
+            _GLM_ENGINE,
+            gguf=GgufLayout(architecture="chatglm", interleaved_rope=True),
+        ),
+    ),
+    "glm4": Family(
+        "Glm4ForCausalLM",
+        full_attention,
+        dense_ffn,
+        {**_GLM, "head_dim": 128},
+        replace(
+            _GLM_ENGINE,
+            post_norms=True,
+            names={
+                **_FUSED_INTO,
+                "attn_post_norm": "model.layers.{}.post_self_attn_layernorm",
+                "mlp_post_norm": "model.layers.{}.post_mlp_layernorm",
+            },
+            gguf=GgufLayout(interleaved_rope=True),
+        ),
+    ),
     "glm4_moe": Family("Glm4MoeForCausalLM", full_attention, experts_after_dense, _GLM),
     "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", indexed_attention, experts_after_dense),
     "llama4": Family("Llama4ForCausalLM", chunked_attention, experts_interleaved, {"attention_chunk_size": 8192}),
-    "olmo2": Family("Olmo2ForCausalLM", full_attention, dense_ffn, {"max_position_embeddings": 2048}),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        full_attention,
+        dense_ffn,
+        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+        replace(
+            _OLMO_ENGINE,
+            gguf=GgufLayout(attention=partial(gguf_windows, rotation="local"), defaults={_GGUF_PATTERN: 4}),
+        ),
+    ),
     "olmo3": Family(
-        "Olmo3ForCausalLM", interleaved_windows, dense_ffn, {"sliding_window": 4096, "sliding_window_pattern": 4}
+        "Olmo3ForCausalLM",
+        interleaved_windows,
+        dense_ffn,
+        {
+            "max_position_embeddings": 2048,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+        },
+        _OLMO_ENGINE,
     ),
     "olmoe": Family("OlmoeForCausalLM", full_attention, experts_everywhere),
-    "granite": Family("GraniteForCausalLM", full_attention, dense_ffn),
+    "granite": Family(
+        "GraniteForCausalLM",
+        full_attention,
+        dense_ffn,
+        {"max_position_embeddings": 2048, "attention_multiplier": 1.0},
+        _GRANITE_ENGINE,
+    ),
+    "granitemoehybrid": Family(
+        "GraniteMoeHybridForCausalLM",
+        attention_alone,
+        dense_shared,
+        {"max_position_embeddings": 2048, "attention_multiplier": 1.0},
+        replace(
+            _GRANITE_ENGINE,
+            mlp_bias=False,
+            names={
+                **dict.fromkeys(("gate", "up"), "model.layers.{}.shared_mlp.input_linear"),
+                "down": "model.layers.{}.shared_mlp.output_linear",
+            },
+            gguf=None,
+        ),
+    ),
     "granitemoe": Family("GraniteMoeForCausalLM", full_attention, experts_everywhere),
     "cohere2": Family(
         "Cohere2ForCausalLM",
-        interleaved_windows,
+        partial(interleaved_windows, rotation="global"),
         dense_ffn,
         {"tie_word_embeddings": True, "sliding_window": 4096, "sliding_window_pattern": 4},
     ),
-    "smollm3": Family("SmolLM3ForCausalLM", sliding_by_layer, dense_ffn, {"tie_word_embeddings": True}),
+    "smollm3": Family(
+        "SmolLM3ForCausalLM",
+        unrotated_by_layer,
+        dense_ffn,
+        {"max_position_embeddings": 32768, "tie_word_embeddings": True, "rope_theta": 2000000.0},
+        EngineSupport(
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            mlp_bias="mlp_bias",
+            gguf=GgufLayout(attention=unrotated_by_layer, interleaved_rope=True),
+        ),
+    ),
     "minimax_m2": Family("MiniMaxM2ForCausalLM", full_attention, experts_everywhere),
     "qwen2_moe": Family("Qwen2MoeForCausalLM", sliding_by_layer, experts_stepped),
     "qwen3_moe": Family(
@@ -479,6 +794,42 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v4": Family("DeepseekV4ForCausalLM", compressed_attention, experts_after_dense, cache="fp8"),
 }
 """By model_type. If two rows have the same architecture, a lookup by architecture returns the first."""
+
+
+GGUF_KEYS: Mapping[str, str] = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "max_position_embeddings": "context_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rotary_dim": "rope.dimension_count",
+    "sliding_window": "attention.sliding_window",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+"""Keys of config.json -> llama.cpp's, without the architecture before them."""
+
+
+def find_gguf(architecture: str) -> tuple[Family, EngineSupport, GgufLayout]:
+    """The family whose GGUF files have that architecture; ModelError if there is none."""
+    known = {
+        family.engine.gguf.architecture or name: (family, family.engine, family.engine.gguf)
+        for name, family in FAMILIES.items()
+        if family.engine and family.engine.gguf
+    }
+    if architecture not in known:
+        raise ModelError(
+            f"Architecture {short_repr(architecture)} is not supported in a GGUF file.",
+            f"Supported are: {', '.join(known)}.",
+        )
+    return known[architecture]
 
 
 def find_family(config: Mapping[str, Any], *, runnable: bool) -> Family:

@@ -6,27 +6,19 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wager.arch.config_keys import (
-    MOST_NORM_EPS,
-    MOST_WINDOW,
-    ConfigKeys,
-    check_grouped_query,
-    read_head_dim,
-    read_num_layers,
-    short_repr,
-)
-from wager.arch.families import FAMILIES, EngineSupport, GgufLayout
+from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, short_repr
+from wager.arch.families import GGUF_KEYS, GgufLayout, find_gguf
 from wager.arch.formats import FORMATS, Format, Precision
-from wager.arch.layers import Dense, Gqa
+from wager.arch.layers import Gqa, Mla
 from wager.arch.rope import Rope, read_rope, read_scale, read_theta
-from wager.arch.spec import DecoderDetails, ModelSpec, stacked
+from wager.arch.spec import DecoderDetails, ModelSpec, stacked, with_scales
 from wager.errors import ModelError, TokenizerError
 
-_REFUSED = (
+REFUSED = (
     "expert_count",
     "attention.scale",
     "attention.clamp_kqv",
@@ -40,7 +32,7 @@ _REFUSED = (
     "use_parallel_residual",
     "rope.scaling.yarn_log_multiplier",
 )
-"""Keys that would change the computation in ways the decoder does not support; they must be absent or zero."""
+"""Keys that change the computation: they must be absent or zero in a family that does not read them."""
 
 _RENAMED = {
     "factor": "factor",
@@ -74,34 +66,92 @@ def read_gguf(
     """
     every = ConfigKeys(metadata, where=where)
     architecture = every.text("general.architecture") or "none"
-    engine, layout = _support(architecture)
-    keys = _keys(metadata, architecture, where)
-    _refuse_unsupported(keys)
-    layers = read_num_layers(keys, "block_count")
-    attention = _attention(keys, layout)
-    dense = Dense(keys.integer("feed_forward_length"))
-    shapes, order = stacked([attention] * layers, [dense] * layers)
-    context = keys.integer("context_length")
-    return ModelSpec(
+    family, engine, layout = find_gguf(architecture)
+    keys = _keys(metadata, architecture, layout, where)
+    for refused in REFUSED:
+        if keys.get(refused) and refused not in layout.read:
+            raise ModelError(
+                f"The GGUF key {refused} = {short_repr(keys.get(refused))} is not supported.",
+                "The engine's decoder does not support this computation.",
+            )
+    layers = read_num_layers(keys, "num_hidden_layers")
+    shapes, order = stacked(layout.attention(keys, layers), family.ffn(keys, layers))
+    context = keys.integer("max_position_embeddings")
+    spec = ModelSpec(
         name=name or architecture,
-        hidden=keys.integer("embedding_length"),
+        hidden=keys.integer("hidden_size"),
         vocab=keys.integer("vocab_size", default=len(every.texts("tokenizer.ggml.tokens") or ()) or None),
         tied="output.weight" not in tensors,
         layers=shapes,
         precision=precision or Precision.of("bf16"),
         context=context,
         source="the model's own files",
-        decoder=DecoderDetails(
-            architecture=architecture,
-            layer_order=order,
-            rope=_rope(keys, head_dim=attention.head_dim, context=context),
-            norm_eps=keys.number("attention.layer_norm_rms_epsilon", most=MOST_NORM_EPS),
-            qkv_bias="blk.0.attn_q.bias" in tensors,
-            output_bias="blk.0.attn_output.bias" in tensors,
-            mlp_bias="blk.0.ffn_gate.bias" in tensors,
-            qk_norm=engine.qk_norm,
-        ),
     )
+    attention = spec.attention
+    _check_head_sizes(keys, attention, partial=engine.partial_rope)
+    rope = _rope(keys, rope_dim=attention.rope_dim, context=context)
+    local_rope = None
+    if "local" in spec.rotations:
+        stated = keys.get("rope_local_base_freq") is not None
+        local_rope = Rope(read_theta(keys, "rope_local_base_freq") if stated else rope.theta)
+    names = gguf_names(tensors)
+    biased = {part: f"{names[part].format(0)}.bias" in tensors for part in ("q", "o", "gate")}
+    details = DecoderDetails(
+        architecture=architecture,
+        layer_order=order,
+        rope=rope,
+        local_rope=local_rope,
+        norm_eps=keys.number("rms_norm_eps", most=MOST_NORM_EPS),
+        qkv_bias=biased["q"],
+        output_bias=biased["o"],
+        mlp_bias=biased["gate"],
+        qk_norm=engine.qk_norm,
+        whole_qk_norm=engine.whole_qk_norm,
+        interleaved_rope=layout.interleaved_rope,
+        activation=engine.activation,
+        pre_norms=engine.pre_norms,
+        post_norms=engine.post_norms,
+    )
+    return replace(spec, decoder=with_scales(details, (layout.scales or engine.scales)(keys)))
+
+
+GGUF_NAMES: Mapping[str, str] = {
+    "embed": "token_embd",
+    "norm": "output_norm",
+    "head": "output",
+    "attn_norm": "blk.{}.attn_norm",
+    "attn_post_norm": "blk.{}.post_attention_norm",
+    "mlp_norm": "blk.{}.ffn_norm",
+    "mlp_post_norm": "blk.{}.post_ffw_norm",
+    "q": "blk.{}.attn_q",
+    "k": "blk.{}.attn_k",
+    "v": "blk.{}.attn_v",
+    "o": "blk.{}.attn_output",
+    "q_norm": "blk.{}.attn_q_norm",
+    "k_norm": "blk.{}.attn_k_norm",
+    "gate": "blk.{}.ffn_gate",
+    "up": "blk.{}.ffn_up",
+    "down": "blk.{}.ffn_down",
+}
+"""Canonical name (as in weights.tensor_shapes, without places and suffix) -> llama.cpp's."""
+
+
+def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
+    """GGUF_NAMES, with those of matrices that the file stores as rows of one: queries, keys and values, or the gate and
+    up projections."""
+    names = dict(GGUF_NAMES)
+    if "blk.0.attn_qkv.weight" in tensors:
+        names |= dict.fromkeys(("q", "k", "v"), "blk.{}.attn_qkv")
+    if "blk.0.ffn_up.weight" in tensors and "blk.0.ffn_gate.weight" not in tensors:
+        names["gate"] = names["up"]
+    return names
+
+
+def read_original_context(metadata: Mapping[str, Any], where: str) -> int | None:
+    """Positions of the original training that the scaling of RoPE extends."""
+    keys = ConfigKeys(metadata, where=where)
+    architecture = keys.text("general.architecture")
+    return keys.count(f"{architecture}.rope.scaling.original_context_length") or None
 
 
 _PARTS = (
@@ -150,72 +200,33 @@ def _mean_format(sizes: list[TensorSize]) -> Format:
     return Format(name, sum(size.bytes for size in sizes) / elements.total(), wide.get(most, "int8"))
 
 
-def gguf_layout(architecture: str) -> GgufLayout:
-    """The layout of that architecture's tensors in a GGUF file; ModelError if it is not supported."""
-    return _support(architecture)[1]
-
-
-def _support(architecture: str) -> tuple[EngineSupport, GgufLayout]:
-    known = {
-        name: (family.engine, family.engine.gguf)
-        for name, family in FAMILIES.items()
-        if family.engine and family.engine.gguf
-    }
-    if architecture not in known:
-        raise ModelError(
-            f"Architecture {short_repr(architecture)} is not supported in a GGUF file.",
-            f"Supported are: {', '.join(known)}.",
-        )
-    return known[architecture]
-
-
-def _keys(metadata: Mapping[str, Any], architecture: str, where: str) -> ConfigKeys:
-    """The metadata of the architecture. A list with the same value for every layer is replaced by that value."""
+def _keys(metadata: Mapping[str, Any], architecture: str, layout: GgufLayout, where: str) -> ConfigKeys:
+    """The metadata of the architecture. A list with the same number for every layer is replaced by that number."""
     prefix = f"{architecture}."
     values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    constant = {key: value[0] for key, value in values.items() if isinstance(value, list) and len(set(value)) == 1}
-    return ConfigKeys({**values, **constant}, where=where, prefix=prefix)
+    constant = {
+        key: value[0]
+        for key, value in values.items()
+        if isinstance(value, list) and len(set(value)) == 1 and not isinstance(value[0], bool)
+    }
+    return ConfigKeys({**layout.defaults, **values, **constant}, where=where, prefix=prefix, renamed=GGUF_KEYS)
 
 
-def _attention(keys: ConfigKeys, layout: GgufLayout) -> Gqa:
-    heads = keys.integer("attention.head_count")
-    head_dim = read_head_dim(keys, "attention.key_length", hidden="embedding_length", heads=heads)
-    kv_heads = keys.integer("attention.head_count_kv", default=heads)
-    attention = check_grouped_query(keys, Gqa(heads, kv_heads, head_dim, _window(keys, layout)))
-    for name in ("attention.value_length", "rope.dimension_count"):
+def _check_head_sizes(keys: ConfigKeys, attention: Gqa | Mla, *, partial: bool) -> None:
+    head_dim = attention.head_dim
+    for name in ("attention.value_length", *(() if partial else ("rope.dimension_count",))):
         if keys.integer(name, default=head_dim) != head_dim:
             raise ModelError(
                 f"{keys.prefix}{name} = {short_repr(keys.get(name))} in {keys.where} is not the head size {head_dim}, "
                 "which is not supported.",
                 "Supported are models whose keys, values and rotation have the size of a head.",
             )
-    return attention
 
 
-def _window(keys: ConfigKeys, layout: GgufLayout) -> int | None:
-    window = keys.count("attention.sliding_window", most=MOST_WINDOW)
-    if not window:
-        return None
-    if not layout.windowed:
-        raise ModelError(
-            f"The GGUF file has a sliding window of {window} but does not state which layers it applies to.",
-            "Use the model's Hugging Face directory.",
-        )
-    return window
-
-
-def _refuse_unsupported(keys: ConfigKeys) -> None:
-    for name in _REFUSED:
-        if keys.get(name):
-            raise ModelError(
-                f"The GGUF key {name} = {short_repr(keys.get(name))} is not supported.",
-                "The engine's decoder does not support this computation.",
-            )
-
-
-def _rope(keys: ConfigKeys, *, head_dim: int, context: int) -> Rope:
+def _rope(keys: ConfigKeys, *, rope_dim: int, context: int) -> Rope:
     kind = keys.text("rope.scaling.type") or "none"
-    values: dict[str, Any] = {"rope_type": "default" if kind == "none" else kind}
+    # LongRoPE's factors are tensors, see models/weights.py
+    values: dict[str, Any] = {"rope_type": "default" if kind in ("none", "longrope") else kind}
     for gguf_name, name in _RENAMED.items():
         key = f"rope.scaling.{gguf_name}"
         values[name] = None if keys.get(key) in (None, 0) else keys.number(key)
@@ -227,7 +238,7 @@ def _rope(keys: ConfigKeys, *, head_dim: int, context: int) -> Rope:
             "Supported are models that use YaRN in full (a factor of 1).",
         )
     scaling = ConfigKeys(values, where=keys.where, prefix=f"{keys.prefix}rope.scaling.")
-    rope = read_rope(scaling, theta=read_theta(keys, "rope.freq_base"), head_dim=head_dim, context=context)
+    rope = read_rope(scaling, theta=read_theta(keys, "rope_theta"), head_dim=rope_dim, context=context)
     names = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
     scale = next((name for name in names if keys.get(name)), None)
     return rope if scale is None else replace(rope, magnitude=rope.magnitude * read_scale(keys, scale))

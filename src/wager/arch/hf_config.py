@@ -14,9 +14,9 @@ from typing import Any
 from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, short_repr
 from wager.arch.families import EngineSupport, Family, FeedForward, GatingKeys, find_family
 from wager.arch.formats import Precision, read_precision
-from wager.arch.layers import Experts, Gating, Mla
+from wager.arch.layers import Experts, Gating, Gqa, Mla
 from wager.arch.rope import Rope, read_rope, read_theta
-from wager.arch.spec import DecoderDetails, ModelSpec, not_runnable, stacked
+from wager.arch.spec import DecoderDetails, ModelSpec, not_runnable, stacked, with_scales
 from wager.errors import ModelError
 
 _MOST_EXPERTS, _MOST_EXPERTS_OF_ALL_LAYERS = 1024, 1 << 17
@@ -46,7 +46,7 @@ def read_config(
         raise not_runnable(name)
     keys = ConfigKeys({**family.defaults, **text}, where=where)
     if engine:
-        _refuse_unsupported(keys)
+        _refuse_unsupported(keys, engine)
     layers = read_num_layers(keys, "num_hidden_layers")
     attention, ffn = family.attention(keys, layers), family.ffn(keys, layers)
     if engine and engine.gating:
@@ -70,7 +70,14 @@ def read_config(
 # ---- details for the engine beyond the shape -----------------------------------------------------------------------
 
 
-def _refuse_unsupported(keys: ConfigKeys) -> None:
+_ACTIVATIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "silu": ("hidden_act", ("silu", "swish")),
+    "gelu": ("hidden_activation", ("gelu_pytorch_tanh",)),
+}
+"""The key that names an activation, and its names."""
+
+
+def _refuse_unsupported(keys: ConfigKeys, engine: EngineSupport) -> None:
     method = keys.get("quantization_config")
     if method:
         name = method.get("quant_method", "unnamed") if isinstance(method, Mapping) else method
@@ -78,17 +85,26 @@ def _refuse_unsupported(keys: ConfigKeys) -> None:
             f"quantization_config ({short_repr(name)}) is not supported in a Hugging Face directory.",
             "Use the unquantised checkpoint, or a GGUF of the model.",
         )
-    keys.refuse("hidden_act", unless=("silu", "swish"))
+    name, known = _ACTIVATIONS[engine.activation]
+    keys.refuse(name, unless=known)
+    keys.refuse("use_bidirectional_attention", unless=(False,))
 
 
 def _decoder(
     keys: ConfigKeys, family: Family, engine: EngineSupport, *, spec: ModelSpec, order: tuple[int, ...]
 ) -> DecoderDetails:
     attention = spec.attention
-    return DecoderDetails(
+    if attention.rope_dim != attention.head_dim and isinstance(attention, Gqa) and not engine.partial_rope:
+        raise ModelError(
+            f"partial_rotary_factor in {keys.where} is not supported for this architecture: {attention.rope_dim} of "
+            f"{attention.head_dim} dimensions of each head would be rotated."
+        )
+    rope, local_rope = _ropes(keys, spec)
+    details = DecoderDetails(
         architecture=family.architecture,
         layer_order=order,
-        rope=_rope(keys, attention.rope_dim, spec.context),
+        rope=rope,
+        local_rope=local_rope,
         norm_eps=keys.number("rms_norm_eps", default=1e-6, most=MOST_NORM_EPS),
         qkv_bias=keys.flag(engine.qkv_bias),
         output_bias=keys.flag(engine.output_bias),
@@ -96,21 +112,44 @@ def _decoder(
         qk_norm=engine.qk_norm,
         attention_scale=_latent_scale(keys, attention) if isinstance(attention, Mla) else None,
         interleaved_rope=keys.flag(engine.interleaved_rope),
+        activation=engine.activation,
+        pre_norms=engine.pre_norms,
+        post_norms=engine.post_norms,
+        whole_qk_norm=engine.whole_qk_norm,
+        norm_offset=engine.norm_offset,
     )
+    return with_scales(details, engine.scales(keys))
 
 
-def _rope(keys: ConfigKeys, rope_dim: int, context: int) -> Rope:
-    """From rope_parameters, or from rope_scaling and rope_theta as older configurations have them."""
+def _ropes(keys: ConfigKeys, spec: ModelSpec) -> tuple[Rope, Rope | None]:
+    """The model's rotation, and that of its local layers, if it has some: from rope_parameters by layer type, or from
+    rope_scaling, which local layers do without, rope_theta and rope_local_base_freq as older configurations have
+    them."""
+    rope_dim, context = spec.attention.rope_dim, spec.context
     scaling = keys.section("rope_parameters", "rope_scaling")
     nested = [name for name, value in scaling.values.items() if isinstance(value, Mapping)]
-    if nested:
+    local = "local" in spec.rotations
+    if nested and not local:
         raise ModelError(
             f"rope_parameters differ by layer type ({short_repr(', '.join(map(str, nested)))}), which is not "
-            "supported.",
-            "Supported are models with one rotation for all layers.",
+            "supported for this architecture.",
+            "Supported are models of it with one rotation for all layers.",
         )
+    if nested:
+        full, near = (_rope(keys, scaling.section(kind), rope_dim, context) for kind in _LAYER_TYPES)
+        return full, near
+    rope = _rope(keys, scaling, rope_dim, context)
+    if not local:
+        return rope, None
+    stated = keys.get("rope_local_base_freq") is not None
+    return rope, Rope(read_theta(keys, "rope_local_base_freq") if stated else rope.theta)
+
+
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def _rope(keys: ConfigKeys, scaling: ConfigKeys, rope_dim: int, context: int) -> Rope:
     theta = read_theta(scaling if scaling.get("rope_theta") is not None else keys, "rope_theta")
-    scaling.values = {"partial_rotary_factor": keys.get("partial_rotary_factor"), **scaling.values}
     original = "original_max_position_embeddings"
     if keys.get(original) is not None:
         scaling.values = {**scaling.values, original: keys.get(original)}

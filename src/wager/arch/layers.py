@@ -12,6 +12,10 @@ from typing import Literal, Protocol
 from wager.arch.formats import Precision, Stream
 from wager.errors import UsageError
 
+Rotation = Literal["global", "local", "none"]
+Activation = Literal["silu", "gelu"]
+"""Of the gate of a feed-forward; gelu is its approximation by tanh."""
+
 
 class Attention(Protocol):
     """The properties of a layer's attention that the cost model needs."""
@@ -29,13 +33,19 @@ class Attention(Protocol):
 @dataclass(frozen=True, slots=True)
 class Gqa:
     """Grouped-query attention over all positions or a sliding `window`; `gated`: the output is gated by a projection as
-    wide as the queries. FLOPs 4 n_h d per pair; elements 2 n_kv d per cached position, n_h d per query."""
+    wide as the queries. FLOPs 4 n_h d per pair; elements 2 n_kv d per cached position, n_h d per query.
+
+    `rotation` names the layer's RoPE: the model's, that of its local layers where the two differ, or none. `rotated`
+    are the first dimensions of a head that it turns (None: all).
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     window: int | None = None
     gated: bool = False
+    rotation: Rotation = "global"
+    rotated: int | None = None
 
     @property
     def query_width(self) -> int:
@@ -55,7 +65,7 @@ class Gqa:
     @property
     def rope_dim(self) -> int:
         """Dimensions of a head that RoPE rotates."""
-        return self.head_dim
+        return self.head_dim if self.rotated is None else self.rotated
 
     @property
     def cache_width(self) -> int:

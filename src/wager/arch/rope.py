@@ -27,19 +27,24 @@ class Rope:
 
     Pair i of a head is rotated by position * theta^(-2i/d) / factors[i]; no factors means all ones. `magnitude`
     multiplies both cosine and sine (YaRN's attention factor, which thereby scales queries and keys alike).
+    `long_factors` replace the factors where sequences may have more positions than `original` (LongRoPE).
     """
 
     theta: float
     factors: tuple[float, ...] = ()
     magnitude: float = 1.0
+    long_factors: tuple[float, ...] = ()
+    original: int = 0
 
     def table(self, positions: int, rope_dim: int) -> NDArray[np.float32]:
-        """cos | sin of every angle, float32 [positions, rope_dim], computed in float64.
+        """cos | sin of every angle, float32 [positions, rope_dim], computed in float64. `positions` are as many as a
+        sequence may have: which factors LongRoPE takes does not change while a sequence grows.
 
         The frequencies are rounded to float32 first, because that is what models are trained with.
         """
         exponents = np.arange(0, rope_dim, 2) / rope_dim
-        frequencies = self.theta**-exponents / np.array(self.factors or 1.0)
+        factors = self.long_factors if self.long_factors and positions > self.original else self.factors
+        frequencies = self.theta**-exponents / np.array(factors or 1.0)
         angles = np.outer(np.arange(positions), frequencies.astype(np.float32).astype(np.float64))
         return (self.magnitude * np.concatenate([np.cos(angles), np.sin(angles)], axis=1)).astype(np.float32)
 
@@ -55,6 +60,13 @@ class _Scaling:
 
     def number(self, name: str, default: float | None = None) -> float:
         return read_scale(self.keys, name, default)
+
+    def factors(self, name: str, pairs: int) -> tuple[float, ...]:
+        """The divisors of each pair's frequency."""
+        values = self.keys.numbers(name) or []
+        if len(values) != pairs or not all(_SMALLEST <= value <= _LARGEST for value in values):
+            raise self.keys.wrong(name, f"a list of {pairs} numbers from {_SMALLEST:g} to {_LARGEST:g}")
+        return tuple(map(float, values))
 
     @property
     def original(self) -> float:
@@ -80,12 +92,6 @@ def read_rope(keys: ConfigKeys, *, theta: float, head_dim: int, context: int) ->
         raise ModelError(
             f"RoPE scaling {short_repr(kind)} is not supported.",
             f"Supported are: {', '.join(_SCALINGS)}. If the model works without it, remove the scaling.",
-        )
-    partial = keys.number("partial_rotary_factor", default=1)
-    if partial != 1:
-        raise ModelError(
-            f"partial_rotary_factor = {partial} is not supported: the model rotates only a part of each head.",
-            "Supported are models that rotate all dimensions of a head (partial_rotary_factor 1).",
         )
     return scaling(_Scaling(keys, theta, head_dim, context))
 
@@ -156,9 +162,23 @@ def _yarn_magnitude(scaling: _Scaling, factor: float) -> float:
     return magnitude(1)
 
 
+def _longrope(scaling: _Scaling) -> Rope:
+    """LongRoPE (arXiv 2402.13753): factors of each pair, other ones for contexts beyond the original; the magnitude is
+    sqrt(1 + ln(factor) / ln(original))."""
+    original, pairs = int(scaling.original), scaling.head_dim // 2
+    factor = scaling.number("factor", max(scaling.context / original, 1.0))
+    magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    if scaling.keys.get("attention_factor") is not None:
+        magnitude = scaling.number("attention_factor")
+    short, long = (scaling.factors(f"{name}_factor", pairs) for name in ("short", "long"))
+    return Rope(scaling.theta, short, magnitude, long, original)
+
+
 _SCALINGS: Mapping[str, Callable[[_Scaling], Rope]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
 }

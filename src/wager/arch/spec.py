@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wager.arch.formats import Precision
-from wager.arch.layers import Attention, Dense, Experts, Gqa, Mla
+from wager.arch.layers import Activation, Attention, Dense, Experts, Gqa, Mla, Rotation
 from wager.arch.rope import Rope
 from wager.errors import ModelError
 
@@ -26,11 +26,19 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class DecoderDetails:
-    """The details beyond the shapes of a pre-norm decoder with SwiGLU feed-forwards, for the engine.
+    """The details beyond the shapes of a decoder with gated feed-forwards, for the engine.
 
-    `architecture` is the name in its configuration; layer i has the shape `ModelSpec.layers[layer_order[i]]`.
-    `attention_scale` multiplies the scores (None: head_dim ** -0.5). `interleaved_rope`: in the checkpoint, rotated
-    dimensions pair up as (2i, 2i + 1), not as halves. `latent_norm_eps` is of the norms inside latent attention.
+    `architecture` is the name in its configuration; layer i has the shape `ModelSpec.layers[layer_order[i]]`. `rope`
+    turns the layers whose Gqa.rotation is global, `local_rope` the local ones. RMS norms stand before each sublayer
+    (`pre_norms`), behind it, before its output is added (`post_norms`), or both. `qk_norm` is of each head of the
+    queries and keys, with `whole_qk_norm` of all their heads together.
+
+    The embeddings are multiplied by `embedding_scale`, what a sublayer adds by `residual_scale`, logits by
+    `logit_scale`; attention scores by `attention_scale` (None: head_dim ** -0.5). A cap c makes c * tanh(z / c) of
+    scores or logits. `latent_norm_eps` is of the norms inside latent attention.
+
+    Of the checkpoint: `interleaved_rope` if rotated dimensions pair up as (2i, 2i + 1), not as halves, and
+    `norm_offset`, which is added to the weights of its norms.
     """
 
     architecture: str
@@ -44,6 +52,26 @@ class DecoderDetails:
     attention_scale: float | None = None
     interleaved_rope: bool = False
     latent_norm_eps: float = 1e-6
+    local_rope: Rope | None = None
+    activation: Activation = "silu"
+    pre_norms: bool = True
+    post_norms: bool = False
+    whole_qk_norm: bool = False
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    attention_cap: float | None = None
+    logit_cap: float | None = None
+
+    @property
+    def norms(self) -> int:
+        """RMS norms of a layer's residual stream and of what is added to it."""
+        return 2 * (self.pre_norms + self.post_norms)
+
+    def rope_of(self, rotation: Rotation) -> Rope | None:
+        """What turns the layers of that rotation; None: nothing."""
+        return None if rotation == "none" else self.local_rope if rotation == "local" else self.rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +115,18 @@ class ModelSpec:
 
     @property
     def attention(self) -> Gqa | Mla:
-        """The attention of a model that the engine runs: its layers differ only in the window."""
+        """The attention of a model that the engine runs: its layers differ only in the window and the rotation."""
         kind = self.layers[0].attention
         if not isinstance(kind, Gqa | Mla):
             raise ModelError(f"The engine does not support the attention of {self.name} ({type(kind).__name__}).")
         return kind
+
+    @property
+    def rotations(self) -> tuple[Rotation, ...]:
+        """The kinds of rotation that some layer has, without none."""
+        kinds = [layer.attention.rotation if isinstance(layer.attention, Gqa) else "global" for layer in self.layers]
+        found: tuple[Rotation, ...] = ("global", "local")
+        return tuple(kind for kind in found if kind in kinds)
 
     @property
     def ordered_layers(self) -> tuple[Layer, ...]:
@@ -133,7 +168,7 @@ class ModelSpec:
     @property
     def vector_elements(self) -> int:
         """Elements of norm weights and biases; without `decoder`, of two norms per layer and the last norm."""
-        norms = (2 * self.num_layers + 1) * self.hidden
+        norms = ((self.decoder.norms if self.decoder else 2) * self.num_layers + 1) * self.hidden
         return (
             norms
             if self.decoder is None
@@ -179,6 +214,11 @@ class ModelSpec:
         return sum(layer.count * layer.attention.kv_bytes(context, self.precision) for layer in self.layers)
 
 
+def with_scales(details: DecoderDetails, scales: Mapping[str, float | None]) -> DecoderDetails:
+    """The details with multipliers and caps by their names."""
+    return replace(details, **scales)  # type: ignore[arg-type]
+
+
 def not_runnable(name: str) -> ModelError:
     """The error for a model of which only the shape is known."""
     return ModelError(
@@ -193,7 +233,8 @@ def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
     if isinstance(attention, Mla):
         total += attention.kv_rank + (attention.q_rank or 0)
     elif isinstance(attention, Gqa):
-        total += 2 * attention.head_dim if decoder.qk_norm else 0
+        heads = attention.heads + attention.kv_heads if decoder.whole_qk_norm else 2
+        total += heads * attention.head_dim if decoder.qk_norm else 0
         total += attention.qkv_width if decoder.qkv_bias else 0
     if isinstance(layer.ffn, Dense):
         return total + (2 * layer.ffn.width + hidden if decoder.mlp_bias else 0)

@@ -60,8 +60,22 @@ class Tape:
         kv_heads: int,
         head_dim: int,
     ) -> None: ...
-    def embed(self, table: int, format: str, vocab: int, hidden: int, out: int) -> None: ...
+    def embed(self, table: int, format: str, vocab: int, hidden: int, out: int, scale: float) -> None: ...
     def rms_norm(self, x: int, weight: int, n: int, eps: float, out: int, logits: bool) -> None: ...
+    def float_norm(
+        self,
+        x: int,
+        weight: int,
+        n: int,
+        stride: int,
+        eps: float,
+        out: int,
+        out_stride: int,
+        add: bool,
+        logits: bool,
+    ) -> None: ...
+    def narrow(self, x: int, out: int, n: int, logits: bool) -> None: ...
+    def soft_cap(self, x: int, n: int, cap: float, logits: bool) -> None: ...
     def linear(
         self,
         x: int,
@@ -72,7 +86,9 @@ class Tape:
         k: int,
         panels: int,
         gated: bool,
+        activation: str,
         add: bool,
+        scale: float,
         out: int,
         stride: int,
         logits: bool,
@@ -101,6 +117,7 @@ class Tape:
         top_k: int,
         rows: int,
         routing: tuple[int, ...],
+        activation: str,
         out: int,
     ) -> None: ...
     def latent(
@@ -129,10 +146,20 @@ class Tape:
         cache: CacheView,
         layer: int,
         heads: int,
+        rope_dim: int,
         q: int,
     ) -> None: ...
     def attention(
-        self, q: int, cache: CacheView, layer: int, heads: int, window: int, scale: float, out: int, logits: bool
+        self,
+        q: int,
+        cache: CacheView,
+        layer: int,
+        heads: int,
+        window: int,
+        scale: float,
+        soft_cap: float,
+        out: int,
+        logits: bool,
     ) -> None: ...
     def select(self, x: int, out: int, n: int) -> None: ...
     def copy(self, x: int, out: int, n: int, stride: int, wide: bool) -> int: ...

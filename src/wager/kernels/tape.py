@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from wager.arch.layers import Experts
+from wager.arch.layers import Activation, Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address, empty, zeros
@@ -29,6 +29,8 @@ KEY_TILE = 64
 
 RowSet = Literal["rows", "logits"]
 """The rows an op runs over: all rows of the step, or the logits rows that `Tape.select` copied."""
+
+_ANY_POSITION = (1 << 31) - 1
 
 MAX_EXPERTS = 1024
 """Most experts of a layer that the router takes."""
@@ -139,38 +141,80 @@ class Tape:
         elif len(array) < self._rows:
             raise ModelError(f"{name} has room for {len(array)} rows; the tape's max_rows is {self._rows}.")
 
-    def embed(self, table: Packed, out: Array) -> None:
-        """out f32 [R, hidden] = table[inputs.tokens]; table [vocab, hidden] from `Kernels.pack`. A quantised row is
-        dequantised: scale * code, then + minimum, each rounded to float32."""
+    def embed(self, table: Packed, out: Array, *, scale: float = 1.0) -> None:
+        """out f32 [R, hidden] = table[inputs.tokens] * scale; table [vocab, hidden] from `Kernels.pack`. A quantised
+        row is dequantised: scale * code, then + minimum, each rounded to float32."""
         self._kept.append(table)
         target = self._buffer("out", out, FLOAT32, table.k)
-        self._tape.embed(table.buffer.address, table.format, table.n, table.k, target)
+        self._tape.embed(table.buffer.address, table.format, table.n, table.k, target, scale)
 
-    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, *, of: RowSet = "rows") -> None:
-        """out act = x / sqrt(mean(x^2) + eps) * weight; x f32 [*, n], weight f32 [n]."""
+    def rms_norm(
+        self, x: Array, weight: Array, eps: float, out: Array, *, add: bool = False, of: RowSet = "rows"
+    ) -> None:
+        """out = x / sqrt(mean(x^2) + eps) * weight, in act or float32; out += in float32 when `add`. x f32 [*, n],
+        weight f32 [n]. In float32, x and out may be columns of wider buffers, and the same ones."""
         n = x.shape[-1]
+        if out.dtype == FLOAT32:
+            columns = self._columns("x", x, n, of=of)
+            scale, into = self._take("weight", weight, FLOAT32, (n,)), self._columns("out", out, n, of=of)
+            self._tape.float_norm(columns, scale, n, _stride(x), eps, into, _stride(out), add, of == "logits")
+            return
         source = self._buffer("x", x, FLOAT32, n, of=of)
         scale = self._take("weight", weight, FLOAT32, (n,))
         target = self._buffer("out", out, BFLOAT16, n, of=of)
         self._tape.rms_norm(source, scale, n, eps, target, of == "logits")
 
-    def linear(self, x: Array, weight: Packed, out: Array, *, add: bool = False, of: RowSet = "rows") -> None:
-        """out f32 [*, N] = x W^T (+ bias), or out += when `add`; x act [*, K]; weight from `Kernels.pack`. out may be
-        columns of a wider buffer. Where weights are quantised, so is x; see docs/quantisation.md."""
+    def narrow(self, x: Array, out: Array, *, of: RowSet = "rows") -> None:
+        """out act = x, rounded; x f32 [*, n]."""
+        n = x.shape[-1]
+        source = self._buffer("x", x, FLOAT32, n, of=of)
+        self._tape.narrow(source, self._buffer("out", out, BFLOAT16, n, of=of), n, of == "logits")
+
+    def soft_cap(self, x: Array, cap: float, *, of: RowSet = "rows") -> None:
+        """x f32 [*, n] becomes cap * tanh(x / cap)."""
+        n = x.shape[-1]
+        self._tape.soft_cap(self._buffer("x", x, FLOAT32, n, of=of), n, cap, of == "logits")
+
+    def linear(
+        self,
+        x: Array,
+        weight: Packed,
+        out: Array,
+        *,
+        add: bool = False,
+        scale: float = 1.0,
+        of: RowSet = "rows",
+    ) -> None:
+        """out f32 [*, N] = x W^T (+ bias), or out += scale * that when `add`; x act [*, K]; weight from `Kernels.pack`.
+        out may be columns of a wider buffer. Where weights are quantised, so is x; see docs/quantisation.md."""
         target = self._columns("out", out, weight.n, of=of)
-        self._product(x, weight, target, _stride(out), add=add, of=of)
+        self._product(x, weight, target, _stride(out), "silu", scale, add=add, of=of)
 
-    def gated(self, x: Array, weight: Packed, out: Array, *, of: RowSet = "rows") -> None:
-        """out act [*, N] = silu(x Wg^T + bg) * (x Wu^T + bu); weight from `Kernels.pack_gated`."""
+    def gated(
+        self, x: Array, weight: Packed, out: Array, *, activation: Activation = "silu", of: RowSet = "rows"
+    ) -> None:
+        """out act [*, N] = f(x Wg^T + bg) * (x Wu^T + bu) with f silu or gelu (by tanh); weight from
+        `Kernels.pack_gated`."""
         target = self._buffer("out", out, BFLOAT16, weight.n, of=of)
-        self._product(x, weight, target, weight.n, add=False, of=of)
+        self._product(x, weight, target, weight.n, activation, 1.0, add=False, of=of)
 
-    def _product(self, x: Array, weight: Packed, target: int, stride: int, *, add: bool, of: RowSet) -> None:
+    def _product(
+        self,
+        x: Array,
+        weight: Packed,
+        target: int,
+        stride: int,
+        activation: Activation,
+        scale: float,
+        *,
+        add: bool,
+        of: RowSet,
+    ) -> None:
         source = self._buffer("x", x, BFLOAT16, weight.k, of=of)
         self._kept.append(weight)
         bias = 0 if weight.bias is None else address(weight.bias)
         panels = (weight.buffer.address, weight.format, bias, weight.n, weight.k, weight.panels, weight.gated)
-        self._tape.linear(source, *panels, add, target, stride, of == "logits")
+        self._tape.linear(source, *panels, activation, add, scale, target, stride, of == "logits")
 
     def per_head(self, x: Array, weight: PackedHeads, out: Array) -> None:
         """out act [R, heads * step]: of each head's `step` elements the first N are its own x [R, heads * K] times its
@@ -206,7 +250,16 @@ class Tape:
             self._buffer("shares", routing.shares, FLOAT32, spec.active),
         )
 
-    def experts(self, x: Array, weight: PackedExperts, spec: Experts, routing: Routing, out: Array) -> None:
+    def experts(
+        self,
+        x: Array,
+        weight: PackedExperts,
+        spec: Experts,
+        routing: Routing,
+        out: Array,
+        *,
+        activation: Activation = "silu",
+    ) -> None:
         """out f32 [R, hidden] += share * expert(x) for each expert selected by `route`, in order of their ids; x act
         [R, hidden]; weight from `Kernels.pack_experts`. Only the weights of experts that some row selected are read.
         The values between an expert's projections are rounded to act."""
@@ -225,7 +278,7 @@ class Tape:
         self._kept.append(weight)
         matrices = ((weight.into.address, weight.into_format), (weight.down.address, weight.down_format))
         sizes = (weight.hidden, weight.width, spec.count, spec.active, len(routing.ids))
-        self._tape.experts(source, *matrices, *sizes, buffers, target)
+        self._tape.experts(source, *matrices, *sizes, buffers, activation, target)
 
     def latent(
         self,
@@ -267,7 +320,7 @@ class Tape:
     def rotary(
         self,
         qkv: Array,
-        table: Array,
+        table: Array | None,
         norms: tuple[Array, Array, float] | None,
         cache: CpuCache,
         layer: int,
@@ -275,12 +328,17 @@ class Tape:
     ) -> None:
         """Per-head q/k RMS norm (q weight, k weight, eps) if given, rotation, and the write of k, v to the cache.
 
-        qkv f32 [R, (heads + 2 kv_heads) * d]; table f32 [positions, d] = cos | sin of each angle, [d/2] each;
-        rotation is half-split (dimension i pairs with i + d/2). q act [R, heads * d]."""
+        qkv f32 [R, (heads + 2 kv_heads) * d]; table f32 [positions, r] = cos | sin of each angle, [r/2] each. The first
+        r <= d dimensions of a head are rotated, half-split (dimension i pairs with i + r/2); without a table none. q
+        act [R, heads * d]."""
         d, width = self._head_dim, (self._heads + 2 * self._kv_heads) * self._head_dim
         self._check_cache(cache, layer)
         source = self._buffer("qkv", qkv, FLOAT32, width)
-        angles = self._take("table", table, FLOAT32, (None, d))
+        angles, positions, rope_dim = 0, _ANY_POSITION, 0
+        if table is not None:
+            angles, (positions, rope_dim) = self._take("table", table, FLOAT32, (None, None)), table.shape
+        if rope_dim % 2 or rope_dim > d:
+            raise ModelError(f"A head of {d} dimensions cannot have {rope_dim} of them rotated.")
         weights, eps = (0, 0), 0.0
         if norms is not None:
             q_norm, k_norm, eps = norms
@@ -289,7 +347,8 @@ class Tape:
                 self._take("k norm", k_norm, FLOAT32, (d,)),
             )
         target = self._buffer("q", q, BFLOAT16, self._heads * d)
-        self._tape.rotary(source, angles, len(table), *weights, eps, cache.view, layer, self._heads, target)
+        rotated = (source, angles, positions, *weights, eps)
+        self._tape.rotary(*rotated, cache.view, layer, self._heads, rope_dim, target)
 
     def attention(
         self,
@@ -300,20 +359,22 @@ class Tape:
         window: int | None,
         out: Array,
         scale: float | None = None,
+        soft_cap: float | None = None,
         of: RowSet = "rows",
     ) -> None:
         """out act [*, heads * d] for the rows `of` those in q [R, heads * d]: each attends to its own path: cached
         positions below its span's base, then its ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window`
-        w keeps positions > p - w. Keys are taken in path order in tiles of KEY_TILE that begin at absolute positions.
-        Over a latent cache d is rank + rope, a value is the first `rank` of what is its key, and out is [*, heads *
-        rank]."""
+        w keeps positions > p - w. With `soft_cap` c scores become c * tanh(score / c). Keys are taken in path order in
+        tiles of KEY_TILE that begin at absolute positions. Over a latent cache d is rank + rope, a value is the first
+        `rank` of what is its key, and out is [*, heads * rank]."""
         self._check_cache(cache, layer)
         if window is not None and window < 1:
             raise ModelError(f"A sliding window of {window} positions holds no key.")
         source = self._buffer("q", q, BFLOAT16, self._heads * self._head_dim)
         value_dim = cache.rank if isinstance(cache, CpuLatents) else self._head_dim
         target = self._buffer("out", out, BFLOAT16, self._heads * value_dim, of=of)
-        self._tape.attention(source, cache.view, layer, self._heads, window or 0, scale or 0.0, target, of == "logits")
+        options = (window or 0, scale or 0.0, soft_cap or 0.0)
+        self._tape.attention(source, cache.view, layer, self._heads, *options, target, of == "logits")
 
     def select(self, x: Array, out: Array) -> None:
         """out f32 [L, n] = x[inputs.logits_indices]."""

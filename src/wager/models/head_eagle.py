@@ -181,9 +181,8 @@ class EagleHead(CachedHead):
     def _record_layers(self, head: CheckedEagle, weights: HeadWeights, embedding: Any) -> Array:
         """The residual stream of the rows that give logits, behind the last layer."""
         model, tape, kernels = head.decoder, self._tape, weights.kernels
-        rotation = model.details.rope.table(self.max_context, head.attention.rope_dim)
         rows, logits_rows = self.max_rows, self.max_logits_rows
-        buffers = LayerBuffers(model, kernels, rotation, max_rows=rows, max_logits_rows=logits_rows)
+        buffers = LayerBuffers(model, kernels, positions=self.max_context, max_rows=rows, max_logits_rows=logits_rows)
         buffers.x = self._state
         embedded = empty(rows, self.hidden)
         tape.embed(embedding, embedded)
@@ -216,4 +215,4 @@ class EagleHead(CachedHead):
         if details.qk_norm:
             q_norm, k_norm = (weights.vector(f"{name}.{part}_norm.weight") for part in "qk")
             head_norms = (q_norm, k_norm, details.norm_eps)
-        tape.rotary(buffers.qkv, buffers.rotation, head_norms, self.cache, 0, buffers.q)
+        tape.rotary(buffers.qkv, buffers.rotations["global"], head_norms, self.cache, 0, buffers.q)

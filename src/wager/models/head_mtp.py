@@ -277,8 +277,8 @@ class MtpHead(CachedHead):
             norm, eps = target.read("norm.weight"), target.spec.details.norm_eps
             self._target_norm.rms_norm(self._given, norm, eps, self._given_normed)
         rows, logits_rows = self.max_rows, self.max_logits_rows
-        rotation = head.decoder.details.rope.table(self.max_context, head.decoder.attention.rope_dim)
-        self._layer = LayerBuffers(head.decoder, kernels, rotation, max_rows=rows, max_logits_rows=logits_rows)
+        limits = {"positions": self.max_context, "max_rows": rows, "max_logits_rows": logits_rows}
+        self._layer = LayerBuffers(head.decoder, kernels, **limits)
         self._embedded = empty(rows, hidden)
         self._embedded_normed, self._state_normed = (empty(rows, hidden, dtype=kernels.act) for _ in range(2))
         layers = layer_weights(self._weights, head.decoder, head.layer_names)

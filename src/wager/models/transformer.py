@@ -54,17 +54,18 @@ def workspace_bytes(
     max_blocks: int,
     max_logits_rows: int | None = None,
 ) -> int:
-    """Bytes of the buffers of a pass: activations, logits, integer inputs and the rotation table."""
+    """Bytes of the buffers of a pass: activations, logits, integer inputs and the rotation tables."""
     logits_rows = max_rows if max_logits_rows is None else max_logits_rows
     attention, act = spec.attention, kernels.act.itemsize
     row = 4 * spec.hidden + act * (spec.hidden + attention.heads * attention.head_dim + attention.output_width)
     row += act * spec.dense.width if spec.dense else 0
+    row += 4 * spec.hidden if spec.details.post_norms else 0
     row += _latent_row(attention, act) if isinstance(attention, Mla) else 4 * attention.qkv_width
     row += _expert_row(spec.hidden, spec.experts, act) if spec.experts else 0
     logits_row = 4 * (spec.hidden + spec.vocab + 1) + act * spec.hidden
     integers = 4 * (6 * max_rows + max_sequences * (2 + max_blocks))
     integers += 4 * (2 * spec.experts.count + 2) if spec.experts else 0
-    table = 4 * max_blocks * BLOCK_SIZE * attention.rope_dim
+    table = 4 * max_blocks * BLOCK_SIZE * attention.rope_dim * len(spec.rotations)
     return max_rows * row + logits_rows * logits_row + integers + table
 
 
@@ -176,18 +177,24 @@ def last_layer_rows(layer: Layer) -> RowSet:
 class LayerBuffers:
     """Buffers that all layers share, [max_rows, ...] each: residual `x` and its norm, queries (and keys and values)
     before the rotation, rotated `q`, the input of the output projection, the inner layers of the feed-forwards; those
-    of latent attention and of experts where the model has them; and `selected`, the logits rows of `x`."""
+    of latent attention, of experts and of norms behind sublayers where the model has them; and `selected`, the logits
+    rows of `x`. `rotations` are the tables for `positions` by Gqa.rotation."""
 
     def __init__(
-        self, spec: ModelSpec, kernels: Kernels, rotation: Array, *, max_rows: int, max_logits_rows: int
+        self, spec: ModelSpec, kernels: Kernels, *, positions: int, max_rows: int, max_logits_rows: int
     ) -> None:
         rows = max_rows
         act = kernels.act
         attention = spec.attention
         heads = attention.heads
-        self.rotation = rotation
+        ropes = {kind: spec.details.rope_of(kind) for kind in spec.rotations}
+        self.rotations = {
+            kind: rope.table(positions, attention.rope_dim) for kind, rope in ropes.items() if rope is not None
+        }
         self.x, self.normed = empty(rows, spec.hidden), empty(rows, spec.hidden, dtype=act)
         self.selected = empty(max_logits_rows, spec.hidden)
+        if spec.details.post_norms:
+            self.added = empty(rows, spec.hidden)
         self.q = zeros(rows, heads * attention.head_dim, dtype=act)
         self.attention_out = empty(rows, attention.output_width, dtype=act)
         if isinstance(attention, Mla):
@@ -232,11 +239,11 @@ class LayerRecorder:
     def record(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
         """A layer over `x`, whose keys and values are layer `index` of the cache. With `of` "logits" only those rows
         are computed past the keys and values, to `selected`, and x stays as it was."""
-        self.tape.rms_norm(self.buffers.x, tensors.vector("attn_norm"), self.spec.details.norm_eps, self.buffers.normed)
+        self._enter(tensors, "attn", self.buffers.x, of="rows")
         if isinstance(layer.attention, Mla):
             self._latent_attention(tensors, layer.attention, index)
-        else:
-            self._projections(tensors, index)
+        elif isinstance(layer.attention, Gqa):
+            self._projections(tensors, layer.attention, index)
         self.record_rest(tensors, layer, index, of=of)
 
     def record_rest(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
@@ -244,20 +251,47 @@ class LayerRecorder:
         buffers = self.buffers
         tape = self.tape
         x = self.buffers.x
+        details = self.spec.details
         if isinstance(layer.attention, Gqa):
-            window = layer.attention.window
-            tape.attention(buffers.q, self.cache, index, window=window, out=buffers.attention_out, of=of)
+            tape.attention(
+                buffers.q,
+                self.cache,
+                index,
+                window=layer.attention.window,
+                out=buffers.attention_out,
+                scale=details.attention_scale,
+                soft_cap=details.attention_cap,
+                of=of,
+            )
         if of == "logits":
             x = buffers.selected
             tape.select(buffers.x, x)
-        tape.linear(buffers.attention_out, tensors.product("o"), x, add=True, of=of)
-        tape.rms_norm(x, tensors.vector("mlp_norm"), self.spec.details.norm_eps, buffers.normed, of=of)
+        self._leave(tensors, "attn", buffers.attention_out, "o", x, of=of)
+        self._enter(tensors, "mlp", x, of=of)
         if isinstance(layer.ffn, Experts):
             self._experts(tensors, layer.ffn)
         else:
             self._feed_forward(tensors, "", buffers.inner, of=of)
 
-    def _projections(self, tensors: LayerWeights, index: int) -> None:
+    def _enter(self, tensors: LayerWeights, part: str, x: Array, *, of: RowSet) -> None:
+        """What a sublayer reads of the residual stream x, to `normed`."""
+        if self.spec.details.pre_norms:
+            norm = tensors.vector(f"{part}_norm")
+            self.tape.rms_norm(x, norm, self.spec.details.norm_eps, self.buffers.normed, of=of)
+        else:
+            self.tape.narrow(x, self.buffers.normed, of=of)
+
+    def _leave(self, tensors: LayerWeights, part: str, inner: Array, matrix: str, x: Array, *, of: RowSet) -> None:
+        """The last product of a sublayer, added to the residual stream x."""
+        details, weight = self.spec.details, tensors.product(matrix)
+        if not details.post_norms:
+            self.tape.linear(inner, weight, x, add=True, scale=details.residual_scale, of=of)
+            return
+        self.tape.linear(inner, weight, self.buffers.added, of=of)
+        norm = tensors.vector(f"{part}_post_norm")
+        self.tape.rms_norm(self.buffers.added, norm, details.norm_eps, x, add=True, of=of)
+
+    def _projections(self, tensors: LayerWeights, attention: Gqa, index: int) -> None:
         details = self.spec.details
         tape = self.tape
         buffers = self.buffers
@@ -267,7 +301,15 @@ class LayerRecorder:
             tape.linear(buffers.normed, tensors.product(*group), buffers.qkv[:, first:last])
             first = last
         norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), details.norm_eps) if details.qk_norm else None
-        tape.rotary(buffers.qkv, buffers.rotation, norms, self.cache, index, buffers.q)
+        if norms and details.whole_qk_norm:
+            first = 0
+            for norm in norms[:2]:
+                columns = buffers.qkv[:, first : first + len(norm)]
+                tape.rms_norm(columns, norm, details.norm_eps, columns)
+                first += len(norm)
+            norms = None
+        table = buffers.rotations.get(attention.rotation)
+        tape.rotary(buffers.qkv, table, norms, self.cache, index, buffers.q)
 
     def _latent_attention(self, tensors: LayerWeights, attention: Mla, index: int) -> None:
         """The absorbed form: each head's key half of kv_b is applied to its query, so that queries are compared with
@@ -284,7 +326,9 @@ class LayerRecorder:
         tape.linear(normed, tensors.product("q_b" if attention.q_rank else "q"), buffers.qkv)
         tape.linear(buffers.normed, tensors.product("kv_a"), buffers.kv)
         norm = (tensors.vector("kv_a_norm"), eps)
-        tape.latent(buffers.qkv, buffers.kv, buffers.rotation, norm, self.cache, index, buffers.q_nope, buffers.q)
+        tape.latent(
+            buffers.qkv, buffers.kv, buffers.rotations["global"], norm, self.cache, index, buffers.q_nope, buffers.q
+        )
 
         @cache
         def kv_b() -> Array:
@@ -314,7 +358,10 @@ class LayerRecorder:
             parts = (tensors.expert(expert) for expert in range(experts.count))
             return self.kernels.pack_experts(parts, count=experts.count)
 
-        tape.experts(buffers.normed, tensors.packed("experts", pack), experts, routing, buffers.x)
+        activation = self.spec.details.activation
+        tape.experts(
+            buffers.normed, tensors.packed("experts", pack), experts, routing, buffers.x, activation=activation
+        )
         if experts.shared:
             self._feed_forward(tensors, "shared_", buffers.shared_inner, of="rows")
 
@@ -328,8 +375,10 @@ class LayerRecorder:
             return kernels.pack_gated(gate, up, bias=both)
 
         out = self.buffers.x if of == "rows" else self.buffers.selected
-        self.tape.gated(self.buffers.normed, tensors.packed(prefix + "gate+up", into), inner, of=of)
-        self.tape.linear(inner, tensors.product(prefix + "down"), out, add=True, of=of)
+        activation = self.spec.details.activation
+        packed = tensors.packed(prefix + "gate+up", into)
+        self.tape.gated(self.buffers.normed, packed, inner, activation=activation, of=of)
+        self._leave(tensors, "mlp", inner, prefix + "down", out, of=of)
 
 
 # ---- the decoder -----------------------------------------------------------------------------------------------------
@@ -478,12 +527,11 @@ class Decoder:
         spec = self.spec
         tape = self._tape
         kernels = self.kernels
-        rotation = spec.details.rope.table(self.max_blocks * BLOCK_SIZE, spec.attention.rope_dim)
-        rows, logits_rows = self.max_rows, self.max_logits_rows
-        buffers = LayerBuffers(spec, kernels, rotation, max_rows=rows, max_logits_rows=logits_rows)
+        limits = {"max_rows": self.max_rows, "max_logits_rows": self.max_logits_rows}
+        buffers = LayerBuffers(spec, kernels, positions=self.max_blocks * BLOCK_SIZE, **limits)
         self._selected = buffers.selected
         embedding = store.get("embed", lambda: kernels.pack(matrices.read("embed.weight")))
-        tape.embed(embedding, buffers.x)
+        tape.embed(embedding, buffers.x, scale=spec.details.embedding_scale)
         recorder = LayerRecorder(spec, kernels, tape, self.cache, buffers, keep_expert_choices=keep_expert_choices)
         known, last = tensor_shapes(spec), len(self.layers) - 1
         for place, index in enumerate(self.layers):
@@ -504,6 +552,8 @@ class Decoder:
         norm, eps = weights.read("norm.weight"), spec.details.norm_eps
         tape.rms_norm(buffers.selected, norm, eps, selected_normed, of="logits")
         tape.linear(selected_normed, head, self._logits, of="logits")
+        if spec.details.logit_cap is not None:
+            tape.soft_cap(self._logits, spec.details.logit_cap, of="logits")
         tape.argmax(self._logits, self._greedy_tokens)
 
     def _record_rest(self, tensors: LayerWeights, layer: Layer, buffers: LayerBuffers) -> Tape:

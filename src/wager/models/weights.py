@@ -1,8 +1,8 @@
 """A model's tensors: their names and shapes, read under canonical names from every supported format, and the form in
 which its matrices are multiplied.
 
-`open_weights` checks every name and shape before a tensor is read. A family whose checkpoints name tensors otherwise
-gets an entry in _ARCHITECTURE_NAMES, one in GGUF files an entry in GGUF_NAMES.
+`open_weights` checks every name and shape before a tensor is read. What a family's checkpoints name otherwise is in
+arch/families.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from wager.arch.config_keys import ConfigKeys, one_line, read_json
-from wager.arch.gguf_config import gguf_layout, read_gguf, read_parts_count
+from wager.arch.families import FAMILIES
+from wager.arch.gguf_config import gguf_names, read_gguf, read_original_context, read_parts_count
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, Experts, Gqa, Mla
 from wager.arch.spec import DecoderDetails, Layer, ModelSpec
@@ -36,7 +38,9 @@ NAMES: Mapping[str, str] = {
     "norm": "model.norm",
     "head": "lm_head",
     "attn_norm": "model.layers.{}.input_layernorm",
+    "attn_post_norm": "model.layers.{}.post_self_attn_layernorm",
     "mlp_norm": "model.layers.{}.post_attention_layernorm",
+    "mlp_post_norm": "model.layers.{}.post_mlp_layernorm",
     "q": "model.layers.{}.self_attn.q_proj",
     "k": "model.layers.{}.self_attn.k_proj",
     "v": "model.layers.{}.self_attn.v_proj",
@@ -64,16 +68,6 @@ NAMES: Mapping[str, str] = {
 """Canonical name (as in tensor_shapes, without places and suffix) -> name in a Hugging Face checkpoint. A name after =
 is complete; the others get the suffix."""
 
-_ARCHITECTURE_NAMES: Mapping[str, Mapping[str, str]] = {
-    "MixtralForCausalLM": {
-        "router": "model.layers.{}.block_sparse_moe.gate",
-        "expert_gate": "model.layers.{}.block_sparse_moe.experts.{}.w1",
-        "expert_up": "model.layers.{}.block_sparse_moe.experts.{}.w3",
-        "expert_down": "model.layers.{}.block_sparse_moe.experts.{}.w2",
-    },
-}
-"""Names that differ from NAMES, by architecture."""
-
 _MOST_FURTHER = 100
 _MODULES = (r"mtp\..*", r"model\.mtp_layers\..*")
 """Tensors of modules that predict further tokens; see head_mtp.FORMATS."""
@@ -81,25 +75,10 @@ _MODULES = (r"mtp\..*", r"model\.mtp_layers\..*")
 _IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
 """Tensors that a checkpoint may repeat: stored RoPE frequencies, and the head of a tied model."""
 
-GGUF_NAMES: Mapping[str, str] = {
-    "embed": "token_embd",
-    "norm": "output_norm",
-    "head": "output",
-    "attn_norm": "blk.{}.attn_norm",
-    "mlp_norm": "blk.{}.ffn_norm",
-    "q": "blk.{}.attn_q",
-    "k": "blk.{}.attn_k",
-    "v": "blk.{}.attn_v",
-    "o": "blk.{}.attn_output",
-    "q_norm": "blk.{}.attn_q_norm",
-    "k_norm": "blk.{}.attn_k_norm",
-    "gate": "blk.{}.ffn_gate",
-    "up": "blk.{}.ffn_up",
-    "down": "blk.{}.ffn_down",
-}
-
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor of llama3 scaling: the divisor of each pair's frequency."""
+LONG_ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
+"""The tensors of LongRoPE scaling: the divisors up to the original context and beyond."""
 
 
 def source_name(names: Mapping[str, str], canonical: str) -> str:
@@ -110,8 +89,9 @@ def source_name(names: Mapping[str, str], canonical: str) -> str:
 
 
 def checkpoint_names(architecture: str) -> Mapping[str, str]:
-    """NAMES, with the architecture's differences."""
-    return {**NAMES, **_ARCHITECTURE_NAMES.get(architecture, {})}
+    """NAMES, with the differences of the architecture."""
+    engines = (family.engine for family in FAMILIES.values() if family.architecture == architecture)
+    return {**NAMES, **next((engine.names for engine in engines if engine), {})}
 
 
 def ignored_tensors(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ...]:
@@ -137,7 +117,11 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _layer(layer: Layer, decoder: DecoderDetails, hidden: int) -> Shapes:
-    yield from (("attn_norm.weight", (hidden,)), ("mlp_norm.weight", (hidden,)))
+    for part in ("attn", "mlp"):
+        if decoder.pre_norms:
+            yield f"{part}_norm.weight", (hidden,)
+        if decoder.post_norms:
+            yield f"{part}_post_norm.weight", (hidden,)
     attention, ffn = layer.attention, layer.ffn
     if isinstance(attention, Gqa):
         yield from _grouped_query(attention, decoder, hidden)
@@ -154,7 +138,11 @@ def _layer(layer: Layer, decoder: DecoderDetails, hidden: int) -> Shapes:
 def _grouped_query(attention: Gqa, decoder: DecoderDetails, hidden: int) -> Shapes:
     keys = attention.kv_heads * attention.head_dim
     if decoder.qk_norm:
-        yield from (("q_norm.weight", (attention.head_dim,)), ("k_norm.weight", (attention.head_dim,)))
+        heads = (attention.heads, attention.kv_heads) if decoder.whole_qk_norm else (1, 1)
+        yield from (
+            ("q_norm.weight", (heads[0] * attention.head_dim,)),
+            ("k_norm.weight", (heads[1] * attention.head_dim,)),
+        )
     for part, size in (("q", attention.query_width), ("k", keys), ("v", keys)):
         yield f"{part}.weight", (size, hidden)
         if decoder.qkv_bias:
@@ -226,19 +214,29 @@ class Weights(Protocol):
 
 
 class StoredWeights:
-    """Weights in a checkpoint. `permuted`: query and key rows are in llama.cpp's order, which `read` reverts."""
+    """Weights in a checkpoint, as the engine multiplies with them: rotated pairs half-split, matrices that are stored
+    as one apart, norms with their offset, and the last norm with the logits' multiplier."""
 
-    def __init__(self, spec: ModelSpec, source: Source, names: Mapping[str, str], *, permuted: bool = False) -> None:
+    def __init__(self, spec: ModelSpec, source: Source, names: Mapping[str, str]) -> None:
         self.spec = spec
         self._source = source
         self._names = names
-        self._permuted = permuted
+        shared = Counter(names.values())
+        self._fused = {part: name for part, name in names.items() if shared[name] > 1}
 
     def read(self, name: str, dtype: DType = FLOAT32) -> Array:
         tensor = self._source.read(source_name(self._names, name), dtype)
+        rows = self._rows(name)
+        tensor = tensor if rows is None else tensor[rows]
         self._check_finite(name, finite=all_finite(tensor))
         order = self._order(name, len(tensor))
-        return tensor if order is None else tensor[order]
+        tensor = tensor if order is None else tensor[order]
+        details = self.spec.details
+        if details.norm_offset and name.endswith("norm.weight"):
+            tensor = tensor + tensor.dtype.type(details.norm_offset)
+        if details.logit_scale != 1 and name == "norm.weight":
+            tensor = tensor * tensor.dtype.type(details.logit_scale)
+        return tensor
 
     def stored(self, name: str) -> StoredAs:
         return self._source.stored(source_name(self._names, name))
@@ -247,19 +245,40 @@ class StoredWeights:
         if self.stored(name).format != format_name:
             return quantise(self.read(name, BFLOAT16), format_name)
         matrix = self._source.read_blocks(source_name(self._names, name))
+        rows = self._rows(name)
+        matrix = matrix if rows is None else QuantisedMatrix(matrix.format, matrix.data[rows], matrix.shape[1])
         self._check_finite(name, finite=matrix.is_finite())
         order = self._order(name, matrix.shape[0])
         return matrix if order is None else matrix.take(order)
 
+    def _rows(self, name: str) -> slice | None:
+        """The rows of the stored tensor that are this one; None: all."""
+        *places, part, suffix = name.split(".")
+        if part not in self._fused:
+            return None
+        shapes, first = self._shapes, 0
+        for other in NAMES:  # in the order in which they are stored
+            rows = shapes.get(".".join((*places, other, suffix)), (0,))[0]
+            if other == part:
+                return slice(first, first + rows)
+            first += rows if self._fused.get(other) == self._fused[part] else 0
+        raise KeyError(name)
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return tensor_shapes(self.spec)
+
     def _order(self, name: str, rows: int) -> Array | None:
         """The stored row of each row of a tensor, where they differ."""
         attention, part = self.spec.attention, name.split(".")[-2]
+        if not self.spec.details.interleaved_rope:
+            return None
         if isinstance(attention, Mla):
-            if self.spec.details.interleaved_rope and part in ("q", "q_b", "kv_a"):
-                return _half_split(rows, heads=1 if part == "kv_a" else attention.heads, rotated=attention.rope)
-        elif self._permuted and part in ("q", "k"):
-            heads = attention.heads if part == "q" else attention.kv_heads
-            return _half_split(rows, heads=heads, rotated=attention.head_dim)
+            if part in ("q", "q_b", "kv_a"):
+                heads = 1 if part == "kv_a" else attention.heads
+                return _half_split(rows, heads=heads, first=rows // heads - attention.rope, rotated=attention.rope)
+        elif part in ("q", "k", "q_norm", "k_norm"):
+            return _half_split(rows, heads=rows // attention.head_dim, first=0, rotated=attention.rope_dim)
         return None
 
     def _check_finite(self, name: str, *, finite: bool) -> None:
@@ -270,11 +289,12 @@ class StoredWeights:
             )
 
 
-def _half_split(rows: int, *, heads: int, rotated: int) -> Array:
-    """The order of rows that brings the last `rotated` of each head from interleaved pairs to half-split order."""
+def _half_split(rows: int, *, heads: int, first: int, rotated: int) -> Array:
+    """The order of rows that brings `rotated` of each head, from the row `first` on, from interleaved pairs to
+    half-split order."""
     order = np.arange(rows).reshape(heads, rows // heads)
-    pairs = order[:, -rotated:].reshape(heads, rotated // 2, 2)
-    order[:, -rotated:] = pairs.swapaxes(1, 2).reshape(heads, rotated)
+    pairs = order[:, first : first + rotated].reshape(heads, rotated // 2, 2)
+    order[:, first : first + rotated] = pairs.swapaxes(1, 2).reshape(heads, rotated)
     return order.ravel()
 
 
@@ -310,25 +330,34 @@ def _open_gguf(file: GgufFile) -> Weights:
             "Merge the parts first: llama-gguf-split --merge FIRST_PART OUTPUT.",
         )
     spec = read_gguf(file.metadata, file.shapes, where=file.where)
+    rope, tensors = spec.details.rope, (ROPE_FACTORS, *LONG_ROPE_FACTORS)
     if ROPE_FACTORS in file.tensors:
-        spec = _with_factors(spec, file)
-    check_tensors(spec, file, GGUF_NAMES, ignored=(re.escape(ROPE_FACTORS),))
-    return StoredWeights(spec, file, GGUF_NAMES, permuted=gguf_layout(spec.details.architecture).permuted)
-
-
-def _with_factors(spec: ModelSpec, file: GgufFile) -> ModelSpec:
-    """The spec with the RoPE factors that the file stores as a tensor, multiplied by those of its metadata."""
-    decoder, pairs = spec.details, spec.attention.head_dim // 2
-    _check_shape(file.where, ROPE_FACTORS, found=file.shapes[ROPE_FACTORS], expected=(pairs,))
-    stored = file.read(ROPE_FACTORS, np.dtype(np.float64))
-    if not ((stored >= 1e-6) & (stored <= 1e6)).all():
+        rope = replace(rope, factors=_factors(spec, file, ROPE_FACTORS))
+    elif all(name in file.tensors for name in LONG_ROPE_FACTORS):
+        short, long = (_factors(spec, file, name) for name in LONG_ROPE_FACTORS)
+        original = read_original_context(file.metadata, file.where) or spec.context
+        rope = replace(rope, factors=short, long_factors=long, original=original)
+    elif file.metadata.get(f"{spec.details.architecture}.rope.scaling.type") == "longrope":
         raise ModelError(
-            f"{ROPE_FACTORS} in {file.where} has factors that are not above 0 and finite.",
+            f"{file.where} has RoPE scaling 'longrope' without its tensors {' and '.join(LONG_ROPE_FACTORS)}.",
             "The file is damaged; fetch it again.",
         )
-    factors = stored * np.array(decoder.rope.factors or (1.0,))
-    rope = replace(decoder.rope, factors=tuple(factors.tolist()))
-    return replace(spec, decoder=replace(decoder, rope=rope))
+    spec = replace(spec, decoder=replace(spec.details, rope=rope))
+    names = gguf_names(file.tensors)
+    check_tensors(spec, file, names, ignored=tuple(map(re.escape, tensors)))
+    return StoredWeights(spec, file, names)
+
+
+def _factors(spec: ModelSpec, file: GgufFile, name: str) -> tuple[float, ...]:
+    """The RoPE factors that the file stores as a tensor, multiplied by those of its metadata."""
+    _check_shape(file.where, name, found=file.shapes[name], expected=(spec.attention.rope_dim // 2,))
+    stored = file.read(name, np.dtype(np.float64))
+    if not ((stored >= 1e-6) & (stored <= 1e6)).all():
+        raise ModelError(
+            f"{name} in {file.where} has factors that are not above 0 and finite.",
+            "The file is damaged; fetch it again.",
+        )
+    return tuple((stored * np.array(spec.details.rope.factors or (1.0,))).tolist())
 
 
 def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, ignored: tuple[str, ...]) -> None:
@@ -337,7 +366,11 @@ def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, 
     `ignored` are patterns of further names that are allowed.
     """
     shapes = source.shapes
-    expected = {source_name(names, name): shape for name, shape in tensor_shapes(spec).items()}
+    expected: dict[str, tuple[int, ...]] = {}
+    for canonical, shape in tensor_shapes(spec).items():
+        name = source_name(names, canonical)
+        rows = expected.get(name, (0,))[0]  # of other matrices that are stored in the same tensor
+        expected[name] = (rows + shape[0], *shape[1:])
     for name, shape in expected.items():
         if name not in shapes:
             raise ModelError(
