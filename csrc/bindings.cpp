@@ -53,7 +53,8 @@ const wager::Table* find_table(const std::string& name) {
     return nullptr;
 }
 
-constexpr const char* kFormatNames[] = {"bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"};
+constexpr const char* kFormatNames[] = {"bf16",   "q8_0",   "q4_0",  "q4_1",    "q5_0",  "q5_1",    "q4_k", "q5_k", "q6_k",   "q2_k",
+                                        "q3_k",   "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xxs", "iq1",  "q4_z", "q4_z128"};
 
 wager::WeightFormat format_of(const std::string& name) {
     for (int i = 0; i < static_cast<int>(std::size(kFormatNames)); ++i)

@@ -186,6 +186,13 @@ WAGER_INLINE Bytes shifted(Bytes x, int mask) {
     const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
     return {shifted_half<Left>(x.a, m), shifted_half<Left>(x.b, m)};
 }
+struct Lookup {
+    __m256i v;
+};
+WAGER_INLINE Lookup load_lookup(const uint8_t* p) {
+    return {_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+WAGER_INLINE Bytes looked_up(Bytes codes, Lookup in) { return {_mm256_shuffle_epi8(in.v, codes.a), _mm256_shuffle_epi8(in.v, codes.b)}; }
 WAGER_INLINE Sums splat_sum(const int32_t* p) { return {_mm256_set1_epi32(*p), _mm256_set1_epi32(*p)}; }
 WAGER_INLINE Sums no_sum() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 struct Quad {
@@ -232,6 +239,14 @@ WAGER_INLINE F load_unsigned(const uint8_t* p) {
 WAGER_INLINE F load_signed(const uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+WAGER_INLINE F load_low_nibbles(const uint8_t* p) {
+    const __m128i bytes = _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(15));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+WAGER_INLINE F load_high_nibbles(const uint8_t* p) {
+    const __m128i words = _mm_srli_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), 4), bytes = _mm_and_si128(words, _mm_set1_epi8(15));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
 }
 WAGER_INLINE F magnitude(F x) {
     const __m256 sign = _mm256_set1_ps(-0.0f);

@@ -122,6 +122,13 @@ WAGER_INLINE Bytes shifted(Bytes a, int mask) {  // by Left bits (to the right i
     const __m512i bits = Left >= 0 ? _mm512_slli_epi16(a.v, Left >= 0 ? Left : 0) : _mm512_srli_epi16(a.v, Left < 0 ? -Left : 0);
     return {_mm512_and_si512(bits, _mm512_set1_epi8(static_cast<char>(mask)))};
 }
+struct Lookup {  // sixteen bytes, looked up by codes of four bits
+    __m512i v;
+};
+WAGER_INLINE Lookup load_lookup(const uint8_t* p) {
+    return {_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+WAGER_INLINE Bytes looked_up(Bytes codes, Lookup in) { return {_mm512_shuffle_epi8(in.v, codes.v)}; }
 struct Quad {  // four activations in every lane
     __m512i v;
 };
@@ -144,6 +151,14 @@ WAGER_INLINE F load_unsigned(const uint8_t* p) {
 }
 WAGER_INLINE F load_signed(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+WAGER_INLINE F load_low_nibbles(const uint8_t* p) {
+    const __m128i bytes = _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(15));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))};
+}
+WAGER_INLINE F load_high_nibbles(const uint8_t* p) {
+    const __m128i words = _mm_srli_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), 4);
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_and_si128(words, _mm_set1_epi8(15))))};
 }
 WAGER_INLINE F magnitude(F a) { return {_mm512_abs_ps(a.v)}; }
 // Rounds to the nearest integer, ties to even, and stores the lanes as int8; returns them.

@@ -203,6 +203,19 @@ WAGER_INLINE Bytes shifted(Bytes a, int mask) {
     WAGER_EACH a.v[i] = (Left >= 0 ? a.v[i] << (Left >= 0 ? Left : 0) : a.v[i] >> (Left < 0 ? -Left : 0)) & m;
     return a;
 }
+struct Lookup {
+    const uint8_t* of;
+};
+WAGER_INLINE Lookup load_lookup(const uint8_t* p) { return {p}; }
+WAGER_INLINE Bytes looked_up(Bytes codes, Lookup in) {
+    WAGER_EACH {
+        uint8_t bytes[16];
+        std::memcpy(bytes, &codes.v[i], 16);
+        for (int j = 0; j < 16; ++j) bytes[j] = in.of[bytes[j]];
+        std::memcpy(&codes.v[i], bytes, 16);
+    }
+    return codes;
+}
 WAGER_INLINE Sums splat_sum(const int32_t* p) {
     Sums r;
     WAGER_EACH r.v[i] = I4{*p, *p, *p, *p};
@@ -256,6 +269,16 @@ WAGER_INLINE F load_unsigned(const uint8_t* p) {
 WAGER_INLINE F load_signed(const uint8_t* p) {
     F r;
     WAGER_EACH for (int j = 0; j < 4; ++j) r.v[i][j] = static_cast<float>(static_cast<int8_t>(p[4 * i + j]));
+    return r;
+}
+WAGER_INLINE F load_low_nibbles(const uint8_t* p) {
+    F r;
+    WAGER_EACH for (int j = 0; j < 4; ++j) r.v[i][j] = static_cast<float>(p[4 * i + j] & 15);
+    return r;
+}
+WAGER_INLINE F load_high_nibbles(const uint8_t* p) {
+    F r;
+    WAGER_EACH for (int j = 0; j < 4; ++j) r.v[i][j] = static_cast<float>(p[4 * i + j] >> 4);
     return r;
 }
 WAGER_INLINE F magnitude(F a) {

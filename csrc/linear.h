@@ -61,6 +61,17 @@ inline PanelKernels kernels_of(WeightFormat format) {
         case WeightFormat::q4_k: return kernels_for<WeightFormat::q4_k>();
         case WeightFormat::q5_k: return kernels_for<WeightFormat::q5_k>();
         case WeightFormat::q6_k: return kernels_for<WeightFormat::q6_k>();
+        case WeightFormat::q2_k: return kernels_for<WeightFormat::q2_k>();
+        case WeightFormat::q3_k: return kernels_for<WeightFormat::q3_k>();
+        case WeightFormat::iq4_nl: return kernels_for<WeightFormat::iq4_nl>();
+        case WeightFormat::iq4_xs: return kernels_for<WeightFormat::iq4_xs>();
+        case WeightFormat::iq3_s: return kernels_for<WeightFormat::iq3_s>();
+        case WeightFormat::iq3_xxs: return kernels_for<WeightFormat::iq3_xxs>();
+        case WeightFormat::iq2_s: return kernels_for<WeightFormat::iq2_s>();
+        case WeightFormat::iq2_xxs: return kernels_for<WeightFormat::iq2_xxs>();
+        case WeightFormat::iq1: return kernels_for<WeightFormat::iq1>();
+        case WeightFormat::q4_z: return kernels_for<WeightFormat::q4_z>();
+        case WeightFormat::q4_z128: return kernels_for<WeightFormat::q4_z128>();
     }
     return {};
 }

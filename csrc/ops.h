@@ -27,8 +27,10 @@ enum class RowSet { rows, logits };  // all rows of the step, or the logits rows
 // Of the gate of a gated layer. gelu: the approximation by tanh.
 enum class Activation { silu, gelu };
 
-// How the weights of a matrix are stored; the quantised ones are GGUF's (see weight_layout.h).
-enum class WeightFormat { bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k };
+// How the weights of a matrix are stored (see weight_layout.h).
+enum class WeightFormat {
+    bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_nl, iq4_xs, iq3_s, iq3_xxs, iq2_s, iq2_xxs, iq1, q4_z, q4_z128
+};
 
 // Packed weights: panels of 32 outputs, k inputs each, one after the other.
 struct Matrix {
@@ -38,7 +40,8 @@ struct Matrix {
 };
 
 // 32 activations of a row as int8 with their scale, the block in which a quantised product takes them. `start` is minus the
-// format's offset times the sum of each half (the whole sum in the first where a format has one scale per block).
+// format's offset times the sum of each half (the whole sum in the first where a format has one scale per block), or the sum of each
+// half in q2_k, whose minima belong to halves.
 constexpr int kBlockInputs = 32;
 constexpr int kOwnRows = 16;  // up to here each thread quantises all rows itself: sharing costs more than the work
 struct ActivationBlock {

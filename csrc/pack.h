@@ -10,13 +10,16 @@
 
 namespace wager {
 
-// The blocks of a quantised row as GGUF stores them, read 32 inputs at a time.
+// The blocks of a quantised row as GGUF stores them, read 32 inputs at a time. Types with a large codebook come as
+// kernels/blocks.py writes them: f16 scale, eight bytes of steps, then codes, iq3 as nibbles, iq2 and iq1 as 256 high bits and
+// 256 low pairs of bits; q4_z as f16 scale, zero and nibbles.
 
 // 32 inputs of one output: the weights as unsigned integers, and its scales as GGUF has them. f16 are carried as uint16_t.
 struct StoredBlock {
     uint8_t values[kBlockInputs];
-    uint16_t scale, minimum;      // of 32 inputs, or of the 256 that the block belongs to
-    uint8_t own_scale[2], own_minimum;  // K formats: this block's integers
+    uint16_t scale, minimum;            // of 32 inputs, or of the group that the block belongs to
+    uint8_t own_scale[2], own_minimum;  // this block's integers, see Own
+    uint8_t zero;
 };
 
 constexpr int kWide = 256;  // inputs of a block of the K formats
@@ -36,6 +39,17 @@ inline StoredSize stored_size(WeightFormat format) {
         case WeightFormat::q4_k: return {kWide, 144};
         case WeightFormat::q5_k: return {kWide, 176};
         case WeightFormat::q6_k: return {kWide, 210};
+        case WeightFormat::q2_k: return {kWide, 84};
+        case WeightFormat::q3_k: return {kWide, 110};
+        case WeightFormat::iq4_nl: return {32, 18};
+        case WeightFormat::iq4_xs: return {kWide, 136};
+        case WeightFormat::iq3_s:
+        case WeightFormat::iq3_xxs: return {kWide, 138};
+        case WeightFormat::iq2_s:
+        case WeightFormat::iq2_xxs:
+        case WeightFormat::iq1: return {kWide, 106};
+        case WeightFormat::q4_z: return {32, 19};
+        case WeightFormat::q4_z128: return {128, 67};
     }
     return {};
 }
@@ -86,6 +100,37 @@ inline void read_q6_block(const uint8_t* p, int index, StoredBlock& to) {
     std::memcpy(&to.scale, p + 208, 2);
 }
 
+inline void read_q2_block(const uint8_t* p, int index, StoredBlock& to) {
+    const uint8_t* low = p + 16 + index / 4 * 32;
+    for (int i = 0; i < 32; ++i) to.values[i] = low[i] >> index % 4 * 2 & 3;
+    std::memcpy(to.own_scale, p + 2 * index, 2);
+    std::memcpy(&to.scale, p + 80, 2);
+    std::memcpy(&to.minimum, p + 82, 2);
+    to.minimum ^= 0x8000;  // GGUF subtracts it
+}
+inline void read_q3_block(const uint8_t* p, int index, StoredBlock& to) {
+    const uint8_t *low = p + 32 + index / 4 * 32, *scales = p + 96;
+    for (int i = 0; i < 32; ++i) to.values[i] = static_cast<uint8_t>((low[i] >> index % 4 * 2 & 3) | (p[i] >> index & 1) << 2);
+    for (int half = 0; half < 2; ++half) {
+        const int at = 2 * index + half, six = (scales[at % 8] >> at / 8 * 4 & 15) | (scales[8 + at % 4] >> at / 4 * 2 & 3) << 4;
+        to.own_scale[half] = static_cast<uint8_t>(six - 32);
+    }
+    std::memcpy(&to.scale, p + 108, 2);
+}
+inline void read_iq4_block(const uint8_t* p, int index, StoredBlock& to) {
+    const int six = (p[4 + index / 2] >> index % 2 * 4 & 15) | ((p[2] | p[3] << 8) >> 2 * index & 3) << 4;
+    to.own_scale[0] = static_cast<uint8_t>(six - 32);
+    std::memcpy(&to.scale, p, 2);
+    read_nibbles(p + 8 + 16 * index, to.values);
+}
+inline void read_codebook_block(const uint8_t* p, int index, bool nibbles, StoredBlock& to) {
+    std::memcpy(&to.scale, p, 2);
+    to.own_scale[0] = p[2 + index];
+    if (nibbles) return read_nibbles(p + 10 + 16 * index, to.values);
+    const uint8_t *high = p + 10 + 4 * index, *low = p + 42 + 8 * index;
+    for (int i = 0; i < 32; ++i) to.values[i] = static_cast<uint8_t>((low[i / 4] >> i % 4 * 2 & 3) | (high[i / 8] >> i % 8 & 1) << 2);
+}
+
 // Inputs 32 * index to 32 * index + 31 of a row.
 inline StoredBlock read_stored(WeightFormat format, const uint8_t* row, int index) {
     StoredBlock to{};
@@ -96,8 +141,17 @@ inline StoredBlock read_stored(WeightFormat format, const uint8_t* row, int inde
         read_k_block(p, index % per_block, format == WeightFormat::q5_k, to);
         return to;
     }
-    if (format == WeightFormat::q6_k) {
-        read_q6_block(p, index % per_block, to);
+    const BlockLayout layout = layout_of(format);
+    const int within = index % per_block;
+    if (layout.own == Own::steps) return read_codebook_block(p, within, layout.bits == 4, to), to;
+    if (format == WeightFormat::q6_k) return read_q6_block(p, within, to), to;
+    if (format == WeightFormat::q2_k) return read_q2_block(p, within, to), to;
+    if (format == WeightFormat::q3_k) return read_q3_block(p, within, to), to;
+    if (format == WeightFormat::iq4_xs) return read_iq4_block(p, within, to), to;
+    if (layout.zero) {
+        std::memcpy(&to.scale, p, 2);
+        to.zero = p[2];
+        read_nibbles(p + 3 + 16 * within, to.values);
         return to;
     }
     const bool minimum = format == WeightFormat::q4_1 || format == WeightFormat::q5_1;
@@ -117,16 +171,20 @@ inline StoredBlock read_stored(WeightFormat format, const uint8_t* row, int inde
 // Copies one block of output `lane` into its panel; memory comes zeroed.
 inline void place_block(const BlockLayout& layout, const StoredBlock& from, int lane, uint8_t* group, uint8_t* block) {
     const int column = lane / 16, at = lane % 16 * 4;
-    uint8_t* floats = layout.grouped ? group : block;
+    uint8_t* floats = layout.grouped() ? group : block;
     std::memcpy(floats + 2 * lane, &from.scale, 2);
-    if (layout.minimum) std::memcpy(floats + 2 * kPanel + 2 * lane, &from.minimum, 2);
-    for (int half = 0; layout.grouped && half < layout.halves; ++half) block[half * kPanel + lane] = from.own_scale[half];
-    if (layout.grouped && layout.minimum) block[kPanel + lane] = from.own_minimum;
+    if (layout.zero) floats[2 * kPanel + lane] = from.zero;
+    else if (layout.minimum) std::memcpy(floats + 2 * kPanel + 2 * lane, &from.minimum, 2);
+    const int own = layout.own == Own::none ? 0 : layout.own == Own::steps ? 1 : layout.halves;
+    for (int half = 0; half < own; ++half) block[half * kPanel + lane] = from.own_scale[half];
+    if (layout.own == Own::whole) block[kPanel + lane] = from.own_minimum;
     uint8_t *low = block + layout.low_at(), *high = block + layout.high_at();
     for (int i = 0; i < kBlockInputs; ++i) {
         const int quad = i / 4, byte = at + i % 4, value = from.values[i];
         if (layout.bits == 8) low[(8 * column + quad) * 64 + byte] = static_cast<uint8_t>(value);
+        else if (layout.bits <= 3) low[(2 * column + quad / 4) * 64 + byte] |= static_cast<uint8_t>((value & 3) << quad % 4 * 2);
         else low[(4 * column + quad / 2) * 64 + byte] |= static_cast<uint8_t>((value & 15) << quad % 2 * 4);
+        if (layout.bits == 3) high[64 * column + byte] |= static_cast<uint8_t>(value >> 2 << quad);
         if (layout.bits == 5) high[64 * column + byte] |= static_cast<uint8_t>(value >> 4 << quad);
         if (layout.bits == 6) high[64 * (2 * column + quad / 4) + byte] |= static_cast<uint8_t>(value >> 4 << quad % 4 * 2);
     }

@@ -119,13 +119,27 @@ struct WeightBlock {
     WeightBlock(const uint8_t* panel, int index) : group(panel + kLayout.group_at(index)), block(panel + kLayout.block_at(index)) {}
 
     WAGER_INLINE F scale(int column, int half) const {
-        if (!kLayout.grouped) return load_halves(block + 32 * column);
-        const uint8_t* own = block + kPanel * half + 16 * column;
-        return mul(load_halves(group + 32 * column), kLayout.minimum ? load_unsigned(own) : load_signed(own));
+        const F all = load_halves((kLayout.grouped() ? group : block) + 32 * column);
+        const uint8_t* own = block + 16 * column;
+        switch (kLayout.own) {
+            case Own::none: break;
+            case Own::whole: return mul(all, load_unsigned(own));
+            case Own::integers: return mul(all, load_signed(own + kPanel * half));
+            case Own::nibbles: return mul(all, load_low_nibbles(own + kPanel * half));
+            case Own::steps: {
+                const F step = half ? load_high_nibbles(own) : load_low_nibbles(own);
+                return mul(mul(all, splat(kLayout.unit)), add(step, splat(0.5f)));
+            }
+        }
+        return all;
     }
-    WAGER_INLINE F minimum(int column) const {
-        if (!kLayout.grouped) return load_halves(block + 2 * kPanel + 32 * column);
-        return mul(load_halves(group + 2 * kPanel + 32 * column), load_unsigned(block + kPanel + 16 * column));
+    WAGER_INLINE F minimum(int column, int half) const {
+        const uint8_t* floats = (kLayout.grouped() ? group : block) + 32 * column;
+        const uint8_t* own = block + 16 * column;
+        if (kLayout.zero) return mul(load_halves(floats), sub(splat(0.0f), load_unsigned((kLayout.grouped() ? group : block) + 2 * kPanel + 16 * column)));
+        const F all = load_halves(floats + 2 * kPanel);
+        if (kLayout.own == Own::whole) return mul(all, load_unsigned(own + kPanel));
+        return kLayout.own == Own::nibbles ? mul(all, load_high_nibbles(own + kPanel * half)) : all;
     }
     // Quads 2 * pair and 2 * pair + 1.
     template <int pair>
@@ -134,8 +148,26 @@ struct WeightBlock {
         if constexpr (kLayout.bits == 8) {
             first = load_bytes(low + (8 * column + 2 * pair) * 64);
             second = load_bytes(low + (8 * column + 2 * pair + 1) * 64);
+        } else if constexpr (kLayout.bits <= 3) {
+            quads_of_two_bits<pair>(column, low, first, second);
         } else {
             quads_of_nibbles<pair>(column, low, first, second);
+        }
+        if constexpr (kLayout.codebook != Codebook::none) {
+            const Lookup numbers = load_lookup(kCodebooks[static_cast<int>(kLayout.codebook)]);
+            first = looked_up(first, numbers);
+            second = looked_up(second, numbers);
+        }
+    }
+    template <int pair>
+    WAGER_INLINE void quads_of_two_bits(int column, const uint8_t* low, Bytes& first, Bytes& second) const {
+        const Bytes fields = load_bytes(low + (2 * column + pair / 2) * 64);
+        first = shifted<-4 * (pair % 2)>(fields, 3);
+        second = shifted<-4 * (pair % 2) - 2>(fields, 3);
+        if constexpr (kLayout.bits == 3) {
+            const Bytes bits = load_bytes(block + kLayout.high_at() + 64 * column);
+            first = either(first, shifted<2 - 2 * pair>(bits, 4));
+            second = either(second, shifted<1 - 2 * pair>(bits, 4));
         }
     }
     template <int pair>
@@ -167,7 +199,7 @@ struct BlockTile {
 
     template <class Rows>
     WAGER_INLINE void begin(int half, const Rows& x) {
-        constexpr bool kStarts = kLayout.bits == 8 ? kByteOffset != 0 : kLayout.offset != 0;
+        constexpr bool kStarts = kLayout.any_byte() ? kByteOffset != 0 : kLayout.offset != 0;
 #pragma GCC unroll 16
         for (int i = 0; i < M; ++i) {
             const Sums start = kStarts ? splat_sum(x(i).start + half) : no_sum();
@@ -182,7 +214,7 @@ struct BlockTile {
             const Quad value = splat_quad(x(i).values + 4 * quad);
 #pragma GCC unroll 2
             for (int j = 0; j < kBlockCols; ++j)
-                sums[i][j] = kLayout.bits == 8 ? dot_any_bytes(sums[i][j], w[j], value) : dot_bytes(sums[i][j], w[j], value);
+                sums[i][j] = kLayout.any_byte() ? dot_any_bytes(sums[i][j], w[j], value) : dot_bytes(sums[i][j], w[j], value);
         }
     }
     template <int pair, class Rows>
@@ -194,18 +226,19 @@ struct BlockTile {
         add_quad(first, 2 * pair, x);
         add_quad(second, 2 * pair + 1, x);
     }
-    // Adds the sums of a block, or of its first half, to the accumulators; with the minima if these are all.
+    // Adds the sums of a block, or of a half, to the accumulators, and the minima, each times the sum of its activations.
     template <int half, class Rows>
     WAGER_INLINE void end(const Block& block, int column, const Rows& x) {
-        constexpr bool kMinimum = kLayout.minimum && half == kLayout.halves - 1;
 #pragma GCC unroll 2
         for (int j = 0; j < kBlockCols; ++j) {
-            const F scale = block.scale(column + j, half), minimum = kMinimum ? block.minimum(column + j) : zero();
+            const F scale = block.scale(column + j, half), minimum = kLayout.minimum ? block.minimum(column + j, half) : zero();
 #pragma GCC unroll 16
             for (int i = 0; i < M; ++i) {
                 F& acc = total.acc[i][j];
                 acc = fma(to_float(sums[i][j]), mul(scale, splat(x(i).scale)), acc);
-                if (kMinimum) acc = fma(minimum, splat(x(i).scaled_sum), acc);
+                if constexpr (kLayout.minimum && kLayout.halves == 2)
+                    acc = fma(minimum, mul(splat(x(i).scale), to_float(splat_sum(x(i).start + half))), acc);
+                else if constexpr (kLayout.minimum) acc = fma(minimum, splat(x(i).scaled_sum), acc);
             }
         }
     }

@@ -63,7 +63,8 @@ inline void quantise_blocks(const uint16_t* x, const float* ranges, int offset, 
 inline void quantise(const uint16_t* x, int k, WeightFormat format, int first, int last, ActivationBlock* to) {
     constexpr int kGroups = 4;
     const BlockLayout layout = layout_of(format);
-    const int offset = layout.bits == 8 ? kByteOffset : layout.offset;
+    // Halves with minima need the sums themselves.
+    const int offset = layout.minimum && layout.halves == 2 ? -1 : layout.any_byte() ? kByteOffset : layout.offset;
     const size_t begin = static_cast<size_t>(first) * (k / kBlockInputs), end = static_cast<size_t>(last) * (k / kBlockInputs);
     size_t block = begin;
     while (block + 16 <= end) {

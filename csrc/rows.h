@@ -20,25 +20,48 @@ inline float half_at(const uint8_t* p) {
 }
 
 // Output `lane` of one block of a panel.
-inline void read_block(const BlockLayout& layout, const uint8_t* group, const uint8_t* block, int lane, float* out) {
-    const int column = lane / 16;
-    const uint8_t* low = block + layout.low_at() + column * (layout.bits == 8 ? 512 : 256) + lane % 16 * 4;
-    const uint8_t* high = block + layout.high_at() + lane % 16 * 4;
-    float scale[2] = {}, minimum = 0.0f;
-    for (int half = 0; half < layout.halves; ++half) {
-        scale[half] = half_at((layout.grouped ? group : block) + 2 * lane);
-        const uint8_t whole = block[half * kPanel + lane];
-        if (layout.grouped) scale[half] *= layout.minimum ? static_cast<float>(whole) : static_cast<float>(static_cast<int8_t>(whole));
+inline int code_at(const BlockLayout& layout, const uint8_t* block, int lane, int i) {
+    const int column = lane / 16, quad = i / 4, byte = lane % 16 * 4 + i % 4;
+    const uint8_t *low = block + layout.low_at(), *high = block + layout.high_at();
+    if (layout.bits == 8) return low[64 * (8 * column + quad) + byte];
+    if (layout.bits <= 3) {
+        const int two = low[64 * (2 * column + quad / 4) + byte] >> (quad % 4 * 2) & 3;
+        return layout.bits == 2 ? two : two | (high[64 * column + byte] >> quad & 1) << 2;
     }
-    if (layout.minimum) minimum = half_at((layout.grouped ? group : block) + 2 * kPanel + 2 * lane);
-    if (layout.minimum && layout.grouped) minimum *= static_cast<float>(block[kPanel + lane]);
+    const int nibble = low[64 * (4 * column + quad / 2) + byte] >> (quad % 2 * 4) & 15;
+    if (layout.bits == 5) return nibble | (high[64 * column + byte] >> quad & 1) << 4;
+    if (layout.bits == 6) return nibble | (high[64 * (2 * column + quad / 4) + byte] >> (quad % 4 * 2) & 3) << 4;
+    return nibble;
+}
+inline float scale_at(const BlockLayout& layout, float all, const uint8_t* own, int lane, int half) {
+    switch (layout.own) {
+        case Own::none: break;
+        case Own::whole: return all * static_cast<float>(own[lane]);
+        case Own::integers: return all * static_cast<float>(static_cast<int8_t>(own[half * kPanel + lane]));
+        case Own::nibbles: return all * static_cast<float>(own[half * kPanel + lane] & 15);
+        case Own::steps: return all * layout.unit * (static_cast<float>(own[lane] >> (4 * half) & 15) + 0.5f);
+    }
+    return all;
+}
+inline float minimum_at(const BlockLayout& layout, const uint8_t* floats, const uint8_t* own, int lane, int half) {
+    if (layout.zero) return half_at(floats + 2 * lane) * -static_cast<float>(floats[2 * kPanel + lane]);
+    const float all = half_at(floats + 2 * kPanel + 2 * lane);
+    if (layout.own == Own::whole) return all * static_cast<float>(own[kPanel + lane]);
+    return layout.own == Own::nibbles ? all * static_cast<float>(own[half * kPanel + lane] >> 4) : all;
+}
+inline void read_block(const BlockLayout& layout, const uint8_t* group, const uint8_t* block, int lane, float* out) {
+    const uint8_t* floats = layout.grouped() ? group : block;
+    float scale[2] = {}, minimum[2] = {};
+    for (int half = 0; half < layout.halves; ++half) {
+        scale[half] = scale_at(layout, half_at(floats + 2 * lane), block, lane, half);
+        if (layout.minimum) minimum[half] = minimum_at(layout, floats, block, lane, half);
+    }
     for (int i = 0; i < kBlockInputs; ++i) {
-        const int quad = i / 4, byte = i % 4;
-        int bits = layout.bits == 8 ? low[64 * quad + byte] : low[64 * (quad / 2) + byte] >> (quad % 2 * 4) & 15;
-        if (layout.bits == 5) bits |= (high[64 * column + byte] >> quad & 1) << 4;
-        if (layout.bits == 6) bits |= (high[64 * (2 * column + quad / 4) + byte] >> (quad % 4 * 2) & 3) << 4;
-        out[i] = scale[layout.halves == 2 ? i / 16 : 0] * static_cast<float>(bits - layout.offset);
-        if (layout.minimum) out[i] += minimum;
+        int code = code_at(layout, block, lane, i);
+        if (layout.codebook != Codebook::none) code = kCodebooks[static_cast<int>(layout.codebook)][code];
+        const int half = layout.halves == 2 ? i / 16 : 0;
+        out[i] = scale[half] * static_cast<float>(code - layout.offset);
+        if (layout.minimum) out[i] += minimum[half];
     }
 }
 

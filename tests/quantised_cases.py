@@ -1,4 +1,5 @@
-"""Random quantised rows of every type of GGUF, with scales that keep the values of order one or below."""
+"""Random quantised rows of every type of GGUF and of every format of the kernels, with scales that keep the values of
+order one or below."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
-from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix
+from wager.kernels.blocks import BLOCK_FORMATS, CODEBOOKS, QuantisedMatrix
+from wager.models.gguf import GgufType, convert_blocks
 
 HALVES: dict[Kind, tuple[int, ...]] = {
     Kind.Q8_0: (0,),
@@ -46,8 +48,9 @@ def raw_rows(kind: Kind, n: int, k: int, seed: int = 0, *, size: float = 1e-2) -
         raw[..., 0] = rng.integers(110, 130, raw.shape[:2])
     elif kind == Kind.NVFP4:
         raw[..., :4] &= 63
-    elif kind == Kind.IQ1_M:  # the four high halves of the last bytes are a float16
-        raw[..., -7::2] = raw[..., -7::2] & 15 | np.array([0, 0, 0x40, 0x20], dtype=np.uint8)
+    elif kind == Kind.IQ1_M:  # the four high halves of the last bytes are a float16: of 2^-7 or so, or `size` if less
+        high = np.array([0, 0, 0x40, 0x20 if size >= 1e-2 else 0x10 if size > 1e-5 else 0], dtype=np.uint8)
+        raw[..., -7::2] = raw[..., -7::2] & 15 | high
     elif kind in (Kind.TQ1_0,):  # five base-3 digits a byte
         raw[..., :52] = gguf.quants.quantize(rng.choice([-1.0, 0.0, 1.0], (n, k)).astype(np.float32), kind).reshape(
             raw.shape
@@ -59,4 +62,14 @@ def raw_rows(kind: Kind, n: int, k: int, seed: int = 0, *, size: float = 1e-2) -
 
 def matrix(name: str, n: int, k: int, seed: int = 0, *, size: float = 1e-2) -> QuantisedMatrix:
     """Random rows in a format of the kernels."""
-    return QuantisedMatrix(BLOCK_FORMATS[name], raw_rows(Kind[name.upper()], n, k, seed, size=size), k)
+    known = BLOCK_FORMATS[name]
+    if name in CODEBOOKS:  # as they are read; a type of both halves where the format has two
+        kind = {"iq1": GgufType.IQ1_M}.get(name) or GgufType[name.upper()]
+        return convert_blocks(raw_rows(Kind(kind), n, k, seed, size=size * 0.02), kind, k)
+    if name.upper() in Kind.__members__:
+        return QuantisedMatrix(known, raw_rows(Kind[name.upper()], n, k, seed, size=size), k)
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (n, k // known.inputs, known.bytes), dtype=np.uint8)
+    blocks[..., :2] = (rng.uniform(0.2, 1, blocks.shape[:2]) * size).astype("<f2")[..., None].view(np.uint8)
+    blocks[..., 2] %= 17
+    return QuantisedMatrix(known, blocks.reshape(n, -1), k)

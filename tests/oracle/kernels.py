@@ -117,19 +117,17 @@ _TIE = np.int64(1 << 28)
 
 @dataclass(frozen=True)
 class QuantisedRow:
-    """A row of activations: value = scale * code. `sums` are the blocks' sums of codes."""
+    """A row of activations: value = scale * code."""
 
     codes: Floats  # whole numbers from -127 to 127 [k / 32, 32]
     scales: Floats  # [k / 32]
-    sums: Floats  # [k / 32]
 
 
 def quantise_row(x: Floats) -> QuantisedRow:
     """x float32 [k]. The scale of 32 inputs is max|x| / 127, their codes are x * (127 / max|x|) rounded to the nearest
     even integer. A block below LEAST is zero; one with a value that is not finite has the scale NaN and codes 0."""
     whole, scales = round_to_int8(x.reshape(-1, BLOCK))
-    codes = whole.astype(np.float32)
-    return QuantisedRow(codes, scales[:, 0], codes.sum(axis=1))
+    return QuantisedRow(whole.astype(np.float32), scales[:, 0])
 
 
 class ReferenceQuantised:
@@ -159,7 +157,7 @@ class ReferenceQuantised:
         halves = BLOCK // inputs
         with np.errstate(invalid="ignore", over="ignore"):
             scales = self.scales * np.repeat(row.scales, halves)[:, None]
-            lifts = row.scales * row.sums
+            lifts = np.repeat(row.scales, halves) * row.codes.reshape(groups, inputs).sum(axis=1)
             total = np.zeros(n, dtype=np.float32)
             for group in range(groups):
                 total = fused(sums[group], scales[group], total)
@@ -555,8 +553,10 @@ class ReferenceKernels:
         if format_name is None or self.act == FLOAT32:
             return 4 * n * k
         known = BLOCK_FORMATS[format_name]
-        floats = k + k // known.group + (k // BLOCK if known.minimum else 0)
-        return n * (4 * floats + k // known.inputs * known.bytes)
+        empty = QuantisedMatrix(known, np.zeros((1, k // known.inputs * known.bytes), np.uint8), k)
+        codes = empty.codes()
+        floats = k + codes.scales.size + (0 if codes.minima is None else codes.minima.size)
+        return n * (4 * floats + empty.nbytes)
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> ReferenceLatents:
         return ReferenceLatents(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope, dtype=self.act)

@@ -255,7 +255,7 @@ def test_absent_keys_take_the_family_defaults() -> None:
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "full_attention"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
         ({"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "linear_attention"),
         ({"layer_types": ["sliding_attention"] * 3}, "layer_types"),
         ({"num_hidden_layers": 2.5}, "num_hidden_layers"),

@@ -76,14 +76,17 @@ _ACTIVATIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """The key that names an activation, and its names."""
 
+_READ_METHODS = ("fp8", "fbgemm_fp8", "awq", "gptq", "compressed-tensors", "modelopt")
+"""Quantisations that models/quantised_checkpoints.py reads."""
+
 
 def _refuse_unsupported(keys: ConfigKeys, engine: EngineSupport) -> None:
     method = keys.get("quantization_config")
-    if method:
-        name = method.get("quant_method", "unnamed") if isinstance(method, Mapping) else method
+    name = method.get("quant_method", "unnamed") if isinstance(method, Mapping) else method
+    if method and name not in _READ_METHODS:
         raise ModelError(
             f"quantization_config ({short_repr(name)}) is not supported in a Hugging Face directory.",
-            "Use the unquantised checkpoint, or a GGUF of the model.",
+            f"Use the unquantised checkpoint, a GGUF of the model, or one of: {', '.join(_READ_METHODS)}.",
         )
     name, known = _ACTIVATIONS[engine.activation]
     keys.refuse(name, unless=known)

@@ -1,8 +1,14 @@
-"""Matrices in the quantised block formats of GGUF: their table, their bytes, the numbers that the bytes stand for, and
-how matrices are quantised.
+"""Matrices in quantised block formats: their table, their bytes, the numbers that the bytes stand for, and how matrices
+are quantised.
 
-A row is blocks of 32 or 256 inputs. A weight is scale * (code - offset), plus a minimum in the formats that have one;
-a scale and a minimum belong to 32 inputs (a scale of q6_k to 16). Layouts are those of ggml-common.h.
+A row is blocks of 32, 128 or 256 inputs. A weight is scale * (a whole number for its code), plus a minimum in the
+formats that have one; a scale and a minimum belong to 32 inputs or 16. Layouts are those of ggml-common.h, but
+
+- types with a large codebook are written with a code for each weight (CODEBOOKS): float16 scale, 8 bytes with the
+  factors of 32 inputs (four bits for each half, a factor is what they say plus 1/2), then the codes. Of iq3 these are
+  nibbles as in q4_0, 32 inputs at a time; of iq2 and iq1 256 high bits, then 256 pairs of low bits, in order;
+- q4_z and q4_z128, of AWQ and GPTQ, are float16 scale, uint8 zero and nibbles as in q4_0, 32 inputs at a time: a weight
+  is scale * (code - zero).
 """
 
 from __future__ import annotations
@@ -29,16 +35,12 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A format: `inputs` and `bytes` of a block, inputs per `group` with one scale, the `offset` that codes are stored
-    with, whether there is a `minimum`, the byte offsets of its float16 `fields`, and bits per weight in the panels of
-    the kernels (`packed_bits`), where scales of 256 inputs are spread to groups."""
+    """A format: `inputs` and `bytes` of a block, the byte offsets of its float16 `fields`, and bits per weight in the
+    panels of the kernels (`packed_bits`), where scales of 256 inputs are spread to groups."""
 
     name: str
     inputs: int
     bytes: int
-    group: int
-    offset: int
-    minimum: bool
     fields: tuple[int, ...]
     packed_bits: float
 
@@ -46,17 +48,57 @@ class BlockFormat:
 BLOCK_FORMATS: Mapping[str, BlockFormat] = {
     known.name: known
     for known in (
-        BlockFormat("q8_0", 32, 34, 32, 0, False, (0,), 8.5),
-        BlockFormat("q4_0", 32, 18, 32, 8, False, (0,), 4.5),
-        BlockFormat("q4_1", 32, 20, 32, 0, True, (0, 2), 5.0),
-        BlockFormat("q5_0", 32, 22, 32, 16, False, (0,), 5.5),
-        BlockFormat("q5_1", 32, 24, 32, 0, True, (0, 2), 6.0),
-        BlockFormat("q4_k", 256, 144, 32, 0, True, (0, 2), 4.625),
-        BlockFormat("q5_k", 256, 176, 32, 0, True, (0, 2), 5.625),
-        BlockFormat("q6_k", 256, 210, 16, 32, False, (208,), 6.5625),
+        BlockFormat("q8_0", 32, 34, (0,), 8.5),
+        BlockFormat("q4_0", 32, 18, (0,), 4.5),
+        BlockFormat("q4_1", 32, 20, (0, 2), 5.0),
+        BlockFormat("q5_0", 32, 22, (0,), 5.5),
+        BlockFormat("q5_1", 32, 24, (0, 2), 6.0),
+        BlockFormat("q4_k", 256, 144, (0, 2), 4.625),
+        BlockFormat("q5_k", 256, 176, (0, 2), 5.625),
+        BlockFormat("q6_k", 256, 210, (208,), 6.5625),
+        BlockFormat("q2_k", 256, 84, (80, 82), 2.625),
+        BlockFormat("q3_k", 256, 110, (108,), 3.5625),
+        BlockFormat("iq4_nl", 32, 18, (0,), 4.5),
+        BlockFormat("iq4_xs", 256, 136, (0,), 4.3125),
+        BlockFormat("iq3_s", 256, 138, (0,), 4.3125),
+        BlockFormat("iq3_xxs", 256, 138, (0,), 4.3125),
+        BlockFormat("iq2_s", 256, 106, (0,), 3.3125),
+        BlockFormat("iq2_xxs", 256, 106, (0,), 3.3125),
+        BlockFormat("iq1", 256, 106, (0,), 3.3125),
+        BlockFormat("q4_z", 32, 19, (0,), 4.75),
+        BlockFormat("q4_z128", 128, 67, (0,), 4.1875),
     )
 }
-"""The formats that the kernels multiply, by GGUF's names."""
+"""The formats that the kernels multiply."""
+
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the codes of iq4_nl and iq4_xs stand for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codebook:
+    """What each code of a format stands for, and what its scale is multiplied with; `bits` of a code; `halves` that
+    have a factor of their own."""
+
+    numbers: tuple[int, ...]
+    unit: float
+    bits: int
+    halves: int
+
+
+def _signed(*sizes: int) -> tuple[int, ...]:
+    """The high bit of a code is the sign of the number."""
+    return (*sizes, *(-size for size in sizes))
+
+
+CODEBOOKS: Mapping[str, Codebook] = {
+    "iq3_s": Codebook(_signed(1, 3, 5, 7, 9, 11, 13, 15), 2.0, 4, 1),
+    "iq3_xxs": Codebook(_signed(4, 12, 20, 28, 36, 44, 52, 62), 0.5, 4, 1),
+    "iq2_s": Codebook(_signed(8, 25, 43, 0), 0.25, 3, 2),
+    "iq2_xxs": Codebook(_signed(8, 25, 43, 0), 0.25, 3, 1),
+    "iq1": Codebook((-7, 1, 9, 0, -9, -1, 7, 0), 0.25, 3, 2),
+}
+"""The formats whose blocks have steps. A code of iq1 is -1, 0 or 1 and the sign of a shift by 1/8, in eighths."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +107,12 @@ class Codes:
 
     values: NDArray[np.int8]  # [n, k], the offset subtracted
     scales: Floats  # [n, k / group]
-    minima: Floats | None  # [n, k / 32]
+    minima: Floats | None  # [n, k / 32], or as the scales
 
     def weights(self) -> Floats:
         """float32 [n, k]."""
         rows, groups = self.scales.shape
-        found = self.values.reshape(rows, groups, -1) * self.scales[..., None]
+        found: Floats = self.values.reshape(rows, groups, -1) * self.scales[..., None]
         if self.minima is not None:
             found += self.minima[..., None]
         return found.reshape(rows, -1)
@@ -217,6 +259,75 @@ def _q6_k(blocks: Bytes) -> Codes:
     return Codes(_rows(codes, len(blocks)), scales.reshape(len(blocks), -1), None)
 
 
+def _q2_k(blocks: Bytes) -> Codes:
+    fields = _pairs(blocks[..., 16:80].reshape(*blocks.shape[:2], 2, 32))  # [n, b, 2, 4, 32]
+    scales = _scale(blocks, 80)[..., None] * (blocks[..., :16] & 15)
+    minima = -(_scale(blocks, 82)[..., None] * (blocks[..., :16] >> 4))
+    return Codes(_rows(fields, len(blocks)), *(part.reshape(len(blocks), -1) for part in (scales, minima)))
+
+
+def _q3_k(blocks: Bytes) -> Codes:
+    count = blocks.shape[:2]
+    low = _pairs(blocks[..., 32:96].reshape(*count, 2, 32)).reshape(*count, 8, 32)
+    high = blocks[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    high_scales = (blocks[..., None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(*count, 16)
+    factors = (_nibbles(blocks[..., 96:104]) | high_scales << 4).view(np.int8) - np.int8(32)
+    codes = (low | high << 2).view(np.int8) - np.int8(4)
+    return Codes(_rows(codes, len(blocks)), (_scale(blocks, 108)[..., None] * factors).reshape(len(blocks), -1), None)
+
+
+def _pairs(packed: Bytes) -> Bytes:
+    """[..., m] -> [..., 4, m]: the bits of each byte two by two, the lowest first."""
+    pairs: Bytes = packed[..., None, :] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & np.uint8(3)
+    return pairs
+
+
+def _iq4_nl(blocks: Bytes) -> Codes:
+    return Codes(_rows(_IQ4[_nibbles(blocks[..., 2:])], len(blocks)), _scale(blocks, 0), None)
+
+
+def _iq4_xs(blocks: Bytes) -> Codes:
+    """The scale of 32 inputs is the block's float16 times a 6-bit factor."""
+    count = blocks.shape[:2]
+    low = np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], axis=-1).reshape(*count, 8)
+    high = np.ascontiguousarray(blocks[..., 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    factors = (low | high.astype(np.uint8) << 4).astype(np.int8) - np.int8(32)
+    codes = _IQ4[_nibbles(blocks[..., 8:].reshape(*count, 8, 16))]
+    return Codes(_rows(codes, len(blocks)), (_scale(blocks, 0)[..., None] * factors).reshape(len(blocks), -1), None)
+
+
+_IQ4 = np.array(IQ4, dtype=np.int8)
+
+
+def _of_codebook(name: str) -> Callable[[Bytes], Codes]:
+    known = CODEBOOKS[name]
+    numbers = np.array(known.numbers, dtype=np.int8)
+
+    def unpack(blocks: Bytes) -> Codes:
+        count, codes = blocks.shape[:2], blocks[..., 10:]
+        if known.bits == 4:
+            values: NDArray[Any] = _nibbles(codes.reshape(*count, 8, 16))
+        else:
+            high = np.unpackbits(codes[..., :32], axis=-1, bitorder="little")
+            values = _pairs(codes[..., 32:]).swapaxes(-1, -2).reshape(*count, 256) | high << 2
+        steps = np.stack([blocks[..., 2:10] & 15, blocks[..., 2:10] >> 4], axis=-1)[..., : known.halves]
+        factors = (steps.reshape(*count, -1) + np.float32(0.5)) * np.float32(known.unit)
+        scales = _scale(blocks, 0)[..., None] * factors
+        return Codes(_rows(numbers[values], len(blocks)), scales.reshape(len(blocks), -1), None)
+
+    return unpack
+
+
+def _q4_z(blocks: Bytes) -> Codes:
+    """The minimum is minus scale times zero, exactly; so are all sums of it and scale times code."""
+    count, values = blocks.shape[:2], _nibbles(blocks[..., 3:].reshape(*blocks.shape[:2], -1, 16))
+    repeated = values.shape[2]
+    scales = _scale(blocks, 0)
+    minima = -(scales * blocks[..., 2])
+    spread = (np.repeat(part.reshape(count[0], -1), repeated, axis=1) for part in (scales, minima))
+    return Codes(_rows(values, len(blocks)), *spread)
+
+
 _UNPACK: Mapping[str, Callable[[Bytes], Codes]] = {
     "q8_0": _q8_0,
     "q4_0": _simple(minimum=False, bits=4),
@@ -226,6 +337,13 @@ _UNPACK: Mapping[str, Callable[[Bytes], Codes]] = {
     "q4_k": _q4_k,
     "q5_k": _q5_k,
     "q6_k": _q6_k,
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
+    "iq4_nl": _iq4_nl,
+    "iq4_xs": _iq4_xs,
+    **{name: _of_codebook(name) for name in CODEBOOKS},
+    "q4_z": _q4_z,
+    "q4_z128": _q4_z,
 }
 
 

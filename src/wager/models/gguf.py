@@ -2,8 +2,8 @@
 itself (metadata and directory when it is opened, tensors on demand).
 
 To add a type, state its code and the size of a block in GgufType. If its name is in BLOCK_FORMATS of
-kernels/blocks.py, the kernels multiply the file's own bytes. Every other type is converted when it is read: by a
-function in _CONVERT, exactly if it is also in _EXACT; else by gguf's dequantiser, and is quantised again to q8_0.
+kernels/blocks.py, the kernels multiply the file's own bytes. Every other type is converted when it is read: exactly by
+a function in _CONVERT; else by gguf's dequantiser, and is quantised again to q8_0.
 
 The file is parsed here and not by gguf's own reader, because importing that takes longer than opening a file, a
 vocabulary of 150,000 strings then takes a tenth of a second instead of several, and errors can name a truncated file.
@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +109,18 @@ def stored_as(kind: GgufType) -> StoredAs:
     name = kind.name
     if kind in FLOATS:
         return StoredAs(name)
+    if kind in _CONVERT:
+        return StoredAs(name, _CONVERT[kind].format)
     if name.lower() in BLOCK_FORMATS:
         return StoredAs(name, name.lower())
-    return StoredAs(name, _EXACT.get(kind, "q8_0"), exact=kind in _EXACT)
+    return StoredAs(name, "q8_0", exact=False)
 
 
 def convert_blocks(raw: Bytes, kind: GgufType, k: int) -> QuantisedMatrix:
     """The rows `raw` uint8 [n, bytes] of a quantised type as a matrix [n, k]: the same bytes where the kernels know
     the type. NotImplementedError if gguf cannot dequantise it."""
     target = stored_as(kind).format or ""
-    if target == kind.name.lower():
+    if kind not in _CONVERT and target == kind.name.lower():
         return QuantisedMatrix(BLOCK_FORMATS[target], raw, k)
     known, size = BLOCK_FORMATS[target], kind.size
     data = np.empty((len(raw), k // known.inputs * known.bytes), dtype=np.uint8)
@@ -127,7 +129,7 @@ def convert_blocks(raw: Bytes, kind: GgufType, k: int) -> QuantisedMatrix:
         part = raw[first : first + step]
         with np.errstate(all="ignore"):  # Weights.read checks that they are finite
             if kind in _CONVERT:
-                blocks = _CONVERT[kind](part.reshape(-1, size))
+                blocks = _CONVERT[kind].convert(part.reshape(-1, size))
             else:
                 blocks = quantise(dequantise_rows(part, kind), target).data
         data[first : first + step] = blocks.reshape(len(part), -1)
@@ -150,26 +152,6 @@ def _half(values: NDArray[Any]) -> Bytes:
 
 def _nibbles(packed: Bytes) -> Bytes:
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
-
-
-def _iq4_nl(blocks: Bytes) -> Bytes:
-    """Codes of q8_0 looked up in the table of the type."""
-    return np.concatenate([blocks[:, :2], _looked_up(blocks[:, 2:])], axis=1)
-
-
-def _looked_up(packed: Bytes) -> Bytes:
-    from gguf.quants import IQ4_NL
-
-    return np.array(IQ4_NL.kvalues, dtype=np.int8).view(np.uint8)[_nibbles(packed)]
-
-
-def _iq4_xs(blocks: Bytes) -> Bytes:
-    """As IQ4_NL; the scale of 32 inputs is the block's float16 times a 6-bit factor, rounded to float16."""
-    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
-    high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2") >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    factors = (low | high.astype(np.uint8) << 4).astype(np.int8) - np.int8(32)
-    scales = _half(np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32) * factors)
-    return np.concatenate([scales, _looked_up(blocks[:, 8:].reshape(-1, 8, 16))], axis=-1)
 
 
 def _mxfp4(blocks: Bytes) -> Bytes:
@@ -199,48 +181,147 @@ def _ternary(kind: GgufType) -> Callable[[Bytes], Bytes]:
     return convert
 
 
-def _q3_k(blocks: Bytes) -> Bytes:
-    """Codes -4 to 3 and the 6-bit scales of 16 inputs as those of q6_k."""
-    unit = blocks.copy()
-    unit[:, 96:108] = _UNIT_SCALES
-    unit[:, 108:110] = np.frombuffer(np.float16(1).tobytes(), dtype=np.uint8)
-    codes = (dequantise_rows(unit, GgufType.Q3_K) + 32).astype(np.uint8).reshape(-1, 2, 4, 32)
-    low, high = codes & 15, codes >> 4
-    packed_low = low[:, :, :2] | low[:, :, 2:] << 4
-    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    packed_high = np.bitwise_or.reduce(high << shifts, axis=2)
-    parts = (packed_low, packed_high, _q3_k_scales(blocks), blocks[:, 108:110])
-    return np.concatenate([part.reshape(len(blocks), -1) for part in parts], axis=1)
+@cache
+def _grid(kind: str) -> Bytes:
+    """The codebook of a type: the position of each of its values in the type's list of them, [entries, 8 or 4]."""
+    from gguf import quants
+
+    known = getattr(quants, kind)
+    known.init_grid()
+    places = {float(value): place for place, value in enumerate(known.grid_map)}
+    found: Bytes = np.vectorize(places.__getitem__, otypes=[np.uint8])(known.grid).reshape(known.grid_shape)
+    return found
 
 
-_UNIT_SCALES = np.array([0x11] * 8 + [0xAA] * 4, dtype=np.uint8)
-"""The 12 bytes of Q3_K that make every scale 33 - 32 = 1."""
+@cache
+def _pairs_of(kind: str) -> NDArray[np.uint16]:
+    """Codebook entries of eight values as pairs of bits, the first value lowest."""
+    shifted = _grid(kind).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16)
+    packed: NDArray[np.uint16] = np.bitwise_or.reduce(shifted, axis=1)
+    return packed
 
 
-def _q3_k_scales(blocks: Bytes) -> Bytes:
-    """int8 [blocks, 16]: 6 bits less 32."""
-    low = _nibbles(blocks[:, 96:104])
-    high = blocks[:, None, 104:108] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    scales = (low | high.reshape(-1, 16) << 4).astype(np.int8) - np.int8(32)
-    return scales.view(np.uint8)
+@cache
+def _sign_bits() -> Bytes:
+    """The signs of eight values by the seven bits that are stored: the eighth makes their number even."""
+    from gguf.quants import IQ2_XXS
+
+    return np.frombuffer(IQ2_XXS.ksigns, dtype=np.uint8)
 
 
-_EXACT: Mapping[GgufType, str] = {
-    GgufType.IQ4_NL: "q8_0",
-    GgufType.MXFP4: "q5_0",
-    GgufType.TQ1_0: "q4_0",
-    GgufType.TQ2_0: "q4_0",
-    GgufType.Q3_K: "q6_k",
-}
-"""Types whose every value can be written in a format of the kernels."""
+def _bytes_of(values: NDArray[Any]) -> Bytes:
+    """Whole numbers [blocks, ...] as their bytes [blocks, n]."""
+    return np.ascontiguousarray(values).view(np.uint8).reshape(len(values), -1)
 
-_CONVERT: Mapping[GgufType, Callable[[Bytes], Bytes]] = {
-    GgufType.IQ4_NL: _iq4_nl,
-    GgufType.IQ4_XS: _iq4_xs,
-    GgufType.MXFP4: _mxfp4,
-    GgufType.TQ1_0: _ternary(GgufType.TQ1_0),
-    GgufType.TQ2_0: _ternary(GgufType.TQ2_0),
-    GgufType.Q3_K: _q3_k,
+
+def _words(blocks: Bytes, first: int, last: int, kind: str = "<u4") -> NDArray[Any]:
+    return np.ascontiguousarray(blocks[:, first:last]).view(kind)
+
+
+_DOUBLED = 17
+"""A factor of 32 inputs as the factors of both halves."""
+
+
+def _shared_signs(words: NDArray[Any]) -> Bytes:
+    """Sign bits [blocks, 32] of words with four times seven bits; the other four are a factor."""
+    bits: Bytes = _sign_bits()[words[..., None] >> np.arange(0, 28, 7, dtype=np.uint32) & 127]
+    return bits.reshape(len(words), 32)
+
+
+def _steps(words: NDArray[Any]) -> Bytes:
+    return ((words >> 28) * _DOUBLED).astype(np.uint8)
+
+
+def _iq2_xxs(blocks: Bytes) -> Bytes:
+    words = _words(blocks, 2, 66).reshape(-1, 8, 2)
+    pairs = _pairs_of("IQ2_XXS")[_bytes_of(words[..., 0])]
+    return np.concatenate(
+        [blocks[:, :2], _steps(words[..., 1]), _shared_signs(words[..., 1]), _bytes_of(pairs)], axis=1
+    )
+
+
+def _iq2_xs(blocks: Bytes) -> Bytes:
+    words = _words(blocks, 2, 66, "<u2")
+    pairs = _pairs_of("IQ2_XS")[words & 511]
+    return np.concatenate([blocks[:, :2], blocks[:, 66:], _sign_bits()[words >> 9], _bytes_of(pairs)], axis=1)
+
+
+def _iq2_s(blocks: Bytes) -> Bytes:
+    high = blocks[:, 66:74, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
+    pairs = _pairs_of("IQ2_S")[blocks[:, 2:34] | high.reshape(-1, 32).astype(np.uint16) << 8]
+    return np.concatenate([blocks[:, :2], blocks[:, 74:], blocks[:, 34:66], _bytes_of(pairs)], axis=1)
+
+
+def _with_signs(quads: Bytes, signs: Bytes) -> Bytes:
+    """Nibbles as in q4_0 [blocks, 128] of codes [blocks, 64, 4] and sign bits [blocks, 32]."""
+    high = np.unpackbits(signs, axis=1, bitorder="little").reshape(-1, 8, 32) << np.uint8(3)
+    codes = quads.reshape(-1, 8, 32) | high
+    return _in_nibbles(codes).reshape(len(codes), -1)
+
+
+def _in_nibbles(codes: Bytes) -> Bytes:
+    """[..., 32] -> [..., 16]."""
+    packed: Bytes = codes[..., :16] | codes[..., 16:] << np.uint8(4)
+    return packed
+
+
+def _iq3_xxs(blocks: Bytes) -> Bytes:
+    words = _words(blocks, 66, 98)
+    nibbles = _with_signs(_grid("IQ3_XXS")[blocks[:, 2:66]], _shared_signs(words))
+    return np.concatenate([blocks[:, :2], _steps(words), nibbles], axis=1)
+
+
+def _iq3_s(blocks: Bytes) -> Bytes:
+    ninth = np.unpackbits(blocks[:, 66:74], axis=1, bitorder="little").astype(np.uint16)
+    nibbles = _with_signs(_grid("IQ3_S")[blocks[:, 2:66] | ninth << 8], blocks[:, 74:106])
+    return np.concatenate([blocks[:, :2], _nibbles_in_turn(blocks[:, 106:]) * np.uint8(_DOUBLED), nibbles], axis=1)
+
+
+def _nibbles_in_turn(packed: Bytes) -> Bytes:
+    """Low and high half of each byte, one after the other."""
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+
+
+def _iq1_s(blocks: Bytes) -> Bytes:
+    words = _words(blocks, 34, 50, "<u2")
+    high = (words[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).reshape(-1, 32)
+    pairs = _pairs_of("IQ1_S")[blocks[:, 2:34] | high << 8]
+    shifts = np.repeat((words >> 15).astype(np.uint8) * np.uint8(255), 4, axis=1)
+    steps = ((words >> 12 & 7) * _DOUBLED).astype(np.uint8)
+    return np.concatenate([blocks[:, :2], steps, shifts, _bytes_of(pairs)], axis=1)
+
+
+def _iq1_m(blocks: Bytes) -> Bytes:
+    """The float16 lies in the high nibbles of four words; a step in three bits of each of the others' four."""
+    high = _nibbles_in_turn(blocks[:, 32:48])
+    words = _words(blocks, 48, 56, "<u2")
+    scale = np.bitwise_or.reduce((words & 0xF000) >> np.array([12, 8, 4, 0], dtype=np.uint16), axis=1)
+    pairs = _pairs_of("IQ1_S")[blocks[:, :32] | (high & 7).astype(np.uint16) << 8]
+    factors = (words[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).astype(np.uint8).reshape(-1, 8, 2)
+    steps = factors[..., 0] | factors[..., 1] << 4
+    shifts = (high >> 3) * np.uint8(255)
+    return np.concatenate([_bytes_of(scale.astype("<u2")[:, None]), steps, shifts, _bytes_of(pairs)], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversion:
+    """What a type is written as: a format of the kernels that holds every value, and how its blocks get there."""
+
+    format: str
+    convert: Callable[[Bytes], Bytes]
+
+
+_CONVERT: Mapping[GgufType, _Conversion] = {
+    GgufType.MXFP4: _Conversion("q5_0", _mxfp4),
+    GgufType.TQ1_0: _Conversion("q4_0", _ternary(GgufType.TQ1_0)),
+    GgufType.TQ2_0: _Conversion("q4_0", _ternary(GgufType.TQ2_0)),
+    GgufType.IQ3_S: _Conversion("iq3_s", _iq3_s),
+    GgufType.IQ3_XXS: _Conversion("iq3_xxs", _iq3_xxs),
+    GgufType.IQ2_S: _Conversion("iq2_s", _iq2_s),
+    GgufType.IQ2_XS: _Conversion("iq2_s", _iq2_xs),
+    GgufType.IQ2_XXS: _Conversion("iq2_xxs", _iq2_xxs),
+    GgufType.IQ1_S: _Conversion("iq1", _iq1_s),
+    GgufType.IQ1_M: _Conversion("iq1", _iq1_m),
 }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -42,9 +43,17 @@ _FLOATS: Mapping[str, DType] = {
 _INTEGERS: Mapping[str, DType] = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "I16": np.dtype("<i2"),
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
 }
+
+_SMALL_FLOATS: Mapping[str, DType] = {
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+}
+"""Types that mean nothing without scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,14 @@ class SafetensorsSource:
         with np.errstate(all="ignore"):  # Weights.read checks that they are finite
             return stored.view(_FLOATS[stored.kind]).astype(dtype)  # a copy outlives the mapped file
 
+    def raw(self, name: str) -> Array:
+        """A tensor as it is stored, as a view of the mapped file. ModelError for a type that is not supported."""
+        stored = self._tensors[name]
+        dtype = {**_FLOATS, **_INTEGERS, **_SMALL_FLOATS}.get(stored.kind)
+        if dtype is None:
+            raise ModelError(f"{name} in {self.where} is stored as {stored.kind}, which is not supported.")
+        return stored.view(dtype)
+
     def read_integers(self, name: str) -> Array:
         """A tensor of whole numbers or truth values, as int64."""
         stored = self._tensors[name]
@@ -102,10 +119,7 @@ class SafetensorsSource:
     def read_bytes(self, name: str) -> TensorBytes:
         """A tensor as it is stored. ModelError for a type that is not supported."""
         stored = self._tensors[name]
-        dtype = {**_FLOATS, **_INTEGERS}.get(stored.kind)
-        if dtype is None:
-            raise ModelError(f"{name} in {self.where} is stored as {stored.kind}, which is not supported.")
-        return TensorBytes(stored.kind, stored.shape, stored.view(dtype).tobytes())
+        return TensorBytes(stored.kind, stored.shape, self.raw(name).tobytes())
 
     def stored(self, name: str) -> StoredAs:
         return StoredAs(self._tensors[name].kind)

@@ -313,13 +313,19 @@ def open_weights(path: Path) -> Weights:
 
 
 def _open_directory(path: Path) -> Weights:
+    from wager.models.quantised_checkpoints import QuantisedSource
     from wager.models.safetensors_files import SafetensorsSource  # imports its library, which a GGUF does not need
 
     config = read_json(path / "config.json")
     spec = read_config(config, runnable=True, where=str(path / "config.json"))
-    source, names = SafetensorsSource(path), checkpoint_names(spec.details.architecture)
-    check_tensors(spec, source, names, ignored=ignored_tensors(config, spec))
-    return StoredWeights(spec, source, names)
+    tensors, names, ignored = SafetensorsSource(path), checkpoint_names(spec.details.architecture), ignored_tensors
+    if not config.get("quantization_config"):
+        check_tensors(spec, tensors, names, ignored=ignored(config, spec))
+        return StoredWeights(spec, tensors, names)
+    quantised = QuantisedSource(tensors, config["quantization_config"])
+    zeros = map(re.escape, quantised.zero_biases)
+    check_tensors(spec, quantised, names, ignored=(*ignored(config, spec), *zeros))
+    return StoredWeights(spec, quantised, names)
 
 
 def _open_gguf(file: GgufFile) -> Weights:
@@ -403,6 +409,9 @@ bytes and a sixth to two fifths less KL; see docs/quantisation.md."""
 _WIDER = {"embed": "q8_0", "head": "q8_0"}
 """Parts that q4 keeps wider, as llama.cpp's files do."""
 
+_PLAIN = frozenset({"F32", "F16", "BF16", "F64", "random"})
+"""Types of floats, whose form needs no words."""
+
 _FLOATS = frozenset({"router"})
 """Matrices that are read as float32."""
 
@@ -462,8 +471,10 @@ class Matrices:
         found = {}
         for name, known in self.formats.items():
             stored = self._weights.stored(name)
-            if known is not None and stored.format == known and stored.kind.lower() != known:
+            if stored.format == known and known is not None and stored.kind.lower() != known:
                 found[stored.kind] = known if stored.exact else f"{known} (rounded)"
+            elif known is None and stored.format is None and stored.kind not in _PLAIN:
+                found[stored.kind] = str(self.act) if stored.exact else f"{self.act} (rounded)"
         return found
 
     def _fitting(self, inputs: int) -> str | None:
