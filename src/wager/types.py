@@ -66,7 +66,7 @@ def _named(value: object) -> str:
 # ---- grammars --------------------------------------------------------------------------------------------------------
 
 
-GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
+GrammarKind = Literal["json_schema", "regex", "choice", "lark", "tokens"]
 
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
 """The most characters of a grammar: larger ones are refused before they are compiled."""
@@ -132,7 +132,7 @@ class Grammar:
         if self.any_whitespace and self.kind != "json_schema":
             raise UsageError(f"any_whitespace means nothing for {self.kind}.", "It is an option of JSON schemas.")
         size = len(self.text)
-        if size > MAX_GRAMMAR_CHARACTERS:
+        if size > MAX_GRAMMAR_CHARACTERS and self.kind != "tokens":
             raise UsageError(
                 f"The grammar ({self.kind}) has {size} characters; at most {MAX_GRAMMAR_CHARACTERS} are taken.",
                 "Make it smaller.",
@@ -186,6 +186,11 @@ class Grammar:
         """Text of a context-free grammar, in llguidance's dialect of Lark with the rule `start`."""
         return cls("lark", text)
 
+    @classmethod
+    def tokens(cls, token_ids: Sequence[int]) -> Grammar:
+        """These tokens and no others: their log-probabilities are those of a text that is known."""
+        return cls("tokens", json.dumps(list(token_ids)))
+
 
 # ---- sampling --------------------------------------------------------------------------------------------------------
 
@@ -195,6 +200,7 @@ GREEDY_TEMPERATURE = 1e-4
 
 _RANGES: Mapping[str, tuple[type, float, float]] = {
     "max_tokens": (int, 1, 2**63 - 1),
+    "min_tokens": (int, 0, 2**63 - 1),
     "temperature": (float, 0, 100),
     "top_k": (int, 0, 2**63 - 1),
     "top_p": (float, 0, 1),
@@ -243,7 +249,8 @@ class SamplingParams:
     none), `n` the number of choices; `repetition_penalty` counts tokens of prompt and output, `presence_penalty` and
     `frequency_penalty` of the output. `prediction` is what the output is expected to be like, a text or token ids:
     drafters guess from it, and it changes no token. `grammar` is what the output must be like: only tokens that it
-    allows are sampled, and the output ends when it is complete.
+    allows are sampled, and the output ends when it is complete. Before `min_tokens` tokens nothing ends it: no token
+    that would is sampled, and no stop string counts.
     """
 
     max_tokens: int = 256
@@ -263,6 +270,7 @@ class SamplingParams:
     n: int = 1
     prediction: str | Sequence[int] = ()
     grammar: Grammar | None = None
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name, limits in _RANGES.items():
@@ -278,8 +286,11 @@ class SamplingParams:
             predicted = _token_ids("prediction", self.prediction, "a text or a sequence of token ids")
             object.__setattr__(self, "prediction", predicted)
         require("grammar", self.grammar, "a Grammar", ok=self.grammar is None or isinstance(self.grammar, Grammar))
-        if self.grammar is not None and self.ignore_eos:
-            raise UsageError("ignore_eos and grammar exclude each other.", "A grammar says where the output ends.")
+        for name in ("ignore_eos", "min_tokens"):
+            if self.grammar is not None and self.grammar.kind != "tokens" and getattr(self, name):
+                raise UsageError(f"{name} and grammar exclude each other.", "A grammar says where the output ends.")
+        within = f"at most max_tokens, {self.max_tokens}"
+        require("min_tokens", self.min_tokens, within, ok=self.min_tokens <= self.max_tokens)
 
     @property
     def greedy(self) -> bool:
@@ -302,13 +313,13 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """The same of the whole distribution, which a grammar makes depend on them too."""
-        return self.grammar is not None or self.penalises
+        """The same of the whole distribution, which a grammar and min_tokens make depend on them too."""
+        return self.grammar is not None or self.penalises or self.min_tokens > 0
 
     @property
     def filters_only(self) -> bool:
         """Whether nothing but temperature and filters makes the distribution another one than that of the logits."""
-        return self.grammar is None and not self.penalises and not self.logit_bias
+        return not self.needs_history and not self.logit_bias
 
     @property
     def plain(self) -> bool:
@@ -319,7 +330,7 @@ class SamplingParams:
     def temperature_only(self) -> bool:
         """The same over the token ids that the grammar allows, if there is one."""
         unfiltered = self.greedy or (self.top_k == 0 and self.top_p == 1 and self.min_p == 0)
-        return unfiltered and not self.penalises and not self.logit_bias
+        return unfiltered and not self.penalises and not self.logit_bias and not self.min_tokens
 
 
 def chosen_params(params: object, default: SamplingParams) -> SamplingParams:
@@ -664,7 +675,8 @@ class OutputDelta:
     """What a step added to the output of one sequence: tokens, their text, and the drafter of each ("": the target
     itself).
 
-    The last delta of a sequence has its `finish_reason` and carries its stats; with "error", `error` says why, and
+    The last delta of a sequence has its `finish_reason` and carries its stats, and the `stop_string` that ended it, if
+    one did; with "error", `error` says why, and
     `error_status` is the HTTP status of that cause (400: the request's own). `index` numbers the choices of a request.
     """
 
@@ -678,13 +690,14 @@ class OutputDelta:
     error: str = ""
     stats: Stats | None = None
     error_status: int = 0
+    stop_string: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One finished choice of one request. `logprobs` has an item per token if the request asked for them; `error` says
     why a choice ended with finish_reason "error", and `error_status` is the HTTP status of that cause (400: the
-    request's own)."""
+    request's own); `stop_string` is the one that ended it, if one did."""
 
     request_id: str
     index: int
@@ -696,6 +709,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str = ""
     error_status: int = 0
+    stop_string: str = ""
 
 
 DRAFT_STAGE = "draft"

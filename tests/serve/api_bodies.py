@@ -148,10 +148,19 @@ def check(path: str, response: httpx2.Response) -> None:
     kind = response.headers["content-type"].partition(";")[0]
     assert kind in described[str(status)]["content"]
     if status != 200:
-        error = ErrorAnswer.model_validate(response.json()).error
-        assert error.message
+        error: Any = operation.error.model_validate(response.json())
+        assert error.error.message
     elif kind == "text/event-stream":
         assert operation.events is not None
+        if operation.named_events:
+            *named, rest = response.text.split("\n\n")
+            assert named and not rest
+            for event in named:
+                kind, data = event.split("\n")
+                value = json.loads(data.removeprefix("data: "))
+                operation.events.model_validate(value)
+                assert kind == f"event: {value['type']}"
+            return
         *events, last, rest = response.text.split("\n\n")
         assert (last, rest) == ("data: [DONE]", "") and events
         for event in events:

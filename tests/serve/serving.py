@@ -120,7 +120,7 @@ class Running(HttpServer):
 def running(engine: dict[str, Any] | None = None, **options: Any) -> Iterator[Running]:
     """A server that listens, until the block is left."""
     llm = AsyncLLM("random:llama:tiny", **{**OPTIONS, **(engine or {})})
-    chosen = ServeOptions(**{"model_name": NAME, "port": 0, "drain_timeout": 5.0, **options})
+    chosen = ServeOptions(**{"model_names": (NAME,), "port": 0, "drain_timeout": 5.0, **options})
     server, listener, ready = Server(llm, chosen), bind(chosen), threading.Event()
     found: list[str] = []
     uvicorn = serving(server, ready=lambda url: (found.append(url), ready.set()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,7 @@ CAUSES: dict[str, Callable[[Running], list[Response]]] = {
     "429": full,
     "431": long_head,
     "500": failure,
+    "501": lambda server: [post(server, {"input": "x"}, "/v1/embeddings")],
     "503": ending,
     "504": timeout,
 }
@@ -163,6 +164,12 @@ def test_a_row_of_the_table(status: str, monkeypatch: pytest.MonkeyPatch) -> Non
             assert len(error.message) > 15 and "Traceback" not in error.message
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(strict_fields=True) as started:
+        yield started
+
+
 # ---- fields ----------------------------------------------------------------------------------------------------------
 
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "any", "schema": {"type": "object"}}}
@@ -187,9 +194,18 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"messages": [*MESSAGES, *user(PICTURE)]}, "messages", None, ("'messages.1.content.1.type'", "text")),
     ({"messages": user(LONG_TEXT)}, "messages", TOO_LONG, ("512",)),
     ({"messages": user("x" * 400_000)}, "messages", TOO_LONG, ("400000", "characters", "512")),
-    ({"temprature": 1}, "temprature", UNKNOWN, ("temprature",)),
+    ({"temprature": 1}, "temprature", UNKNOWN, ("temprature", "'temperature'?")),
     ({f"k{number}": 1 for number in range(20_000)}, "k0", UNKNOWN, ("k0",)),
-    ({"functions": []}, "functions", UNSUPPORTED, ()),
+    ({"functions": [{"name": "f"}], "tools": function()}, "functions", None, ("exclude",)),
+    ({"chat_template": "{{ 1 }}"}, "chat_template", UNSUPPORTED, ()),
+    ({"continue_final_message": True}, "continue_final_message", None, ("assistant",)),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", None, ("messages",)),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", None, ("exclude",)),
+    ({"guided_regex": "(a"}, "guided_regex", None, ("regular expression",)),
+    ({"structured_outputs": {}}, "structured_outputs", None, ()),
+    ({"guided_json": "{"}, "guided_json", None, ("JSON",)),
+    ({"min_tokens": 9}, "min_tokens", None, ("max_tokens",)),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", None, ("streamed",)),
     ({"temperature": 3}, "temperature", None, ()),
     ({"temperature": 10**400}, "temperature", None, ()),
     ({"n": 65}, "n", None, ("64",)),
@@ -204,7 +220,6 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", None, ("9" * 80,)),
     ({"logit_bias": {str(token): 1 for token in range(10_000)}}, "logit_bias", None, ("token 512",)),
     ({"top_logprobs": 2}, "top_logprobs", None, ("logprobs",)),
-    ({"stream_options": {"include_usage": True}}, "stream_options", None, ()),
     ({"speculation": "on"}, "speculation", None, ('it is "off", or an object of drafter, depth and weight',)),
     ({"speculation": {"depth": -1}}, "speculation", None, ("depth",)),
     ({"speculation": {"weight": 1e300}}, "speculation", None, ("weight",)),
@@ -213,7 +228,7 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format", None, ()),
     ({"response_format": WIZARD}, "response_format", None, ()),
     ({"response_format": FORMAT, "ignore_eos": True}, "ignore_eos", None, ()),
-    ({"response_format": FORMAT, "tools": function()}, "response_format", None, ()),
+    ({"guided_regex": "a", "tools": function()}, "guided_regex", None, ()),
     ({"tool_choice": "required"}, "tool_choice", None, ()),
     ({"tools": function(), "tool_choice": "maybe"}, "tool_choice", None, ()),
     ({"tools": function(), "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", None, ()),
@@ -224,7 +239,9 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
 ]
 
 REFUSED_COMPLETIONS: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
-    ({"echo": True}, "echo", UNSUPPORTED, ()),
+    ({"suffix": "b"}, "suffix", UNSUPPORTED, ("gap",)),
+    ({"max_tokens": 0}, "max_tokens", None, ()),
+    ({"echo": True, "logprobs": 1, "stream": True}, "echo", None, ("streamed",)),
     ({"best_of": 2}, "best_of", UNSUPPORTED, ()),
     ({"prompt": [1] * 50_000}, "prompt", TOO_LONG, ("50000 prompt tokens",)),
     ({"prompt": [[1]] * 65}, "prompt", None, ("65 prompts",)),

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from wager.config import EngineConfig
+from wager.errors import UsageError
 from wager.terminal import console, flags
 
 _SWITCH_S = 0.0002
@@ -23,7 +24,13 @@ it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tok
     "--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 lets other machines in."
 )
 @click.option("--port", type=flags.Count(0, 65535), default=8000, help="0 takes a free one, and says which.")
-@click.option("--served-name", metavar="NAME", help="How clients call the model. Without it as --model is written.")
+@click.option(
+    "--served-model-name",
+    "--served-name",
+    "served_names",
+    metavar="NAME[,NAME]",
+    help="How clients call the model, by one name or several. Without it as --model is written.",
+)
 @click.option("--api-key-file", type=flags.InputPath(), help="Keys, one a line, of which callers must send one.")
 @click.option(
     "--operator-key-file",
@@ -69,12 +76,15 @@ it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tok
 @click.option(
     "--temperature", type=click.FloatRange(0, 2), default=1.0, metavar="T", help="Of requests that name none."
 )
+@click.option(
+    "--strict-fields", is_flag=True, help="Refuse fields that are not known, instead of leaving them out by name."
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Of the lines on stderr.")
 @flags.engine_flags()
 def command(
     *,
     config: EngineConfig,
-    served_name: str | None,
+    served_names: str | None,
     api_key_file: Path | None,
     operator_key_file: Path | None,
     temperature: float,
@@ -91,7 +101,7 @@ def command(
     from wager.serve.run import bind, configure_logging, serving
 
     options = ServeOptions(
-        model_name=served_name or config.model.model,
+        model_names=_names(served_names) if served_names else (config.model.model,),
         api_keys=read_api_keys(api_key_file) if api_key_file else (),
         operator_keys=read_api_keys(operator_key_file) if operator_key_file else (),
         default_temperature=temperature,
@@ -109,6 +119,13 @@ def command(
     server = Server(llm, options)
     gc.freeze()  # what a start made stays: the collector need not look at it again
     serving(server, ready=lambda url: say(f"serving {options.model_name} at {url}")).run([listener])
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise UsageError(f"--served-model-name {text!r} has no name.", "Give names with commas between them.")
+    return names
 
 
 def _log(text: str) -> None:

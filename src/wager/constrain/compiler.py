@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -73,6 +73,8 @@ class GrammarCompiler:
 
     def has_compiled(self, grammar: Grammar) -> bool:
         """Whether `compile` gives it back as it is."""
+        if grammar.kind == "tokens":
+            return grammar.compiled is not None
         return isinstance(grammar.compiled, LLGrammar) and grammar.compiled.compiler is self
 
     def compile(self, grammar: Grammar) -> Grammar:
@@ -80,6 +82,8 @@ class GrammarCompiler:
         begin with, or is too large; UsageError where llguidance is not installed."""
         if self.has_compiled(grammar):
             return grammar
+        if grammar.kind == "tokens":
+            return replace(grammar, compiled=KnownTokens(json.loads(grammar.text)))
         with self._lock:
             compiled = self._compiled.get(grammar)
         if compiled is None:
@@ -155,7 +159,7 @@ class GrammarCompiler:
 def with_compiled_grammar(request: Request, compiler: GrammarCompiler | None) -> Request:
     """The request with its grammar, if it has one, compiled. RequestError as `compile`, and without a compiler."""
     grammar = request.params.grammar
-    if grammar is None:
+    if grammar is None or (grammar.kind == "tokens" and grammar.compiled is not None):
         return request
     if compiler is None:
         raise RequestError("A grammar needs a tokenizer; this engine has none.", "Leave it out.")
@@ -250,6 +254,57 @@ def _with_large_stack(call: Callable[[], Any]) -> Any:
             threading.stack_size(before)
     with pool:
         return result.result()
+
+
+# ---- tokens that are known -------------------------------------------------------------------------------------------
+
+
+class KnownTokens:
+    """The grammar of one output, `tokens`. It needs no library."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = tuple(tokens)
+
+    def start(self) -> KnownState:
+        return KnownState(self.tokens)
+
+
+class OneToken:
+    """A single token that may come next, or none."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+
+    def __contains__(self, token: int) -> bool:
+        return token in self._tokens
+
+    def ids(self, vocab: int) -> NDArray[np.int64]:
+        return np.array([token for token in self._tokens if token < vocab], np.int64)
+
+
+@dataclass
+class KnownState:
+    """A `GrammarState`: how many of `tokens` the output has."""
+
+    tokens: tuple[int, ...]
+    count: int = 0
+
+    def append(self, tokens: Sequence[int], /) -> None:
+        self.count += len(tokens)
+
+    def allowed(self, path: Sequence[int], /) -> OneToken | None:
+        at = self.count + len(path)
+        return OneToken(self.tokens[at : at + 1]) if tuple(path) == self.tokens[self.count : at] else None
+
+    def forced(self, path: Sequence[int], /) -> list[int]:
+        at = self.count + len(path)
+        return list(self.tokens[at:]) if tuple(path) == self.tokens[self.count : at] else []
+
+    def copy(self) -> KnownState:
+        return replace(self)
+
+    def complete(self) -> bool:
+        return self.count >= len(self.tokens)
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------

@@ -93,9 +93,15 @@ def read_tools(tools: object) -> list[Tool]:
 
 
 def tool_grammar(
-    tools: object, tool_choice: object = "auto", *, form: ToolFormat, parallel: bool = True
+    tools: object,
+    tool_choice: object = "auto",
+    *,
+    form: ToolFormat,
+    parallel: bool = True,
+    schema: str | None = None,
 ) -> Grammar | None:
-    """What the answer must be like; None if nothing is demanded (tool_choice "none").
+    """What the answer must be like; None if nothing is demanded (tool_choice "none"). Where it need not be a call it is
+    JSON of `schema` (JSON text), if there is one.
 
     `tool_choice` is "auto" (text, and calls after it), "required" (calls), "none", or {"type": "function", "function":
     {"name": ...}} (one call of that function). `parallel`: several calls may follow each other.
@@ -113,7 +119,11 @@ def tool_grammar(
     elif tool_choice not in ("auto", "required"):
         raise UsageError(f"tool_choice = {tool_choice!r} is not possible.", 'Give "auto", "required" or "none".')
     rules = [f"tool_{number}: %json {_call_schema(tool, form)}" for number, tool in enumerate(found)]
-    lines = _free_start(form, parallel=parallel) if tool_choice == "auto" else ["start: calls"]
+    if tool_choice == "auto" and schema is not None:
+        answer = json.dumps({**json.loads(schema), "x-guidance": _ONE_LINE}, ensure_ascii=False)
+        lines = ["start: calls | answer", f"answer: %json {answer}"]
+    else:
+        lines = _free_start(form, parallel=parallel) if tool_choice == "auto" else ["start: calls"]
     lines += _calls(form, parallel=parallel) if "calls" in lines[0] else []
     lines.append("tool: " + " | ".join(f"tool_{number}" for number in range(len(found))))
     return Grammar.lark("\n".join([*lines, *rules]))
@@ -191,6 +201,21 @@ def _moved(schema: Any, place: str) -> Any:
 def _moved_ref(reference: Any, place: str) -> Any:
     local = isinstance(reference, str) and reference.startswith("#")
     return f"#/properties/{place}{reference[1:]}" if local else reference
+
+
+def known_tools(tools: Sequence[Any], left_out: list[str]) -> list[Any]:
+    """Tools without keys that are not known, which are named in `left_out`."""
+    return [_known_tool(tool, number, left_out) for number, tool in enumerate(tools)]
+
+
+def _known_tool(tool: Any, number: int, left_out: list[str]) -> Any:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(tool, Mapping) or not isinstance(function, Mapping):
+        return tool
+    left_out += [f"tools[{number}].{key[:80]}" for key in tool if key not in _TOOL_KEYS and key != "cache_control"]
+    left_out += [f"tools[{number}].function.{key[:80]}" for key in function if key not in _FUNCTION_KEYS]
+    known = {key: value for key, value in function.items() if key in _FUNCTION_KEYS}
+    return {**{key: value for key, value in tool.items() if key in _TOOL_KEYS}, "function": known}
 
 
 def _read_tool(tool: object, number: int) -> Tool:

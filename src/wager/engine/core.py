@@ -216,7 +216,9 @@ class Engine:
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         choices = []
         for choice in range(request.params.n):
-            text = Detokenizer(self._decoder(request.prompt), request.params.stop) if self._decoder else None
+            decoder = self._decoder(request.prompt) if self._decoder else None
+            params = request.params
+            text = Detokenizer(decoder, params.stop, min_tokens=params.min_tokens) if decoder else None
             choices.append(EngineSequence(request, choice, seed=seed, text=text, eos=self._eos, drafter=drafter))
         for sequence in choices:  # all have one length, so only the first can be refused
             self.scheduler.add(sequence)

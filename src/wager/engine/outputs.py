@@ -59,6 +59,7 @@ class OutputCollector:
                 logprobs=tuple(chain.from_iterable([each.logprobs for each in deltas])),
                 error=delta.error,
                 error_status=delta.error_status,
+                stop_string=delta.stop_string,
             )
 
     def completions(self) -> list[Completion]:

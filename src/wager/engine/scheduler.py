@@ -187,7 +187,8 @@ class Scheduler:
         self._state.remove(sequence.state)
         del self._sequences[sequence.id]
         self._streamed -= sequence.request.streamed
-        return replace(delta, finish_reason=finish_reason, stats=sequence.stats())
+        stopped_by = sequence.text.stopped_by if sequence.text else ""
+        return replace(delta, finish_reason=finish_reason, stats=sequence.stats(), stop_string=stopped_by)
 
 
 class PromptRows:

@@ -49,13 +49,14 @@ class EngineSequence:
         self.cut_by_text = self.constrained or (text is not None and text.may_stop)
         """Whether its text may end it: a stop string or a grammar."""
         tokens_alone = params.filters_only and params.logprobs is None
+        self._stop_ids = [*params.stop_token_ids, *(() if params.ignore_eos else eos)]
         self.state = SequenceState(
             id=self.id,
             request_id=request.id,
             choice=choice,
             tokens=request.prompt,
             max_length=min(len(request.prompt) + params.max_tokens, _MOST_TOKENS),
-            stop_ids=[*params.stop_token_ids, *(() if params.ignore_eos else eos)],
+            stop_ids=self._stop_ids,
             tenant=request.tenant,
             seed=seed,
             temperature=float(params.temperature) if tokens_alone else None,
@@ -69,7 +70,8 @@ class EngineSequence:
     def history(self) -> History | None:
         """What penalties and grammar depend on, kept from when it is first asked for; None if there are none."""
         if self._history is None:
-            self._history, self._in_history = History.of(self.request.prompt, self.params), self.prompt_tokens
+            self._history = History.of(self.request.prompt, self.params, stop_ids=self._stop_ids)
+            self._in_history = self.prompt_tokens
         if self._history is not None and self._in_history < self.num_tokens:
             self._history.append(self.state.tokens_from(self._in_history))
             self._in_history = self.num_tokens
@@ -145,19 +147,28 @@ class EngineSequence:
 
 
 class Detokenizer:
-    """Text of one choice. `stopped` turns true at the first stop string; what follows it is never shown."""
+    """Text of one choice. `stopped` turns true at the first stop string, `stopped_by`; what follows it is never shown.
+    The text of the first `min_tokens` tokens holds none."""
 
-    def __init__(self, decoder: TokenDecoder, stop: Sequence[str] = ()) -> None:
+    def __init__(self, decoder: TokenDecoder, stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
         self._decoder = decoder
+        self._free = min_tokens  # tokens to come in which no stop string is looked for
         self._stop = tuple(stop)
         self._prefixes = [_HeldPrefix(each) for each in self._stop]
         self._held = ""
-        self.stopped = False
+        self.stopped_by = ""
         self.may_stop = bool(stop)
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.stopped_by)
 
     def push(self, token: int) -> str:
         """Text that became certain with this token."""
         text = self._decoder.push(token)
+        if self._free:
+            self._free -= 1
+            return text
         return self._advance(text, last=False) if self._stop else text
 
     def flush(self) -> str:
@@ -168,10 +179,10 @@ class Detokenizer:
         if self.stopped:
             return ""
         self._held += text
-        starts = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
-        if starts:
-            self.stopped = True
-            shown, self._held = self._held[: min(starts)], ""
+        found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        if found:
+            at, self.stopped_by = min(found, key=lambda each: each[0])
+            shown, self._held = self._held[:at], ""
             return shown
         keep = 0 if last else max((prefix.push(text) for prefix in self._prefixes), default=0)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple, cast
@@ -35,6 +36,7 @@ from wager.serve.limits import Admission, BodyLimits, ServeOptions
 from wager.serve.live import PAGE_PATHS, LiveView
 from wager.serve.metrics import CONTENT_TYPE, Metrics, StepTotals
 from wager.serve.parsing import ParsingContext, check_model
+from wager.serve.responses import not_kept
 from wager.types import NO_TENANT, OutputDelta, StepRecord
 
 _STREAMS_PER_STEP = 32
@@ -68,7 +70,8 @@ class Server:
         scheduler = llm.engine.scheduler
         self.bodies = BodyReader(
             ParsingContext(
-                name=name,
+                names=options.model_names,
+                strict=options.strict_fields,
                 tokenizer=llm.tokenizer,
                 max_context=scheduler.max_context,
                 num_blocks=scheduler.block_pool.num_blocks,
@@ -85,6 +88,12 @@ class Server:
         routes = [
             Route("/v1/completions", partial(generation.respond, kind="completion"), methods=["POST"]),
             Route("/v1/chat/completions", partial(generation.respond, kind="chat"), methods=["POST"]),
+            Route("/v1/responses", partial(generation.respond, kind="response"), methods=["POST"]),
+            Route("/v1/responses/{name}", self.kept_response),
+            Route("/v1/responses/{name}", self.delete_response, methods=["DELETE"]),
+            Route("/v1/messages", partial(generation.respond, kind="message"), methods=["POST"]),
+            Route("/v1/messages/count_tokens", partial(self.convert, kind="count_tokens"), methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/tokenize", partial(self.convert, kind="tokenize"), methods=["POST"]),
@@ -110,9 +119,9 @@ class Server:
                 Middleware(
                     CORSMiddleware,
                     allow_origins=self.options.cors,
-                    allow_methods=("GET", "POST"),
+                    allow_methods=("GET", "POST", "DELETE"),
                     allow_headers=("*",),
-                    expose_headers=("x-request-id", "retry-after"),
+                    expose_headers=("x-request-id", "x-wager-warning", "retry-after"),
                 ),
             )
         errors = {WagerError: _refuse, HTTPException: _refuse_http}
@@ -154,11 +163,39 @@ class Server:
 
     async def models(self, http: Request) -> Response:
         del http
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        models = [self._model(name) for name in self.options.model_names]
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": models,
+                "first_id": models[0]["id"],
+                "last_id": models[-1]["id"],
+                "has_more": False,
+            }
+        )
 
     async def model(self, http: Request) -> Response:
-        check_model(http.path_params["name"], self.options.model_name)
-        return JSONResponse(self._model())
+        return JSONResponse(self._model(check_model(http.path_params["name"], self.options.model_names)))
+
+    async def kept_response(self, http: Request) -> Response:
+        """A response that was stored with the same key."""
+        name = http.path_params["name"]
+        kept = self.generation.kept.get(http.state.tenant, name)
+        if kept is None:
+            raise not_kept(name)
+        return Response(kept.response, media_type="application/json")
+
+    async def delete_response(self, http: Request) -> Response:
+        name = http.path_params["name"]
+        if not self.generation.kept.delete(http.state.tenant, name):
+            raise not_kept(name)
+        return JSONResponse({"id": name, "object": "response.deleted", "deleted": True})
+
+    async def embeddings(self, http: Request) -> Response:
+        del http
+        raise ApiError(
+            501, "This server has no embeddings: it generates text.", "Use a server with an embedding model."
+        )
 
     async def health(self, http: Request) -> Response:
         """200 while requests are taken; 503 with the reason if not."""
@@ -190,25 +227,32 @@ class Server:
             content = await self.bodies.read(kind, raw, http.state.request_id)
         return Response(content, media_type="application/json")
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, name: str) -> dict[str, Any]:
+        """In the words of OpenAI's API and of Anthropic's."""
+        context = self.llm.engine.scheduler.max_context
         return {
-            "id": self.options.model_name,
+            "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": "wager",
-            "max_model_len": self.llm.engine.scheduler.max_context,
+            "max_model_len": context,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._started, UTC).isoformat(),
+            "max_input_tokens": context,
+            "lifecycle": "active",
         }
 
 
 async def _refuse(http: Request, error: Exception) -> Response:
-    del http
-    return error_response(cast(WagerError, error))
+    return error_response(cast(WagerError, error), http.scope)
 
 
 async def _refuse_http(http: Request, error: Exception) -> Response:
     error = cast(HTTPException, error)
     message = {404: f"There is nothing at {http.scope['path'][:200]}.", 405: f"{http.method} is not possible here."}
-    response = error_response(ApiError(error.status_code, message.get(error.status_code, str(error.detail))))
+    refusal = ApiError(error.status_code, message.get(error.status_code, str(error.detail)))
+    response = error_response(refusal, http.scope)
     response.headers.update(error.headers or {})  # of 405: what is possible
     return response
 
@@ -293,11 +337,13 @@ class AccessMiddleware:
             await send(message)
 
         try:
-            caller = self.keys.caller(headers.get("authorization"))
+            key = headers.get("x-api-key")
+            authorization = headers.get("authorization") or (None if key is None else f"Bearer {key}")
+            caller = self.keys.caller(authorization)
             scope["state"]["tenant"] = caller.tenant if caller else NO_TENANT
             scope["state"]["key_name"] = caller.name if caller else ""
             if refusal := self._refusal(scope, caller):
-                await error_response(refusal)(scope, receive, send_with_id)
+                await error_response(refusal, scope)(scope, receive, send_with_id)
             else:
                 await self.app(scope, receive, send_with_id)
         except Exception as failure:
@@ -308,7 +354,7 @@ class AccessMiddleware:
                 raise
             text = f"The server failed at this request: {type(failure).__name__}."
             error = ApiError(500, text, "Its log says why, under the x-request-id.")
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, scope)(scope, receive, send_with_id)
         finally:
             self.report(path, status)
             _log_end(scope, status, time.perf_counter() - begin)
@@ -319,7 +365,9 @@ class AccessMiddleware:
         if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return None
         if caller is None:
-            return ApiError(401, "The API key is missing or unknown.", "Send Authorization: Bearer KEY.")
+            return ApiError(
+                401, "The API key is missing or unknown.", "Send Authorization: Bearer KEY, or x-api-key: KEY."
+            )
         if scope["path"] in OPERATOR_PATHS and not caller.is_operator:
             hint = "Send a key of --operator-key-file."
             return ApiError(403, "These figures are of the requests of all keys; this key may not read them.", hint)

@@ -1,5 +1,5 @@
-"""Request bodies of OpenAI's API: JSON read strictly, models whose every field is honoured or refused by name, and the
-sampling parameters that they ask for.
+"""Request bodies of OpenAI's completions and chats: JSON read strictly, models whose fields are honoured, or refused or
+left out by name, and the sampling parameters that they ask for.
 """
 
 from __future__ import annotations
@@ -7,12 +7,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from wager.constrain.schemas import relaxed
 from wager.errors import UsageError
 from wager.serve.errors import ApiError, field_error
 from wager.types import Grammar, RequestSpeculation, SamplingParams
@@ -74,21 +77,41 @@ def _is_deep(value: Any) -> bool:
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 
-_HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    "user": (),
-    "safety_identifier": (),
-    "prompt_cache_key": (),
-    "store": (),
-    "metadata": (),
-    "service_tier": ("auto", "default"),
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("user", "safety_identifier", "metadata", "client_metadata", "store", "request_id", "moderation", "priority"),
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "cache_prompt", "keep_alive"),
+        *("id_slot", "slot_id", "return_tokens", "return_token_ids", "timings_per_token", "detokenize"),
+        *("include_reasoning", "separate_reasoning", "spaces_between_special_tokens"),
+        *("guided_decoding_backend", "guided_whitespace_pattern"),
+    }
+)
+"""Fields of this and other engines that change no text, whatever their value."""
+
+_ADVICE: Mapping[str, tuple[Any, ...]] = {"verbosity": ("medium",), "service_tier": ("auto", "default")}
+"""Fields that ask how to answer or serve. With other values than these they are named among those left out."""
+
+_ONLY: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    **dict.fromkeys(("audio", "functions", "function_call", "reasoning_effort", "verbosity"), (None,)),
-    **dict.fromkeys(("web_search_options", "prompt_cache_retention"), (None,)),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "length_penalty": (1,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "truncate_prompt_tokens": (-1,),
+    "background": (False,),
+    **dict.fromkeys(("audio", "web_search_options", "chat_template", "documents", "conversation", "images"), ()),
 }
-"""Fields of OpenAI's API that ask for nothing here with these values, or null (none: with any)."""
+"""Fields that change an answer and are not possible here, with the values that ask for nothing; null is one always."""
 
 _UNION = re.compile(r"str|int|float|bool|(list|dict|literal)\[.*|SpeculationChoice")
 """How pydantic names the alternatives of a field, within the path of an error."""
@@ -121,7 +144,11 @@ def _off_or_object(value: Any) -> Any:
 
 
 class Strict(BaseModel):
-    """Unknown fields and converted types are errors."""
+    """Unknown fields and converted types are errors. `RENAMED` has fields under another engine's or an older name,
+    `PARAMS` the fields by the names that their parameters have elsewhere."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    PARAMS: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -154,8 +181,43 @@ class SpeculationChoice(Strict):
     weight: Finite | None = Field(None, gt=0, le=1e6)
 
 
+class StructuredOutputs(Strict):
+    """What an answer must be, in vLLM's words."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: Items[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The grammar of an answer, and the schema that it is checked against at the end, since the grammar lacks what
+    `unenforced` names of it."""
+
+    grammar: Grammar
+    schema: Mapping[str, Any] | None = None
+    unenforced: tuple[str, ...] = ()
+
+    @classmethod
+    def of_schema(cls, schema: Mapping[str, Any] | str, field: str) -> Constraint:
+        """Of a JSON schema, or its text. ApiError names the field."""
+        if isinstance(schema, str):
+            try:
+                schema = read_json(schema)
+            except ValueError as error:
+                raise field_error(field, f"The schema of {field} is not JSON: {error}.", "Send an object.") from None
+            if not isinstance(schema, dict):
+                raise field_error(field, f"The schema of {field} is no object.", "Send a JSON schema.")
+        found = relaxed(schema)
+        return cls(Grammar.json_schema(found.schema), schema if found.unenforced else None, found.unenforced)
+
+
 class SamplingFields(Strict):
-    """What both kinds of requests have. Ranges are those of SamplingParams, which refuses what is outside them."""
+    """What all requests have. Ranges are those of SamplingParams, which refuses what is outside them."""
+
+    RENAMED = {"n_predict": "max_tokens"}
 
     model: str | None = None
     temperature: Finite | None = Field(None, ge=0, le=2)
@@ -176,6 +238,57 @@ class SamplingFields(Strict):
     speculation: Annotated[SpeculationChoice | Literal["off"] | None, BeforeValidator(_off_or_object)] = None
     speculation_stats: bool | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Items[str] | None = None
+    guided_grammar: str | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the answer must be. ApiError names a field that is wrong, or the second of two."""
+        asked = [
+            name
+            for name in ("response_format", *(f"guided_{kind}" for kind in _GUIDED), "structured_outputs")
+            if getattr(self, name) is not None and getattr(getattr(self, name), "type", "") != "text"
+        ]
+        if len(asked) > 1:
+            raise field_error(asked[1], f"{asked[0]} and {asked[1]} exclude each other.", "Send one.")
+        if not asked:
+            return self.response_format.constraint if self.response_format else None
+        [name] = asked
+        if name == "response_format":
+            return self.response_format.constraint if self.response_format else None
+        chosen: Any = self.structured_outputs
+        values = {kind: getattr(self, f"guided_{kind}") for kind in _GUIDED}
+        if chosen is not None:
+            values = {kind: getattr(chosen, "json_" if kind == "json" else kind) for kind in _GUIDED}
+            values["json_object"] = chosen.json_object or None
+        given = {kind: value for kind, value in values.items() if value is not None}
+        if len(given) != 1:
+            raise field_error(
+                name, f"{name} has {len(given)} constraints.", "Send one of json, regex, choice, grammar."
+            )
+        [(kind, value)] = given.items()
+        try:
+            return _constraint(kind, value, name)
+        except UsageError as error:
+            raise field_error(name, error.message, error.hint) from None
+
+
+_GUIDED = ("json", "regex", "choice", "grammar")
+
+
+def _constraint(kind: str, value: Any, field: str) -> Constraint:
+    if kind == "json":
+        return Constraint.of_schema(value, field)
+    if kind == "json_object":
+        return Constraint(Grammar.json_object())
+    if kind == "grammar":
+        return Constraint(Grammar.lark(value))
+    return Constraint(Grammar.regex(value) if kind == "regex" else Grammar.choice(value))
 
 
 class SchemaFormat(Strict):
@@ -194,28 +307,31 @@ class ResponseFormat(Strict):
     json_schema: SchemaFormat | None = None
 
     @property
-    def grammar(self) -> Grammar | None:
+    def constraint(self) -> Constraint | None:
         """ApiError if the schema is missing or not wanted."""
         if (self.type == "json_schema") != (self.json_schema is not None):
             message = f"response_format of type {self.type!r} does not go with what it has."
             hint = "A json_schema is given with type json_schema, and only there."
             raise field_error("response_format", message, hint)
         if self.json_schema is not None:
-            return Grammar.json_schema(self.json_schema.schema_)
-        return Grammar.json_object() if self.type == "json_object" else None
+            return Constraint.of_schema(self.json_schema.schema_, "response_format")
+        return Constraint(Grammar.json_object()) if self.type == "json_object" else None
 
 
 class CompletionBody(SamplingFields):
     """POST /v1/completions."""
 
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = None
+    suffix: str | None = None
 
 
 class TextContent(Strict):
     type: Literal["text"]
     text: str
+    cache_control: dict[str, Any] | None = None
 
 
 def _text(content: str | Sequence[TextContent] | None) -> str:
@@ -223,7 +339,7 @@ def _text(content: str | Sequence[TextContent] | None) -> str:
 
 
 class ChatMessage(Strict):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Items[TextContent] | None = None
     name: str | None = None
     tool_calls: Items[dict[str, Any]] | None = None
@@ -231,7 +347,10 @@ class ChatMessage(Strict):
     refusal: str | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None  # from here on what dumps of answers have
     audio: None = None
-    function_call: None = None
+    function_call: dict[str, Any] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    cache_control: dict[str, Any] | None = None
 
     @property
     def text(self) -> str:
@@ -261,6 +380,12 @@ class ChatBody(SamplingFields):
     tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    functions: Items[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 class TokenizeBody(Strict):
@@ -285,25 +410,59 @@ class DetokenizeBody(Strict):
 B = TypeVar("B", bound=Strict)
 
 
-def parse(kind: type[B], body: bytes) -> B:
-    """A body of that kind. ApiError 400 names the first field at fault."""
+def parse(kind: type[B], body: bytes, left_out: list[str] | None = None) -> B:
+    """A body of that kind. ApiError 400 names the first field at fault. Fields that are not known are named in
+    `left_out`; without that list they are at fault too."""
     try:
         values = read_json(body.decode("utf-8-sig"))
     except ValueError as error:
         raise ApiError(400, f"The body is not JSON: {error}.", "Send a JSON object in UTF-8.") from None
     if not isinstance(values, dict):
         raise ApiError(400, f"The body is a JSON {type(values).__name__}.", "Send a JSON object.")
-    for name, allowed in _HARMLESS.items():
-        if name in values and name not in kind.model_fields:
-            value = values.pop(name)
-            if value is not None and allowed and value not in allowed:
-                raise field_error(
-                    name, f"The field {name!r} is not supported.", "Leave it out.", code="unsupported_parameter"
-                )
+    return read_fields(kind, values, left_out)
+
+
+def read_fields(kind: type[B], values: dict[str, Any], left_out: list[str] | None = None) -> B:
+    """As `parse`, of the values of a body."""
+    for name in [name for name in values if name not in _names(kind)]:
+        if name in kind.RENAMED:
+            _rename(values, name, kind.RENAMED[name])
+        elif _is_without_effect(name, values[name]):
+            del values[name]
+        elif name in _ONLY:
+            message = f"The field {name!r} is not supported."
+            raise field_error(name, message, "Leave it out.", code="unsupported_parameter")
     try:
         return kind.model_validate(values)
     except ValidationError as error:
+        refusal = _refusal(error, kind)
+        unknown = [str(each["loc"][-1]) for each in error.errors() if each["type"] == "extra_forbidden"]
+        if left_out is None or not unknown or any(each["type"] == _UNKNOWN for each in error.errors()):
+            raise refusal from None
+    left_out += [_named(name, kind) for name in values if name not in _names(kind)]
+    left_out += sorted({name for name in unknown if name not in values})
+    try:
+        return kind.model_validate(values, extra="ignore")
+    except ValidationError as error:
         raise _refusal(error, kind) from None
+
+
+def _rename(values: dict[str, Any], name: str, field: str) -> None:
+    value = values.pop(name)
+    if values.setdefault(field, value) != value:
+        raise field_error(name, f"{name} and {field} are one field, and differ.", "Send one of the two.")
+
+
+def _is_without_effect(name: str, value: Any) -> bool:
+    """Whether a field that is not known asks for nothing."""
+    asks_nothing = value is None and (name in _ONLY or name in _ADVICE)
+    return name in _WITHOUT_EFFECT or asks_nothing or value in (*_ONLY.get(name, ()), *_ADVICE.get(name, ()))
+
+
+def _named(name: str, kind: type[BaseModel]) -> str:
+    """A field that is not known, with the known one that is written most like it."""
+    near = get_close_matches(name[:80], _names(kind), 1, 0.75)
+    return f"{name[:80]} ({near[0]}?)" if near else name[:80]
 
 
 def _distance(error: Any) -> tuple[int, bool]:
@@ -322,7 +481,8 @@ def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
     field = ".".join(place)[:200] or "body"
     param = place[0][:200] if place else None
     if first["type"] in (_UNKNOWN, "extra_forbidden"):
-        hint = f"Fields are {', '.join(kind.model_fields)}." if len(place) == 1 else "Leave it out."
+        near = get_close_matches(field[:80], _names(kind), 1, 0.6) if len(place) == 1 else []
+        hint = f"Is it {near[0]!r}?" if near else "Leave it out."
         message = f"The field {field!r} is not supported."
         return field_error(param, message, hint, code="unknown_parameter")
     return field_error(param, f"The field {field!r} is not possible: {first['msg']}.")
@@ -339,23 +499,27 @@ _COMPLETION_TOKENS = 16
 
 
 def completion_params(body: CompletionBody, *, temperature: float) -> SamplingParams:
-    """The parameters of a completion; `temperature` where it names none."""
-    return _params(body, body.max_tokens or _COMPLETION_TOKENS, body.logprobs, temperature=temperature)
+    """The parameters of a completion; `temperature` where it names none. A completion of no tokens has those of one."""
+    most = _COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+    constraint = body.constraint
+    return _params(
+        body, most, body.logprobs, temperature=temperature, grammar=constraint.grammar if constraint else None
+    )
 
 
 def chat_params(
-    body: ChatBody, *, room: int, temperature: float, prediction: Sequence[int], tool_grammar: Grammar | None = None
+    body: ChatBody, *, room: int, temperature: float, prediction: Sequence[int], grammar: Grammar | None = None
 ) -> SamplingParams:
     """The parameters of a chat; `room` is what the context leaves for its answer, `prediction` its prediction in
-    tokens, `tool_grammar` what its tools demand."""
+    tokens, `grammar` what its tools and its format demand."""
     most = body.max_completion_tokens or body.max_tokens or max(1, room)
     if body.max_tokens not in (None, most):
         message = f"max_tokens = {body.max_tokens} and max_completion_tokens = {most} differ."
         raise field_error("max_tokens", message, "Send one of the two.")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise field_error("top_logprobs", "top_logprobs needs logprobs.", "Send logprobs: true too.")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _params(body, most, logprobs, temperature=temperature, prediction=prediction, tool_grammar=tool_grammar)
+    return _params(body, most, logprobs, temperature=temperature, prediction=prediction, grammar=grammar)
 
 
 def speculation(body: SamplingFields) -> RequestSpeculation | None:
@@ -375,11 +539,8 @@ def _params(
     *,
     temperature: float,
     prediction: Sequence[int] = (),
-    tool_grammar: Grammar | None = None,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
-    if body.stream_options is not None and not body.stream:
-        raise field_error("stream_options", "stream_options needs stream.", "Send stream: true too.")
-    wanted = body.response_format.grammar if body.response_format else None
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -398,7 +559,8 @@ def _params(
             logprobs=logprobs,
             n=body.n or 1,
             prediction=prediction,
-            grammar=tool_grammar or wanted,
+            grammar=grammar,
+            min_tokens=body.min_tokens or 0,
         )
     except UsageError as error:
         name = error.message.split(" ", 1)[0].split("[", 1)[0]

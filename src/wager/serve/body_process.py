@@ -8,12 +8,15 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import wager
+from wager.constrain.schemas import violations
 from wager.errors import WagerError
 from wager.serve.errors import ApiError
 from wager.serve.parsing import BodyParser, ParsingContext
@@ -29,7 +32,10 @@ _NICENESS = 5
 _GONE = (OSError, EOFError, pickle.UnpicklingError)
 """What reading from the other side, or writing to it, raises when it has ended."""
 
-BodyKind = Literal["completion", "chat", "tokenize", "detokenize"]
+CHECK_S = 5.0
+"""Seconds in which an answer must be checked against its schema: patterns of a schema may take for ever."""
+
+BodyKind = Literal["completion", "chat", "response", "message", "tokenize", "detokenize", "count_tokens"]
 """The method of BodyParser that reads a body."""
 
 
@@ -46,17 +52,26 @@ class BodyReader:
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
-    async def read(self, kind: BodyKind, raw: bytes, request_id: str) -> Any:
-        """The ParsedRequest of a body of `completion` or `chat`, the answer to one of `tokenize` or `detokenize`.
-        ApiError that names what is wrong with it."""
-        if len(raw) > QUICK_BYTES:
+    async def read(self, kind: BodyKind, raw: bytes, request_id: str, *earlier: Mapping[str, bytes]) -> Any:
+        """The ParsedRequest of a body that is to be answered, the answer to one about tokens. ApiError that names what
+        is wrong with it. `earlier`: of a `response`, conversations that it may go on, by the names of their ends."""
+        size = len(raw) + sum(len(each) for found in earlier for each in found.values())
+        if size > QUICK_BYTES:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._read_beside, kind, raw, request_id)
+            return await loop.run_in_executor(self._thread, self._read_beside, kind, (raw, request_id, *earlier))
         async with self._turn:
             try:
-                return getattr(self._parser, kind)(raw, request_id)
+                return getattr(self._parser, kind)(raw, request_id, *earlier)
             finally:
                 await asyncio.sleep(0)
+
+    async def check(self, schema: Mapping[str, Any], text: str) -> list[str]:
+        """What an answer breaks of a schema: in the process, which is ended if it takes too long."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._check_beside, schema, text)
+        except ApiError:
+            return [f"The answer could not be checked in {CHECK_S:g} s."]
 
     def prepare(self) -> None:
         """Compile the chat template, for which the first conversation would wait. In a thread."""
@@ -73,10 +88,20 @@ class BodyReader:
 
     # ---- in the thread -----------------------------------------------------------------------------------------------
 
-    def _read_beside(self, kind: BodyKind, raw: bytes, request_id: str) -> Any:
+    def _check_beside(self, schema: Mapping[str, Any], text: str) -> Any:
+        self._read_beside("begin", ())  # a start takes its time
+        process: Any = self._process
+        timer = threading.Timer(CHECK_S, process.kill)
+        timer.start()
+        try:
+            return self._read_beside("check", (schema, text))
+        finally:
+            timer.cancel()
+
+    def _read_beside(self, kind: str, given: tuple[Any, ...]) -> Any:
         try:
             process: Any = self._started()  # whose pipes are there
-            _send(process.stdin, (kind, raw, request_id))
+            _send(process.stdin, (kind, given))
             result = pickle.load(process.stdout)
         except _GONE:
             self._end()
@@ -110,6 +135,10 @@ class BodyReader:
                 process.communicate()
 
 
+_OTHERS: Mapping[str, Callable[..., Any]] = {"begin": lambda: None, "check": violations}
+"""What the process does beside reading bodies."""
+
+
 def serve() -> None:
     """The process: reads bodies from its standard input, until that is closed, and writes what they are."""
     source = sys.stdin.buffer
@@ -120,9 +149,9 @@ def serve() -> None:
     with suppress(*_GONE, KeyboardInterrupt):
         parser = BodyParser(pickle.load(source))
         while True:
-            kind, raw, request_id = pickle.load(source)
+            kind, given = pickle.load(source)
             try:
-                result = getattr(parser, kind)(raw, request_id)
+                result = _OTHERS[kind](*given) if kind in _OTHERS else getattr(parser, kind)(*given)
             except WagerError as error:
                 result = error
             except Exception as error:

@@ -1,4 +1,6 @@
-"""Errors as OpenAI's API gives them: {"error": {"message", "type", "param", "code"}}; `code` is a word or null."""
+"""Errors as OpenAI's API gives them: {"error": {"message", "type", "param", "code"}}; `code` is a word or null. Below
+/v1/messages they are as Anthropic's gives them: {"type": "error", "error": {"type", "message"}}.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from wager.errors import ClosedError, WagerError
 from wager.types import Completion, OutputDelta
@@ -59,15 +62,41 @@ def failed_answer(choice: Completion | OutputDelta) -> ApiError:
     return ApiError(choice.error_status or 500, " ".join(choice.error.split("\n")))
 
 
+def error_message(error: WagerError) -> str:
+    """What it says to a caller."""
+    return f"{error.message[:_LONGEST]} {error.hint}" if error.hint else error.message[:_LONGEST]
+
+
 def error_body(error: WagerError) -> dict[str, object]:
     """The JSON of an error."""
-    message = f"{error.message[:_LONGEST]} {error.hint}" if error.hint else error.message[:_LONGEST]
+    message = error_message(error)
     kind = _TYPES.get(error.status, "server_error")
     param, code = (error.param, error.code) if isinstance(error, ApiError) else (None, None)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_response(error: WagerError) -> Response:
+MESSAGES_PATH = "/v1/messages"
+
+_MESSAGES_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def messages_error(error: WagerError, request_id: str | None = None) -> dict[str, object]:
+    """The JSON of an error as Anthropic's API gives it."""
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    reason = {"type": _MESSAGES_TYPES.get(error.status, other), "message": error_message(error)}
+    return {"type": "error", "error": reason, "request_id": request_id}
+
+
+def error_response(error: WagerError, scope: Scope | None = None) -> Response:
+    """The answer with an error to the request of `scope`, in the form of its path."""
     headers = {}
     if isinstance(error, ApiError) and error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
@@ -75,4 +104,9 @@ def error_response(error: WagerError) -> Response:
         headers["retry-after"] = "30"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Response(json.dumps(error_body(error)), error.status, headers, "application/json")
+    path = scope["path"] if scope else ""
+    if scope and (path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")):
+        body = messages_error(error, scope.get("state", {}).get("request_id"))
+    else:
+        body = error_body(error)
+    return Response(json.dumps(body), error.status, headers, "application/json")

@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from wager.constrain.tools import ToolCallDelta, ToolCallParser, ToolFormat
@@ -17,27 +18,69 @@ TokenBytes = Callable[[int], bytes]
 """The bytes of a token id."""
 
 
+@dataclass(frozen=True, slots=True)
+class EchoedPrompt:
+    """A prompt that the answer tells of: its text, if the answer begins with that, and the log-probabilities of its
+    tokens but the first, if they were asked for."""
+
+    text: str | None
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprob] = ()
+
+
 class CompletionFormat:
     """Choices of /v1/completions. `head` has the fields that every object of the answer repeats, `logprobs`: whether
-    they were asked for. `plain`: a delta that does not end its choice is its text, and all else about it is the same
+    they were asked for. `prompts`: what of them the answer tells, each of which has `choices`; `prompt_logprobs`: as
+    vLLM gives them. `plain`: a delta that does not end its choice is its text, and all else about it is the same
     for all of them."""
 
-    def __init__(self, head: Mapping[str, Any], token_bytes: TokenBytes, *, logprobs: bool) -> None:
+    def __init__(
+        self,
+        head: Mapping[str, Any],
+        token_bytes: TokenBytes,
+        *,
+        logprobs: bool,
+        prompts: Sequence[EchoedPrompt] = (),
+        choices: int = 1,
+        prompt_logprobs: bool = False,
+    ) -> None:
         self.head = self.chunk_head = head
         self.plain = not logprobs
+        self._prompts, self._choices, self._prompt_logprobs = prompts, choices, prompt_logprobs
         self._token_bytes = token_bytes
         self._logprobs = logprobs
         self._characters: dict[int, tuple[codecs.IncrementalDecoder, int]] = {}  # of a choice's text so far
 
-    def first(self, index: int) -> None:
-        """The object that opens a choice in a stream: there is none."""
+    def first(self, index: int) -> dict[str, Any] | None:
+        """The object that opens a choice in a stream: there is none, but for the text of a prompt."""
+        text = self._prompts[index // self._choices].text if self._prompts else None
+        return None if text is None else {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
     def part(self, index: int, delta: OutputDelta | Completion) -> dict[str, Any]:
         """The object of a delta, or of a whole choice."""
         logprobs = self._lists(index, delta.logprobs) if self._logprobs else None
         return {"index": index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish_reason}
 
-    choice = part
+    def choice(self, index: int, completion: Completion) -> dict[str, Any]:
+        """The object of a whole choice."""
+        if not self._prompts:
+            return self.part(index, completion)
+        prompt = self._prompts[index // self._choices]
+        told = self._lists_of_prompt(index, prompt) if self._logprobs and prompt.text is not None else None
+        found = self.part(index, completion)
+        found["text"] = (prompt.text or "") + completion.text
+        if told is not None:
+            found["logprobs"] = {name: [*told[name], *values] for name, values in found["logprobs"].items()}
+        if self._prompt_logprobs:
+            found["prompt_logprobs"] = prompt_logprobs(prompt, self._token_bytes)
+        return found
+
+    def _lists_of_prompt(self, index: int, prompt: EchoedPrompt) -> dict[str, Any]:
+        """The lists of a prompt's tokens. The first has nothing before it that it could follow."""
+        first = TokenLogprob(prompt.tokens[0], 0.0, ())
+        lists = self._lists(index, [first, *prompt.logprobs])
+        lists["token_logprobs"][0] = lists["top_logprobs"][0] = None
+        return lists
 
     def _lists(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         characters, offset = self._characters.get(index) or (codecs.getincrementaldecoder("utf-8")("replace"), 0)
@@ -66,14 +109,36 @@ class CompletionFormat:
         return token_text(self._token_bytes(token_id))
 
 
+def prompt_logprobs(prompt: EchoedPrompt, token_bytes: TokenBytes) -> list[dict[str, Any] | None]:
+    """As vLLM gives them: for each token of a prompt but the first its own and those of the likeliest, by their ids."""
+    found: list[dict[str, Any] | None] = [None]
+    for item in prompt.logprobs:
+        ranked = {token: (value, rank) for rank, (token, value) in enumerate(item.top_logprobs, 1)}
+        ranked.setdefault(item.token_id, (item.logprob, 0))
+        found.append(
+            {
+                str(token): {"logprob": value, "rank": rank or None, "decoded_token": token_text(token_bytes(token))}
+                for token, (value, rank) in ranked.items()
+            }
+        )
+    return found
+
+
 class ChatFormat:
     """Choices of /v1/chat/completions, as those of CompletionFormat. `calls`: how tool calls are written, if there are
-    tools."""
+    tools; `calls_functions`: they are answered as `function_call`, the first form that the API had."""
 
     def __init__(
-        self, head: Mapping[str, Any], token_bytes: TokenBytes, *, logprobs: bool, calls: ToolFormat | None
+        self,
+        head: Mapping[str, Any],
+        token_bytes: TokenBytes,
+        *,
+        logprobs: bool,
+        calls: ToolFormat | None,
+        calls_functions: bool = False,
     ) -> None:
         self.head = head
+        self._called = "function_call" if calls_functions else "tool_calls"
         self.chunk_head = {**head, "object": "chat.completion.chunk"}
         self.plain = not logprobs and calls is None
         self._token_bytes = token_bytes
@@ -94,7 +159,9 @@ class ChatFormat:
         else:
             writer = self._writers.setdefault(index, CallWriter(self._calls))
             content = writer.push(delta.text, last=reason is not None)
-            reason = "tool_calls" if reason == "stop" and writer.called else reason
+            if self._called == "function_call":
+                _as_function_call(content)
+            reason = self._called if reason == "stop" and writer.called else reason
         logprobs = self._content(delta.logprobs) if delta.logprobs else None
         return {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": reason}
 
@@ -108,7 +175,9 @@ class ChatFormat:
             message["content"] = written.get("content") or (None if calls else "")
             if calls:
                 message["tool_calls"] = calls
-                reason = "tool_calls" if reason == "stop" else reason
+                if self._called == "function_call":
+                    _as_function_call(message)
+                reason = self._called if reason == "stop" else reason
         logprobs = self._content(completion.logprobs) if self._logprobs else None
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
@@ -130,6 +199,12 @@ class ChatFormat:
 
 
 AnswerFormat = CompletionFormat | ChatFormat
+
+
+def _as_function_call(message: dict[str, Any]) -> None:
+    """Its call in the form that the API had first."""
+    for call in message.pop("tool_calls", ()):
+        message["function_call"] = call["function"]
 
 
 def answer_head(kind: str, request_id: str, model: str) -> dict[str, Any]:
@@ -155,11 +230,15 @@ class CallWriter:
         return {**({"content": piece.content} if piece.content else {}), **({"tool_calls": calls} if calls else {})}
 
 
+def new_call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
 def _call_part(call: ToolCallDelta) -> dict[str, Any]:
     if call.name is None:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function = {"name": call.name, "arguments": call.arguments}
-    return {"index": call.index, "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+    return {"index": call.index, "id": new_call_id(), "type": "function", "function": function}
 
 
 def whole_calls(delta: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,12 +1,15 @@
-"""The two endpoints that answer: a body becomes requests of the engine, their deltas JSON, whole or as a stream."""
+"""The endpoints that answer: a body becomes requests of the engine, their deltas JSON, whole or as a stream."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -16,22 +19,41 @@ from wager.async_llm import AsyncLLM, AsyncOutputStream
 from wager.draft.base import remembers_requests
 from wager.engine.policies import GRAMMAR_DRAFTER
 from wager.errors import RequestError, WagerError
+from wager.serve.bodies import ChatBody
 from wager.serve.body_process import BodyKind, BodyReader
 from wager.serve.errors import ApiError, failed_answer
-from wager.serve.formats import encoded, encoded_in_parts
+from wager.serve.formats import CallWriter, EchoedPrompt, encoded, encoded_in_parts, prompt_logprobs, whole_calls
 from wager.serve.limits import Admission, BodyLimits, ServeOptions
 from wager.serve.metrics import Metrics
 from wager.serve.parsing import ParsedRequest
-from wager.serve.streaming import ChunkWriter, EventStream, GuessReport, draft_report, log_report, until_gone
-from wager.types import Completion, Request
+from wager.serve.responses import ResponseStore
+from wager.serve.streaming import (
+    AnswerWriter,
+    ChunkWriter,
+    EventStream,
+    GuessReport,
+    draft_report,
+    log_report,
+    until_gone,
+)
+from wager.types import Completion, Grammar, Request, SamplingParams, Stats, TokenLogprob
+
+log = logging.getLogger("wager.serve")
 
 _QUICK_TOKENS = 1_000
 """Tokens, and alternatives to them, of an answer that is written in the event loop; of a larger one in a thread."""
 
+_LONGEST_WARNING = 2000
+"""Characters of the header of warnings."""
+
+_PREVIOUS = re.compile(rb'"previous_response_id"\s*:\s*"(resp_[0-9a-f]{1,64})"')
+_MOST_NAMES = 4
+
 
 @dataclass(eq=False)
 class Generation:
-    """The handler of /v1/completions and /v1/chat/completions."""
+    """The handler of /v1/completions, /v1/chat/completions, /v1/responses and /v1/messages. `kept` has the answers that
+    may be read again."""
 
     llm: AsyncLLM
     options: ServeOptions
@@ -39,15 +61,25 @@ class Generation:
     bodies: BodyReader
     admission: Admission
     metrics: Metrics
+    kept: ResponseStore = field(default_factory=ResponseStore)
     _compiling: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
 
     async def respond(self, http: HttpRequest, kind: BodyKind) -> Response:
-        """The answer to a body of that kind, `completion` or `chat`."""
+        """The answer to a body of that kind: `completion`, `chat`, `response` or `message`."""
+        tenant = http.state.tenant
         async with self.limits.body(http) as raw:
-            parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id)
+            earlier = (self._earlier(raw, tenant),) if kind == "response" else ()
+            parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id, *earlier)
+        for told in parsed.warnings:
+            log.warning("%s", told, extra={"fields": {"request_id": http.state.request_id}})
         parsed = await self._ready(parsed)
         async with AsyncExitStack() as stack:
             stack.enter_context(self.admission.place(parsed.sequences))
+            scores = await self._scores(http, parsed) if parsed.scored is not None else ()
+            if scores is None:
+                return Response(status_code=499)  # nobody reads it
+            if not parsed.answers:
+                return await self._written(parsed, None, [_no_answer(prompt) for prompt in parsed.prompts], scores)
             requests = await self._requests(parsed, http.state.tenant)
             answer = await stack.enter_async_context(self.llm.open_stream(*requests))
             log_fields = http.state.log_fields = {"prompt_tokens": parsed.prompt_tokens}
@@ -59,8 +91,13 @@ class Generation:
             await self._start(parsed, answer)
             if not parsed.stream:
                 stack.callback(lambda: log_fields.update(log_report(answer, records)))
-                return await self._whole(http, parsed, answer)
-            events = EventStream(answer, self._writer(parsed, answer), timeout=self.options.request_timeout)
+                completions = await self._complete(http, answer)
+                if completions is None:
+                    return Response(status_code=499)
+                return await self._written(parsed, answer, completions, scores, tenant=tenant)
+            writer, last = self._writer(parsed, answer, tenant)
+            timeout, headers = self.options.request_timeout, _warning_headers(parsed.warnings)
+            events = EventStream(answer, writer, last=last, timeout=timeout, headers=headers)
             stack.callback(lambda: log_fields.update(log_report(answer, records, events.error)))
             events.resources = stack.pop_all()
             return events
@@ -99,16 +136,83 @@ class Generation:
                 raise parsed.refusal(error, max_context=self.llm.engine.scheduler.max_context) from None
             raise
 
-    def _writer(self, parsed: ParsedRequest, answer: AsyncOutputStream) -> ChunkWriter:
+    def _earlier(self, raw: bytes, tenant: str) -> dict[str, bytes]:
+        """The conversations that a body may go on: of the responses that it seems to name, those that are kept."""
+        names = {name.decode() for name in islice(_PREVIOUS.findall(raw), _MOST_NAMES)}
+        found = {name: self.kept.get(tenant, name) for name in names}
+        return {name: each.conversation for name, each in found.items() if each is not None}
+
+    async def _scores(self, http: HttpRequest, parsed: ParsedRequest) -> list[tuple[TokenLogprob, ...]] | None:
+        """Log-probabilities of the tokens of each prompt but the first: those of an answer that can be no other. None
+        if the client has gone."""
+        requests, places = [], []
+        for place, prompt in enumerate(parsed.prompts):
+            if len(prompt) > 1:
+                known = Grammar.tokens(prompt[1:])
+                params = SamplingParams(
+                    max_tokens=len(prompt) - 1, ignore_eos=True, logprobs=parsed.scored, grammar=known
+                )
+                requests.append(self.llm.request(tuple(prompt[:1]), params, tenant=http.state.tenant))
+                places.append(place)
+                await asyncio.sleep(0)
+        scores: list[tuple[TokenLogprob, ...]] = [()] * len(parsed.prompts)
+        if requests:
+            async with self.llm.open_stream(*requests) as stream:
+                completions = await self._complete(http, stream)
+            if completions is None:
+                return None
+            for place, completion in zip(places, completions, strict=True):
+                _check_ended(completion)
+                scores[place] = completion.logprobs
+        return scores
+
+    def _writer(
+        self, parsed: ParsedRequest, answer: AsyncOutputStream, tenant: str
+    ) -> tuple[AnswerWriter, Callable[[Sequence[Completion]], Awaitable[bytes]]]:
+        """What writes the events of an answer, and those behind its last delta."""
         options, stats = parsed.stream_options, parsed.speculation_stats
+        token_bytes = self.llm.tokenizer.token_bytes
+        if parsed.blocks is not None:
+            blocks = parsed.blocks.writer(token_bytes, parsed.prompt_tokens)
+
+            async def last_of_blocks(completions: Sequence[Completion]) -> bytes:
+                warnings = await self._checked(parsed, completions)
+                data, response = blocks.last(completions, parsed.usage(completions), warnings)
+                if response is not None:
+                    self._keep(parsed, blocks, response, tenant)
+                return data
+
+            return blocks, last_of_blocks
         continuous = options.include_usage and options.continuous_usage_stats
-        return ChunkWriter(
-            parsed.format(self.llm.tokenizer.token_bytes),
+        writer = ChunkWriter(
+            parsed.format(token_bytes),
             usage=parsed.usage if options.include_usage else None,
             prompt_tokens=parsed.prompt_tokens if continuous else None,
             details=(lambda done: draft_report(answer, done)) if stats else None,
             guesses=self._guess_report(answer.requests) if stats else None,
         )
+
+        async def last(completions: Sequence[Completion]) -> bytes:
+            return writer.last(completions, await self._checked(parsed, completions))
+
+        return writer, last
+
+    async def _checked(self, parsed: ParsedRequest, completions: Sequence[Completion]) -> list[str]:
+        """What complete answers break of schemas that their grammar lacks a part of."""
+        found: list[str] = []
+        for completion in completions if parsed.checks else ():
+            if completion.finish_reason == "stop":
+                for name, text in _parts(parsed, completion):
+                    if schema := parsed.checks.get(name):
+                        found += await self.bodies.check(schema, text)
+        if found:
+            log.warning("an answer breaks its schema, or could not be checked")
+        return found
+
+    def _keep(self, parsed: ParsedRequest, writer: Any, response: Mapping[str, Any], tenant: str) -> None:
+        kept = parsed.blocks.kept if parsed.blocks is not None else None
+        if kept is not None:
+            self.kept.put(tenant, response, [*kept, writer.message])
 
     def _guess_report(self, requests: Sequence[Request]) -> GuessReport:
         """Rejected guesses are shown of drafters that guess from nothing but the request."""
@@ -117,7 +221,8 @@ class Generation:
         shown = None if self.options.show_rejected else own | {GRAMMAR_DRAFTER}
         return GuessReport(self.llm.tokenizer, requests, shown=shown)
 
-    async def _whole(self, http: HttpRequest, parsed: ParsedRequest, answer: AsyncOutputStream) -> Response:
+    async def _complete(self, http: HttpRequest, answer: AsyncOutputStream) -> list[Completion] | None:
+        """The choices of an answer that was started, or of one to start; None if the client has gone."""
         gone = asyncio.create_task(until_gone(http.receive))
         finished = asyncio.create_task(answer.complete())
         try:
@@ -126,33 +231,84 @@ class Generation:
             )
             if not done:
                 raise ApiError(504, f"There was no answer in {self.options.request_timeout:g} s.", "Ask for less.")
-            if finished not in done:
-                return Response(status_code=499)  # nobody reads it
-            completions = finished.result()
+            return finished.result() if finished in done else None
         finally:
             for task in (gone, finished):
                 task.cancel()
                 with suppress(asyncio.CancelledError, WagerError):
                     await task
-        size = answer.num_tokens * (1 + (parsed.params.logprobs or 0))
-        write = partial(self._object, parsed, answer, completions)
+
+    async def _written(
+        self,
+        parsed: ParsedRequest,
+        answer: AsyncOutputStream | None,
+        completions: Sequence[Completion],
+        scores: Sequence[Sequence[TokenLogprob]],
+        *,
+        tenant: str = "",
+    ) -> Response:
+        """A whole answer; `answer` is None where the prompts alone were wanted."""
+        for completion in completions:
+            _check_ended(completion)
+        warnings = await self._checked(parsed, completions)
+        tokens = sum(len(each.token_ids) for each in completions) + sum(map(len, scores))
+        size = tokens * (1 + max(parsed.params.logprobs or 0, parsed.scored or 0))
+        write = partial(self._object, parsed, answer, completions, scores, warnings, tenant)
         if size <= _QUICK_TOKENS:
             content = encoded(write())
         else:
             content = await asyncio.to_thread(lambda: encoded_in_parts(write()))
-        return Response(content, media_type="application/json")
+        headers = _warning_headers((*parsed.warnings, *warnings))
+        return Response(content, headers=headers, media_type="application/json")
 
     def _object(
-        self, parsed: ParsedRequest, answer: AsyncOutputStream, completions: Sequence[Completion]
+        self,
+        parsed: ParsedRequest,
+        answer: AsyncOutputStream | None,
+        completions: Sequence[Completion],
+        scores: Sequence[Sequence[TokenLogprob]],
+        warnings: Sequence[str],
+        tenant: str,
     ) -> dict[str, Any]:
-        for completion in completions:
-            if completion.finish_reason == "error":
-                raise failed_answer(completion)
-            if completion.finish_reason == "abort":
-                raise ApiError(503, "The server ended the request.", "Send it again.", retry_after=30)
-        form = parsed.format(self.llm.tokenizer.token_bytes)
+        token_bytes = self.llm.tokenizer.token_bytes
+        if parsed.blocks is not None:
+            writer = parsed.blocks.writer(token_bytes, parsed.prompt_tokens)
+            response = writer.whole(completions[0], parsed.usage(completions), warnings)
+            self._keep(parsed, writer, response, tenant)
+            return response
+        form = parsed.format(token_bytes, scores)
         choices = [form.choice(index, completion) for index, completion in enumerate(completions)]
         found = {**form.head, "choices": choices, "usage": parsed.usage(completions)}
-        if parsed.speculation_stats:
+        if warnings:
+            found["warnings"] = list(warnings)
+        if parsed.kind is ChatBody and parsed.prompt_logprobs:
+            found["prompt_logprobs"] = prompt_logprobs(EchoedPrompt(None, parsed.prompts[0], scores[0]), token_bytes)
+        if parsed.speculation_stats and answer is not None:
             found["speculation"] = draft_report(answer, completions)
         return found
+
+
+def _check_ended(completion: Completion) -> None:
+    """ApiError for a choice that did not come to its end."""
+    if completion.finish_reason == "error":
+        raise failed_answer(completion)
+    if completion.finish_reason == "abort":
+        raise ApiError(503, "The server ended the request.", "Send it again.", retry_after=30)
+
+
+def _no_answer(prompt: Sequence[int]) -> Completion:
+    """The choice of a request that wants none."""
+    return Completion("", 0, (), "", "length", Stats(prompt_tokens=len(prompt), completion_tokens=0, seed=0))
+
+
+def _parts(parsed: ParsedRequest, completion: Completion) -> list[tuple[str, str]]:
+    """The calls of a choice, by name, or its text under ""."""
+    calls = whole_calls(CallWriter(parsed.calls).push(completion.text, last=True)) if parsed.calls else []
+    named = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+    return named or [("", completion.text)]
+
+
+def _warning_headers(warnings: Sequence[str]) -> dict[str, str]:
+    """What was left out or is not enforced, as printable ASCII."""
+    text = " ".join(warnings)[:_LONGEST_WARNING]
+    return {"x-wager-warning": "".join(c if " " <= c <= "~" else "?" for c in text)} if text else {}

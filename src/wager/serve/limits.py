@@ -29,10 +29,12 @@ _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 class ServeOptions:
     """What the server allows.
 
-    `model_name` is how clients call the model. `max_waiting`: requests that may wait for their first step; more are
+    `model_names` are those by which clients call the model; answers to requests without one have the
+    first. `max_waiting`: requests that may wait for their first step; more are
     refused with 429. `request_timeout`: seconds from arrival after which a request ends. `max_body`: bytes of a body;
     `max_bodies`: of all that are being read; `body_timeout`: seconds in which one must arrive. `drain_timeout`: seconds
     that running requests get after SIGTERM.
+    `strict_fields`: fields that are not known are refused, not left out.
     `cors`: origins whose pages may call, "*" for all. `default_temperature`: of requests that name none; OpenAI's is 1.
 
     What is learned and cached of a key's requests serves that key alone, unless `share_between_keys`. `operator_keys`
@@ -40,7 +42,7 @@ class ServeOptions:
     guess from other requests.
     """
 
-    model_name: str
+    model_names: tuple[str, ...]
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
@@ -55,6 +57,7 @@ class ServeOptions:
     drain_timeout: float = 30.0
     cors: tuple[str, ...] = ()
     default_temperature: float = 1.0
+    strict_fields: bool = False
 
     def __post_init__(self) -> None:
         """UsageError for an origin that no browser sends."""
@@ -64,6 +67,10 @@ class ServeOptions:
                     f"{shown(origin)} is not an origin that pages have.",
                     "Give its scheme, host and port alone, such as https://example.org, or * for all.",
                 )
+
+    @property
+    def model_name(self) -> str:
+        return self.model_names[0]
 
     @property
     def is_loopback(self) -> bool:

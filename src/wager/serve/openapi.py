@@ -5,7 +5,7 @@ OpenAPI 3.1 document that is made of them and of the models of bodies.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -13,8 +13,10 @@ from pydantic.json_schema import models_json_schema
 
 from wager import __version__
 from wager.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from wager.serve.messages import MessagesBody, TokenCountBody
+from wager.serve.responses import ResponsesBody
 
-FinishReasons = Literal["stop", "length", "tool_calls", "abort", "error"]
+FinishReasons = Literal["stop", "length", "tool_calls", "function_call", "abort", "error"]
 
 
 class AnswerFields(BaseModel):
@@ -65,7 +67,7 @@ class TokenUsage(AnswerFields):
 class TextLogprobs(AnswerFields):
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float | None]]
+    top_logprobs: list[dict[str, float | None] | None]
     text_offset: list[int]
 
 
@@ -119,11 +121,24 @@ class SpeculationReport(AnswerFields):
     stage_seconds: dict[str, float]
 
 
+class PromptLogprob(AnswerFields):
+    """`rank` is known of the likeliest."""
+
+    logprob: float | None
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt but the first, by ids, itself and the likeliest ones."""
+
+
 class TextChoice(AnswerFields):
     index: int
     text: str
     logprobs: TextLogprobs | None
     finish_reason: FinishReasons | None
+    prompt_logprobs: PromptLogprobs | None = None
     speculation: ChunkSpeculation | None = None
 
 
@@ -135,6 +150,7 @@ class ModelAnswer(AnswerFields):
     model: str
     usage: TokenUsage | None = None
     speculation: SpeculationReport | None = None
+    warnings: list[str] | None = None
 
 
 class TextAnswer(ModelAnswer):
@@ -165,6 +181,7 @@ class AnswerMessage(AnswerFields):
     content: str | None
     refusal: None
     tool_calls: list[ToolCallPart] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChoice(AnswerFields):
@@ -180,12 +197,14 @@ class ChatAnswer(ModelAnswer):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: TokenUsage
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class MessageDelta(AnswerFields):
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[ToolCallPart] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChunkChoice(AnswerFields):
@@ -203,6 +222,127 @@ class ChatChunk(ModelAnswer):
     choices: list[ChunkChoice]
 
 
+class ResponseText(AnswerFields):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChosenToken]
+
+
+class ResponseItem(AnswerFields):
+    """A message, with `content`, or a call of a function, with the rest."""
+
+    id: str
+    type: Literal["message", "function_call"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"] | None = None
+    content: list[ResponseText] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ResponseUsage(AnswerFields):
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseAnswer(BaseModel):
+    """An answer of /v1/responses: what it has beside these repeats the request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    model: str
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: dict[str, str] | None
+    incomplete_details: dict[str, str] | None
+    output: list[ResponseItem]
+    usage: ResponseUsage | None
+    warnings: list[str] | None = None
+
+
+class ResponseEvent(BaseModel):
+    """An event of a streamed response; its `type` says what else it has."""
+
+    type: str
+    sequence_number: int
+    response: ResponseAnswer | None = None
+    item: ResponseItem | None = None
+
+
+class DeletedResponse(AnswerFields):
+    id: str
+    object: Literal["response.deleted"]
+    deleted: bool
+
+
+class MessageBlock(AnswerFields):
+    """A text, or a call with the rest."""
+
+    type: Literal["text", "tool_use"]
+    text: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+
+
+class MessageUsage(AnswerFields):
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+
+
+class MessageAnswer(AnswerFields):
+    """An answer of /v1/messages."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[MessageBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    warnings: list[str] | None = None
+
+
+class MessageEvent(AnswerFields):
+    """An event of a streamed message; its `type` says what else it has."""
+
+    type: str
+    index: int | None = None
+    message: MessageAnswer | None = None
+    content_block: MessageBlock | None = None
+    delta: dict[str, str | None] | None = None
+    usage: MessageUsage | None = None
+    warnings: list[str] | None = None
+    error: dict[str, str] | None = None
+    request_id: str | None = None
+
+
+class MessageErrorFields(AnswerFields):
+    type: str
+    message: str
+
+
+class MessageError(AnswerFields):
+    """Every answer below /v1/messages that is no success."""
+
+    type: Literal["error"]
+    error: MessageErrorFields
+    request_id: str | None
+
+
+class CountedTokens(AnswerFields):
+    input_tokens: int
+
+
 # ---- answers about the server ----------------------------------------------------------------------------------------
 
 
@@ -212,11 +352,19 @@ class ServedModel(AnswerFields):
     created: int
     owned_by: Literal["wager"]
     max_model_len: int
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+    lifecycle: str
 
 
 class ServedModels(AnswerFields):
     object: Literal["list"]
     data: list[ServedModel]
+    first_id: str
+    last_id: str
+    has_more: bool
 
 
 class TokenList(AnswerFields):
@@ -250,22 +398,34 @@ class LiveNumbers(BaseModel):
 
 
 _EVENTS = "Events `data: OBJECT`, each {chunk} or an ErrorAnswer, and `data: [DONE]` at the end."
+_NAMED_EVENTS = "Events `event: TYPE` with `data: OBJECT`, each {chunk}."
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path: what it does, the model of its body (None: GET), what it answers (a model, or a media type), and the
-    model of its events, if it may stream."""
+    """One path: what it does, the model of its body (None: GET), what it answers (a model, or a media type), the
+    model of its events, if it may stream, and that of what DELETE answers, if it may be deleted."""
 
     text: str
     answer: type[BaseModel] | str
     body: type[BaseModel] | None = None
     events: type[BaseModel] | None = None
+    deleted: type[BaseModel] | None = None
+    error: type[BaseModel] = ErrorAnswer
+
+    @property
+    def named_events(self) -> bool:
+        """Whether its events have names, and nothing stands at their end."""
+        return self.events in (ResponseEvent, MessageEvent)
 
 
 OPERATIONS: Mapping[str, Operation] = {
     "/v1/completions": Operation("Continue prompts", TextAnswer, CompletionBody, TextAnswer),
     "/v1/chat/completions": Operation("Answer a conversation", ChatAnswer, ChatBody, ChatChunk),
+    "/v1/responses": Operation("Answer an input", ResponseAnswer, ResponsesBody, ResponseEvent),
+    "/v1/responses/{name}": Operation("A response that was stored", ResponseAnswer, deleted=DeletedResponse),
+    "/v1/messages": Operation("Answer messages", MessageAnswer, MessagesBody, MessageEvent, error=MessageError),
+    "/v1/messages/count_tokens": Operation("Count tokens", CountedTokens, TokenCountBody, error=MessageError),
     "/tokenize": Operation("Token ids of a text or of a conversation", TokenList, TokenizeBody),
     "/detokenize": Operation("The text of token ids", DecodedText, DetokenizeBody),
     "/v1/models": Operation("The model that is served", ServedModels),
@@ -281,7 +441,7 @@ OPERATIONS: Mapping[str, Operation] = {
 _REFUSALS: Mapping[int, str] = {
     400: "A field that is unknown or not possible, which the error names; or no HTTP",
     401: "The API key is missing or unknown",
-    404: "The model is not served",
+    404: "The model is not served, or there is no such response",
     408: "Head or body did not arrive in time",
     413: "The body is too long",
     415: "The body is not said to be JSON",
@@ -299,20 +459,36 @@ _RETRY = {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds"}
 def document() -> dict[str, Any]:
     """The OpenAPI document."""
     bodies = [(each.body, "validation") for each in OPERATIONS.values() if each.body]
-    said = {kind for each in OPERATIONS.values() for kind in (each.answer, each.events) if kind}
+    operations = OPERATIONS.values()
+    said = {kind for each in operations for kind in (each.answer, each.events, each.deleted, each.error) if kind}
     given = [(kind, "serialization") for kind in said if not isinstance(kind, str)]
-    models: Any = [*bodies, *given, (ErrorAnswer, "serialization")]
+    models: Any = [*bodies, *given]
     _, definitions = models_json_schema(models, ref_template="#/components/schemas/{model}")
     paths = {path: {"post" if each.body else "get": _operation(path, each)} for path, each in OPERATIONS.items()}
+    for path, each in OPERATIONS.items():
+        if each.deleted is not None:
+            gone = replace(each, answer=each.deleted)
+            paths[path]["delete"] = {**_operation(path, gone), "operationId": f"delete_{_words(path)}"}
+    text = "There are no embeddings: always 501"
+    paths["/v1/embeddings"] = {
+        "post": {
+            "summary": text,
+            "operationId": "post_v1_embeddings",
+            "responses": {"501": _refusal(501, text, ErrorAnswer)},
+        }
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "wager", "version": __version__},
         "paths": paths,
         "components": {
             "schemas": dict(sorted(definitions["$defs"].items())),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"header": []}],
     }
 
 
@@ -320,10 +496,10 @@ def _operation(path: str, each: Operation) -> dict[str, Any]:
     statuses = _REFUSALS if each.body else (*_OF_ANY, *((404,) if "{" in path else ()))
     found: dict[str, Any] = {
         "summary": each.text,
-        "operationId": "_".join(["post" if each.body else "get", *path.strip("/{}").replace(".", "/").split("/")]),
+        "operationId": f"{'post' if each.body else 'get'}_{_words(path)}",
         "responses": {
             "200": {"description": each.text, "content": _content(each)},
-            **{str(status): _refusal(status) for status in sorted(statuses)},
+            **{str(status): _refusal(status, _REFUSALS[status], each.error) for status in sorted(statuses)},
         },
     }
     if each.body:
@@ -333,24 +509,30 @@ def _operation(path: str, each: Operation) -> dict[str, Any]:
     return found
 
 
+def _words(path: str) -> str:
+    return "_".join(path.strip("/{}").replace(".", "/").replace("{", "").split("/"))
+
+
 def _content(each: Operation) -> dict[str, Any]:
     if isinstance(each.answer, str):
         return {each.answer: {"schema": {"type": "object" if "json" in each.answer else "string"}}}
     content: dict[str, Any] = {"application/json": {"schema": _ref(each.answer)}}
     if each.events is not None:
-        text = _EVENTS.format(chunk=f"a {each.events.__name__}")
-        value = {"anyOf": [_ref(each.events), _ref(ErrorAnswer)]}
+        text = (_NAMED_EVENTS if each.named_events else _EVENTS).format(chunk=f"a {each.events.__name__}")
+        value: dict[str, Any] = {"anyOf": [_ref(each.events), _ref(ErrorAnswer)]}
+        if each.named_events:
+            value = _ref(each.events)
         encoded = {"type": "string", "contentMediaType": "application/json", "contentSchema": value}
-        data = {"anyOf": [{"const": "[DONE]"}, encoded]}
+        data = encoded if each.named_events else {"anyOf": [{"const": "[DONE]"}, encoded]}
         event = {"type": "object", "description": text, "properties": {"data": data}, "required": ["data"]}
         content["text/event-stream"] = {"schema": event}
     return content
 
 
-def _refusal(status: int) -> dict[str, Any]:
+def _refusal(status: int, text: str, error: type[BaseModel]) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "description": _REFUSALS[status],
-        "content": {"application/json": {"schema": _ref(ErrorAnswer)}},
+        "description": text,
+        "content": {"application/json": {"schema": _ref(error)}},
     }
     if status in (429, 503):
         found["headers"] = {"Retry-After": _RETRY}

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
+import uuid
 from array import array
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from wager.constrain.tools import ToolFormat, tool_grammar, tools_message
+from wager.constrain.schemas import relaxed
+from wager.constrain.tools import ToolFormat, known_tools, tool_grammar, tools_message
 from wager.engine.limits import check_length, check_request
 from wager.errors import RequestError, UsageError, WagerError
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import TextPart, encode_prompt
+from wager.serve import messages, responses
 from wager.serve.bodies import (
     ChatBody,
     ChatMessage,
     CompletionBody,
+    Constraint,
     DetokenizeBody,
     SamplingFields,
     StreamOptions,
+    Strict,
     TokenizeBody,
     chat_params,
     completion_params,
@@ -33,17 +39,30 @@ from wager.serve.formats import (
     AnswerFormat,
     ChatFormat,
     CompletionFormat,
+    EchoedPrompt,
     TokenBytes,
     answer_head,
     encoded,
     usage,
 )
-from wager.types import Completion, Grammar, Request, RequestSpeculation, SamplingParams
+from wager.serve.messages import MessageForm, MessagesBody, TokenCountBody
+from wager.serve.responses import ResponseForm, ResponsesBody, not_kept
+from wager.types import Completion, Grammar, Request, RequestSpeculation, SamplingParams, TokenLogprob
 
 _TOO_LONG = "context_length_exceeded"
 
 _MOST_PROMPTS = 64
 """Prompts of one request."""
+
+_GAP_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+)
+"""Control tokens before the text, before what follows the gap, and before the answer, by the tokenizers that have
+them (Qwen, StarCoder, SantaCoder, DeepSeek, Code Llama)."""
 
 _LONGEST_TOKENS = 64
 """Characters of a token, taken together: a text of more than these for each token of the context is not encoded."""
@@ -51,23 +70,29 @@ _LONGEST_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class ParsingContext:
-    """What bodies are read by. `max_context`, `num_blocks` and `vocab` are the engine's, `temperature` is that of
-    requests that name none."""
+    """What bodies are read by. `max_context`, `num_blocks` and `vocab` are the engine's, `names` those by which
+    its model is called, `temperature` is that of requests that name none. `strict`: fields that are not known are
+    refused."""
 
-    name: str
+    names: Sequence[str]
     tokenizer: Tokenizer
     max_context: int
     num_blocks: int
     vocab: int
     temperature: float
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
     """What one HTTP request asks for. `prompts` are token ids, as arrays, which a process reads fastest; `calls` is
-    how tool calls are written, where they may be; `predicted`: the request has a prediction."""
+    how tool calls are written, where they may be; `predicted`: the request has a prediction. `warnings`: what was left
+    out or cannot be enforced. `checks`: schemas that the grammar lacks a part of, by the tool, or "" for the answer.
+    `echoes`: the texts that the answer repeats, `scored`: how many alternatives are wanted to each token of a prompt
+    (None: no log-probabilities of prompts). `answers`: False if the prompts alone are wanted. `blocks`: how an answer
+    of Responses or Messages is written."""
 
-    kind: type[SamplingFields]
+    kind: type[Strict]
     head: Mapping[str, Any]
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
@@ -79,6 +104,15 @@ class ParsedRequest:
     has_tools: bool = False
     calls: ToolFormat | None = None
     predicted: bool = False
+    calls_functions: bool = False
+    warnings: tuple[str, ...] = ()
+    checks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    echoes: Sequence[str] = ()
+    scored: int | None = None
+    answers: bool = True
+    prompt_logprobs: bool = False
+    grammar_field: str = "response_format"
+    blocks: ResponseForm | MessageForm | None = None
 
     @property
     def sequences(self) -> int:
@@ -88,12 +122,25 @@ class ParsedRequest:
     def prompt_tokens(self) -> int:
         return sum(map(len, self.prompts))
 
-    def format(self, token_bytes: TokenBytes) -> AnswerFormat:
-        """How the answer is written; it belongs to one answer."""
+    def format(self, token_bytes: TokenBytes, scores: Sequence[Sequence[TokenLogprob]] = ()) -> AnswerFormat:
+        """How the answer is written; it belongs to one answer. `scores`: log-probabilities of the prompts."""
         logprobs = self.params.logprobs is not None
         if self.kind is CompletionBody:
-            return CompletionFormat(self.head, token_bytes, logprobs=logprobs)
-        return ChatFormat(self.head, token_bytes, logprobs=logprobs, calls=self.calls)
+            prompts = [
+                EchoedPrompt(self.echoes[at] if self.echoes else None, prompt, scores[at] if scores else ())
+                for at, prompt in enumerate(self.prompts if self.echoes or scores else ())
+            ]
+            return CompletionFormat(
+                self.head,
+                token_bytes,
+                logprobs=logprobs,
+                prompts=prompts,
+                choices=self.params.n,
+                prompt_logprobs=self.prompt_logprobs,
+            )
+        return ChatFormat(
+            self.head, token_bytes, logprobs=logprobs, calls=self.calls, calls_functions=self.calls_functions
+        )
 
     def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
         prediction: Any = self.params.prediction if self.predicted else None
@@ -102,10 +149,11 @@ class ParsedRequest:
     def refusal(self, error: RequestError, *, max_context: int) -> ApiError:
         """What the engine refused, by the name of the field that it came from."""
         name = error.field
-        if self.kind is ChatBody:
-            name = {"prompt": "messages", "grammar": "tools" if self.has_tools else "response_format"}.get(name, name)
+        if self.kind is not CompletionBody:
+            name = {"prompt": "messages", "grammar": "tools" if self.has_tools else self.grammar_field}.get(name, name)
         elif name == "grammar":
-            name = "response_format"
+            name = self.grammar_field
+        name = self.kind.PARAMS.get(name, name)
         hint = error.hint
         if error.field == "speculation":
             hint = 'Name one of these, or send "speculation": "off". --drafter says what the server starts with.'
@@ -115,11 +163,13 @@ class ParsedRequest:
         return ApiError(error.status, error.message, hint, param=param, code=code)
 
 
-def check_model(name: str | None, served: str) -> None:
-    """ApiError 404 for a model that is not served."""
-    if name is not None and name != served:
+def check_model(name: str | None, served: Sequence[str]) -> str:
+    """The name by which the answer calls the model. ApiError 404 for one that is not served."""
+    if name is not None and name not in served:
         message = f"The model {name[:100]!r} is not served here."
-        raise ApiError(404, message, f"It serves {served!r}.", param="model", code="model_not_found")
+        hint = f"It serves {', '.join(map(repr, served))}."
+        raise ApiError(404, message, hint, param="model", code="model_not_found")
+    return served[0] if name is None else name
 
 
 class BodyParser:
@@ -130,58 +180,184 @@ class BodyParser:
 
     def completion(self, raw: bytes, request_id: str) -> ParsedRequest:
         """A body of /v1/completions."""
-        body = parse(CompletionBody, raw)
-        check_model(body.model, self.model.name)
+        left_out: list[str] = []
+        body = parse(CompletionBody, raw, None if self.model.strict else left_out)
+        name = check_model(body.model, self.model.names)
+        constraint = body.constraint
         params = completion_params(body, temperature=self.model.temperature)
         given = body.prompt
         several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
         prompts: Sequence[Any] = given if several else [given]
         if len(prompts) > _MOST_PROMPTS:
             raise field_error("prompt", f"There are {len(prompts)} prompts.", f"Send at most {_MOST_PROMPTS}.")
-        head = answer_head("text_completion", request_id, self.model.name)
-        return self._parsed(body, head, [self._encode(prompt) for prompt in prompts], params)
+        encoded_prompts = [self._encode(prompt, body.suffix or "") for prompt in prompts]
+        scored = body.prompt_logprobs
+        if body.echo and body.logprobs is not None:
+            scored = max(scored or 0, body.logprobs)
+        if body.max_tokens == 0 and not (body.echo or scored is not None):
+            raise field_error("max_tokens", "max_tokens = 0 asks for no answer.", "Send echo or prompt_logprobs too.")
+        if scored is not None and body.stream:
+            name_ = "prompt_logprobs" if body.prompt_logprobs is not None else "echo"
+            raise field_error(name_, "Log-probabilities of a prompt are not streamed.", "Leave stream out.")
+        echoes = [self._text_of(prompt) for prompt in prompts] if body.echo else []
+        return self._parsed(
+            body,
+            answer_head("text_completion", request_id, name),
+            encoded_prompts,
+            params,
+            warnings=_warnings(left_out, constraint),
+            checks=_checks(constraint),
+            echoes=echoes,
+            scored=scored,
+            prompt_logprobs=body.prompt_logprobs is not None,
+            answers=body.max_tokens != 0,
+            grammar_field=_grammar_field(body),
+        )
 
     def chat(self, raw: bytes, request_id: str) -> ParsedRequest:
         """A body of /v1/chat/completions."""
-        body = parse(ChatBody, raw)
-        check_model(body.model, self.model.name)
-        tools = ChatTools.of(body, self.model.tokenizer)
-        tokens = self.encode_messages(body.messages, tools)
+        left_out: list[str] = []
+        body = parse(ChatBody, raw, None if self.model.strict else left_out)
+        head = answer_head("chat.completion", request_id, check_model(body.model, self.model.names))
+        return self.conversation(body, head, left_out)
+
+    def conversation(
+        self, body: ChatBody, head: Mapping[str, Any], left_out: list[str], warnings: Sequence[str] = (), **more: Any
+    ) -> ParsedRequest:
+        """A conversation that is to be answered; `left_out` are fields that were, `warnings` what else is to be said,
+        `more` fields of ParsedRequest."""
+        constraint = body.constraint
+        tools = ChatTools.of(body, self.model.tokenizer, constraint, left_out if not self.model.strict else None)
+        said = list(warnings)
+        tokens = self.encode_messages(body.messages, tools, body, said)
+        if body.prompt_logprobs is not None and body.stream:
+            raise field_error("prompt_logprobs", "Log-probabilities of a prompt are not streamed.", "Leave stream out.")
         predicted = self._predicted(body)
+        grammar = constraint.grammar if constraint else None
+        if tools is not None and tools.callable:
+            grammar = tools.grammar
         params = chat_params(
             body,
             room=self.model.max_context - len(tokens),
             temperature=self.model.temperature,
             prediction=predicted or (),
-            tool_grammar=tools.grammar if tools else None,
+            grammar=grammar,
         )
-        head = answer_head("chat.completion", request_id, self.model.name)
         return self._parsed(
             body,
             head,
             [tokens],
             params,
-            has_tools=bool(body.tools),
+            has_tools=bool(tools and tools.callable),
             calls=tools.form if tools and tools.callable else None,
+            calls_functions=body.functions is not None,
             predicted=predicted is not None,
+            scored=body.prompt_logprobs,
+            prompt_logprobs=body.prompt_logprobs is not None,
+            warnings=(*_warnings(left_out, constraint, tools), *said),
+            checks=_checks(constraint, tools),
+            grammar_field=_grammar_field(body),
+            **more,
         )
 
+    def response(self, raw: bytes, request_id: str, earlier: Mapping[str, bytes]) -> ParsedRequest:
+        """A body of /v1/responses; `earlier` has the conversations that it may go on."""
+        del request_id
+        left_out: list[str] | None = None if self.model.strict else []
+        body = parse(ResponsesBody, raw, left_out)
+        name = check_model(body.model, self.model.names)
+        before = body.previous_response_id
+        if before is not None and before not in earlier:
+            raise not_kept(before)
+        with _named_as(ResponsesBody):
+            chat, turns = responses.as_chat(body, json.loads(earlier[before]) if before else (), left_out)
+            parsed = self._fitting(chat, body, left_out)
+        form = ResponseForm(
+            id=responses.new_response_id(),
+            fields=responses.response_fields(body, name, self.model.temperature),
+            calls=parsed.calls,
+            logprobs=body.wants_logprobs,
+            kept=None if body.store is False else turns,
+        )
+        return replace(parsed, kind=ResponsesBody, blocks=form)
+
+    def _fitting(self, chat: ChatBody, body: ResponsesBody, left_out: list[str] | None) -> ParsedRequest:
+        """The conversation, without its oldest messages if it does not fit and the request wants them cut off."""
+        head = {"id": body.model or self.model.names[0]}
+        try:
+            return self.conversation(chat, head, left_out or [])
+        except ApiError as error:
+            if body.truncation != "auto" or error.code != _TOO_LONG:
+                raise
+            whole = error
+        system = [each for each in chat.messages[:1] if each.role == "system"]
+        turns = chat.messages[len(system) :]
+        low, high, found = 1, len(turns) - 1, None
+        while low <= high:  # how many of the oldest must go
+            middle = (low + high) // 2
+            kept = chat.model_copy(update={"messages": [*system, *turns[middle:]]})
+            try:
+                found = self.conversation(kept, head, left_out or [])
+                high = middle - 1
+            except ApiError:
+                low = middle + 1
+        if found is None:
+            raise whole
+        told = f"The conversation is too long: its oldest {low} messages were left out."
+        return replace(found, warnings=(*found.warnings, told))
+
+    def message(self, raw: bytes, request_id: str) -> ParsedRequest:
+        """A body of /v1/messages."""
+        left_out: list[str] | None = None if self.model.strict else []
+        body = parse(MessagesBody, raw, left_out)
+        name = check_model(body.model, self.model.names)
+        with _named_as(MessagesBody):
+            chat = messages.as_chat(body, left_out)
+            parsed = self.conversation(chat, {"id": f"msg_{request_id}"}, left_out or [])
+        form = MessageForm(id=f"msg_{uuid.uuid4().hex[:24]}", model=name, calls=parsed.calls)
+        return replace(parsed, kind=MessagesBody, blocks=form)
+
+    def count_tokens(self, raw: bytes, _request_id: str) -> bytes:
+        """The answer to a body of /v1/messages/count_tokens."""
+        left_out: list[str] | None = None if self.model.strict else []
+        body = parse(TokenCountBody, raw, left_out)
+        check_model(body.model, self.model.names)
+        with _named_as(TokenCountBody):
+            chat = messages.as_chat(body, left_out)
+            tools = ChatTools.of(chat, self.model.tokenizer, None, left_out)
+            return encoded({"input_tokens": len(self.encode_messages(chat.messages, tools, chat))})
+
     def encode_messages(
-        self, messages: Sequence[ChatMessage], tools: ChatTools | None = None, *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        tools: ChatTools | None = None,
+        body: ChatBody | None = None,
+        warnings: list[str] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Token ids of a conversation. What the template refuses is the caller's mistake."""
+        """Token ids of a conversation. What the template refuses is the caller's mistake. `body` says how the template
+        is filled in; what it does not know goes to `warnings`."""
         self._check_conversation(messages)
         knows_tools = tools is not None and tools.form.in_template
-        turns: Sequence[Any] = [template_message(message, knows_tools=knows_tools) for message in messages]
+        turns: Sequence[Any] = [template_message(message, tools.form if tools else None) for message in messages]
         tokenizer = self.model.tokenizer
+        variables: dict[str, Any] = {"tools": tools.tools} if knows_tools and tools else {}
+        continued = False
+        if body is not None:
+            variables |= _template_variables(body, tokenizer.chat_template or "", [] if warnings is None else warnings)
+            continued = bool(body.continue_final_message)
+            add_generation_prompt = not continued and body.add_generation_prompt is not False
         try:
             parts = tokenizer.chat_parts(
                 turns if tools is None else tools.messages(turns),
                 add_generation_prompt=add_generation_prompt,
-                variables={"tools": tools.tools} if knows_tools and tools else None,
+                variables=variables or None,
             )
         except WagerError as error:
             raise field_error("messages", error.message, error.hint) from None
+        if continued:
+            parts = _cut_behind(parts, str(turns[-1]["content"]))
         self.check_characters(sum(len(part.text) for part in parts), "messages")
         return tokenizer.encode_parts(parts)
 
@@ -218,8 +394,27 @@ class BodyParser:
             raise field_error("prediction", message, "Predict what the answer can be.")
         return tokens
 
-    def _encode(self, prompt: Any) -> Sequence[int]:
+    def _text_of(self, prompt: Any) -> str:
+        """The text of a prompt."""
+        return prompt if isinstance(prompt, str) else self.model.tokenizer.decode(prompt, special=True)
+
+    def _around_gap(self, prefix: Any, suffix: str) -> list[int]:
+        """Token ids of a text with a gap that the answer fills. ApiError where the tokenizer has no tokens for it."""
+        tokenizer = self.model.tokenizer
+        marks = next((each for each in _GAP_MARKS if all(map(tokenizer.control_id, each))), None)
+        if marks is None:
+            message = "The model's tokenizer has no tokens for a text with a gap."
+            raise field_error("suffix", message, "Leave suffix out.", code="unsupported_parameter")
+        if not isinstance(prefix, str):
+            raise field_error("suffix", "suffix goes with a prompt that is text.", "Send the prompt as text.")
+        self.check_characters(len(prefix) + len(suffix), "suffix")
+        begin, hole, end = (TextPart(mark, parse_special=True) for mark in marks)
+        return tokenizer.encode_parts([begin, TextPart(prefix), hole, TextPart(suffix), end])
+
+    def _encode(self, prompt: Any, suffix: str = "") -> Sequence[int]:
         """Token ids of a prompt."""
+        if suffix:
+            return self._around_gap(prompt, suffix)
         tokens = self.encode_text(prompt) if isinstance(prompt, str) else encode_prompt(self.model.tokenizer, prompt)
         if not tokens:
             raise field_error("prompt", "The prompt is empty.", "Send some text.")
@@ -268,8 +463,8 @@ class BodyParser:
 
     def tokenize(self, raw: bytes, _request_id: str) -> bytes:
         """The answer to a body of /tokenize."""
-        body = parse(TokenizeBody, raw)
-        check_model(body.model, self.model.name)
+        body = parse(TokenizeBody, raw, None if self.model.strict else [])
+        check_model(body.model, self.model.names)
         if (body.prompt is None) == (body.messages is None):
             raise field_error("prompt", "There must be a prompt or messages.", "Send one of the two.")
         tokens = self._tokenize_text(body) if body.prompt is not None else self._tokenize_messages(body)
@@ -280,8 +475,8 @@ class BodyParser:
 
     def detokenize(self, raw: bytes, _request_id: str) -> bytes:
         """The answer to a body of /detokenize."""
-        body = parse(DetokenizeBody, raw)
-        check_model(body.model, self.model.name)
+        body = parse(DetokenizeBody, raw, None if self.model.strict else [])
+        check_model(body.model, self.model.names)
         vocab = self.model.vocab
         wrong = next((token for token in body.tokens if not 0 <= token < vocab), None)
         if wrong is not None:
@@ -308,41 +503,77 @@ class BodyParser:
         return self.encode_messages(chat.messages, tools, add_generation_prompt=whole)
 
 
+@contextmanager
+def _named_as(kind: type[Strict]) -> Iterator[None]:
+    """Refusals name the fields of that API."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = kind.PARAMS.get(error.param or "", error.param)
+        raise
+
+
 # ---- tools
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTools:
     """The tools of one request, and how its model writes calls. `grammar` is None where nothing is demanded;
-    `callable`: whether they may be called (tool_choice is not "none")."""
+    `callable`: whether they may be called (tool_choice is not "none"). `unenforced`, `checks`: what of their schemas
+    the grammar lacks, and these schemas by tool."""
 
     tools: Sequence[Mapping[str, Any]]
     form: ToolFormat
     grammar: Grammar | None
     callable: bool = True
+    unenforced: tuple[str, ...] = ()
+    checks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, body: ChatBody, tokenizer: Tokenizer) -> ChatTools | None:
-        """None for a request without tools. ApiError 400 names what is wrong with them."""
-        if not body.tools:
-            if body.tool_choice not in (None, "none"):
+    def of(
+        cls,
+        body: ChatBody,
+        tokenizer: Tokenizer,
+        constraint: Constraint | None = None,
+        left_out: list[str] | None = None,
+    ) -> ChatTools | None:
+        """None for a request without tools. `constraint`: what an answer without calls must be. ApiError 400 names what
+        is wrong with them; keys that are not known are named in `left_out`, and are wrong too without that list."""
+        given, choice = _given_tools(body)
+        if not given:
+            if choice not in (None, "none", "auto"):
                 raise field_error("tool_choice", "tool_choice needs tools.", "Send tools too.")
             return None
-        choice = body.tool_choice or "auto"
-        if choice != "none" and body.response_format is not None and body.response_format.type != "text":
-            raise field_error("response_format", "tools and response_format exclude each other.", "Send one.")
+        choice = choice or "auto"
+        schema = None
+        if choice == "auto" and constraint is not None:
+            if constraint.grammar.kind != "json_schema":
+                field_name = _grammar_field(body)
+                message = f"tools that may be called and {field_name} of this kind exclude each other."
+                raise field_error(field_name, message, "Send one, or a JSON schema.")
+            schema = constraint.grammar.text
 
         def is_hidden(text: str) -> bool:
             control = tokenizer.control_id(text)
             return control is not None and tokenizer.is_special(control)
 
         form = ToolFormat.of(tokenizer.chat_template, tokenizer.control_id, is_hidden)
+        parallel = body.parallel_tool_calls is not False and body.functions is None
+        tools = given if left_out is None else known_tools(given, left_out)
+        unenforced: dict[str, None] = {}
+        checks: dict[str, Mapping[str, Any]] = {}
         try:
-            grammar = tool_grammar(body.tools, choice, form=form, parallel=body.parallel_tool_calls is not False)
+            grammar = tool_grammar(
+                [_relaxed_tool(tool, unenforced, checks) for tool in tools],
+                choice,
+                form=form,
+                parallel=parallel,
+                schema=schema,
+            )
         except UsageError as error:
             name = "tool_choice" if error.message.startswith("tool_choice") else "tools"
             raise field_error(name, error.message, error.hint) from None
-        return cls(body.tools, form, grammar, choice != "none")
+        return cls(tools, form, grammar, choice != "none", tuple(unenforced), checks)
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The conversation, with a system message of the tools where the template does not know them."""
@@ -355,21 +586,130 @@ class ChatTools:
         return [{"role": "system", "content": description}, *messages]
 
 
-def template_message(message: ChatMessage, *, knows_tools: bool) -> dict[str, Any]:
+def _given_tools(body: ChatBody) -> tuple[Sequence[Any], str | Mapping[str, Any] | None]:
+    """Tools and the choice among them, also under the names that they had first."""
+    choice: Any = body.tool_choice
+    if body.functions is None:
+        if body.function_call is not None:
+            raise field_error("function_call", "function_call needs functions.", "Send functions too.")
+        return body.tools or (), choice
+    if body.tools is not None or choice is not None:
+        raise field_error("functions", "functions and tools exclude each other.", "Send tools.")
+    choice = body.function_call
+    named = {"type": "function", "function": choice} if isinstance(choice, Mapping) else choice
+    return [{"type": "function", "function": function} for function in body.functions], named
+
+
+def _relaxed_tool(tool: Any, unenforced: dict[str, None], checks: dict[str, Mapping[str, Any]]) -> Any:
+    """The tool with parameters that a grammar can enforce, where it is one."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    parameters = function.get("parameters") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(parameters, Mapping):
+        return tool
+    found = relaxed(parameters)
+    if found.unenforced:
+        unenforced |= dict.fromkeys(found.unenforced)
+        checks[str(function.get("name"))] = parameters
+    return {**tool, "function": {**function, "parameters": found.schema}}
+
+
+# ---- what is said about a request
+
+
+def _warnings(left_out: Sequence[str], constraint: Constraint | None, tools: ChatTools | None = None) -> list[str]:
+    found = []
+    if left_out:
+        told = "".join(letter if letter.isprintable() else "?" for letter in ", ".join(left_out[:20]))
+        found.append(f"Fields that are not known were left out: {told}.")
+    names = [*(constraint.unenforced if constraint else ()), *(tools.unenforced if tools else ())]
+    if names:
+        told = ", ".join(dict.fromkeys(names))
+        found.append(f"Not enforced while the answer is written, but checked at its end: {told}.")
+    return found
+
+
+def _checks(constraint: Constraint | None, tools: ChatTools | None = None) -> Mapping[str, Mapping[str, Any]]:
+    answer = {"": constraint.schema} if constraint is not None and constraint.schema is not None else {}
+    return {**(tools.checks if tools else {}), **answer}
+
+
+def _grammar_field(body: SamplingFields) -> str:
+    """The field that says what the answer must be."""
+    names = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    return next((name for name in names if getattr(body, name) is not None), "response_format")
+
+
+# ---- conversations
+
+
+_OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
+
+
+def _template_variables(body: ChatBody, template: str, warnings: list[str]) -> dict[str, Any]:
+    """What the request gives to the chat template. Templates that know no effort may know whether to think at all."""
+    found = dict(body.chat_template_kwargs or {})
+    for name in _OWN_VARIABLES:
+        if name in found:
+            message = f"chat_template_kwargs has {name!r}, which the request gives otherwise."
+            raise field_error("chat_template_kwargs", message, "Leave it out.")
+    effort = body.reasoning_effort
+    if effort is not None:
+        if "reasoning_effort" in template or "enable_thinking" not in template:
+            found.setdefault("reasoning_effort", effort)
+        else:
+            found.setdefault("enable_thinking", effort != "none")
+    unknown = [name[:80] for name in found if not re.search(rf"\b{re.escape(name)}\b", template)]
+    if unknown:
+        warnings.append(f"The chat template does not know {', '.join(unknown[:20])}, which has no effect.")
+    if body.continue_final_message:
+        if body.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt exclude each other."
+            raise field_error("continue_final_message", message, "Send one.")
+        if body.messages[-1].role != "assistant":
+            message = "continue_final_message needs a last message of the assistant."
+            raise field_error("continue_final_message", message, "Append what it begins with.")
+    return found
+
+
+def _cut_behind(parts: Sequence[TextPart], content: str) -> list[TextPart]:
+    """The parts up to the end of the last message's content, which the answer continues."""
+    text = "".join(part.text for part in parts)
+    for wanted in (content, content.strip()):
+        at = text.rfind(wanted) if wanted else -1
+        if at >= 0:
+            break
+    else:
+        message = "The last message is not found where the chat template should write it."
+        raise field_error("continue_final_message", message, "Give it a text, or leave the field out.")
+    end, found = at + len(wanted), []
+    for part in parts:
+        found.append(replace(part, text=part.text[: max(0, end)]))
+        end -= len(part.text)
+        if end <= 0:
+            break
+    return found
+
+
+def template_message(message: ChatMessage, form: ToolFormat | None) -> dict[str, Any]:
     """A message as chat templates take them; calls in it as objects, or as text for a template without tools."""
-    role = "system" if message.role == "developer" else message.role
+    role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
     found: dict[str, Any] = {"role": role, "content": message.text}
     if message.name:
         found["name"] = message.name
     if message.tool_call_id:
         found["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        calls = [_call(call) for call in message.tool_calls]
-        if knows_tools:
-            found["tool_calls"] = calls
-        else:
-            written = [json.dumps(call["function"], ensure_ascii=False) for call in calls]
-            found["content"] = "\n".join([*([message.text] if message.text else []), *written])
+    thought = message.reasoning_content or message.reasoning
+    if thought:
+        found["reasoning_content"] = thought
+    calls = [_call(call) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        calls.append(_call({"function": message.function_call}))
+    if calls and form is not None and form.in_template:
+        found["tool_calls"] = calls
+    elif calls:
+        form = form or ToolFormat.of(None)
+        written = [form.begin + json.dumps(call["function"], ensure_ascii=False) + form.end for call in calls]
+        found["content"] = "\n".join([*([message.text] if message.text else []), *written])
     return found
 
 

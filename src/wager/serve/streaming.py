@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from itertools import groupby
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -102,10 +102,22 @@ def log_report(
 _TEXT = "\u2402"  # stands where the text goes; no object has it elsewhere
 
 
+class AnswerWriter(Protocol):
+    """Writes the events of one answer; `end` comes behind the last one. `failed` is the event of an error."""
+
+    end: bytes
+
+    def events(self, items: Sequence[ChoiceDelta], /) -> bytes: ...
+
+    def failed(self, error: WagerError, /) -> bytes: ...
+
+
 class ChunkWriter:
     """Writes the events of one answer, in order. `usage` and `details` make objects of the completed choices; `guesses`
     describes what was guessed in each delta. Those that are None are not wanted. With `prompt_tokens` every chunk has
     the usage so far."""
+
+    end = b"data: [DONE]\n\n"
 
     def __init__(
         self,
@@ -141,9 +153,14 @@ class ChunkWriter:
                 parts += (frame[0], encode_basestring(text).encode("utf-8", "replace"), frame[1])
         return b"".join(parts)
 
-    def last(self, completions: Sequence[Completion]) -> bytes:
-        """The events behind the last delta: usage and details, where they are wanted."""
+    def failed(self, error: WagerError) -> bytes:
+        return event(error_body(error))
+
+    def last(self, completions: Sequence[Completion], warnings: Sequence[str] = ()) -> bytes:
+        """The events behind the last delta: usage, details and warnings, where there are some."""
         head, found = self._format.chunk_head, b""
+        if warnings:
+            found += event({**head, "choices": [], "warnings": list(warnings)})
         if self._usage is not None:
             found += event({**head, "choices": [], "usage": self._usage(completions)})
         if self._details is not None:
@@ -201,17 +218,27 @@ _LAST_EVENT_S = 5.0
 
 class EventStream(Response):
     """Sends an answer that has been started, and closes `resources` at the end, however it comes: the client may go,
-    the `timeout` may be over, the engine may fail."""
+    the `timeout` may be over, the engine may fail. `last` makes the events behind the last delta of complete choices;
+    `headers` are further ones."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: AsyncOutputStream, writer: ChunkWriter, *, timeout: float) -> None:
-        super().__init__(status_code=200, headers=_HEADERS)
+    def __init__(
+        self,
+        answer: AsyncOutputStream,
+        writer: AnswerWriter,
+        *,
+        last: Callable[[Sequence[Completion]], Awaitable[bytes]],
+        timeout: float,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(status_code=200, headers={**_HEADERS, **headers})
         del self.headers["content-length"]
         self.resources = AsyncExitStack()
         self.error: WagerError | None = None
         self._answer = answer
         self._writer = writer
+        self._last = last
         self._timeout = timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -246,12 +273,12 @@ class EventStream(Response):
             last = self._failed(ApiError(500, "The server failed at this answer.", "Its log says why."))
         with suppress(TimeoutError):  # a client that reads nothing keeps its place no longer
             async with asyncio.timeout(_LAST_EVENT_S):
-                await write(last + b"data: [DONE]\n\n", more=False)
+                await write(last + self._writer.end, more=False)
 
     def _failed(self, error: WagerError) -> bytes:
         """The event of an error, which the log gets too."""
         self.error = error
-        return event(error_body(error))
+        return self._writer.failed(error)
 
     async def _write_answer(self, write: Callable[[bytes], Any]) -> bytes:
         """The events of the last deltas are returned: they go with the last event of the stream."""
@@ -263,7 +290,7 @@ class EventStream(Response):
             if data:
                 await write(data)
                 data = b""
-        return data + self._writer.last(self._answer.completions())
+        return data + await self._last(self._answer.completions())
 
 
 async def until_gone(receive: Receive) -> None:

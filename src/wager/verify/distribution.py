@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -171,8 +171,10 @@ def token_logprob(logits: NDArray[np.float32], token: int, top: int = 0) -> Toke
 
 
 def allowed_ids(vocab: int, params: SamplingParams, history: History | None) -> NDArray[np.int64] | None:
-    """The ids below `vocab` that the request's grammar allows, ascending; None for all. GrammarError if it allows none,
-    and as `History.allowed`."""
+    """The ids below `vocab` that the request's grammar and min_tokens allow, ascending; None for all. GrammarError if
+    the grammar allows none, and as `History.allowed`."""
+    if history is not None and history.excluded:
+        return np.setdiff1d(np.arange(vocab), history.excluded, assume_unique=True)
     allowed = history.allowed() if history is not None and params.grammar is not None else None
     if allowed is None:
         return None
@@ -315,6 +317,14 @@ class _TokenCounts:
         self.counts[slot] += 1
 
 
+@dataclass(slots=True)
+class _Ends:
+    """Tokens that end the output, and how many others are missing before one may."""
+
+    missing: int
+    stop_ids: tuple[int, ...]
+
+
 class History:
     """The tokens that a position's penalties depend on, and its grammar.
 
@@ -323,23 +333,30 @@ class History:
     grammar before `output`.
     """
 
-    __slots__ = ("_counts_by_id", "_path", "grammar")
+    __slots__ = ("_counts_by_id", "_ends", "_path", "grammar")
 
     def __init__(
-        self, prompt: Sequence[int] = (), output: Sequence[int] = (), *, grammar: GrammarState | None = None
+        self,
+        prompt: Sequence[int] = (),
+        output: Sequence[int] = (),
+        *,
+        grammar: GrammarState | None = None,
+        ends: _Ends | None = None,
     ) -> None:
+        self._ends = ends
         self._counts_by_id = _TokenCounts(prompt)
         self._path: tuple[int, ...] = ()
         self.grammar = grammar
         self.append(output)
 
     @classmethod
-    def of(cls, prompt: Sequence[int], params: SamplingParams) -> History | None:
-        """That of a request that begins; None if its distributions depend on none."""
+    def of(cls, prompt: Sequence[int], params: SamplingParams, *, stop_ids: Sequence[int] = ()) -> History | None:
+        """That of a request that begins; None if its distributions depend on none. `stop_ids` end its output."""
         if not params.needs_history:
             return None
         compiled = params.grammar and params.grammar.compiled
-        return cls(prompt, grammar=compiled.start() if compiled else None)
+        ends = _Ends(params.min_tokens, tuple(sorted(set(stop_ids)))) if params.min_tokens else None
+        return cls(prompt, grammar=compiled.start() if compiled else None, ends=ends)
 
     def append(self, tokens: Iterable[int]) -> None:
         """Tokens that are now part of the output."""
@@ -348,6 +365,8 @@ class History:
         added = list(tokens)
         for token in added:
             self._counts_by_id.add(token)
+        if self._ends is not None:
+            self._ends.missing -= len(added)
         if self.grammar is not None and added:
             self.grammar.append(added)
 
@@ -358,6 +377,7 @@ class History:
         made = object.__new__(History)
         made._counts_by_id, made._path = deepcopy(self._counts_by_id), ()
         made.grammar = self.grammar and self.grammar.copy()
+        made._ends = copy(self._ends)
         return made
 
     def extended(self, path: Sequence[int]) -> History:
@@ -366,7 +386,14 @@ class History:
         view._counts_by_id = self._counts_by_id
         view._path = self._path + tuple(path)
         view.grammar = self.grammar
+        view._ends = self._ends
         return view
+
+    @property
+    def excluded(self) -> tuple[int, ...]:
+        """The ids that would end the output too early."""
+        ends = self._ends
+        return ends.stop_ids if ends is not None and ends.missing > len(self._path) else ()
 
     def allowed(self) -> AllowedTokens | None:
         """The tokens that the grammar allows next; None for all of them: without a grammar, and behind a guess that is

@@ -1,0 +1,282 @@
+"""Anthropic's Messages API: bodies as conversations, and answers as blocks and events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from wager.async_llm import ChoiceDelta
+from wager.constrain.tools import ToolFormat
+from wager.errors import WagerError
+from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, named_event
+from wager.serve.bodies import ChatBody, Finite, Items, Strict, read_fields
+from wager.serve.errors import ApiError, field_error, messages_error
+from wager.serve.formats import TokenBytes
+from wager.types import Completion
+
+# ---- bodies ----------------------------------------------------------------------------------------------------------
+
+
+class TurnOfMessages(Strict):
+    role: Literal["user", "assistant", "system"]
+    content: str | Items[dict[str, Any]]
+
+
+class TokenCountBody(Strict):
+    """POST /v1/messages/count_tokens."""
+
+    PARAMS: ClassVar[Mapping[str, str]] = {
+        "prompt": "messages",
+        "response_format": "output_config",
+        "stop": "stop_sequences",
+        "chat_template_kwargs": "thinking",
+    }
+
+    model: str | None = None
+    messages: Items[TurnOfMessages] = Field(min_length=1)
+    system: str | Items[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+
+
+class MessagesBody(TokenCountBody):
+    """POST /v1/messages."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool | None = None
+    temperature: Finite | None = Field(None, ge=0, le=2)
+    top_p: Finite | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    stop_sequences: Items[str] | None = Field(None, max_length=16)
+    speculation: Any = None
+
+
+_THOUGHTS = ("thinking", "redacted_thinking")
+
+
+def as_chat(body: TokenCountBody, left_out: list[str] | None) -> ChatBody:
+    """The chat that a body asks for. A last message of the assistant is continued."""
+    messages: list[dict[str, Any]] = []
+    if body.system:
+        messages.append({"role": "system", "content": _text(body.system, "system", "system")})
+    for number, turn in enumerate(body.messages):
+        _add_turn(messages, turn, f"messages.{number}")
+    values: dict[str, Any] = {"messages": messages}
+    if body.messages[-1].role == "assistant":
+        values["continue_final_message"] = True
+    tools = _tools(body.tools or (), left_out)
+    if tools:
+        choice, parallel = _tool_choice(body.tool_choice)
+        values |= {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    if isinstance(body, MessagesBody):
+        names = ("max_tokens", "stream", "temperature", "top_p", "top_k", "speculation")
+        values |= {name: getattr(body, name) for name in names}
+        values["stop"] = body.stop_sequences
+        values["response_format"] = _response_format(body)
+    return read_fields(ChatBody, {name: value for name, value in values.items() if value is not None}, left_out)
+
+
+def _add_turn(messages: list[dict[str, Any]], turn: TurnOfMessages, place: str) -> None:
+    """A turn as one message, or several where it has results of tools, which come before its text."""
+    if isinstance(turn.content, str):
+        messages.append({"role": turn.role, "content": turn.content})
+        return
+    texts, calls = [], []
+    for number, block in enumerate(turn.content):
+        kind, where = block.get("type"), f"{place}.content.{number}"
+        if kind == "text" and isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif kind == "tool_use" and turn.role == "assistant":
+            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+            function = {"name": block.get("name"), "arguments": arguments}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result" and turn.role == "user":
+            text = _text(block.get("content") or "", f"{where}.content", "messages")
+            messages.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": text})
+        elif kind not in _THOUGHTS:
+            message = f"The block {where} of type {str(kind)[:40]!r} is not possible."
+            raise field_error(
+                "messages", message, "Send text, tool_use and tool_result: this model reads nothing else."
+            )
+    if texts or calls or turn.role == "assistant":
+        found = {"role": turn.role, "content": "\n".join(texts) if turn.role == "user" else "".join(texts)}
+        messages.append({**found, **({"tool_calls": calls} if calls else {})})
+
+
+def _text(content: Any, place: str, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for number, block in enumerate(content if isinstance(content, list) else [content]):
+        text = block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None
+        if not isinstance(text, str):
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            message = f"The block {place}.{number} of type {str(kind)[:40]!r} is not possible."
+            raise field_error(param, message, "Send text: this model reads nothing else.")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _tools(given: Sequence[Mapping[str, Any]], left_out: list[str] | None) -> list[dict[str, Any]]:
+    """Functions as chats have them; tools that only Anthropic's server has are left out by name."""
+    found = []
+    for number, tool in enumerate(given):
+        if tool.get("type", "custom") in ("custom", None):
+            function = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key) is not None}
+            found.append({"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {}}})
+        elif left_out is None:
+            message = f"tools.{number} of type {str(tool.get('type'))[:40]!r} is not possible."
+            raise field_error("tools", message, "Leave it out: tools with an input_schema are called here.")
+        else:
+            left_out.append(f"tools.{number} of type {str(tool.get('type'))[:40]!r}")
+    return found
+
+
+def _tool_choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:
+    """The choice as chats have it, and whether several calls may follow each other."""
+    if choice is None:
+        return "auto", True
+    parallel = not choice.get("disable_parallel_tool_use")
+    kind = choice.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}, parallel
+    return {"any": "required"}.get(str(kind), str(kind)), parallel
+
+
+def _response_format(body: MessagesBody) -> dict[str, Any] | None:
+    given = body.output_format or (body.output_config or {}).get("format")
+    if not isinstance(given, Mapping):
+        return None
+    if given.get("type") != "json_schema":
+        raise field_error("output_config", "Its format is no json_schema.", "Send a json_schema, or none.")
+    return {"type": "json_schema", "json_schema": {"schema": given.get("schema")}}
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """How one answer is written."""
+
+    id: str
+    model: str
+    calls: ToolFormat | None
+
+    kept: ClassVar[None] = None
+
+    def writer(self, token_bytes: TokenBytes, prompt_tokens: int) -> MessageWriter:
+        del token_bytes
+        return MessageWriter(self, prompt_tokens)
+
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+
+
+class MessageWriter:
+    """Writes the events of one answer, in the order of Anthropic's API, and the answer itself."""
+
+    end = b""
+
+    def __init__(self, form: MessageForm, prompt_tokens: int) -> None:
+        self._form = form
+        self._prompt_tokens = prompt_tokens
+        self._reader = BlockReader(form.calls)
+        self._begun = False
+
+    def whole(self, completion: Completion, usage: Mapping[str, Any], warnings: Sequence[str] = ()) -> dict[str, Any]:
+        """The object of a complete answer."""
+        for _ in self._reader.push(completion):
+            pass
+        content = [_block(block, block.text, block.arguments) for block in self._reader.blocks]
+        found = {**self._object(content, _usage(usage)), **self._reasons(completion)}
+        return {**found, **({"warnings": list(warnings)} if warnings else {})}
+
+    def events(self, items: Sequence[ChoiceDelta]) -> bytes:
+        parts = [] if self._begun else self._begin()
+        for item in items:
+            for change in self._reader.push(item.delta):
+                parts += self._change(change)
+        return b"".join(parts)
+
+    def last(
+        self, completions: Sequence[Completion], usage: Mapping[str, Any], warnings: Sequence[str] = ()
+    ) -> tuple[bytes, dict[str, Any] | None]:
+        """The events behind the last delta. No answer is kept."""
+        [completion] = completions
+        if completion.finish_reason in ("error", "abort"):
+            reason = " ".join(completion.error.split("\n")) or "The server ended the request."
+            return self.failed(ApiError(completion.error_status or 503, reason)), None
+        more = {"warnings": list(warnings)} if warnings else {}
+        told = named_event(
+            {"type": "message_delta", "delta": self._reasons(completion), "usage": _usage(usage), **more}
+        )
+        return told + named_event({"type": "message_stop"}), None
+
+    def failed(self, error: WagerError) -> bytes:
+        """The event of an error."""
+        return named_event(messages_error(error))
+
+    def _begin(self) -> list[bytes]:
+        self._begun = True
+        usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
+        message = {**self._object([], usage), "stop_reason": None, "stop_sequence": None}
+        return [named_event({"type": "message_start", "message": message}), named_event({"type": "ping"})]
+
+    @staticmethod
+    def _change(change: BlockChange) -> list[bytes]:
+        block, at = change.block, change.block.index
+        if change.kind == "begin":
+            return [named_event({"type": "content_block_start", "index": at, "content_block": _block(block, "", {})})]
+        if change.kind == "end":
+            return [named_event({"type": "content_block_stop", "index": at})]
+        is_text = block.name is None
+        delta = {
+            "type": "text_delta" if is_text else "input_json_delta",
+            "text" if is_text else "partial_json": change.text,
+        }
+        return [named_event({"type": "content_block_delta", "index": at, "delta": delta})]
+
+    def _object(self, content: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self._form.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._form.model,
+            "content": content,
+            "usage": usage,
+        }
+
+    def _reasons(self, completion: Completion) -> dict[str, Any]:
+        """Why it ended, and the stop sequence that ended it."""
+        reason = _STOP_REASONS.get(completion.finish_reason, "end_turn")
+        if completion.stop_string:
+            reason = "stop_sequence"
+        elif reason == "end_turn" and self._reader.called:
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": completion.stop_string or None}
+
+
+def _block(block: AnswerBlock, text: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    if block.name is None:
+        return {"type": "text", "text": text}
+    return {"type": "tool_use", "id": block.id.replace("call_", "toolu_"), "name": block.name, "input": arguments}
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the prompt's tokens those that were computed before are counted apart."""
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"] - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage["completion_tokens"],
+    }

@@ -1,0 +1,272 @@
+"""The Responses API and Anthropic's Messages: every answer and event is one of the official clients' own models, with
+the text of a chat; what is kept is kept for one key."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from serve.serving import CHAT, MESSAGES, NAME, Running, running
+from wager.serve.responses import ResponseStore
+
+RESPONSES, ANTHROPIC = "/v1/responses", "/v1/messages"
+KEYS = ("key-of-the-first-one", "key-of-the-second-one")
+TEXT = MESSAGES[0]["content"]
+PLACE: Any = {
+    "type": "object",
+    "properties": {"at": {"enum": ["Oslo", "Rome"]}},
+    "required": ["at"],
+    "additionalProperties": False,
+}
+FUNCTION: Any = {"type": "function", "name": "weather", "description": "Of a place", "parameters": PLACE}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running({"max_context": 1024}, model_names=(NAME, "other")) as started:
+        yield started
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream that names them."""
+    found = []
+    for event in text.removesuffix("\n\n").split("\n\n"):
+        kind, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert kind == f"event: {found[-1]['type']}"
+    return found
+
+
+def strictly(model: type[BaseModel] | TypeAdapter[Any], value: Any) -> Any:
+    """Validated without conversions."""
+    check = model.validate_json if isinstance(model, TypeAdapter) else model.model_validate_json
+    return check(json.dumps(value), strict=True)
+
+
+def official_response(value: dict[str, Any]) -> None:
+    found = strictly(Response, value)
+    assert set(value) - {"warnings"} <= set(Response.model_fields) and found.output is not None
+
+
+BODIES: list[dict[str, Any]] = [
+    {"input": TEXT, "max_output_tokens": 12, "temperature": 0},
+    {"input": [{"role": "user", "content": [{"type": "input_text", "text": TEXT}]}], "top_logprobs": 2},
+    {
+        "input": TEXT,
+        "instructions": "Be short.",
+        "tools": [FUNCTION],
+        "tool_choice": "required",
+        "metadata": {"a": "b"},
+    },
+    {"input": TEXT, "tools": [FUNCTION], "text": {"format": {"type": "json_schema", "name": "a", "schema": PLACE}}},
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_responses_whole_and_streamed(server: Running, body: dict[str, Any]) -> None:
+    body = {"max_output_tokens": 80, "seed": 3, **body}
+    whole = server.post(RESPONSES, body).json()
+    official_response(whole)
+    events = events_of(server.post(RESPONSES, {**body, "stream": True}).text)
+    for event in events:
+        strictly(TypeAdapter(ResponseStreamEvent), event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert [event["type"] for event in events[:3]] == [
+        *("response.created", "response.in_progress", "response.output_item.added")
+    ]
+    last = events[-1]["response"]
+    assert events[-1]["type"] == f"response.{last['status']}"
+    official_response(last)
+
+    def told(response: dict[str, Any]) -> Any:
+        texts = [part["text"] for item in response["output"] for part in item.get("content", ())]
+        return texts, [(item.get("name"), item.get("arguments")) for item in response["output"]], response["status"]
+
+    assert told(last) == told(whole) and last["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    deltas = "".join(event["delta"] for event in events if event["type"].endswith(".delta"))
+    assert deltas == "".join([*told(whole)[0], *(arguments or "" for _, arguments in told(whole)[1])])
+
+
+def test_the_text_is_a_chats(server: Running) -> None:
+    same = {"temperature": 0.9, "seed": 11}
+    chat = server.post(CHAT, {"messages": MESSAGES, "max_tokens": 20, **same}).json()["choices"][0]["message"][
+        "content"
+    ]
+    response = server.post(RESPONSES, {"input": TEXT, "max_output_tokens": 20, **same}).json()
+    assert "".join(part["text"] for part in response["output"][0]["content"]) == chat
+    greedy = {"temperature": 0, "max_tokens": 20}
+    message = server.post(ANTHROPIC, {"messages": MESSAGES, **greedy}).json()
+    chat = server.post(CHAT, {"messages": MESSAGES, **greedy}).json()["choices"][0]["message"]["content"]
+    assert message["content"][0]["text"] == chat
+
+
+def test_a_response_is_continued_read_and_deleted() -> None:
+    with (
+        running({"max_context": 1024}, api_keys=KEYS) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEYS[0], max_retries=0) as first,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEYS[1], max_retries=0) as second,
+    ):
+        options: Any = {"model": NAME, "max_output_tokens": 10, "temperature": 0}
+        one = first.responses.create(input=TEXT, instructions="Be kind.", **options)
+        both = [*MESSAGES, {"role": "assistant", "content": one.output_text}, {"role": "user", "content": "more"}]
+        two = first.responses.create(input="more", previous_response_id=one.id, **options)
+        alone = first.responses.create(input=both, store=False, **options)
+        assert alone.output_text == two.output_text and two.previous_response_id == one.id
+        assert first.responses.retrieve(one.id).output_text == one.output_text
+        streamed = list(first.responses.create(input=TEXT, stream=True, **options))[-1].response  # type: ignore[union-attr]
+        assert first.responses.retrieve(streamed.id).output_text == streamed.output_text
+        first.responses.delete(one.id)
+        for client, name in ((second, two.id), (first, one.id), (first, alone.id)):
+            with pytest.raises(openai.NotFoundError):
+                client.responses.retrieve(name)
+            with pytest.raises(openai.NotFoundError) as refused:
+                client.responses.create(input="more", previous_response_id=name, **options)
+            assert refused.value.param == "previous_response_id"
+            with pytest.raises(openai.NotFoundError):
+                client.responses.delete(name)
+
+
+def test_what_is_kept_is_bounded_for_each_tenant() -> None:
+    now = [0.0]
+    store = ResponseStore(most_bytes=1000, seconds=10, clock=lambda: now[0])
+    store.put("a", {"id": "0"}, [])
+    for number in range(5):
+        store.put("b", {"id": str(number), "text": "x" * 300}, [])
+    assert [store.get("b", str(number)) is not None for number in range(5)] == [False, False, True, True, True]
+    assert store.get("a", "0") and not store.get("a", "4")
+    store.put("a", {"id": "9", "text": "x" * 2000}, [])
+    assert store.get("a", "9") is None and store.get("a", "0")
+    now[0] = 10.0
+    assert store.get("a", "0") is None and not store._kept
+
+
+def test_a_conversation_that_is_too_long_is_cut_if_that_is_wanted(server: Running) -> None:
+    turns = [{"role": role, "content": f"{number} " * 40} for number in range(8) for role in ("user", "assistant")]
+    body = {"input": [*turns, *MESSAGES], "instructions": "Be kind.", "max_output_tokens": 4, "temperature": 0}
+    refused = server.post(RESPONSES, body).json()["error"]
+    assert (refused["code"], refused["param"]) == ("context_length_exceeded", "input")
+    found = server.post(RESPONSES, {**body, "truncation": "auto"})
+    assert found.status_code == 200 and "oldest" in found.headers["x-wager-warning"]
+    assert 700 < found.json()["usage"]["input_tokens"] < 1024
+
+
+def test_what_responses_refuse_is_named(server: Running) -> None:
+    for fields, param in (
+        ({"input": [{"type": "message", "role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
+        ({"input": []}, "input"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "wizard"}}}}, "text"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"background": True}, "background"),
+        ({"model": "another"}, "model"),
+    ):
+        error = server.post(RESPONSES, {"input": TEXT, **fields}).json()["error"]
+        assert error["param"] == param and error["message"], error
+    found = server.post(RESPONSES, {"input": TEXT, "max_output_tokens": 3, "tools": [{"type": "web_search"}]})
+    assert "web_search" in found.headers["x-wager-warning"]
+
+
+# ---- Anthropic's -----------------------------------------------------------------------------------------------------
+
+
+MESSAGE_BODIES: list[dict[str, Any]] = [
+    {"messages": MESSAGES, "temperature": 0},
+    {"messages": MESSAGES, "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]},
+    {"messages": MESSAGES, "tools": [{"name": "weather", "input_schema": PLACE}], "tool_choice": {"type": "any"}},
+    {"messages": MESSAGES, "temperature": 0, "stop_sequences": ["a", "e", " ", "3"]},
+    {
+        "messages": [
+            *MESSAGES,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Well.", "signature": "x"},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"at": "Oslo"}},
+                ],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}]},
+        ],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "tools": [{"name": "weather", "input_schema": PLACE, "cache_control": {"type": "ephemeral"}}],
+    },
+]
+
+
+@pytest.mark.parametrize("body", MESSAGE_BODIES)
+def test_messages_whole_and_streamed(server: Running, body: dict[str, Any]) -> None:
+    body = {"max_tokens": 60, "temperature": 0, **body}
+    whole = server.post(ANTHROPIC, body).json()
+    events = events_of(server.post(ANTHROPIC, {**body, "stream": True}).text)
+    assert whole["type"] == "message" and whole["role"] == "assistant"
+    assert [events[0]["type"], events[-2]["type"], events[-1]["type"]] == [
+        *("message_start", "message_delta", "message_stop")
+    ]
+    blocks: list[dict[str, Any]] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append({**event["content_block"], "json": ""})
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            blocks[event["index"]]["json" if "partial_json" in delta else "text"] += delta.get("text") or delta.get(
+                "partial_json", ""
+            )
+    texts = [block["text"] if block["type"] == "text" else json.loads(block["json"]) for block in blocks]
+    assert texts == [block["text"] if block["type"] == "text" else block["input"] for block in whole["content"]]
+    reasons = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+    assert events[-2]["delta"] == reasons
+    if "stop_sequences" in body:
+        assert reasons["stop_reason"] == "stop_sequence" and reasons["stop_sequence"] in body["stop_sequences"]
+    if "tool_choice" in body:
+        assert reasons["stop_reason"] == "tool_use"
+    counted = {name: body[name] for name in ("messages", "system", "tools", "tool_choice", "thinking") if name in body}
+    usage = whole["usage"]
+    tokens = server.post(f"{ANTHROPIC}/count_tokens", counted).json()["input_tokens"]
+    assert tokens == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    models = pytest.importorskip("anthropic.types")
+    strictly(models.Message, whole)
+    for event in events:
+        if event["type"] != "ping":
+            strictly(TypeAdapter(models.RawMessageStreamEvent), event)
+
+
+def test_a_last_message_of_the_assistant_is_continued(server: Running) -> None:
+    begun = [*MESSAGES, {"role": "assistant", "content": "one two"}]
+    found = server.post(ANTHROPIC, {"messages": begun, "max_tokens": 8, "temperature": 0}).json()
+    chat = {"messages": begun, "max_tokens": 8, "temperature": 0, "continue_final_message": True}
+    same = server.post(CHAT, {**chat, "add_generation_prompt": False}).json()
+    assert found["content"][0]["text"] == same["choices"][0]["message"]["content"]
+    asked = found["usage"]["input_tokens"] + found["usage"]["cache_read_input_tokens"]
+    plain = server.post("/tokenize", {"messages": MESSAGES}).json()["count"]
+    assert asked == same["usage"]["prompt_tokens"] == plain + len("one two")
+
+
+def test_errors_of_messages_have_their_own_form() -> None:
+    with running(api_keys=KEYS[:1]) as server:
+        for headers, body, status, kind in (
+            ({}, {}, 401, "authentication_error"),
+            ({"x-api-key": KEYS[0]}, {"messages": MESSAGES}, 400, "invalid_request_error"),
+            ({"x-api-key": KEYS[0]}, {"messages": MESSAGES, "max_tokens": 4, "model": "x"}, 404, "not_found_error"),
+        ):
+            found = server.post(ANTHROPIC, body, headers=headers)
+            value = found.json()
+            assert (found.status_code, value["type"], value["error"]["type"]) == (status, "error", kind)
+            assert value["request_id"] == found.headers["x-request-id"]
+        body = {"messages": MESSAGES, "max_tokens": 4}
+        assert server.post(ANTHROPIC, body, headers={"x-api-key": KEYS[0]}).status_code == 200
+
+
+def test_every_name_of_the_model_is_served(server: Running) -> None:
+    with server.client() as client:
+        assert [each["id"] for each in client.get("/v1/models").json()["data"]] == [NAME, "other"]
+        assert client.get("/v1/models/other").json()["max_model_len"] == 1024
+        refused = client.get("/v1/models/third").json()["error"]["message"]
+        assert f"'{NAME}', 'other'" in refused
+    assert server.post(CHAT, {"model": "other", "messages": MESSAGES, "max_tokens": 2}).json()["model"] == "other"
