@@ -33,7 +33,7 @@ from wager.prompts import read_prompts
 from wager.testing import AdversaryDrafter
 from wager.types import FORWARD_STAGE, Request, SamplingParams
 
-ENGINES = {"none": {"drafter": "none"}, "ngram": {"drafter": "ngram"}, "adversary": {}}
+ENGINES = {"none": {"drafter": "none"}, "ngram": {"drafter": "ngram"}, "auto": {"drafter": "auto"}, "adversary": {}}
 STAGES = ("schedule", "policy", "draft", "pack", "accept", "commit", "observe", "rest")
 BLOCK = 32
 """Steps over which a mean is taken: the greatest interval between plans."""

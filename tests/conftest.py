@@ -8,8 +8,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from in_process import wager  # noqa: F401 (a fixture)
+
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")  # no test depends on a quiet machine
 
 _CACHE = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 

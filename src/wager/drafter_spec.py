@@ -162,7 +162,7 @@ class DrafterSpec:
 
     @property
     def option(self) -> DrafterOption:
-        """Of one that has no parts."""
+        """The options of a drafter that has no parts."""
         return DRAFTERS[self.name]
 
     @property

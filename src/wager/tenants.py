@@ -71,7 +71,9 @@ class PerTenant(Generic[T]):
 
     def of(self, seq_id: str) -> T:
         """The value of a sequence's tenant."""
-        return self.get(self.tenant(seq_id))
+        tenant = self._tenants.get(seq_id, NO_TENANT)
+        value = self._values.get(tenant)
+        return value if value is not None and len(self._values) == 1 else self.get(tenant)
 
     def get(self, tenant: str) -> T:
         """The value of a tenant, which is used now."""

@@ -78,7 +78,7 @@ class AllowedTokens(Protocol):
     def __contains__(self, token: int) -> bool: ...
 
     def ids(self, vocab: int) -> NDArray[np.int64]:
-        """Those below `vocab`, ascending."""
+        """The allowed ids below `vocab`, ascending."""
 
 
 class GrammarState(Protocol):

@@ -12,7 +12,7 @@ from wager.economics.options import Objective, PolicySpec, parse_objective, pars
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.heuristics import FixedDepth, Threshold
-from wager.economics.policy.prices import PolicySeconds
+from wager.economics.policy.state import PolicySeconds
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict

@@ -172,7 +172,7 @@ def command(
     Survival S_k is the probability that the draft token at depth k is reached and accepted, in rounds of the deepest
     depth; a round without a draft counts as not accepted. Alpha is accepted / (accepted + first rejections), the rate
     of one draft token. τ is tokens per pass of the model, the bonus token included. Intervals hold 95 % over resampled
-    prompts. Of a drafter that makes trees --depth is the number of guesses, and the likeliest of them are verified;
+    prompts. For a drafter that makes trees --depth is the number of guesses, and the likeliest of them are verified;
     several drafters are compared at equal guesses.
     """
     from wager.cli.loading import open_engine

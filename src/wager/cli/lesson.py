@@ -76,7 +76,7 @@ class Example:
         return out.getvalue() + _PROGRESS.sub("", err.getvalue())
 
     def shown_of(self, output: str) -> str:
-        """Of an output what is to be shown: all lines, or a table of the columns that are shown."""
+        """The part of an output that is shown: all lines, or a table of the columns that are shown."""
         if not self.table:
             return "\n".join(line.rstrip() for line in output.splitlines() if line.strip()) + "\n"
         columns = [cell.strip() for cell in self.shown.splitlines()[0].strip("| ").split("|")]
@@ -175,7 +175,7 @@ def _speed_up(rate: float, depth: int, cost: float) -> float:
 
 
 def _tokens(rate: float, depth: int) -> float:
-    """Of a round: τ."""
+    """τ, the mean tokens of a round."""
     from wager.economics.acceptance import survival, tokens_per_round
 
     return tokens_per_round(survival(rate, depth))
@@ -220,13 +220,13 @@ class RoundDrawing:
 
     @classmethod
     def of(cls, shown: str) -> RoundDrawing:
-        """Of the printed rounds the last one in which some guesses were accepted and others discarded."""
+        """The last printed round in which some guesses were accepted and others discarded."""
         pattern = r"guessed by \w+: (.*)\n  accepted (\d+): .*\n  corrected: (\S+)\n  discarded"
         guesses, accepted, corrected = re.findall(pattern, shown)[-1]
         return cls("One round: a guess in the middle is wrong", guesses.split(), int(accepted), corrected)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Of every guess: itself, the target's choice at its place, and what becomes of it."""
+        """Every guess, the target's choice at its place, and what becomes of the guess."""
         end = self.accepted
         verdicts = [("accepted", guess) for guess in self.guesses[:end]] + [("rejected", self.corrected)]
         verdicts += [("discarded", "–")] * (len(self.guesses) - end - 1)

@@ -138,7 +138,7 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
     "--precision",
     type=click.Choice(["auto", "bfloat16", "float32"]),
     default="auto",
-    help="Of products; auto is bfloat16 where the device multiplies it.",
+    help="Number format of products; auto is bfloat16 where the device multiplies it.",
 )
 @click.option("--save-every", type=flags.Count(1, _MOST), default=50, help="Steps between two checkpoints.")
 @click.option(

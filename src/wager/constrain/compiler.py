@@ -330,7 +330,7 @@ class TokenMask:
         return bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
     def ids(self, vocab: int) -> NDArray[np.int64]:
-        """Those below `vocab`, ascending."""
+        """The allowed ids below `vocab`, ascending."""
         bits = np.unpackbits(np.frombuffer(self._bits, np.uint8), count=vocab, bitorder="little")
         return np.flatnonzero(bits)
 

@@ -262,8 +262,8 @@ class DraftThread(threading.Thread):
             self.inner.forget()
 
     def settle(self, settled: Sequence[tuple[FollowedSequence, Sequence[int], Branch | None]]) -> None:
-        """Of sequences, the tokens that became known, and the continuation that they are, if one is: as that it goes
-        on. All other continuations are ended."""
+        """Each sequence comes with the tokens that became known, and the continuation that they are, if one is: the
+        sequence goes on as that one. All other continuations are ended."""
         for sequence, fresh, found in settled:
             if found is not None:
                 sequence.main, fresh = found.name, fresh[len(found.tokens) :]

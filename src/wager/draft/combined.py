@@ -178,8 +178,8 @@ class InnerDrafter(GuardedDrafter):
         super().end(seq_id)
 
     def guess(self, wanted: Sequence[tuple[DraftRequest, list[int], int]]) -> dict[str, Draft]:
-        """Its guesses of what follows the tokens of each request, at most so many: valid trees of known tokens; none
-        where it has none."""
+        """Its guesses of what follows the tokens of each request, at most the given number: valid trees of known
+        tokens; none where it has none."""
         requests: list[DraftRequest] = []
         for request, tokens, depth in wanted:
             if depth > 0:
@@ -238,7 +238,7 @@ class MergedDrafter(Drafter):
 
     @property
     def taps(self) -> Sequence[int] | None:
-        """Those of all its drafters; see StateReader."""
+        """The layers that any of its drafters reads; see StateReader."""
         found = [member.taps for member in self._members if member.taps is not None]
         return sorted({tap for taps in found for tap in taps}) if found else None
 
@@ -356,7 +356,7 @@ def _scored(draft: Draft, factor: float) -> TokenTree:
 
 
 def _rates(draft: Draft) -> list[float]:
-    """Of each node the probability that it is right if its parent is, by the drafter's own scores."""
+    """The probability of each node to be right if its parent is, by the drafter's own scores."""
     scores, parents = draft.scores, draft.parents
     if not scores:
         siblings = [parents.count(parent) for parent in parents]

@@ -276,7 +276,7 @@ class GuessSampler:
         return Guess(self.own_id(token), self._probability(logits, token), probs)
 
     def _probability(self, logits: NDArray[np.float32], token: int) -> float:
-        """Of a token, under the softmax of the logits."""
+        """The probability of a token under the softmax of the logits."""
         top = logits.max()
         with np.errstate(all="ignore"):
             return min(1.0, math.exp(float(logits[token]) - float(top)) / self._sum_exp(logits, top))

@@ -44,9 +44,9 @@ MOST_CERTAIN = 0.995
 """The greatest acceptance rate that one source is believed to have."""
 
 OTHER_WEIGHTS = (2.2, 0.9, 2.2)
-"""Of the text itself, of earlier answers and of a store: what a continuation is right with, as a multiple of its share
-of those that the source knows and of p (1 - p), where p is the probability of the token that the source names. Fitted
-to which continuations were right in 64 answers (SmolLM2-135M, temperature 0 and 0.8)."""
+"""For the text itself, earlier answers and a store: the probability that a continuation is right, as a multiple of its
+share of those that the source knows and of p (1 - p), where p is the probability of the token that the source names.
+Fitted to which continuations were right in 64 answers (SmolLM2-135M, temperature 0 and 0.8)."""
 
 OWN_PRIOR = (
     (0.32, 0.64, 0.41, 0.16),
@@ -59,7 +59,7 @@ OWN_PRIOR = (
     (0.87, 0.99, 0.80, 0.44),
 )
 """Probability that the most frequent follower is right, by the length of the match (1 to 8 or more tokens) and by
-whether something followed it once, always the same, mostly this, or less. Of the text itself (SmolLM2-135M, greedy)."""
+whether something followed it once, always the same, mostly this, or less. The text itself (SmolLM2-135M, greedy)."""
 
 SHARED_PRIOR = (
     (0.12, 0.18, 0.23, 0.17),
@@ -124,8 +124,10 @@ class LookupDrafter(Drafter):
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, empty where nothing is known."""
-        by_table = groupby(requests, key=lambda request: self._tables.of(request.seq_id))
-        return [draft for table, asked in by_table for draft in table.propose(list(asked))]
+        drafts: list[Draft] = []
+        for table, asked in groupby(requests, key=lambda request: self._tables.of(request.seq_id)):
+            drafts += table.propose(list(asked))
+        return drafts
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Keep what became known for the index."""

@@ -149,7 +149,7 @@ class ChainRound(DraftRound):
         self.chain = GuessedChain(request, state.history, depth)
         self._guessed: Draft | None = None
         self.right_guesses: list[int] = []
-        """Of what was guessed for the last pass, the nodes that were right, from the root down."""
+        """The nodes guessed for the last pass that were right, from the root down."""
         self._first = 0
 
     @property

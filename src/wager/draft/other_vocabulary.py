@@ -33,7 +33,7 @@ _ABSENT = -1e4
 """The logit of a token that the model does not have: finite, and its exponential is 0."""
 
 _LEAST_SHARE = 0.05
-"""Of the target's tokens that a draft model must have."""
+"""Share of the target's tokens that a draft model must have."""
 
 
 class SharedIds:

@@ -60,9 +60,9 @@ class ContinuationTable:
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What followed the contexts of one length. Of each context: `last`, a position that it stands before, `seen`, how
-    often, and what the lookup finds once useless contexts are left out: `best` and `best_p`. Of each pair of a context
-    and a follower: its context `of`, `token` and probability `p`. `context_at` and `pair_at` of every position, -1
+    """What followed the contexts of one length. Each context has `last`, a position that it stands before, `seen`, how
+    often, and what the lookup finds once useless contexts are left out: `best` and `best_p`. Each pair of a context and
+    a follower has its context `of`, `token` and probability `p`. `context_at` and `pair_at` of every position, -1
     where the text is shorter."""
 
     last: Ints
@@ -103,7 +103,7 @@ def count_continuations(
 def _positions(
     answers: Sequence[tuple[Sequence[int], Sequence[int]]], *, vocab: int, longest: int
 ) -> tuple[Ints, Ints]:
-    """Of every token of every answer the `longest` tokens before it, -1 before the text's beginning, and itself."""
+    """The `longest` tokens before every token of every answer, -1 before the text's beginning, and the token itself."""
     texts, firsts, at = [np.empty(0, np.int64)], [], 0
     gap = np.full(longest, -1)
     for number, (prompt, answer) in enumerate(answers):

@@ -198,7 +198,7 @@ def merge(trees: Sequence[TokenTree], nodes: int) -> TokenTree:
 
 
 TreeTemplate = tuple[int, ...]
-"""Of each node the node before it (-1: the root). Nodes come level by level; siblings side by side, in the order of
+"""The node before each node (-1: the root). Nodes come level by level; siblings side by side, in the order of
 their ranks: the first is the best candidate behind its parent, ..."""
 
 
@@ -278,7 +278,7 @@ class RankRates:
         self._last.pop(seq_id, None)
 
     def learn(self, children: int, right: int | None) -> None:
-        """Of a node's first `children` children that of rank `right` was the right one (None: none of them)."""
+        """The child of rank `right` among a node's first `children` was the right one (None: none of them)."""
         for rank in range(min(children, len(self._trials))):
             self._trials[rank] += 1
             self._right[rank] += rank == right

@@ -223,7 +223,7 @@ class AcceptanceModel:
         return token_judge.survival(draft.scores, draft.parents, self.bins.odds, self.depths.odds, sequence.odds)
 
     def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int, known: int = 0) -> None:
-        """Of depths 1, 2, ... `tested` were tested and the first `accepted` accepted; `known` were learned before."""
+        """Depths 1 to `tested` were tested and the first `accepted` accepted; `known` were learned before."""
         offset, odds, add = sequence.mean, sequence.odds, self.depths.add
         surprise, information = float(accepted - known), 0.0
         for depth in range(known, tested):

@@ -22,7 +22,7 @@ from wager.economics.surface import MAX_UNCERTAINTY, DraftCurve, LatencySurface,
 from wager.errors import MALFORMED, UsageError
 from wager.inputs import replacing
 
-FORMAT = 1
+FORMAT = 1  # version of the files
 FOLDER = "calibrations"
 """Name of the folder that calibrations are kept in, below the user's cache folder."""
 
@@ -33,10 +33,10 @@ _LARGEST_FALL = 0.2
 """Share by which step times may fall from a row count to a larger one: noise. More rows never take less time, and what
 reads such a curve finds that guesses speed a step up."""
 
-_LONGEST_STEP = 3600.0
+_LONGEST_STEP = 3600.0  # seconds: a file with a longer one is refused
 
 _FOLDS = 64
-"""Parts in which points are left out in turn; up to so many points, each is left out alone."""
+"""Parts in which points are left out in turn; up to that many points, each is left out alone."""
 
 SIZES = "sizes-"
 """What the shape of a setup begins with that was not measured by this program's engine."""

@@ -84,7 +84,7 @@ def waited_seconds(*, prepared: float, step: float, redrafted: float, requests: 
 
 
 def expected_misses(requests: int, hit_rate: float) -> int:
-    """Of a batch, given that there is one: at least 1."""
+    """The misses of a batch, given that there is one: at least 1."""
     any_miss = 1 - hit_rate**requests
     return max(1, round(requests * (1 - hit_rate) / any_miss)) if any_miss > 0 else 1
 
@@ -157,7 +157,7 @@ class DraftsAheadLatency(LatencyModel):
         self._latency.observe(record)
 
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
-        """See LatencyModel. Of a drafter ahead its own calls tell more than what the step saw of it."""
+        """See LatencyModel. The own calls of a drafter ahead tell more than what the step saw of it."""
         figures = self._figures.get(drafter)
         calls = [(requests, depth, seconds)] if figures is None else list(figures.calls)
         for sequences, deepest, took in calls:

@@ -34,7 +34,7 @@ _NOT_OF_ROWS = (DRAFT_STAGE, POLICY_STAGE)
 """Stages that a step's rows have no part in; now and then the policy plans, which would pass for dear rows."""
 
 _RELATED_DOUBLINGS = 3.0
-"""The errors of two row counts that are so many doublings apart correlate by 1/e: what slows 12 rows slows 16."""
+"""Doublings between two row counts whose errors correlate by 1/e: what slows 12 rows slows 16."""
 
 _NOISE_SD = 0.08
 """How far steps of one shape scatter, relative."""
@@ -320,8 +320,8 @@ class DraftCurve:
         return curve
 
 
-_PENALTY = 1e-3
-_MOST_KNOTS = 32
+_PENALTY = 1e-3  # weight of squared coefficients in a fit, so that what the points do not determine stays small
+_MOST_KNOTS = 32  # row counts at which a curve is fitted at most
 
 
 def fit_surface(
@@ -382,7 +382,7 @@ def _knots(counts: Set[int]) -> list[int]:
 
 
 def _draft_terms(point: StepPoint) -> tuple[float, ...]:
-    """Of a call, its requests, its depth, and its draft tokens; of a step without draft tokens none."""
+    """The terms of a drafting call: 1, its requests, its depth, its draft tokens; zeros without draft tokens."""
     depth = point.rows / point.requests - 1
     return (1.0, point.requests, depth, point.requests * depth) if depth else (0.0,) * 4
 
@@ -469,8 +469,8 @@ def latency_filter(change: NDArray[np.float64], *, noise_sd: float, uncertainty:
 def covariance(
     deviations: Sequence[float], *, related: slice | None = None, places: Sequence[float] = ()
 ) -> NDArray[np.float64]:
-    """Of unknowns with these standard deviations, [unknowns, unknowns]. Those in `related` are at `places`: two of them
-    correlate by exp(-distance). All others are independent."""
+    """The covariance of unknowns with these standard deviations, [unknowns, unknowns]. Two of the `related` ones
+    correlate by exp(-distance) of their `places`; all others are independent."""
     correlation = np.eye(len(deviations))
     if related is not None:
         at = np.array(places)

@@ -31,7 +31,7 @@ class OutputCollector:
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Of the choices that have ended, in that order."""
+        """Why each choice ended, in the order of their ends."""
         return [completion.finish_reason for completion in self._completed.values()]
 
     def expect(self, request: Request) -> None:

@@ -41,7 +41,7 @@ STRIKES = 3
 """Sequences that a drafter may fail for, one after the other, until it pauses for all of them."""
 
 _SOON = 8
-"""A failure is soon within so many times the steps of the last pause."""
+"""A failure is soon if it comes within this multiple of the last pause's steps."""
 
 _INTEGER_TYPES = frozenset({int})
 
@@ -120,6 +120,11 @@ class Proposer:
         self._choose_readers()
 
     @property
+    def _first(self) -> str:
+        """The name of the first drafter that does not pause; "" without any."""
+        return next((name for name in self.drafters if name not in self.failed), "")
+
+    @property
     def name(self) -> str:
         """The names of the drafters that do not pause, separated by commas; `none` without any."""
         return ",".join(name for name in self.drafters if name not in self.failed) or "none"
@@ -182,23 +187,25 @@ class Proposer:
         """The drafts of a plan by sequence: valid, not empty, none larger than its span has room for."""
         if not plan:
             return {}
-        first = next((name for name in self.drafters if name not in self.failed), "")
-        limits = {span.seq_id: span.max_draft_tokens for span in spans if span.seq_id in plan}
+        limits: dict[str, int] = {}
         requests: dict[str, list[DraftRequest]] = {}
-        for seq_id in limits:
-            decision, sequence = plan[seq_id], sequences[seq_id]
-            if decision.depth:
-                request = DraftRequest(
-                    sequence.id,
-                    sequence.num_tokens,
-                    decision.depth,
-                    sequence.params,
-                    sequence.seed,
-                    sequence.choice,
-                    self._rule.needs_draft_probs,
-                    decision.min_survival,
-                )
-                requests.setdefault(decision.drafter or first, []).append(request)
+        for span in spans:
+            seq_id = span.seq_id
+            decision = plan.get(seq_id)
+            if decision is None or not decision.depth:
+                continue
+            sequence, limits[seq_id] = sequences[seq_id], span.max_draft_tokens
+            request = DraftRequest(
+                seq_id,
+                span.num_computed_tokens + len(span.tokens),
+                decision.depth,
+                sequence.params,
+                sequence.seed,
+                sequence.choice,
+                self._rule.needs_draft_probs,
+                decision.min_survival,
+            )
+            requests.setdefault(decision.drafter or self._first, []).append(request)
         drafts: dict[str, Draft] = {}
         for name, drafter_requests in requests.items():
             drafts |= self.draft(drafter_requests, limits, drafter=name)
@@ -267,9 +274,10 @@ class Proposer:
         for seq_id in ended:
             self.end(seq_id)
         self._steps += 1
-        for name in [name for name in self.failed if self._served[name].until <= self._steps]:
-            del self.failed[name]
-            self.changed = True
+        if self.failed:
+            for name in [name for name in self.failed if self._served[name].until <= self._steps]:
+                del self.failed[name]
+                self.changed = True
 
     def _accept(self, served: _ServedDrafter, known: Mapping[str, Sequence[int]]) -> None:
         for seq_id, tokens in known.items():
@@ -391,11 +399,23 @@ class Proposer:
 
     def _valid_part(self, draft: Draft, request: DraftRequest, limit: int, drafter: Drafter) -> Draft:
         """The longest prefix of a draft that is a tree of known tokens within the limit; nothing of a draft that lacks
-        the draft_probs it needs."""
-        if self._is_valid_chain(draft, request, limit, drafter):
+        the draft_probs it needs. Nearly all are chains with nothing to cut off, which is found first."""
+        tokens, parents = draft.tokens, draft.parents
+        sound = (draft.draft_probs is None and not request.needs_draft_probs) or self._has_needed_probs(
+            draft, request, drafter
+        )
+        if (
+            sound
+            and len(tokens) <= limit
+            and draft.drafter == drafter.name
+            and draft.is_chain
+            and _INTEGER_TYPES.issuperset(map(type, tokens))
+            and _INTEGER_TYPES.issuperset(map(type, parents))
+            and (not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab))
+            and (not draft.scores or _has_valid_scores(draft))
+        ):
             return draft
-        sound = self._has_needed_probs(draft, request, drafter)
-        tokens, parents = _integers(draft.tokens), _integers(draft.parents)
+        tokens, parents = _integers(tokens), _integers(parents)
         size = min(limit, len(tokens), len(parents)) if sound else 0
         for node in range(size):
             lowest = -1 if self._rule.verifies_trees else node - 1
@@ -409,20 +429,6 @@ class Proposer:
             scores=tuple(draft.scores[:size]) if _has_valid_scores(draft) else (),
             drafter=drafter.name,
             draft_probs=None if draft.draft_probs is None else draft.draft_probs[:size],
-        )
-
-    def _is_valid_chain(self, draft: Draft, request: DraftRequest, limit: int, drafter: Drafter) -> bool:
-        """Whether it is a chain with nothing to cut off, as nearly all drafts are; checked quickly."""
-        tokens = draft.tokens
-        return (
-            len(tokens) <= limit
-            and draft.drafter == drafter.name
-            and draft.is_chain
-            and _INTEGER_TYPES.issuperset(map(type, tokens))
-            and _INTEGER_TYPES.issuperset(map(type, draft.parents))
-            and (not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab))
-            and (not draft.scores or _has_valid_scores(draft))
-            and self._has_needed_probs(draft, request, drafter)
         )
 
     def _has_needed_probs(self, draft: Draft, request: DraftRequest, drafter: Drafter) -> bool:

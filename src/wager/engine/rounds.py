@@ -198,9 +198,9 @@ def _tokens_to(draft: Draft, node: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class DrafterCounts:
-    """Of one drafter since the start. `verified[n]`: drafts of which n guesses were verified; `levels[n]`: those that
-    were n deep, which is the same for chains; `accepted[n]`: of them, drafts of which n guesses were accepted (index 0
-    counts in all)."""
+    """Counts of one drafter since the start. `verified[n]`: drafts of which n guesses were verified; `levels[n]`: those
+    that were n deep, which is the same for chains; `accepted[n]`: of them, drafts of which n guesses were accepted
+    (index 0 counts in all)."""
 
     verified: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)

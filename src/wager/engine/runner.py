@@ -173,18 +173,19 @@ class Runner:
         """The outcome of every span that needs logits, by sequence. Under `match` most are found natively, all at once;
         what is left to `_outcome` are other rules, logits that more than temperature and filters change, log
         probabilities, and rows that are not finite."""
-        names = [span.seq_id for span in spans if span.needs_logits]
-        found: Sequence[tuple[tuple[int, ...], tuple[int, ...]] | None] = [None] * len(names)
+        paths: list[tuple[SequenceState, tuple[int, ...], tuple[int, ...]]] = []
+        asked: list[tuple[str, Draft | None]] = []
+        for span in spans:
+            if span.needs_logits:
+                draft = drafts.get(span.seq_id)
+                guesses, parents = ((), ()) if draft is None else (draft.tokens, draft.parents)
+                paths.append((sequences[span.seq_id].state, guesses, parents))
+                asked.append((span.seq_id, draft))
+        matched: Sequence[tuple[tuple[int, ...], tuple[int, ...]] | None] = [None] * len(paths)
         if self.rule == "match":
-            paths: list[tuple[SequenceState, tuple[int, ...], tuple[int, ...]]] = []
-            for seq_id in names:
-                draft = drafts.get(seq_id)
-                tokens, parents = ((), ()) if draft is None else (draft.tokens, draft.parents)
-                paths.append((sequences[seq_id].state, tokens, parents))
-            found = self._matcher.match(paths, output.greedy_tokens, output.logits)
+            matched = self._matcher.match(paths, output.greedy_tokens, output.logits)
         outcomes, first = {}, 0
-        for seq_id, path in zip(names, found, strict=True):
-            draft = drafts.get(seq_id)
+        for (seq_id, draft), path in zip(asked, matched, strict=True):
             drafted = 0 if draft is None else len(draft.tokens)
             if path is None:
                 rows = TargetTokens(
@@ -193,7 +194,7 @@ class Runner:
                 outcomes[seq_id] = self._outcome(rows)
             else:
                 accepted, tokens = path
-                drafted_by = (*map(draft.drafter_of, accepted), "") if draft and accepted else _TARGET_ALONE
+                drafted_by = (*map(draft.drafter_of, accepted), "") if draft is not None and accepted else _TARGET_ALONE
                 outcomes[seq_id] = Outcome(Verdict(seq_id, accepted, tokens), drafted, drafted_by)
             first += 1 + drafted
         return outcomes

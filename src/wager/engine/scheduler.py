@@ -10,8 +10,9 @@ of sequences are in a native StepState (csrc/step_state.h); here is how many row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from wager.engine.limits import check_length
 from wager.engine.sequence import EngineSequence
@@ -41,6 +42,8 @@ one in which the machine stood still would count for long, and allow more rows."
 
 _LEAST_ROW_S = 1e-9
 """Seconds of a row of a prompt where steps with prompts took no longer than those without."""
+
+_as_span: Callable[[Iterable[object]], Span] = partial(tuple.__new__, Span)
 
 _DECAY = 0.75
 """Share of the rows that guesses lately took that is still expected a step later."""
@@ -73,6 +76,8 @@ class Scheduler:
         self._clock = clock
         self._recent_draft_rows = 0
         self.prompt_rows = PromptRows(most=max_prefill_rows)
+        self.last_step: StepRecord | None = None
+        """What the last step took, observed when the next one is scheduled."""
         self._sequences: dict[str, EngineSequence] = {}
         self._streamed = 0  # of these, whose tokens someone waits for
         self._state = StepState(
@@ -128,13 +133,15 @@ class Scheduler:
     def next(self) -> list[Span]:
         """Spans of the next step, with blocks reserved for their rows and guesses. The spans' `max_draft_tokens`
         together may be more than the step has rows for."""
+        if self.last_step is not None:
+            self.prompt_rows.observe(self.last_step)
+            self.last_step = None
         decoding = self._state.num_decoding
         drafts = min(self.max_draft_tokens, max(0, self.max_rows // max(1, decoding) - 1))
         kept = rows_kept_for_guesses(self.max_rows, decoding=decoding, drafts=drafts, recent=self._recent_draft_rows)
         limit = self.prompt_rows.limit(decoding=decoding, streamed=self._streamed > 0)
         most = self.max_rows if limit is None else min(limit, self.max_rows)
-        spans = self._state.schedule(drafts, kept, most, self._clock())
-        return [Span._make(span) for span in spans]
+        return list(map(_as_span, self._state.schedule(drafts, kept, most, self._clock())))
 
     # ---- after the pass -------------------------------------------------------------------------------------------
 
@@ -160,7 +167,8 @@ class Scheduler:
             results.append((sequence.state, len(span.tokens), outcome.drafted, tokens, outcome.verdict.accepted))
         self._recent_draft_rows = max(drafted, int(_DECAY * self._recent_draft_rows))
         kept, source, target = self._state.commit(results, self._clock())
-        self.cache.move(source, target)
+        if source:
+            self.cache.move(source, target)
         deltas = []
         for span, (count, finish_reason) in zip(spans, kept, strict=True):
             outcome = outcomes.get(span.seq_id)
@@ -201,7 +209,7 @@ class PromptRows:
         self._row_s = 0.0  # 0: not known
 
     def limit(self, *, decoding: int, streamed: bool) -> int | None:
-        """Rows of prompts in a step in which so many sequences decode, None: any number. `streamed`: whether someone
+        """Rows of prompts in a step in which `decoding` sequences decode, None: any number. `streamed`: whether someone
         waits for tokens of a sequence that runs or waits."""
         if self._most is not None:
             return self._most if decoding else None

@@ -93,10 +93,11 @@ class EngineSequence:
         return self.state.num_tokens
 
     def text_of(self, tokens: Sequence[int], finish_reason: FinishReason | None) -> str:
-        """The text that becomes certain with tokens that were kept; the last one has no text if it is a stop token."""
+        """The text that becomes certain with tokens that were kept, where no text can end the sequence; the last one
+        has no text if it is a stop token."""
         if self.text is None:
             return ""
-        text = "".join(map(self.text.push, tokens[:-1] if finish_reason == "stop" else tokens))
+        text = "".join(map(self.text.decoder.push, tokens[:-1] if finish_reason == "stop" else tokens))
         return text if finish_reason is None else text + self._flush()
 
     def cut_text(
@@ -151,7 +152,7 @@ class Detokenizer:
     The text of the first `min_tokens` tokens holds none."""
 
     def __init__(self, decoder: TokenDecoder, stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         self._free = min_tokens  # tokens to come in which no stop string is looked for
         self._stop = tuple(stop)
         self._prefixes = [_HeldPrefix(each) for each in self._stop]
@@ -165,7 +166,7 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Text that became certain with this token."""
-        text = self._decoder.push(token)
+        text = self.decoder.push(token)
         if self._free:
             self._free -= 1
             return text
@@ -173,7 +174,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """What is still held back, at the end of the text."""
-        return self._advance(self._decoder.flush(), last=True)
+        return self._advance(self.decoder.flush(), last=True)
 
     def _advance(self, text: str, *, last: bool) -> str:
         if self.stopped:

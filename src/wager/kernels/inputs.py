@@ -44,13 +44,15 @@ class Inputs:
 
     def packer(self) -> _native.BatchPacker:
         """Writes batches into the buffers (verify/pack.py). A batch is a view of them, kept by its sizes."""
-        names = [field.name for field in fields(self)]
         max_sequences, max_blocks = self.block_tables.shape
-        addresses = tuple(address(getattr(self, name)) for name in names)
+        addresses = tuple(address(getattr(self, name)) for name in _NAMES)
         return _native.BatchPacker(addresses, len(self.tokens), max_sequences, max_blocks, self._view)
 
     def _view(self, rows: int, sequences: int, logits_rows: int, blocks: int) -> PackedBatch:
         sizes = {"query_start_loc": sequences + 1, "num_computed_tokens": sequences, "logits_indices": logits_rows}
-        views = {field.name: getattr(self, field.name)[: sizes.get(field.name, rows)] for field in fields(self)}
+        views = {name: getattr(self, name)[: sizes.get(name, rows)] for name in _NAMES}
         views["block_tables"] = self.block_tables[:sequences, :blocks]
         return PackedBatch(**views)
+
+
+_NAMES = [field.name for field in fields(Inputs)]

@@ -27,8 +27,8 @@ class FreeMemory:
 
 
 def bounds(root: Path | None = None) -> list[FreeMemory]:
-    """Of the machine, this process and its control groups. MemoryPlanError where the system does not say what is free.
-    `root`: where /proc and /sys are."""
+    """The free memory of the machine, of this process and of its control groups. MemoryPlanError where the system does
+    not say what is free. `root`: where /proc and /sys are."""
     root = root or ROOT
     return [_machine(root), *_process(root), *_groups(root)]
 
@@ -194,9 +194,9 @@ def plan(
 
 
 def budget(*, limit: int | None = None, held: int = 0) -> tuple[int, str]:
-    """The bytes that a plan may use, and why so many: a share of the memory that is free, or up to `limit` bytes, but
-    no more than are free. `held` bytes, which the plan counts too, are in use already. MemoryPlanError if `limit` is
-    more than there is."""
+    """The bytes that a plan may use, and why that number: a share of the memory that is free, or up to `limit` bytes,
+    but no more than are free. `held` bytes, which the plan counts too, are in use already. MemoryPlanError if `limit`
+    is more than there is."""
     known = bounds()
     free = min(known, key=lambda bound: bound.free)
     left = f"the {gib(free.free)} that {free.where} has free"

@@ -146,8 +146,8 @@ class PriceFactors:
 
 
 def calibrated(latency: LatencyModel, depths: Mapping[str, int], *, users: int, context: float) -> LatencySurface:
-    """What a calibration would measure of a machine, for drafters of these depths, up to so many users with about
-    `context` cached positions each."""
+    """What a calibration would measure of a machine, for drafters of these depths, up to that number of users with
+    about `context` cached positions each."""
     batches = [1 << power for power in range(users.bit_length() + 1)]
     widths = [1 << power for power in range(max(depths.values(), default=0).bit_length() + 1)]
     shapes = [

@@ -248,7 +248,7 @@ ENGINE_FLAGS: Mapping[str, Function] = {
         "--dtype",
         type=click.Choice([*DTYPES, "bfloat16"]),
         default="auto",
-        help="Of the weights: auto multiplies a GGUF file in its own types and other models in bf16; q8 and "
+        help="Format of the weights: auto multiplies a GGUF file in its own types and other models in bf16; q8 and "
         "q4 quantise what has more bits.",
     ),
     "kv_dtype": click.option(

@@ -22,7 +22,7 @@ from wager.models.tokenizer import Tokenizer
 from wager.models.weights import Weights
 
 _HELD_OUT = 40
-"""One text in so many is held out, by its digest."""
+"""One text in this many is held out, by its digest."""
 
 _WINDOW = 32
 """Batches of texts that are sorted by length together, so that little is padding."""

@@ -17,8 +17,8 @@ from wager.train.target import TargetStates, TorchTarget, rms_norm, rotate
 
 @dataclass(frozen=True, slots=True)
 class DraftSizes:
-    """Sizes of a draft module. `taps` are layer ids of the target (i: after i layers). Of a block drafter: `layers`,
-    the id of empty slots, the rank of the Markov head. Of a pruned draft model: the target's layers that it keeps.
+    """Sizes of a draft module. `taps` are layer ids of the target (i: after i layers). A block drafter has `layers`,
+    the id of empty slots and the rank of the Markov head; a pruned draft model the target's layers that it keeps.
     """
 
     hidden: int
@@ -134,7 +134,7 @@ class StepRows:
     previous: Tensor
 
     def take(self, chosen: Tensor | slice | int) -> StepRows:
-        """Those rows, [n, H] and [n]."""
+        """The chosen rows, [n, H] and [n]."""
         return StepRows(self.states[chosen], self.positions[chosen], self.valid[chosen], self.previous[chosen])
 
 

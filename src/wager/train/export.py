@@ -139,8 +139,8 @@ def _eagle_keys(sizes: DraftSizes) -> dict[str, Any]:
 
 
 def _block_keys(sizes: DraftSizes, depth: int) -> dict[str, Any]:
-    """Of a DSpark drafter, whose anchor slot guesses too: as many guesses as slots. Its layers are Qwen3's, with norms
-    of queries and keys, and attend within a block in both directions."""
+    """The keys of a DSpark drafter, whose anchor slot guesses too: as many guesses as slots. Its layers are Qwen3's,
+    with norms of queries and keys, and attend within a block in both directions."""
     return {
         "block_size": depth,
         "aux_hidden_state_layer_ids": list(sizes.taps),

@@ -78,7 +78,7 @@ class TrainSettings:
     begun_with: str = ""
 
     def learning_rate(self, step: int) -> float:
-        """Of the step with this number, the first is 0."""
+        """The learning rate of a step; the first step is 0."""
         left = (self.steps - step) / max(1.0, self.cooldown * self.steps)
         return self.rate * min(1.0, (step + 1) / max(1, self.warmup), left)
 

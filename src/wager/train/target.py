@@ -58,7 +58,7 @@ class TargetStates:
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """The layers that EAGLE-3 taps, as far as there are so many: id i is the residual stream after i layers."""
+    """The layers that EAGLE-3 taps, as far as the model has them: id i is the residual stream after i layers."""
     return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
 
 

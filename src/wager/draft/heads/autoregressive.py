@@ -221,7 +221,7 @@ class HeadDrafter(Drafter):
             r.take(guess, fed.copy())
 
     def _take(self, known: Sequence[tuple[HeadRound, int]]) -> Array:
-        """The next states of each round, so many, as rows."""
+        """The given number of next states of each round, as rows."""
         parts = [r.state.states.take(rows) for r, rows in known]
         if len(parts) == 1:
             return parts[0]

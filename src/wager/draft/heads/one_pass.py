@@ -2,7 +2,7 @@
 
 Medusa's heads all read the state of one position, what entered the target's last norm at the newest position that was
 verified; nothing is cached. DFlash and DSpark run over a block of slots behind the keys and values of known
-positions, made from the target's states as they come. Those of guesses never enter it; what a cached prefix of the
+positions, made from the target's states as they come. States of guesses never enter it; what a cached prefix of the
 target leaves out is missing, and positions stay what they are.
 
 Guesses are drawn one after the other with the target's noise at each position: from logits that do not know the
@@ -53,7 +53,7 @@ def draft_some(
     together: int,
     drafter: str,
 ) -> list[Draft]:
-    """One draft per request: `make` makes those that are ready, so many at a time, and the others are declined."""
+    """One draft per request: `make` makes those that are ready, `together` at a time, and the others are declined."""
     drafts = {
         draft.seq_id: draft
         for first in range(0, len(ready), together)
@@ -204,7 +204,7 @@ class BlockDrafter(Drafter):
         return 0 < context.count == state.known - 1 - context.origin
 
     def _drafts(self, requests: Sequence[DraftRequest], states: Sequence[BlockSequence]) -> list[Draft]:
-        """Of the blocks of the pass that was just run."""
+        """The drafts that the blocks of the last pass give."""
         head = self._head
         chains = [
             GuessedChain(request, state.history, min(request.depth, head.max_depth))

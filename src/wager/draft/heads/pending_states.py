@@ -65,7 +65,7 @@ class PendingStates:
         return self._memory[self._begin : self._begin + self.count]
 
     def _room(self, rows: int, like: Array) -> Array:
-        """Memory for so many further rows."""
+        """Memory for that number of further rows."""
         if not self.count:
             self._begin = 0
         used = self._begin + self.count

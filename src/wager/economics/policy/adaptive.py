@@ -1,6 +1,6 @@
 """The policy that maximises goodput: a token is drafted, and verified, only if it is worth its seconds.
 
-A second is worth the weighted tokens that this machine lately yields in one (`prices`). Which drafter drafts for which
+A second is worth the weighted tokens that this machine lately yields in one (`Prices`). Which drafter drafts for which
 sequence, and how deep, is planned every few steps (csrc/planning.h); what to verify is decided in every step, over the
 whole batch at once (csrc/judging.h). Steps are learned from together every few steps, while the tables are in the
 processor's caches (`learning`); now and then one is taken to learn what no other shows (`exploration`).
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, Floats, token_judge
-from wager.economics.latency import LatencyModel
+from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.options import THROUGHPUT, Objective
 from wager.economics.policy.base import (
     EARLY_STEPS,
@@ -30,11 +30,17 @@ from wager.economics.policy.base import (
     longest_that_fits,
     truncate_to,
 )
-from wager.economics.policy.explain import LOOK_BACK, explain, forget_drafts, observed
 from wager.economics.policy.exploration import EXPLORATION_SHARE, DrafterReadiness, Exploration
 from wager.economics.policy.learning import CollapseWatch, DeferredLearning
-from wager.economics.policy.prices import ADJACENT_ROWS, Prices, cost_of_a_row
-from wager.economics.policy.state import PlannedSequence, PolicyStep
+from wager.economics.policy.state import (
+    ADJACENT_ROWS,
+    MAX_LATE_STEPS,
+    ObjectiveWeights,
+    PlannedSequence,
+    PolicyStep,
+    Prices,
+    cost_of_a_row,
+)
 from wager.kernels import _native
 from wager.types import (
     DRAFT_STAGE,
@@ -53,6 +59,8 @@ SEVERAL_DRAFTERS = 0.93  # factor of profit per drafter beyond the first: the be
 MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
 _NEVER = -50.0  # log-odds of what is not expected
 _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
+LOOK_BACK = 64  # steps that are remembered: a second or less on most machines
+_NEARLY_FREE = 0.005  # tokens: a cost of a row that would be printed as 0.00
 
 
 class Adaptive(Policy):
@@ -152,8 +160,9 @@ class Adaptive(Policy):
     def _plan(self, spans: Sequence[Span], budget: int) -> Plan:
         """Plan anew, as far as it is time to."""
         now, readiness, exploration, before = self._steps, self._readiness, self._exploration, self._planned
-        self._ids = [seq_id for seq_id in self._ids if seq_id not in self._ended]
-        self._ended = {}
+        if self._ended:
+            self._ids = [seq_id for seq_id in self._ids if seq_id not in self._ended]
+            self._ended = {}
         if now // SLOW_INTERVAL > before.number // SLOW_INTERVAL:
             self._prices.latency.clear()  # contexts have grown
             for model in self.acceptance.values():
@@ -171,7 +180,7 @@ class Adaptive(Policy):
             readiness.note_drafted(step, self._decisions)
             self._plan_sequences(step)
         readiness.update(step, self._decisions)
-        step.plan = step.repeated_plan = self._standing_plan(step)
+        step.plan = step.repeated_plan = self._usable_plan(step)
         early, large = now < EARLY_STEPS or self._prices.weights.learns, len(step.ids) > LARGE_BATCH
         self._interval = 1 if early or large else round(UPDATE_INTERVAL * self._prices.own.pace)
         if not step.plan and not early:
@@ -284,7 +293,7 @@ class Adaptive(Policy):
         costs = [everyone] if recent is None else [recent, everyone] if recent > everyone else [recent]
         return *native.choose(costs), forecasts
 
-    def _standing_plan(self, step: PolicyStep) -> dict[str, DraftDecision]:
+    def _usable_plan(self, step: PolicyStep) -> dict[str, DraftDecision]:
         """What the last plan decided for the sequences of the step, as far as drafters are ready and there is room."""
         decisions = self._decisions
         if len(self._sequences) == len(step.ids):
@@ -293,7 +302,10 @@ class Adaptive(Policy):
             plan = {seq_id: decisions[seq_id] for seq_id in step.ids if seq_id in decisions}
         if unready := self._readiness.unready(self._steps):
             plan = {seq_id: decision for seq_id, decision in plan.items() if decision.drafter not in unready}
-        for span in [span for span in step.spans if span.max_draft_tokens < self._deepest]:
+        deepest = self._deepest
+        for span in step.spans:
+            if span.max_draft_tokens >= deepest:
+                continue
             decision = plan.get(span.seq_id)
             if decision is not None and not span.max_draft_tokens:
                 del plan[span.seq_id]
@@ -464,16 +476,48 @@ class Adaptive(Policy):
         return self._readiness.inactive
 
     def explain(self) -> str:
-        states = {**self._ended, **self._sequences}
-        return explain(
-            self.step,
-            [states[seq_id] for seq_id in self.step.ids],
-            self._latest_steps(),
-            prices=self._prices,
-            models=self.acceptance,
-            collapsed=self._collapse.collapsed.values(),
-            inactive=self.inactive_drafters,
-        )
+        """What the last steps did and why, in lines of one or two sentences for users. What was observed and what is
+        forecast are told apart."""
+        step, latest, by_id = self.step, self._latest_steps(), {**self._ended, **self._sequences}
+        states = [by_id[seq_id] for seq_id in step.ids]
+        if not states:
+            return "No sequence decodes in this step, so there is nothing to draft."
+        full = {span.seq_id for span in step.spans if not span.max_draft_tokens}
+        lines = [
+            f"{_count(len(states), 'sequence')} decode{'s' * (len(states) == 1)}; a step without drafts takes "
+            f"{1e3 * step.plain.seconds:.2f} ms, as estimated.",
+            observed(latest, self._prices.latency)[1],
+            _forecast(self._prices.goodput.ratio(len(states)), self._prices.goodput.row_cost(len(states))),
+            *_slo(self._prices.weights, states),
+        ]
+        if full:
+            lines.append(f"No room for drafts: {_count(len(full), 'sequence')}.")
+        if step.skipped:
+            lines.append(
+                "This step was not planned: the last plan had no drafts, and the next is made within some steps."
+            )
+        if step.measured_depth == 0:
+            lines.append("This step is taken without drafts, to measure what such steps take.")
+        elif step.measured_depth:
+            deepest = max([decision.depth for decision in step.plan.values()], default=0)
+            lines.append(f"This step drafts and verifies {deepest} deep for every sequence, to measure what rows cost.")
+        candidates = [state for state in states if state.seq_id not in full] or states
+        for drafter, model in self.acceptance.items():
+            seconds = self._prices.latency.draft_seconds(drafter, len(states), 1)
+            use = _use(step, candidates, drafter, known=model.depths.trials[0] > 0, seconds=seconds)
+            lines.append(f"{use}. {_counts(latest, drafter)}")
+        lines += self._collapse.collapsed.values()
+        if self.inactive_drafters:
+            lines.append(
+                f"Inactive, and shown no states until tried again: {', '.join(sorted(self.inactive_drafters))}."
+            )
+        if step.explored:
+            lines.append(f"Drafted for exploration only: {', '.join(sorted(step.explored))}.")
+        if step.drafted:
+            drafted, kept = (sum(map(len, drafts.values())) for drafts in (step.drafted, step.admitted))
+            tokens, number = _count(drafted, "draft token"), _count(len(step.drafted), "draft")
+            lines.append(f"{kept} of {tokens} admitted, in {len(step.admitted)} of {number}.")
+        return "\n".join(lines)
 
     def figures(self) -> PolicyFigures | None:
         step, goodput = self.step, self._prices.goodput
@@ -484,3 +528,116 @@ class Adaptive(Policy):
 
     def _latest_steps(self) -> list[PolicyStep]:
         return [*self._latest, *self._taken][-LOOK_BACK:]
+
+
+# ---- what the last steps were, in words ------------------------------------------------------------------------------
+
+
+def forget_drafts(step: PolicyStep) -> None:
+    """The step is over: of a large batch its spans and drafts are not kept, so that they can be freed with it; the
+    drafts of some steps are counted."""
+    if len(step.ids) > LARGE_BATCH:
+        interval = min(LOOK_BACK // 2, max(1, len(step.plan) // LARGE_BATCH))
+        used = {decision.drafter for decision in step.plan.values()} if step.number % interval == 0 else ()
+        step.counts = {drafter: _counts_of(step, drafter) for drafter in used}
+        step.spans = step.verdicts = ()
+        step.drafted = step.admitted = {}
+
+
+def _counts_of(step: PolicyStep, drafter: str) -> tuple[int, ...]:
+    """Drafts that were asked for, and draft tokens that were drafted, verified and accepted."""
+    if step.counts is not None:
+        return step.counts.get(drafter, (0,) * 4)
+    asked = {seq_id for seq_id, decision in step.plan.items() if decision.drafter == drafter}
+    return (
+        len(asked),
+        sum([len(draft.tokens) for seq_id, draft in step.drafted.items() if seq_id in asked]),
+        sum([len(draft.tokens) for seq_id, draft in step.admitted.items() if seq_id in asked]),
+        sum([len(verdict.accepted) for verdict in step.verdicts if verdict.seq_id in asked]),
+    )
+
+
+def observed(steps: Iterable[PolicyStep], latency: LatencyCache) -> tuple[float | None, str]:
+    """Tokens a second over those that plain decoding would have yielded, in the steps that computed no prompts (None if
+    there was none); and the same in words."""
+    taken = [(step.record, not step.plan) for step in steps if step.record and step.record.decodes_only]
+    timed = [(record, sum(record.seconds.values()), plain) for record, plain in taken if any(record.seconds.values())]
+    if not timed:
+        return None, "No step was observed yet."
+    tokens, seconds = sum([record.emitted for record, _, _ in timed]), sum([seconds for _, seconds, _ in timed])
+    expected = sum([latency.plain_seconds(each.sequences, sum(each.context_lens)) for each, _, _ in timed])
+    speed = tokens / seconds * expected / sum([record.sequences for record, _, _ in timed])
+    text = (
+        f"Observed in the last {_count(len(timed), 'step')}: {_count(tokens, 'token')} in {seconds:.3g} s,"
+        f" {speed:.2f} times the tokens a second that plain decoding would yield by that estimate"
+    )
+    without = [seconds for _, seconds, plain in timed if plain]
+    if 0 < len(without) < len(timed):
+        text += f"; {len(without)} of them had no drafts and took {1e3 * sum(without) / len(without):.2f} ms"
+        text += " on average" if len(without) > 1 else ""
+    return speed, text + "."
+
+
+def _forecast(ratio: float, cost: float | None) -> str:
+    """The forecast goodput, which is that of plain decoding at least, and the weighted tokens that a row must bring
+    (None: no step of about this size was forecast)."""
+    gain = f"{ratio:.2f} times the goodput of plain decoding" if ratio > 1 else "no more than plain decoding yields"
+    if cost is None:
+        return "Forecast: none yet."
+    if cost < _NEARLY_FREE:
+        free = f"one more row costs less than {_NEARLY_FREE:g} tokens, so nearly any draft token pays"
+        return f"Forecast: {gain}; {free}."
+    return f"Forecast: {gain}; one more row must bring {cost:.2f} tokens."
+
+
+def _slo(weights: ObjectiveWeights, states: Sequence[PlannedSequence]) -> list[str]:
+    """How an SLO is met lately; nothing under another objective, and before there is something to say."""
+    if not weights.slo or not weights.step_seconds:
+        return []
+    target, of = f"The SLO of {1e3 * weights.slo:g} ms a token", f"of {_count(len(states), 'sequence')}"
+    late = [state for state in states if weights.step_seconds / state.tokens > weights.slo]
+    if given_up := sum([state.late_steps >= MAX_LATE_STEPS for state in late]):
+        slowest = weights.step_seconds / min([state.tokens for state in states])
+        pace = f"the slowest takes {1e3 * slowest:.3g} ms"
+        return [f"{target} cannot be met for {given_up} {of}: {pace}; they count 1 again."]
+    if late:
+        return [f"{target} is not met by {len(late)} {of}, whose tokens count more."]
+    return [f"{target} is met."]
+
+
+def _use(step: PolicyStep, states: Sequence[PlannedSequence], drafter: str, *, known: bool, seconds: float) -> str:
+    """How the drafter is used; `seconds` is what one draft token for every sequence takes it, `known` whether anything
+    was observed of it."""
+
+    def rate(those: Sequence[PlannedSequence]) -> str:
+        rates = [float(state.forecasts[drafter][state.row, 0]) for state in those if state.forecasts]
+        share = f"{sum(rates) / len(rates):.0%} of the time" if rates else "an unknown share of the time"
+        return share if known or not rates else f"{share} by assumption: no observation yet"
+
+    planned = step.plan.keys() - step.explored
+    users = [state for state in states if state.seq_id in planned and step.plan[state.seq_id].drafter == drafter]
+    plain = [state for state in states if state.seq_id not in planned]
+    if not users:
+        text = f"{drafter}: not used. Its first token would be accepted {rate(plain)}, and drafting one for every "
+        return text + f"sequence would take {1e3 * seconds:.2f} ms besides the rows"
+    deep = sorted({step.plan[state.seq_id].depth for state in users})
+    text = f"{drafter}: depth {deep[0]}{f' to {deep[-1]}' * (len(deep) > 1)} for {_count(len(users), 'sequence')} "
+    text += f"(forecast: first token accepted {rate(users)})"
+    return text + (f"; {_count(len(plain), 'sequence')} without drafts (there {rate(plain)})" if plain else "")
+
+
+def _counts(latest: Iterable[PolicyStep], drafter: str) -> str:
+    """The counts of the latest steps together, as far as they were counted."""
+    each = [_counts_of(step, drafter) for step in latest]
+    requested, drafted, verified, accepted = map(sum, zip((0,) * 4, *each, strict=True))
+    if not requested:
+        return "Observed lately: it was not asked."
+    share = f" ({accepted / verified:.0%} of these)" if verified else ""
+    return (
+        f"Observed lately: asked for {_count(requested, 'draft')}, {drafted} tokens drafted, "
+        f"{verified} verified, {accepted} accepted{share}."
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -9,7 +9,7 @@ from typing import Protocol
 from wager.types import Draft, Plan, Span, StepRecord, Verdict
 
 UPDATE_INTERVAL = 4  # steps between updates of what changes slowly: goodput, cost of a row, latency, an empty plan
-SLOW_INTERVAL = 32  # steps between plans, and between ageings; a drafter that none wanted for so many is inactive
+SLOW_INTERVAL = 32  # steps between plans, and between ageings; a drafter that none wanted that long is inactive
 LONGEST_INTERVAL = 128  # steps between decisions that nothing depends on: plans without drafts, looks at what rows cost
 EARLY_STEPS = 64  # first steps, in which nothing is left out
 SMOOTHING = 0.05  # weight of a new step in a running mean: about the last 20 count
@@ -166,3 +166,21 @@ def keep_nodes(draft: Draft, nodes: Sequence[int]) -> Draft:
         draft.drafter,
         None if draft.draft_probs is None else draft.draft_probs[list(nodes)],
     )
+
+
+def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Nodes that the emitted tokens can be compared with, and those of them that agree, from the root down."""
+    tested: list[int] = []
+    path: list[int] = []
+    last, next_token = -1, {-1: emitted[0]} if emitted else {}  # after each node of the path
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        expected = next_token.get(parent)
+        if expected is None:
+            continue
+        tested.append(node)
+        if token == expected and parent == last:
+            last = node
+            path.append(node)
+            if len(path) < len(emitted):
+                next_token[node] = emitted[len(path)]
+    return tested, path

@@ -24,8 +24,7 @@ from wager.economics.policy.base import (
     UPDATE_INTERVAL,
     DrafterCapabilities,
 )
-from wager.economics.policy.prices import Prices
-from wager.economics.policy.state import PlannedSequence, PolicyStep
+from wager.economics.policy.state import PlannedSequence, PolicyStep, Prices
 from wager.types import DraftDecision
 
 EXPLORATION_SHARE = 0.004  # of the running time: hardly noticeable, yet enough to notice a change within seconds
@@ -104,15 +103,17 @@ class DrafterReadiness:
 
     def unready(self, now: int) -> frozenset[str]:
         """The drafters that are inactive, pause, or woke so lately that they have not seen enough."""
-        waking = [drafter for drafter in self._readers if self._ready[drafter] > now]
+        waking = [drafter for drafter in self._readers if self._ready[drafter] > now] if self._readers else ()
         return self.inactive.union(waking, self.left_out) if waking or self.left_out else self.inactive
 
     def next_ready(self, now: int) -> int | None:
         """The next step in which one that woke has seen enough."""
+        if not self._readers:
+            return None
         return min([self._ready[drafter] for drafter in self._readers if self._ready[drafter] > now], default=None)
 
     def update(self, step: PolicyStep, decisions: Mapping[str, DraftDecision]) -> None:
-        """Those that sequences are to use are awake from now on; those that nothing wanted for long are inactive."""
+        """Wake the drafters that sequences are to use; the ones that nothing wanted for long become inactive."""
         if not self._readers:
             return
         wanted = {decision.drafter for decision in decisions.values()}
@@ -125,7 +126,7 @@ class DrafterReadiness:
                 self.inactive = self.inactive.union(inactive)
 
     def keep(self, step: PolicyStep, drafter: str, *, steps: int) -> None:
-        """It is not inactive within so many steps; one that was wakes, and these begin when it has seen enough."""
+        """The drafter stays active for `steps` steps; one that was inactive wakes first, and sees enough to draft."""
         now = step.number
         if drafter in self.inactive:
             self.inactive = self.inactive.difference([drafter])
@@ -259,11 +260,8 @@ class Exploration:
         """How all are to draft in the step that would gain most for what it loses if seconds are as believed, which is
         returned too."""
         (rows, requests, context_sum), plain, latency = step.plain.shape, step.plain, self._prices.latency
-        count, planned, planning = (
-            len(step.candidates),
-            self.planned_rows if step.plan else 0,
-            self._prices.own.planning,
-        )
+        count, planning = len(step.candidates), self._prices.own.planning
+        planned = self.planned_rows if step.plan else 0
         new = [state for state in step.candidates if state.seq_id not in step.plan]
         every = 1 + count // LARGE_BATCH  # some sequences' forecasts are averaged
         forecast = [state for state in step.candidates[::every] if state.forecasts]

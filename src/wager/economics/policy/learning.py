@@ -6,8 +6,8 @@ verified ones shows whether the next draft token was right, and a draft that was
 tokens of later steps. Depths that were not reached stay unobserved.
 
 A drafter that was good and is so no more for any text (a head beside another target, a store of other texts) would be
-tried again by each new one: it is reported, and not used until it recovers. Of each draft it is seen whether a first
-guess was right, also of those that are made only to learn. The evidence is a cumulative sum of log-likelihood ratios
+tried again by each new one: it is reported, and not used until it recovers. Each draft shows whether a first guess
+was right, also the drafts that are made only to learn. The evidence is a cumulative sum of log-likelihood ratios
 (Page 1954): nearly never right, against a quarter as often right as in the long run, since other texts may be guessed
 as rarely as that by a drafter that is what it was; that of a collapse must come from several sequences.
 """
@@ -21,15 +21,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from wager.economics.acceptance import AcceptanceModel
-from wager.economics.policy.base import EARLY_STEPS, SLOW_INTERVAL, UPDATE_INTERVAL
-from wager.economics.policy.prices import Prices
-from wager.economics.policy.state import PlannedSequence, PolicyStep
+from wager.economics.policy.base import EARLY_STEPS, SLOW_INTERVAL, UPDATE_INTERVAL, compare
+from wager.economics.policy.state import PlannedSequence, PolicyStep, Prices
 from wager.types import Draft, DraftDecision, StepRecord, Verdict
 
 log = logging.getLogger("wager")
 
 _EARLY_DRAFTS = 1024  # the first ones, of which up to a quarter in a step are learned from
-_MAX_DRAFTS = 4  # about so many drafts of a step are learned from, in rotation
+_MAX_DRAFTS = 4  # drafts of a step that are learned from, about, in rotation
 _LONG_RUN = 512  # drafts that the long run's rate is a mean of
 _KNOWN = 48  # drafts after which there is a long run
 _OTHER_TEXTS = 0.25  # of the long run's rate: that of texts which are hard to guess
@@ -145,32 +144,14 @@ class DeferredLearning:
         state.remaining = (drafter, tokens, right) if right == last < len(tokens) else None
 
 
-def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Nodes that the emitted tokens can be compared with, and those of them that agree, from the root down."""
-    tested: list[int] = []
-    path: list[int] = []
-    last, next_token = -1, {-1: emitted[0]} if emitted else {}  # after each node of the path
-    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        expected = next_token.get(parent)
-        if expected is None:
-            continue
-        tested.append(node)
-        if token == expected and parent == last:
-            last = node
-            path.append(node)
-            if len(path) < len(emitted):
-                next_token[node] = emitted[len(path)]
-    return tested, path
-
-
 # ---- collapse -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class DrafterRecord:
-    """Of one drafter: `rate` of right first guesses in the long run, of `seen` drafts, and as it was (`usual`) before
-    there was `evidence` of a collapse, or in one against it, with the `shares` of sequences; `right` of `tried` guesses
-    since it began, `lately` the same when it last was enough."""
+    """What is known of one drafter: the `rate` of right first guesses in the long run, of `seen` drafts, and as it was
+    (`usual`) before there was `evidence` of a collapse, or in one against it, with the `shares` of sequences; `right`
+    of `tried` guesses since it began, `lately` the same when it last was enough."""
 
     rate: float = 0.0
     usual: float = 0.0
@@ -201,8 +182,7 @@ class DrafterRecord:
             self.shares[seq_id] = self.shares.get(seq_id, 0.0) + ratio
         self.evidence += ratio
         self.right, self.tried = self.right + right, self.tried + 1
-        changed = self.evidence >= _ENOUGH
-        if changed:
+        if changed := self.evidence >= _ENOUGH:
             self.collapsed, self.lately = not self.collapsed, f"{self.right} of {self.tried}"
         if changed or self.evidence <= 0:
             self.evidence, self.right, self.tried = 0.0, 0, 0

@@ -1,15 +1,37 @@
-"""What the adaptive policy keeps of each sequence, and of the step that is being decided."""
+"""What the adaptive policy keeps: of each sequence, of the step that is being decided, and of costs and worth.
+
+A second is worth the weighted tokens that this machine lately yields in one (goodput). The policy's own seconds are
+part of the step that it plans.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from wager.economics.acceptance import Floats, SequenceAcceptance
-from wager.economics.policy.base import DrafterCapabilities
+from wager.economics.latency import LatencyCache, LatencyModel
+from wager.economics.options import Objective
+from wager.economics.policy.base import EARLY_STEPS, SLOW_SMOOTHING, SMOOTHING, UPDATE_INTERVAL, DrafterCapabilities
 from wager.types import Draft, DraftDecision, Span, StepRecord, Verdict
+
+ADJACENT_ROWS = 4  # on either side of a step's rows, over which the cost of one more is averaged
+_SIMILAR = 16  # a batch counts as the same if at most one in this many sequences came, and at most as many ended
+_BUDGET = 0.015  # of a step's seconds for the policy: to keep to it learning is slowed down
+_PLANNING_BUDGET = 0.005  # the share of it for planning
+_MAX_PACE = 4.0  # the most by which learning is slowed down
+_SURPRISE = 2.0  # times as long as expected, from which drafting surprises
+_WORTH_LEARNING = 0.02  # of a plain step: by how much longer it must also be
+_INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
+_GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
+_SLO_MARGIN = 0.93  # share of the SLO that is aimed at, since the time per token scatters
+MAX_LATE_STEPS = 80  # at the greatest factor, before a sequence is given up
+
+
+# ---- a sequence, and a step ------------------------------------------------------------------------------------------
+
 
 StepKind = Literal["planned", "plain", "unjudged", "judged"]
 
@@ -122,3 +144,192 @@ class PolicyStep:
                 depth = 1 if draft is None else len(draft.tokens)
             passes.setdefault(decision.drafter, []).append(depth)
         return passes
+
+
+# ---- costs and worth -------------------------------------------------------------------------------------------------
+
+
+class ObjectiveWeights:
+    """What a token of each sequence counts under an objective.
+
+    throughput: the weight w of its request. latency: the time per token averaged over sequences, sum w C / m, is least
+    where a token of a sequence that gets m tokens a step counts w / m^2. slo: w times a factor (the multiplier of the
+    constraint) that grows while the sequence is slower than its target and shrinks while it is faster; one that stays
+    too slow at the greatest factor is given up. A new sequence is taken to be as fast as the average one.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self.slo = objective.seconds_per_token
+        self.learns = objective.kind != "throughput"  # whether weights depend on what sequences got
+        self.uniform = not self.learns  # whether a token of any sequence counts 1: there was no other weight
+        self.mean_tokens = _INITIAL_TOKENS  # per step and sequence, lately
+        self.step_seconds = 0.0
+
+    def weight(self, state: PlannedSequence) -> float:
+        """What one of its tokens counts."""
+        if not self.learns:
+            return state.request_weight
+        if self.slo:
+            return state.request_weight * state.slo_factor
+        return state.request_weight * (self.mean_tokens / state.tokens) ** 2
+
+    def learn(self, state: PlannedSequence, tokens: int) -> None:
+        """The sequence got that many tokens in the step."""
+        state.tokens += SMOOTHING * (tokens - state.tokens)
+        self.mean_tokens += SLOW_SMOOTHING * (tokens - self.mean_tokens)
+        if self.slo and self.step_seconds:
+            late = self.step_seconds > _SLO_MARGIN * self.slo * state.tokens
+            state.late_steps = 0 if not late else state.late_steps + (state.slo_factor >= _MAX_FACTOR)
+            change = _DECAY if not late or state.late_steps >= MAX_LATE_STEPS else _GROWTH
+            state.slo_factor = min(_MAX_FACTOR, max(1.0, state.slo_factor * change))
+
+    def observe(self, seconds: float) -> None:
+        """The step took this long."""
+        self.step_seconds += (SMOOTHING if self.step_seconds else 1.0) * (seconds - self.step_seconds)
+
+
+class Goodput:
+    """Goodput and cost of a row in the latest steps, by batch size in powers of two.
+
+    Maximising tokens - goodput * seconds in every step maximises tokens / seconds in the long run for the goodput that
+    this yields (Dinkelbach's method). It is kept as a ratio to plain decoding of the batch at hand, 1 at first and
+    never less. Expected tokens and seconds enter, not observed ones, so the luck of a step does not move it.
+    """
+
+    def __init__(self) -> None:
+        self._expected = [0.0] * 32  # weighted tokens as planned
+        self._plain = [0.0] * 32  # and by plain decoding
+        self._row_cost: dict[int, float] = {}
+
+    def ratio(self, decoding: int) -> float:
+        """Goodput of batches of about `decoding` sequences, as a multiple of plain decoding's; at least 1."""
+        size = decoding.bit_length()
+        return max(1.0, self._expected[size] / self._plain[size]) if self._plain[size] else 1.0
+
+    def row_cost(self, decoding: int) -> float | None:
+        """Weighted tokens that one more row must bring; None before a step of that size was recorded."""
+        return self._row_cost.get(decoding.bit_length())
+
+    def record(self, decoding: int, *, expected: float, plain: float, row_cost: float, steps: int) -> None:
+        """A step of `decoding` sequences, for those of the last `steps`: the weighted tokens expected of it, those that
+        plain decoding would yield in its seconds, and what one more row costs."""
+        size, kept = decoding.bit_length(), (1 - SMOOTHING) ** (steps / UPDATE_INTERVAL)
+        weight = (1 - kept) / SMOOTHING
+        self._expected[size] = weight * expected + kept * self._expected[size]
+        self._plain[size] = weight * plain + kept * self._plain[size]
+        before = self._row_cost.get(size, row_cost)
+        self._row_cost[size] = before + (1 - (1 - SMOOTHING) ** steps) * (row_cost - before)
+
+
+def cost_of_a_row(extra: Sequence[float], *, rows: int, cut: float | None, goodput: float) -> float:
+    """In weighted tokens, of a step that verifies `rows` draft tokens, n of which add extra[n] seconds, where the first
+    token left out gained about `cut`. Where seconds jump, the rows below cost less than those above, and one more costs
+    what the cut gains; where they flatten, one more costs what those above do."""
+    above = goodput * (extra[rows + ADJACENT_ROWS] - extra[rows]) / ADJACENT_ROWS
+    if rows:
+        first = max(0, rows - ADJACENT_ROWS)
+        below = goodput * (extra[rows] - extra[first]) / (rows - first)
+    else:
+        below = goodput * min([extra[count] / count for count in range(1, ADJACENT_ROWS + 1)])
+    cost = min(below, above)
+    return cost if cut is None else max(cost, min(cut, above))
+
+
+class PolicySeconds:
+    """Running means of the policy's own seconds, by kind of step: those it planned in, and of the others those without
+    drafts, with drafts that are verified as they are, and with drafts that it judged. On a clock that does not count
+    them they are 0, and nothing is slowed down."""
+
+    def __init__(self) -> None:
+        self.pace = 1.0  # by how much fewer steps than usual it learns from
+        self._means = {kind: [0.0, 0] for kind in get_args(StepKind)}  # seconds, and steps that they are the mean of
+        self._step_seconds = 0.0
+        self._share = 0.0
+        self._steps = 0
+        self._last = ""
+
+    def observe(self, seconds: float, *, step_seconds: float, kind: StepKind) -> None:
+        """A step of `step_seconds`, `seconds` of them the policy's."""
+        mean = self._means[kind]
+        # judging after steps without it finds the caches cold, so that more does not show what it would take every time
+        if kind != "judged" or self._last == kind or seconds < mean[0] or not mean[1]:
+            mean[1] += 1
+            mean[0] += max(SMOOTHING, 1 / mean[1]) * (seconds - mean[0])  # at first a plain mean
+        self._last = kind
+        self._step_seconds += (SMOOTHING if self._step_seconds else 1.0) * (step_seconds - self._step_seconds)
+        self._steps += 1
+        if self._steps > EARLY_STEPS and step_seconds > 0:
+            self._share += SLOW_SMOOTHING * (seconds / step_seconds - self._share)
+            over = min(2.0, self._share / _BUDGET) - 1
+            self.pace = min(_MAX_PACE, max(1.0, self.pace * (1 + SMOOTHING * over)))
+
+    @property
+    def planning(self) -> float:
+        """What a step takes in which it plans."""
+        return self._means["planned"][0]
+
+    @property
+    def judging(self) -> float:
+        """What judging the drafts of a step takes; before one without it was timed, half of such a step's."""
+        judged, (unjudged, count) = self._means["judged"][0], self._means["unjudged"]
+        return max(0.0, judged - unjudged) if count else judged / 2
+
+    def interval(self, seconds: float) -> float:
+        """Steps between decisions that take `seconds` each, to keep them within the budget for planning."""
+        return seconds / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
+
+
+class Prices:
+    """All of these together. `latency` are the cached answers of the latency model."""
+
+    def __init__(self, latency: LatencyModel, objective: Objective) -> None:
+        self.latency = LatencyCache(latency)
+        self.weights = ObjectiveWeights(objective)
+        self.goodput = Goodput()
+        self.own = PolicySeconds()
+        self._next_plain = 0  # the step in which a plain one is computed anew
+        self._next_drafting = float(UPDATE_INTERVAL)  # the step from which drafting is learned from again
+
+    def plain_step(self, step: PolicyStep, spans: Sequence[Span], *, new: int) -> PlainStep:
+        """The step without drafts, with `spans` in all, in which `new` sequences decode for the first time. It changes
+        slowly, so it is computed anew every few steps while the batch stays about the same."""
+        (rows, before, _), count, decoding = step.plain.shape, len(spans), len(step.ids)
+        few = before // _SIMILAR
+        decodes = decoding == count and rows == before  # no prompts are computed, now as then
+        similar = decodes and new <= few and -few <= count - before <= few
+        if similar and step.number < self._next_plain:
+            return step.plain
+        self._next_plain = step.number + UPDATE_INTERVAL
+        if not decoding:
+            return PlainStep()
+        context = sum([span.num_computed_tokens for span in spans])
+        cached = context if decoding == count else sum([span.num_computed_tokens for span in step.spans])
+        weight = float(decoding)
+        if not self.weights.uniform:
+            weight = sum([self.weights.weight(step.states[span.seq_id]) for span in step.spans])
+        seconds = self.latency.plain_seconds(decoding, cached)
+        shape = sum([len(span.tokens) for span in spans]), count, context
+        return PlainStep(shape, weight, seconds, self.goodput.ratio(decoding) * weight / seconds)
+
+    def drafting(self, passes: Mapping[str, Sequence[int]]) -> float:
+        """Expected seconds of drafting with these passes (PolicyStep.passes)."""
+        return sum([self.latency.ragged_draft_seconds(drafter, depths) for drafter, depths in passes.items()])
+
+    def learn_drafting(self, step: PolicyStep, taken: float) -> None:
+        """Drafting took that long. It is learned from every few steps, and from the step after one that surprised (not
+        from that one: to learn only from what takes long would make all seem slow). The model knows drafts of one depth
+        for all sequences, so it gets what such a draft would have taken, were it as far from its expectation."""
+        model, worth = self.latency.model, _WORTH_LEARNING * step.plain.seconds  # most drafts of lookups take less
+        due = step.number >= self._next_drafting
+        if not model.learns or step.catches_up or not step.plan or not (due or taken > worth):
+            return
+        passes = step.passes()
+        expected = self.drafting(passes)
+        surprises = taken > _SURPRISE * expected + worth
+        if due or surprises:
+            self._next_drafting = step.number + (1 if surprises else UPDATE_INTERVAL * self.own.pace)
+        for drafter, depths in passes.items() if due else ():
+            count, depth = len(depths), max(depths)
+            even = self.latency.draft_seconds(drafter, count, depth)
+            seconds = taken * even / expected if expected > 0 else taken / len(passes)
+            model.observe_draft(drafter, count, depth, seconds=seconds)
