@@ -19,7 +19,7 @@ from wager.errors import RequestError, WagerError
 from wager.serve.body_process import BodyKind, BodyReader
 from wager.serve.errors import ApiError, failed_answer
 from wager.serve.formats import encoded, encoded_in_parts
-from wager.serve.limits import Admission, BodyLimits, ServeOptions
+from wager.serve.limits import Admission, BodyLimits, ServeOptions, Turns
 from wager.serve.metrics import Metrics
 from wager.serve.parsing import ParsedRequest
 from wager.serve.streaming import ChunkWriter, EventStream, GuessReport, draft_report, log_report, until_gone
@@ -39,13 +39,13 @@ class Generation:
     bodies: BodyReader
     admission: Admission
     metrics: Metrics
-    _compiling: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
+    _compiling: Turns = field(default_factory=Turns)
 
     async def respond(self, http: HttpRequest, kind: BodyKind) -> Response:
         """The answer to a body of that kind, `completion` or `chat`."""
         async with self.limits.body(http) as raw:
-            parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id)
-        parsed = await self._ready(parsed)
+            parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id, tenant=http.state.tenant)
+        parsed = await self._ready(parsed, http.state.tenant)
         async with AsyncExitStack() as stack:
             stack.enter_context(self.admission.place(parsed.sequences))
             requests = await self._requests(parsed, http.state.tenant)
@@ -65,15 +65,15 @@ class Generation:
             events.resources = stack.pop_all()
             return events
 
-    async def _ready(self, parsed: ParsedRequest) -> ParsedRequest:
+    async def _ready(self, parsed: ParsedRequest, tenant: str) -> ParsedRequest:
         """The request with its grammar compiled, one at a time and in a thread, so that no step waits for it."""
         params = parsed.params
         grammars = self.llm.engine.grammars
         if params.grammar is None or grammars is None:
             return parsed
         try:
-            async with self._compiling:
-                grammar = await asyncio.to_thread(grammars.compile, params.grammar)
+            async with self._compiling.turn(tenant):
+                grammar = await asyncio.to_thread(grammars.compile, params.grammar, tenant=tenant)
         except RequestError as error:
             raise parsed.refusal(error, max_context=self.llm.engine.scheduler.max_context) from None
         return replace(parsed, params=replace(params, grammar=grammar))
