@@ -103,14 +103,29 @@ def test_drafts_that_are_ready_cost_what_they_take_longer_than_the_step() -> Non
     latency = DraftsAheadLatency(Prices(), {"d": figures})
     for _ in range(2000):
         figures.requested(ready=True)
-    assert latency.learns and figures.likely_hit > 0.99 and figures.hit_rate == 1
+    assert latency.learns and figures.rate.likely > 0.99 and figures.hit_rate == 1
     step = Prices().seconds(4, 1, 0)
-    assert latency.draft_seconds("d", 1, 3) == pytest.approx(0.006 * (1 - figures.likely_hit), abs=1e-6)
+    assert latency.draft_seconds("d", 1, 3) == pytest.approx(0.006 * (1 - figures.rate.likely), abs=1e-6)
     assert latency.draft_seconds("d", 1, 7) > 0.016 - Prices().seconds(8, 1, 0)  # eight guesses take longer than it
     assert latency.draft_seconds("e", 1, 3) == pytest.approx(0.006) and step == latency.seconds(4, 1, 0)
     for _ in range(2000):
         figures.requested(ready=False)
     assert latency.draft_seconds("d", 1, 3) == pytest.approx(0.006, rel=0.01)
+
+
+def test_how_often_drafts_are_ready_is_learned_for_each_tenant_and_for_several() -> None:
+    figures = AheadFigures()
+    latency = DraftsAheadLatency(Prices(), {"d": figures})
+    first = latency.draft_seconds("d", 1, 3)
+    for whose, ready in (("anna", True), (None, False)):
+        figures.whose = whose
+        for _ in range(100):
+            figures.requested(ready=ready)
+    assert latency.draft_seconds("d", 1, 3) > first
+    figures.whose = "ben"
+    assert latency.draft_seconds("d", 1, 3) == first
+    figures.whose = "anna"
+    assert latency.draft_seconds("d", 1, 3) < first
 
 
 def test_a_drafters_own_seconds_are_learned_not_those_that_the_step_saw() -> None:
@@ -161,7 +176,7 @@ def test_wrong_prices_and_hit_rates_cost_little(prior: float, hit: float, believ
     setting = ReplaySetting(traces(), prices, hit_rate=hit)
     depths = [simulate(setting, name, load).throughput for name in ("none", "fixed:1", "fixed:2", "fixed:4", "fixed:6")]
     drafter, clock = SimulatedAheadDrafter(hit), PolicyClock(0.0)
-    drafter.figures.likely_hit = prior
+    drafter.figures.rate.likely = prior
     policy = Adaptive(DraftsAheadLatency(wrong, {"d": drafter.figures}), drafters=setting.drafters())
     server = SimulatedServer(traces(), prices, policy=policy, workload=load, clock=clock, ahead={"d": drafter})
     assert server.run().throughput > 0.93 * max(depths)

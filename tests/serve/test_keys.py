@@ -13,10 +13,11 @@ import pytest
 
 from serve.serving import CHAT, Running, running
 from unit.every_drafter import every_drafter
+from wager.constrain.compiler import GrammarCompiler
 from wager.economics.surface import LatencySurface
 from wager.loading import load
 from wager.trace import Trace
-from wager.types import StepRecord
+from wager.types import Grammar, StepRecord
 
 ANNA, BEN, OPERATOR = "anna-0123456789abcdef", "ben-0123456789abcdef", "operator-0123456789abcdef"
 SECRET: Any = [{"role": "user", "content": "The patient is called Ada and the password is xyzzy. " * 4}]
@@ -159,11 +160,31 @@ def test_rejected_guesses_from_the_request_itself_are_shown() -> None:
     assert 0 < sum(each["rejected_tokens"] for each in told) == sum(len(each["rejected"]) for each in told)
 
 
+def test_a_grammar_that_another_key_uses_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes milliseconds that would be missing: they would tell who uses which schema."""
+    compiled: list[str] = []
+
+    def compile(self: GrammarCompiler, grammar: Grammar, *, inner: Any = GrammarCompiler._compile) -> Any:
+        compiled.append(grammar.text)
+        return inner(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile)
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "the password is xyzzy"}}}
+    body = {"messages": SECRET, "max_tokens": 4, "response_format": schema}
+    with server_of_two({"drafter": "ngram"}) as server:
+        counts = []
+        for key in (ANNA, ANNA, BEN, BEN):
+            ask(server, key, body)
+            counts.append(len(compiled))
+    assert counts == [1, 1, 2, 2]
+
+
 def test_figures_of_all_keys_are_for_operators() -> None:
     with server_of_two({}) as server, server.client() as http:
         for path in ("/metrics", "/live"):
             for key, status in ((ANNA, 403), (OPERATOR, 200), ("unknown-0123456789abc", 401)):
-                assert http.get(path, headers={"authorization": f"Bearer {key}"}).status_code == status
+                for spelled in (path, f"{path}%0A", f"{path}?x"):  # routes take a line's end behind a path
+                    assert http.get(spelled, headers={"authorization": f"Bearer {key}"}).status_code == status
         assert "--operator-key-file" in http.get("/live", headers={"authorization": f"Bearer {ANNA}"}).text
         assert ask(server, OPERATOR, PLAIN)["choices"] == ask(server, ANNA, PLAIN)["choices"]
     for options in ({"api_keys": (ANNA,)}, {"api_keys": (ANNA, BEN), "share_between_keys": True}):

@@ -19,6 +19,7 @@ from wager.errors import WagerError
 from wager.models.random_models import byte_tokenizer
 from wager.serve.body_process import QUICK_BYTES, BodyReader
 from wager.serve.errors import ApiError
+from wager.serve.limits import Turns
 from wager.serve.parsing import BodyParser, ParsingContext
 
 CONTEXT, TEXT = 8192, 500_000
@@ -184,6 +185,69 @@ def test_of_many_short_bodies_each_turn_of_the_loop_reads_one() -> None:
         reader.close()
 
 
+def test_one_of_each_tenant_has_its_turn() -> None:
+    """Whoever comes last does not wait for all that another has asked, and who goes while waiting takes no turn."""
+    turns, order = Turns(), list[str]()
+
+    async def ask(tenant: str, number: int) -> None:
+        async with turns.turn(tenant):
+            order.append(f"{tenant}{number}")
+            await asyncio.sleep(0)
+
+    async def all_turns() -> None:
+        asked = [asyncio.create_task(ask("anna", number)) for number in range(6)]
+        await asyncio.sleep(0)
+        asked += [asyncio.create_task(ask("ben", number)) for number in range(2)]
+        await asyncio.sleep(0)
+        asked[2].cancel()  # while it waits
+        while "ben0" not in order:
+            await asyncio.sleep(0)
+        asked[3].cancel()  # perhaps as it is given its turn
+        await asyncio.gather(*asked, return_exceptions=True)
+        await ask("carl", 0)
+
+    asyncio.run(asyncio.wait_for(all_turns(), 10))
+    assert order.index("ben0") <= 3 and order[-1] == "carl0"
+    assert {*order} - {"anna3"} == {"anna0", "anna1", "anna4", "anna5", "ben0", "ben1", "carl0"}
+
+
+def test_a_body_does_not_wait_for_all_of_another_key() -> None:
+    """Short and long ones: of 20 that one key has sent before, at most three are read until it is."""
+    model = ParsingContext("tiny", byte_tokenizer(512, where="toy"), 512, 64, 512, 1.0)
+    reader = BodyReader(model)
+
+    async def places(blanks: int) -> int:
+        done: list[str] = []
+
+        async def read(tenant: str) -> None:
+            await reader.read("completion", b'{"prompt": "a"}' + b" " * blanks, "x", tenant=tenant)
+            done.append(tenant)
+
+        tasks = [asyncio.create_task(read("anna")) for _ in range(20)]
+        await asyncio.sleep(0)
+        await asyncio.gather(*tasks, asyncio.create_task(read("ben")))
+        return done.index("ben")
+
+    try:
+        assert max([asyncio.run(places(blanks)) for blanks in (0, QUICK_BYTES)]) <= 3
+    finally:
+        reader.close()
+
+
+def test_bodies_of_one_key_leave_room_for_those_of_others() -> None:
+    keys = ("anna-0123456789abcdef", "ben-0123456789abcdef")
+    more = [f"authorization: Bearer {key}\r\n" for key in keys]
+    with running(max_body=100_000, max_bodies=250_000, api_keys=keys) as server:
+        first = slow_body(server, 100_000, sent=90_000, more=more[0])
+        eventually(lambda: server.server.limits.held >= 90_000, "nothing is read")
+        with slow_body(server, 100_000, sent=90_000, more=more[0]) as second:
+            assert b" 503 " in second.recv(4096)
+        refused = server.post(CHAT, {"messages": [user("a" * 80_000)]}, headers={"authorization": f"Bearer {keys[1]}"})
+        assert refused.status_code == 400  # it is read, and too long
+        first.close()
+        eventually(lambda: server.server.limits.held == 0, "bytes are counted that are gone")
+
+
 @pytest.mark.slow
 def test_bodies_are_bounded_together() -> None:
     with running(max_body=100_000, max_bodies=150_000) as server:
@@ -199,7 +263,8 @@ def test_bodies_are_bounded_together() -> None:
         assert server.post(CHAT, {"messages": [user("a" * 80_000)]}).status_code == 400  # it is read, and too long
 
 
-def slow_body(server: Running, length: int, *, sent: int) -> socket.socket:
-    made = server.connect(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode() + b" " * sent)
+def slow_body(server: Running, length: int, *, sent: int, more: str = "") -> socket.socket:
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{more}content-length: {length}\r\n\r\n"
+    made = server.connect(head.encode() + b" " * sent)
     time.sleep(0.3)
     return made

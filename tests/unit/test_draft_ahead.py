@@ -111,6 +111,21 @@ def test_a_whole_draft_and_a_second_choice_are_hits() -> None:
 # --- the production path --------------------------------------------------------------------------------------
 
 
+def test_it_is_noted_whose_sequences_run() -> None:
+    drafter = AheadDrafter(DraftModel(ToyTarget(LAW)))
+    seen = []
+    for call in (
+        lambda: drafter.begin("a", [1], SamplingParams(), tenant="anna"),
+        lambda: drafter.begin("b", [1], SamplingParams(), tenant="ben"),
+        lambda: drafter.end("a"),
+        lambda: drafter.end("b"),
+    ):
+        call()
+        seen.append(drafter.figures.whose)
+    drafter.close()
+    assert seen == ["anna", None, "ben", "ben"]
+
+
 def requests(params: SamplingParams) -> list[Request]:
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, VOCAB, size).tolist() for size in (5, 40, 17, 33, 21)]

@@ -22,6 +22,7 @@ from wager.draft.combined import MergedDrafter
 from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
+from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import GrammarError, RequestError, UsageError
 from wager.testing import (
     AdversaryDrafter,
@@ -171,6 +172,25 @@ def test_forced_tokens_are_guessed_and_always_right() -> None:
     assert slow.drafted_by.count("grammar") == 0 and quick.drafted_by.count("grammar") >= 4
     assert quick.stats.rounds < slow.stats.rounds
     assert quick.stats.accepted == quick.stats.drafted
+
+
+def test_forced_tokens_of_many_choices_leave_a_neighbours_tokens_their_time() -> None:
+    """As guesses that a request asks for do: see test_request_speculation.py."""
+    sizes = {"depth": 8, "max_rows": 256, "max_prefill_rows": 20}
+    engine = toy_engine(LAW, drafter=NgramDrafter(), policy=FixedDepth(0), grammars=COMPILER, **sizes)
+    drafted: list[int] = []
+    engine.on_step = lambda record: drafted.append(record.drafted)
+    params = SamplingParams(max_tokens=200, n=7, seed=1, grammar=Grammar.regex("(abc){60}"))
+    engine.add(Request("many", (1, 2, 4), params, streamed=True))
+    for _ in range(3):
+        engine.step()
+    assert drafted[-1] > 40
+    engine.add(Request("stream", (1, 2), SamplingParams(max_tokens=200, ignore_eos=True), streamed=True))
+    engine.step()
+    drafted.clear()
+    for _ in range(3):
+        engine.step()
+    assert 0 < max(drafted) <= 20
 
 
 # ---- the distribution --------------------------------------------------------------------------------------------

@@ -10,9 +10,21 @@ import pytest
 from wager.draft.ngram import NgramDrafter
 from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import RequestError
-from wager.testing import AdversaryDrafter, OracleDrafter, ToyDistribution, ToyOracle
+from wager.kernels.base import TargetOutput
+from wager.testing import AdversaryDrafter, FakeClock, OracleDrafter, ToyDistribution, ToyOracle
 from wager.testing.toy import toy_engine
-from wager.types import Draft, Plan, Request, RequestSpeculation, SamplingParams, Span, Verdict
+from wager.trace import Trace
+from wager.types import (
+    Draft,
+    PackedBatch,
+    Plan,
+    Request,
+    RequestSpeculation,
+    SamplingParams,
+    Span,
+    StepRecord,
+    Verdict,
+)
 
 LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0)
 PARAMS = SamplingParams(max_tokens=24, temperature=0.8, seed=7)
@@ -109,3 +121,34 @@ def test_a_policy_that_is_replaced_decides_for_the_requests_that_do_not_choose()
         [Request("r", (1, 2), PARAMS), Request("s", (1, 2), PARAMS, speculation=RequestSpeculation(depth=1))]
     )
     assert replaced.begun == ["r"]
+
+
+def test_guesses_that_the_policy_does_not_decide_about_leave_a_neighbours_tokens_their_time() -> None:
+    """A request of many choices that asks for deep drafts made each step several times as long, for everybody."""
+    sizes, clock, records = {"num_blocks": 1024, "max_rows": 256, "max_context": 900}, FakeClock(), list[StepRecord]()
+    drafter, policy = OracleDrafter(ToyOracle(LAW)), FixedDepth(0)
+    engine = toy_engine(LAW, drafter=drafter, policy=policy, depth=7, max_sequences=32, trace=Trace(clock), **sizes)
+    engine.on_step = records.append
+    forward = engine.runner.target.forward
+
+    def slow_forward(batch: PackedBatch) -> TargetOutput:
+        clock.advance(1e-3 * batch.rows)
+        return forward(batch)
+
+    engine.runner.target.forward = slow_forward  # type: ignore[method-assign]
+    speculation = RequestSpeculation(depth=7)
+    params = SamplingParams(max_tokens=400, ignore_eos=True, n=16, seed=1)
+    engine.add(Request("many", (1, 2, 3), params, speculation=speculation, streamed=True))
+    for _ in range(4):
+        engine.step()
+    assert records[-1].drafted > 80, "alone it takes what it likes"
+    engine.add(Request("stream", (1, 2, 4), SamplingParams(max_tokens=400, ignore_eos=True), streamed=True))
+    engine.step()
+    records.clear()
+    for _ in range(8):
+        engine.step()
+    assert all(0 < record.drafted <= 26 for record in records), [record.drafted for record in records]
+    engine.abort("stream")
+    engine.step()
+    engine.step()
+    assert records[-1].drafted > 80

@@ -73,6 +73,21 @@ def test_one_tenant_guesses_nothing_from_anothers_answers() -> None:
     assert accepted("b") < 10
 
 
+def test_a_request_whose_tokens_are_others_stays_with_its_tenant() -> None:
+    """vLLM may give a request that runs a new prompt, as with inputs that are streamed."""
+    for told in (True, False):
+        vllm, secret = start(), periodic(9, 300, period=300)
+        vllm.add("first", ScriptedRequest([1, 2, 3], periodic(5, 40), tenant="a"))
+        vllm.step()
+        if told:
+            vllm.add("first", ScriptedRequest([4, 5, 6], secret, tenant="a"))
+        else:
+            vllm.running["first"] = ScriptedRequest([4, 5, 6], secret, known=[4, 5, 6])
+        vllm.step()
+        assert vllm.proposer._requests["first"].tokens[:3] == [4, 5, 6]
+        assert vllm.proposer._requests["first"].tenant == "a"
+
+
 @pytest.mark.parametrize("alone", [True, False], ids=["passes", "first steps"])
 def test_a_cold_start_is_soon_as_good_as_a_warm_one(alone: bool) -> None:
     """Tokens a second in the steps from 100 on, with prices measured now and with those of a long run."""

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.errors import GrammarError, RequestError, UsageError
-from wager.types import Grammar, Request
+from wager.types import NO_TENANT, Grammar, Request
 
 MAX_LEXER_STATES = 20_000
 """The most states of one grammar, each of 1 to 2 kB: they bound its memory. Other limits are llguidance's own: some
@@ -40,7 +40,7 @@ MAX_COMPILE_S = 0.1
 """Processor seconds that compiling may take; grammars in use take milliseconds. Once in a while it is done again
 between two steps (see LLGrammar.renew), for which all requests wait."""
 
-_KEPT = 16  # grammars that are kept compiled
+_KEPT = 16  # grammars that are kept compiled, of all tenants together
 _TRIED = 8  # tokens that may begin an output, each of which is tried when a grammar is compiled
 _STACK_BYTES = 256 << 20  # of the thread that compiles: chains of rules are followed recursively
 
@@ -63,11 +63,15 @@ class GrammarTokenizer(Protocol):
 
 
 class GrammarCompiler:
-    """Compiles grammars for `tokenizer`. Several threads may use it; compiling releases the interpreter's lock."""
+    """Compiles grammars for `tokenizer`. Several threads may use it; compiling releases the interpreter's lock.
+
+    What is compiled, and the states that its lexer has met, serves the tenant that asked for it: how soon a grammar is
+    ready would tell another one whether it is in use.
+    """
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._compiled: OrderedDict[Grammar, LLGrammar] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, Grammar], LLGrammar] = OrderedDict()  # by tenant
         self._lock = threading.Lock()
         self._vocabulary_lock = threading.Lock()
 
@@ -77,7 +81,7 @@ class GrammarCompiler:
             return grammar.compiled is not None
         return isinstance(grammar.compiled, LLGrammar) and grammar.compiled.compiler is self
 
-    def compile(self, grammar: Grammar) -> Grammar:
+    def compile(self, grammar: Grammar, *, tenant: str = NO_TENANT) -> Grammar:
         """The grammar with `compiled` set. RequestError with the reason if it cannot be compiled, allows no token to
         begin with, or is too large; UsageError where llguidance is not installed."""
         if self.has_compiled(grammar):
@@ -85,12 +89,12 @@ class GrammarCompiler:
         if grammar.kind == "tokens":
             return replace(grammar, compiled=KnownTokens(json.loads(grammar.text)))
         with self._lock:
-            compiled = self._compiled.get(grammar)
+            compiled = self._compiled.get((tenant, grammar))
         if compiled is None:
             compiled = self._compile(grammar)  # others need not wait for it
         with self._lock:
-            self._compiled[grammar] = compiled
-            self._compiled.move_to_end(grammar)
+            self._compiled[tenant, grammar] = compiled
+            self._compiled.move_to_end((tenant, grammar))
             if len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
         return replace(grammar, compiled=compiled)
@@ -163,7 +167,8 @@ def with_compiled_grammar(request: Request, compiler: GrammarCompiler | None) ->
         return request
     if compiler is None:
         raise RequestError("A grammar needs a tokenizer; this engine has none.", "Leave it out.")
-    return replace(request, params=replace(request.params, grammar=compiler.compile(grammar)))
+    compiled = compiler.compile(grammar, tenant=request.tenant)
+    return replace(request, params=replace(request.params, grammar=compiled))
 
 
 class LLGrammar:

@@ -345,6 +345,7 @@ class AheadDrafter(Drafter):
         if self._failed and not self._sequences:
             self._open()
         self._sequences[seq_id] = sequence = FollowedSequence(params, tenant)
+        self._note_tenants()
         self._thread.give(partial(self._thread.begin, sequence, list(tokens)))
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
@@ -355,6 +356,12 @@ class AheadDrafter(Drafter):
         sequence = self._sequences.pop(seq_id, None)
         if sequence is not None:
             self._thread.give(partial(self._thread.end, sequence))
+            self._note_tenants()
+
+    def _note_tenants(self) -> None:
+        tenants = {each.tenant for each in self._sequences.values()}
+        if tenants:
+            self.figures.whose = tenants.pop() if len(tenants) == 1 else None
 
     @property
     def remembers_requests(self) -> bool:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from wager.economics.latency import LatencyModel
-from wager.types import StepRecord
+from wager.types import NO_TENANT, StepRecord
 
 OTHER_RATES = (0.69, 0.18)
 """How often the second choice of a drafter is right, and the third, where its first is wrong, under `match`: the lower
@@ -29,10 +29,24 @@ _SMOOTHING = 0.05  # weight of a step's context in its running mean
 
 
 @dataclass(slots=True)
+class HitRate:
+    """The share of drafts that were ready, learned; older ones count less."""
+
+    likely: float = _PRIOR_RATE
+    drafts: int = 0
+
+    def learn(self, *, ready: bool) -> None:
+        self.drafts += 1
+        self.likely += (ready - self.likely) / min(_MEMORY, _PRIOR_WEIGHT + self.drafts)
+
+
+@dataclass(slots=True)
 class AheadFigures:
     """What a drafter that drafts ahead, for `rows` sequences at a time at least, did so far. `hits` and `misses` count
     drafts that were ready and those that were not; `waited_s` is what requests for drafts took, as the step saw it,
-    `drafted_s` what the drafter's thread spent on drafting; `branches` counts outcomes for which drafts were made."""
+    `drafted_s` what the drafter's thread spent on drafting; `branches` counts outcomes for which drafts were made.
+    `whose`: the tenant whose sequences run, None: those of several. How often drafts are ready tells how well its texts
+    are guessed, so each has a rate of its own."""
 
     rows: int = 1
     hits: int = 0
@@ -40,16 +54,20 @@ class AheadFigures:
     waited_s: float = 0.0
     drafted_s: float = 0.0
     branches: int = 0
-    likely_hit: float = _PRIOR_RATE
-    """The share of drafts that were ready, learned; older ones count less."""
+    whose: str | None = NO_TENANT
+    rates: dict[str | None, HitRate] = field(default_factory=dict)
     calls: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=_CALLS_KEPT))
     """The latest calls of the drafter that nobody has learned from: sequences, the depth of the deepest, seconds."""
 
     def requested(self, *, ready: bool) -> None:
         """A draft that was ready, or was not."""
         self.hits, self.misses = self.hits + ready, self.misses + (not ready)
-        seen = min(_MEMORY, _PRIOR_WEIGHT + self.hits + self.misses)
-        self.likely_hit += (ready - self.likely_hit) / seen
+        self.rate.learn(ready=ready)
+
+    @property
+    def rate(self) -> HitRate:
+        """Of those whose sequences run."""
+        return self.rates.setdefault(self.whose, HitRate())
 
     def drafted(self, sequences: int, depth: int, seconds: float, *, whole: bool = True) -> None:
         """A call of the drafter; of one that was ended early nothing is learned."""
@@ -138,9 +156,9 @@ class DraftsAheadLatency(LatencyModel):
         return waited_seconds(
             prepared=drafting(drafter, max(requests, figures.rows), depth + 1),
             step=self._latency.seconds(requests * (depth + 1), requests, round(requests * self._context)),
-            redrafted=drafting(drafter, expected_misses(requests, figures.likely_hit), depth),
+            redrafted=drafting(drafter, expected_misses(requests, figures.rate.likely), depth),
             requests=requests,
-            hit_rate=figures.likely_hit,
+            hit_rate=figures.rate.likely,
         )
 
     def difference_deviations(

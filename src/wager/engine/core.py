@@ -61,7 +61,7 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self._requested = RequestPolicy(policy, scheduler.sequences)
+        self._requested = RequestPolicy(policy, scheduler.sequences, most_rows=scheduler.rows_beside_others)
         self._policy: Policy = self._requested
         self._proposer = proposer
         self._decoder = decoder

@@ -31,10 +31,19 @@ GRAMMAR_DRAFTER = "grammar"
 
 class RequestPolicy(WrappedPolicy):
     """Decides as `policy`, except for requests that say how they speculate or have a grammar. `sequences` are the
-    engine's."""
+    engine's. Their guesses take as many rows of a step as they like while one request runs; beside others, whose tokens
+    would come later, `most_rows` of them and of prompts (None: any number)."""
 
-    def __init__(self, policy: Policy, sequences: Mapping[str, EngineSequence]) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        sequences: Mapping[str, EngineSequence],
+        *,
+        most_rows: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._sequences = sequences
+        self._most_rows = most_rows
+        self._room = 0  # rows of the step for guesses that the policy does not decide about
         self._decisions: dict[str, DraftDecision] = {}  # of sequences whose requests choose
         self._constrained: set[str] = set()
         self._admitted: dict[str, list[int]] = {}
@@ -71,6 +80,8 @@ class RequestPolicy(WrappedPolicy):
 
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
         self._spans = spans
+        if self._decisions or self._constrained:
+            self._room = self._room_for_guesses(spans, budget)
         if not self._decisions:
             return self.policy.plan(spans, budget)
         depths: dict[str, int] = {}
@@ -83,7 +94,7 @@ class RequestPolicy(WrappedPolicy):
             seen.append(span._replace(needs_logits=False, max_draft_tokens=0))
             if depth := min(decision.depth, span.max_draft_tokens):
                 depths[span.seq_id] = depth
-        longest = longest_that_fits(depths.values(), budget)
+        longest = longest_that_fits(depths.values(), self._room)
         chosen = {
             seq_id: self._decisions[seq_id]._replace(depth=min(depth, longest))
             for seq_id, depth in depths.items()
@@ -91,6 +102,11 @@ class RequestPolicy(WrappedPolicy):
         }
         rows = sum([decision.depth for decision in chosen.values()])
         return {**self.policy.plan(seen, budget - rows), **chosen}
+
+    def _room_for_guesses(self, spans: Sequence[Span], budget: int) -> int:
+        requests = {self._sequences[span.seq_id].request_id for span in spans}
+        most = self._most_rows() if len(requests) > 1 else None
+        return budget if most is None else max(0, min(budget, most - sum([len(span.tokens) - 1 for span in spans])))
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         if self._decisions:
@@ -109,7 +125,8 @@ class RequestPolicy(WrappedPolicy):
         tokens."""
         self._admitted.clear()
         completed = dict(drafts)
-        room = budget - sum([len(draft) for draft in drafts.values()])
+        chosen = sum([len(draft) for seq_id, draft in drafts.items() if seq_id in self._decisions])
+        room = min(budget - sum([len(draft) for draft in drafts.values()]), max(0, self._room - chosen))
         for span in self._spans:
             sequence, draft = self._sequences[span.seq_id], drafts.get(span.seq_id) or Draft(span.seq_id)
             grammar = sequence.grammar if sequence.constrained and span.needs_logits else None

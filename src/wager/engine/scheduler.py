@@ -143,6 +143,10 @@ class Scheduler:
         most = self.max_rows if limit is None else min(limit, self.max_rows)
         return list(map(_as_span, self._state.schedule(drafts, kept, most, self._clock())))
 
+    def rows_beside_others(self) -> int | None:
+        """Rows that one request may add to a step in which others decode; None: any number."""
+        return self.prompt_rows.beside_others(streamed=self._streamed > 0)
+
     # ---- after the pass -------------------------------------------------------------------------------------------
 
     def commit(self, spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> list[OutputDelta]:
@@ -218,7 +222,16 @@ class PromptRows:
         if not self._row_s:
             return _FIRST_ROWS if decoding else None
         longest = max(_LONGEST_WAIT_S, self._decode_s) if decoding else max(_LONGEST_PROMPT_STEP_S, self._decode_s)
-        return max(_LEAST_ROWS, int(longest / max(self._row_s, _LEAST_ROW_S)))
+        return self._rows_in(longest)
+
+    def beside_others(self, *, streamed: bool) -> int | None:
+        """Rows that add 0.02 s to a step, however long it takes; None: any number."""
+        if self._most is not None or not streamed:
+            return self._most
+        return self._rows_in(_LONGEST_WAIT_S) if self._row_s else _FIRST_ROWS
+
+    def _rows_in(self, seconds: float) -> int:
+        return max(_LEAST_ROWS, int(seconds / max(self._row_s, _LEAST_ROW_S)))
 
     def observe(self, record: StepRecord) -> None:
         """What a step took."""

@@ -338,15 +338,18 @@ def build_policies(
     speculation.check_policy(len(drafters))
     if spec.kind == "adaptive":
         depths = {drafter.name: drafter.max_depth if depth is None else depth for drafter in drafters}
-        latency: LatencyModel = measure()
+        measured = measure()
         ahead = {drafter.name: drafter.figures for drafter in drafters if isinstance(drafter, AheadDrafter)}
-        if ahead:
-            latency = DraftsAheadLatency(latency, ahead)
-        capabilities = {drafter.name: _capabilities(drafter, depths[drafter.name], latency) for drafter in drafters}
-        make = partial(
-            Adaptive, latency, drafters=capabilities, objective=speculation.parsed_objective, rule=speculation.verify
+
+        def latency() -> LatencyModel:
+            """What each policy is given: the length of texts, on which waiting depends, is its own tenant's."""
+            return DraftsAheadLatency(measured, ahead) if ahead else measured
+
+        capabilities = {drafter.name: _capabilities(drafter, depths[drafter.name], latency()) for drafter in drafters}
+        objective, rule = speculation.parsed_objective, speculation.verify
+        return BuiltPolicy(
+            lambda: Adaptive(latency(), drafters=capabilities, objective=objective, rule=rule), max(depths.values())
         )
-        return BuiltPolicy(make, max(depths.values()))
     depth = drafters[0].default_depth if depth is None else depth
     if spec.kind == "threshold":
         make_threshold = partial(Threshold, depth, threshold=spec.threshold, rule=speculation.verify)

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -100,9 +100,9 @@ class Server:
             Route("/detokenize", partial(self.convert, kind="detokenize"), methods=["POST"]),
             Route("/health", self.health),
             Route("/version", self.version),
-            Route("/metrics", self.read_metrics),
+            Route("/metrics", for_operators(self.read_metrics)),
             Route("/openapi.json", self.describe),
-            Route("/live", self.live.read),
+            Route("/live", for_operators(self.live.read)),
             *(Route(path, self.live.page) for path in PAGE_PATHS),
         ]
         paths = {route.path for route in routes}
@@ -224,7 +224,7 @@ class Server:
     async def convert(self, http: Request, kind: BodyKind) -> Response:
         """Tokens of a text, or the text of tokens."""
         async with self.limits.body(http) as raw:
-            content = await self.bodies.read(kind, raw, http.state.request_id)
+            content = await self.bodies.read(kind, raw, http.state.request_id, tenant=http.state.tenant)
         return Response(content, media_type="application/json")
 
     def _model(self, name: str) -> dict[str, Any]:
@@ -264,8 +264,7 @@ log = logging.getLogger("wager.serve")
 OPEN_PATHS = frozenset({"/health", "/version", *PAGE_PATHS})
 """Paths that need no key: they tell nothing about what is served."""
 
-OPERATOR_PATHS = frozenset({"/metrics", "/live"})
-"""Paths that tell of the requests of all keys."""
+Handler = Callable[[Request], Awaitable[Response]]
 
 _GONE = 499
 """What nginx logs for a client that has gone before it was answered."""
@@ -280,6 +279,19 @@ class Caller(NamedTuple):
     tenant: str = NO_TENANT
     is_operator: bool = True
     name: str = ""
+
+
+def for_operators(handler: Handler) -> Handler:
+    """Of figures of the requests of all keys. It stands at the handler, since a path that is refused may be spelled in
+    another way that leads there too: `/metrics%0A` does."""
+
+    async def checked(http: Request) -> Response:
+        if not http.state.is_operator:
+            hint = "Send a key of --operator-key-file."
+            raise ApiError(403, "These figures are of the requests of all keys; this key may not read them.", hint)
+        return await handler(http)
+
+    return checked
 
 
 class ApiKeys:
@@ -342,6 +354,7 @@ class AccessMiddleware:
             caller = self.keys.caller(authorization)
             scope["state"]["tenant"] = caller.tenant if caller else NO_TENANT
             scope["state"]["key_name"] = caller.name if caller else ""
+            scope["state"]["is_operator"] = caller is not None and caller.is_operator
             if refusal := self._refusal(scope, caller):
                 await error_response(refusal, scope)(scope, receive, send_with_id)
             else:
@@ -368,9 +381,6 @@ class AccessMiddleware:
             return ApiError(
                 401, "The API key is missing or unknown.", "Send Authorization: Bearer KEY, or x-api-key: KEY."
             )
-        if scope["path"] in OPERATOR_PATHS and not caller.is_operator:
-            hint = "Send a key of --operator-key-file."
-            return ApiError(403, "These figures are of the requests of all keys; this key may not read them.", hint)
         return None
 
 

@@ -19,7 +19,9 @@ import wager
 from wager.constrain.schemas import violations
 from wager.errors import WagerError
 from wager.serve.errors import ApiError
+from wager.serve.limits import Turns
 from wager.serve.parsing import BodyParser, ParsingContext
+from wager.types import NO_TENANT
 
 QUICK_BYTES = 16_000
 """A body of no more is read in the event loop, in some 20 ms at most."""
@@ -40,26 +42,34 @@ BodyKind = Literal["completion", "chat", "response", "message", "tokenize", "det
 
 
 class BodyReader:
-    """Reads bodies: of those that are short one in each turn of the event loop, of the others one at a time. The
-    process is started with the first long body, and again if it was ended."""
+    """Reads bodies: of those that are short one in each turn of the event loop, of the others one at a time, and of
+    those that wait one of each tenant. The process is started with the first long body, and again if it was ended."""
 
     def __init__(self, model: ParsingContext) -> None:
         self._parser = BodyParser(model)
         self._tokenizer = model.tokenizer
         self._model = pickle.dumps(model)  # now: it takes some 20 ms in which nothing else runs
-        self._turn = asyncio.Lock()
+        self._short, self._long = Turns(), Turns()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="wager-bodies")
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
-    async def read(self, kind: BodyKind, raw: bytes, request_id: str, *earlier: Mapping[str, bytes]) -> Any:
+    async def read(
+        self,
+        kind: BodyKind,
+        raw: bytes,
+        request_id: str,
+        *earlier: Mapping[str, bytes],
+        tenant: str = NO_TENANT,
+    ) -> Any:
         """The ParsedRequest of a body that is to be answered, the answer to one about tokens. ApiError that names what
         is wrong with it. `earlier`: of a `response`, conversations that it may go on, by the names of their ends."""
         size = len(raw) + sum(len(each) for found in earlier for each in found.values())
         if size > QUICK_BYTES:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._read_beside, kind, (raw, request_id, *earlier))
-        async with self._turn:
+            async with self._long.turn(tenant):
+                return await loop.run_in_executor(self._thread, self._read_beside, kind, (raw, request_id, *earlier))
+        async with self._short.turn(tenant):
             try:
                 return getattr(self._parser, kind)(raw, request_id, *earlier)
             finally:

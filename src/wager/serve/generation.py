@@ -23,7 +23,7 @@ from wager.serve.bodies import ChatBody
 from wager.serve.body_process import BodyKind, BodyReader
 from wager.serve.errors import ApiError, failed_answer
 from wager.serve.formats import CallWriter, EchoedPrompt, encoded, encoded_in_parts, prompt_logprobs, whole_calls
-from wager.serve.limits import Admission, BodyLimits, ServeOptions
+from wager.serve.limits import Admission, BodyLimits, ServeOptions, Turns
 from wager.serve.metrics import Metrics
 from wager.serve.parsing import ParsedRequest
 from wager.serve.responses import ResponseStore
@@ -62,17 +62,17 @@ class Generation:
     admission: Admission
     metrics: Metrics
     kept: ResponseStore = field(default_factory=ResponseStore)
-    _compiling: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
+    _compiling: Turns = field(default_factory=Turns)
 
     async def respond(self, http: HttpRequest, kind: BodyKind) -> Response:
         """The answer to a body of that kind: `completion`, `chat`, `response` or `message`."""
         tenant = http.state.tenant
         async with self.limits.body(http) as raw:
             earlier = (self._earlier(raw, tenant),) if kind == "response" else ()
-            parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id, *earlier)
+            parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id, *earlier, tenant=tenant)
         for told in parsed.warnings:
             log.warning("%s", told, extra={"fields": {"request_id": http.state.request_id}})
-        parsed = await self._ready(parsed)
+        parsed = await self._ready(parsed, tenant)
         async with AsyncExitStack() as stack:
             stack.enter_context(self.admission.place(parsed.sequences))
             scores = await self._scores(http, parsed) if parsed.scored is not None else ()
@@ -102,15 +102,15 @@ class Generation:
             events.resources = stack.pop_all()
             return events
 
-    async def _ready(self, parsed: ParsedRequest) -> ParsedRequest:
+    async def _ready(self, parsed: ParsedRequest, tenant: str) -> ParsedRequest:
         """The request with its grammar compiled, one at a time and in a thread, so that no step waits for it."""
         params = parsed.params
         grammars = self.llm.engine.grammars
         if params.grammar is None or grammars is None:
             return parsed
         try:
-            async with self._compiling:
-                grammar = await asyncio.to_thread(grammars.compile, params.grammar)
+            async with self._compiling.turn(tenant):
+                grammar = await asyncio.to_thread(grammars.compile, params.grammar, tenant=tenant)
         except RequestError as error:
             raise parsed.refusal(error, max_context=self.llm.engine.scheduler.max_context) from None
         return replace(parsed, params=replace(params, grammar=grammar))

@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import re
 import time
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -73,6 +73,11 @@ class ServeOptions:
         return self.model_names[0]
 
     @property
+    def has_tenants(self) -> bool:
+        """Whether callers are told apart: then none of them may take all there is."""
+        return len({*self.api_keys, *self.operator_keys}) > 1 and not self.share_between_keys
+
+    @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
         if self.host == "localhost":
@@ -100,6 +105,48 @@ def read_api_keys(path: Path) -> tuple[str, ...]:
     if not keys:
         raise UsageError(f"{shown(str(path))} has no API key.", "Write one key a line.")
     return tuple(keys)
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """One caller at a time. Of those who wait each tenant has its turn, however many wait of another."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by tenant, the next one first
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Waits for a turn, which lasts until the block is left."""
+        if self._taken:
+            given = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(tenant, deque()).append(given)
+            try:
+                await given
+            except asyncio.CancelledError:
+                if not given.cancelled():  # it was given meanwhile
+                    self._give()
+                raise
+        self._taken = True
+        try:
+            yield
+        finally:
+            self._give()
+
+    def _give(self) -> None:
+        """To the next one that still waits."""
+        self._taken = False
+        while self._waiting and not self._taken:
+            tenant, waiting = self._waiting.popitem(last=False)
+            while waiting and not self._taken:
+                given = waiting.popleft()
+                if not given.done():
+                    given.set_result(None)
+                    self._taken = True
+            if waiting:
+                self._waiting[tenant] = waiting
 
 
 # ---- admission -------------------------------------------------------------------------------------------------------
@@ -153,11 +200,14 @@ class Admission:
 
 
 class BodyLimits:
-    """Reads bodies within the limits of `options`. `held`: bytes of those that are read or parsed."""
+    """Reads bodies within the limits of `options`. `held`: bytes of those that are read or parsed. A tenant that holds
+    some may hold more as long as it leaves as much to others: it alone gets half, and there is always a rest."""
 
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
+        self._most = max(options.max_bodies, options.max_body)
         self.held = 0
+        self._held_by: Counter[str] = Counter()  # tenant
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
@@ -167,33 +217,41 @@ class BodyLimits:
         if kind != "application/json" and not kind.endswith("+json"):
             raise ApiError(415, f"The body is {kind[:80]!r}.", "Send application/json.")
         length = request.headers.get("content-length", "")
-        self._check(int(length) if length.isdigit() else 0)
+        tenant = request.state.tenant
+        self._check(int(length) if length.isdigit() else 0, tenant)
         raw = bytearray()
         try:
             await self._receive(request, raw)
             yield bytes(raw)
         finally:
-            self.held -= len(raw)
+            self._hold(-len(raw), tenant)
 
     async def _receive(self, request: Request, raw: bytearray) -> None:
         seconds = self._options.body_timeout
         try:
             async with asyncio.timeout(seconds):
                 async for part in request.stream():
-                    self._check(len(part), before=len(raw))
-                    self.held += len(part)
+                    self._check(len(part), request.state.tenant, before=len(raw))
+                    self._hold(len(part), request.state.tenant)
                     raw += part
         except TimeoutError:
             raise ApiError(408, f"The body did not arrive within {seconds:g} seconds.", "Send it at once.") from None
         except ClientDisconnect:
             raise ApiError(400, "The connection ended within the body.") from None
 
-    def _check(self, more: int, *, before: int = 0) -> None:
+    def _hold(self, more: int, tenant: str) -> None:
+        self.held += more
+        self._held_by[tenant] += more
+        if not self._held_by[tenant]:
+            del self._held_by[tenant]
+
+    def _check(self, more: int, tenant: str, *, before: int = 0) -> None:
         """ApiError unless a body of which `before` bytes have come may have `more`."""
         options = self._options
         if before + more > options.max_body:
             raise ApiError(413, f"The body is longer than {options.max_body} bytes.", "Send a shorter prompt.")
-        if self.held + more > max(options.max_bodies, options.max_body):
+        left, own = self._most - self.held - more, self._held_by[tenant]
+        if left < 0 or (options.has_tenants and own > before and own + more > left):
             raise ApiError(
                 503, f"Bodies of {self.held} bytes are being read already.", "Try again in 1 s.", retry_after=1
             )

@@ -319,19 +319,19 @@ class Proposer(StepProposer):
     def _take(self, row: RowFacts, step: RunnerStep) -> list[int]:
         """The tokens of a request that became known; it begins if it was not known, or is another one by now."""
         request = self._requests.get(row.request)
+        tenant = self._tenants.pop(row.request, NO_TENANT if request is None else request.tenant)
         count = len(row.tokens) - row.sampled
         if request is not None and not _continues(row.tokens, request.tokens):
             self._end(row.request)
             request = None
         if request is None:
-            request = self._begin(row, step.facts(row.request), row.tokens[:count].tolist())
+            request = self._begin(row, step.facts(row.request), row.tokens[:count].tolist(), tenant)
         new: list[int] = row.tokens[request.num_tokens :].tolist()
         if new:
             request.extend(new)
         return new
 
-    def _begin(self, row: RowFacts, facts: RequestFacts, tokens: list[int]) -> KnownRequest:
-        tenant = self._tenants.pop(row.request, NO_TENANT)
+    def _begin(self, row: RowFacts, facts: RequestFacts, tokens: list[int], tenant: str) -> KnownRequest:
         params = SamplingParams(prediction=self._prediction(facts.prediction))
         request = self._requests[row.request] = KnownRequest(row.request, tenant, facts, params, tokens)
         self._pool.begin(request.id, tokens, params, tenant=tenant)
