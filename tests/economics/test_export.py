@@ -151,6 +151,13 @@ def test_the_text_is_a_script_that_runs_the_command(plan, wager, tmp_path):
     assert "SGLang 0.5.23" in script and "DRAFTER" in script and "off at batch" in script
 
 
+def test_the_text_says_what_an_engine_needs_besides(wager, tmp_path):
+    (tmp_path / "suffix.json").write_text(json.dumps({"drafter": "suffix", "survival": [0.5]}))
+    for engine, line, word in (("llama.cpp", LINES["mtp"], "GGUF"), ("vllm", LINES["suffix"], "arctic-inference")):
+        assert word in wager("plan", "--export", engine, more=line.replace("@", f"{tmp_path}/")).out
+        assert word not in wager("plan", "--export", "vllm", more=LINES["mtp"]).out
+
+
 # ---- what it costs --------------------------------------------------------------------------------------------------
 
 

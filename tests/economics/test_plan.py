@@ -187,6 +187,7 @@ WRONG = [
     (f"{LLAMA} --acceptance 0,75", 2, "acceptance = 75"),
     (f"{LLAMA} --acceptance nan", 2, "acceptance = nan"),
     (f"{LLAMA} --acceptance 75%", 2, "such as 0.75"),
+    (f"{LLAMA} --acceptance eagle3", 2, "mtp, dflash"),
     (f"{LLAMA} --acceptance @both.json", 2, "gives both acceptance and survival"),
     (f"{LLAMA} --acceptance @misspelt.json", 2, "has 'survial', which no acceptance file has"),
     (f"{LLAMA} --acceptance @remarked.json", 2, "has 'note'"),

@@ -126,7 +126,9 @@ def _acceptance_file(path: Path) -> AcceptanceRates:
     """From {"acceptance": [...]} or {"survival": [...]}, with the "drafter", which is the label, and the rounds of each
     depth that `wager acceptance` writes beside survival. Nothing else that it writes is read. UsageError for what it
     does not write, and for values that contradict each other."""
-    values = read_json(path)
+    values = read_json(
+        path, hint=f"Give a rate from 0 to 1, a published curve ({', '.join(CURVES)}), or a file's path."
+    )
     keys = [name for name in _RATES if name in values]
     unknown = sorted(set(values) - FILE_KEYS)
     if unknown:

@@ -151,6 +151,10 @@ class Export:
         if self.environment:
             values = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
             comments.insert(0, f"In the environment instead: {values}")
+        if self.command[0] == "llama-server":
+            comments.insert(0, "llama.cpp reads GGUF files: write their paths where the command names models.")
+        if self.method == "suffix":
+            comments.insert(0, "vLLM needs a package for suffix decoding: pip install arctic-inference==0.1.1")
         if DRAFTER in command:
             comments.insert(0, f"Write the drafter's checkpoint for {DRAFTER}: the plan knows its shape alone.")
         head = [f"{self.engine} for {self.plan}", self._depths()]

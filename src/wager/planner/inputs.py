@@ -85,11 +85,10 @@ def parse_speed(name: str, text: str) -> float:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def read_json(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file. UsageError if there is no file, ModelError if it holds something else."""
+def read_json(path: Path, *, hint: str = "Check the path.") -> Mapping[str, Any]:
+    """The object in a JSON file. UsageError with `hint` if there is no file, ModelError if it holds something else."""
     if not path.exists():
-        percent = str(path).endswith("%")
-        hint = "Write a probability as a fraction, such as 0.75." if percent else "Check the path."
+        hint = "Write a probability as a fraction, such as 0.75." if str(path).endswith("%") else hint
         raise UsageError(f"There is no file {path}.", hint)
     try:
         values = json.loads(read_text(path, "file", "It must hold JSON."), parse_int=_json_integer)

@@ -287,10 +287,17 @@ class Adaptive(Policy):
                 stops_early=capabilities.stops_early,
                 survival=forecasts[name],
             )
-        # Plans are made for two costs of a row: the recent one and, if less, that of one draft token for everyone.
-        # Where rows get cheaper the more there are (shared experts), drafting nothing and much can each be consistent.
-        everyone, recent = step.plain.goodput * extra[len(rooms)] / len(rooms), goodput.row_cost(len(step.ids))
-        costs = [everyone] if recent is None else [recent, everyone] if recent > everyone else [recent]
+        # Plans are made for several costs of a row: the recent one and, where less, those of a first draft token for
+        # everyone and of the depth whose tokens cost everyone least. Where rows get cheaper the more there are (shared
+        # experts), drafting nothing, little and much can each be consistent.
+        count, recent = len(rooms), goodput.row_cost(len(step.ids))
+        by_depth = [
+            step.plain.goodput * (extra[count * (depth + 1)] - extra[count * depth]) / count for depth in range(deepest)
+        ]
+        costs = [] if recent is None else [recent]
+        for cost in (by_depth[0], max(0.0, min(by_depth))):
+            if not costs or cost < costs[-1]:
+                costs.append(cost)
         return *native.choose(costs), forecasts
 
     def _usable_plan(self, step: PolicyStep) -> dict[str, DraftDecision]:
