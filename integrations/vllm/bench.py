@@ -1,6 +1,7 @@
-"""vLLM plain, with its ngram, with its suffix decoding, and with wager, on the same prompts in turns.
+"""vLLM plain, with its ngram, with its suffix decoding, and with wager, on the same prompts in turns; with --head vLLM
+plain, with that EAGLE-3 head at depth 1, 3 and 5, and with wager's scheduler over it.
 
-    python integrations/vllm/bench.py --model MODEL [--streams 1,4,16] [--rounds 3] [--json FILE]
+    python integrations/vllm/bench.py --model MODEL [--head HEAD] [--streams 1,4,16] [--rounds 3] [--json FILE]
 
 Run by the Python of vLLM's environment. Each way is an engine in a process of its own, that stays while the others run;
 they take turns on every load, so that a change of the machine meets them all. Between two runs an engine forgets the
@@ -23,6 +24,7 @@ from typing import Any
 
 PROMPTS = Path(__file__).parents[2] / "src/wager/prompts.jsonl"
 DEPTH = 8
+HEAD_DEPTHS = (1, 3, 5)
 WAYS: Mapping[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": {
@@ -35,6 +37,16 @@ WAYS: Mapping[str, dict[str, Any] | None] = {
     "wager": {"method": "custom_class", "model": "wager_vllm.Proposer", "num_speculative_tokens": DEPTH},
 }
 """The speculative configuration of each."""
+HEAD_WAYS = ("plain", *(f"depth {depth}" for depth in HEAD_DEPTHS), "scheduler")
+
+
+def configuration(way: str, head: str) -> dict[str, Any]:
+    """Arguments of LLM."""
+    if way in WAYS:
+        return {"speculative_config": WAYS[way]}
+    depth = max(HEAD_DEPTHS) if way == "scheduler" else int(way.removeprefix("depth "))
+    own = {"scheduler_cls": "wager_vllm.Scheduler"} if way == "scheduler" else {}
+    return {"speculative_config": {"method": "eagle3", "model": head, "num_speculative_tokens": depth}, **own}
 
 
 # ---- one engine, in its process -------------------------------------------------------------------------------------
@@ -43,7 +55,7 @@ WAYS: Mapping[str, dict[str, Any] | None] = {
 class Served:
     """An engine in this process, stepped by hand."""
 
-    def __init__(self, way: str, model: str, *, most: int) -> None:
+    def __init__(self, way: str, model: str, *, head: str, most: int) -> None:
         from vllm import LLM
 
         self.way = way
@@ -55,7 +67,7 @@ class Served:
             enforce_eager=True,
             enable_prefix_caching=False,
             disable_log_stats=False,
-            speculative_config=WAYS[way],
+            **configuration(way, head),
         )
         self.engine = self.llm.llm_engine
         self.tokenizer = self.llm.get_tokenizer()
@@ -107,10 +119,10 @@ class Served:
         return {"seconds": seconds, "steps": steps, "tokens": made, "counters": counted, "texts": texts}
 
 
-def serve(way: str, model: str, *, most: int) -> None:
+def serve(way: str, model: str, *, head: str, most: int) -> None:
     """Answer the runs that the standard input asks for, a line each."""
     out, sys.stdout = sys.stdout, sys.stderr
-    served = Served(way, model, most=most)
+    served = Served(way, model, head=head, most=most)
     print("ready", file=out, flush=True)
     for line in sys.stdin:
         print(json.dumps(served.run(**json.loads(line))), file=out, flush=True)
@@ -122,7 +134,7 @@ def serve(way: str, model: str, *, most: int) -> None:
 class Engine:
     """The process of one way."""
 
-    def __init__(self, way: str, model: str, *, most: int, log: Path) -> None:
+    def __init__(self, way: str, model: str, *, head: str, most: int, log: Path) -> None:
         environment = {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -130,7 +142,7 @@ class Engine:
             "HF_HUB_OFFLINE": "1",
             **os.environ,
         }
-        command = [sys.executable, __file__, "--serve", way, "--model", model, "--streams", str(most)]
+        command = [sys.executable, __file__, "--serve", way, "--model", model, "--streams", str(most), "--head", head]
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -164,7 +176,6 @@ def table(results: Mapping[int, Mapping[str, Sequence[Mapping[str, Any]]]]) -> s
             pairs = list(zip(plain, runs, strict=True))
             speed = median(a["seconds"] / a["tokens"] * b["tokens"] / b["seconds"] for a, b in pairs)
             rate = median(run["tokens"] / run["seconds"] for run in runs)
-            steps = median(run["steps"] for run in runs)
             changed = median(sum(b["texts"][at] != text for at, text in a["texts"].items()) for a, b in pairs)
             steps, drafted, accepted = (
                 median(run["steps"] if name == "steps" else run["counters"].get(name, 0) for run in runs)
@@ -179,7 +190,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--head", default="")
+    parser.add_argument("--ways")
     parser.add_argument("--streams", default="1,4,16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
@@ -189,11 +201,15 @@ def main() -> None:
     given = parser.parse_args()
     loads = [int(word) for word in given.streams.split(",")]
     if given.serve:
-        serve(given.serve, given.model, most=max(loads))
+        serve(given.serve, given.model, head=given.head, most=max(loads))
         return
-    ways = [way for way in given.ways.split(",") if way != "suffix" or find_spec("arctic_inference")]
+    asked = given.ways.split(",") if given.ways else HEAD_WAYS if given.head else WAYS
+    ways = [way for way in asked if way != "suffix" or find_spec("arctic_inference")]
     prompts = [json.loads(line)["prompt"] for line in given.prompts.read_text(encoding="utf-8").splitlines()]
-    engines = {way: Engine(way, given.model, most=max(loads), log=given.logs / f"bench-vllm-{way}.log") for way in ways}
+    engines = {}
+    for way in ways:
+        log = given.logs / f"bench-vllm-{way.replace(' ', '-')}.log"
+        engines[way] = Engine(way, given.model, head=given.head, most=max(loads), log=log)
     for engine in engines.values():  # what compiles at its first use
         engine.run(prompts=prompts[:2], streams=2, tokens=32)
     results: dict[int, dict[str, list[dict[str, Any]]]] = {load: {way: [] for way in ways} for load in loads}

@@ -142,12 +142,13 @@ def run(
     wager: bool = True,
     fault: str = "",
     streams: int = 8,
+    ray: bool = False,
     **engine: Any,
 ) -> Run:
     settings = {"max_model_len": 512, "max_num_seqs": 8, "dtype": "float32", **engine}
     if wager:
         settings["speculative_config"] = SPECULATION
-    given = {"model": str(model), "engine": settings, "requests": asked, "fault": fault, "streams": streams}
+    given = {"model": str(model), "engine": settings, "requests": asked, "fault": fault, "streams": streams, "ray": ray}
     script = Path(__file__).with_name("run_vllm.py")
     return Run(
         subprocess.run(
@@ -157,20 +158,21 @@ def run(
             text=True,
             check=False,
             env=dict(environment),
-            timeout=280,
+            timeout=840,
         )
     )
 
 
 def test_texts_are_those_of_vllm_alone(python, model, environment) -> None:
-    """Prompts in chunks, cached prefixes, JSON."""
+    """Prompts in chunks, cached prefixes, preemption, an abort, JSON."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    asked = [*requests(), *requests(2, json=schema, tokens=40)]
-    small = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 64, "enable_prefix_caching": True}
+    asked = [*requests(), *requests(2, json=schema, tokens=40), {**requests(1)[0], "abort": 6}]
+    small = {"max_num_batched_tokens": 64, "num_gpu_blocks_override": 10, "enable_prefix_caching": True}
     plain = run(python, model, environment, asked, wager=False, **small)
     speculating = run(python, model, environment, asked, **small)
-    assert speculating.texts == plain.texts
+    assert speculating.texts == plain.texts and len(plain.texts) == len(asked) - 1
     assert speculating.counters["accepted_tokens"] > 30
+    assert speculating.counters["vllm:num_preemptions"] > 0
     assert speculating.steps < plain.steps
     assert speculating.lines("wager timed passes of 1 to")
 
@@ -182,15 +184,27 @@ def test_choices_of_a_request_are_drafted_for(python, model, environment) -> Non
     assert done.counters["draft_tokens"] > 0
 
 
-def test_faults_leave_vllm_plain(python, model, environment) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words", "most"),
+    [
+        ("proposer", "goes on without draft tokens", 0),
+        ("drafter", "Drafter 'suffix' failed", 0),
+        ("slow", "longer than a step", 60),
+        ("version", "vLLM runs without wager-vllm", 0),
+    ],
+)
+def test_faults_leave_vllm_plain(fault: str, words: str, most: int, python, model, environment, tmp_path) -> None:
+    """With one line of log each; a corpus that is damaged is one more, of which nothing else comes."""
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("{\n")
+    own = {"WAGER_VLLM_DRAFTERS": "suffix", "WAGER_VLLM_CORPUS": str(corpus), "WAGER_VLLM_OPTIONAL": "1"}
     asked = requests(4)
     plain = run(python, model, environment, asked, wager=False)
-    for fault, words in (("drafter", "Drafter 'suffix' failed"), ("proposer", "goes on without draft tokens")):
-        failed = run(python, model, {**environment, "WAGER_VLLM_DRAFTERS": "suffix"}, asked, fault=fault)
-        assert failed.texts == plain.texts and failed.lines(words)
-        assert failed.counters["accepted_tokens"] == 0
-    unknown = run(python, model, {**environment, "WAGER_VLLM_OPTIONAL": "1"}, asked, fault="version")
-    assert unknown.texts == plain.texts and unknown.lines("vLLM runs without wager-vllm")
+    failed = run(python, model, {**environment, **own}, asked, fault=fault)
+    assert failed.texts == plain.texts
+    assert len(failed.lines(words)) == 1
+    assert len(failed.lines("guesses without its store")) == (fault != "version")
+    assert failed.counters.get("accepted_tokens", 0) <= most
 
 
 def test_two_tensor_parallel_workers(python, model, environment) -> None:
@@ -200,6 +214,34 @@ def test_two_tensor_parallel_workers(python, model, environment) -> None:
     speculating = run(python, model, own, asked, tensor_parallel_size=2)
     assert speculating.texts == plain.texts
     assert speculating.counters["accepted_tokens"] > 20
+
+
+PLATFORM = """from vllm.platforms.cpu import CpuPlatform
+
+class Platform(CpuPlatform):
+    ray_device_key = "GPU"
+
+def name():
+    return "ray_platform.Platform"
+"""
+
+
+def test_a_worker_that_ray_starts_drafts(python, model, environment, tmp_path) -> None:
+    """vLLM refuses Ray on CPUs. So its platform calls them GPUs, and Ray is told of one."""
+    if subprocess.run([python, "-c", "import ray"], check=False, capture_output=True).returncode:
+        pytest.skip("vLLM's Python has no ray")
+    (tmp_path / "ray_platform.py").write_text(PLATFORM)
+    installed = tmp_path / "ray_platform-1.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: ray-platform\nVersion: 1\n")
+    (installed / "entry_points.txt").write_text("[vllm.platform_plugins]\nray = ray_platform:name\n")
+    own = {**environment, "PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}", "RAY_USAGE_STATS_ENABLED": "0"}
+    asked = requests(6)
+    plain = run(python, model, environment, asked, wager=False)
+    speculating = run(python, model, own, asked, ray=True, distributed_executor_backend="ray")
+    assert speculating.texts == plain.texts
+    assert speculating.counters["accepted_tokens"] > 20
+    assert speculating.lines("Ray")
 
 
 @pytest.fixture
@@ -217,7 +259,7 @@ def server(python, model, environment, tmp_path) -> Iterator[Any]:
         log = (tmp_path / "server.log").open("wb")
         own = {**environment, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **more}
         begun.append(subprocess.Popen(words, stdout=log, stderr=log, env=own, start_new_session=True))
-        for _ in range(240):
+        for _ in range(840):
             assert begun[-1].poll() is None, (tmp_path / "server.log").read_text()[-4000:]
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)

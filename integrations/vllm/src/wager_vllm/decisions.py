@@ -230,8 +230,13 @@ class Decisions:
             planned.policy.observe(record)
         planned.spans, planned.admitted = (), {}  # once
 
+    @property
+    def plain_step_s(self) -> float:
+        """Seconds of the last step that was planned, without draft tokens, as estimated."""
+        return self.planned.step.plain.seconds
+
     def figures(self) -> PolicyFigures | None:
-        """What the last step was planned by; None before one."""
+        """What the last step was planned by; None before one. Looks back on many steps, so not for every one."""
         return self._policy.figures()
 
     def explain(self) -> str:

@@ -405,10 +405,8 @@ class Proposer(StepProposer):
 
     def _watch(self, seconds: float) -> None:
         """Say once that drafting takes longer than steps: the policy does without it."""
-        figures = self._decisions.figures() if self._decisions is not None else None
-        slow = figures is not None and seconds > figures.plain_step_s
-        if seconds > 0 and self._slow < _SLOW_CALLS:
-            self._slow = self._slow + 1 if slow else 0
+        if seconds > 0 and self._slow < _SLOW_CALLS and self._decisions is not None:
+            self._slow = self._slow + 1 if seconds > self._decisions.plain_step_s else 0
             if self._slow == _SLOW_CALLS:
                 log.warning("Drafting takes %.0f ms, longer than a step: it is done where it pays.", 1e3 * seconds)
 
