@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from wager.arch.hf_config import read_config
+from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, Array, DType
@@ -104,11 +105,18 @@ class RandomWeights:
         spec = self.spec
         shape = self._shapes[name]
         part = name.split(".")[-2]
+        details = spec.details
+        embedding = 1 / details.embedding_scale
         if part == "norm":
-            return LOGIT_STD_PER_BIT * math.log2(spec.vocab) / (math.sqrt(spec.hidden) if spec.tied else 1.0)
-        scale = 1.0 if part == "embed" or len(shape) == 1 else shape[1] ** -0.5
+            tied = math.sqrt(spec.hidden) * embedding if spec.tied else 1.0
+            return LOGIT_STD_PER_BIT * math.log2(spec.vocab) / tied
+        scale = embedding if part == "embed" else 1.0 if len(shape) == 1 else shape[1] ** -0.5
         if part == self._query and name.endswith("weight"):
-            scale *= SCORE_STD
+            attention = spec.attention
+            size = attention.head_dim if isinstance(attention, Gqa) else attention.nope + attention.rope
+            scale *= SCORE_STD / (math.sqrt(size) * (details.attention_scale or size**-0.5))
+        elif part in ("o", "down") and name.endswith("weight"):
+            scale /= details.residual_scale
         elif part == "expert_down" and spec.experts:
             scale *= math.sqrt(spec.experts.active) / spec.experts.gating.scale  # outputs are averaged, then scaled
         return scale
