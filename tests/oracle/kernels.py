@@ -44,9 +44,10 @@ def silu(x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """By tanh."""
-    cubic = np.float32(0.7978845608) * (x + np.float32(0.044715) * x**3)
-    return np.float32(0.5) * x * (np.float32(1) + np.tanh(cubic))
+    """By tanh, in float64: far below zero 1 + tanh is a small difference of large numbers."""
+    wide = x.astype(np.float64)
+    found: Array = (wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)))).astype(x.dtype)
+    return found
 
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {"silu": silu, "gelu": gelu}

@@ -333,6 +333,18 @@ def test_doctor_shows_the_kernels_and_what_is_missing(
     assert value["models"]["here"] == [] and any("wager pull" in line for line in value["missing"])
 
 
+def test_doctor_tells_of_a_model_before_it_is_loaded(wager: Call, tmp_path: Path) -> None:
+    found = wager("doctor", "random:gemma3:tiny", "--json", "-")
+    model = json.loads(found.out)["model"]
+    assert (found.code, model["runs"], model["architecture"]) == (0, True, "Gemma3ForCausalLM")
+    assert model["position_bytes"] == 4 * 2 * 2 * 16 * 2  # layers, keys and values, heads, dimensions, bf16
+    assert "random:gemma3:tiny runs: Gemma3ForCausalLM, 4 layers of 64" in wager("doctor", "random:gemma3:tiny").out
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
+    refused = wager("doctor", str(tmp_path))
+    assert refused.code == 1
+    assert "does not run: Architecture 'MambaForCausalLM' is not supported. Known are: llama" in refused.out
+
+
 def test_doctor_says_that_a_machine_is_busy(wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from wager.bench.machine import machine_load
     from wager.cli import doctor

@@ -37,6 +37,22 @@ SHAPES: dict[str, ModelSpec] = {
         mlp_bias=True,
         rope=Rope(500.0, (3.0,) * 8, 1.2),
     ),
+    "norms on both sides": spec(
+        (Gqa(6, 2, 16, window=11, rotation="local"), Gqa(6, 2, 16, rotated=12), Gqa(6, 2, 16, rotation="none")),
+        (Dense(64),) * 3,
+        qk_norm=True,
+        post_norms=True,
+        local_rope=Rope(70.0),
+        activation="gelu",
+        embedding_scale=7.0,
+        attention_scale=0.2,
+        attention_cap=4.0,
+        logit_cap=3.0,
+    ),
+    "norms behind": spec(
+        qk_norm=True, whole_qk_norm=True, pre_norms=False, post_norms=True, rope=Rope(500.0, (), 1.0, (3.0,) * 8, 32)
+    ),
+    "multipliers": spec(embedding_scale=3.0, residual_scale=0.4, attention_scale=0.1),
     "experts": spec(ffn=(Dense(64), Experts(9, 3, 1, 24, 20))),
     "latent": spec(
         (Mla(6, 26, 32, 24, 16, 20),) * 2, (Experts(8, 2, 0, 18, gating=SIGMOID),) * 2, attention_scale=0.15

@@ -11,9 +11,11 @@ from typing import Any
 
 import click
 
+from wager.arch.layers import Mla
 from wager.bench.machine import describe, machine_load, versions
 from wager.config import DEFAULT_MODEL
 from wager.errors import ModelError, WagerError
+from wager.kernels.base import BLOCK_SIZE
 from wager.planner import calibrated
 from wager.terminal import console, flags
 
@@ -28,16 +30,58 @@ from wager.terminal import console, flags
     "--clear-packed", is_flag=True, help="Remove all stored packed weights; the next start of a model packs them again."
 )
 @flags.json_flag
-def command(*, verify: bool, clear_packed: bool, json_path: Path | None) -> int:
+@click.argument("model", required=False)
+def command(*, model: str | None, verify: bool, clear_packed: bool, json_path: Path | None) -> int:
     """Show which kernels are in use and why, the machine's hardware, the stored models, packed weights and
-    calibrations, and what is missing."""
+    calibrations, and what is missing.
+
+    With MODEL, a path or the name of a model on this machine: whether wager runs it, in which form its weights are
+    multiplied and what it takes of memory, before it is loaded; exit code 1 if wager does not run it."""
     removed = _clear_packed() if clear_packed else None
-    findings = {**examine(), "verified": _verified() if verify else None, "removed": removed}
+    about = None if model is None else inspect_model(model)
+    findings = {**examine(), "model": about, "verified": _verified() if verify else None, "removed": removed}
     console.write_json(findings, json_path)
     if json_path != console.STDOUT:
         for name, text in _lines(findings):
             click.echo(f"{name:<18}{text}")
-    return int(any(file["status"] in ("damaged", "unreadable") for file in findings["verified"] or []))
+    damaged = any(file["status"] in ("damaged", "unreadable") for file in findings["verified"] or [])
+    return int(damaged or (about is not None and not about["runs"]))
+
+
+def inspect_model(model: str) -> dict[str, Any]:
+    """What is known of a model before it is loaded, from its files' headers; sizes in bytes. `runs` False: `error` is
+    why."""
+    from wager.kernels.cpu import select
+    from wager.models import hub
+    from wager.models.opening import open_model
+    from wager.models.transformer import block_bytes, weight_bytes
+    from wager.models.weights import Matrices
+
+    try:
+        if not hub.is_random(model) and hub.find(model) is None:
+            raise ModelError(f"{model} is not on this machine.", "`wager pull` fetches it.")
+        _, weights, tokenizer = open_model(model)
+        spec, attention = weights.spec, weights.spec.attention
+        latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
+        kernels = select(head_dim=None if latent else attention.head_dim, latent=latent)
+    except WagerError as error:
+        return {"name": model, "runs": False, "error": f"{error.message} {error.hint}".strip()}
+    matrices = Matrices(weights, "auto")
+    return {
+        "name": model,
+        "runs": True,
+        "error": None,
+        "architecture": spec.details.architecture,
+        "layers": spec.num_layers,
+        "hidden": spec.hidden,
+        "context": spec.context,
+        "parameters": spec.parameters,
+        "weights": matrices.description,
+        "converted": matrices.converted,
+        "weight_bytes": weight_bytes(matrices, kernels),
+        "position_bytes": block_bytes(spec, kernels) / BLOCK_SIZE,
+        "chat_template": bool(tokenizer.chat_template),
+    }
 
 
 def examine() -> dict[str, Any]:
@@ -154,6 +198,7 @@ def _lines(findings: dict[str, Any]) -> list[tuple[str, str]]:
     if findings["removed"] is not None:
         packed.append(f"{len(findings['removed'])} removed")
     rows = {
+        "model": _about_lines(findings["model"]) if findings["model"] else [],
         "kernels": [f"{kernels['name']}: {kernels['reason']}"],
         "threads": [str(kernels["threads"] or 1)],
         "processor": [f"{machine['cpu'] or 'unknown'} ({machine['architecture']}, {machine['system']})"],
@@ -170,6 +215,19 @@ def _lines(findings: dict[str, Any]) -> list[tuple[str, str]]:
         "missing": findings["missing"] or ["nothing"],
     }
     return [("" if index else name, text) for name, texts in rows.items() for index, text in enumerate(texts)]
+
+
+def _about_lines(model: dict[str, Any]) -> list[str]:
+    if not model["runs"]:
+        return [f"{model['name']} does not run: {model['error']}"]
+    others = "".join(f"; {kind} is read as {read}" for kind, read in model["converted"].items())
+    return [
+        f"{model['name']} runs: {model['architecture']}, {model['layers']} layers of {model['hidden']}, "
+        f"{model['parameters'] / 1e6:,.0f} million parameters",
+        f"weights {model['weights']}{others}: {model['weight_bytes'] / 1e6:,.0f} MB in memory",
+        f"cache {model['position_bytes'] / 1e3:,.1f} KB a position, up to {model['context']:,} positions",
+        "with a chat template" if model["chat_template"] else "without a chat template: give prompts as text (--raw)",
+    ]
 
 
 def _verified_line(file: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from wager.arch.hf_config import read_config
+from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, Array, DType
@@ -104,11 +105,18 @@ class RandomWeights:
         spec = self.spec
         shape = self._shapes[name]
         part = name.split(".")[-2]
+        details = spec.details
+        embedding = 1 / details.embedding_scale
         if part == "norm":
-            return LOGIT_STD_PER_BIT * math.log2(spec.vocab) / (math.sqrt(spec.hidden) if spec.tied else 1.0)
-        scale = 1.0 if part == "embed" or len(shape) == 1 else shape[1] ** -0.5
+            tied = math.sqrt(spec.hidden) * embedding if spec.tied else 1.0
+            return LOGIT_STD_PER_BIT * math.log2(spec.vocab) / tied
+        scale = embedding if part == "embed" else 1.0 if len(shape) == 1 else shape[1] ** -0.5
         if part == self._query and name.endswith("weight"):
-            scale *= SCORE_STD
+            attention = spec.attention
+            size = attention.head_dim if isinstance(attention, Gqa) else attention.nope + attention.rope
+            scale *= SCORE_STD / (math.sqrt(size) * (details.attention_scale or size**-0.5))
+        elif part in ("o", "down") and name.endswith("weight"):
+            scale /= details.residual_scale
         elif part == "expert_down" and spec.experts:
             scale *= math.sqrt(spec.experts.active) / spec.experts.gating.scale  # outputs are averaged, then scaled
         return scale
@@ -167,6 +175,60 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
             "1.7b": (2048, 28, 16, 6144, 151936, 8, 128, 1e6, True),
         },
     ),
+    "gemma3": _family(
+        "Gemma3ForCausalLM",
+        (*_HEADS, "sliding_window", "sliding_window_pattern"),
+        {
+            "tiny": (64, 4, 4, 160, 512, 2, 16, 8, 2),
+            "270m": (640, 18, 4, 2048, 262144, 1, 256, 512, 6),
+            "1b": (1152, 26, 4, 6912, 262144, 1, 256, 512, 6),
+        },
+        query_pre_attn_scalar=256,
+    ),
+    "gemma2": _family(
+        "Gemma2ForCausalLM",
+        (*_HEADS, "sliding_window"),
+        {"tiny": (64, 2, 4, 160, 512, 2, 16, 8), "2b": (2304, 26, 8, 9216, 256000, 4, 256, 4096)},
+        query_pre_attn_scalar=256,
+    ),
+    "phi4": _family(
+        "Phi3ForCausalLM",
+        _HEADS,
+        {"tiny": (64, 2, 4, 160, 512, 2, 16), "mini": (3072, 32, 24, 8192, 200064, 8, 128)},
+        partial_rotary_factor=0.75,
+        tie_word_embeddings=True,
+    ),
+    "granite": _family(
+        "GraniteForCausalLM",
+        (*_HEADS, "attention_multiplier"),
+        {"tiny": (64, 2, 4, 160, 512, 2, 16, 0.0625), "2b": (2048, 40, 32, 8192, 49159, 8, 64, 0.015625)},
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        logits_scaling=8.0,
+        tie_word_embeddings=True,
+        rope_theta=1e7,
+    ),
+    "smollm3": _family(
+        "SmolLM3ForCausalLM",
+        _HEADS,
+        {"tiny": (64, 4, 4, 160, 512, 2, 16), "3b": (2048, 36, 16, 11008, 128256, 4, 128)},
+    ),
+    "olmo2": _family(
+        "Olmo2ForCausalLM",
+        _HEADS,
+        {"tiny": (64, 2, 4, 160, 512, 2, 16), "1b": (2048, 16, 16, 8192, 100352, 16, 128)},
+        rope_theta=5e5,
+    ),
+    "olmo3": _family(
+        "Olmo3ForCausalLM",
+        (*_HEADS, "sliding_window"),
+        {"tiny": (64, 4, 4, 160, 512, 2, 16, 8), "7b": (4096, 32, 32, 11008, 100278, 32, 128, 4096)},
+    ),
+    "glm4": _family(
+        "Glm4ForCausalLM",
+        _HEADS,
+        {"tiny": (64, 2, 4, 160, 512, 2, 32), "9b": (4096, 40, 32, 13696, 151552, 2, 128)},
+    ),
     "mixtral": _family(
         "MixtralForCausalLM",
         _HEADS,
@@ -203,9 +265,9 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
 }
 """Family -> its architecture, and by size the configuration keys of a model of about that many parameters.
 
-135m, 1b and 8b (llama), 0.6b and 1.7b (qwen3) are the shapes of SmolLM2-135M, Llama-3.2-1B, Llama-3.1-8B, Qwen3-0.6B
-and 1.7B. The mixtures keep the proportions of Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3 (experts to choose from,
-their width to the hidden size, groups, latent to hidden size) at a size that fits on a small machine.
+The dense ones (but tiny) have the shapes of the models that docs/random_models.md names. The mixtures keep the
+proportions of Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3 (experts to choose from, their width to the hidden size,
+groups, latent to hidden size) at a size that fits on a small machine.
 """
 
 

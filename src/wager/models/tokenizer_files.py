@@ -100,10 +100,16 @@ class PreTokenizer:
     add_bos: bool = False
 
 
+_SUFFIX = rf"{_CONTRACTIONS}?"
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIX}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _PLAIN = PreTokenizer((_GPT2,))
 _SINGLE_DIGITS = PreTokenizer((_DIGIT, _GPT2))
 _LLAMA = PreTokenizer((_LLAMA3,), whole_words=True, add_bos=True)
 _QWEN = PreTokenizer((_QWEN2,), nfc=True)
+_GPT4 = PreTokenizer((_LLAMA3,))
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "default": _PLAIN,
@@ -119,6 +125,11 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "smaug-bpe": _LLAMA,
     "qwen2": _QWEN,
     "deepseek-r1-qwen": _QWEN,
+    "olmo": _PLAIN,
+    "dbrx": _GPT4,
+    "glm4": _GPT4,
+    "chatglm-bpe": _GPT4,
+    "gpt-4o": PreTokenizer((_GPT4O,)),
     "tekken": PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True),
 }
 

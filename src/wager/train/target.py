@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from wager.arch.layers import Dense, Gqa
+from wager.arch.layers import Attention, Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import UsageError
 from wager.models.weights import Weights
@@ -64,13 +64,36 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 def check_trainable(spec: ModelSpec) -> tuple[Gqa, Dense]:
     """The attention and the feed-forward of a target whose states can be computed here, or UsageError."""
-    attention, dense = spec.attention, spec.dense
+    attention, dense, details = spec.attention, spec.dense, spec.details
     if not isinstance(attention, Gqa) or spec.experts is not None or dense is None:
         raise UsageError(
             f"{spec.name} cannot be trained for: it has latent attention or experts.",
             "Give a dense model with grouped-query attention.",
         )
+    unlike = [name for name, value in _COMPUTED.items() if getattr(details, name) != value]
+    if unlike or details.rope.long_factors or any(_unlike(layer.attention) for layer in spec.layers):
+        raise UsageError(
+            f"{spec.name} cannot be trained for: training does not compute what its family does otherwise than Llama.",
+            "Draft by lookup (ngram, suffix, store), with a smaller model, or with some of its own layers.",
+        )
     return attention, dense
+
+
+_COMPUTED: Mapping[str, Any] = {
+    "activation": "silu",
+    "pre_norms": True,
+    "post_norms": False,
+    "whole_qk_norm": False,
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "attention_cap": None,
+    "logit_cap": None,
+}
+"""What TorchTarget computes, where models may differ."""
+
+
+def _unlike(attention: Attention) -> bool:
+    return isinstance(attention, Gqa) and (attention.rotation != "global" or attention.rotated is not None)
 
 
 class TorchTarget:
