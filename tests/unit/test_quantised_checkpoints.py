@@ -23,8 +23,9 @@ from wager.arch.layers import Experts
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32
 from wager.kernels.cpu import Kernels
+from wager.models.quantised_checkpoints import QuantisedSource
 from wager.models.safetensors_files import TensorBytes, write_tensors
-from wager.models.transformer import Decoder
+from wager.models.transformer import Decoder, weight_bytes
 from wager.models.weights import Matrices, open_weights
 
 SHAPE = {
@@ -241,3 +242,19 @@ def test_biases_that_are_zero_are_left_out_and_others_refused(tmp_path: Path) ->
 
     with pytest.raises(ModelError, match="bias"):
         open_weights(small(tmp_path, biased, GPTQ))
+
+
+def test_the_memory_of_a_checkpoint_is_known_before_its_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index, case in enumerate(("awq", "gptq", "W8A8", "fp8 of blocks")):
+        maker, config, _, _ = CASES[case]
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        path = small(folder, maker, config)
+        with monkeypatch.context() as closed:
+            for name in ("read", "read_blocks"):
+                closed.setattr(QuantisedSource, name, None)
+            planned = weight_bytes(Matrices(open_weights(path), "auto"), Kernels())
+        decoder = Decoder(open_weights(path), Kernels(), num_blocks=4, max_rows=4, max_sequences=1, max_blocks=4)
+        assert decoder.weight_bytes == planned
