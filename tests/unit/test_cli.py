@@ -333,6 +333,15 @@ def test_doctor_shows_the_kernels_and_what_is_missing(
     assert value["models"]["here"] == [] and any("wager pull" in line for line in value["missing"])
 
 
+def test_doctor_tells_the_formats_and_the_memory_of_a_model(wager: Call) -> None:
+    said = json.loads(wager("doctor", "random:llama:tiny", "--json", "-").out)["model"]
+    assert (said["weights"], said["converted"]) == ("bfloat16", {})
+    assert said["architecture"] == "LlamaForCausalLM" and said["bytes"] >= 2 * said["parameters"]
+    [line] = [line for line in wager("doctor", "random:llama:tiny").out.splitlines() if line.startswith("model ")]
+    assert "LlamaForCausalLM" in line and "bfloat16; 0.0 GiB in memory" in line
+    refused(wager("doctor", "/no/such/model"), "/no/such/model", code=1)
+
+
 def test_doctor_says_that_a_machine_is_busy(wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from wager.bench.machine import machine_load
     from wager.cli import doctor

@@ -228,6 +228,9 @@ def test_tensors_that_do_not_agree_are_refused(tmp_path: Path) -> None:
         ({base + "qzeros": None}, "no qzeros"),
         ({base + "scales": TensorBytes("F16", (1, 128), scales.data[:256])}, "zero points"),
         ({base + "scales": TensorBytes("F16", (2, 128), b"\xff\x7f" * 256)}, "finite"),
+        ({base + "qweight": TensorBytes("F32", (256, 16), bytes(256 * 64))}, "float32"),
+        ({base + "qzeros": TensorBytes("I32", (1, 16), bytes(64))}, "zero points"),
+        ({base + "qweight": TensorBytes("I32", (256, 0), b"")}, "qweight of type int32"),
     ):
         changed = {name: each for name, each in {**tensors, **change}.items() if each is not None}
         write_tensors(path, changed)

@@ -19,6 +19,7 @@ from wager.terminal import console, flags
 
 
 @click.command("doctor", cls=flags.Verb)
+@click.argument("model", required=False, metavar="[MODEL]")
 @click.option(
     "--verify",
     is_flag=True,
@@ -28,11 +29,13 @@ from wager.terminal import console, flags
     "--clear-packed", is_flag=True, help="Remove all stored packed weights; the next start of a model packs them again."
 )
 @flags.json_flag
-def command(*, verify: bool, clear_packed: bool, json_path: Path | None) -> int:
+def command(*, model: str | None, verify: bool, clear_packed: bool, json_path: Path | None) -> int:
     """Show which kernels are in use and why, the machine's hardware, the stored models, packed weights and
-    calibrations, and what is missing."""
+    calibrations, and what is missing. With MODEL also in which formats that model would be multiplied, which of its
+    types are read as others, and its memory, from headers alone."""
     removed = _clear_packed() if clear_packed else None
-    findings = {**examine(), "verified": _verified() if verify else None, "removed": removed}
+    opened = None if model is None else _opened(model)
+    findings = {**examine(), "model": opened, "verified": _verified() if verify else None, "removed": removed}
     console.write_json(findings, json_path)
     if json_path != console.STDOUT:
         for name, text in _lines(findings):
@@ -101,6 +104,27 @@ def _clear_packed() -> list[str]:
     return [str(file.path) for file in files]
 
 
+def _opened(name: str) -> dict[str, Any]:
+    """A model's family, shape and forms of weights by default, and their bytes. WagerError if it cannot be run."""
+    from wager.kernels.cpu import select
+    from wager.models.opening import model_sizes, open_model
+    from wager.models.transformer import weight_bytes
+    from wager.models.weights import Matrices
+
+    kernels, (path, weights, _) = select(), open_model(name)
+    matrices = Matrices(weights, "auto", kernels.act)
+    return {
+        "name": name,
+        "path": str(path),
+        "architecture": weights.spec.details.architecture,
+        "sizes": model_sizes(weights.spec),
+        "parameters": weights.spec.parameters,
+        "weights": matrices.description,
+        "converted": matrices.converted,
+        "bytes": weight_bytes(matrices, kernels),
+    }
+
+
 def _forms(path: Path) -> dict[str, Any]:
     """The `weights` of a GGUF file as they are multiplied by default, and the types that are read as others; None where
     the file cannot be read, or is a checkpoint."""
@@ -162,6 +186,7 @@ def _lines(findings: dict[str, Any]) -> list[tuple[str, str]]:
         "features": [" ".join(machine["features"]) or "none that the kernels use"],
         "memory": [memory],
         "versions": [", ".join(f"{name} {number}" for name, number in findings["versions"].items() if number)],
+        "model": [] if findings["model"] is None else [_opened_line(findings["model"], findings["free_memory"])],
         "models": [f"in {models['folder']}", *map(_model_line, models["here"])],
         "verified": [] if verified is None else verified or ["no model file is stored"],
         "packed weights": packed or ["none: the first start of a model stores them"],
@@ -201,6 +226,13 @@ def _limited(free: dict[str, Any] | None) -> str:
 def _packed_line(file: dict[str, Any]) -> str:
     what = f"not usable: {file['error']}" if file["error"] else f"{file['model']}, dtype {file['dtype']}"
     return f"{Path(file['path']).name} ({file['bytes'] / 1e6:.0f} MB): {what}, last used {file['used'][:10]}"
+
+
+def _opened_line(model: dict[str, Any], free: dict[str, Any] | None) -> str:
+    others = "".join(f"; {kind} is read as {read}" for kind, read in model["converted"].items())
+    fits = "" if free is None or model["bytes"] < free["bytes"] else ": more than is free"
+    shape = f"{model['architecture']}, {model['sizes']}, {model['parameters'] / 1e6:.0f} million weights"
+    return f"{model['name']}: {shape}, {model['weights']}{others}; {_gib(model['bytes'])} in memory{fits}"
 
 
 def _model_line(model: dict[str, Any]) -> str:
