@@ -3,6 +3,7 @@
 Measurements are interleaved and repeated, and the minimum and median are shown, because others may share the machine.
 On a busy machine --realtime gives the true cost (root; keep it short: nothing else runs meanwhile).
 Usage: PYTHONPATH=src python dev/bench_kernels.py [--isa avx512] [--threads 2] [--rounds 15] [--only NAME ...]
+--only formats compares the block formats (--formats q8_0 iq2_xxs ...).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, Array, address, zeros
+from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix
 from wager.kernels.cpu import Kernels, SampleRequest, physical_cores
 from wager.types import KVDtype
 
@@ -132,6 +134,41 @@ def linears(kernels: Kernels, rounds: int, *, against_torch: bool) -> None:
         print(f"torch F.linear, {rows:4d} rows: {low * 1e3:8.2f} ms (median {mid * 1e3:8.2f})")
 
 
+class Quantised:
+    """One large matrix in a format, cut into matrices of 5,632 by 2,048 as in a model of 1B."""
+
+    def __init__(self, kernels: Kernels, name: str, max_rows: int) -> None:
+        n, k, known = 5632, 2048, BLOCK_FORMATS[name]
+        self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
+        self.tape.inputs.positions[:] = self.tape.inputs.slot_mapping[:] = np.arange(max_rows)
+        self.tape.inputs.parents[:] = np.arange(-1, max_rows - 1)
+        x, out = noise(max_rows, k).astype(BFLOAT16), zeros(max_rows, n)
+        self.nbytes = 0
+        for _ in range(12):
+            blocks = RANDOM.integers(0, 256, (n, k // known.inputs, known.bytes), np.uint8)
+            for at in known.fields:
+                blocks[..., at : at + 2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
+            packed = kernels.pack(QuantisedMatrix(known, blocks.reshape(n, -1), k))
+            self.tape.linear(x, packed, out)
+            self.nbytes += packed.nbytes
+
+    def run(self, rows: int) -> None:
+        self.tape.inputs.query_start_loc[1] = rows
+        self.tape.run(rows=rows, sequences=1, logits_rows=0)
+
+
+def formats(kernels: Kernels, rounds: int, names: Sequence[str]) -> None:
+    """Matrices of 138 million weights in each format, the formats in turns."""
+    each = {name: Quantised(kernels, name, 16) for name in names}
+    for rows in (1, 4, 8, 16):
+        taken = times([functools.partial(item.run, rows) for item in each.values()], rounds)
+        for (name, item), (low, mid) in zip(each.items(), taken, strict=True):
+            line = (
+                f"{name:8s} {item.nbytes / 1e6:6.1f} MB, {rows:2d} rows: {low * 1e3:7.2f} ms (median {mid * 1e3:7.2f})"
+            )
+            print(f"{line} {mid / taken[0][1]:5.2f} of {names[0]}, {item.nbytes / low / 1e9:5.1f} GB/s")
+
+
 def overhead(kernels: Kernels, rounds: int) -> None:
     """240 ops on 16 numbers each: the overhead of a tape."""
     tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
@@ -208,6 +245,7 @@ def main() -> None:
     parser.add_argument("--torch", action="store_true", help="also time torch's bfloat16 F.linear")
     parser.add_argument("--realtime", action="store_true", help="ahead of every other process while measuring")
     parser.add_argument("--only", nargs="*", default=["memory", "linears", "overhead", "attention", "sampling"])
+    parser.add_argument("--formats", nargs="*", default=list(BLOCK_FORMATS), help="of --only formats")
     args = parser.parse_args()
     global REALTIME
     REALTIME = args.realtime
@@ -217,6 +255,8 @@ def main() -> None:
         memory(kernels, args.rounds)
     if "linears" in args.only:
         linears(kernels, args.rounds, against_torch=args.torch)
+    if "formats" in args.only:
+        formats(kernels, args.rounds, args.formats)
     if "overhead" in args.only:
         overhead(kernels, args.rounds)
     if "attention" in args.only:

@@ -381,7 +381,7 @@ def test_types_without_kernels_are_named(tmp_path: Path) -> None:
     weights = open_weights(make(tmp_path, "llama", replaced=tensors, **SIZES)[2])
     matrices = Matrices(weights, "auto")
     assert matrices.converted == {"NVFP4": "q8_0 (rounded)"}
-    assert matrices.description == "bfloat16 x21 + q8_0 x2"
+    assert matrices.description == "bfloat16 x21 + iq4_nl x1 + q8_0 x1"
     assert Matrices(weights, "bf16").converted == {} and Matrices(weights, "bf16").description == "bfloat16"
     exact = gguf.quants.dequantize(tensors["blk.0.ffn_up.weight"][0], Kind.IQ4_NL)
     found = matrices.read("layers.0.up.weight")

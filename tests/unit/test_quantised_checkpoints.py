@@ -23,8 +23,9 @@ from wager.arch.layers import Experts
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32
 from wager.kernels.cpu import Kernels
+from wager.models.quantised_checkpoints import QuantisedSource
 from wager.models.safetensors_files import TensorBytes, write_tensors
-from wager.models.transformer import Decoder
+from wager.models.transformer import Decoder, weight_bytes
 from wager.models.weights import Matrices, open_weights
 
 SHAPE = {
@@ -227,6 +228,9 @@ def test_tensors_that_do_not_agree_are_refused(tmp_path: Path) -> None:
         ({base + "qzeros": None}, "no qzeros"),
         ({base + "scales": TensorBytes("F16", (1, 128), scales.data[:256])}, "zero points"),
         ({base + "scales": TensorBytes("F16", (2, 128), b"\xff\x7f" * 256)}, "finite"),
+        ({base + "qweight": TensorBytes("F32", (256, 16), bytes(256 * 64))}, "float32"),
+        ({base + "qzeros": TensorBytes("I32", (1, 16), bytes(64))}, "zero points"),
+        ({base + "qweight": TensorBytes("I32", (256, 0), b"")}, "qweight of type int32"),
     ):
         changed = {name: each for name, each in {**tensors, **change}.items() if each is not None}
         write_tensors(path, changed)
@@ -241,3 +245,19 @@ def test_biases_that_are_zero_are_left_out_and_others_refused(tmp_path: Path) ->
 
     with pytest.raises(ModelError, match="bias"):
         open_weights(small(tmp_path, biased, GPTQ))
+
+
+def test_the_memory_of_a_checkpoint_is_known_before_its_weights_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index, case in enumerate(("awq", "gptq", "W8A8", "fp8 of blocks")):
+        maker, config, _, _ = CASES[case]
+        folder = tmp_path / str(index)
+        folder.mkdir()
+        path = small(folder, maker, config)
+        with monkeypatch.context() as closed:
+            for name in ("read", "read_blocks"):
+                closed.setattr(QuantisedSource, name, None)
+            planned = weight_bytes(Matrices(open_weights(path), "auto"), Kernels())
+        decoder = Decoder(open_weights(path), Kernels(), num_blocks=4, max_rows=4, max_sequences=1, max_blocks=4)
+        assert decoder.weight_bytes == planned

@@ -83,7 +83,7 @@ _READ_METHODS = ("fp8", "fbgemm_fp8", "awq", "gptq", "compressed-tensors", "mode
 def _refuse_unsupported(keys: ConfigKeys, engine: EngineSupport) -> None:
     method = keys.get("quantization_config")
     name = method.get("quant_method", "unnamed") if isinstance(method, Mapping) else method
-    if method and name not in _READ_METHODS:
+    if method and not (isinstance(method, Mapping) and name in _READ_METHODS):
         raise ModelError(
             f"quantization_config ({short_repr(name)}) is not supported in a Hugging Face directory.",
             f"Use the unquantised checkpoint, a GGUF of the model, or one of: {', '.join(_READ_METHODS)}.",

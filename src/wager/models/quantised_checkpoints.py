@@ -23,8 +23,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.arch.config_keys import short_repr
-from wager.errors import ModelError
+from wager.arch.config_keys import one_line, short_repr
+from wager.errors import MALFORMED, ModelError
 from wager.kernels.arrays import Array, DType
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Bytes, Floats, QuantisedMatrix
 from wager.models.gguf import StoredAs
@@ -236,26 +236,29 @@ class QuantisedSource:
 
     def _matrix(self, base: str) -> _QuantisedLinear:
         if base not in self._matrices:
-            self._matrices[base] = self._names[base](base)
+            try:
+                self._matrices[base] = self._names[base](base)
+            except MALFORMED as error:
+                raise self._wrong(base, f"tensors that do not agree ({one_line(error)})") from error
         return self._matrices[base]
 
     # ---- one module --------------------------------------------------------------------------------------------------
 
     def _awq(self, base: str) -> _Integers:
-        words = self._raw(base, _CODES, 2)
+        words = self._raw(base, _CODES)
         k, n = len(words), words.shape[1] * 8
         scales = self._floats(base, ".scales").T
-        zeros = _of_awq(self._raw(base, ".qzeros", 2)).T
+        zeros = _of_awq(self._raw(base, ".qzeros")).T
         groups = self._groups(base, k, scales, (n, zeros))
         return self._integers("AWQ", base, (n, k), 4, lambda: _turned(_of_awq(words)), scales, zeros, groups)
 
     def _gptq(self, base: str) -> _Integers:
-        words = self._raw(base, _CODES, 2)
+        words = self._raw(base, _CODES)
         order = self._source.raw(base + ".g_idx").astype(np.int64) if base + ".g_idx" in self._source.shapes else None
         bits = self._bits(base, len(words), order.size if order is not None else 0)
         k, n = len(words) * 32 // bits, words.shape[1]
         scales = self._floats(base, ".scales").T
-        zeros = _along_columns(self._raw(base, ".qzeros", 2), bits).T
+        zeros = _along_columns(self._raw(base, ".qzeros"), bits).T
         if str(self._config.get("checkpoint_format", "gptq")) != "gptq_v2":
             zeros = (zeros + 1) & np.uint8((1 << bits) - 1)  # the first layout stores them less one
         groups = self._groups(base, k, scales, (n, zeros), order)
@@ -264,16 +267,18 @@ class QuantisedSource:
         )
 
     def _packed(self, base: str) -> _Integers:
-        words = self._raw(base, _PACKED, 2)
+        words = self._raw(base, _PACKED)
         n, k = (int(size) for size in self._source.raw(base + ".weight_shape").ravel())
         bits = self._bits(base, words.shape[1], k)
+        if words.shape != (n, -(-k * bits // 32)):
+            raise self._wrong(base, f"{list(words.shape)} words for weights of shape {[n, k]}")
         scales = self._floats(base, ".weight_scale")
         scales = np.broadcast_to(scales, (n, scales.shape[1]))
         middle = 1 << (bits - 1)
         stored = base + ".weight_zero_point"
         zeros: Array = np.full(scales.shape, middle, np.int16)
         if stored in self._source.shapes:
-            raw = self._raw(base, ".weight_zero_point", 2)
+            raw = self._raw(base, ".weight_zero_point")
             zeros = raw + np.int16(middle) if raw.dtype == np.int8 else _along_rows(raw, bits)[:n]
         given = base + ".weight_g_idx"
         order = self._source.raw(given).astype(np.int64) if given in self._source.shapes else None
@@ -284,7 +289,7 @@ class QuantisedSource:
         return self._integers("compressed-tensors", base, (n, k), bits, codes, scales, zeros, groups)
 
     def _bytes(self, base: str) -> _Integers:
-        weight = self._raw(base, _FLOATS, 2)
+        weight = self._raw(base, _FLOATS)
         n, k = weight.shape
         scales = self._floats(base, ".weight_scale")
         scales = np.broadcast_to(scales, (n, scales.shape[1]))
@@ -366,10 +371,11 @@ class QuantisedSource:
             raise self._wrong(base, f"weights of {short_repr(bits)} bits; 4 and 8 are supported")
         return int(bits)
 
-    def _raw(self, base: str, suffix: str, dimensions: int) -> Array:
+    def _raw(self, base: str, suffix: str) -> Array:
+        """Words, or bytes, with two dimensions."""
         found = self._tensor(base, suffix)
-        if found.ndim != dimensions:
-            raise self._wrong(base, f"{suffix[1:]} of shape {list(found.shape)}")
+        if found.ndim != 2 or not found.size or found.dtype not in (np.int32, np.int8):
+            raise self._wrong(base, f"{suffix[1:]} of type {found.dtype} and shape {list(found.shape)}")
         return np.ascontiguousarray(found)
 
     def _floats(self, base: str, suffix: str) -> Floats:
