@@ -46,6 +46,25 @@ APART["simulation"] = APART["planner"]
 APART["economics"] = {"config"}
 """What may not be imported although it stands below: plan and replay know nothing of the engine."""
 
+COMMANDS = ("cli", "terminal", "planner.command", "simulation.command")
+"""What starts a command: it imports in functions, so that a command waits for nothing that it does not use."""
+
+LATE = {
+    ("bench.machine", "kernels.cpu"),
+    ("loading.drafters", "draft.combined"),
+    ("loading.drafters", "loading.heads"),
+    ("loading.load", "profiling.calibrate"),
+    ("models.head_files", "models.safetensors_files"),
+    ("models.hub", "models.download"),
+    ("models.opening", "models.random_models"),
+    ("models.tokenizer", "models.chat_template"),
+    ("models.weights", "models.safetensors_files"),
+    ("planner.inputs", "models.opening"),
+    ("serve.app", "serve.openapi"),
+    ("train.convert", "train.export"),
+}
+"""The other modules that are imported in functions: few starts need them, and they or their libraries load slowly."""
+
 FLOOR_OF = {name: floor for floor, names in enumerate(reversed(FLOORS)) for name in names}
 
 FORBIDDEN_WORDS = {"helper", "helpers", "util", "utils", "misc", "common", "manager", "handler"}
@@ -125,6 +144,25 @@ def test_nothing_imports_in_a_circle() -> None:
         top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         graph[name] = {*imports(ast.Module(top, []))} - {name, ""}
     TopologicalSorter(graph).prepare()  # CycleError names the circle
+
+
+def late_imports(name: str, tree: ast.Module) -> set[tuple[str, str]]:
+    """The modules of wager that a module imports in functions; libraries may be optional, or slow to import."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    statements = [node for function in functions for node in ast.walk(function)]
+    found = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {(name, module) for module in imports(ast.Module(list(found), []))}
+
+
+def test_a_function_imports_only_what_a_start_need_not_wait_for() -> None:
+    late = [
+        pair
+        for name, tree in trees().items()
+        if not any(name == start or name.startswith(f"{start}.") for start in COMMANDS)
+        for pair in late_imports(name, tree)
+    ]
+    assert set(late) == LATE
+    assert late_imports("a", ast.parse("def f():\n    from wager.types import Span")) == {("a", "types")}
 
 
 def test_no_class_name_stands_twice() -> None:
