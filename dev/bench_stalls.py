@@ -64,6 +64,10 @@ def hostile_bodies() -> dict[str, tuple[str, Any]]:
             COMPLETIONS,
             {"prompt": [*range(40, 4040)], "n": 64, "stream": True, "speculation_stats": True, **fits},
         ),
+        "deep guesses, n = 31": (
+            COMPLETIONS,
+            {"prompt": "one two three", "n": 31, "max_tokens": 60, "ignore_eos": True, "speculation": {"depth": 15}},
+        ),
         "logprobs": (CHAT, {"messages": [user("a")], "n": 16, "max_tokens": 24, "logprobs": True, "top_logprobs": 20}),
         "prediction": (CHAT, {"messages": [user("a")], "prediction": {"type": "content", "content": words}}),
         "logit_bias": (COMPLETIONS, {"prompt": "a", "logit_bias": {str(i): 1 for i in range(49152)}, **fits}),

@@ -1,5 +1,6 @@
 """The memory of `wager serve` through hostile requests and full contexts, and what it consists of; and how long a
-neighbour's stream and /health waited meanwhile.
+neighbour's stream and /health waited meanwhile. Exit code 1 if an answer to a hostile request had a status of 500 or
+more, but 503.
 
     python dev/soak_memory.py [--model MODEL] [--drafter NAME] [--hostile 5000] [--full 12]
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
+from collections import Counter
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -57,7 +59,7 @@ def watch(port: int, pipe: Connection) -> None:
         pipe.send(lines)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="random:llama:tiny")
     parser.add_argument("--drafter", default="ngram")
@@ -72,11 +74,13 @@ def main() -> None:
         ours, theirs = multiprocessing.Pipe()  # a process of its own: the hostile client would keep its threads waiting
         neighbour = multiprocessing.Process(target=watch, args=(port, theirs), daemon=True)
         neighbour.start()
+        statuses: Counter[int] = Counter()
         for part in range(1, PARTS + 1 if options.hostile else 0):
             for call in hostile_calls(options.hostile // PARTS, part):
                 with suppress(httpx2.TimeoutException):  # an answer as long as the context: the client goes
-                    send(http, call)
+                    statuses[send(http, call).status_code] += 1
             show(server, f"{part * options.hostile // PARTS} hostile requests")
+            print(f"    statuses: {dict(sorted(statuses.items()))}", flush=True)
             ours.send("longest")
             for line in ours.recv():
                 print(f"    {line}", flush=True)
@@ -88,7 +92,8 @@ def main() -> None:
             answer = http.post("/v1/completions", json=body, timeout=600)
             tokens = answer.json().get("usage", {}).get("prompt_tokens", answer.text[:200])
             show(server, f"context {number} ({tokens} tokens)")
+    return int(any(status >= 500 and status != 503 for status in statuses))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
