@@ -33,6 +33,7 @@ from wager.models import hub, random_models
 from wager.models.opening import open_model
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.options import PlanSettings, plan_deployment
+from wager_vllm.options import read_options
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -254,6 +255,7 @@ def test_the_values_for_kubernetes_have_keys_of_the_chart() -> None:
         for key, value in given.items():
             types = PRODUCTION_STACK[part][key]  # a KeyError: the chart has no such key
             assert any(type(value) is kinds[kind] for kind in types if kind in kinds), (part, key)
+    read_options({each["name"]: each["value"] for each in model["env"]})  # an error: the plugin has no such option
 
 
 @pytest.mark.vllm
