@@ -70,7 +70,7 @@ def test_logits(gemma3: Path, ids: list[int], oracle: Any, dtype: str, error: fl
 def test_greedy_text_is_sane_and_the_same_with_drafts(gemma3: Path) -> None:
     texts = []
     for drafter in ("none", "suffix"):
-        with wager.LLM(model=str(gemma3), drafter=drafter, max_model_len=256) as llm:
+        with wager.LLM(model=str(gemma3), drafter=drafter, max_context=256) as llm:
             [output] = llm.generate([PROMPT], wager.SamplingParams(temperature=0, max_tokens=24))
             texts.append(output.text)
     assert texts[0] == texts[1] and "capital" in texts[0]

@@ -80,6 +80,7 @@ FORMS = {
     "hermes-control": ToolFormat.of("<tool_call>", {v: k for k, v in _CONTROL.items()}.get),
     "mistral": ToolFormat.of("[TOOL_CALLS]"),
     "mistral-control": ToolFormat.of("[TOOL_CALLS]", {v: k for k, v in _CONTROL.items()}.get, lambda text: True),
+    "granite": ToolFormat.of("<|tool_call|>", {"<|tool_call|>": CALLS}.get, lambda text: True),
     "llama3": ToolFormat.of("Environment: ipython"),
 }
 CALL = ToolCall("weather", '{"city": "Sai\\"gon {", "days": 3}')
@@ -148,7 +149,7 @@ def test_what_is_demanded_may_be_written_and_nothing_else(name: str) -> None:
 
 
 def test_text_may_come_before_calls_where_a_tag_tells_them_apart() -> None:
-    for name in ("hermes", "hermes-control", "mistral", "mistral-control"):
+    for name in ("hermes", "hermes-control", "mistral", "mistral-control", "granite"):
         form = FORMS[name]
         auto = tool_grammar(TOOLS, "auto", form=form)
         assert accepts(auto, tokens(form, "Let me see. " + written(form, [CALL]))), name

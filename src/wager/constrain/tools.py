@@ -1,9 +1,9 @@
 """Tool calls: as a grammar that says what a model must write, and found in an answer while it is written.
 
 Models are trained on a form of their own, which their chat template shows: JSON between <tool_call> tags (Hermes,
-Qwen), a JSON object with "parameters" (Llama 3), a JSON list after [TOOL_CALLS] (Mistral). A model whose template knows
-no tools writes a JSON object with "arguments", and learns of its tools from `tools_message`. Tools and the choice among
-them are given as in OpenAI's API.
+Qwen), a JSON object with "parameters" (Llama 3), a JSON list after [TOOL_CALLS] (Mistral) or <|tool_call|> (Granite 3).
+A model whose template knows no tools writes a JSON object with "arguments", and learns of its tools from
+`tools_message`. Tools and the choice among them are given as in OpenAI's API.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_TOOLS = 128
 _TOOL_KEYS = ("type", "function")
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")  # schemas are enforced, whatever strict says
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-_TAG = re.compile(r"</?\w+>|\[[A-Z_]+\]")
+_TAG = re.compile(r"</?\w+>|<\|\w+\|>|\[[A-Z_]+\]")
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -67,6 +67,7 @@ class ToolFormat:
 _BY_MARK: Sequence[tuple[str, ToolFormat]] = (
     ("<tool_call>", ToolFormat("hermes", "<tool_call>\n", "\n</tool_call>")),
     ("[TOOL_CALLS]", ToolFormat("mistral", separator=", ", opening="[TOOL_CALLS][", closing="]")),
+    ("<|tool_call|>", ToolFormat("granite", separator=", ", opening="<|tool_call|>[", closing="]")),
     ("<|python_tag|>", ToolFormat("llama3", separator="; ", arguments="parameters")),
     ("ipython", ToolFormat("llama3", separator="; ", arguments="parameters")),
 )
