@@ -186,6 +186,10 @@ WAGER_INLINE Bytes shifted(Bytes x, int mask) {
     const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
     return {shifted_half<Left>(x.a, m), shifted_half<Left>(x.b, m)};
 }
+WAGER_INLINE Bytes looked_up(Bytes x, const uint8_t* table) {
+    const __m256i sixteen = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    return {_mm256_shuffle_epi8(sixteen, x.a), _mm256_shuffle_epi8(sixteen, x.b)};
+}
 WAGER_INLINE Sums splat_sum(const int32_t* p) { return {_mm256_set1_epi32(*p), _mm256_set1_epi32(*p)}; }
 WAGER_INLINE Sums no_sum() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 struct Quad {
@@ -228,6 +232,14 @@ WAGER_INLINE F load_halves(const uint8_t* p) {
 WAGER_INLINE F load_unsigned(const uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+WAGER_INLINE __m256 powers_of(__m128i bytes) {
+    const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23);
+    return _mm256_castsi256_ps(_mm256_max_epi32(bits, _mm256_set1_epi32(0x400000)));
+}
+WAGER_INLINE F load_powers(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {powers_of(bytes), powers_of(_mm_srli_si128(bytes, 8))};
 }
 WAGER_INLINE F load_signed(const uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

@@ -122,6 +122,10 @@ WAGER_INLINE Bytes shifted(Bytes a, int mask) {  // by Left bits (to the right i
     const __m512i bits = Left >= 0 ? _mm512_slli_epi16(a.v, Left >= 0 ? Left : 0) : _mm512_srli_epi16(a.v, Left < 0 ? -Left : 0);
     return {_mm512_and_si512(bits, _mm512_set1_epi8(static_cast<char>(mask)))};
 }
+WAGER_INLINE Bytes looked_up(Bytes a, const uint8_t* table) {  // table[a] of sixteen bytes
+    const __m512i sixteen = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    return {_mm512_shuffle_epi8(sixteen, a.v)};
+}
 struct Quad {  // four activations in every lane
     __m512i v;
 };
@@ -141,6 +145,11 @@ WAGER_INLINE F load_halves(const uint8_t* p) {
 }
 WAGER_INLINE F load_unsigned(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+// 2^(p - 127) of the bytes at p, also of 0; infinity of 255.
+WAGER_INLINE F load_powers(const uint8_t* p) {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(wide, 23), _mm512_set1_epi32(0x400000)))};
 }
 WAGER_INLINE F load_signed(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};

@@ -203,6 +203,14 @@ WAGER_INLINE Bytes shifted(Bytes a, int mask) {
     WAGER_EACH a.v[i] = (Left >= 0 ? a.v[i] << (Left >= 0 ? Left : 0) : a.v[i] >> (Left < 0 ? -Left : 0)) & m;
     return a;
 }
+WAGER_INLINE Bytes looked_up(Bytes a, const uint8_t* table) {
+    WAGER_EACH for (int j = 0; j < 4; ++j) {
+        const uint32_t four = a.v[i][j];
+        a.v[i][j] = table[four & 15] | static_cast<uint32_t>(table[four >> 8 & 15]) << 8 |
+                    static_cast<uint32_t>(table[four >> 16 & 15]) << 16 | static_cast<uint32_t>(table[four >> 24 & 15]) << 24;
+    }
+    return a;
+}
 WAGER_INLINE Sums splat_sum(const int32_t* p) {
     Sums r;
     WAGER_EACH r.v[i] = I4{*p, *p, *p, *p};
@@ -251,6 +259,16 @@ WAGER_INLINE F load_halves(const uint8_t* p) {
 WAGER_INLINE F load_unsigned(const uint8_t* p) {
     F r;
     WAGER_EACH for (int j = 0; j < 4; ++j) r.v[i][j] = static_cast<float>(p[4 * i + j]);
+    return r;
+}
+WAGER_INLINE F load_powers(const uint8_t* p) {
+    F r;
+    WAGER_EACH for (int j = 0; j < 4; ++j) {
+        const uint32_t bits = p[4 * i + j] ? static_cast<uint32_t>(p[4 * i + j]) << 23 : 0x400000u;
+        float power;
+        std::memcpy(&power, &bits, 4);
+        r.v[i][j] = power;
+    }
     return r;
 }
 WAGER_INLINE F load_signed(const uint8_t* p) {

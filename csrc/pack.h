@@ -16,7 +16,7 @@ namespace wager {
 struct StoredBlock {
     uint8_t values[kBlockInputs];
     uint16_t scale, minimum;      // of 32 inputs, or of the 256 that the block belongs to
-    uint8_t own_scale[2], own_minimum;  // K formats: this block's integers
+    uint8_t own_scale[2], own_minimum;  // K formats: this block's integers; mxfp4: the exponent
 };
 
 constexpr int kWide = 256;  // inputs of a block of the K formats
@@ -36,6 +36,7 @@ inline StoredSize stored_size(WeightFormat format) {
         case WeightFormat::q4_k: return {kWide, 144};
         case WeightFormat::q5_k: return {kWide, 176};
         case WeightFormat::q6_k: return {kWide, 210};
+        case WeightFormat::mxfp4: return {32, 17};
     }
     return {};
 }
@@ -100,6 +101,11 @@ inline StoredBlock read_stored(WeightFormat format, const uint8_t* row, int inde
         read_q6_block(p, index % per_block, to);
         return to;
     }
+    if (format == WeightFormat::mxfp4) {
+        to.own_scale[0] = p[0];
+        read_nibbles(p + 1, to.values);
+        return to;
+    }
     const bool minimum = format == WeightFormat::q4_1 || format == WeightFormat::q5_1;
     std::memcpy(&to.scale, p, 2);
     if (minimum) std::memcpy(&to.minimum, p + 2, 2);
@@ -118,7 +124,8 @@ inline StoredBlock read_stored(WeightFormat format, const uint8_t* row, int inde
 inline void place_block(const BlockLayout& layout, const StoredBlock& from, int lane, uint8_t* group, uint8_t* block) {
     const int column = lane / 16, at = lane % 16 * 4;
     uint8_t* floats = layout.grouped ? group : block;
-    std::memcpy(floats + 2 * lane, &from.scale, 2);
+    if (layout.tabled) block[lane] = from.own_scale[0];
+    else std::memcpy(floats + 2 * lane, &from.scale, 2);
     if (layout.minimum) std::memcpy(floats + 2 * kPanel + 2 * lane, &from.minimum, 2);
     for (int half = 0; layout.grouped && half < layout.halves; ++half) block[half * kPanel + lane] = from.own_scale[half];
     if (layout.grouped && layout.minimum) block[kPanel + lane] = from.own_minimum;

@@ -119,6 +119,7 @@ struct WeightBlock {
     WeightBlock(const uint8_t* panel, int index) : group(panel + kLayout.group_at(index)), block(panel + kLayout.block_at(index)) {}
 
     WAGER_INLINE F scale(int column, int half) const {
+        if (kLayout.tabled) return mul(splat(0.5f), load_powers(block + 16 * column));
         if (!kLayout.grouped) return load_halves(block + 32 * column);
         const uint8_t* own = block + kPanel * half + 16 * column;
         return mul(load_halves(group + 32 * column), kLayout.minimum ? load_unsigned(own) : load_signed(own));
@@ -143,6 +144,7 @@ struct WeightBlock {
         const Bytes nibbles = load_bytes(low + (4 * column + pair) * 64);
         first = shifted<0>(nibbles, 15);
         second = shifted<-4>(nibbles, 15);
+        if constexpr (kLayout.tabled) first = looked_up(first, kFourBitFloats), second = looked_up(second, kFourBitFloats);
         const uint8_t* high = block + kLayout.high_at();
         if constexpr (kLayout.bits == 5) {
             const Bytes bits = load_bytes(high + 64 * column);

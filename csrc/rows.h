@@ -19,13 +19,22 @@ inline float half_at(const uint8_t* p) {
     return values[0];
 }
 
+inline float power_at(const uint8_t* p) {
+    alignas(64) uint8_t lanes[16] = {};
+    alignas(64) float values[16];
+    lanes[0] = *p;
+    store(values, load_powers(lanes));
+    return values[0];
+}
+
 // Output `lane` of one block of a panel.
 inline void read_block(const BlockLayout& layout, const uint8_t* group, const uint8_t* block, int lane, float* out) {
     const int column = lane / 16;
     const uint8_t* low = block + layout.low_at() + column * (layout.bits == 8 ? 512 : 256) + lane % 16 * 4;
     const uint8_t* high = block + layout.high_at() + lane % 16 * 4;
     float scale[2] = {}, minimum = 0.0f;
-    for (int half = 0; half < layout.halves; ++half) {
+    if (layout.tabled) scale[0] = 0.5f * power_at(block + lane);
+    for (int half = 0; half < layout.halves && !layout.tabled; ++half) {
         scale[half] = half_at((layout.grouped ? group : block) + 2 * lane);
         const uint8_t whole = block[half * kPanel + lane];
         if (layout.grouped) scale[half] *= layout.minimum ? static_cast<float>(whole) : static_cast<float>(static_cast<int8_t>(whole));
@@ -37,6 +46,7 @@ inline void read_block(const BlockLayout& layout, const uint8_t* group, const ui
         int bits = layout.bits == 8 ? low[64 * quad + byte] : low[64 * (quad / 2) + byte] >> (quad % 2 * 4) & 15;
         if (layout.bits == 5) bits |= (high[64 * column + byte] >> quad & 1) << 4;
         if (layout.bits == 6) bits |= (high[64 * (2 * column + quad / 4) + byte] >> (quad % 4 * 2) & 3) << 4;
+        if (layout.tabled) bits = kFourBitFloats[bits];
         out[i] = scale[layout.halves == 2 ? i / 16 : 0] * static_cast<float>(bits - layout.offset);
         if (layout.minimum) out[i] += minimum;
     }

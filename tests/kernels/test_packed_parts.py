@@ -24,6 +24,7 @@ DIGESTS = {
     (1, "q4_k"): "d7e5b3944cd95ef8",
     (1, "q5_k"): "692dfd9ffe6ab72f",
     (1, "q6_k"): "c01198c6c0f8ed46",
+    (1, "mxfp4"): "75b9de05e24d4397",
 }
 """Of all the packed bytes of `weights` in each format, under the layout version that they belong to. Where they change,
 raise kWeightLayoutVersion in csrc/weight_layout.h: stored files of packed weights would be read with other values."""
@@ -86,6 +87,19 @@ def test_parts_have_the_bytes_of_the_layout_version_and_are_put_together_again(k
     weight = kernels.pack(given(name, 70, 512), np.arange(70, dtype=np.float32))
     mapped, found = (product(each) for each in (kernels.assemble(copied(kernels.dismantle(weight))), weight))
     assert mapped.tobytes() == found.tobytes() and mapped.any()
+
+
+def test_biases_of_experts_are_kept(kernels: Any) -> None:
+    parts = [(given("q8_0", 40, 64, i), given("q8_0", 40, 64, i + 9), given("bf16", 64, 40, i)) for i in range(3)]
+    biases = [tuple(np.arange(n, dtype=np.float32) + i for n in (40, 40, 64)) for i in range(3)]
+    weight = kernels.pack_experts(iter(parts), count=3, biases=biases)
+    again = kernels.assemble(copied(kernels.dismantle(weight)))
+    assert np.array_equal(again.into_bias, weight.into_bias) and np.array_equal(again.down_bias, weight.down_bias)
+    assert weight.into_bias.shape == (3, 96) and weight.into_bias[2, 16:20].tolist() == [2, 3, 4, 5]
+    assert again.nbytes == weight.nbytes
+    fields, arrays = kernels.dismantle(weight).fields, kernels.dismantle(weight).arrays
+    with pytest.raises(ValueError, match="parts of"):
+        kernels.assemble(WeightParts(fields, (*arrays[:3], arrays[3][:-4])))
 
 
 def test_parts_that_do_not_agree_are_refused(kernels: Any) -> None:

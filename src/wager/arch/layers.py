@@ -13,8 +13,9 @@ from wager.arch.formats import Precision, Stream
 from wager.errors import UsageError
 
 Rotation = Literal["global", "local", "none"]
-Activation = Literal["silu", "gelu"]
-"""Of the gate of a feed-forward; gelu is its approximation by tanh."""
+Activation = Literal["silu", "gelu", "clamped"]
+"""Of the gate of a feed-forward; gelu is its approximation by tanh; clamped is gpt-oss's, g sigmoid(1.702 g) (u + 1) for a
+gate g of at most 7 and an up projection u within 7 of zero."""
 
 
 class Attention(Protocol):

@@ -2,7 +2,8 @@
 how matrices are quantised.
 
 A row is blocks of 32 or 256 inputs. A weight is scale * (code - offset), plus a minimum in the formats that have one;
-a scale and a minimum belong to 32 inputs (a scale of q6_k to 16). Layouts are those of ggml-common.h.
+a scale and a minimum belong to 32 inputs (a scale of q6_k to 16). The codes of mxfp4 are floats of four bits, twice
+which are whole numbers, and its scales powers of two. Layouts are those of ggml-common.h.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ BLOCK_FORMATS: Mapping[str, BlockFormat] = {
         BlockFormat("q4_k", 256, 144, 32, 0, True, (0, 2), 4.625),
         BlockFormat("q5_k", 256, 176, 32, 0, True, (0, 2), 5.625),
         BlockFormat("q6_k", 256, 210, 16, 32, False, (208,), 6.5625),
+        BlockFormat("mxfp4", 32, 17, 32, 0, False, (), 4.25),
     )
 }
 """The formats that the kernels multiply, by GGUF's names."""
@@ -123,8 +125,10 @@ class QuantisedMatrix:
         return out
 
     def is_finite(self) -> bool:
-        """Whether all weights are finite: their float16 scales and minima are."""
+        """Whether all weights are finite: their float16 scales and minima are, or (mxfp4) no exponent is 255."""
         blocks = self.data.reshape(len(self.data), -1, self.format.bytes)
+        if self.format.name == "mxfp4":
+            return bool((blocks[..., 0] != 255).all())
         return all(bool(np.isfinite(_half(blocks, at)).all()) for at in self.format.fields)
 
 
@@ -217,6 +221,18 @@ def _q6_k(blocks: Bytes) -> Codes:
     return Codes(_rows(codes, len(blocks)), scales.reshape(len(blocks), -1), None)
 
 
+FOUR_BIT_FLOATS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""Twice the floats of one sign, two exponent and one fraction bits (e2m1), by their bits."""
+
+
+def _mxfp4(blocks: Bytes) -> Codes:
+    """The exponent e of a block means 2^(e - 127), of which half belongs to doubled codes; 255 is no number."""
+    exponents = blocks[..., 0].astype(np.int32)
+    scales = np.ldexp(np.float32(0.5), exponents - 127)
+    scales[exponents == 255] = np.inf
+    return Codes(_rows(FOUR_BIT_FLOATS[_nibbles(blocks[..., 1:])], len(blocks)), scales, None)
+
+
 _UNPACK: Mapping[str, Callable[[Bytes], Codes]] = {
     "q8_0": _q8_0,
     "q4_0": _simple(minimum=False, bits=4),
@@ -226,6 +242,7 @@ _UNPACK: Mapping[str, Callable[[Bytes], Codes]] = {
     "q4_k": _q4_k,
     "q5_k": _q5_k,
     "q6_k": _q6_k,
+    "mxfp4": _mxfp4,
 }
 
 
