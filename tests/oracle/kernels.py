@@ -8,7 +8,7 @@ BLAS, whose order may follow from alignment and threads, is not called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
