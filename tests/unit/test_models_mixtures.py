@@ -19,10 +19,13 @@ from test_models_gguf import apart, computed
 from tiny_models import TOKENS, edit, logits, oracle, oracle_logits, save, write_gguf
 
 from closeness import assert_close
-from wager.errors import ModelError
+from wager.arch import gguf_precision, read_gguf
+from wager.errors import MemoryPlanError, ModelError
 from wager.kernels.arrays import FLOAT32
 from wager.kernels.cpu import select
+from wager.loading import memory
 from wager.models.gguf import GgufFile
+from wager.models.transformer import weight_bytes
 from wager.models.weights import Matrices, open_weights
 
 SQUARE = {**MAGNIFIED, "mscale": 0.6}
@@ -201,3 +204,43 @@ def test_unsupported_values_are_refused_by_name(changes: dict[str, Any], named: 
     folder = save(oracle("Qwen3MoeForCausalLM", **QWEN_MOE), tmp_path / "hf")
     with pytest.raises(ModelError, match=named):
         open_weights(mixture_gguf(folder, tmp_path / "m.gguf", **changes))
+
+
+def test_a_file_larger_than_memory_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum counts every expert in its own bits."""
+    config = {**QWEN_MOE, "hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 2}
+    folder = save(oracle("Qwen3MoeForCausalLM", **config), tmp_path / "hf")
+    path = mixture_gguf(folder, tmp_path / "m.gguf", kind_of=lambda name: Kind.Q4_0 if "_exps" in name else Kind.Q8_0)
+    weights = open_weights(path)
+    monkeypatch.setattr(GgufFile, "_raw", None)
+    kernels = select(threads=1)
+    needed = weight_bytes(Matrices(weights, "auto"), kernels)
+    experts = 2 * 6 * 3 * 256 * 256 * 18 // 32
+    assert experts < needed < 1.3 * experts
+    with pytest.raises(MemoryPlanError, match=rf"weights {needed / 2**20:.1f} MiB"):
+        memory.plan(budget=needed, weights=needed, workspace=1, drafter=0, token_bytes=1, max_context=96)
+
+
+def test_plan_counts_experts_in_the_types_of_a_file(tmp_path: Path) -> None:
+    """Matrices, part by part; a pass over one token reads the experts that it uses."""
+    config = {**DEEPSEEK, "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "q_lora_rank": 32}
+    folder = save(oracle("DeepseekV3ForCausalLM", **config), tmp_path / "hf")
+    kinds = {"_exps": Kind.Q4_0, "_shexp": Kind.Q8_0, "attn_kv_a_mqa": Kind.Q5_1}
+
+    def kind_of(name: str) -> Kind:
+        return next((kind for part, kind in kinds.items() if part in name), Kind.F32)
+
+    path = mixture_gguf(folder, tmp_path / "m.gguf", kind_of=kind_of)
+    file = GgufFile(path)
+    found = gguf_precision(file.sizes)
+    assert (found.experts.name, found.shared.name, found.experts.bytes) == ("q4_0", "q8_0", 18 / 32)
+    assert "q5_1" in found.projections.name
+    spec = read_gguf(file.metadata, file.shapes, precision=found)
+    experts = sum(size.bytes for name, size in file.sizes.items() if "_exps" in name)
+    matrices = sum(size.bytes for name, size in file.sizes.items() if len(file.shapes[name]) > 1)
+    assert spec.resident_bytes == pytest.approx(matrices)
+    idle = experts * (1 - config["num_experts_per_tok"] / config["n_routed_experts"])
+    embedding = file.sizes["token_embd.weight"].bytes
+    assert spec.streamed_bytes == pytest.approx(matrices - idle - embedding)

@@ -26,7 +26,7 @@ from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, Array, DType
-from wager.kernels.blocks import BLOCK_FORMATS, FOUR_BIT_FLOATS, QuantisedMatrix
+from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, FOUR_BIT_FLOATS, QuantisedMatrix
 from wager.models.gguf import StoredAs
 from wager.models.hub import RANDOM
 from wager.models.tokenizer import Tokenizer, byte_alphabet
@@ -78,7 +78,8 @@ class RandomWeights:
         return noise.astype(dtype, copy=False)
 
     def stored(self, name: str) -> StoredAs:
-        if self.spec.details.activation == "clamped" and ".expert_" in name and name.endswith("weight"):
+        published = self.spec.details.activation == "clamped" and ".expert_" in name and name.endswith("weight")
+        if published and self._shapes[name][1] % BLOCK == 0:
             return StoredAs("MXFP4", "mxfp4")
         return StoredAs("random")
 
