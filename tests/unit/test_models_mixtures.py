@@ -3,6 +3,7 @@ parts of files read alone, and damage named."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from safetensors.numpy import save_file
 from test_models_families import LATENT, MAGNIFIED, QWEN_MOE, YARN
 from test_models_gguf import apart, computed
 from tiny_models import TOKENS, edit, logits, oracle, oracle_logits, save, write_gguf
+from tokenizer_models import gguf_metadata, train
 
 from closeness import assert_close
 from wager.arch import gguf_precision, read_gguf
+from wager.cli import main
 from wager.errors import MemoryPlanError, ModelError
 from wager.kernels.arrays import FLOAT32
 from wager.kernels.cpu import select
@@ -244,3 +247,42 @@ def test_plan_counts_experts_in_the_types_of_a_file(tmp_path: Path) -> None:
     idle = experts * (1 - config["num_experts_per_tok"] / config["n_routed_experts"])
     embedding = file.sizes["token_embd.weight"].bytes
     assert spec.streamed_bytes == pytest.approx(matrices - idle - embedding)
+
+
+PROVEN: dict[str, tuple[str, dict[str, Any], dict[str, Kind]]] = {
+    "qwen3 moe": (
+        "Qwen3MoeForCausalLM",
+        {**QWEN_MOE, "moe_intermediate_size": 32},
+        {"_exps": Kind.Q4_0, "blk.1.ffn_down_exps": Kind.Q5_1},
+    ),
+    "deepseek v3": (
+        "DeepseekV3ForCausalLM",
+        {**DEEPSEEK, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16},
+        {"attn_k_b": Kind.Q8_0, "attn_v_b": Kind.Q4_0, "attn_q_b": Kind.Q8_0},
+    ),
+    "gpt-oss": ("GptOssForCausalLM", {**GPT_OSS, "intermediate_size": 64}, {"_exps": Kind.MXFP4}),
+}
+
+
+@pytest.mark.parametrize("case", PROVEN)
+def test_answers_from_a_file_are_the_same_with_every_drafter(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """wager prove: greedy and sampled, alone and together, preempted, with a warm prefix."""
+    architecture, config, kinds = PROVEN[case]
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))
+    tokenizer = gguf_metadata(train("qwen2"), "qwen2")
+    vocab = len(tokenizer["tokenizer.ggml.tokens"])
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 1024, "vocab_size": vocab}
+    folder = save(oracle(architecture, **{**config, **sizes}), tmp_path / "hf")
+
+    def kind_of(name: str) -> Kind:
+        found = [kind for part, kind in kinds.items() if part in name]
+        return found[-1] if found else Kind.Q8_0 if "attn_q.weight" in name else Kind.F32
+
+    path = mixture_gguf(folder, tmp_path / "m.gguf", kind_of=kind_of, **tokenizer)
+    out = tmp_path / "proof.json"
+    arguments = ["--limit", "2", "--max-tokens", "12", "--threads", "1", "--json", str(out)]
+    assert main(["prove", "--model", str(path), *arguments]) == 0
+    summary = json.loads(out.read_text())["summary"]
+    assert summary["differing"] == 0 and summary["tokens"] == 768
