@@ -200,6 +200,8 @@ def test_parts_of_a_stacked_tensor_are_read_alone(tmp_path: Path) -> None:
         ({"expert_feed_forward_length": 15}, r"ffn_gate_exps.weight .* \[6, 16, 48\].* \[6, 15, 48\]"),
         ({"expert_gating_func": 7}, "expert_gating_func = 7"),
         ({"expert_count": 2048}, "of 2048 experts"),
+        ({"expert_count": 1024, "block_count": 9999}, "1024 experts in each of 9999 layers"),
+        ({"leading_dense_block_count": 1 << 31}, "lacks the tensor blk.0.ffn_gate.weight"),
         ({"expert_group_count": 4, "expert_group_used_count": 1}, "from 1 of 4 groups"),
     ],
 )

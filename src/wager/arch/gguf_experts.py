@@ -11,7 +11,7 @@ from typing import Literal
 
 from wager.arch.config_keys import ConfigKeys
 from wager.arch.families import EngineSupport, GgufLayout
-from wager.arch.hf_config import check_gating
+from wager.arch.hf_config import MOST_EXPERTS_OF_ALL_LAYERS, check_gating
 from wager.arch.layers import Dense, Experts, Gating, Mla
 from wager.arch.rope import Rope
 from wager.errors import ModelError
@@ -35,10 +35,14 @@ def read_feed_forwards(
             f"{keys.prefix}expert_count = {count} in {keys.where} is not supported: this architecture has no experts.",
             "The file's metadata names the wrong architecture.",
         )
-    first = keys.count("leading_dense_block_count")
+    first = min(keys.count("leading_dense_block_count"), layers)
+    if count * (layers - first) > MOST_EXPERTS_OF_ALL_LAYERS:
+        raise ModelError(
+            f"{count} experts in each of {layers} layers of {keys.where} cannot be right.", "It is damaged."
+        )
     experts = _experts(keys, engine, layout, count, tensors)
     dense: list[Dense | Experts] = [Dense(keys.integer("feed_forward_length"))] * first if first else []
-    return (dense + [experts] * (layers - first))[:layers]
+    return dense + [experts] * (layers - first)
 
 
 def _experts(

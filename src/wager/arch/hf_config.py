@@ -19,7 +19,7 @@ from wager.arch.rope import Rope, read_rope, read_theta
 from wager.arch.spec import DecoderDetails, ModelSpec, not_runnable, stacked, with_scales
 from wager.errors import ModelError
 
-_MOST_EXPERTS, _MOST_EXPERTS_OF_ALL_LAYERS = 1024, 1 << 17
+_MOST_EXPERTS, MOST_EXPERTS_OF_ALL_LAYERS = 1024, 1 << 17
 
 
 def read_config(
@@ -199,7 +199,7 @@ def _with_gating(
         top_groups=top_groups,
     )
     total = sum(layer.count for layer in ffn if isinstance(layer, Experts))
-    if total > _MOST_EXPERTS_OF_ALL_LAYERS:
+    if total > MOST_EXPERTS_OF_ALL_LAYERS:
         raise ModelError(f"{total} experts in all layers of {keys.where} cannot be right.", "The file is damaged.")
     found: list[FeedForward] = []
     for layer in ffn:
