@@ -488,11 +488,15 @@ struct AttentionTile {
         return own;
     }
 
+    // The sum of probabilities with that of a sink, which has no value: all are relative to 2^top.
+    static F with_sink(float keys, float sink, float top) { return add(splat(keys), exp2(splat(kLog2e * sink - top))); }
+
     void finish(const SoftmaxState& state) {
         for (int i = 0; i < rows * group; ++i) {
             const int t = i / group;
             uint16_t* out = op.out + (static_cast<size_t>(out_row + t) * op.heads + head * group + i % group) * values_d;
-            const F total = splat(sum(load(state.sum + 16 * i)));
+            const float keys = sum(load(state.sum + 16 * i));
+            const F total = op.sinks ? with_sink(keys, op.sinks[head * group + i % group], state.top[i]) : splat(keys);
             const float* o = state.o + static_cast<size_t>(i) * values_d;
             for (int j = 0; j < values_d; j += 16) narrow(out + j, add(div(load(o + j), total), zero()));  // no minus zero
         }

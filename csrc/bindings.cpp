@@ -54,7 +54,7 @@ const wager::Table* find_table(const std::string& name) {
 }
 
 constexpr const char* kFormatNames[] = {"bf16",   "q8_0",   "q4_0",  "q4_1",    "q5_0",  "q5_1",    "q4_k", "q5_k", "q6_k",   "q2_k",
-                                        "q3_k",   "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xxs", "iq1",  "q4_z", "q4_z128"};
+                                        "q3_k",   "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xxs", "iq1",  "q4_z", "q4_z128",  "mxfp4"};
 
 wager::WeightFormat format_of(const std::string& name) {
     for (int i = 0; i < static_cast<int>(std::size(kFormatNames)); ++i)
@@ -74,6 +74,7 @@ void pack(Pool& pool, const std::string& format, Address rows, int panels, int k
 wager::Activation activation_of(const std::string& name) {
     if (name == "silu") return wager::Activation::silu;
     if (name == "gelu") return wager::Activation::gelu;
+    if (name == "clamped") return wager::Activation::clamped;
     throw std::invalid_argument("no activation " + name);
 }
 
@@ -130,12 +131,13 @@ void bind_tape(nb::module_& m) {
                             Address out) {
             t.record(wager::PerHead{at<const uint16_t>(x), matrix(weight, format, k), at<uint16_t>(out), heads, n, step});
         })
-        .def("route", [](Tape& t, Address x, Address weight, Address bias, int hidden, nb::tuple params, float scale,
-                         Address logits, Address ids, Address shares) {
+        .def("route", [](Tape& t, Address x, Address weight, Address logit_bias, Address bias, int hidden, nb::tuple params,
+                         float scale, Address logits, Address ids, Address shares) {
             const auto of = [&](int i) { return nb::cast<int>(params[i]); };
             const wager::RoutingParams routing{of(0), of(1), of(2), of(3), of(4), of(5) != 0, of(6) != 0, scale};
             const auto scores = at<float>(logits);
-            t.record(wager::Router{at<const uint16_t>(x), at<const float>(weight), scores, routing.experts, hidden});
+            t.record(wager::Router{at<const uint16_t>(x), at<const float>(weight), at<const float>(logit_bias), scores,
+                                   routing.experts, hidden});
             t.record(wager::TopExperts{scores, at<const float>(bias), at<int32_t>(ids), at<float>(shares), routing});
         })
         .def("experts", [](Tape& t, Address x, nb::tuple into, nb::tuple down, int hidden, int width, int experts, int top_k,
@@ -148,9 +150,14 @@ void bind_tape(nb::module_& m) {
             const wager::Groups groups{order, hits, hits + experts, hits + 2 * experts + 1};
             const auto gathered = at<uint16_t>(of(3)), inner = at<uint16_t>(of(4));
             t.record(wager::Gather{at<const uint16_t>(x), at<const int32_t>(of(0)), gathered, groups, experts, top_k, hidden});
-            t.record(wager::ExpertsIn{gathered, weights(into, hidden), inner, groups, top_k, width,
+            const auto bias = [](nb::tuple of) { return at<const float>(nb::cast<Address>(of[2])); };
+            t.record(wager::ExpertsIn{gathered, weights(into, hidden), bias(into), inner, groups, top_k, width,
                                       activation_of(activation)});
-            t.record(wager::ExpertsOut{inner, weights(down, width), at<const float>(of(1)), at<float>(out), groups, top_k, hidden});
+            t.record(wager::ExpertsOut{inner, weights(down, width), at<const float>(of(1)), bias(down), at<float>(out), groups,
+                                       top_k, hidden});
+        })
+        .def("add_gated", [](Tape& t, Address x, Address weight, int k, Address y, int n, Address out) {
+            t.record(wager::AddGated{at<const uint16_t>(x), at<const float>(weight), at<const float>(y), at<float>(out), k, n});
         })
         .def("latent", [](Tape& t, Address q, Address kv, Address table, int positions, Address norm, float eps,
                           const CacheView& cache, int layer, int heads, int nope, Address q_nope, Address query) {
@@ -165,8 +172,9 @@ void bind_tape(nb::module_& m) {
                                    at<uint16_t>(q)});
         })
         .def("attention", [](Tape& t, Address q, const CacheView& cache, int layer, int heads, int window, float scale,
-                             float soft_cap, Address out, bool logits) {
-            t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, scale, soft_cap, at<uint16_t>(out),
+                             float soft_cap, Address sinks, Address out, bool logits) {
+            t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, scale, soft_cap,
+                                      at<const float>(sinks), at<uint16_t>(out),
                                       row_set(logits), nullptr});
         })
         .def("select", [](Tape& t, Address x, Address out, int n) {

@@ -52,7 +52,20 @@ WAGER_INLINE F gelu(F x) {
     const F cubic = fma(mul(x, x), splat(0.044715f * 0.7978845608f), splat(0.7978845608f));
     return div(x, add(splat(1.0f), exp2(mul(mul(x, cubic), splat(-2.0f * kLog2e)))));
 }
-WAGER_INLINE F activated(Activation kind, F x) { return kind == Activation::gelu ? gelu(x) : silu(x); }
+
+// The gated layer of gpt-oss: gate at most 7, up within 7 of zero; gate * sigmoid(1.702 gate) * (up + 1). Of two operands the
+// second is taken where one is NaN.
+WAGER_INLINE F clamped(F gate, F up) {
+    constexpr float kLimit = 7.0f, kAlpha = 1.702f;
+    gate = min(splat(kLimit), gate);
+    up = max(splat(-kLimit), min(splat(kLimit), up));
+    const F part = div(gate, add(splat(1.0f), exp2(mul(gate, splat(-kLog2e * kAlpha)))));
+    return mul(part, add(up, splat(1.0f)));
+}
+WAGER_INLINE F gated(Activation kind, F gate, F up) {
+    if (kind == Activation::clamped) return clamped(gate, up);
+    return mul(kind == Activation::gelu ? gelu(gate) : silu(gate), up);
+}
 
 // cap * tanh(x * scale / cap), by tanh(z) = 1 - 2 / (exp(2 z) + 1); to about 1e-7 of cap.
 WAGER_INLINE F soft_capped(F x, float scale, float cap) {

@@ -32,7 +32,7 @@ inline void router(const Router& op, const Step& step, int thread) {
         const float* weight = op.weight + static_cast<size_t>(expert) * op.k;
         for (int row = 0; row < step.rows; ++row)
             op.logits[static_cast<size_t>(row) * op.experts + expert] =
-                router_dot(op.x + static_cast<size_t>(row) * op.k, weight, op.k);
+                router_dot(op.x + static_cast<size_t>(row) * op.k, weight, op.k) + (op.bias ? op.bias[expert] : 0.0f);
     }
 }
 
@@ -163,10 +163,16 @@ inline void experts_in(const ExpertsIn& op, const Step& step, int thread) {
         if (last == panels && h + 1 < hits) after = op.weight.panels + op.groups.hits[h + 1] * bytes;
         const Matrix weight{op.weight.panels + op.groups.hits[h] * bytes, op.weight.format, op.weight.k};
         const int rows = op.groups.starts[h + 1] - start;
+        const float* bias = op.bias ? op.bias + static_cast<size_t>(op.groups.hits[h]) * panels * kPanel : nullptr;
         multiply_panels(Panels{weight, first, last, all.from(start), rows, after, {}},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
-                     const F value = mul(activated(op.activation, load(sums + r * kPanel)), load(sums + r * kPanel + 16));
+                     F gate = load(sums + r * kPanel), up = load(sums + r * kPanel + 16);
+                     if (bias) {
+                         gate = add(gate, load(bias + panel * kPanel));
+                         up = add(up, load(bias + panel * kPanel + 16));
+                     }
+                     const F value = gated(op.activation, gate, up);
                      uint16_t* out = op.out + static_cast<size_t>(start + row + r) * op.n + panel * 16;
                      narrow_part(out, value, op.n - panel * 16);
                  }
@@ -185,6 +191,7 @@ inline void experts_out(const ExpertsOut& op, const Step& step, int thread) {
         const Matrix weight{op.weight.panels + op.groups.hits[h] * panels * bytes, op.weight.format, op.weight.k};
         const uint8_t* after = nullptr;
         if (h + 1 < hits) after = op.weight.panels + (static_cast<size_t>(op.groups.hits[h + 1]) * panels + first) * bytes;
+        const float* bias = op.bias ? op.bias + static_cast<size_t>(op.groups.hits[h]) * panels * kPanel : nullptr;
         multiply_panels(Panels{weight, first, last, all.from(start), rows, after, {}},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
@@ -193,10 +200,27 @@ inline void experts_out(const ExpertsOut& op, const Step& step, int thread) {
                      float* out = op.out + static_cast<size_t>(pair / op.top_k) * op.n + panel * kPanel;
                      for (int c = 0; c < kPanel && panel * kPanel + c < op.n; c += 16) {
                          const int n = op.n - panel * kPanel - c;
-                         store_part(out + c, add(load_part(out + c, n), mul(share, load(sums + r * kPanel + c))), n);
+                         F value = load(sums + r * kPanel + c);
+                         if (bias) value = add(value, load(bias + panel * kPanel + c));
+                         store_part(out + c, add(load_part(out + c, n), mul(share, value)), n);
                      }
                  }
              });
+    }
+}
+
+inline void add_gated(const AddGated& op, const Step& step, int thread) {
+    const int first = static_cast<int>(part(step.rows, thread, step.threads));
+    const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
+    for (int row = first; row < last; ++row) {
+        const float logit = router_dot(op.x + static_cast<size_t>(row) * op.k, op.weight, op.k);
+        const F share = div(splat(1.0f), add(splat(1.0f), exp2(splat(-kLog2e * logit))));
+        const float* y = op.y + static_cast<size_t>(row) * op.n;
+        float* out = op.out + static_cast<size_t>(row) * op.n;
+        for (int i = 0; i < op.n; i += 16) {
+            const int n = op.n - i;
+            store_part(out + i, add(load_part(out + i, n), mul(share, load_part(y + i, n))), n);
+        }
     }
 }
 

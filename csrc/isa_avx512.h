@@ -149,6 +149,11 @@ WAGER_INLINE F load_halves(const uint8_t* p) {
 WAGER_INLINE F load_unsigned(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
+// 2^(p - 127) of the bytes at p, also of 0; infinity of 255.
+WAGER_INLINE F load_powers(const uint8_t* p) {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(wide, 23), _mm512_set1_epi32(0x400000)))};
+}
 WAGER_INLINE F load_signed(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }

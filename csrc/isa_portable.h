@@ -266,6 +266,16 @@ WAGER_INLINE F load_unsigned(const uint8_t* p) {
     WAGER_EACH for (int j = 0; j < 4; ++j) r.v[i][j] = static_cast<float>(p[4 * i + j]);
     return r;
 }
+WAGER_INLINE F load_powers(const uint8_t* p) {
+    F r;
+    WAGER_EACH for (int j = 0; j < 4; ++j) {
+        const uint32_t bits = p[4 * i + j] ? static_cast<uint32_t>(p[4 * i + j]) << 23 : 0x400000u;
+        float power;
+        std::memcpy(&power, &bits, 4);
+        r.v[i][j] = power;
+    }
+    return r;
+}
 WAGER_INLINE F load_signed(const uint8_t* p) {
     F r;
     WAGER_EACH for (int j = 0; j < 4; ++j) r.v[i][j] = static_cast<float>(static_cast<int8_t>(p[4 * i + j]));

@@ -72,6 +72,7 @@ inline PanelKernels kernels_of(WeightFormat format) {
         case WeightFormat::iq1: return kernels_for<WeightFormat::iq1>();
         case WeightFormat::q4_z: return kernels_for<WeightFormat::q4_z>();
         case WeightFormat::q4_z128: return kernels_for<WeightFormat::q4_z128>();
+        case WeightFormat::mxfp4: return kernels_for<WeightFormat::mxfp4>();
     }
     return {};
 }
@@ -118,7 +119,7 @@ inline void finish_gated(const Linear& op, int panel, int row, int rows, const f
             gate = add(gate, load(op.bias + panel * kPanel));
             up = add(up, load(op.bias + panel * kPanel + 16));
         }
-        const F value = mul(activated(op.activation, gate), up);
+        const F value = gated(op.activation, gate, up);
         uint16_t* out = static_cast<uint16_t*>(op.out) + static_cast<size_t>(row + r) * op.stride + first;
         narrow_part(out, value, op.n - first);
     }

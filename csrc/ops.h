@@ -24,12 +24,12 @@ constexpr int kRowHeads = 24;  // (row, query head) pairs that share the loads o
 
 enum class RowSet { rows, logits };  // all rows of the step, or the logits rows
 
-// Of the gate of a gated layer. gelu: the approximation by tanh.
-enum class Activation { silu, gelu };
+// Of the gate of a gated layer. gelu: the approximation by tanh; clamped: gpt-oss's, see exp.h.
+enum class Activation { silu, gelu, clamped };
 
 // How the weights of a matrix are stored (see weight_layout.h).
 enum class WeightFormat {
-    bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_nl, iq4_xs, iq3_s, iq3_xxs, iq2_s, iq2_xxs, iq1, q4_z, q4_z128
+    bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_nl, iq4_xs, iq3_s, iq3_xxs, iq2_s, iq2_xxs, iq1, q4_z, q4_z128, mxfp4
 };
 
 // Packed weights: panels of 32 outputs, k inputs each, one after the other.
@@ -175,7 +175,7 @@ struct RoutingParams {
 
 struct Router {
     const uint16_t* x;
-    const float* weight;  // [experts, k]
+    const float *weight, *bias;  // [experts, k], [experts]; bias null: none
     float* logits;
     int experts, k;
 };
@@ -204,6 +204,7 @@ struct Gather {
 struct ExpertsIn {
     const uint16_t* x;
     Matrix weight;  // gate and up of each expert, panels of one after those of another
+    const float* bias;  // [experts, panels * 32] in the order of the panels; or null
     uint16_t* out;  // [pairs, n]
     Groups groups;
     int top_k, n;
@@ -213,10 +214,18 @@ struct ExpertsIn {
 struct ExpertsOut {
     const uint16_t* x;
     Matrix weight;
-    const float* shares;
+    const float *shares, *bias;  // bias [experts, panels * 32]; or null
     float* out;  // [rows, n]
     Groups groups;
     int top_k, n;
+};
+
+// out += sigmoid(x . weight) * y: what shared experts behind a gate of their own add.
+struct AddGated {
+    const uint16_t* x;
+    const float *weight, *y;  // [k], [rows, n]
+    float* out;
+    int k, n;
 };
 
 struct LatentWrite {
@@ -242,6 +251,7 @@ struct Attention {
     int layer, heads, window;  // window 0: none
     float scale;               // 0: by the head's size
     float soft_cap;            // scores become cap * tanh(score / cap); 0: they stay
+    const float* sinks;        // [heads]: scores of a key without a value; or null
     uint16_t* out;
     RowSet row_set;
     std::atomic<int>* next;  // next work item
@@ -317,6 +327,7 @@ struct Table {
     void (*gather)(const Gather&, const Step&, int thread);
     void (*experts_in)(const ExpertsIn&, const Step&, int thread);
     void (*experts_out)(const ExpertsOut&, const Step&, int thread);
+    void (*add_gated)(const AddGated&, const Step&, int thread);
     void (*latent)(const LatentWrite&, const Step&, int thread);
     void (*rotary)(const Rotary&, const Step&, int thread);
     void (*attention)(const Attention&, const Step&, int thread);

@@ -18,7 +18,7 @@ namespace wager {
 struct StoredBlock {
     uint8_t values[kBlockInputs];
     uint16_t scale, minimum;            // of 32 inputs, or of the group that the block belongs to
-    uint8_t own_scale[2], own_minimum;  // this block's integers, see Own
+    uint8_t own_scale[2], own_minimum;  // this block's whole numbers, see Own
     uint8_t zero;
 };
 
@@ -50,6 +50,7 @@ inline StoredSize stored_size(WeightFormat format) {
         case WeightFormat::iq1: return {kWide, 106};
         case WeightFormat::q4_z: return {32, 19};
         case WeightFormat::q4_z128: return {128, 67};
+        case WeightFormat::mxfp4: return {32, 17};
     }
     return {};
 }
@@ -154,6 +155,11 @@ inline StoredBlock read_stored(WeightFormat format, const uint8_t* row, int inde
         read_nibbles(p + 3 + 16 * within, to.values);
         return to;
     }
+    if (format == WeightFormat::mxfp4) {
+        to.own_scale[0] = p[0];
+        read_nibbles(p + 1, to.values);
+        return to;
+    }
     const bool minimum = format == WeightFormat::q4_1 || format == WeightFormat::q5_1;
     std::memcpy(&to.scale, p, 2);
     if (minimum) std::memcpy(&to.minimum, p + 2, 2);
@@ -172,10 +178,11 @@ inline StoredBlock read_stored(WeightFormat format, const uint8_t* row, int inde
 inline void place_block(const BlockLayout& layout, const StoredBlock& from, int lane, uint8_t* group, uint8_t* block) {
     const int column = lane / 16, at = lane % 16 * 4;
     uint8_t* floats = layout.grouped() ? group : block;
-    std::memcpy(floats + 2 * lane, &from.scale, 2);
+    if (layout.own == Own::powers) block[lane] = from.own_scale[0];
+    else std::memcpy(floats + 2 * lane, &from.scale, 2);
     if (layout.zero) floats[2 * kPanel + lane] = from.zero;
     else if (layout.minimum) std::memcpy(floats + 2 * kPanel + 2 * lane, &from.minimum, 2);
-    const int own = layout.own == Own::none ? 0 : layout.own == Own::steps ? 1 : layout.halves;
+    const int own = layout.own == Own::none || layout.own == Own::powers ? 0 : layout.own == Own::steps ? 1 : layout.halves;
     for (int half = 0; half < own; ++half) block[half * kPanel + lane] = from.own_scale[half];
     if (layout.own == Own::whole) block[kPanel + lane] = from.own_minimum;
     uint8_t *low = block + layout.low_at(), *high = block + layout.high_at();

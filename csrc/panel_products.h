@@ -119,10 +119,12 @@ struct WeightBlock {
     WeightBlock(const uint8_t* panel, int index) : group(panel + kLayout.group_at(index)), block(panel + kLayout.block_at(index)) {}
 
     WAGER_INLINE F scale(int column, int half) const {
+        if (kLayout.own == Own::powers) return mul(splat(0.5f), load_powers(block + 16 * column));
         const F all = load_halves((kLayout.grouped() ? group : block) + 32 * column);
         const uint8_t* own = block + 16 * column;
         switch (kLayout.own) {
-            case Own::none: break;
+            case Own::none:
+            case Own::powers: break;
             case Own::whole: return mul(all, load_unsigned(own));
             case Own::integers: return mul(all, load_signed(own + kPanel * half));
             case Own::nibbles: return mul(all, load_low_nibbles(own + kPanel * half));

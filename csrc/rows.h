@@ -19,6 +19,14 @@ inline float half_at(const uint8_t* p) {
     return values[0];
 }
 
+inline float power_at(const uint8_t* p) {
+    alignas(64) uint8_t lanes[16] = {};
+    alignas(64) float values[16];
+    lanes[0] = *p;
+    store(values, load_powers(lanes));
+    return values[0];
+}
+
 // Output `lane` of one block of a panel.
 inline int code_at(const BlockLayout& layout, const uint8_t* block, int lane, int i) {
     const int column = lane / 16, quad = i / 4, byte = lane % 16 * 4 + i % 4;
@@ -33,9 +41,12 @@ inline int code_at(const BlockLayout& layout, const uint8_t* block, int lane, in
     if (layout.bits == 6) return nibble | (high[64 * (2 * column + quad / 4) + byte] >> (quad % 4 * 2) & 3) << 4;
     return nibble;
 }
-inline float scale_at(const BlockLayout& layout, float all, const uint8_t* own, int lane, int half) {
+inline float scale_at(const BlockLayout& layout, const uint8_t* floats, const uint8_t* own, int lane, int half) {
+    if (layout.own == Own::powers) return 0.5f * power_at(own + lane);
+    const float all = half_at(floats + 2 * lane);
     switch (layout.own) {
-        case Own::none: break;
+        case Own::none:
+        case Own::powers: break;
         case Own::whole: return all * static_cast<float>(own[lane]);
         case Own::integers: return all * static_cast<float>(static_cast<int8_t>(own[half * kPanel + lane]));
         case Own::nibbles: return all * static_cast<float>(own[half * kPanel + lane] & 15);
@@ -53,7 +64,7 @@ inline void read_block(const BlockLayout& layout, const uint8_t* group, const ui
     const uint8_t* floats = layout.grouped() ? group : block;
     float scale[2] = {}, minimum[2] = {};
     for (int half = 0; half < layout.halves; ++half) {
-        scale[half] = scale_at(layout, half_at(floats + 2 * lane), block, lane, half);
+        scale[half] = scale_at(layout, floats, block, lane, half);
         if (layout.minimum) minimum[half] = minimum_at(layout, floats, block, lane, half);
     }
     for (int i = 0; i < kBlockInputs; ++i) {

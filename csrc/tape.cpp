@@ -209,6 +209,7 @@ void Tape::run(int rows, int sequences, int logits_rows) {
                        [&](const Gather& o) { table.gather(o, step, thread); },
                        [&](const ExpertsIn& o) { table.experts_in(o, step, thread); },
                        [&](const ExpertsOut& o) { table.experts_out(o, step, thread); },
+                       [&](const AddGated& o) { table.add_gated(o, step, thread); },
                        [&](const LatentWrite& o) { table.latent(o, step, thread); },
                        [&](const Rotary& o) { table.rotary(o, step, thread); },
                        [&](const Attention& o) { table.attention(o, step, thread); },

@@ -17,8 +17,8 @@ namespace wager {
 
 class Tape {
   public:
-    using Op = std::variant<Embed, RmsNorm, FloatNorm, Narrow, SoftCap, QuantiseRows, Linear, PerHead, Router, TopExperts, Gather, ExpertsIn, ExpertsOut, LatentWrite,
-                            Rotary, Attention, Select, Copy, Argmax>;
+    using Op = std::variant<Embed, RmsNorm, FloatNorm, Narrow, SoftCap, QuantiseRows, Linear, PerHead, Router, TopExperts, Gather,
+                            ExpertsIn, ExpertsOut, AddGated, LatentWrite, Rotary, Attention, Select, Copy, Argmax>;
 
     Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim);
 

@@ -2,7 +2,7 @@
 // blocks of 32 inputs, or of groups of four (q4_z128) or eight of them behind a header with their float scales:
 //
 //   header  of groups: f16 [32] scales, then f16 [32] negated scales of the minima, where there are minima; q4_z128 u8 [32] zeros
-//   scales  formats without groups: f16 [32], then f16 [32] minima, where there are any; q4_z u8 [32] zeros
+//   scales  formats without groups: f16 [32], then f16 [32] minima, where there are any; q4_z u8 [32] zeros; mxfp4 see Own
 //           groups: the block's own whole numbers, see Own
 //   high    bits above those in `low`: q5 and three-bit codes [2 columns][64] with one bit of each of eight inputs;
 //           q6_k [2][2 halves][64] with two of four
@@ -22,20 +22,22 @@ constexpr int kWeightLayoutVersion = 2;
 
 constexpr int kGroupBlocks = 8, kColumns = kPanel / 16;
 
-// The whole numbers that a block of a group has of its own: factors of the group's scale.
+// The whole numbers that a block has of its own: factors of its group's scale, or exponents.
 enum class Own {
     none,
     whole,     // u8 [32], and u8 [32] factors of the minimum
     integers,  // i8 [halves][32]
     nibbles,   // u8 [halves][32]: the factor in the low four bits, that of the minimum in the high ones
     steps,     // u8 [32]: four bits of each half, the factor is what they say plus one half
+    powers,    // u8 [32]: the exponents of powers of two, in place of scales
 };
 
 // What codes stand for, where it is not code - offset: bytes, the number plus the format's offset.
-enum class Codebook { none, iq4, iq3_s, iq3_xxs, iq2, iq1 };
+enum class Codebook { none, iq4, iq3_s, iq3_xxs, iq2, iq1, e2m1 };
 
 // The tables of ggml-common.h. The high bit of a code of iq3, iq2 is the sign, the others are the index of a magnitude; in iq1
-// it is the sign of a shift of an eighth and the others are -1, 0 and 1, all in eighths.
+// it is the sign of a shift of an eighth and the others are -1, 0 and 1, all in eighths. e2m1: twice each of the sixteen floats
+// of one sign, two exponent and one fraction bits.
 alignas(16) constexpr uint8_t kCodebooks[][16] = {
     {},
     {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
@@ -43,6 +45,7 @@ alignas(16) constexpr uint8_t kCodebooks[][16] = {
     {66, 74, 82, 90, 98, 106, 114, 124, 58, 50, 42, 34, 26, 18, 10, 0},
     {51, 68, 86, 43, 35, 18, 0, 43, 51, 68, 86, 43, 35, 18, 0, 43},
     {2, 10, 18, 9, 0, 8, 16, 9, 2, 10, 18, 9, 0, 8, 16, 9},
+    {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0},
 };
 
 struct BlockLayout {
@@ -89,6 +92,7 @@ constexpr BlockLayout layout_of(WeightFormat format) {
         case WeightFormat::iq1: return {3, 9, Own::steps, false, 2, 64, 32, 128, 256, kGroupBlocks, Codebook::iq1, false, 0.25f};
         case WeightFormat::q4_z: return {4, 0, Own::none, true, 1, 0, 96, 0, 512, 1, Codebook::none, true};
         case WeightFormat::q4_z128: return {4, 0, Own::none, true, 1, 96, 0, 0, 512, 4, Codebook::none, true};
+        case WeightFormat::mxfp4: return {4, 12, Own::powers, false, 1, 0, 32, 0, 512, 1, Codebook::e2m1};
         case WeightFormat::bf16: break;
     }
     return {};

@@ -92,6 +92,7 @@ class World:
     rotated: int | None = None  # 0: no table
     kv_dtype: ClassVar[KVDtype] = "bf16"
     soft_cap: ClassVar[float | None] = None
+    with_sinks: ClassVar[bool] = False
     cache: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +113,8 @@ class World:
         layer = self.layers - 1
         self.tape.rotary(self.qkv, table, self.norms, self.cache, layer, self.q)
         self.chosen = np.zeros_like(self.q)
-        kept = {"window": self.window, "soft_cap": self.soft_cap}
+        sinks = randn(self.heads, seed=44) * 3 if self.with_sinks else None
+        kept = {"window": self.window, "soft_cap": self.soft_cap, "sinks": sinks}
         self.tape.attention(self.q, self.cache, layer, out=self.out, **kept)
         self.tape.attention(self.q, self.cache, layer, out=self.chosen, of="logits", **kept)
 
@@ -143,6 +145,12 @@ class CappedWorld(World):
     """With a soft cap far below the largest scores."""
 
     soft_cap = 4.0
+
+
+class SinkWorld(World):
+    """Whose heads have sinks, some above all scores of a row and some below."""
+
+    with_sinks = True
 
 
 class LatentWorld(World):

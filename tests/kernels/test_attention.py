@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import CappedWorld, Int8World, LatentWorld, Piece, World, decode, rand, randn
+from cases import CappedWorld, Int8World, LatentWorld, Piece, SinkWorld, World, decode, rand, randn
 
 from closeness import assert_close
 from wager.errors import CacheIntegrityError, ModelError
@@ -21,9 +21,9 @@ LATENTS = [(5, 48, 16, 24), (1, 16, 16, 2), (32, 128, 32, 18), (3, 512, 64, 128)
 TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 5, 6, 8, 2]
 
 
-@pytest.fixture(params=[World, Int8World, CappedWorld, LatentWorld])
+@pytest.fixture(params=[World, Int8World, CappedWorld, LatentWorld, SinkWorld])
 def kind(request: pytest.FixtureRequest) -> type[World]:
-    """Keys and values of heads in a cache of either type, or latents."""
+    """Keys and values of heads in a cache of either type, latents, or heads with sinks."""
     return request.param
 
 
@@ -125,7 +125,8 @@ PATHS = {"long": long_rows, "rising": partial(ramp, slope=1.0), "falling": parti
     [
         *((World, path, None) for path in PATHS),
         *((World, "long", window) for window in (1, 5, 64, 270)),
-        *((kind, "long", None) for kind in (Int8World, LatentWorld)),
+        *((kind, "long", None) for kind in (Int8World, LatentWorld, SinkWorld)),
+        (SinkWorld, "rising", 20),
     ],
 )
 def test_paths_match_the_oracle_in_any_chunks(kernels, oracle, kind, path, window):

@@ -33,7 +33,13 @@ GROUPED = replace(
 )
 SHAPES = {"soft": SOFT, "sigmoid": SIGMOID, "grouped": GROUPED, "wide": replace(SOFT, count=130, active=8)}
 QUANTISED = Experts(count=5, active=2, shared=0, width=512)
-CASES = [*((spec, None) for spec in SHAPES.values()), *((QUANTISED, name) for name in ("q8_0", "q4_1", "q5_k"))]
+BIASED = Experts(count=7, active=3, shared=0, width=40, biased=True)
+"""As gpt-oss's, with its activation."""
+CASES = [
+    *((spec, None) for spec in (*SHAPES.values(), BIASED)),
+    *((QUANTISED, name) for name in ("q8_0", "q4_1", "q5_k")),
+    (replace(BIASED, width=96), "mxfp4"),
+]
 CASE = pytest.mark.parametrize(("spec", "quantised"), CASES)
 
 
@@ -51,7 +57,8 @@ class Mixture:
         self.routing = Routing.allocate(spec, max_rows=rows, hidden=hidden, act=BFLOAT16)
         self.tape: Any = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
         chain_inputs(self.tape)
-        self.tape.route(self.x, self.router, self.bias, spec, self.routing)
+        logit_bias = randn(spec.count, seed=5) if spec.biased else None
+        self.tape.route(self.x, self.router, self.bias, spec, self.routing, logit_bias=logit_bias)
         parts = [randn(3, spec.width, hidden, seed=10 + index) * hidden**-0.5 for index in range(spec.count)]
         for index in spoiled:
             parts[index][0] = np.nan
@@ -62,7 +69,11 @@ class Mixture:
                 tuple(matrix(quantised, n, k, 3 * expert + i, size=3e-4) for i, (n, k) in enumerate(shapes))
                 for expert in range(spec.count)
             ]
-        self.tape.experts(self.x, kernels.pack_experts(iter(triples), count=spec.count), spec, self.routing, self.out)
+        sizes = (spec.width, spec.width, hidden)
+        biases = [tuple(3 * randn(size, seed=6 + index) for size in sizes) for index in range(spec.count)]
+        packed = kernels.pack_experts(iter(triples), count=spec.count, biases=biases if spec.biased else None)
+        activation = "clamped" if spec.biased else "silu"
+        self.tape.experts(self.x, packed, spec, self.routing, self.out, activation=activation)
 
     def __call__(self, x: Array, before: Array | None = None) -> Array:
         rows = len(x)
@@ -145,3 +156,22 @@ def test_what_cannot_be_packed_is_refused(kernels):
         mixture.tape.experts(
             mixture.x, kernels.pack_experts(parts, count=2), replace(SOFT, width=41), mixture.routing, 0
         )
+
+
+@pytest.mark.parametrize("width", [40, 72])
+def test_what_is_added_behind_a_gate(kernels, oracle, width):
+    """As the shared experts of Qwen2-MoE: the oracle's, and a row alone gives the same."""
+    x, weight, y = rows(33), randn(HIDDEN, seed=1), randn(33, width, seed=2)
+    found = []
+    for each in (kernels, oracle):
+        tape: Any = each.tape(max_rows=33, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
+        chain_inputs(tape)
+        out, mine, other = np.ones((33, width), np.float32), x.copy(), y.copy()
+        tape.add_gated(mine, weight, other, out)
+        run_chain(tape, 33)
+        found.append(out.copy())
+        for row in (0, 17, 32) if each is kernels else ():
+            mine[0], other[0], out[0] = x[row], y[row], 1
+            run_chain(tape, 1)
+            assert np.array_equal(out[0], found[0][row])
+    assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)

@@ -35,6 +35,7 @@ DIGESTS = {
     (2, "iq1"): "122ec1dd64bc36be",
     (2, "q4_z"): "c3424d310fd18654",
     (2, "q4_z128"): "5f2cef28642d2bec",
+    (2, "mxfp4"): "75b9de05e24d4397",
 }
 """Of all the packed bytes of `weights` in each format, under the layout version that they belong to. Where they change,
 raise kWeightLayoutVersion in csrc/weight_layout.h: stored files of packed weights would be read with other values."""
@@ -97,6 +98,19 @@ def test_parts_have_the_bytes_of_the_layout_version_and_are_put_together_again(k
     weight = kernels.pack(given(name, 70, 512), np.arange(70, dtype=np.float32))
     mapped, found = (product(each) for each in (kernels.assemble(copied(kernels.dismantle(weight))), weight))
     assert mapped.tobytes() == found.tobytes() and mapped.any()
+
+
+def test_biases_of_experts_are_kept(kernels: Any) -> None:
+    parts = [(given("q8_0", 40, 64, i), given("q8_0", 40, 64, i + 9), given("bf16", 64, 40, i)) for i in range(3)]
+    biases = [tuple(np.arange(n, dtype=np.float32) + i for n in (40, 40, 64)) for i in range(3)]
+    weight = kernels.pack_experts(iter(parts), count=3, biases=biases)
+    again = kernels.assemble(copied(kernels.dismantle(weight)))
+    assert np.array_equal(again.into_bias, weight.into_bias) and np.array_equal(again.down_bias, weight.down_bias)
+    assert weight.into_bias.shape == (3, 96) and weight.into_bias[2, 16:20].tolist() == [2, 3, 4, 5]
+    assert again.nbytes == weight.nbytes
+    fields, arrays = kernels.dismantle(weight).fields, kernels.dismantle(weight).arrays
+    with pytest.raises(ValueError, match="parts of"):
+        kernels.assemble(WeightParts(fields, (*arrays[:3], arrays[3][:-4])))
 
 
 def test_parts_that_do_not_agree_are_refused(kernels: Any) -> None:

@@ -10,7 +10,8 @@ import pytest
 from cases import chain_inputs, rand, randn, run_chain
 
 from closeness import assert_close
-from oracle.kernels import ACTIVATIONS, ReferenceQuantised
+from oracle.kernels import ReferenceQuantised
+from oracle.kernels import gated as activated
 from quantised_cases import matrix
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, zeros
@@ -59,7 +60,7 @@ class Product:
         activation: str = "silu",
     ) -> None:
         self.weights, self.bias, (n, k) = weights, bias, weights[0].shape
-        self.activation, self.scale = ACTIVATIONS[activation], scale
+        self.activation, self.scale = activation, scale
         gated = len(weights) == 2
         self.x, self.wide = zeros(ROWS, k, dtype=BFLOAT16), zeros(ROWS, n + 7, dtype=BFLOAT16 if gated else FLOAT32)
         self.out = zeros(ROWS, n, dtype=BFLOAT16) if gated else self.wide[:, 3 : 3 + n]
@@ -86,7 +87,7 @@ class Product:
         ys = [exact(weight, x) for weight in self.weights]
         if self.bias:
             ys = [y + bias.astype(np.float64) for y, bias in zip(ys, self.bias, strict=True)]
-        return self.activation(ys[0]) * ys[1] if len(ys) == 2 else ys[0] * self.scale
+        return activated(self.activation, ys[0], ys[1]) if len(ys) == 2 else ys[0] * self.scale
 
 
 def given(kernels: Any, name: str, n: int, k: int, *, gated: bool) -> Product:
@@ -123,10 +124,10 @@ def test_gated_is_the_activated_gate_times_up(kernels, name):
     for n, k in sizes:
         x = activations(9, k) * 2
         for bias in (None, [rand(n), rand(n)]):
-            for activation in ACTIVATIONS:
+            for activation in ("silu", "gelu", "clamped"):
                 op = Product(kernels, sized(name, n, k), sized(name, n, k, seed=3), bias=bias, activation=activation)
                 # The result is rounded to bf16: half a unit in the last place is 2^-9 relative.
-                assert_close(op(x).astype(np.float64), op.exact(x), rtol=2**-8, atol=1e-6)
+                assert_close(op(x).astype(np.float64), op.exact(x), rtol=2**-8, atol=1e-5)
 
 
 @pytest.mark.parametrize("gated", [False, True])

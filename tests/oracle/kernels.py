@@ -8,7 +8,7 @@ BLAS, whose order may follow from alignment and threads, is not called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,12 @@ def gelu(x: Array) -> Array:
     return found
 
 
-ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {"silu": silu, "gelu": gelu}
+def gated(activation: str, gate: Array, up: Array) -> Array:
+    """The inner values of a gated layer; see spec.Activation."""
+    if activation == "clamped":
+        gate, up = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7))
+        return gate * sigmoid(np.float32(1.702) * gate) * (up + np.float32(1))
+    return (gelu(gate) if activation == "gelu" else silu(gate)) * up
 
 
 def capped(x: Array, cap: float) -> Array:
@@ -372,12 +377,22 @@ class ReferenceTape:
         @self._each(of)
         def op(row: int) -> None:
             value = _row(x, row)
-            out[row] = ACTIVATIONS[activation](gate.product(value)) * up.product(value)
+            out[row] = gated(activation, gate.product(value), up.product(value))
 
-    def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
+    def route(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None,
+        spec: Experts,
+        routing: Routing,
+        *,
+        logit_bias: Array | None = None,
+    ) -> None:
         @self._each("rows")
         def op(row: int) -> None:
-            routing.logits[row] = matrix_vector(weight, _row(x, row))
+            logits = matrix_vector(weight, _row(x, row))
+            routing.logits[row] = logits if logit_bias is None else logits + logit_bias
             routing.ids[row], routing.shares[row] = top_experts(routing.logits[row].copy(), bias, spec)
 
     def experts(
@@ -395,8 +410,13 @@ class ReferenceTape:
             value = _row(x, row)
             for expert, share in zip(routing.ids[row].tolist(), routing.shares[row], strict=True):
                 (gate, up), down = weight[expert]
-                inner = ACTIVATIONS[activation](gate.product(value)) * up.product(value)
+                inner = gated(activation, gate.product(value), up.product(value))
                 out[row] += share * down.product(inner.astype(x.dtype).astype(np.float32))
+
+    def add_gated(self, x: Array, weight: Array, y: Array, out: Array) -> None:
+        @self._each("rows")
+        def op(row: int) -> None:
+            out[row] += sigmoid(np.einsum("k,k->", _row(x, row), weight)) * y[row]
 
     def per_head(self, x: Array, weight: list[ReferenceMatrix], out: Array) -> None:
         @self._each("rows")
@@ -458,6 +478,7 @@ class ReferenceTape:
         out: Array,
         scale: float | None = None,
         soft_cap: float | None = None,
+        sinks: Array | None = None,
         of: RowSet = "rows",
     ) -> None:
         factor = self._head_dim**-0.5 if scale is None else scale
@@ -471,7 +492,9 @@ class ReferenceTape:
             scores = np.einsum("kgd,nkd->kgn", queries, keys) * np.float32(factor)
             if soft_cap is not None:
                 scores = capped(scores, soft_cap)
-            mixed = np.einsum("kgn,nkd->kgd", softmax(scores), values)
+            if sinks is not None:
+                scores = np.concatenate([scores, sinks.reshape(*scores.shape[:2], 1)], axis=2)
+            mixed = np.einsum("kgn,nkd->kgd", softmax(scores)[..., : len(path)], values)
             out[index] = mixed.ravel()
 
     def select(self, x: Array, out: Array) -> None:
@@ -543,8 +566,17 @@ class ReferenceKernels:
         first, second = (None, None) if bias is None else bias
         return self.pack(gate, first), self.pack(up, second)
 
-    def pack_experts(self, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> list[ReferenceExpert]:
-        packed = [(self.pack_gated(gate, up), self.pack(down)) for gate, up, down in parts]
+    def pack_experts(
+        self,
+        parts: Iterable[tuple[Matrix, Matrix, Matrix]],
+        *,
+        count: int,
+        biases: Sequence[tuple[Array, Array, Array]] | None = None,
+    ) -> list[ReferenceExpert]:
+        packed: list[ReferenceExpert] = []
+        for index, (gate, up, down) in enumerate(parts):
+            of_gate, of_up, of_down = (None, None, None) if biases is None else biases[index]
+            packed.append(((self.pack(gate, of_gate), self.pack(up, of_up)), self.pack(down, of_down)))
         return packed
 
     def pack_heads(self, weight: Sequence[Matrix] | Array) -> list[ReferenceMatrix]:

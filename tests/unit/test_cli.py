@@ -337,7 +337,9 @@ def test_doctor_tells_of_a_model_before_it_is_loaded(wager: Call, tmp_path: Path
     found = wager("doctor", "random:gemma3:tiny", "--json", "-")
     model = json.loads(found.out)["model"]
     assert (found.code, model["runs"], model["architecture"]) == (0, True, "Gemma3ForCausalLM")
-    assert (model["weights"], model["converted"]) == ("bfloat16", {}) and model["weight_bytes"] >= 2 * model["parameters"]
+    assert (model["weights"], model["converted"]) == ("bfloat16", {}) and model["weight_bytes"] >= 2 * model[
+        "parameters"
+    ]
     assert model["position_bytes"] == 4 * 2 * 2 * 16 * 2  # layers, keys and values, heads, dimensions, bf16
     assert "random:gemma3:tiny runs: Gemma3ForCausalLM, 4 layers of 64" in wager("doctor", "random:gemma3:tiny").out
     (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')

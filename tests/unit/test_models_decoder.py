@@ -54,6 +54,15 @@ SHAPES: dict[str, ModelSpec] = {
     ),
     "multipliers": spec(embedding_scale=3.0, residual_scale=0.4, attention_scale=0.1),
     "experts": spec(ffn=(Dense(64), Experts(9, 3, 1, 24, 20))),
+    "sinks and biased experts": spec(
+        (Gqa(6, 2, 16, window=11, sinks=True), Gqa(6, 2, 16, sinks=True)),
+        (Experts(9, 3, 0, 24, biased=True),) * 2,
+        qkv_bias=True,
+        output_bias=True,
+        activation="clamped",
+    ),
+    "shared experts behind a gate": spec(ffn=(Experts(9, 3, 1, 24, 20, shared_gate=True),) * 2, residual_scale=0.5),
+    "split latent": spec((Mla(6, None, 32, 24, 16, 20),) * 2, (Dense(64),) * 2, split_latent=True),
     "latent": spec(
         (Mla(6, 26, 32, 24, 16, 20),) * 2, (Experts(8, 2, 0, 18, gating=SIGMOID),) * 2, attention_scale=0.15
     ),

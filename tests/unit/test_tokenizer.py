@@ -27,12 +27,14 @@ from tokenizer_models import (
     train,
     write,
 )
+from tokenizers import Regex, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 import wager
 from wager.errors import ModelError, TokenizerError
 from wager.models.random_models import byte_tokenizer
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
+from wager.models.tokenizer_files import pre_tokenizer
 from wager.models.weights import open_weights
 
 CHAT = [
@@ -351,3 +353,17 @@ def test_an_answer_begins_with_the_space_that_its_token_has(tmp_path: Path) -> N
             answer = llm.generate(prompt, params)
             assert (answer.token_ids, answer.text) == ((space,) * 3, expected)
             assert "".join(delta.text for delta in llm.stream(prompt, params)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("gpt-4o", ["Hello", "World's", " ", "123", "45", " naïve", "/\n\n", "XYZabc"]),
+        ("deepseek-v3", ["HelloWorld", "'s", " ", "123", "45", " naïve", "/\n\n", "XYZabc"]),
+    ],
+)
+def test_words_of_newer_vocabularies(name: str, pieces: list[str]) -> None:
+    """As tiktoken's o200k_base cuts them, and DeepSeek-V3's own tokenizer."""
+    cuts = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in pre_tokenizer(name).cuts]
+    found = pre_tokenizers.Sequence(cuts).pre_tokenize_str("HelloWorld's 12345 naïve/\n\nXYZabc")
+    assert [piece for piece, _ in found] == pieces

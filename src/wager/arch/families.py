@@ -258,6 +258,24 @@ def _mla(keys: ConfigKeys) -> Mla:
     return kind
 
 
+def gguf_latent(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """DeepSeek-V2 and V3 as GGUF. In files since llama.cpp multiplies latent attention in its absorbed form, key_length
+    and value_length are those of the latent, and key_length_mla and value_length_mla those of a head."""
+    suffix = "" if keys.get("attention.key_length_mla") is None else "_mla"
+    rope, rank = keys.integer("rope.dimension_count"), keys.integer("attention.kv_lora_rank")
+    key = keys.integer(f"attention.key_length{suffix}")
+    if rope >= key:
+        raise ModelError(
+            f"{keys.prefix}rope.dimension_count = {rope} in {keys.where} leaves nothing of a key of {key}.",
+            "The file is damaged.",
+        )
+    check_head_dim(keys, "rope.dimension_count", rope)
+    check_head_dim(keys, "attention.kv_lora_rank + rope.dimension_count", rank + rope)
+    value = keys.integer(f"attention.value_length{suffix}")
+    q_rank = keys.count("attention.q_lora_rank") or None
+    return [Mla(keys.integer("num_attention_heads"), q_rank, rank, key - rope, rope, value)] * layers
+
+
 _V4_KINDS = {"0": _SLIDING, "4": "compressed_sparse_attention", "128": "heavily_compressed_attention"}
 
 
@@ -436,7 +454,8 @@ class GgufLayout:
     `attention` and `scales` replace the family's own readers; `defaults` are values of keys, under their names in
     config.json, that files leave out. `interleaved_rope`: rotated pairs of the query and key projections lie side by
     side, as the checkpoint has them or because the converter reorders rows. `read` are the keys among
-    gguf_config.REFUSED that the family reads.
+    gguf_config.REFUSED that the family reads. `experts`: files with experts are read; `normalised`: the weights of a
+    row's experts are, where the file does not say. `truncated`: YaRN's ramp begins and ends at whole dimensions.
     """
 
     architecture: str | None = None
@@ -445,6 +464,9 @@ class GgufLayout:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     interleaved_rope: bool = False
     read: tuple[str, ...] = ()
+    experts: bool = False
+    normalised: bool = False
+    truncated: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,8 +475,9 @@ class EngineSupport:
 
     A bias is always present (True), never (False), or present if the configuration's key of that name is set; likewise
     `interleaved_rope`. `partial_rope`: it may rotate a part of each head. `names` are tensors' that differ from
-    weights.NAMES; parts of one name are rows of one tensor, in the order q, k, v and gate, up. `gguf` is None for a
-    family that is not read from GGUF files.
+    weights.NAMES; parts of one name are rows of one tensor, in the order q, k, v and gate, up. `sinks`, `shared_gate`
+    and `expert_bias` are of layers.Gqa and layers.Experts (there `biased`). `gguf` is None for a family that is not
+    read from GGUF files.
     """
 
     qkv_bias: bool | str = False
@@ -472,6 +495,9 @@ class EngineSupport:
     names: Mapping[str, str] = field(default_factory=dict)
     gating: GatingKeys | None = None
     gguf: GgufLayout | None = None
+    sinks: bool = False
+    expert_bias: bool = False
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,16 +539,17 @@ _GEMMA_ENGINE = EngineSupport(
 )
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _FUSED_INTO = {"gate": "model.layers.{}.mlp.gate_up_proj", "up": "model.layers.{}.mlp.gate_up_proj"}
+_GRANITE_GGUF = GgufLayout(
+    attention=gguf_granite,
+    interleaved_rope=True,
+    read=("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
+)
 _GRANITE_ENGINE = EngineSupport(
     qkv_bias="attention_bias",
     output_bias="attention_bias",
     mlp_bias="mlp_bias",
     scales=granite_scales,
-    gguf=GgufLayout(
-        attention=gguf_granite,
-        interleaved_rope=True,
-        read=("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
-    ),
+    gguf=_GRANITE_GGUF,
 )
 _OLMO_ENGINE = EngineSupport(
     qkv_bias="attention_bias",
@@ -561,7 +588,7 @@ FAMILIES: Mapping[str, Family] = {
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             mlp_bias="mlp_bias",
-            gguf=GgufLayout(attention=sliding_attention, interleaved_rope=True),
+            gguf=GgufLayout(attention=sliding_attention, interleaved_rope=True, experts=True, normalised=True),
         ),
     ),
     "mistral": Family(
@@ -697,7 +724,20 @@ FAMILIES: Mapping[str, Family] = {
         },
         _OLMO_ENGINE,
     ),
-    "olmoe": Family("OlmoeForCausalLM", full_attention, experts_everywhere),
+    "olmoe": Family(
+        "OlmoeForCausalLM",
+        full_attention,
+        experts_everywhere,
+        {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "norm_topk_prob": False},
+        EngineSupport(
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm=True,
+            whole_qk_norm=True,
+            gating=GatingKeys(normalised="norm_topk_prob"),
+            gguf=GgufLayout(experts=True),
+        ),
+    ),
     "granite": Family(
         "GraniteForCausalLM",
         full_attention,
@@ -720,7 +760,23 @@ FAMILIES: Mapping[str, Family] = {
             gguf=None,
         ),
     ),
-    "granitemoe": Family("GraniteMoeForCausalLM", full_attention, experts_everywhere),
+    "granitemoe": Family(
+        "GraniteMoeForCausalLM",
+        full_attention,
+        experts_everywhere,
+        {"max_position_embeddings": 2048, "attention_multiplier": 1.0},
+        replace(
+            _GRANITE_ENGINE,
+            mlp_bias=False,
+            names={
+                "router": "model.layers.{}.block_sparse_moe.router.layer",
+                **dict.fromkeys(("expert_gate", "expert_up"), "model.layers.{}.block_sparse_moe.input_linear[{}]"),
+                "expert_down": "model.layers.{}.block_sparse_moe.output_linear[{}]",
+            },
+            gating=GatingKeys(),
+            gguf=replace(_GRANITE_GGUF, experts=True, normalised=True),
+        ),
+    ),
     "cohere2": Family(
         "Cohere2ForCausalLM",
         partial(interleaved_windows, rotation="global"),
@@ -740,7 +796,24 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
     "minimax_m2": Family("MiniMaxM2ForCausalLM", full_attention, experts_everywhere),
-    "qwen2_moe": Family("Qwen2MoeForCausalLM", sliding_by_layer, experts_stepped),
+    "qwen2_moe": Family(
+        "Qwen2MoeForCausalLM",
+        sliding_by_layer,
+        experts_stepped,
+        {**_QWEN, "qkv_bias": True},
+        EngineSupport(
+            qkv_bias="qkv_bias",
+            names={
+                "shared_gate": "model.layers.{}.mlp.shared_expert.gate_proj",
+                "shared_up": "model.layers.{}.mlp.shared_expert.up_proj",
+                "shared_down": "model.layers.{}.mlp.shared_expert.down_proj",
+                "shared_router": "model.layers.{}.mlp.shared_expert_gate",
+            },
+            gating=GatingKeys(normalised="norm_topk_prob"),
+            shared_gate=True,
+            gguf=GgufLayout(architecture="qwen2moe", experts=True),
+        ),
+    ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
         sliding_if_enabled,
@@ -751,12 +824,39 @@ FAMILIES: Mapping[str, Family] = {
             output_bias="attention_bias",
             qk_norm=True,
             gating=GatingKeys(normalised="norm_topk_prob"),
+            gguf=GgufLayout(architecture="qwen3moe", experts=True, normalised=True),
         ),
     ),
     "qwen3_next": Family("Qwen3NextForCausalLM", delta_net, experts_stepped),
     "qwen3_5_moe": Family("Qwen3_5MoeForCausalLM", delta_net, experts_stepped),
     "qwen3_5": Family("Qwen3_5ForCausalLM", delta_net, dense_ffn),
-    "gpt_oss": Family("GptOssForCausalLM", alternating_windows, experts_everywhere),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        alternating_windows,
+        experts_everywhere,
+        {"attention_bias": True, "head_dim": 64, "rms_norm_eps": 1e-5, "max_position_embeddings": 131072},
+        EngineSupport(
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            activation="clamped",
+            names={
+                "router": "model.layers.{}.mlp.router",
+                "expert_gate": "model.layers.{}.mlp.experts.gate_proj[{}]",
+                "expert_up": "model.layers.{}.mlp.experts.up_proj[{}]",
+                "expert_down": "model.layers.{}.mlp.experts.down_proj[{}]",
+            },
+            gating=GatingKeys(),
+            sinks=True,
+            expert_bias=True,
+            gguf=GgufLayout(
+                architecture="gpt-oss",
+                attention=alternating_windows,
+                experts=True,
+                normalised=True,
+                truncated=False,
+            ),
+        ),
+    ),
     "deepseek_v2": Family(
         "DeepseekV2ForCausalLM",
         latent_attention,
@@ -769,6 +869,13 @@ FAMILIES: Mapping[str, Family] = {
                 scale="routed_scaling_factor",
                 single_group=("greedy",),
                 grouped=("group_limited_greedy",),
+            ),
+            gguf=GgufLayout(
+                architecture="deepseek2",
+                attention=gguf_latent,
+                interleaved_rope=True,
+                read=("rope.scaling.yarn_log_multiplier",),
+                experts=True,
             ),
         ),
     ),
@@ -830,6 +937,11 @@ def find_gguf(architecture: str) -> tuple[Family, EngineSupport, GgufLayout]:
             f"Supported are: {', '.join(known)}.",
         )
     return known[architecture]
+
+
+def with_sinks(attention: Sequence[Attention], engine: EngineSupport) -> Sequence[Attention]:
+    """The attention of every layer, with sinks in a family that has them."""
+    return [replace(kind, sinks=engine.sinks) if isinstance(kind, Gqa) else kind for kind in attention]
 
 
 def find_family(config: Mapping[str, Any], *, runnable: bool) -> Family:

@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, short_repr
-from wager.arch.families import GGUF_KEYS, GgufLayout, find_gguf
+from wager.arch.families import GGUF_KEYS, GgufLayout, find_gguf, with_sinks
 from wager.arch.formats import FORMATS, Format, Precision
+from wager.arch.gguf_experts import SPLIT_LATENT, latent_scores, read_feed_forwards
 from wager.arch.layers import Gqa, Mla
 from wager.arch.rope import Rope, read_rope, read_scale, read_theta
 from wager.arch.spec import DecoderDetails, ModelSpec, stacked, with_scales
 from wager.errors import ModelError, TokenizerError
 
 REFUSED = (
-    "expert_count",
     "attention.scale",
     "attention.clamp_kqv",
     "attention.max_alibi_bias",
@@ -75,7 +75,10 @@ def read_gguf(
                 "The engine's decoder does not support this computation.",
             )
     layers = read_num_layers(keys, "num_hidden_layers")
-    shapes, order = stacked(layout.attention(keys, layers), family.ffn(keys, layers))
+    attentions = with_sinks(layout.attention(keys, layers), engine)
+    mixture = bool(keys.count("expert_count"))
+    ffn = read_feed_forwards(keys, engine, layout, layers, tensors) if mixture else family.ffn(keys, layers)
+    shapes, order = stacked(attentions, ffn)
     context = keys.integer("max_position_embeddings")
     spec = ModelSpec(
         name=name or architecture,
@@ -88,8 +91,11 @@ def read_gguf(
         source="the model's own files",
     )
     attention = spec.attention
-    _check_head_sizes(keys, attention, partial=engine.partial_rope)
-    rope = _rope(keys, rope_dim=attention.rope_dim, context=context)
+    rope, scale = _rope(keys, rope_dim=attention.rope_dim, context=context, truncated=layout.truncated), None
+    if isinstance(attention, Mla):
+        rope, scale = latent_scores(keys, attention, rope)
+    else:
+        _check_head_sizes(keys, attention, partial=engine.partial_rope)
     local_rope = None
     if "local" in spec.rotations:
         stated = keys.get("rope_local_base_freq") is not None
@@ -107,7 +113,9 @@ def read_gguf(
         mlp_bias=biased["gate"],
         qk_norm=engine.qk_norm,
         whole_qk_norm=engine.whole_qk_norm,
+        attention_scale=scale,
         interleaved_rope=layout.interleaved_rope,
+        split_latent=SPLIT_LATENT in tensors,
         activation=engine.activation,
         pre_norms=engine.pre_norms,
         post_norms=engine.post_norms,
@@ -132,18 +140,40 @@ GGUF_NAMES: Mapping[str, str] = {
     "gate": "blk.{}.ffn_gate",
     "up": "blk.{}.ffn_up",
     "down": "blk.{}.ffn_down",
+    "sinks": "blk.{}.attn_sinks",
+    "router": "blk.{}.ffn_gate_inp",
+    "correction": "blk.{}.exp_probs_b",
+    "shared_gate": "blk.{}.ffn_gate_shexp",
+    "shared_up": "blk.{}.ffn_up_shexp",
+    "shared_down": "blk.{}.ffn_down_shexp",
+    "shared_router": "blk.{}.ffn_gate_inp_shexp",
+    "expert_gate": "blk.{}.ffn_gate_exps[{}]",
+    "expert_up": "blk.{}.ffn_up_exps[{}]",
+    "expert_down": "blk.{}.ffn_down_exps[{}]",
+    "q_a": "blk.{}.attn_q_a",
+    "q_a_norm": "blk.{}.attn_q_a_norm",
+    "q_b": "blk.{}.attn_q_b",
+    "kv_a": "blk.{}.attn_kv_a_mqa",
+    "kv_a_norm": "blk.{}.attn_kv_a_norm",
+    "kv_b": "blk.{}.attn_kv_b",
+    "k_b": "blk.{}.attn_k_b",
+    "v_b": "blk.{}.attn_v_b",
 }
 """Canonical name (as in weights.tensor_shapes, without places and suffix) -> llama.cpp's."""
 
 
 def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
     """GGUF_NAMES, with those of matrices that the file stores as rows of one: queries, keys and values, or the gate and
-    up projections."""
+    up projections; and with gpt-oss's name of a norm, which other families have for another."""
     names = dict(GGUF_NAMES)
     if "blk.0.attn_qkv.weight" in tensors:
         names |= dict.fromkeys(("q", "k", "v"), "blk.{}.attn_qkv")
     if "blk.0.ffn_up.weight" in tensors and "blk.0.ffn_gate.weight" not in tensors:
         names["gate"] = names["up"]
+    if "blk.0.ffn_gate_up_exps.weight" in tensors:
+        names |= dict.fromkeys(("expert_gate", "expert_up"), "blk.{}.ffn_gate_up_exps[{}]")
+    if "blk.0.attn_sinks.weight" in tensors:
+        names["mlp_norm"] = names.pop("attn_post_norm")
     return names
 
 
@@ -157,7 +187,7 @@ def read_original_context(metadata: Mapping[str, Any], where: str) -> int | None
 _PARTS = (
     ("embedding", r"token_embd\.weight"),
     ("head", r"output\.weight"),
-    ("projections", r"blk\.\d+\.attn_(q|k|v|qkv|output|[a-z]+_[ab])\.weight"),
+    ("projections", r"blk\.\d+\.attn_(q|k|v|qkv|output|kv_a_mqa|[a-z]+_[ab])\.weight"),
     ("router", r"blk\.\d+\.ffn_gate_inp\.weight"),
     ("experts", r"blk\.\d+\.ffn_\w+_exps\.weight"),
     ("shared", r"blk\.\d+\.ffn_\w+_shexp\.weight"),
@@ -212,7 +242,7 @@ def _keys(metadata: Mapping[str, Any], architecture: str, layout: GgufLayout, wh
     return ConfigKeys({**layout.defaults, **values, **constant}, where=where, prefix=prefix, renamed=GGUF_KEYS)
 
 
-def _check_head_sizes(keys: ConfigKeys, attention: Gqa | Mla, *, partial: bool) -> None:
+def _check_head_sizes(keys: ConfigKeys, attention: Gqa, *, partial: bool) -> None:
     head_dim = attention.head_dim
     for name in ("attention.value_length", *(() if partial else ("rope.dimension_count",))):
         if keys.integer(name, default=head_dim) != head_dim:
@@ -223,10 +253,10 @@ def _check_head_sizes(keys: ConfigKeys, attention: Gqa | Mla, *, partial: bool) 
             )
 
 
-def _rope(keys: ConfigKeys, *, rope_dim: int, context: int) -> Rope:
+def _rope(keys: ConfigKeys, *, rope_dim: int, context: int, truncated: bool) -> Rope:
     kind = keys.text("rope.scaling.type") or "none"
     # LongRoPE's factors are tensors, see models/weights.py
-    values: dict[str, Any] = {"rope_type": "default" if kind in ("none", "longrope") else kind}
+    values: dict[str, Any] = {"rope_type": "default" if kind in ("none", "longrope") else kind, "truncate": truncated}
     for gguf_name, name in _RENAMED.items():
         key = f"rope.scaling.{gguf_name}"
         values[name] = None if keys.get(key) in (None, 0) else keys.number(key)

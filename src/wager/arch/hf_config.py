@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, short_repr
-from wager.arch.families import EngineSupport, Family, FeedForward, GatingKeys, find_family
+from wager.arch.families import EngineSupport, Family, FeedForward, GatingKeys, find_family, with_sinks
 from wager.arch.formats import Precision, read_precision
 from wager.arch.layers import Experts, Gating, Gqa, Mla
 from wager.arch.rope import Rope, read_rope, read_theta
 from wager.arch.spec import DecoderDetails, ModelSpec, not_runnable, stacked, with_scales
 from wager.errors import ModelError
 
-_MOST_EXPERTS, _MOST_EXPERTS_OF_ALL_LAYERS = 1024, 1 << 17
+_MOST_EXPERTS, MOST_EXPERTS_OF_ALL_LAYERS = 1024, 1 << 17
 
 
 def read_config(
@@ -50,7 +50,9 @@ def read_config(
     layers = read_num_layers(keys, "num_hidden_layers")
     attention, ffn = family.attention(keys, layers), family.ffn(keys, layers)
     if engine and engine.gating:
-        ffn = _with_gating(keys, engine.gating, ffn)
+        ffn = _with_gating(keys, engine, engine.gating, ffn)
+    if engine:
+        attention = with_sinks(attention, engine)
     shapes, order = stacked(attention, ffn)
     spec = ModelSpec(
         name=name,
@@ -73,6 +75,7 @@ def read_config(
 _ACTIVATIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "silu": ("hidden_act", ("silu", "swish")),
     "gelu": ("hidden_activation", ("gelu_pytorch_tanh",)),
+    "clamped": ("hidden_act", ("silu", "swish")),
 }
 """The key that names an activation, and its names."""
 
@@ -83,13 +86,17 @@ _READ_METHODS = ("fp8", "fbgemm_fp8", "awq", "gptq", "compressed-tensors", "mode
 def _refuse_unsupported(keys: ConfigKeys, engine: EngineSupport) -> None:
     method = keys.get("quantization_config")
     name = method.get("quant_method", "unnamed") if isinstance(method, Mapping) else method
-    if method and not (isinstance(method, Mapping) and name in _READ_METHODS):
+    read = name in _READ_METHODS or (name == "mxfp4" and engine.activation == "clamped")
+    if method and not (isinstance(method, Mapping) and read):
         raise ModelError(
             f"quantization_config ({short_repr(name)}) is not supported in a Hugging Face directory.",
             f"Use the unquantised checkpoint, a GGUF of the model, or one of: {', '.join(_READ_METHODS)}.",
         )
     name, known = _ACTIVATIONS[engine.activation]
     keys.refuse(name, unless=known)
+    keys.refuse("swiglu_alpha", unless=(1.702,))
+    keys.refuse("swiglu_limit", unless=(7.0,))
+    keys.refuse("clip_qkv", unless=())
     keys.refuse("use_bidirectional_attention", unless=(False,))
 
 
@@ -174,7 +181,9 @@ def _latent_scale(keys: ConfigKeys, attention: Mla) -> float:
     return plain * magnitude**2
 
 
-def _with_gating(keys: ConfigKeys, known: GatingKeys, ffn: Sequence[FeedForward]) -> list[FeedForward]:
+def _with_gating(
+    keys: ConfigKeys, engine: EngineSupport, known: GatingKeys, ffn: Sequence[FeedForward]
+) -> list[FeedForward]:
     """The feed-forwards with the router's gating; ModelError names a value that the engine does not support."""
     keys.refuse("scoring_func", unless=(known.score,))
     keys.refuse("moe_layer_freq", unless=(1,))
@@ -194,15 +203,23 @@ def _with_gating(keys: ConfigKeys, known: GatingKeys, ffn: Sequence[FeedForward]
         top_groups=top_groups,
     )
     total = sum(layer.count for layer in ffn if isinstance(layer, Experts))
-    if total > _MOST_EXPERTS_OF_ALL_LAYERS:
+    if total > MOST_EXPERTS_OF_ALL_LAYERS:
         raise ModelError(f"{total} experts in all layers of {keys.where} cannot be right.", "The file is damaged.")
-    return [_gated(layer, gating, known) if isinstance(layer, Experts) else layer for layer in ffn]
+    found: list[FeedForward] = []
+    for layer in ffn:
+        if not isinstance(layer, Experts):
+            found.append(layer)
+            continue
+        gated = replace(layer, biased=engine.expert_bias, shared_gate=engine.shared_gate and layer.shared > 0)
+        found.append(check_gating(gated, gating, group_best=known.group_best, where=keys.where))
+    return found
 
 
-def _gated(experts: Experts, gating: Gating, known: GatingKeys) -> Experts:
+def check_gating(experts: Experts, gating: Gating, *, group_best: int, where: str) -> Experts:
+    """The experts with their gating, or ModelError unless that many can be chosen so."""
     count, active, groups, top_groups = experts.count, experts.active, gating.groups, gating.top_groups
     if count > _MOST_EXPERTS:
-        raise ModelError(f"{active} of {count} experts cannot be right.", "The model's configuration is damaged.")
+        raise ModelError(f"{active} of {count} experts in {where} cannot be right.", "The file is damaged.")
     if count % groups or top_groups > groups or active > count // groups * top_groups:
         raise ModelError(f"{active} of {count} experts cannot be chosen from {top_groups} of {groups} groups.")
-    return replace(experts, gating=replace(gating, group_best=min(known.group_best, count // groups)))
+    return replace(experts, gating=replace(gating, group_best=min(group_best, count // groups)))

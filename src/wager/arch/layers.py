@@ -13,8 +13,9 @@ from wager.arch.formats import Precision, Stream
 from wager.errors import UsageError
 
 Rotation = Literal["global", "local", "none"]
-Activation = Literal["silu", "gelu"]
-"""Of the gate of a feed-forward; gelu is its approximation by tanh."""
+Activation = Literal["silu", "gelu", "clamped"]
+"""Of the gate of a feed-forward; gelu is its approximation by tanh; clamped is gpt-oss's, g sigmoid(1.702 g) (u + 1)
+for a gate g of at most 7 and an up projection u within 7 of zero."""
 
 
 class Attention(Protocol):
@@ -36,7 +37,8 @@ class Gqa:
     wide as the queries. FLOPs 4 n_h d per pair; elements 2 n_kv d per cached position, n_h d per query.
 
     `rotation` names the layer's RoPE: the model's, that of its local layers where the two differ, or none. `rotated`
-    are the first dimensions of a head that it turns (None: all).
+    are the first dimensions of a head that it turns (None: all). With `sinks` each head has a learned score that takes
+    part in the softmax without a value.
     """
 
     heads: int
@@ -46,6 +48,7 @@ class Gqa:
     gated: bool = False
     rotation: Rotation = "global"
     rotated: int | None = None
+    sinks: bool = False
 
     @property
     def query_width(self) -> int:
@@ -347,7 +350,9 @@ class Experts:
     """A mixture of experts: `count` routed SwiGLU experts of inner size `width`, `active` of them per token, and
     `shared` ones of inner size `shared_width` (None: `width`) that every token uses.
 
-    The cost of a mixture does not depend on `gating`, which only the engine reads.
+    The cost of a mixture does not depend on the rest, which only the engine reads: the `gating`; `biased`, whether the
+    router and the experts' projections have biases; and `shared_gate`, whether the shared experts' output is multiplied
+    by the sigmoid of a projection to one number.
     """
 
     count: int
@@ -356,6 +361,8 @@ class Experts:
     width: int
     shared_width: int | None = None
     gating: Gating = Gating()
+    biased: bool = False
+    shared_gate: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.active <= self.count or self.shared < 0 or self.width < 1:

@@ -37,8 +37,9 @@ class DecoderDetails:
     `logit_scale`; attention scores by `attention_scale` (None: head_dim ** -0.5). A cap c makes c * tanh(z / c) of
     scores or logits. `latent_norm_eps` is of the norms inside latent attention.
 
-    Of the checkpoint: `interleaved_rope` if rotated dimensions pair up as (2i, 2i + 1), not as halves, and
-    `norm_offset`, which is added to the weights of its norms.
+    Of the checkpoint: `interleaved_rope` if rotated dimensions pair up as (2i, 2i + 1), not as halves, `norm_offset`,
+    which is added to the weights of its norms, and `split_latent` if latent attention's projections of keys and values
+    from the latent are two matrices, the first transposed.
     """
 
     architecture: str
@@ -52,6 +53,7 @@ class DecoderDetails:
     attention_scale: float | None = None
     interleaved_rope: bool = False
     latent_norm_eps: float = 1e-6
+    split_latent: bool = False
     local_rope: Rope | None = None
     activation: Activation = "silu"
     pre_norms: bool = True
@@ -236,9 +238,13 @@ def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
         heads = attention.heads + attention.kv_heads if decoder.whole_qk_norm else 2
         total += heads * attention.head_dim if decoder.qk_norm else 0
         total += attention.qkv_width if decoder.qkv_bias else 0
+        total += attention.heads if attention.sinks else 0
     if isinstance(layer.ffn, Dense):
         return total + (2 * layer.ffn.width + hidden if decoder.mlp_bias else 0)
-    return total + (layer.ffn.count if layer.ffn.gating.correction_bias else 0)
+    experts = layer.ffn
+    total += experts.count if experts.gating.correction_bias else 0
+    total += hidden if experts.shared_gate else 0
+    return total + (experts.count * (1 + 2 * experts.width + hidden) if experts.biased else 0)
 
 
 def stacked(

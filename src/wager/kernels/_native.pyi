@@ -98,6 +98,7 @@ class Tape:
         self,
         x: int,
         weight: int,
+        logit_bias: int,
         bias: int,
         hidden: int,
         params: tuple[int, ...],
@@ -109,8 +110,8 @@ class Tape:
     def experts(
         self,
         x: int,
-        into: tuple[int, str],
-        down: tuple[int, str],
+        into: tuple[int, str, int],
+        down: tuple[int, str, int],
         hidden: int,
         width: int,
         experts: int,
@@ -120,6 +121,7 @@ class Tape:
         activation: str,
         out: int,
     ) -> None: ...
+    def add_gated(self, x: int, weight: int, k: int, y: int, n: int, out: int) -> None: ...
     def latent(
         self,
         q: int,
@@ -158,6 +160,7 @@ class Tape:
         window: int,
         scale: float,
         soft_cap: float,
+        sinks: int,
         out: int,
         logits: bool,
     ) -> None: ...

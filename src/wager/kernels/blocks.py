@@ -8,7 +8,8 @@ formats that have one; a scale and a minimum belong to 32 inputs or 16. Layouts 
   factors of 32 inputs (four bits for each half, a factor is what they say plus 1/2), then the codes. Of iq3 these are
   nibbles as in q4_0, 32 inputs at a time; of iq2 and iq1 256 high bits, then 256 pairs of low bits, in order;
 - q4_z and q4_z128, of AWQ and GPTQ, are float16 scale, uint8 zero and nibbles as in q4_0, 32 inputs at a time: a weight
-  is scale * (code - zero).
+  is scale * (code - zero);
+- the codes of mxfp4 are floats of four bits, twice which are whole numbers, and its scales powers of two.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ BLOCK_FORMATS: Mapping[str, BlockFormat] = {
         BlockFormat("iq1", 256, 106, (0,), 3.3125),
         BlockFormat("q4_z", 32, 19, (0,), 4.75),
         BlockFormat("q4_z128", 128, 67, (0,), 4.1875),
+        BlockFormat("mxfp4", 32, 17, (), 4.25),
     )
 }
 """The formats that the kernels multiply."""
@@ -165,8 +167,10 @@ class QuantisedMatrix:
         return out
 
     def is_finite(self) -> bool:
-        """Whether all weights are finite: their float16 scales and minima are."""
+        """Whether all weights are finite: their float16 scales and minima are, or (mxfp4) no exponent is 255."""
         blocks = self.data.reshape(len(self.data), -1, self.format.bytes)
+        if self.format.name == "mxfp4":
+            return bool((blocks[..., 0] != 255).all())
         return all(bool(np.isfinite(_half(blocks, at)).all()) for at in self.format.fields)
 
 
@@ -328,6 +332,18 @@ def _q4_z(blocks: Bytes) -> Codes:
     return Codes(_rows(values, len(blocks)), *spread)
 
 
+FOUR_BIT_FLOATS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""Twice the floats of one sign, two exponent and one fraction bits (e2m1), by their bits."""
+
+
+def _mxfp4(blocks: Bytes) -> Codes:
+    """The exponent e of a block means 2^(e - 127), of which half belongs to doubled codes; 255 is no number."""
+    exponents = blocks[..., 0].astype(np.int32)
+    scales = np.ldexp(np.float32(0.5), exponents - 127)
+    scales[exponents == 255] = np.inf
+    return Codes(_rows(FOUR_BIT_FLOATS[_nibbles(blocks[..., 1:])], len(blocks)), scales, None)
+
+
 _UNPACK: Mapping[str, Callable[[Bytes], Codes]] = {
     "q8_0": _q8_0,
     "q4_0": _simple(minimum=False, bits=4),
@@ -344,6 +360,7 @@ _UNPACK: Mapping[str, Callable[[Bytes], Codes]] = {
     **{name: _of_codebook(name) for name in CODEBOOKS},
     "q4_z": _q4_z,
     "q4_z128": _q4_z,
+    "mxfp4": _mxfp4,
 }
 
 

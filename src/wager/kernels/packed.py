@@ -7,7 +7,7 @@ packed weights into plain values and arrays of bytes, which a file can hold, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,8 @@ class PackedHeads:
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """Gate and up (`into`) and down projections of each expert, expert after expert, and the format of each."""
+    """Gate and up (`into`) and down projections of each expert, expert after expert, and the format of each. Biases are
+    f32 [count, panels * 32] in the order of the panels."""
 
     into: Any
     down: Any
@@ -69,10 +70,13 @@ class PackedExperts:
     count: int
     hidden: int
     width: int
+    into_bias: Array | None = None
+    down_bias: Array | None = None
 
     @property
     def nbytes(self) -> int:
-        return int(self.into.nbytes) + int(self.down.nbytes)
+        biases = [bias.nbytes for bias in (self.into_bias, self.down_bias) if bias is not None]
+        return int(self.into.nbytes) + int(self.down.nbytes) + sum(biases)
 
 
 @dataclass(frozen=True)
@@ -119,11 +123,8 @@ class Packer:
         """gate and up [N, K], of one format, interleaved by panels, so that their product needs no round trip through
         memory. `bias` is the gate's and the up projection's, [N] each."""
         rows, n = _gated(gate, up), gate.shape[0]
-        panels, joined = rows.n // PANEL, None
-        if bias is not None:
-            halves = [_padded(half, n, panels * 16).reshape(panels, 16) for half in bias]
-            joined = np.concatenate(halves, axis=1).ravel()
-        return Packed(self._packed(rows), rows.format, n, rows.k, panels, True, joined)
+        joined = None if bias is None else _joined(bias, n)
+        return Packed(self._packed(rows), rows.format, n, rows.k, rows.n // PANEL, True, joined)
 
     def _packed(self, rows: _StoredRows) -> Any:
         buffer = _native.Buffer(rows.nbytes)
@@ -141,9 +142,15 @@ class Packer:
             head.write(self.pool, buffer, index * size)
         return PackedHeads(buffer, first.format, len(heads), weight[0].shape[0], first.k)
 
-    def pack_experts(self, parts: Iterable[tuple[Matrix, Matrix, Matrix]], *, count: int) -> PackedExperts:
+    def pack_experts(
+        self,
+        parts: Iterable[tuple[Matrix, Matrix, Matrix]],
+        *,
+        count: int,
+        biases: Sequence[tuple[Array, Array, Array]] | None = None,
+    ) -> PackedExperts:
         """Gate and up [width, hidden] and down [hidden, width] of `count` experts in order, taken one by one; all gates
-        and ups of one format, and all downs."""
+        and ups of one format, and all downs. `biases` are those of each expert: [width], [width] and [hidden]."""
         packed: PackedExperts | None = None
         done = 0
         for gate, up, down in parts:
@@ -161,7 +168,12 @@ class Packer:
             done += 1
         if packed is None or done != count:
             raise ModelError(f"{done} experts were given, not {count}.")
-        return packed
+        if biases is None:
+            return packed
+        into_bias = np.stack([_joined((gate, up), packed.width) for gate, up, _ in biases])
+        outputs = _panels(packed.hidden) * PANEL
+        down_bias = np.stack([_padded(down, packed.hidden, outputs) for _, _, down in biases])
+        return replace(packed, into_bias=into_bias, down_bias=down_bias)
 
     def matrix_bytes(self, n: int, k: int, format_name: str | None) -> int:
         """Bytes of a packed matrix [n, k] of floats (None) or of that block format."""
@@ -176,7 +188,8 @@ class Packer:
         if isinstance(weight, PackedHeads):
             return WeightParts(_fields("heads", weight, ("format", "heads", "n", "k")), (_bytes(weight.buffer),))
         names = ("into_format", "down_format", "count", "hidden", "width")
-        return WeightParts(_fields("experts", weight, names), (_bytes(weight.into), _bytes(weight.down)))
+        biases = [bias.view(np.uint8).ravel() for bias in (weight.into_bias, weight.down_bias) if bias is not None]
+        return WeightParts(_fields("experts", weight, names), (_bytes(weight.into), _bytes(weight.down), *biases))
 
     def assemble(self, parts: WeightParts) -> Packed | PackedHeads | PackedExperts:
         """The packed weight of such parts, on their arrays themselves, which may be read-only. ValueError, KeyError or
@@ -194,11 +207,16 @@ class Packer:
             return PackedHeads(ArrayBuffer(arrays[0]), **fields)
         if kind != "experts":
             raise ValueError(f"a weight of kind {kind!r}")
-        hidden, width = fields["hidden"], fields["width"]
-        into = _panels(2 * -(-width // 16) * 16) * _panel_bytes(fields["into_format"], hidden)
-        down = _panels(hidden) * _panel_bytes(fields["down_format"], width)
-        _check(arrays, [fields["count"] * into, fields["count"] * down])
-        return PackedExperts(ArrayBuffer(arrays[0]), ArrayBuffer(arrays[1]), **fields)
+        count, hidden, width = fields["count"], fields["hidden"], fields["width"]
+        outputs = _panels(2 * -(-width // 16) * 16), _panels(hidden)
+        into = outputs[0] * _panel_bytes(fields["into_format"], hidden)
+        down = outputs[1] * _panel_bytes(fields["down_format"], width)
+        biases = [count * size * PANEL * 4 for size in outputs] if len(arrays) > 2 else []
+        _check(arrays, [count * into, count * down, *biases])
+        floats = [array.view(FLOAT32).reshape(count, -1) for array in arrays[2:]]
+        of_into, of_down = floats if floats else (None, None)
+        buffers = ArrayBuffer(arrays[0]), ArrayBuffer(arrays[1])
+        return PackedExperts(*buffers, **fields, into_bias=of_into, down_bias=of_down)
 
 
 def _rows(weight: Matrix) -> _StoredRows:
@@ -233,6 +251,12 @@ def _gated(gate: Matrix, up: Matrix) -> _StoredRows:
 def _check_same(name: str, rows: _StoredRows, first: _StoredRows) -> None:
     if (rows.format, rows.n, rows.k) != (first.format, first.n, first.k):
         raise ModelError(f"{name} is {rows.format} of {rows.k} inputs, the first one {first.format} of {first.k}.")
+
+
+def _joined(bias: tuple[Array, Array], n: int) -> Array:
+    """The biases [n] of gate and up in the order of their panels."""
+    panels = -(-n // 16)
+    return np.concatenate([_padded(half, n, panels * 16).reshape(panels, 16) for half in bias], axis=1).ravel()
 
 
 def _padded(bias: Array, n: int, size: int) -> Array:

@@ -113,6 +113,10 @@ class Tape:
         self._kept.append(array)
         return address(array)
 
+    def _vector(self, name: str, array: Array | None, size: int) -> int:
+        """The address of f32 [size], 0 for None."""
+        return 0 if array is None else self._take(name, array, FLOAT32, (size,))
+
     def _buffer(self, name: str, array: Array, dtype: DType, width: int, *, of: RowSet = "rows") -> int:
         """A buffer of rows: room for max_rows, or for as many logits rows as a step may have."""
         first = self._take(name, array, dtype, (None, width))
@@ -228,12 +232,22 @@ class Tape:
         matrices = (weight.buffer.address, weight.format, weight.heads, weight.n, weight.k)
         self._tape.per_head(source, *matrices, step, target)
 
-    def route(self, x: Array, weight: Array, bias: Array | None, spec: Experts, routing: Routing) -> None:
+    def route(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None,
+        spec: Experts,
+        routing: Routing,
+        *,
+        logit_bias: Array | None = None,
+    ) -> None:
         """Select each row's top experts and their shares, by arch.feed_forward.Experts; x act [R, hidden].
 
-        Logits are x W^T in float32, weight f32 [experts, hidden], and are compared as they are under softmax; scores
-        are, under sigmoid. `bias` f32 [experts] is added for the selection alone. Ties, of experts and of groups, go to
-        the lowest. A row whose logits are not finite has shares that are NaN and does not affect the other rows."""
+        Logits are x W^T in float32 (+ `logit_bias` f32 [experts]), weight f32 [experts, hidden], and are compared as
+        they are under softmax; scores are, under sigmoid. `bias` f32 [experts] is added for the selection alone. Ties,
+        of experts and of groups, go to the lowest. A row whose logits are not finite has shares that are NaN and does
+        not affect the other rows."""
         if spec.count > MAX_EXPERTS:
             raise ModelError(f"{spec.count} experts are more than the {MAX_EXPERTS} the kernels support.")
         hidden = x.shape[-1]
@@ -241,7 +255,8 @@ class Tape:
         self._tape.route(
             self._buffer("x", x, BFLOAT16, hidden),
             self._take("router", weight, FLOAT32, (spec.count, hidden)),
-            0 if bias is None else self._take("correction", bias, FLOAT32, (spec.count,)),
+            self._vector("router's bias", logit_bias, spec.count),
+            self._vector("correction", bias, spec.count),
             hidden,
             (*params, spec.gating.score == "sigmoid", spec.gating.normalised),
             spec.gating.scale,
@@ -276,9 +291,23 @@ class Tape:
         source = self._buffer("x", x, BFLOAT16, weight.hidden)
         target = self._buffer("out", out, FLOAT32, weight.hidden)
         self._kept.append(weight)
-        matrices = ((weight.into.address, weight.into_format), (weight.down.address, weight.down_format))
+        biases = [0 if bias is None else address(bias) for bias in (weight.into_bias, weight.down_bias)]
+        into = (weight.into.address, weight.into_format, biases[0])
+        down = (weight.down.address, weight.down_format, biases[1])
         sizes = (weight.hidden, weight.width, spec.count, spec.active, len(routing.ids))
-        self._tape.experts(source, *matrices, *sizes, buffers, activation, target)
+        self._tape.experts(source, into, down, *sizes, buffers, activation, target)
+
+    def add_gated(self, x: Array, weight: Array, y: Array, out: Array) -> None:
+        """out f32 [R, n] += sigmoid(x . weight) * y; x act [R, k], weight f32 [k], y f32 [R, n]."""
+        k, n = x.shape[-1], y.shape[-1]
+        self._tape.add_gated(
+            self._buffer("x", x, BFLOAT16, k),
+            self._take("weight", weight, FLOAT32, (k,)),
+            k,
+            self._buffer("y", y, FLOAT32, n),
+            n,
+            self._buffer("out", out, FLOAT32, n),
+        )
 
     def latent(
         self,
@@ -360,20 +389,23 @@ class Tape:
         out: Array,
         scale: float | None = None,
         soft_cap: float | None = None,
+        sinks: Array | None = None,
         of: RowSet = "rows",
     ) -> None:
         """out act [*, heads * d] for the rows `of` those in q [R, heads * d]: each attends to its own path: cached
         positions below its span's base, then its ancestors in the batch, then itself; scale 1/sqrt(d) if None. `window`
-        w keeps positions > p - w. With `soft_cap` c scores become c * tanh(score / c). Keys are taken in path order in
-        tiles of KEY_TILE that begin at absolute positions. Over a latent cache d is rank + rope, a value is the first
-        `rank` of what is its key, and out is [*, heads * rank]."""
+        w keeps positions > p - w. With `soft_cap` c scores become c * tanh(score / c). `sinks` f32 [heads] are scores
+        that take part in the softmax and have no value. Keys are taken in path order in tiles of KEY_TILE that begin at
+        absolute positions. Over a latent cache d is rank + rope, a value is the first `rank` of what is its key, and
+        out is [*, heads * rank]."""
         self._check_cache(cache, layer)
         if window is not None and window < 1:
             raise ModelError(f"A sliding window of {window} positions holds no key.")
         source = self._buffer("q", q, BFLOAT16, self._heads * self._head_dim)
         value_dim = cache.rank if isinstance(cache, CpuLatents) else self._head_dim
         target = self._buffer("out", out, BFLOAT16, self._heads * value_dim, of=of)
-        options = (window or 0, scale or 0.0, soft_cap or 0.0)
+        sink = self._vector("sinks", sinks, self._heads)
+        options = (window or 0, scale or 0.0, soft_cap or 0.0, sink)
         self._tape.attention(source, cache.view, layer, self._heads, *options, target, of == "logits")
 
     def select(self, x: Array, out: Array) -> None:

@@ -154,20 +154,6 @@ def _nibbles(packed: Bytes) -> Bytes:
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
-def _mxfp4(blocks: Bytes) -> Bytes:
-    """Codes of q5_0. Scales are powers of two; one below the least float16, 2^-24, becomes it and its codes are
-    rounded. One above the largest becomes infinite."""
-    from gguf.quants import MXFP4
-
-    scales = MXFP4.e8m0_to_fp32_half(blocks[:, :1]).astype(np.float64)
-    written = scales.clip(2.0**-24)
-    codes = np.array(MXFP4.kvalues, dtype=np.int8)[_nibbles(blocks[:, 1:])]
-    stored = (np.rint(codes * (scales / written)) + 16).astype(np.uint8)
-    fifth = np.packbits(stored >> 4, axis=1, bitorder="little")
-    nibbles = stored[:, :16] & 15 | (stored[:, 16:] & 15) << 4
-    return np.concatenate([_half(written[:, 0]), fifth, nibbles], axis=1)
-
-
 def _ternary(kind: GgufType) -> Callable[[Bytes], Bytes]:
     """-1, 0 and 1 as codes of q4_0 under the float16 that is the last of the block."""
 
@@ -312,7 +298,6 @@ class _Conversion:
 
 
 _CONVERT: Mapping[GgufType, _Conversion] = {
-    GgufType.MXFP4: _Conversion("q5_0", _mxfp4),
     GgufType.TQ1_0: _Conversion("q4_0", _ternary(GgufType.TQ1_0)),
     GgufType.TQ2_0: _Conversion("q4_0", _ternary(GgufType.TQ2_0)),
     GgufType.IQ3_S: _Conversion("iq3_s", _iq3_s),
@@ -390,8 +375,9 @@ class GgufFile:
         }
 
     def read(self, name: str, dtype: DType) -> Array:
-        """One tensor as `dtype`, dequantised in parts, so that there is never a float32 copy of all of it."""
-        stored = self.tensors[name]
+        """One tensor, or with [i] after its name a part of it, as `dtype`, dequantised in parts, so that there is never
+        a float32 copy of all of it."""
+        stored = self._find(name)
         if stored.kind.name.lower() in BLOCK_FORMATS:
             return self.read_blocks(name).dequantise(dtype).reshape(stored.shape)
         if stored.kind in FLOATS:
@@ -412,11 +398,12 @@ class GgufFile:
         return out.reshape(stored.shape)
 
     def stored(self, name: str) -> StoredAs:
-        return stored_as(self.tensors[name].kind)
+        return stored_as(self._find(name).kind)
 
     def read_blocks(self, name: str) -> QuantisedMatrix:
-        """A quantised tensor as rows of the format that `stored` gives: the file's own bytes, or converted."""
-        stored = self.tensors[name]
+        """A quantised tensor, or a part of one, as rows of the format that `stored` gives: the file's own bytes, or
+        converted."""
+        stored = self._find(name)
         try:
             return convert_blocks(
                 self._raw(stored).reshape(math.prod(stored.shape[:-1]), -1), stored.kind, stored.shape[-1]
@@ -424,12 +411,21 @@ class GgufFile:
         except NotImplementedError as error:
             raise self._unreadable(name) from error
 
+    def _find(self, name: str) -> StoredTensor:
+        """A tensor; of `name[i]` the i-th part along the first dimension."""
+        tensor, _, index = name.removesuffix("]").partition("[")
+        stored = self.tensors[tensor]
+        if not index:
+            return stored
+        size = stored.size // stored.shape[0]
+        return StoredTensor(stored.shape[1:], stored.kind, stored.offset + int(index) * size, size)
+
     def _raw(self, stored: StoredTensor) -> Bytes:
         return np.frombuffer(self._data, dtype=np.uint8, count=stored.size, offset=stored.offset)
 
     def _unreadable(self, name: str) -> ModelError:
         return ModelError(
-            f"{name} in {self.where} is stored as {self.tensors[name].kind.name}, which cannot be dequantised.",
+            f"{name} in {self.where} is stored as {self._find(name).kind.name}, which cannot be dequantised.",
             "Use another quantisation of the model, for example Q4_K_M or Q8_0.",
         )
 

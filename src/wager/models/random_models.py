@@ -26,7 +26,7 @@ from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, Array, DType
-from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix
+from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, FOUR_BIT_FLOATS, QuantisedMatrix
 from wager.models.gguf import StoredAs
 from wager.models.hub import RANDOM
 from wager.models.tokenizer import Tokenizer, byte_alphabet
@@ -54,6 +54,7 @@ class _UniformCodes:
 _CODES: Mapping[str, _UniformCodes] = {
     "q8_0": _UniformCodes(0.0, math.sqrt(2 * 127 * 128 * 255 / 6 / 256), unused=128),
     "q4_1": _UniformCodes(7.5, math.sqrt((16**2 - 1) / 12)),
+    "mxfp4": _UniformCodes(0.0, float(FOUR_BIT_FLOATS.astype(np.float64).std())),
 }
 
 
@@ -77,6 +78,9 @@ class RandomWeights:
         return noise.astype(dtype, copy=False)
 
     def stored(self, name: str) -> StoredAs:
+        published = self.spec.details.activation == "clamped" and ".expert_" in name and name.endswith("weight")
+        if published and self._shapes[name][1] % BLOCK == 0:
+            return StoredAs("MXFP4", "mxfp4")
         return StoredAs("random")
 
     def quantised(self, name: str, format_name: str) -> QuantisedMatrix:
@@ -89,6 +93,10 @@ class RandomWeights:
         if codes.unused is not None:
             np.multiply(data, data != codes.unused, out=data)
         blocks = data.reshape(n, -1, known.bytes)
+        if format_name == "mxfp4":  # powers of two: half of the blocks at the one below, half above
+            exponent = 128 + math.floor(math.log2(self.scale(name) / codes.deviation))
+            blocks[..., 0] = exponent + (blocks[..., 0] & 1)
+            return QuantisedMatrix(known, data.reshape(n, -1), k)
         step = np.float16(self.scale(name) / codes.deviation)
         for at, value in zip(known.fields, (step, np.float16(-codes.mean * step)), strict=False):
             blocks[..., at : at + 2] = np.frombuffer(value.tobytes(), np.uint8)
@@ -262,12 +270,38 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
         n_shared_experts=1,
         routed_scaling_factor=2.5,
     ),
+    "qwen2-moe": _family(
+        "Qwen2MoeForCausalLM",
+        (*_HEADS, *_QWEN),
+        {"tiny": (64, 2, 4, 192, 512, 2, 16, 12, 4, 32), "300m": (512, 7, 8, 1536, 32000, 8, 64, 60, 4, 352)},
+        shared_expert_intermediate_size=128,
+    ),
+    "gpt-oss": _family(
+        "GptOssForCausalLM",
+        _HEADS,
+        {
+            "tiny": (64, 4, 4, 64, 512, 2, 16),
+            "300m": (512, 10, 16, 512, 32000, 2, 64),
+            "1b": (768, 14, 16, 768, 32000, 2, 64),
+        },
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        sliding_window=128,
+        rope_theta=150000.0,
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 256,
+            "truncate": False,
+        },
+    ),
 }
 """Family -> its architecture, and by size the configuration keys of a model of about that many parameters.
 
 The dense ones (but tiny) have the shapes of the models that docs/random_models.md names. The mixtures keep the
-proportions of Mixtral-8x7B, Qwen3-30B-A3B and DeepSeek-V3 (experts to choose from, their width to the hidden size,
-groups, latent to hidden size) at a size that fits on a small machine.
+proportions of Mixtral-8x7B, Qwen3-30B-A3B, DeepSeek-V3, Qwen1.5-MoE-A2.7B and gpt-oss-20b (experts to choose from,
+their width to the hidden size, groups, latent to hidden size) at a size that fits on a small machine. The experts of
+gpt-oss are in MXFP4, as the published ones.
 """
 
 

@@ -68,6 +68,12 @@ class _Stored:
     def view(self, dtype: DType) -> Array:
         return np.frombuffer(self.data, dtype, math.prod(self.shape), self.start).reshape(self.shape)
 
+    def part(self, index: int) -> _Stored:
+        """The part of that number along the first dimension."""
+        item = {**_FLOATS, **_INTEGERS}.get(self.kind, np.dtype(np.uint8)).itemsize
+        start = self.start + index * math.prod(self.shape[1:]) * item
+        return _Stored(self.data, self.kind, self.shape[1:], start)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorBytes:
@@ -92,7 +98,8 @@ class SafetensorsSource:
         return {name: stored.shape for name, stored in self._tensors.items()}
 
     def read(self, name: str, dtype: DType) -> Array:
-        stored = self._tensors[name]
+        """A tensor, or with [i] after its name a part of it, see weights.Source."""
+        stored = self._find(name)
         if stored.kind not in _FLOATS:
             raise ModelError(
                 f"{name} in {self.where} is stored as {stored.kind}, which is not supported.",
@@ -116,13 +123,25 @@ class SafetensorsSource:
             raise ModelError(f"{name} in {self.where} is stored as {stored.kind}, not as whole numbers.")
         return stored.view(_INTEGERS[stored.kind]).astype(np.int64)
 
+    def read_raw(self, name: str) -> Array:
+        """A tensor of bytes, or a part of one, as uint8, in the mapped file."""
+        stored = self._find(name)
+        if stored.kind != "U8":
+            raise ModelError(f"{name} in {self.where} is stored as {stored.kind}, not as bytes (U8).")
+        return stored.view(np.dtype(np.uint8))
+
+    def _find(self, name: str) -> _Stored:
+        tensor, _, index = name.removesuffix("]").partition("[")
+        stored = self._tensors[tensor]
+        return stored.part(int(index)) if index else stored
+
     def read_bytes(self, name: str) -> TensorBytes:
         """A tensor as it is stored. ModelError for a type that is not supported."""
         stored = self._tensors[name]
         return TensorBytes(stored.kind, stored.shape, self.raw(name).tobytes())
 
     def stored(self, name: str) -> StoredAs:
-        return StoredAs(self._tensors[name].kind)
+        return StoredAs(self._find(name).kind)
 
     def read_blocks(self, name: str) -> QuantisedMatrix:
         raise ModelError(f"{name} in {self.where} is not quantised.")

@@ -83,6 +83,12 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "chatglm-bpe": _GPT4,
     "gpt-4o": PreTokenizer((_GPT4O,)),
     "tekken": PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True),
+    "deepseek-v3": PreTokenizer(_DEEPSEEK_V3),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from wager.arch.spec import Layer, ModelSpec
 from wager.errors import UsageError
 from wager.kernels.arrays import INT32, Array, DType, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
-from wager.kernels.blocks import Matrix, stack
+from wager.kernels.blocks import Matrix, QuantisedMatrix, stack
 from wager.kernels.cpu import Kernels
 from wager.kernels.cpu_cache import CpuCache
 from wager.kernels.tape import Routing, RowSet, Tap, Tape
@@ -79,7 +79,8 @@ def _latent_row(attention: Mla, act: int) -> int:
 def _expert_row(hidden: int, experts: Experts, act: int) -> int:
     """Bytes per row of kernels.tape.Routing and of the shared experts' inner layer."""
     choice = 4 + 4 + 4 + act * (hidden + experts.width)
-    return 4 * experts.count + experts.active * choice + act * experts.shared_inner
+    shared = act * experts.shared_inner + (4 * hidden if experts.shared_gate else 0)
+    return 4 * experts.count + experts.active * choice + shared
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
@@ -130,6 +131,13 @@ class LayerWeights:
         biases = [bias for part in parts if (bias := self.bias(part)) is not None]
         return stack([self.matrix(part) for part in parts]), np.concatenate(biases) if biases else None
 
+    def rows(self, part: str, heads: int, *, first: int = 0) -> list[Matrix]:
+        """The rows of each head of a matrix, from its `first` on."""
+        matrix = self.matrix(part)
+        each = matrix.shape[0] // heads
+        places = [slice(head * each + first, (head + 1) * each) for head in range(heads)]
+        return [matrix.take(place) if isinstance(matrix, QuantisedMatrix) else matrix[place] for place in places]
+
     def refit(self, heads: Array) -> list[Matrix]:
         """Matrices of heads that were cut from one, each in the form that they are multiplied in."""
         return [self._matrices.refit(head) for head in heads]
@@ -138,6 +146,11 @@ class LayerWeights:
         """Gate, up and down of one expert."""
         gate, up = in_one_form([self.matrix(f"{expert}.expert_{part}") for part in ("gate", "up")])
         return gate, up, self.matrix(f"{expert}.expert_down")
+
+    def expert_biases(self, expert: int) -> tuple[Array, Array, Array]:
+        """Of gate, up and down of one expert."""
+        gate, up, down = (self.vector(f"{expert}.expert_{part}", "bias") for part in ("gate", "up", "down"))
+        return gate, up, down
 
     def bias(self, part: str) -> Array | None:
         return self.vector(part, "bias") if self._name(part, "bias") in self._known else None
@@ -212,6 +225,7 @@ class LayerBuffers:
         if experts := spec.experts:
             self.routing = Routing.allocate(experts, max_rows=rows, hidden=spec.hidden, act=act)
             self.shared_inner = empty(rows, experts.shared_inner, dtype=act)
+            self.shared_out = empty(rows if experts.shared_gate else 0, spec.hidden)
 
 
 class LayerRecorder:
@@ -261,6 +275,7 @@ class LayerRecorder:
                 out=buffers.attention_out,
                 scale=details.attention_scale,
                 soft_cap=details.attention_cap,
+                sinks=tensors.vector("sinks") if layer.attention.sinks else None,
                 of=of,
             )
         if of == "logits":
@@ -330,15 +345,18 @@ class LayerRecorder:
             buffers.qkv, buffers.kv, buffers.rotations["global"], norm, self.cache, index, buffers.q_nope, buffers.q
         )
 
-        @cache
-        def kv_b() -> Array:
-            return tensors.floats("kv_b", kernels.act).reshape(attention.heads, -1, attention.kv_rank)
+        heads = attention.heads
 
         def keys() -> Any:
-            return kernels.pack_heads(tensors.refit(kv_b()[:, : attention.nope].swapaxes(1, 2)))
+            if details.split_latent:
+                return kernels.pack_heads(tensors.rows("k_b", heads))
+            kv_b = tensors.floats("kv_b", kernels.act).reshape(heads, -1, attention.kv_rank)
+            return kernels.pack_heads(tensors.refit(kv_b[:, : attention.nope].swapaxes(1, 2)))
 
         def values() -> Any:
-            return kernels.pack_heads(tensors.refit(kv_b()[:, attention.nope :]))
+            if details.split_latent:
+                return kernels.pack_heads(tensors.rows("v_b", heads))
+            return kernels.pack_heads(tensors.rows("kv_b", heads, first=attention.nope))
 
         tape.per_head(buffers.q_nope, tensors.packed("kv_b_keys", keys), buffers.q)
         tape.attention(buffers.q, self.cache, index, window=None, out=buffers.latent_out, scale=details.attention_scale)
@@ -351,21 +369,34 @@ class LayerRecorder:
         if self._keep_expert_choices:
             routing = replace(routing, ids=zeros(*routing.ids.shape, dtype=INT32))
             self.expert_choices.append(routing.ids)
+        details = self.spec.details
+        scaled = replace(experts.gating, scale=experts.gating.scale * details.residual_scale)
+        experts = replace(experts, gating=scaled)
         bias = tensors.vector("correction", "bias") if experts.gating.correction_bias else None
-        tape.route(buffers.normed, tensors.vector("router"), bias, experts, routing)
+        logit_bias = tensors.bias("router")
+        tape.route(buffers.normed, tensors.vector("router"), bias, experts, routing, logit_bias=logit_bias)
 
         def pack() -> Any:
-            parts = (tensors.expert(expert) for expert in range(experts.count))
-            return self.kernels.pack_experts(parts, count=experts.count)
+            every = range(experts.count)
+            biases = [tensors.expert_biases(expert) for expert in every] if experts.biased else None
+            return self.kernels.pack_experts(map(tensors.expert, every), count=experts.count, biases=biases)
 
-        activation = self.spec.details.activation
-        tape.experts(
-            buffers.normed, tensors.packed("experts", pack), experts, routing, buffers.x, activation=activation
-        )
-        if experts.shared:
+        packed = tensors.packed("experts", pack)
+        tape.experts(buffers.normed, packed, experts, routing, buffers.x, activation=details.activation)
+        if experts.shared_gate:
+            self._into(tensors, "shared_", buffers.shared_inner, of="rows")
+            tape.linear(buffers.shared_inner, tensors.product("shared_down"), buffers.shared_out)
+            tape.add_gated(buffers.normed, tensors.vector("shared_router"), buffers.shared_out, buffers.x)
+        elif experts.shared:
             self._feed_forward(tensors, "shared_", buffers.shared_inner, of="rows")
 
     def _feed_forward(self, tensors: LayerWeights, prefix: str, inner: Array, *, of: RowSet) -> None:
+        out = self.buffers.x if of == "rows" else self.buffers.selected
+        self._into(tensors, prefix, inner, of=of)
+        self._leave(tensors, "mlp", inner, prefix + "down", out, of=of)
+
+    def _into(self, tensors: LayerWeights, prefix: str, inner: Array, *, of: RowSet) -> None:
+        """The inner values of a feed-forward."""
         kernels = self.kernels
 
         def into() -> Any:
@@ -374,11 +405,9 @@ class LayerRecorder:
             both = (biases[0], biases[1]) if biases[0] is not None and biases[1] is not None else None
             return kernels.pack_gated(gate, up, bias=both)
 
-        out = self.buffers.x if of == "rows" else self.buffers.selected
         activation = self.spec.details.activation
         packed = tensors.packed(prefix + "gate+up", into)
         self.tape.gated(self.buffers.normed, packed, inner, activation=activation, of=of)
-        self._leave(tensors, "mlp", inner, prefix + "down", out, of=of)
 
 
 # ---- the decoder -----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ arch/families.py.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,7 @@ NAMES: Mapping[str, str] = {
     "o": "model.layers.{}.self_attn.o_proj",
     "q_norm": "model.layers.{}.self_attn.q_norm",
     "k_norm": "model.layers.{}.self_attn.k_norm",
+    "sinks": "=model.layers.{}.self_attn.sinks",
     "gate": "model.layers.{}.mlp.gate_proj",
     "up": "model.layers.{}.mlp.up_proj",
     "down": "model.layers.{}.mlp.down_proj",
@@ -66,7 +68,7 @@ NAMES: Mapping[str, str] = {
     "kv_b": "model.layers.{}.self_attn.kv_b_proj",
 }
 """Canonical name (as in tensor_shapes, without places and suffix) -> name in a Hugging Face checkpoint. A name after =
-is complete; the others get the suffix."""
+is complete; the others get the suffix. One that ends with [{}] is a part of a tensor: see Source."""
 
 _MOST_FURTHER = 100
 _MODULES = (r"mtp\..*", r"model\.mtp_layers\..*")
@@ -84,8 +86,14 @@ LONG_ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 def source_name(names: Mapping[str, str], canonical: str) -> str:
     """The name in a checkpoint of a tensor with that canonical name."""
     *places, part, suffix = canonical.split(".")
-    name = names[part].format(*places[1:])
-    return name[1:] if name.startswith("=") else f"{name}.{suffix}"
+    name, bracket, rest = names[part].format(*places[1:]).partition("[")
+    return name[1:] if name.startswith("=") else f"{name}.{suffix}{bracket}{rest}"
+
+
+def part_of(name: str) -> tuple[str, int | None]:
+    """The tensor in a checkpoint that `name` is a part of, and which part along its first dimension: None for all."""
+    tensor, _, index = name.removesuffix("]").partition("[")
+    return tensor, int(index) if index else None
 
 
 def checkpoint_names(architecture: str) -> Mapping[str, str]:
@@ -126,7 +134,7 @@ def _layer(layer: Layer, decoder: DecoderDetails, hidden: int) -> Shapes:
     if isinstance(attention, Gqa):
         yield from _grouped_query(attention, decoder, hidden)
     elif isinstance(attention, Mla):
-        yield from _latent(attention, hidden)
+        yield from _latent(attention, hidden, split=decoder.split_latent)
     if decoder.output_bias:
         yield "o.bias", (hidden,)
     if isinstance(ffn, Dense):
@@ -147,10 +155,12 @@ def _grouped_query(attention: Gqa, decoder: DecoderDetails, hidden: int) -> Shap
         yield f"{part}.weight", (size, hidden)
         if decoder.qkv_bias:
             yield f"{part}.bias", (size,)
+    if attention.sinks:
+        yield "sinks.weight", (attention.heads,)
     yield "o.weight", (hidden, attention.output_width)
 
 
-def _latent(attention: Mla, hidden: int) -> Shapes:
+def _latent(attention: Mla, hidden: int, *, split: bool) -> Shapes:
     if rank := attention.q_rank:
         yield from (("q_a.weight", (rank, hidden)), ("q_a_norm.weight", (rank,)))
         yield "q_b.weight", (attention.query_width, rank)
@@ -158,7 +168,11 @@ def _latent(attention: Mla, hidden: int) -> Shapes:
         yield "q.weight", (attention.query_width, hidden)
     yield "kv_a.weight", (attention.cache_width, hidden)
     yield "kv_a_norm.weight", (attention.kv_rank,)
-    yield "kv_b.weight", (attention.heads * (attention.nope + attention.value), attention.kv_rank)
+    if split:
+        yield "k_b.weight", (attention.heads * attention.kv_rank, attention.nope)
+        yield "v_b.weight", (attention.heads * attention.value, attention.kv_rank)
+    else:
+        yield "kv_b.weight", (attention.heads * (attention.nope + attention.value), attention.kv_rank)
     yield "o.weight", (hidden, attention.output_width)
 
 
@@ -166,10 +180,15 @@ def _experts(experts: Experts, hidden: int) -> Shapes:
     yield "router.weight", (experts.count, hidden)
     if experts.gating.correction_bias:
         yield "correction.bias", (experts.count,)
+    if experts.biased:
+        yield "router.bias", (experts.count,)
     if experts.shared:
         yield from _gated("shared_", experts.shared_inner, hidden)
+    if experts.shared_gate:
+        yield "shared_router.weight", (hidden,)
     for expert in range(experts.count):
-        yield from ((f"{expert}.{name}", shape) for name, shape in _gated("expert_", experts.width, hidden))
+        parts = _gated("expert_", experts.width, hidden, biased=experts.biased)
+        yield from ((f"{expert}.{name}", shape) for name, shape in parts)
 
 
 def _gated(prefix: str, width: int, hidden: int, *, biased: bool = False) -> Shapes:
@@ -183,7 +202,8 @@ def _gated(prefix: str, width: int, hidden: int, *, biased: bool = False) -> Sha
 
 
 class Source(Protocol):
-    """Named tensors in one file or several. `where` names it in errors."""
+    """Named tensors in one file or several. `where` names it in errors. `read`, `stored` and `read_blocks` also take
+    the name of a tensor with [i] after it: the i-th part along its first dimension."""
 
     where: str
 
@@ -227,7 +247,7 @@ class StoredWeights:
     def read(self, name: str, dtype: DType = FLOAT32) -> Array:
         tensor = self._source.read(source_name(self._names, name), dtype)
         rows = self._rows(name)
-        tensor = tensor if rows is None else tensor[rows]
+        tensor = (tensor if rows is None else tensor[rows]).reshape(self._shapes[name])
         self._check_finite(name, finite=all_finite(tensor))
         order = self._order(name, len(tensor))
         tensor = tensor if order is None else tensor[order]
@@ -318,14 +338,18 @@ def _open_directory(path: Path) -> Weights:
 
     config = read_json(path / "config.json")
     spec = read_config(config, runnable=True, where=str(path / "config.json"))
-    tensors, names, ignored = SafetensorsSource(path), checkpoint_names(spec.details.architecture), ignored_tensors
-    if not config.get("quantization_config"):
-        check_tensors(spec, tensors, names, ignored=ignored(config, spec))
-        return StoredWeights(spec, tensors, names)
-    quantised = QuantisedSource(tensors, config["quantization_config"])
-    zeros = map(re.escape, quantised.zero_biases)
-    check_tensors(spec, quantised, names, ignored=(*ignored(config, spec), *zeros))
-    return StoredWeights(spec, quantised, names)
+    files, names = SafetensorsSource(path), checkpoint_names(spec.details.architecture)
+    source: Source = files
+    ignored = ignored_tensors(config, spec)
+    if spec.details.architecture == "GptOssForCausalLM":
+        from wager.models.gpt_oss import JoinedExperts
+
+        source = JoinedExperts(files, spec)
+    elif config.get("quantization_config"):
+        source = quantised = QuantisedSource(files, config["quantization_config"])
+        ignored = (*ignored, *map(re.escape, quantised.zero_biases))
+    check_tensors(spec, source, names, ignored=ignored)
+    return StoredWeights(spec, source, names)
 
 
 def _open_gguf(file: GgufFile) -> Weights:
@@ -350,7 +374,8 @@ def _open_gguf(file: GgufFile) -> Weights:
         )
     spec = replace(spec, decoder=replace(spec.details, rope=rope))
     names = gguf_names(file.tensors)
-    check_tensors(spec, file, names, ignored=tuple(map(re.escape, tensors)))
+    joined = (r"blk\.\d+\.attn_kv_b\.weight",) if spec.details.split_latent else ()
+    check_tensors(spec, file, names, ignored=(*map(re.escape, tensors), *joined))
     return StoredWeights(spec, file, names)
 
 
@@ -372,11 +397,15 @@ def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, 
     `ignored` are patterns of further names that are allowed.
     """
     shapes = source.shapes
-    expected: dict[str, tuple[int, ...]] = {}
+    parts: dict[str, tuple[int, ...]] = {}
     for canonical, shape in tensor_shapes(spec).items():
         name = source_name(names, canonical)
-        rows = expected.get(name, (0,))[0]  # of other matrices that are stored in the same tensor
-        expected[name] = (rows + shape[0], *shape[1:])
+        rows = parts.get(name, (0,))[0]  # of other matrices that are stored in the same tensor
+        parts[name] = (rows + shape[0], *shape[1:])
+    expected: dict[str, tuple[int, ...]] = {}
+    for part, shape in parts.items():
+        name, index = part_of(part)
+        expected[name] = shape if index is None else (index + 1, *shape)  # parts ascend: the last one counts them
     for name, shape in expected.items():
         if name not in shapes:
             raise ModelError(
@@ -393,7 +422,8 @@ def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, 
 
 
 def _check_shape(where: str, name: str, *, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if found != expected:
+    """Leading dimensions may be split or joined."""
+    if (math.prod(found), found[-1:]) != (math.prod(expected), expected[-1:]):
         raise ModelError(
             f"{name} in {where} has shape {list(found)}; its configuration requires {list(expected)}.",
             "Weights and configuration do not match; fetch the model again.",
@@ -446,12 +476,21 @@ class Matrices:
         attention = self.spec.attention
         for name, known in self.formats.items():
             part = name.split(".")[-2]
-            if part == "kv_b" and isinstance(attention, Mla):
-                for shape in (attention.kv_rank, attention.nope), (attention.value, attention.kv_rank):
-                    yield from repeat((shape, self._fitting(shape[1])), attention.heads)
+            if part in ("kv_b", "k_b", "v_b") and isinstance(attention, Mla):
+                if part != "v_b":
+                    form = known if part == "k_b" else self._fitting(attention.nope)
+                    yield from repeat(((attention.kv_rank, attention.nope), form), attention.heads)
+                if part != "k_b":
+                    yield from repeat(((attention.value, attention.kv_rank), known), attention.heads)
             elif part not in _FLOATS:
                 rows, inputs = self._shapes[name]
-                yield (rows, inputs), known
+                yield (rows, inputs), known if self._beside(name) == known else None
+
+    def _beside(self, name: str) -> str | None:
+        """The form of the projection that a matrix is multiplied together with, or its own: see `in_one_form`."""
+        *places, part, suffix = name.split(".")
+        other = part.replace("gate", "up") if part.endswith("gate") else part.replace("up", "gate")
+        return self.formats.get(".".join((*places, other, suffix)), self.formats[name])
 
     @property
     def description(self) -> str:
