@@ -164,6 +164,16 @@ def test_a_schema_without_what_a_grammar_cannot_enforce(server: Running, schema:
     assert [name for name in names if name not in answer.headers.get(WARNING, "")] == []
 
 
+def test_objects_have_the_properties_that_a_schema_names_and_no_others() -> None:
+    person = {"type": "object", "properties": {"name": {"properties": {"first": {}}}}, "required": ["name"]}
+    closed = relaxed(person).schema
+    assert closed["additionalProperties"] is False
+    assert closed["properties"]["name"]["additionalProperties"] is False
+    for more in ({"additionalProperties": True}, {"allOf": []}, {"required": ["other"]}, {"patternProperties": {}}):
+        assert relaxed({**person, **more}).schema.get("additionalProperties") is not False
+    assert "additionalProperties" not in relaxed({"type": "object"}).schema
+
+
 def test_an_answer_is_checked_against_the_whole_schema_at_its_end(server: Running) -> None:
     two = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
     wanted = {"type": "json_schema", "json_schema": {"schema": two}}
