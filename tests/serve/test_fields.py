@@ -59,6 +59,7 @@ def test_other_names_of_a_field(server: Running) -> None:
         {"structured_outputs": {"choice": ["red", "blue"]}},
         {"guided_regex": "red|blue"},
         {"guided_grammar": 'start: "red" | "blue"'},
+        {"guided_grammar": 'root ::= "red" | blue\nblue ::= "blue"'},
     ):
         assert server.text({**plain, **guided}) in ("red", "blue")
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
