@@ -2,7 +2,8 @@
 
 python dev/measure_tools.py [--model NAME] [--choice auto|required]
 
-Four of the questions need no tool. Answers are greedy, and follow the grammar that the server gives them.
+Four of the questions need no tool. Answers are greedy, of one call at most, and follow the grammar that the
+server gives them.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def main(model: str, choice: str) -> None:
     with wager.LLM(model=model, drafter="none") as llm:
         for question, name, arguments in QUESTIONS:
             messages = [{"role": "user", "content": question}]
-            body = ChatBody.model_validate({"messages": messages, "tools": TOOLS, "tool_choice": choice})
+            asked = {"messages": messages, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+            body = ChatBody.model_validate(asked)
             tools = ChatTools.of(body, llm.tokenizer)
             if tools is None:
                 raise SystemExit("There are no tools.")

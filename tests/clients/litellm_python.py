@@ -1,6 +1,10 @@
 # requires: litellm
-import litellm
+import os
+
 from feature import CITY, MODEL, QUESTION, URL, report
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # nothing is fetched
+import litellm
 
 litellm.suppress_debug_info = True
 OPENAI = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": "none", "max_tokens": 60}

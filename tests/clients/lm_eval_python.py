@@ -1,8 +1,11 @@
-# requires: lm-eval[api]
+# requires: lm-eval[api] transformers
+from pathlib import Path
+
 from feature import MODEL, QUESTION, URL, report
 from lm_eval.api.instance import Instance
 from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
 
+FILES = Path.home() / ".cache" / "wager" / "models" / MODEL
 TOKENIZER = {"tokenizer_backend": None, "tokenized_requests": False}
 
 
@@ -11,8 +14,10 @@ def instance(kind, arguments):
 
 
 def completions():
-    """Log-likelihoods of continuations, with the server's own tokens."""
-    model = LocalCompletionsAPI(base_url=f"{URL}/v1/completions", model=MODEL, tokenizer_backend="remote")
+    """Log-likelihoods of continuations."""
+    model = LocalCompletionsAPI(
+        base_url=f"{URL}/v1/completions", model=MODEL, tokenizer_backend="huggingface", tokenizer=str(FILES)
+    )
     pairs = [("The capital of France is", word) for word in (" Paris", " cheese")]
     found = model.loglikelihood([instance("loglikelihood", pair) for pair in pairs])
     assert found[0][0] > found[1][0]

@@ -51,7 +51,7 @@ def completions():
 
 
 def responses():
-    with client.responses.stream(model=MODEL, input=QUESTION, store=True, max_output_tokens=300) as events:
+    with client.responses.stream(model=MODEL, input=QUESTION, store=True, max_output_tokens=40) as events:
         kinds = {event.type for event in events}
     assert {"response.created", "response.output_text.delta"} <= kinds
     first = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=20)

@@ -127,7 +127,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "taps": ("1,2", "0", "2,1", "1,1", "9", *_LISTS),
     "draft_device": ("cpu", "cuda", "", "CPU", "é"),
     "host": ("127.0.0.1", "::1", "localhost", "256.1.1.1", "no-such-host.invalid", "", "é", "a" * 300),
-    "served_name": ("m", "é" * 50),
+    "served_names": ("m", "m,n", "é" * 50),
     "cors": ("*", "https://example.org", ""),
     "layers": ("1", "0", "0,1", "1,1", "9", "300", *_LISTS),
 }

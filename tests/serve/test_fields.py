@@ -59,6 +59,7 @@ def test_other_names_of_a_field(server: Running) -> None:
         {"structured_outputs": {"choice": ["red", "blue"]}},
         {"guided_regex": "red|blue"},
         {"guided_grammar": 'start: "red" | "blue"'},
+        {"guided_grammar": 'root ::= "red" | blue\nblue ::= "blue"'},
     ):
         assert server.text({**plain, **guided}) in ("red", "blue")
     schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
@@ -162,6 +163,16 @@ def test_a_schema_without_what_a_grammar_cannot_enforce(server: Running, schema:
     answer = server.post(CHAT, {"messages": MESSAGES, "max_tokens": 12, "response_format": wanted})
     assert answer.status_code == 200, answer.text
     assert [name for name in names if name not in answer.headers.get(WARNING, "")] == []
+
+
+def test_objects_have_the_properties_that_a_schema_names_and_no_others() -> None:
+    person = {"type": "object", "properties": {"name": {"properties": {"first": {}}}}, "required": ["name"]}
+    closed = relaxed(person).schema
+    assert closed["additionalProperties"] is False
+    assert closed["properties"]["name"]["additionalProperties"] is False
+    for more in ({"additionalProperties": True}, {"allOf": []}, {"required": ["other"]}, {"patternProperties": {}}):
+        assert relaxed({**person, **more}).schema.get("additionalProperties") is not False
+    assert "additionalProperties" not in relaxed({"type": "object"}).schema
 
 
 def test_an_answer_is_checked_against_the_whole_schema_at_its_end(server: Running) -> None:

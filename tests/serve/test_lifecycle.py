@@ -66,12 +66,12 @@ def test_an_engine_that_fails_ends_every_answer_by_name() -> None:
 
 
 def test_an_address_in_use_is_named() -> None:
-    with bind(ServeOptions("m", port=0)) as taken:
+    with bind(ServeOptions(("m",), port=0)) as taken:
         taken.listen()
         with pytest.raises(wager.UsageError, match="in use"):
-            bind(ServeOptions("m", port=taken.getsockname()[1]))
+            bind(ServeOptions(("m",), port=taken.getsockname()[1]))
     with pytest.raises(wager.UsageError, match=r"no-such-host\.invalid"):
-        bind(ServeOptions("m", host="no-such-host.invalid"))
+        bind(ServeOptions(("m",), host="no-such-host.invalid"))
 
 
 # ---- choices that fail while they run --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from serve.serving import CHAT, MESSAGES, NAME, Running, running
+from serve.serving import CHAT, MESSAGES, NAME, Running, eventually, running
 from wager.serve.responses import ResponseStore
 
 RESPONSES, ANTHROPIC = "/v1/responses", "/v1/messages"
@@ -135,12 +135,12 @@ def test_a_response_is_continued_read_and_deleted() -> None:
 def test_what_is_kept_is_bounded_for_each_tenant() -> None:
     now = [0.0]
     store = ResponseStore(most_bytes=1000, seconds=10, clock=lambda: now[0])
-    store.put("a", {"id": "0"}, [])
+    store.put("a", "0", b"{}", b"[]")
     for number in range(5):
-        store.put("b", {"id": str(number), "text": "x" * 300}, [])
+        store.put("b", str(number), b"x" * 300, b"[]")
     assert [store.get("b", str(number)) is not None for number in range(5)] == [False, False, True, True, True]
     assert store.get("a", "0") and not store.get("a", "4")
-    store.put("a", {"id": "9", "text": "x" * 2000}, [])
+    store.put("a", "9", b"x" * 2000, b"[]")
     assert store.get("a", "9") is None and store.get("a", "0")
     now[0] = 10.0
     assert store.get("a", "0") is None and not store._kept
@@ -261,6 +261,22 @@ def test_errors_of_messages_have_their_own_form() -> None:
             assert value["request_id"] == found.headers["x-request-id"]
         body = {"messages": MESSAGES, "max_tokens": 4}
         assert server.post(ANTHROPIC, body, headers={"x-api-key": KEYS[0]}).status_code == 200
+
+
+def test_a_stream_that_cannot_go_on_ends_with_an_error_of_its_api() -> None:
+    with running(request_timeout=0.05) as server:
+        long = {"stream": True, "temperature": 0}
+        response = events_of(server.post(RESPONSES, {**long, "input": TEXT, "max_output_tokens": 400}).text)
+        assert [event["type"] for event in response[:2]] == ["response.created", "response.in_progress"]
+        last = response[-1]["response"]
+        assert (response[-1]["type"], last["status"], last["error"]["code"]) == (
+            *("response.failed", "failed", "server_error"),
+        )
+        for event in response:
+            strictly(TypeAdapter(ResponseStreamEvent), event)
+        message = events_of(server.post(ANTHROPIC, {**long, "messages": MESSAGES, "max_tokens": 400}).text)
+        assert message[-1]["error"]["type"] == "timeout_error"
+        eventually(server.is_idle, "a request that was over runs on")
 
 
 def test_every_name_of_the_model_is_served(server: Running) -> None:

@@ -218,18 +218,46 @@ def _source(grammar: Grammar, matcher: Any) -> str:
     if grammar.kind == "choice":
         texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.text)]
         return matcher.grammar_from_lark("start: " + " | ".join(texts))  # type: ignore[no-any-return]
-    return matcher.grammar_from_lark(grammar.text)  # type: ignore[no-any-return]
+    return matcher.grammar_from_lark(_as_lark(grammar.text))  # type: ignore[no-any-return]
+
+
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+
+
+def _as_lark(text: str) -> str:
+    """A grammar in llama.cpp's form (root ::= ...) in that of llguidance. ValueError if it cannot be read."""
+    if not _GBNF_RULE.search(text):
+        return text
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(text))
+    except Exception as error:  # its own, which is not exported, and those of the recursion
+        raise ValueError(
+            f"it cannot be read: {str(error).splitlines()[0][:200] if str(error) else 'too deep'}"
+        ) from None
 
 
 _LISTING = re.compile(r"\s*(\d+ \||\^)")
 """Lines in which llguidance shows the text of a grammar, which may be one that the caller has not written."""
 
 
+_REFUSALS = (
+    (re.compile(r"Unimplemented keys: \[(.*?)\]"), r"it has keywords that cannot be enforced: \1"),
+    (re.compile(r"oneOf constraints are not supported\. Enable .*"), "alternatives of its oneOf may overlap"),
+    (re.compile(r"regex parse error:.*error: "), "its expression is not possible: "),
+)
+"""What llguidance means, without its options."""
+
+
 def _refused(grammar: Grammar, reason: str) -> RequestError:
     lines = [line.strip() for line in reason.splitlines() if line.strip() and not _LISTING.match(line)]
-    name = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice", "lark": "Lark grammar"}
+    name = {"json_schema": "JSON schema", "regex": "regular expression", "choice": "choice"}
+    text = " ".join(lines)
+    for words, plain in _REFUSALS:
+        text = words.sub(plain, text)
     return RequestError(
-        f"The {name[grammar.kind]} cannot be used as a grammar: {' '.join(lines)[:400]}.",
+        f"The {name.get(grammar.kind, 'grammar')} cannot be used: {text[:400]}.",
         "Keywords and syntax that cannot be enforced are refused; see docs/grammars.md.",
         field="grammar",
     )

@@ -22,6 +22,9 @@ _ANNOTATIONS = frozenset(["binary", "byte", "password", "float", "double", "int3
 _BEYOND_REGULAR = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\(\?P=")
 """Look-arounds and references to groups."""
 
+_COMBINING = {"allOf", "patternProperties", "if", "dependentSchemas", "dependencies", "unevaluatedProperties"}
+"""Keywords that say more about an object's properties elsewhere."""
+
 _ONE = frozenset(["items", "additionalProperties", "additionalItems"])
 _LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems", "items"])
 _NAMED = frozenset(["properties", "patternProperties", "$defs", "definitions"])
@@ -36,12 +39,21 @@ class RelaxedSchema:
 
 
 def relaxed(schema: Mapping[str, Any]) -> RelaxedSchema:
-    """The schema without what a grammar cannot enforce."""
+    """The schema without what a grammar cannot enforce. Objects whose properties it names get no others: few people
+    mean that there may be more, and small models never stop to add some."""
     names: dict[str, None] = {}
-    return RelaxedSchema(_relaxed(schema, names), tuple(names))
+    return RelaxedSchema(_relaxed(schema, names, closes=not _combines(schema)), tuple(names))
 
 
-def _relaxed(schema: Any, names: dict[str, None]) -> Any:
+def _combines(schema: Any) -> bool:
+    """Whether the properties of an object may stand in several places."""
+    if isinstance(schema, Mapping):
+        beside = "properties" in schema and schema.keys() & {"anyOf", "oneOf", "$ref"}
+        return bool(schema.keys() & _COMBINING or beside) or any(map(_combines, schema.values()))
+    return isinstance(schema, list) and any(map(_combines, schema))
+
+
+def _relaxed(schema: Any, names: dict[str, None], *, closes: bool) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     found: dict[str, Any] = {}
@@ -50,11 +62,11 @@ def _relaxed(schema: Any, names: dict[str, None]) -> Any:
             if not (key == "uniqueItems" and value is False):
                 names[key] = None
         elif key in _NAMED and isinstance(value, Mapping):
-            found[key] = {name: _relaxed(each, names) for name, each in value.items()}
+            found[key] = {name: _relaxed(each, names, closes=closes) for name, each in value.items()}
         elif key in _LISTS and isinstance(value, Sequence) and not isinstance(value, str):
-            found[key] = [_relaxed(each, names) for each in value]
+            found[key] = [_relaxed(each, names, closes=closes) for each in value]
         elif key in _ONE:
-            found[key] = _relaxed(value, names)
+            found[key] = _relaxed(value, names, closes=closes)
         elif key == "format" and isinstance(value, str) and value not in _ENFORCED_FORMATS:
             if schema.get("type") not in ("string", None) or value in _ANNOTATIONS:
                 continue
@@ -68,6 +80,8 @@ def _relaxed(schema: Any, names: dict[str, None]) -> Any:
         _name_properties(found, pattern["pattern"], names)
     if "oneOf" in found:
         _any_of_one(found, names)
+    if closes and found.get("properties") and set(found.get("required") or ()) <= set(found["properties"]):
+        found.setdefault("additionalProperties", False)
     return found
 
 

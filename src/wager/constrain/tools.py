@@ -2,8 +2,8 @@
 
 Models are trained on a form of their own, which their chat template shows: JSON between <tool_call> tags (Hermes,
 Qwen), a JSON object with "parameters" (Llama 3), a JSON list after [TOOL_CALLS] (Mistral) or <|tool_call|> (Granite 3).
-A model whose template knows no tools writes a JSON object with "arguments", and learns of its tools from
-`tools_message`. Tools and the choice among them are given as in OpenAI's API.
+A model whose template knows no tools learns of them from `tools_message`, and writes JSON between the tags of Hermes, on
+which most instruct models were trained. Tools and the choice among them are given as in OpenAI's API.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ToolFormat:
     ) -> ToolFormat:
         """The form that a chat template shows. `control_id` gives the id of a text that is a control token,
         `is_hidden` tells whether decoded text leaves it out."""
-        found = next((make for mark, make in _BY_MARK if mark in (template or "")), ToolFormat("json"))
+        found = next((make for mark, make in _BY_MARK if mark in (template or "")), _UNKNOWN)
         tags = _TAG.findall(found.begin + found.end + found.opening)
         ids = {tag: number for tag in tags if (number := control_id(tag)) is not None}
         hidden = frozenset(tag for tag in ids if is_hidden(tag))
@@ -61,8 +61,10 @@ class ToolFormat:
     @property
     def in_template(self) -> bool:
         """Whether the chat template tells the model of its tools."""
-        return self.name != "json"
+        return self.name != _UNKNOWN.name
 
+
+_UNKNOWN = ToolFormat("tags", "<tool_call>\n", "\n</tool_call>")
 
 _BY_MARK: Sequence[tuple[str, ToolFormat]] = (
     ("<tool_call>", ToolFormat("hermes", "<tool_call>\n", "\n</tool_call>")),
@@ -136,10 +138,13 @@ def tools_message(tools: object) -> str:
         {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
         for tool in read_tools(tools)
     ]
+    written = json.dumps(described, ensure_ascii=False)
     return (
-        "You may call these functions, whose parameters are JSON schemas:\n"
-        + "\n".join([json.dumps(tool, ensure_ascii=False) for tool in described])
-        + '\nTo call one, answer with a JSON object alone: {"name": "the name", "arguments": {...}}.'
+        f"You have these tools:\n<tools>{written}</tools>\n\n"
+        "If a tool helps with the question, call it in this format, with values from the question:\n"
+        '<tool_call>\n{"name": "func_name1", "arguments": {"argument1": "value1", "argument2": "value2"}}\n'
+        "</tool_call>\n"
+        "If none does, answer yourself."
     )
 
 

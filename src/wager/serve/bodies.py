@@ -382,7 +382,7 @@ class ChatBody(SamplingFields):
     parallel_tool_calls: bool | None = None
     functions: Items[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, Field(max_length=64)] = None
     reasoning_effort: str | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -439,12 +439,17 @@ def read_fields(kind: type[B], values: dict[str, Any], left_out: list[str] | Non
         unknown = [str(each["loc"][-1]) for each in error.errors() if each["type"] == "extra_forbidden"]
         if left_out is None or not unknown or any(each["type"] == _UNKNOWN for each in error.errors()):
             raise refusal from None
-    left_out += [_named(name, kind) for name in values if name not in _names(kind)]
+    names = [name for name in values if name not in _names(kind)]
+    left_out += [_named(name, kind) for name in names[:_MOST_NAMED]] + [name[:80] for name in names[_MOST_NAMED:]]
     left_out += sorted({name for name in unknown if name not in values})
     try:
         return kind.model_validate(values, extra="ignore")
     except ValidationError as error:
         raise _refusal(error, kind) from None
+
+
+_MOST_NAMED = 5
+"""Fields that are not known, of which the nearest known one is looked for, which takes a millisecond each."""
 
 
 def _rename(values: dict[str, Any], name: str, field: str) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -42,6 +41,8 @@ log = logging.getLogger("wager.serve")
 
 _QUICK_TOKENS = 1_000
 """Tokens, and alternatives to them, of an answer that is written in the event loop; of a larger one in a thread."""
+
+W = TypeVar("W")
 
 _LONGEST_WARNING = 2000
 """Characters of the header of warnings."""
@@ -177,9 +178,11 @@ class Generation:
 
             async def last_of_blocks(completions: Sequence[Completion]) -> bytes:
                 warnings = await self._checked(parsed, completions)
-                data, response = blocks.last(completions, parsed.usage(completions), warnings)
+                size, usage = _size(parsed, completions), parsed.usage(completions)
+                data, response = await _beside(size, lambda: blocks.last(completions, usage, warnings))
                 if response is not None:
-                    self._keep(parsed, blocks, response, tenant)
+                    kept = await _beside(size, lambda: encoded(response))
+                    self._keep(parsed, blocks, kept, tenant)
                 return data
 
             return blocks, last_of_blocks
@@ -209,10 +212,10 @@ class Generation:
             log.warning("an answer breaks its schema, or could not be checked")
         return found
 
-    def _keep(self, parsed: ParsedRequest, writer: Any, response: Mapping[str, Any], tenant: str) -> None:
-        kept = parsed.blocks.kept if parsed.blocks is not None else None
-        if kept is not None:
-            self.kept.put(tenant, response, [*kept, writer.message])
+    def _keep(self, parsed: ParsedRequest, writer: Any, response: bytes, tenant: str) -> None:
+        form = parsed.blocks
+        if form is not None and form.kept is not None:
+            self.kept.put(tenant, form.id, response, encoded([*form.kept, writer.message]))
 
     def _guess_report(self, requests: Sequence[Request]) -> GuessReport:
         """Rejected guesses are shown of drafters that guess from nothing but the request."""
@@ -251,13 +254,15 @@ class Generation:
         for completion in completions:
             _check_ended(completion)
         warnings = await self._checked(parsed, completions)
-        tokens = sum(len(each.token_ids) for each in completions) + sum(map(len, scores))
-        size = tokens * (1 + max(parsed.params.logprobs or 0, parsed.scored or 0))
-        write = partial(self._object, parsed, answer, completions, scores, warnings, tenant)
-        if size <= _QUICK_TOKENS:
-            content = encoded(write())
+        size = _size(parsed, completions, scores)
+        encode = encoded if size <= _QUICK_TOKENS else encoded_in_parts
+        if parsed.blocks is not None:
+            writer = parsed.blocks.writer(self.llm.tokenizer.token_bytes, parsed.prompt_tokens)
+            usage = parsed.usage(completions)
+            content = await _beside(size, lambda: encode(writer.whole(completions[0], usage, warnings)))
+            self._keep(parsed, writer, content, tenant)
         else:
-            content = await asyncio.to_thread(lambda: encoded_in_parts(write()))
+            content = await _beside(size, lambda: encode(self._object(parsed, answer, completions, scores, warnings)))
         headers = _warning_headers((*parsed.warnings, *warnings))
         return Response(content, headers=headers, media_type="application/json")
 
@@ -268,14 +273,8 @@ class Generation:
         completions: Sequence[Completion],
         scores: Sequence[Sequence[TokenLogprob]],
         warnings: Sequence[str],
-        tenant: str,
     ) -> dict[str, Any]:
         token_bytes = self.llm.tokenizer.token_bytes
-        if parsed.blocks is not None:
-            writer = parsed.blocks.writer(token_bytes, parsed.prompt_tokens)
-            response = writer.whole(completions[0], parsed.usage(completions), warnings)
-            self._keep(parsed, writer, response, tenant)
-            return response
         form = parsed.format(token_bytes, scores)
         choices = [form.choice(index, completion) for index, completion in enumerate(completions)]
         found = {**form.head, "choices": choices, "usage": parsed.usage(completions)}
@@ -286,6 +285,19 @@ class Generation:
         if parsed.speculation_stats and answer is not None:
             found["speculation"] = draft_report(answer, completions)
         return found
+
+
+def _size(
+    parsed: ParsedRequest, completions: Sequence[Completion], scores: Sequence[Sequence[TokenLogprob]] = ()
+) -> int:
+    """Tokens of an answer, and the alternatives to them that it tells."""
+    tokens = sum(len(each.token_ids) for each in completions) + sum(map(len, scores))
+    return tokens * (1 + max(parsed.params.logprobs or 0, parsed.scored or 0))
+
+
+async def _beside(size: int, write: Callable[[], W]) -> W:
+    """What `write` returns; for an answer that is not small in a thread."""
+    return write() if size <= _QUICK_TOKENS else await asyncio.to_thread(write)
 
 
 def _check_ended(completion: Completion) -> None:

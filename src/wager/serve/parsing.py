@@ -642,6 +642,9 @@ def _grammar_field(body: SamplingFields) -> str:
 # ---- conversations
 
 
+_LONGEST_END = 1000
+"""Characters that a template may write behind a message."""
+
 _OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
 
@@ -675,7 +678,7 @@ def _cut_behind(parts: Sequence[TextPart], content: str) -> list[TextPart]:
     """The parts up to the end of the last message's content, which the answer continues."""
     text = "".join(part.text for part in parts)
     for wanted in (content, content.strip()):
-        at = text.rfind(wanted) if wanted else -1
+        at = text.rfind(wanted, max(0, len(text) - len(wanted) - _LONGEST_END)) if wanted else -1
         if at >= 0:
             break
     else:

@@ -22,7 +22,7 @@ from wager.errors import WagerError
 from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, as_message, named_event
 from wager.serve.bodies import ChatBody, Finite, Items, StreamOptions, Strict, read_fields
 from wager.serve.errors import ApiError, error_message, field_error
-from wager.serve.formats import TokenBytes, encoded, token_text
+from wager.serve.formats import TokenBytes, token_text
 from wager.types import Completion, TokenLogprob
 
 # ---- bodies ----------------------------------------------------------------------------------------------------------
@@ -439,13 +439,13 @@ class ResponseStore:
     clock: Callable[[], float] = time.monotonic
     _kept: dict[str, OrderedDict[str, KeptResponse]] = field(default_factory=dict)
 
-    def put(self, tenant: str, response: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> None:
+    def put(self, tenant: str, name: str, response: bytes, conversation: bytes) -> None:
         """Keep an answer, unless it alone is too much."""
-        item = KeptResponse(encoded(response), encoded(list(messages)), self.clock() + self.seconds)
+        item = KeptResponse(response, conversation, self.clock() + self.seconds)
         kept = self._of(tenant)
         if item.size > self.most_bytes:
             return
-        kept[response["id"]] = item
+        kept[name] = item
         size = sum(each.size for each in kept.values())
         while size > self.most_bytes:
             size -= kept.popitem(last=False)[1].size
