@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from serve.api_bodies import DOCUMENT, Call, calls, check, send
+from serve.api_bodies import DOCUMENT, HOSTILE, Call, calls, check, send
 from serve.serving import CHAT, MESSAGES, SHORT, Running, eventually, running
 from wager.serve.openapi import OPERATIONS
 
@@ -49,6 +49,19 @@ def http(server: Running) -> Iterator[httpx2.Client]:
 @given(call=calls())
 def test_every_answer_is_as_the_document_says(http: httpx2.Client, call: Call) -> None:
     check(call.path, send(http, call))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/v1/completions", CHAT])
+def test_every_field_with_every_hostile_value(server: Running, http: httpx2.Client, path: str) -> None:
+    """None fails, and none stops the engine: its greatest numbers did once."""
+    model = OPERATIONS[path].body
+    assert model is not None
+    body = {"max_tokens": 6, "n": 3, **({"messages": MESSAGES} if path == CHAT else {"prompt": "one two one two"})}
+    for field in sorted(model.model_fields):
+        for value in (*HOSTILE, 2**63 - 1, 2**62, 1e300, 1e-300, [0], {"0": 100}, ["a"], [[1], [2]]):
+            check(path, send(http, Call(path, json.dumps({**body, field: value}).encode())))
+            assert server.llm.failure is None, (field, value)
 
 
 @pytest.mark.parametrize("path", sorted(path for path, each in OPERATIONS.items() if not each.body))
