@@ -10,7 +10,8 @@ everything: the stages, what lies between them, and the caller's loop. `pack` is
 tape; `rest` what lies in no stage. A number is the mean over 32 counted steps, since planning and learning are done in
 some of them only; printed are the median of these means and, in brackets, the least. The first 64 steps only warm up.
 
-To compare with an older version, run this file with that version's src on PYTHONPATH.
+To compare with an older version, run this file by an environment where that one is installed: an editable installation
+redirects imports, whatever PYTHONPATH says.
 """
 
 from __future__ import annotations
