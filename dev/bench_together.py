@@ -83,17 +83,18 @@ def load(model: str, dtype: str) -> dict[str, LoadedEngine]:
 
 
 def divide(engines: Mapping[str, LoadedEngine], turn: int) -> None:
-    """A part of the cache for each engine, another one in every round."""
+    """A part of the cache for each engine, another one in every round: it holds the others itself."""
+    count = len(engines)
     for index, engine in enumerate(engines.values()):
-        part = (index + turn) % len(engines)
-        table = engine.scheduler.cache.pool
-        for held in ("below", "above"):
-            table.release(held)
-        table.lists().free.sort(reverse=True)  # the last one is given first
-        table.reserve("below", part * _PART)
-        table.reserve("own", _PART)
-        table.reserve("above", table.num_free_blocks * BLOCK_SIZE)
-        table.release("own")
+        pool = engine.scheduler.cache.pool
+        if turn:
+            pool.reserve(f"part {(index + turn - 1) % count}", _PART)
+        else:
+            for name in (f"part {part}" for part in range(count)):
+                pool.reserve(name, _PART)
+            pool.reserve("rest", pool.num_free_blocks * BLOCK_SIZE)
+        assert not pool.num_free_blocks
+        pool.release(f"part {(index + turn) % count}")
 
 
 def measure(

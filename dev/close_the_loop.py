@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    found = hub.find(args.model)
+    found = None if args.model.startswith("random:") else hub.find(args.model)
     args.model = args.model if found is None else str(found)
     depths = [int(word) for word in args.depths.split(",")]
     prompts = spread(read_prompts(args.file), args.prompts)
