@@ -190,8 +190,8 @@ def test_choices_of_a_request_are_drafted_for(python, model, environment) -> Non
     ("fault", "words", "most"),
     [
         ("proposer", "goes on without draft tokens", 0),
-        ("drafter", "Drafter 'suffix' failed", 0),
-        ("slow", "longer than a step", 60),
+        ("drafter", "Drafter 'suffix' failed and pauses for 16 steps", 0),
+        ("slow", "Drafting takes", 240),
         ("version", "vLLM runs without wager-vllm", 0),
     ],
 )

@@ -162,7 +162,7 @@ def test_a_slow_drafter_is_hardly_used_and_said(caplog: pytest.LogCaptureFixture
         begun, tokens = vllm.clock(), vllm.tokens
         vllm.run()
     assert vllm.clock() - begun < 1.05 * plain * (vllm.tokens - tokens) / 900
-    assert len([line for line in caplog.messages if "Drafting takes" in line]) <= 1
+    assert len([line for line in caplog.messages if "Drafting takes" in line]) == 1
 
 
 def test_recycling_reads_logits_and_a_prediction_is_followed() -> None:
