@@ -8,17 +8,19 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
-from scripted_vllm import VOCAB, ScriptedRequest, ScriptedVLLM, deployment, periodic, start
+from scripted_vllm import VOCAB, ScriptedPasses, ScriptedRequest, ScriptedVLLM, deployment, periodic, start
 
 from wager.bench.scrape import Scrape
 from wager.economics.calibration import write_quick
 from wager.economics.surface import LatencySurface
 from wager.models import hub
 from wager.models.random_models import byte_tokenizer
+from wager.testing import FakeClock
 from wager_vllm import compat, metrics
 from wager_vllm.options import Options
 from wager_vllm.prices import setup_of
@@ -126,6 +128,26 @@ def test_prices_are_kept_and_wrong_ones_are_noticed(caplog: pytest.LogCaptureFix
         caplog.clear()
         start(options=Options(drafters="suffix", prices=damaged))
     assert len(caplog.messages) == 1 and "damaged.json are not used" in caplog.messages[0]
+
+
+def test_passes_too_long_for_the_deepest_draft_are_no_prices(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    vllm = start(clock)
+    passes = ScriptedPasses(clock)
+    quick = passes.run
+
+    def long(rows: int, **shape: Any) -> int:
+        clock.advance(0.5)
+        return quick(rows, **shape)
+
+    passes.run = long  # type: ignore[method-assign,assignment]
+    with caplog.at_level(logging.WARNING, "vllm.wager"):
+        vllm.proposer.model_ready(passes)  # type: ignore[arg-type]
+    assert passes.count < 16 and vllm.proposer._prices.depth_to_measure(1) == 0
+    vllm.add("a", request(1))
+    vllm.run(24)
+    assert vllm.drafted and vllm.proposer._prices.surface is not None
+    assert len(caplog.messages) == 1 and "in the first steps" in caplog.messages[0]
 
 
 def test_faults_cost_speed_alone(caplog: pytest.LogCaptureFixture) -> None:
