@@ -17,7 +17,7 @@ from wager.errors import UsageError
 from wager.inputs import did_you_mean, read_text, shown
 
 PREFIX = "WAGER_VLLM_"
-APART = frozenset({"CONFIG", "OPTIONAL", "PYTHON", "METRICS_FOLDER"})
+APART = frozenset({"CONFIG", "OPTIONAL", "PYTHON", "PATIENCE", "METRICS_FOLDER"})
 """Names after the prefix that are no options: the file, what is done about an unknown version, what tests read, and
 where the processes of one vLLM leave their figures."""
 

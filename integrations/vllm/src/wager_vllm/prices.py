@@ -137,7 +137,9 @@ class StepPrices:
             most_rows=deployment.max_requests * (1 + deployment.depth),
             clock=self._clock,
         )
-        if len({point.rows for point in self._timed}) < 2:
+        if (
+            max([point.rows for point in self._timed], default=0) <= deployment.depth
+        ):  # the deepest draft was not reached
             log.warning("Passes take so long that step times are measured in the first steps.")
             self._timed = []
             return

@@ -48,7 +48,7 @@ from wager_vllm.prices import StepPrices
 
 _BYTES_PER_TOKEN = 288  # of an ended request that a lookup drafter keeps (draft/lookup.py)
 _LONGEST_PAUSE = 1.0  # seconds between two steps that are the engine's own; a longer one was something else's
-_SLOW_CALLS = 4  # of drafting that take longer than a plain step, one after the other, until it is said
+_SLOW_CALLS = 3  # of drafting that take longer than a plain step, one after the other, until it is said
 _TOP = 8  # logits of a row that token recycling keeps
 
 T = TypeVar("T")
@@ -384,7 +384,8 @@ class Proposer(StepProposer):
         begun = self._clock()
         drafts = self._pool.propose(spans, plan, self._requests)
         seconds = self._clock() - begun
-        self._watch(seconds)
+        if plan:
+            self._watch(seconds, self._decisions.plain_step_s)
         admitted = self._decisions.admit(drafts, seconds=seconds)
         return [list(admitted[row.request].tokens) if row.request in admitted else [] for row in step.rows]
 
@@ -403,10 +404,10 @@ class Proposer(StepProposer):
         depths = {span.seq_id: min(depth, span.max_draft_tokens) for span in deciding}
         return [[int(row.tokens[-1])] * depths.get(row.request, 0) for row in step.rows]
 
-    def _watch(self, seconds: float) -> None:
-        """Say once that drafting takes longer than steps: the policy does without it."""
-        if seconds > 0 and self._slow < _SLOW_CALLS and self._decisions is not None:
-            self._slow = self._slow + 1 if seconds > self._decisions.plain_step_s else 0
+    def _watch(self, seconds: float, step: float) -> None:
+        """Say once that drafting takes longer than a plain step: the policy does without it."""
+        if self._slow < _SLOW_CALLS:
+            self._slow = self._slow + 1 if seconds > step else 0
             if self._slow == _SLOW_CALLS:
                 log.warning("Drafting takes %.0f ms, longer than a step: it is done where it pays.", 1e3 * seconds)
 
