@@ -2,8 +2,8 @@
 
 Models are trained on a form of their own, which their chat template shows: JSON between <tool_call> tags (Hermes,
 Qwen), a JSON object with "parameters" (Llama 3), a JSON list after [TOOL_CALLS] (Mistral) or <|tool_call|> (Granite 3).
-A model whose template knows no tools learns of them from `tools_message`, and writes JSON between the tags of Hermes, which
-most instruct models were trained on. Tools and the choice among them are given as in OpenAI's API.
+A model whose template knows no tools learns of them from `tools_message`, and writes JSON between the tags of Hermes,
+which most instruct models were trained on. Tools and the choice among them are given as in OpenAI's API.
 """
 
 from __future__ import annotations
