@@ -59,6 +59,8 @@ LATE = {
     ("models.opening", "models.random_models"),
     ("models.tokenizer", "models.chat_template"),
     ("models.weights", "models.safetensors_files"),
+    ("models.weights", "models.gpt_oss"),  # these two read safetensors
+    ("models.weights", "models.quantised_checkpoints"),
     ("planner.inputs", "models.opening"),
     ("serve.app", "serve.openapi"),
     ("train.convert", "train.export"),
