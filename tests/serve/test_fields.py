@@ -4,12 +4,13 @@ out; what prompts score; schemas that a grammar cannot enforce as a whole."""
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from serve.serving import CHAT, MESSAGES, SHORT, Running, tool
+from serve.serving import CHAT, MESSAGES, SHORT, Running, running, tool
 from wager.constrain.schemas import relaxed, violations
 from wager.serve.bodies import ChatBody, parse
 
@@ -26,6 +27,13 @@ SILENT: list[dict[str, Any]] = [
         ]
     },
 ]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    """With a context that holds tools and a call of one."""
+    with running({"max_context": 1024}) as started:
+        yield started
 
 
 def test_fields_that_ask_for_nothing_are_taken_without_a_word(server: Running) -> None:
@@ -73,7 +81,7 @@ def test_other_names_of_a_field(server: Running) -> None:
 
 def test_functions_are_answered_as_they_were_first(server: Running) -> None:
     function = tool("f", at={"enum": ["x"]})["function"]
-    body = {"messages": MESSAGES, "max_tokens": 60, "functions": [function], "function_call": {"name": "f"}}
+    body = {"messages": MESSAGES, "max_tokens": 120, "functions": [function], "function_call": {"name": "f"}}
     [choice] = server.post(CHAT, body).json()["choices"]
     assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"at": "x"}'}
     assert choice["finish_reason"] == "function_call" and "tool_calls" not in choice["message"]
@@ -185,14 +193,19 @@ def test_an_answer_is_checked_against_the_whole_schema_at_its_end(server: Runnin
     last = server.post(CHAT, {**body, "stream": True}).text.split("\n\n")[-3]
     assert json.loads(last.removeprefix("data: "))["warnings"] == [broken]
     call = tool("f", at=two)
-    asked = {"messages": MESSAGES, "max_tokens": 60, "tools": [call], "tool_choice": "required"}
+    asked = {"messages": MESSAGES, "max_tokens": 120, "tools": [call], "tool_choice": "required"}
     assert "'uniqueItems' at $.at" in server.post(CHAT, {**asked, "parallel_tool_calls": False}).json()["warnings"][0]
     assert violations({"$ref": "http://127.0.0.1:1/x"}, "1")[0].startswith("The answer could not be checked")
 
 
 def test_a_schema_and_tools_together(server: Running) -> None:
     wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": {"z": {"const": 1}}}}}
-    body = {"messages": MESSAGES, "max_tokens": 80, "tools": [tool("f", at={"enum": ["x"]})], "response_format": wanted}
+    body = {
+        "messages": MESSAGES,
+        "max_tokens": 120,
+        "tools": [tool("f", at={"enum": ["x"]})],
+        "response_format": wanted,
+    }
     for seed in range(4):
         message = server.post(CHAT, {**body, "seed": seed}).json()["choices"][0]["message"]
         calls = message.get("tool_calls")

@@ -264,9 +264,9 @@ def test_errors_of_messages_have_their_own_form() -> None:
 
 
 def test_a_stream_that_cannot_go_on_ends_with_an_error_of_its_api() -> None:
-    with running(request_timeout=0.05) as server:
+    with running(request_timeout=0.02) as server:
         long = {"stream": True, "temperature": 0}
-        response = events_of(server.post(RESPONSES, {**long, "input": TEXT, "max_output_tokens": 400}).text)
+        response = events_of(server.post(RESPONSES, {**long, "input": TEXT, "max_output_tokens": 900}).text)
         assert [event["type"] for event in response[:2]] == ["response.created", "response.in_progress"]
         last = response[-1]["response"]
         assert (response[-1]["type"], last["status"], last["error"]["code"]) == (
@@ -274,7 +274,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error_of_its_api() -> None:
         )
         for event in response:
             strictly(TypeAdapter(ResponseStreamEvent), event)
-        message = events_of(server.post(ANTHROPIC, {**long, "messages": MESSAGES, "max_tokens": 400}).text)
+        message = events_of(server.post(ANTHROPIC, {**long, "messages": MESSAGES, "max_tokens": 900}).text)
         assert message[-1]["error"]["type"] == "timeout_error"
         eventually(server.is_idle, "a request that was over runs on")
 

@@ -45,7 +45,9 @@ def command(*, model: str | None, verify: bool, clear_packed: bool, json_path: P
         for name, text in _lines(findings):
             click.echo(f"{name:<18}{text}")
     damaged = any(file["status"] in ("damaged", "unreadable") for file in findings["verified"] or [])
-    return int(damaged or (about is not None and not about["runs"]))
+    if about is not None and not about["runs"]:
+        raise ModelError(f"{model} does not run: {about['error']}")
+    return int(damaged)
 
 
 def inspect_model(model: str) -> dict[str, Any]:

@@ -236,8 +236,12 @@ def with_formats(model: ModelSpec, precision: str | None, cache: str | None, dis
         chosen = replace(chosen, cache=find_format(cache).bytes)
     if dispatch is not None:
         out, _, back = dispatch.partition(":")
-        size = find_format(out).bytes
-        chosen = replace(chosen, dispatch=size, combine=find_format(back).bytes if back else size)
+        try:
+            size = find_format(out).bytes
+            combine = find_format(back).bytes if back else size
+        except UsageError as error:
+            raise UsageError(f"dispatch = {shown(dispatch)}: {error.message}", error.hint) from None
+        chosen = replace(chosen, dispatch=size, combine=combine)
     return replace(model, precision=chosen)
 
 
