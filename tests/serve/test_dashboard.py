@@ -248,9 +248,9 @@ def test_escape_stops_an_answer(browser: Any, real: RealServer) -> None:
     [
         ({"#temperature": "5"}, {}, "The field 'temperature' is not possible: ", "temperature"),
         ({"#prompt": "  "}, {}, "There is no message yet. Write one.", "prompt"),
-        ({}, {"colour": HOSTILE}, "The field 'colour' is not supported. Fields are ", None),
+        ({}, {"ignore_eos": HOSTILE}, "The field 'ignore_eos' is not possible: ", None),
     ],
-    ids=["temperature", "no message", "unknown field"],
+    ids=["temperature", "no message", "no field of the form"],
 )
 def test_a_refusal_is_a_sentence_beside_the_field(
     browser: Any, tiny: RealServer, fields: dict[str, str], changed: dict[str, Any], sentence: str, marked: str | None

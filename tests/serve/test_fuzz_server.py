@@ -27,7 +27,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"enum": [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running({"max_context": 320}) as started:
+    with running({"max_context": 640}) as started:
         yield started
         eventually(started.is_idle, "something runs after the last answer")
 
