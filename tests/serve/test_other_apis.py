@@ -62,6 +62,7 @@ BODIES: list[dict[str, Any]] = [
         "instructions": "Be short.",
         "tools": [FUNCTION],
         "tool_choice": "required",
+        "parallel_tool_calls": False,
         "metadata": {"a": "b"},
     },
     {"input": TEXT, "tools": [FUNCTION], "text": {"format": {"type": "json_schema", "name": "a", "schema": PLACE}}},
@@ -178,7 +179,11 @@ def test_what_responses_refuse_is_named(server: Running) -> None:
 MESSAGE_BODIES: list[dict[str, Any]] = [
     {"messages": MESSAGES, "temperature": 0},
     {"messages": MESSAGES, "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]},
-    {"messages": MESSAGES, "tools": [{"name": "weather", "input_schema": PLACE}], "tool_choice": {"type": "any"}},
+    {
+        "messages": MESSAGES,
+        "tools": [{"name": "weather", "input_schema": PLACE}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+    },
     {"messages": MESSAGES, "temperature": 0, "stop_sequences": ["a", "e", " ", "3"]},
     {
         "messages": [
@@ -201,7 +206,7 @@ MESSAGE_BODIES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("body", MESSAGE_BODIES)
 def test_messages_whole_and_streamed(server: Running, body: dict[str, Any]) -> None:
-    body = {"max_tokens": 60, "temperature": 0, **body}
+    body = {"max_tokens": 100, "temperature": 0, **body}
     whole = server.post(ANTHROPIC, body).json()
     events = events_of(server.post(ANTHROPIC, {**body, "stream": True}).text)
     assert whole["type"] == "message" and whole["role"] == "assistant"
