@@ -99,6 +99,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "Phi3": {"pad_token_id": 0},
     "Llama4Text": {"moe_layers": [1, 3]},
     "DeepseekV2": {"num_experts_per_tok": 6},
+    "Glm4Moe": {"head_dim": 128},  # the class's default is 4096 / 96, and half of it is turned: no pairs
 }
 
 

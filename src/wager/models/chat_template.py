@@ -218,10 +218,11 @@ for _name in ("lower", "upper", "casefold", "capitalize", "swapcase", "title"):
 _WORK = 5_000_000
 """Items, calls and units of text in one rendering: seconds. Templates of published models take thousands."""
 _CALL = 20
+_ENTRY = 5
 _CHARACTERS = 64
 _COPIED = 512
-"""Items that a call counts as; characters of a text it makes that count as one item; characters, or entries of a list,
-that count as one where they are only copied."""
+"""Items that a call counts as, and each entry of a list it makes; characters of a text it makes that count as one item;
+characters, or entries of a list, that count as one where they are only copied."""
 _LONGEST = 1 << 26
 _LARGEST_POWER = 64
 
@@ -269,7 +270,7 @@ def _measured(value: Any) -> Any:
     """The result of a call or filter, its size counted: each entry of a list is an object made."""
     if isinstance(value, str | list | tuple):
         _check_length(len(value))
-        _spend(len(value) // (_CHARACTERS if isinstance(value, str) else 1))
+        _spend(len(value) // _CHARACTERS if isinstance(value, str) else _ENTRY * len(value))
     return value
 
 
