@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
-from tiny_models import permute, write_gguf
+from tiny_models import hybrid_tensors, permute, write_gguf
 
 Tensors = dict[str, np.ndarray]
 
@@ -29,6 +29,8 @@ ARCHITECTURES = {
     "GptOssForCausalLM": "gpt-oss",
     "OlmoeForCausalLM": "olmoe",
     "GraniteMoeForCausalLM": "granitemoe",
+    "Qwen3NextForCausalLM": "qwen3next",
+    "Qwen3_5MoeForCausalLM": "qwen35moe",
 }
 _PERMUTED = ("mixtral", "granitemoe")
 
@@ -94,6 +96,8 @@ def _converted(stored: Tensors, config: Mapping[str, Any], *, absorbed: bool) ->
             found |= {f"{match[1]}.mlp.experts.{part}_proj.weight": half for part, half in parts.items()}
         elif config["model_type"] == "gpt_oss":
             found |= _gpt_oss(name, values)
+        elif "linear_num_key_heads" in config:
+            found |= hybrid_tensors(name, values, config, tiled=config["model_type"] != "qwen3_next")
         else:
             found[name] = values
     found |= {name: np.stack([parts[i] for i in range(len(parts))]) for name, parts in experts.items()}
@@ -145,7 +149,18 @@ def _metadata(config: Mapping[str, Any], architecture: str, *, absorbed: bool) -
     found["expert_count"] = config.get("num_local_experts") or config["num_experts"]
     if config.get("sliding_window") and architecture in ("llama", "gpt-oss"):
         found["attention.sliding_window"] = config["sliding_window"]
-    if architecture == "qwen2moe":
+    if "linear_num_key_heads" in config:
+        heads, value_dim = config["linear_num_value_heads"], config["linear_value_head_dim"]
+        found |= {
+            "rope.dimension_count": head_dim // 4,
+            "full_attention_interval": config["num_hidden_layers"],
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": config["linear_num_key_heads"],
+            "ssm.time_step_rank": heads,
+            "ssm.inner_size": heads * value_dim,
+        }
+    if "shared_expert_intermediate_size" in config:
         found["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
     if architecture == "granitemoe":
         found |= {
