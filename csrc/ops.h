@@ -78,13 +78,14 @@ struct Inputs {
 };
 
 // The memory of recurrent layers. In a layer each slot has the last taps - 1 inputs of a convolution [taps - 1][channels], and
-// `heads` states [key_dim][value_dim]. `saved` has, by layer, the guesses of the last step as they went into the convolution
-// [max_rows][width]: `channels` and what the layer's gates are made of.
+// `heads` states: 32 columns (16 where value_dim is not their multiple) [key_dim][columns], and behind them the next. `saved` has,
+// by layer, the guesses of the last step as they went into the convolution [max_rows][width]: `channels` and what gates are of.
 struct StateView {
     float *tails, *heads, *saved;
     int layers, slots, max_rows, taps, channels, width, num_heads, key_dim, value_dim;
 };
-constexpr int kMaxTaps = 8, kMaxKeyDim = 512;
+constexpr int kMaxTaps = 8;
+constexpr int kStateRows = 16;  // rows of a head that are prepared at a time
 
 // How attention cuts the rows of a set: tiles of consecutive rows of one sequence, and for rows of a tree the block from
 // which their keys must be gathered into path order (kDirect: their keys already lie in position order).
@@ -112,10 +113,10 @@ struct Step {
     // Quantised activations: of few rows each thread makes its own copy (own_blocks apart), of many they share one.
     ActivationBlock *own, *shared;
     size_t own_blocks;
-    // Recurrent layers: the first replayed row of each sequence [sequences + 1], and room for the states of a sequence's guesses.
+    // Recurrent layers: the first replayed row of each sequence [sequences + 1], and room for rows and states of a sequence.
     const int32_t* replay_starts;
-    float* guess_states;
-    size_t guess_floats;  // of each thread
+    float* state_room;
+    size_t state_room_floats;  // of each thread
 };
 
 struct Embed {

@@ -140,25 +140,34 @@ inline void convolve(const Convolve& op, const Step& step, int thread) {
     }
 }
 
-// One row of a head: T sixteens of its columns. `from` null: zeros; it may be `to`. `out` null: nobody reads it.
-template <int T>
-WAGER_INLINE void advance(const Recur& op, const float* row, int head, int lane, const float* from, size_t from_stride, float* to,
-                          size_t to_stride, float* out) {
+// q and k of a head in a row, as the recurrence takes them.
+struct HeadRow {
+    const float *row, *q, *k;
+};
+inline HeadRow head_row(const Recur& op, size_t place, int head, float* room) {
     const StateView& states = op.states;
+    const float* row = op.x + place * (states.channels + 2 * states.num_heads);
     const int n = states.key_dim, key_head = op.tiled ? head % op.key_heads : head / (states.num_heads / op.key_heads);
     const float *q = row + op.q_at + static_cast<size_t>(key_head) * n, *k = row + op.k_at + static_cast<size_t>(key_head) * n;
-    const float *v = row + op.v_at + static_cast<size_t>(head) * states.value_dim + lane, *gates = row + states.channels;
-    const F step = splat(gates[head]), decay = splat(gates[states.num_heads + head]);
-    alignas(64) float normed[2][kMaxKeyDim];
-    if (op.delta) {
-        const F q_scale = splat(1.0f / (sqrtf(sum_of_squares(q, n) + 1e-6f) * sqrtf(static_cast<float>(n))));
-        const F k_scale = splat(1.0f / sqrtf(sum_of_squares(k, n) + 1e-6f));
-        for (int i = 0; i < n; i += 16) {
-            store(normed[0] + i, mul(load(q + i), q_scale));
-            store(normed[1] + i, mul(load(k + i), k_scale));
-        }
-        q = normed[0], k = normed[1];
+    if (!op.delta) return {row, q, k};
+    const F q_scale = splat(1.0f / (sqrtf(sum_of_squares(q, n) + 1e-6f) * sqrtf(static_cast<float>(n))));
+    const F k_scale = splat(1.0f / sqrtf(sum_of_squares(k, n) + 1e-6f));
+    for (int i = 0; i < n; i += 16) {
+        store(room + i, mul(load(q + i), q_scale));
+        store(room + n + i, mul(load(k + i), k_scale));
     }
+    return {row, room, room + n};
+}
+
+// One row of a head: T sixteens of its columns. `from` null: zeros; it may be `to`. `out` null: nobody reads it.
+template <int T>
+WAGER_INLINE void advance(const Recur& op, const HeadRow& at, int head, int lane, const float* from, float* to, float* out) {
+    constexpr int kStride = 16 * T;
+    const StateView& states = op.states;
+    const int n = states.key_dim;
+    const float *v = at.row + op.v_at + static_cast<size_t>(head) * states.value_dim + lane, *gates = at.row + states.channels;
+    const float *q = at.q, *k = at.k;
+    const F step = splat(gates[head]), decay = splat(gates[states.num_heads + head]);
     F u[T], o[2][T];
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) u[t] = load(v + 16 * t), o[0][t] = o[1][t] = zero();
@@ -171,7 +180,7 @@ WAGER_INLINE void advance(const Recur& op, const float* row, int head, int lane,
             for (int half = 0; half < 2; ++half)
 #pragma GCC unroll 4
                 for (int t = 0; t < T; ++t)
-                    sums[half][t] = fma(splat(k[i + half]), load(from + (i + half) * from_stride + 16 * t), sums[half][t]);
+                    sums[half][t] = fma(splat(k[i + half]), load(from + (i + half) * kStride + 16 * t), sums[half][t]);
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) u[t] = sub(u[t], mul(decay, add(sums[0][t], sums[1][t])));
     }
@@ -183,8 +192,8 @@ WAGER_INLINE void advance(const Recur& op, const float* row, int head, int lane,
 #pragma GCC unroll 4
             for (int t = 0; t < T; ++t) {
                 F s = mul(splat(k[i + half]), u[t]);
-                if (from != nullptr) s = fma(decay, load(from + (i + half) * from_stride + 16 * t), s);
-                store(to + (i + half) * to_stride + 16 * t, s);
+                if (from != nullptr) s = fma(decay, load(from + (i + half) * kStride + 16 * t), s);
+                store(to + (i + half) * kStride + 16 * t, s);
                 o[half][t] = fma(splat(q[i + half]), s, o[half][t]);
             }
     if (out == nullptr) return;
@@ -196,43 +205,58 @@ WAGER_INLINE void advance(const Recur& op, const float* row, int head, int lane,
     }
 }
 
-// `lane` and the 16 T - 1 after it of a head's columns, over all rows of a sequence. The states of guesses are in memory of the
-// thread, one after the other: a guess reads that of its parent.
+// A head over all rows of a sequence: some rows at a time, of these 16 T columns at a time, whose state stays in the first-level
+// cache. `room` has q and k of these rows, or of all guesses, then the states of guesses: a guess reads that of its parent.
 template <int T>
-inline void recur_tile(const Recur& op, const Step& step, const StateRun& run, int head, int lane, float* guesses) {
+inline void recur_head(const Recur& op, const Step& step, const StateRun& run, int head, float* room) {
     const StateView& states = op.states;
-    const size_t stride = states.value_dim, width = states.channels + 2 * states.num_heads, tile = size_t{16} * T * states.key_dim;
-    const size_t out_width = static_cast<size_t>(states.num_heads) * states.value_dim;
-    const auto out_of = [&](int row) { return op.out + row * out_width + static_cast<size_t>(head) * stride + lane; };
-    const float* from = run.use.source < 0 ? nullptr : head_of(states, op.layer, run.use.source, head) + lane;
-    float* const state = head_of(states, op.layer, run.use.state, head) + lane;
-    for (int i = 0; i < run.chain(); ++i, from = state) {
-        float* const out = i < run.use.replays ? nullptr : out_of(run.first + i - run.use.replays);
-        advance<T>(op, op.x + run.chain_row(i) * width, head, lane, from, stride, state, stride, out);
-        for (int save = 0; save < kSaves; ++save) {
-            if (run.use.save_at[save] < 0 || run.use.save_at[save] != run.covered + i + 1) continue;
-            float* const kept = head_of(states, op.layer, run.use.save_slot[save], head) + lane;
-            for (int key = 0; key < states.key_dim; ++key) std::memcpy(kept + key * stride, state + key * stride, 64 * T);
+    const int chain = run.chain(), keys = 2 * states.key_dim;
+    const size_t tile = size_t{16} * T * states.key_dim;
+    const auto tile_of = [&](int slot, int lane) {
+        return head_of(states, op.layer, slot, head) + static_cast<size_t>(lane) * states.key_dim;
+    };
+    const auto out_of = [&](int row, int lane) {
+        const size_t at = (static_cast<size_t>(row) * states.num_heads + head) * states.value_dim;
+        return op.out + at + lane;
+    };
+    HeadRow rows[kStateRows];
+    for (int first = 0; first < chain; first += kStateRows) {
+        const int last = first + kStateRows < chain ? first + kStateRows : chain;
+        for (int i = first; i < last; ++i) rows[i - first] = head_row(op, run.chain_row(i), head, room + (i - first) * keys);
+        for (int lane = 0; lane < states.value_dim; lane += 16 * T) {
+            float* const state = tile_of(run.use.state, lane);
+            for (int i = first; i < last; ++i) {
+                const float* const from = i > 0 ? state : run.use.source < 0 ? nullptr : tile_of(run.use.source, lane);
+                float* const out = i < run.use.replays ? nullptr : out_of(run.first + i - run.use.replays, lane);
+                advance<T>(op, rows[i - first], head, lane, from, state, out);
+                for (int save = 0; save < kSaves; ++save)
+                    if (run.use.save_at[save] >= 0 && run.use.save_at[save] == run.covered + i + 1)
+                        std::memcpy(tile_of(run.use.save_slot[save], lane), state, tile * sizeof(float));
+            }
         }
     }
-    for (int guess = 0; guess < run.guesses; ++guess) {
-        const int row = run.first_guess() + guess, parent = step.in.parents[row] - run.first_guess();
-        const float* const before = parent < 0 ? state : guesses + parent * tile;
-        advance<T>(op, op.x + run.step_row(row) * width, head, lane, before, parent < 0 ? stride : size_t{16} * T,
-                   guesses + guess * tile, size_t{16} * T, out_of(row));
-    }
+    float* const guesses = room + static_cast<size_t>(run.guesses) * keys;
+    for (int lane = 0; lane < states.value_dim && run.guesses > 0; lane += 16 * T)
+        for (int guess = 0; guess < run.guesses; ++guess) {
+            const int row = run.first_guess() + guess, parent = step.in.parents[row] - run.first_guess();
+            float* const own = room + guess * keys;
+            const HeadRow at = lane == 0 || !op.delta ? head_row(op, run.step_row(row), head, own)
+                                                      : HeadRow{op.x + run.step_row(row) * (states.channels + 2 * states.num_heads),
+                                                                own, own + states.key_dim};
+            const float* const before = parent < 0 ? tile_of(run.use.state, lane) : guesses + parent * tile;
+            advance<T>(op, at, head, lane, before, guesses + guess * tile, out_of(row, lane));
+        }
 }
 
 inline void recur(const Recur& op, const Step& step, int thread) {
     const StateView& states = op.states;
-    const int tile = state_tile(states), tiles = states.value_dim / tile, parts = states.num_heads * tiles;
-    const int64_t items = static_cast<int64_t>(step.sequences) * parts;
-    float* const guesses = step.guess_states + thread * step.guess_floats;
+    const int64_t items = static_cast<int64_t>(step.sequences) * states.num_heads;
+    float* const room = step.state_room + thread * step.state_room_floats;
     for (int64_t item = part(items, thread, step.threads); item < part(items, thread + 1, step.threads); ++item) {
-        const StateRun run = run_of(states, step, static_cast<int>(item / parts));
-        const int head = static_cast<int>(item % parts) / tiles, lane = static_cast<int>(item % tiles) * tile;
-        if (tile == 32) recur_tile<2>(op, step, run, head, lane, guesses);
-        else recur_tile<1>(op, step, run, head, lane, guesses);
+        const StateRun run = run_of(states, step, static_cast<int>(item / states.num_heads));
+        const int head = static_cast<int>(item % states.num_heads);
+        if (state_tile(states) == 32) recur_head<2>(op, step, run, head, room);
+        else recur_head<1>(op, step, run, head, room);
     }
 }
 

@@ -125,7 +125,8 @@ size_t Tape::record(Op op) {
                    },
                    [&](const Convolve& o) { limit_slots(o.states); },
                    [&](const Recur& o) {
-                       tile_floats_ = std::max(tile_floats_, o.states.key_dim * state_tile(o.states));
+                       key_dim_ = std::max(key_dim_, o.states.key_dim);
+                       tile_ = std::max(tile_, state_tile(o.states));
                    },
                    [](const auto&) {},
                },
@@ -165,14 +166,13 @@ void Tape::find_tails(int rows) {
     }
 }
 
-void Tape::give_guesses_room(int sequences) {
+void Tape::give_state_room(int sequences) {
     int most = 0;
     for (int s = 0; s < sequences; ++s)
         most = std::max(most, in_.query_start_loc[s + 1] - in_.query_start_loc[s] - state_use(s).known);
-    guess_floats_ = static_cast<size_t>(most) * tile_floats_;
-    const size_t bytes = guess_floats_ * pool_->threads() * sizeof(float);
-    if (bytes > 0 && (guess_states_ == nullptr || guess_states_->size() < bytes))
-        guess_states_ = std::make_unique<Buffer>(bytes + bytes / 2);
+    state_room_floats_ = size_t(key_dim_) * (2 * std::max(most, kStateRows) + size_t(most) * tile_);
+    const size_t bytes = state_room_floats_ * pool_->threads() * sizeof(float);
+    if (state_room_ == nullptr || state_room_->size() < bytes) state_room_ = std::make_unique<Buffer>(bytes + bytes / 2);
 }
 
 AttentionPlan Tape::plan(Tiles& tiles, const int32_t* rows, int count) {
@@ -199,7 +199,7 @@ void Tape::run(int rows, int sequences, int logits_rows) {
     const Exclusive use(busy_);
     copy_inputs(rows, sequences, logits_rows);
     check(rows, sequences, logits_rows);
-    if (slots_ > 0) give_guesses_room(sequences);
+    if (key_dim_ > 0) give_state_room(sequences);
     for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
     find_tails(rows);
     AttentionPlan all = plan(tiles_, every_row_.data(), rows), some = plan(logits_tiles_, in_.logits_indices, logits_rows);
@@ -208,7 +208,7 @@ void Tape::run(int rows, int sequences, int logits_rows) {
         return Step{in_, rows, sequences, logits_rows, threads, all, some, scratch_.data(), scratch_bytes_,
                     own_ ? reinterpret_cast<ActivationBlock*>(own_->data()) : nullptr,
                     shared_ ? reinterpret_cast<ActivationBlock*>(shared_->data()) : nullptr, own_blocks_,
-                    replay_starts_.data(), guess_states_ ? reinterpret_cast<float*>(guess_states_->data()) : nullptr, guess_floats_};
+                    replay_starts_.data(), state_room_ ? reinterpret_cast<float*>(state_room_->data()) : nullptr, state_room_floats_};
     };
     steps_.clear();
     for (int threads = 1; threads <= pool_->threads(); ++threads) steps_.push_back(step_of(threads));

@@ -56,7 +56,7 @@ class Tape {
     void check_states(int sequences);
     void write_slot(int slot, int sequence, const char* what);
     const StateUse& state_use(int sequence) const { return reinterpret_cast<const StateUse*>(in_.state_uses)[sequence]; }
-    void give_guesses_room(int sequences);
+    void give_state_room(int sequences);
     std::string sequence_of(int block, int sequences) const;
     const int32_t* block_table(int sequence) const { return in_.block_tables + static_cast<size_t>(sequence) * in_.max_blocks; }
     void find_tails(int rows);
@@ -82,11 +82,11 @@ class Tape {
     std::vector<int32_t> every_row_, tails_;  // 0, 1, 2 ..; see AttentionPlan
     Tiles tiles_, logits_tiles_;
     std::vector<Writer> writers_;  // by block of the smallest cache; empty for a tape without one
-    int slots_ = 0, tile_floats_ = 0;       // of recurrent layers; 0: there are none
-    std::vector<Writer> slot_writers_;      // by slot
+    int slots_ = 0, key_dim_ = 0, tile_ = 0;  // of recurrent layers; 0: there are none
+    std::vector<Writer> slot_writers_;        // by slot
     std::vector<int32_t> replay_starts_;
-    std::unique_ptr<Buffer> guess_states_;  // grows with the most guesses of a sequence in a step
-    size_t guess_floats_ = 0;               // of a thread
+    std::unique_ptr<Buffer> state_room_;  // grows with the most guesses of a sequence in a step
+    size_t state_room_floats_ = 0;        // of a thread
     uint64_t runs_ = 0;
     std::atomic<bool> busy_{false};
 };
