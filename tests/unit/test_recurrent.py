@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -91,6 +92,28 @@ def test_a_prefix_is_found_up_to_a_snapshot(decoder: Decoder, twin: Decoder) -> 
     assert engine.scheduler.block_pool.num_snapshots == decoder.num_snapshots == 4
     engine.scheduler.block_pool.reset_prefix_cache()
     assert engine.scheduler.block_pool.num_snapshots == 0
+
+
+def test_texts_that_share_beginnings_answer_as_alone(decoder: Decoder, twin: Decoder) -> None:
+    """Request after request, some at once, with few snapshots and blocks, guesses in trees, and preemption."""
+    rng = random.Random(5)
+    beginnings = [[rng.randrange(83) for _ in range(16 * n + 3)] for n in (1, 2, 3)]
+    texts = [[*rng.choice(beginnings), *[rng.randrange(2)] * rng.randrange(1, 25)] for _ in range(24)]
+    asked = requests(texts, SamplingParams(temperature=0, max_tokens=10, ignore_eos=True))
+    alone = {}
+    for request in asked:
+        alone |= answers(engine_on(twin, prefix_cache=False), [request])
+    right = ReferenceOracle({r.id: [*r.prompt, *alone[f"{r.id}#0"]] for r in asked})
+    hits = 0
+    for snapshots, blocks in ((4, 40), (2, 14), (1, 40)):
+        tree = RandomTreeDrafter(VOCAB, oracle=right)
+        engine = engine_on(decoder, tree, depth=6, snapshots=snapshots, num_blocks=blocks, max_rows=24)
+        for first in range(0, len(asked), 4):
+            cached: dict[str, int] = {}
+            got = answers(engine, asked[first : first + 4], preempt_every=first % 3 * 2, cached=cached)
+            assert got == {name: alone[name] for name in got}
+            hits += sum(size > 0 for size in cached.values())
+    assert hits > 10
 
 
 def test_the_prompt_of_several_choices_is_computed_once(decoder: Decoder) -> None:
