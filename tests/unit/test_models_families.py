@@ -111,6 +111,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_d_state": 32,
         },
     ),
+    "granite 4 hybrid, experts": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **GRANITE,
+            "intermediate_size": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 40,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mamba_n_heads": 6,
+            "mamba_d_state": 16,
+        },
+    ),
     "deepseek v2 greedy": ("DeepseekV2ForCausalLM", {**LATENT, "n_routed_experts": 4, "first_k_dense_replace": 1}),
     "deepseek v2 grouped": (
         "DeepseekV2ForCausalLM",

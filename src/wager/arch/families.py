@@ -381,14 +381,14 @@ def dense_adjusted(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     return [Dense(width)] * layers
 
 
-def dense_shared(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
-    """Granite 4: the expert that all tokens share, where the model has no others."""
-    if keys.count("num_local_experts"):
-        raise ModelError(
-            f"num_local_experts = {short_repr(keys.get('num_local_experts'))} is not supported for this architecture.",
-            "Supported are its models without routed experts.",
-        )
-    return [Dense(keys.integer("shared_intermediate_size"))] * layers
+def experts_if_any(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """Granite 4: routed experts beside a shared one, which is the feed-forward of models without others."""
+    shared = keys.integer("shared_intermediate_size")
+    count = keys.count("num_local_experts")
+    if not count:
+        return [Dense(shared)] * layers
+    active, width = keys.integer("num_experts_per_tok"), keys.integer("intermediate_size")
+    return [_experts(count, active, shared=1, width=width, shared_width=shared)] * layers
 
 
 def experts_everywhere(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
@@ -677,6 +677,11 @@ _LFM2_NAMES = {
     "conv": "model.layers.{}.conv.conv",
     "state_out": "model.layers.{}.conv.out_proj",
 }
+_GRANITE_EXPERTS = {
+    "router": "model.layers.{}.block_sparse_moe.router.layer",
+    **dict.fromkeys(("expert_gate", "expert_up"), "model.layers.{}.block_sparse_moe.input_linear[{}]"),
+    "expert_down": "model.layers.{}.block_sparse_moe.output_linear[{}]",
+}
 _MAMBA_NAMES = {
     **dict.fromkeys(("z", "mixed", "step"), "model.layers.{}.mamba.in_proj"),
     "conv": "model.layers.{}.mamba.conv1d",
@@ -858,7 +863,7 @@ FAMILIES: Mapping[str, Family] = {
     "granitemoehybrid": Family(
         "GraniteMoeHybridForCausalLM",
         mamba_by_layer,
-        dense_shared,
+        experts_if_any,
         {
             "max_position_embeddings": 2048,
             "attention_multiplier": 1.0,
@@ -874,9 +879,11 @@ FAMILIES: Mapping[str, Family] = {
             mlp_bias=False,
             names={
                 **_MAMBA_NAMES,
-                **dict.fromkeys(("gate", "up"), "model.layers.{}.shared_mlp.input_linear"),
-                "down": "model.layers.{}.shared_mlp.output_linear",
+                **_GRANITE_EXPERTS,
+                **dict.fromkeys(("gate", "up", "shared_gate", "shared_up"), "model.layers.{}.shared_mlp.input_linear"),
+                **dict.fromkeys(("down", "shared_down"), "model.layers.{}.shared_mlp.output_linear"),
             },
+            gating=GatingKeys(),
             gguf=None,
         ),
     ),
@@ -888,11 +895,7 @@ FAMILIES: Mapping[str, Family] = {
         replace(
             _GRANITE_ENGINE,
             mlp_bias=False,
-            names={
-                "router": "model.layers.{}.block_sparse_moe.router.layer",
-                **dict.fromkeys(("expert_gate", "expert_up"), "model.layers.{}.block_sparse_moe.input_linear[{}]"),
-                "expert_down": "model.layers.{}.block_sparse_moe.output_linear[{}]",
-            },
+            names=_GRANITE_EXPERTS,
             gating=GatingKeys(),
             gguf=replace(_GRANITE_GGUF, experts=True, normalised=True),
         ),
