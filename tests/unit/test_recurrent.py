@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from decoder_engines import answers, decoder_on, engine_on, native, requests
+from safetensors.numpy import save_file
 from tiny_models import spec
 
 import wager
 from wager.arch import DeltaNet, Dense, Experts, Gqa, Mamba2, ShortConv
 from wager.draft.base import Drafter
-from wager.errors import UsageError
+from wager.errors import ModelError, UsageError
 from wager.loading.load import load
+from wager.models.head_files import HeadFiles
+from wager.models.head_mtp import open_mtp
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.testing.drafters import AdversaryDrafter, RandomTreeDrafter, ReferenceOracle, SetAcceptanceDrafter
@@ -129,6 +134,15 @@ def test_what_cannot_take_back_states_is_refused(drafter: str) -> None:
     options = {"model": "random:qwen3-next:tiny", "max_context": 128, "max_sequences": 4}
     with pytest.raises(UsageError, match="has recurrent layers, so it cannot draft"):
         load(wager.EngineConfig.from_options(**options, drafter=drafter))
+
+
+def test_modules_with_gated_attention_are_refused(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 48, "vocab_size": 83, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2}
+    config = {"architectures": ["Qwen3NextForCausalLM"], **sizes, "num_attention_heads": 3, "num_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "moe_intermediate_size": 16}))
+    save_file({"mtp.fc.weight": np.zeros((48, 96), np.float32)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="gated attention"):
+        open_mtp(HeadFiles(tmp_path), MODELS["delta"], quantised=False)
 
 
 def test_the_plan_has_the_states() -> None:
