@@ -145,6 +145,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[np.ndarray, Kind]
         },
         {},
     ),
+    "lfm2": (
+        "lfm2",
+        {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0], "feed_forward_length": 56},
+        {},
+    ),
     "glm": ("chatglm", {"rope.dimension_count": 8}, {}),
     "glm 4": ("glm4", {"rope.dimension_count": 8}, {}),
 }

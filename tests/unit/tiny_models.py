@@ -161,6 +161,8 @@ def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf
         values, part = stored.numpy(), name.split(".")[-2]
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
+        if part == "conv":
+            values = values.squeeze()
         if architecture == "qwen35":
             [(name, values)] = hybrid_tensors(name, values, config.to_dict(), tiled=True).items()
         if architecture in PERMUTED and part in ("q_proj", "k_proj"):

@@ -268,6 +268,19 @@ def gguf_delta_net(keys: ConfigKeys, layers: int, *, tiled: bool = True) -> Sequ
     return [state if (layer + 1) % every else everywhere for layer in range(layers)]
 
 
+def gguf_convolutions(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """LFM2 as GGUF: attention in the layers that have key-value heads."""
+    conv = ShortConv(keys.integer("hidden_size"), keys.integer("shortconv.l_cache"))
+    if not isinstance(keys.get("num_key_value_heads"), list):
+        return [_gqa(keys)] * layers
+    counts = keys.integers("num_key_value_heads") or []
+    if len(counts) != layers or len({*counts} - {0}) != 1:
+        raise keys.wrong("num_key_value_heads", "0 or one number for each layer")
+    values = {**keys.values, GGUF_KEYS["num_key_value_heads"]: max(counts)}
+    everywhere = _gqa(ConfigKeys(values, where=keys.where, prefix=keys.prefix, renamed=GGUF_KEYS))
+    return [everywhere if count else conv for count in counts]
+
+
 def latent_attention(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     """DeepSeek-V2, V3 and Kimi-K2: multi-head latent attention over all positions."""
     if any(_sliding_types(keys, layers) or ()):
@@ -1000,7 +1013,11 @@ FAMILIES: Mapping[str, Family] = {
             "conv_L_cache": 3,
             "tie_word_embeddings": True,
         },
-        EngineSupport(qk_norm=True, names=_LFM2_NAMES),
+        EngineSupport(
+            qk_norm=True,
+            names=_LFM2_NAMES,
+            gguf=GgufLayout(attention=gguf_convolutions, defaults={"block_auto_adjust_ff_dim": False}),
+        ),
     ),
     "gpt_oss": Family(
         "GptOssForCausalLM",

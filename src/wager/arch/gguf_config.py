@@ -181,6 +181,9 @@ def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
         names["mlp_norm"] = names.pop("attn_post_norm")
         if "blk.0.ssm_ba.weight" in tensors:
             names |= dict.fromkeys(("step", "decay"), "blk.{}.ssm_ba")
+    elif any(name.endswith("shortconv.conv.weight") for name in tensors):
+        parts = {"z": "in_proj", "conv": "conv", "state_out": "out_proj"}
+        names |= {part: f"blk.{{}}.shortconv.{name}" for part, name in parts.items()} | {"norm": "token_embd_norm"}
     elif "blk.0.attn_qkv.weight" in tensors:
         names |= dict.fromkeys(("q", "k", "v"), "blk.{}.attn_qkv")
     if "blk.0.ffn_up.weight" in tensors and "blk.0.ffn_gate.weight" not in tensors:
@@ -211,7 +214,10 @@ def read_original_context(metadata: Mapping[str, Any], where: str) -> int | None
 _PARTS = (
     ("embedding", r"token_embd\.weight"),
     ("head", r"output\.weight"),
-    ("projections", r"blk\.\d+\.(attn_(q|k|v|qkv|gate|output|kv_a_mqa|[a-z]+_[ab])|ssm_(out|ba|beta|alpha))\.weight"),
+    (
+        "projections",
+        r"blk\.\d+\.(attn_(q|k|v|qkv|gate|output|kv_a_mqa|[a-z]+_[ab])|ssm_(out|ba|beta|alpha)|shortconv\.(in|out)_proj)\.weight",
+    ),
     ("router", r"blk\.\d+\.ffn_gate_inp\.weight"),
     ("experts", r"blk\.\d+\.ffn_\w+_exps\.weight"),
     ("shared", r"blk\.\d+\.ffn_\w+_shexp\.weight"),
