@@ -145,6 +145,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[np.ndarray, Kind]
         },
         {},
     ),
+    "granite 4 hybrid": (
+        "granitehybrid",
+        {
+            **GRANITE_SCALES,
+            "feed_forward_length": 72,
+            "attention.head_count_kv": [0, 2, 0],
+            "rope.scaling.finetuned": False,
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": 32,
+            "ssm.group_count": 2,
+            "ssm.time_step_rank": 6,
+            "ssm.inner_size": 96,
+        },
+        {},
+    ),
     "lfm2": (
         "lfm2",
         {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0], "feed_forward_length": 56},

@@ -146,7 +146,7 @@ def write_gguf(
     return path
 
 
-PERMUTED = ("llama", "granite", "smollm3")
+PERMUTED = ("llama", "granite", "granitehybrid", "smollm3")
 """Architectures whose converter reorders the rows of queries and keys."""
 
 
@@ -161,8 +161,10 @@ def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf
         values, part = stored.numpy(), name.split(".")[-2]
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
-        if part == "conv":
+        if part in ("conv", "conv1d") and name.endswith("weight"):
             values = values.squeeze()
+        if ".mamba." in name:
+            name, values = _mamba(name, values, groups=config.mamba_n_groups)
         if architecture == "qwen35":
             [(name, values)] = hybrid_tensors(name, values, config.to_dict(), tiled=True).items()
         if architecture in PERMUTED and part in ("q_proj", "k_proj"):
@@ -179,6 +181,17 @@ def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf
             assert found is not None, name
             tensors[found] = values
     return {name: (values, gguf.GGMLQuantizationType.F32) for name, values in tensors.items()}
+
+
+def _mamba(name: str, values: np.ndarray, *, groups: int) -> tuple[str, np.ndarray]:
+    """Rates instead of their logarithms, and the shapes that llama.cpp's converter gives vectors."""
+    if name.endswith("A_log"):
+        return name, -np.exp(values)[:, None]
+    if name.endswith(".D"):
+        return name, values[:, None]
+    if name.endswith("mamba.norm.weight"):
+        return name, values.reshape(groups, -1)
+    return name.replace("dt_bias", "dt_proj.bias"), values
 
 
 def hybrid_tensors(name: str, values: np.ndarray, config: Mapping[str, Any], *, tiled: bool) -> dict[str, np.ndarray]:

@@ -271,14 +271,30 @@ def gguf_delta_net(keys: ConfigKeys, layers: int, *, tiled: bool = True) -> Sequ
 def gguf_convolutions(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     """LFM2 as GGUF: attention in the layers that have key-value heads."""
     conv = ShortConv(keys.integer("hidden_size"), keys.integer("shortconv.l_cache"))
+    return _where_heads_are(keys, layers, conv, rotation="global")
+
+
+def gguf_mamba(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Granite 4 as GGUF: attention in the layers that have key-value heads, with RoPE as in `gguf_granite`."""
+    heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    groups = keys.integer("ssm.group_count")
+    if inner % heads or heads % groups:
+        raise keys.wrong("ssm.time_step_rank", f"a divisor of {inner} and a multiple of the {groups} groups")
+    state = Mamba2(heads, inner // heads, groups, keys.integer("ssm.state_size"), keys.integer("ssm.conv_kernel"))
+    rotated = keys.flag("rope.scaling.finetuned", default=True)
+    return _where_heads_are(keys, layers, state, rotation="global" if rotated else "none")
+
+
+def _where_heads_are(keys: ConfigKeys, layers: int, other: Attention, *, rotation: Rotation) -> Sequence[Attention]:
+    """Attention in the layers that have key-value heads in a GGUF file, in the others `other`."""
     if not isinstance(keys.get("num_key_value_heads"), list):
-        return [_gqa(keys)] * layers
+        return [_gqa(keys, rotation=rotation)] * layers
     counts = keys.integers("num_key_value_heads") or []
     if len(counts) != layers or len({*counts} - {0}) != 1:
         raise keys.wrong("num_key_value_heads", "0 or one number for each layer")
     values = {**keys.values, GGUF_KEYS["num_key_value_heads"]: max(counts)}
-    everywhere = _gqa(ConfigKeys(values, where=keys.where, prefix=keys.prefix, renamed=GGUF_KEYS))
-    return [everywhere if count else conv for count in counts]
+    attends = _gqa(ConfigKeys(values, where=keys.where, prefix=keys.prefix, renamed=GGUF_KEYS), rotation=rotation)
+    return [attends if count else other for count in counts]
 
 
 def latent_attention(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -396,7 +412,7 @@ def dense_adjusted(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
 
 def experts_if_any(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     """Granite 4: routed experts beside a shared one, which is the feed-forward of models without others."""
-    shared = keys.integer("shared_intermediate_size")
+    shared = keys.integer("shared_intermediate_size", "intermediate_size")
     count = keys.count("num_local_experts")
     if not count:
         return [Dense(shared)] * layers
@@ -897,7 +913,9 @@ FAMILIES: Mapping[str, Family] = {
                 **dict.fromkeys(("down", "shared_down"), "model.layers.{}.shared_mlp.output_linear"),
             },
             gating=GatingKeys(),
-            gguf=None,
+            gguf=replace(
+                _GRANITE_GGUF, architecture="granitehybrid", attention=gguf_mamba, experts=True, normalised=True
+            ),
         ),
     ),
     "granitemoe": Family(

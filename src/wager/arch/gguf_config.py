@@ -166,6 +166,7 @@ GGUF_NAMES: Mapping[str, str] = {
     "conv": "blk.{}.ssm_conv1d",
     "rates": "=blk.{}.ssm_a",
     "dt": "=blk.{}.ssm_dt.bias",
+    "skip": "=blk.{}.ssm_d",
     "state_norm": "blk.{}.ssm_norm",
     "state_out": "blk.{}.ssm_out",
 }
@@ -176,7 +177,9 @@ def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
     """GGUF_NAMES, with those of matrices that the file stores as rows of one: queries, keys and values, or the gate and
     up projections; and with the names of hybrids, and gpt-oss's of a norm, which other families have for another."""
     names = dict(GGUF_NAMES)
-    if any(name.endswith(".ssm_a") for name in tensors):
+    if any(name.endswith(".ssm_in.weight") for name in tensors):
+        names |= dict.fromkeys(("z", "mixed", "step"), "blk.{}.ssm_in")
+    elif any(name.endswith(".ssm_a") for name in tensors):
         names |= {"mixed": "blk.{}.attn_qkv", "q_gate": names["q"]}
         names["mlp_norm"] = names.pop("attn_post_norm")
         if "blk.0.ssm_ba.weight" in tensors:

@@ -486,7 +486,9 @@ def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, 
 
 
 def _check_shape(where: str, name: str, *, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Leading dimensions may be split or joined."""
+    """Leading dimensions may be split or joined, and a vector be cut in any way."""
+    if len(expected) == 1 and math.prod(found) == expected[0]:
+        return
     if (math.prod(found), found[-1:]) != (math.prod(expected), expected[-1:]):
         raise ModelError(
             f"{name} in {where} has shape {list(found)}; its configuration requires {list(expected)}.",
