@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
-from tiny_models import hybrid_tensors, permute, write_gguf
+from tiny_models import hybrid_tensors, mamba_tensor, permute, write_gguf
 
 Tensors = dict[str, np.ndarray]
 
@@ -29,10 +29,11 @@ ARCHITECTURES = {
     "GptOssForCausalLM": "gpt-oss",
     "OlmoeForCausalLM": "olmoe",
     "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeHybridForCausalLM": "granitehybrid",
     "Qwen3NextForCausalLM": "qwen3next",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
 }
-_PERMUTED = ("mixtral", "granitemoe")
+_PERMUTED = ("mixtral", "granitemoe", "granitemoehybrid")
 
 
 def stored_tensors(folder: Path) -> Tensors:
@@ -94,6 +95,12 @@ def _converted(stored: Tensors, config: Mapping[str, Any], *, absorbed: bool) ->
             parts = {"gate": values[:, : values.shape[1] // 2], "up": values[:, values.shape[1] // 2 :]}
             parts = parts if match[2] == "in" else {"down": values}
             found |= {f"{match[1]}.mlp.experts.{part}_proj.weight": half for part, half in parts.items()}
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            before = name.removesuffix("shared_mlp.input_linear.weight") + "mlp.shared_expert."
+            found |= {f"{before}{p}_proj.weight": v for p, v in zip(("gate", "up"), np.split(values, 2), strict=True)}
+        elif ".mamba." in name:
+            name, values = mamba_tensor(name, values, groups=config["mamba_n_groups"])
+            found[name] = values
         elif config["model_type"] == "gpt_oss":
             found |= _gpt_oss(name, values)
         elif "linear_num_key_heads" in config:
@@ -160,9 +167,22 @@ def _metadata(config: Mapping[str, Any], architecture: str, *, absorbed: bool) -
             "ssm.time_step_rank": heads,
             "ssm.inner_size": heads * value_dim,
         }
+    if architecture == "granitehybrid":
+        found |= {
+            "attention.head_count_kv": [
+                config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in config["layer_types"]
+            ],
+            "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+            "rope.scaling.finetuned": False,
+            "ssm.conv_kernel": config["mamba_d_conv"],
+            "ssm.state_size": config["mamba_d_state"],
+            "ssm.group_count": config["mamba_n_groups"],
+            "ssm.time_step_rank": config["mamba_n_heads"],
+            "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        }
     if "shared_expert_intermediate_size" in config:
         found["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
-    if architecture == "granitemoe":
+    if architecture in ("granitemoe", "granitehybrid"):
         found |= {
             "attention.scale": float(config["attention_multiplier"]),
             "embedding_scale": float(config["embedding_multiplier"]),

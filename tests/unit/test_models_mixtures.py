@@ -52,6 +52,13 @@ GRANITE = {
     "logits_scaling": 0.7,
 }
 QWEN2_MOE = {**QWEN_MOE, "shared_expert_intermediate_size": 24}
+GRANITE_HYBRID = {
+    **GRANITE,
+    "shared_intermediate_size": 40,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 6,
+    "mamba_d_state": 16,
+}
 HYBRID_MOE = {**DELTA, **QWEN2_MOE, "layer_types": ["linear_attention", "linear_attention", "full_attention"]}
 DEEPSEEK = {**LATENT, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 
@@ -84,6 +91,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt-oss": ("GptOssForCausalLM", GPT_OSS, {}),
     "olmoe": ("OlmoeForCausalLM", OLMOE, {"fused": True}),
     "granite moe": ("GraniteMoeForCausalLM", GRANITE, {}),
+    "granite 4 hybrid": ("GraniteMoeHybridForCausalLM", GRANITE_HYBRID, {}),
     "qwen3 next": ("Qwen3NextForCausalLM", HYBRID_MOE, {}),
     "qwen3.5 moe": ("Qwen3_5MoeForCausalLM", HYBRID_MOE, {"fused": True}),
 }

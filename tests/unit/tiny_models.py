@@ -164,7 +164,7 @@ def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf
         if part in ("conv", "conv1d") and name.endswith("weight"):
             values = values.squeeze()
         if ".mamba." in name:
-            name, values = _mamba(name, values, groups=config.mamba_n_groups)
+            name, values = mamba_tensor(name, values, groups=config.mamba_n_groups)
         if architecture == "qwen35":
             [(name, values)] = hybrid_tensors(name, values, config.to_dict(), tiled=True).items()
         if architecture in PERMUTED and part in ("q_proj", "k_proj"):
@@ -183,7 +183,7 @@ def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf
     return {name: (values, gguf.GGMLQuantizationType.F32) for name, values in tensors.items()}
 
 
-def _mamba(name: str, values: np.ndarray, *, groups: int) -> tuple[str, np.ndarray]:
+def mamba_tensor(name: str, values: np.ndarray, *, groups: int) -> tuple[str, np.ndarray]:
     """Rates instead of their logarithms, and the shapes that llama.cpp's converter gives vectors."""
     if name.endswith("A_log"):
         return name, -np.exp(values)[:, None]
