@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "block_pool.h"
+#include "ops.h"
+
 namespace wager {
 
 constexpr int kBatchBlock = 16;  // tokens per block of the cache, as kBlockSize of ops.h
@@ -13,6 +16,7 @@ struct BatchBuffers {
     int32_t *tokens, *positions, *parents, *slot_mapping, *seq_ids, *logits_indices;  // [max_rows]
     int32_t *query_start_loc, *num_computed_tokens;                                   // [max_sequences + 1], [max_sequences]
     int32_t* block_tables;                                                            // [max_sequences, max_blocks]
+    int32_t *state_uses, *replays;  // [max_sequences, kStateInts], [max_rows]; see StateUse of ops.h
     int max_rows, max_sequences, max_blocks;
 };
 
@@ -54,6 +58,29 @@ class BatchWriter {
     // How many blocks cover the span.
     int needed_blocks() const { return (computed_ + rows_ - first_ + kBatchBlock - 1) / kBatchBlock; }
     bool has_room(int blocks) const { return blocks <= to_.max_blocks; }
+    // What the pass does to the states of a sequence: see StateUse of ops.h. `known` are its rows before its guesses. Without a
+    // table it has the slot of its place in the batch. False if there is no room for its replayed rows.
+    bool states(BlockTable* table, int known) {
+        int32_t* const use = to_.state_uses + static_cast<int64_t>(sequences_) * kStateInts;
+        std::fill(use, use + kStateInts, -1);
+        use[2] = known, use[3] = 0;
+        if (table == nullptr || table->states.state < 0) {
+            use[0] = sequences_, use[1] = computed_ > 0 ? sequences_ : -1;
+            return true;
+        }
+        TableStates& states = table->states;
+        states.first_guess = first_ + known;
+        use[0] = states.state, use[1] = states.source, use[3] = static_cast<int32_t>(states.replays.size());
+        if (replays_ + use[3] > to_.max_rows) return false;
+        std::copy(states.replays.begin(), states.replays.end(), to_.replays + replays_);
+        replays_ += use[3];
+        for (size_t save = 0; save < states.saves.size(); ++save) {
+            use[4 + save] = static_cast<int32_t>(states.saves[save].position);
+            use[4 + kSaves + save] = states.saves[save].slot;
+        }
+        return true;
+    }
+
     int32_t* block_table() { return to_.block_tables + static_cast<int64_t>(sequences_) * to_.max_blocks; }
 
     // After the first `needed_blocks` of the block table were written.
@@ -89,7 +116,7 @@ class BatchWriter {
     }
 
     const BatchBuffers& to_;
-    int rows_ = 0, sequences_ = 0, logits_ = 0, blocks_ = 0, first_ = 0;
+    int rows_ = 0, sequences_ = 0, logits_ = 0, blocks_ = 0, first_ = 0, replays_ = 0;
     int32_t computed_ = 0;
 };
 

@@ -16,7 +16,7 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
-using wager::Buffer, wager::CacheView, wager::Pool, wager::Tape;
+using wager::Buffer, wager::CacheView, wager::Pool, wager::StateView, wager::Tape;
 
 namespace {
 
@@ -101,7 +101,7 @@ void bind_tape(nb::module_& m) {
                 int max_sequences, int max_blocks, int heads, int kv_heads, int head_dim) {
                  const auto in = [&](int i) { return at<const int32_t>(nb::cast<Address>(inputs[i])); };
                  const wager::Inputs all{in(0), in(1), in(2), in(3), in(4), in(5), in(6), in(7), in(8),
-                                         max_rows, max_sequences, max_blocks};
+                                         in(9), in(10), max_rows, max_sequences, max_blocks};
                  new (self) Tape(std::move(pool), isa.table, all, heads, kv_heads, head_dim);
              })
         .def("embed", [](Tape& t, Address table, const std::string& format, int vocab, int hidden, Address out, float scale) {
@@ -177,6 +177,31 @@ void bind_tape(nb::module_& m) {
                                       at<const float>(sinks), at<uint16_t>(out),
                                       row_set(logits), nullptr});
         })
+        .def("replay", [](Tape& t, const StateView& states, int layer, Address x) {
+            t.record(wager::Replay{states, layer, at<float>(x)});
+        })
+        .def("convolve", [](Tape& t, const StateView& states, int layer, Address x, Address weight, Address bias, Address rates,
+                            Address gate_bias, int heads, bool delta, bool silu, Address out) {
+            const wager::GateRule gates{at<const float>(rates), at<const float>(gate_bias), heads, delta};
+            t.record(wager::Convolve{states, layer, at<const float>(x), at<const float>(weight), at<const float>(bias),
+                                     at<float>(out), gates, silu});
+        })
+        .def("recur", [](Tape& t, const StateView& states, int layer, Address x, Address skip, int key_heads, int q_at, int k_at,
+                         int v_at, bool tiled, bool delta, Address out) {
+            t.record(wager::Recur{states, layer, at<const float>(x), at<const float>(skip), at<float>(out), key_heads, q_at, k_at,
+                                  v_at, tiled, delta});
+        })
+        .def("gated_norm", [](Tape& t, Address x, Address gate, Address weight, float eps, int heads, int n, int weight_stride,
+                              bool gate_first, Address out) {
+            t.record(wager::GatedNorm{at<const float>(x), at<const float>(gate), at<const float>(weight), at<uint16_t>(out), heads, n,
+                                      weight_stride, eps, gate_first});
+        })
+        .def("multiply", [](Tape& t, Address x, int stride, Address y, int y_stride, int n, Address out, int out_stride, bool narrow) {
+            t.record(wager::Multiply{at<const float>(x), at<const float>(y), at<void>(out), n, stride, y_stride, out_stride, narrow});
+        })
+        .def("sigmoid_gate", [](Tape& t, Address x, Address gate, int n) {
+            t.record(wager::SigmoidGate{at<uint16_t>(x), at<const float>(gate), n});
+        })
         .def("select", [](Tape& t, Address x, Address out, int n) {
             t.record(wager::Select{at<const float>(x), at<float>(out), n});
         })
@@ -211,6 +236,21 @@ void bind_cache(nb::module_& m) {
         })
         .def("read", [](const CacheView& cache, int slot, Address out) { wager::read_slot(cache, slot, at<float>(out)); })
         .def("clear", [](const CacheView& cache, int block) { wager::clear_block(cache, block); });
+}
+
+void bind_states(nb::module_& m) {
+    nb::class_<StateView>(m, "StateView")
+        .def("__init__", [](StateView* self, const Buffer& tails, const Buffer& heads, const Buffer& saved, nb::tuple sizes) {
+            const auto of = [&](int i) { return nb::cast<int>(sizes[i]); };
+            const StateView view{reinterpret_cast<float*>(tails.data()), reinterpret_cast<float*>(heads.data()),
+                                 reinterpret_cast<float*>(saved.data()), of(0), of(1), of(2), of(3), of(4), of(5), of(6), of(7), of(8)};
+            const size_t slots = sizeof(float) * view.layers * view.slots;
+            const bool fits = tails.size() >= slots * (view.taps - 1) * view.channels &&
+                              heads.size() >= slots * view.num_heads * view.key_dim * view.value_dim &&
+                              saved.size() >= sizeof(float) * view.layers * view.max_rows * view.width;
+            if (!fits) throw std::invalid_argument("the states' memory is too small");
+            new (self) StateView(view);
+        }, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>());
 }
 
 // Times in nanoseconds.
@@ -254,6 +294,7 @@ NB_MODULE(_native, m) {
     m.def("input_multiple", [](const std::string& format) { return wager::input_multiple(format_of(format)); });
     m.def("sweep", &sweep);
     bind_cache(m);
+    bind_states(m);
     bind_tape(m);
     bind_step(m);
     bind_match(m);

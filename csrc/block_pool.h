@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "state_slots.h"
+
 namespace wager {
 
 constexpr int64_t kBlockTokens = 16;  // of a block of the cache, as kBlockSize of ops.h
@@ -45,6 +47,7 @@ struct BlockTable {
     std::vector<int32_t> blocks;
     int64_t committed = 0;
     int32_t root = -1;  // what is before its first block: a tenant's root
+    TableStates states;
 
     int32_t slot(int64_t position) const {
         return static_cast<int32_t>(blocks[position / kBlockTokens] * kBlockTokens + position % kBlockTokens);
@@ -56,10 +59,12 @@ struct BlockTable {
 // A sequence that computed a block that was registered already gives its own copy back and holds the registered one: their
 // contents are equal bit for bit, because every row is computed in one fixed order of operations. `lead`: so many tokens stand
 // before the one of the first entry, and every entry depends on them (a draft head's); they are part of the first block's key.
+//
+// With `states` every sequence has a slot of recurrent states, of that many, and blocks may have one of `snapshots`.
 class BlockPool {
   public:
-    BlockPool(int64_t num_blocks, bool prefix_cache, int64_t lead)
-        : num_blocks_(num_blocks), prefix_cache_(prefix_cache), lead_(lead) {
+    BlockPool(int64_t num_blocks, bool prefix_cache, int64_t lead, int64_t states, int64_t snapshots)
+        : num_blocks_(num_blocks), prefix_cache_(prefix_cache), lead_(lead), slots_(states, states > 0 ? snapshots : 0, num_blocks) {
         if (num_blocks < 1)
             throw CallError("A cache of " + std::to_string(num_blocks) + " blocks holds nothing.", "Give it at least one block.");
         for (int64_t block = num_blocks; block > 0; --block) free_.push_back(static_cast<int32_t>(block - 1));
@@ -71,6 +76,7 @@ class BlockPool {
     int64_t num_blocks() const { return num_blocks_; }
     int64_t num_free() const { return static_cast<int64_t>(free_.size()) + num_evictable_; }
     int64_t lead() const { return lead_; }
+    int64_t num_snapshots() const { return slots_.num_snapshots(); }
     bool is_held(int64_t block) const { return ref_counts_.at(block) > 0; }
     const std::unordered_map<std::string, std::shared_ptr<BlockTable>>& tables() const { return tables_; }
 
@@ -81,7 +87,7 @@ class BlockPool {
     }
 
     // Attaches the tenant's registered blocks that hold a prefix of the first `count` tokens; how many entries they hold. At
-    // least the last token is left to compute, since its logits are needed.
+    // least the last token is left to compute, since its logits are needed. With states, those up to a block with a snapshot.
     int64_t match_prefix(const std::string& name, const int32_t* tokens, int64_t count, const std::string& tenant) {
         if (const auto held = find(name); held && !held->blocks.empty())
             throw CacheError("Sequence '" + name + "' already holds blocks.", "Match before reserving.");
@@ -91,11 +97,33 @@ class BlockPool {
         for (int64_t index = 0; (index + 1) * kBlockTokens < count - lead_; ++index) {
             const auto found = index_.find(key_of(table, index, all));
             if (found == index_.end()) break;
-            reference(found->second);
             table.blocks.push_back(found->second);
         }
+        if (slots_.any()) {
+            const auto shared = static_cast<int64_t>(table.blocks.size()) * kBlockTokens;
+            begin_at_snapshot(table);
+            if (shared > table.states.covered) table.states.branch = shared;
+        }
+        for (const int32_t block : table.blocks) reference(block);
         table.committed = static_cast<int64_t>(table.blocks.size());
         return table.committed * kBlockTokens;
+    }
+
+    // Which snapshots of its states the next pass takes of a sequence, over its tokens from `start` to `end`, and whose prompt has
+    // so many.
+    void plan_snapshots(BlockTable& table, int64_t start, int64_t end, int64_t prompt_tokens) {
+        if (!slots_.any()) return;
+        require(table.states.covered + static_cast<int64_t>(table.states.replays.size()) == start,
+                "The states of '" + table.name + "' are not those before its position " + std::to_string(start) + ".");
+        slots_.plan(table.states, end, (prompt_tokens - 1) / kBlockTokens * kBlockTokens, prefix_cache_);
+    }
+
+    // After a pass over the tokens up to `known`: what becomes of the states. `accepted` are the guesses that were right.
+    void commit_states(BlockTable& table, int64_t known, const std::vector<int32_t>& accepted, int64_t count) {
+        if (!slots_.any()) return;
+        std::vector<int32_t> replays(accepted.begin(), accepted.begin() + count);
+        for (int32_t& row : replays) row += table.states.first_guess;
+        slots_.commit(table.states, known, table.blocks, kBlockTokens, std::move(replays));
     }
 
     // Makes the sequence's blocks cover `length` positions: all or nothing, false if there are too few blocks.
@@ -148,7 +176,8 @@ class BlockPool {
             if (prefix_cache_) add_to_index(table, table.committed, tokens);
     }
 
-    // Lets a new sequence share the source's full blocks below `length` positions; the rest it computes itself.
+    // Lets a new sequence share the source's full blocks below `length` positions, with states those up to a block with a snapshot;
+    // the rest it computes itself.
     void fork(const std::string& source, const std::string& target, int64_t length) {
         const std::shared_ptr<BlockTable> from = find(source);
         const int64_t count = length / kBlockTokens, committed = from ? from->committed : 0;
@@ -163,7 +192,8 @@ class BlockPool {
             table.root = from->root;
             table.blocks.assign(from->blocks.begin(), from->blocks.begin() + count);
         }
-        table.committed = count;
+        if (slots_.any()) begin_at_snapshot(table);
+        table.committed = static_cast<int64_t>(table.blocks.size());
         for (const int32_t block : table.blocks) reference(block);
     }
 
@@ -173,6 +203,7 @@ class BlockPool {
         if (found == tables_.end()) return;
         std::vector<int32_t> blocks;
         blocks.swap(found->second->blocks);  // who still has the table finds it empty
+        slots_.end(found->second->states);
         found->second->committed = 0;
         tables_.erase(found);
         for (size_t i = blocks.size(); i > 0; --i) dereference(blocks[i - 1]);  // the last blocks are evicted first
@@ -212,6 +243,7 @@ class BlockPool {
         }
         require(order == num_evictable_ && registered == static_cast<int64_t>(index_.size()), "The trie names unknown blocks.");
         for (const auto& [name, table] : tables_) check_table(*table, held);
+        require(slots_.consistent(), "A snapshot belongs to another block.");
     }
 
   private:
@@ -256,9 +288,18 @@ class BlockPool {
 
     std::shared_ptr<BlockTable> make(const std::string& name) {
         auto& table = tables_[name];
+        if (table) slots_.end(table->states);
         table = std::make_shared<BlockTable>();
         table->name = name;
+        if (slots_.any()) slots_.begin(table->states);
         return table;
+    }
+
+    // Leaves of the table's blocks those up to the last with a snapshot, with which the sequence begins.
+    void begin_at_snapshot(BlockTable& table) {
+        while (!table.blocks.empty() && !slots_.has(table.blocks.back())) table.blocks.pop_back();
+        if (table.blocks.empty()) return;
+        slots_.read(table.states, table.blocks.back(), static_cast<int64_t>(table.blocks.size()) * kBlockTokens);
     }
 
     int32_t root_of(const std::string& tenant) {
@@ -291,6 +332,7 @@ class BlockPool {
     void dereference(int32_t block) {
         if (--ref_counts_[block] > 0) return;
         if (keys_[block] == nullptr) {
+            slots_.drop(block);
             free_.push_back(block);
             return;
         }
@@ -312,12 +354,14 @@ class BlockPool {
         unlink(block);
         index_.erase(index_.find(*keys_[block]));
         keys_[block] = nullptr;
+        slots_.drop(block);
         return block;
     }
 
     const int64_t num_blocks_;
     const bool prefix_cache_;
     const int64_t lead_;
+    StateSlots slots_;
     std::vector<int32_t> free_;
     std::vector<Link> links_;  // of evictable blocks, the least recently released first; at num_blocks_ the ring's end
     int64_t num_evictable_ = 0;

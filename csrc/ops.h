@@ -60,11 +60,32 @@ struct CacheView {
     bool q8;
 };
 
+// What a step does to the recurrent states of a sequence. It begins with the states in slot `source` (-1: zeros), advances them
+// by `replays` rows that the step before computed as guesses, then by the first `known` rows of its span, and keeps them in slot
+// `state`. After so many positions as `save_at` says (-1: never) they are also copied to `save_slot`. Guesses change none.
+constexpr int kSaves = 2;
+struct StateUse {
+    int32_t state, source, known, replays, save_at[kSaves], save_slot[kSaves];
+};
+constexpr int kStateInts = sizeof(StateUse) / sizeof(int32_t);
+
 struct Inputs {
     const int32_t *tokens, *positions, *parents, *slot_mapping, *seq_ids, *logits_indices, *query_start_loc,
         *num_computed_tokens, *block_tables;
+    const int32_t *state_uses;  // [sequences, kStateInts], StateUse
+    const int32_t *replays;     // the rows of the step before that are replayed, sequence after sequence
     int max_rows, max_sequences, max_blocks;
 };
+
+// The memory of recurrent layers. In a layer each slot has the last taps - 1 inputs of a convolution [taps - 1][channels], and
+// `heads` states: 32 columns (16 where value_dim is not their multiple) [key_dim][columns], and behind them the next. `saved` has,
+// by layer, the guesses of the last step as they went into the convolution [max_rows][width]: `channels` and what gates are of.
+struct StateView {
+    float *tails, *heads, *saved;
+    int layers, slots, max_rows, taps, channels, width, num_heads, key_dim, value_dim;
+};
+constexpr int kMaxTaps = 8;
+constexpr int kStateRows = 16;  // rows of a head that are prepared at a time
 
 // How attention cuts the rows of a set: tiles of consecutive rows of one sequence, and for rows of a tree the block from
 // which their keys must be gathered into path order (kDirect: their keys already lie in position order).
@@ -92,6 +113,10 @@ struct Step {
     // Quantised activations: of few rows each thread makes its own copy (own_blocks apart), of many they share one.
     ActivationBlock *own, *shared;
     size_t own_blocks;
+    // Recurrent layers: the first replayed row of each sequence [sequences + 1], and room for rows and states of a sequence.
+    const int32_t* replay_starts;
+    float* state_room;
+    size_t state_room_floats;  // of each thread
 };
 
 struct Embed {
@@ -257,6 +282,70 @@ struct Attention {
     std::atomic<int>* next;  // next work item
 };
 
+// Rows of a recurrent layer stand in buffers of 2 max_rows rows: replayed rows from the first on, those of the step from
+// max_rows on. Replay copies the first from `saved`.
+struct Replay {
+    StateView states;
+    int layer;
+    float* x;  // [2 max_rows, width]
+};
+
+// How the columns of x behind the channels become the two gates of a head: `delta`, columns b and a: the step is sigmoid(b), the
+// decay exp(rate * softplus(a + bias)); else, column a: the step is softplus(a + bias), the decay exp(rate * step).
+struct GateRule {
+    const float *rates, *bias;  // [heads]
+    int heads;
+    bool delta;
+};
+
+// A causal convolution of each channel over the last `taps` rows of a path, to out [2 max_rows, channels + 2 heads]; gates behind
+// it, steps first. Keeps the tails, and saves what guesses were.
+struct Convolve {
+    StateView states;
+    int layer;
+    const float *x, *weight, *bias;  // weight [taps, channels]; bias [channels] or null
+    float* out;
+    GateRule gates;
+    bool silu;
+};
+
+// The recurrence of a head over the rows of a path: S = decay S + k u^T and o = S^T q + skip v, with u = step (v - decay S^T k) if
+// `delta`, else step v. With `delta` q and k are divided by their length, and q by the root of its size. S [key_dim][value_dim].
+struct Recur {
+    StateView states;
+    int layer;
+    const float* x;     // the out of Convolve
+    const float* skip;  // [heads] or null
+    float* out;         // [max_rows, heads * value_dim]
+    int key_heads, q_at, k_at, v_at;  // columns of x at which they begin
+    bool tiled;  // heads share every key_heads-th a key head; else neighbours do
+    bool delta;
+};
+
+// out = rms_norm(x) * weight * silu(gate), by head of n elements; with `gate_first` rms_norm(x * silu(gate)) * weight.
+struct GatedNorm {
+    const float *x, *gate, *weight;  // [rows, heads * n], the same, [n] or [heads * n]
+    uint16_t* out;
+    int heads, n, weight_stride;  // from head to head
+    float eps;
+    bool gate_first;
+};
+
+// out = x * y, by element, as floats or rounded to bf16. Strides are in elements from one row to the next.
+struct Multiply {
+    const float *x, *y;
+    void* out;
+    int n, stride, y_stride, out_stride;
+    bool narrow;
+};
+
+// x *= sigmoid(gate)
+struct SigmoidGate {
+    uint16_t* x;
+    const float* gate;
+    int n;
+};
+
 struct Select {
     const float* x;
     float* out;
@@ -331,6 +420,12 @@ struct Table {
     void (*latent)(const LatentWrite&, const Step&, int thread);
     void (*rotary)(const Rotary&, const Step&, int thread);
     void (*attention)(const Attention&, const Step&, int thread);
+    void (*replay)(const Replay&, const Step&, int thread);
+    void (*convolve)(const Convolve&, const Step&, int thread);
+    void (*recur)(const Recur&, const Step&, int thread);
+    void (*gated_norm)(const GatedNorm&, const Step&, int thread);
+    void (*multiply)(const Multiply&, const Step&, int thread);
+    void (*sigmoid_gate)(const SigmoidGate&, const Step&, int thread);
     void (*select)(const Select&, const Step&, int thread);
     void (*copy)(const Copy&, const Step&, int thread);
     void (*argmax)(const Argmax&, const Step&, int thread);

@@ -55,6 +55,21 @@ inline void copy_value(const CacheView& cache, const uint16_t* from, int at, uin
     for (int i = 0; i < cache.head_dim; ++i) bytes_of(to)[target + 2 * i] = bytes_of(from)[source + 2 * i];
 }
 
+// Where the states of a slot begin in a layer.
+inline float* tail_of(const StateView& states, int layer, int slot) {
+    return states.tails + (static_cast<size_t>(layer) * states.slots + slot) * (states.taps - 1) * states.channels;
+}
+inline float* head_of(const StateView& states, int layer, int slot, int head) {
+    const size_t at = (static_cast<size_t>(layer) * states.slots + slot) * states.num_heads + head;
+    return states.heads + at * states.key_dim * states.value_dim;
+}
+inline float* saved_row(const StateView& states, int layer, int row) {
+    return states.saved + (static_cast<size_t>(layer) * states.max_rows + row) * states.width;
+}
+// Lanes of a head's state that are a unit of work: its columns do not depend on each other.
+inline int state_tile(const StateView& states) { return states.value_dim % 32 ? 16 : 32; }
+inline const StateUse* state_uses(const Step& step) { return reinterpret_cast<const StateUse*>(step.in.state_uses); }
+
 inline int row_count(const Step& step, RowSet set) { return set == RowSet::rows ? step.rows : step.logits_rows; }
 inline const AttentionPlan& plan_of(const Step& step, RowSet set) { return set == RowSet::rows ? step.plan : step.logits_plan; }
 

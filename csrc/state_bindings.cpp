@@ -94,7 +94,9 @@ void bind_pool(nb::module_& m) {
         return table;
     });
     nb::class_<BlockPool>(m, "BlockPool")
-        .def(nb::init<int64_t, bool, int64_t>(), "num_blocks"_a, nb::kw_only(), "prefix_cache"_a, "lead"_a = 0)
+        .def(nb::init<int64_t, bool, int64_t, int64_t, int64_t>(), "num_blocks"_a, nb::kw_only(), "prefix_cache"_a, "lead"_a = 0,
+             "states"_a = 0, "snapshots"_a = 0)
+        .def_prop_ro("num_snapshots", &BlockPool::num_snapshots)
         .def_prop_ro("num_blocks", &BlockPool::num_blocks)
         .def_prop_ro("num_free_blocks", &BlockPool::num_free)
         .def_prop_ro("block_tables", [](std::shared_ptr<BlockPool> pool) { return BlockTables{std::move(pool)}; })

@@ -49,7 +49,8 @@ class BatchPacker {
     // `view` makes the batch of (rows, sequences, logits rows, blocks of the longest span): views of the buffers.
     BatchPacker(nb::tuple addresses, int max_rows, int max_sequences, int max_blocks, nb::object view) : view_(view) {
         const auto at = [&](int i) { return reinterpret_cast<int32_t*>(nb::cast<Address>(addresses[i])); };
-        buffers_ = {at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), max_rows, max_sequences, max_blocks};
+        buffers_ = {at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10), max_rows, max_sequences,
+                    max_blocks};
     }
 
     nb::object pack(nb::list spans) {
@@ -114,7 +115,7 @@ class BatchPacker {
 
     static void add_blocks(wager::BatchWriter& to, const SpanRows& span) {
         const int needed = to.needed_blocks();
-        const BlockTable* const table = nb::isinstance<BlockTable>(span.blocks) ? nb::inst_ptr<BlockTable>(span.blocks) : nullptr;
+        BlockTable* const table = nb::isinstance<BlockTable>(span.blocks) ? nb::inst_ptr<BlockTable>(span.blocks) : nullptr;
         Items listed;
         if (table == nullptr && !listed.read(span.blocks.ptr())) throw std::invalid_argument("blocks are no list");
         const int64_t held = table != nullptr ? static_cast<int64_t>(table->blocks.size()) : listed.size;
@@ -126,6 +127,8 @@ class BatchPacker {
             throw CallError("A span needs " + std::to_string(needed) + " blocks, more than the target takes.", "Raise max_context.");
         int32_t* const target = to.block_table();
         for (int i = 0; i < needed; ++i) target[i] = table != nullptr ? table->blocks[i] : token_at(listed, i);
+        if (!to.states(table, static_cast<int>(span.tokens.size)))
+            throw CacheError("'" + span.name + "' has more accepted guesses than a pass has rows.", "This is a defect in wager.");
         to.end();
     }
 

@@ -155,6 +155,7 @@ class StepState {
         sequence.tokens.insert(sequence.tokens.end(), result.tokens.begin(), result.tokens.begin() + kept.tokens);
         sequence.computed += result.rows + kept.accepted;
         pool_->commit(*sequence.table, {sequence.tokens.data(), 0}, sequence.computed);
+        pool_->commit_states(*sequence.table, sequence.computed - kept.accepted, result.accepted, kept.accepted);
         pool_->trim(*sequence.table, sequence.computed);
         if (kept.tokens > 0) {
             if (sequence.first_token_at < 0) sequence.first_token_at = now;
@@ -231,6 +232,7 @@ class StepState {
                 if (preempted == sequence) return false;
             }
         }
+        pool_->plan_snapshots(*sequence->table, start, end, sequence->prompt_tokens);
         rows.push_back({sequence, start, end, drafts});
         return enough_blocks;
     }
@@ -278,11 +280,11 @@ class StepState {
         sequence->running = true;
         if (first) {
             pool_->fork(first->id, sequence->id, sequence->prompt_tokens - 1);
-            sequence->computed = (sequence->prompt_tokens - 1) / kBlockTokens * kBlockTokens;
         } else {
-            sequence->computed = pool_->match_prefix(sequence->id, sequence->tokens.data(), sequence->length(), sequence->tenant);
+            pool_->match_prefix(sequence->id, sequence->tokens.data(), sequence->length(), sequence->tenant);
         }
         sequence->table = pool_->find(sequence->id);
+        sequence->computed = sequence->table->committed * kBlockTokens;
         if (sequence->admitted_at < 0) {
             sequence->admitted_at = now;
             sequence->cached_tokens = sequence->computed;

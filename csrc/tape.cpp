@@ -22,6 +22,7 @@ constexpr int kSplitBelow = 8;  // work items of attention per thread from which
 bool runs(const Tape::Op& op, const Step& step) {
     if (const auto* o = std::get_if<QuantiseRows>(&op)) return row_count(step, o->row_set) * o->per_row > kOwnRows;
     if (const auto* o = std::get_if<Copy>(&op)) return o->out != nullptr;
+    if (std::get_if<Replay>(&op)) return step.replay_starts[step.sequences] > 0;
     return true;
 }
 
@@ -46,7 +47,8 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int
       table_(table),
       source_(in),
       in_(in),
-      storage_(size_t{6} * in.max_rows + size_t{2} * in.max_sequences + 1 + static_cast<size_t>(in.max_sequences) * in.max_blocks),
+      storage_(size_t{7} * in.max_rows + size_t{2 + kStateInts} * in.max_sequences + 1 +
+               static_cast<size_t>(in.max_sequences) * in.max_blocks),
       kv_heads_(kv_heads),
       group_(heads / kv_heads),
       head_dim_(head_dim),
@@ -56,7 +58,8 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int
       num_blocks_(INT32_MAX),
       scratch_bytes_(attention_scratch(group_, head_dim, tail_blocks_)),
       scratch_(scratch_bytes_ * pool_->threads()),
-      done_(new std::atomic<int>[kSplitBelow * pool_->threads()]()) {
+      done_(new std::atomic<int>[kSplitBelow * pool_->threads()]()),
+      replay_starts_(in.max_sequences + 1) {
     tails_.resize(in.max_rows);
     every_row_.resize(in.max_rows);
     std::iota(every_row_.begin(), every_row_.end(), 0);
@@ -65,6 +68,11 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int
 void Tape::limit_blocks(const CacheView& cache) {
     num_blocks_ = std::min(num_blocks_, cache.num_blocks);
     writers_.resize(num_blocks_);
+}
+
+void Tape::limit_slots(const StateView& states) {
+    slots_ = slots_ == 0 ? states.slots : std::min(slots_, states.slots);
+    slot_writers_.resize(slots_);
 }
 
 // Sets what the linear op before this one prefetches after its own weights.
@@ -115,6 +123,11 @@ size_t Tape::record(Op op) {
                        counters_.push_back(std::make_unique<std::atomic<int>>(0));
                        o.next = counters_.back().get();
                    },
+                   [&](const Convolve& o) { limit_slots(o.states); },
+                   [&](const Recur& o) {
+                       key_dim_ = std::max(key_dim_, o.states.key_dim);
+                       tile_ = std::max(tile_, state_tile(o.states));
+                   },
                    [](const auto&) {},
                },
                op);
@@ -153,6 +166,15 @@ void Tape::find_tails(int rows) {
     }
 }
 
+void Tape::give_state_room(int sequences) {
+    int most = 0;
+    for (int s = 0; s < sequences; ++s)
+        most = std::max(most, in_.query_start_loc[s + 1] - in_.query_start_loc[s] - state_use(s).known);
+    state_room_floats_ = size_t(key_dim_) * (2 * std::max(most, kStateRows) + size_t(most) * tile_);
+    const size_t bytes = state_room_floats_ * pool_->threads() * sizeof(float);
+    if (state_room_ == nullptr || state_room_->size() < bytes) state_room_ = std::make_unique<Buffer>(bytes + bytes / 2);
+}
+
 AttentionPlan Tape::plan(Tiles& tiles, const int32_t* rows, int count) {
     tiles.rows.clear();
     tiles.sizes.clear();
@@ -177,6 +199,7 @@ void Tape::run(int rows, int sequences, int logits_rows) {
     const Exclusive use(busy_);
     copy_inputs(rows, sequences, logits_rows);
     check(rows, sequences, logits_rows);
+    if (key_dim_ > 0) give_state_room(sequences);
     for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
     find_tails(rows);
     AttentionPlan all = plan(tiles_, every_row_.data(), rows), some = plan(logits_tiles_, in_.logits_indices, logits_rows);
@@ -184,7 +207,8 @@ void Tape::run(int rows, int sequences, int logits_rows) {
     const auto step_of = [&](int threads) {
         return Step{in_, rows, sequences, logits_rows, threads, all, some, scratch_.data(), scratch_bytes_,
                     own_ ? reinterpret_cast<ActivationBlock*>(own_->data()) : nullptr,
-                    shared_ ? reinterpret_cast<ActivationBlock*>(shared_->data()) : nullptr, own_blocks_};
+                    shared_ ? reinterpret_cast<ActivationBlock*>(shared_->data()) : nullptr, own_blocks_,
+                    replay_starts_.data(), state_room_ ? reinterpret_cast<float*>(state_room_->data()) : nullptr, state_room_floats_};
     };
     steps_.clear();
     for (int threads = 1; threads <= pool_->threads(); ++threads) steps_.push_back(step_of(threads));
@@ -213,6 +237,12 @@ void Tape::run(int rows, int sequences, int logits_rows) {
                        [&](const LatentWrite& o) { table.latent(o, step, thread); },
                        [&](const Rotary& o) { table.rotary(o, step, thread); },
                        [&](const Attention& o) { table.attention(o, step, thread); },
+                       [&](const Replay& o) { table.replay(o, step, thread); },
+                       [&](const Convolve& o) { table.convolve(o, step, thread); },
+                       [&](const Recur& o) { table.recur(o, step, thread); },
+                       [&](const GatedNorm& o) { table.gated_norm(o, step, thread); },
+                       [&](const Multiply& o) { table.multiply(o, step, thread); },
+                       [&](const SigmoidGate& o) { table.sigmoid_gate(o, step, thread); },
                        [&](const Select& o) { table.select(o, step, thread); },
                        [&](const Copy& o) { table.copy(o, step, thread); },
                        [&](const Argmax& o) { table.argmax(o, step, thread); },
@@ -321,6 +351,8 @@ void Tape::copy_inputs(int rows, int sequences, int logits_rows) {
     in_.logits_indices = copy(source_.logits_indices, logits_rows, in_.max_rows);
     in_.query_start_loc = copy(source_.query_start_loc, sequences + 1, in_.max_sequences + 1);
     in_.num_computed_tokens = copy(source_.num_computed_tokens, sequences, in_.max_sequences);
+    in_.replays = copy(source_.replays, in_.max_rows, in_.max_rows);
+    in_.state_uses = copy(source_.state_uses, kStateInts * sequences, kStateInts * in_.max_sequences);
     in_.block_tables = to;
     for (int s = 0; s < sequences; ++s) {  // of each table the entries that its sequence can use
         const int64_t end = (int64_t{in_.num_computed_tokens[s]} + rows) / kBlockSize + 1;
@@ -351,6 +383,43 @@ void Tape::check(int rows, int sequences, int logits_rows) {
     for (int s = 0; s < sequences; ++s)
         require(in_.seq_ids[starts[s]] == s, "query_start_loc", s, starts[s], "not a row of its sequence");
     check_logits_indices(rows, logits_rows);
+    if (slots_ > 0) check_states(sequences);
+}
+
+// A slot that a sequence writes to is written by no other, and read by no other, in the same step.
+void Tape::write_slot(int slot, int sequence, const char* what) {
+    require(slot >= 0 && slot < slots_, what, sequence, slot);
+    require(slot_writers_[slot].run != runs_, what, sequence, slot, "a slot of states that is written to twice in a step");
+    slot_writers_[slot] = {runs_, sequence};
+}
+
+void Tape::check_states(int sequences) {
+    int64_t replays = 0;
+    for (int s = 0; s < sequences; ++s) {
+        const StateUse& use = state_use(s);
+        const int first = in_.query_start_loc[s], rows = in_.query_start_loc[s + 1] - first;
+        require(use.known > 0 && use.known <= rows, "known rows", s, use.known, "not of its sequence");
+        for (int row = first + 1; row < first + use.known; ++row)
+            require(in_.parents[row] == row - 1, "parents", row, in_.parents[row], "not the known row before");
+        for (int row = first + use.known; row < first + rows; ++row)
+            require(in_.parents[row] >= first + use.known - 1, "parents", row, in_.parents[row], "a known row but the last");
+        require(use.replays >= 0 && use.replays <= in_.num_computed_tokens[s], "replays", s, use.replays);
+        require(use.source >= -1 && use.source < slots_, "state", s, use.source);
+        require(use.source >= 0 || use.replays == in_.num_computed_tokens[s], "state", s, use.source, "none where a text goes on");
+        write_slot(use.state, s, "state");
+        for (int save = 0; save < kSaves; ++save)
+            if (use.save_at[save] >= 0) write_slot(use.save_slot[save], s, "saved state");
+        replay_starts_[s] = static_cast<int32_t>(replays);
+        replays += use.replays;
+        require(replays <= in_.max_rows, "replays", s, use.replays, "more than the rows of a step");
+    }
+    replay_starts_[sequences] = static_cast<int32_t>(replays);
+    for (int i = 0; i < replays; ++i) require(in_.replays[i] >= 0 && in_.replays[i] < in_.max_rows, "replays", i, in_.replays[i]);
+    for (int s = 0; s < sequences; ++s) {
+        const int source = state_use(s).source;
+        if (source < 0 || slot_writers_[source].run != runs_) continue;
+        require(slot_writers_[source].sequence == s && source == state_use(s).state, "state", s, source, "written to in the same step");
+    }
 }
 
 }  // namespace wager

@@ -18,7 +18,8 @@ namespace wager {
 class Tape {
   public:
     using Op = std::variant<Embed, RmsNorm, FloatNorm, Narrow, SoftCap, QuantiseRows, Linear, PerHead, Router, TopExperts, Gather,
-                            ExpertsIn, ExpertsOut, AddGated, LatentWrite, Rotary, Attention, Select, Copy, Argmax>;
+                            ExpertsIn, ExpertsOut, AddGated, LatentWrite, Rotary, Attention, Replay, Convolve, Recur, GatedNorm,
+                            Multiply, SigmoidGate, Select, Copy, Argmax>;
 
     Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim);
 
@@ -42,6 +43,7 @@ class Tape {
     };
 
     void limit_blocks(const CacheView& cache);
+    void limit_slots(const StateView& states);
     void quantise_before(const Op& op);
     void add_quantise(const QuantiseRows& op);
     void link_prefetch(const Linear& op);
@@ -51,6 +53,10 @@ class Tape {
     void check_path(int row) const;
     void check_slot(int row, int sequences);
     void check_logits_indices(int rows, int logits_rows) const;
+    void check_states(int sequences);
+    void write_slot(int slot, int sequence, const char* what);
+    const StateUse& state_use(int sequence) const { return reinterpret_cast<const StateUse*>(in_.state_uses)[sequence]; }
+    void give_state_room(int sequences);
     std::string sequence_of(int block, int sequences) const;
     const int32_t* block_table(int sequence) const { return in_.block_tables + static_cast<size_t>(sequence) * in_.max_blocks; }
     void find_tails(int rows);
@@ -76,6 +82,11 @@ class Tape {
     std::vector<int32_t> every_row_, tails_;  // 0, 1, 2 ..; see AttentionPlan
     Tiles tiles_, logits_tiles_;
     std::vector<Writer> writers_;  // by block of the smallest cache; empty for a tape without one
+    int slots_ = 0, key_dim_ = 0, tile_ = 0;  // of recurrent layers; 0: there are none
+    std::vector<Writer> slot_writers_;        // by slot
+    std::vector<int32_t> replay_starts_;
+    std::unique_ptr<Buffer> state_room_;  // grows with the most guesses of a sequence in a step
+    size_t state_room_floats_ = 0;        // of a thread
     uint64_t runs_ = 0;
     std::atomic<bool> busy_{false};
 };

@@ -17,8 +17,18 @@ def chain(base: int, tokens: Sequence[int], blocks: Sequence[int]) -> Rows:
     return base, tokens, range(-1, len(tokens) - 1), blocks
 
 
-def batch(spans: Sequence[Rows], logits_indices: Sequence[int]) -> PackedBatch:
-    """Rows of several sequences; cache slots follow the order of the rows."""
+def num_known(parents: Sequence[int]) -> int:
+    """How many rows of a span can be known ones: a chain, of which only the last is the parent of others."""
+    for known in range(len(parents), 0, -1):
+        chain = all(parents[row] == row - 1 for row in range(1, known))
+        if chain and all(parent >= known - 1 for parent in parents[known:]):
+            return known
+    return 1
+
+
+def batch(spans: Sequence[Rows], logits_indices: Sequence[int], *, first_state: int = 0) -> PackedBatch:
+    """Rows of several sequences; cache slots follow the order of the rows. Their recurrent states are in slots from
+    `first_state` on."""
     rows: dict[str, list[int]] = {name: [] for name in ("tokens", "positions", "parents", "slot_mapping", "seq_ids")}
     starts = []
     tables = np.zeros((len(spans), max(len(span[3]) for span in spans)), dtype=np.int32)
@@ -35,8 +45,13 @@ def batch(spans: Sequence[Rows], logits_indices: Sequence[int]) -> PackedBatch:
             rows["slot_mapping"].append(blocks[(base + i) // BLOCK_SIZE] * BLOCK_SIZE + (base + i) % BLOCK_SIZE)
             rows["seq_ids"].append(sequence)
     arrays = {name: np.array(values, dtype=np.int32) for name, values in rows.items()}
+    uses = []
+    for slot, (base, _, parents, _) in enumerate(spans, first_state):
+        uses.append([slot, slot if base else -1, num_known(parents), 0, *[-1] * 4])
     return PackedBatch(
         **arrays,
+        state_uses=np.array(uses, dtype=np.int32),
+        replays=np.zeros(0, dtype=np.int32),
         query_start_loc=np.array([*starts, len(rows["tokens"])], dtype=np.int32),
         num_computed_tokens=np.array([span[0] for span in spans], dtype=np.int32),
         block_tables=tables,

@@ -575,6 +575,12 @@ class PackedBatch:
     row of its span: what precedes it is cached). A row at depth d of a tree sits at position start + d but is cached
     at its own slot; for a chain the two agree. Row j of a sequence is cached at entry (num_computed_tokens + j) //
     block_size of its block table. `logits_indices` lists the rows whose logits are computed.
+
+    `state_uses` and `replays` are for recurrent layers: of each sequence the slot of its states, the slot that they
+    begin with (-1: zeros), its rows before its guesses, how many guesses of its last pass were accepted, and then two
+    positions at which states are copied (-1: none) and the slots that they are copied to; and the rows of the last pass
+    that those guesses were, sequence after sequence. Without, a sequence has the slot of its place in the batch, and no
+    guesses.
     """
 
     tokens: NDArray[np.int32]  # [rows]
@@ -586,6 +592,8 @@ class PackedBatch:
     num_computed_tokens: NDArray[np.int32]  # [sequences] position of its first row
     block_tables: NDArray[np.int32]  # [sequences, blocks] block of each block_size positions, padded with 0
     logits_indices: NDArray[np.int32]  # [logits rows]
+    state_uses: NDArray[np.int32] | None = None  # [sequences, 8]
+    replays: NDArray[np.int32] | None = None  # [replayed rows, or more]
 
     @property
     def rows(self) -> int:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.arch.layers import Experts
+from wager.arch.layers import Experts, StateShape
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Floats, Matrix, QuantisedMatrix
 from wager.kernels.cpu import Kernels, SampleRequest
 from wager.kernels.inputs import Inputs
 from wager.kernels.noise import argmax_gumbel
-from wager.kernels.tape import Routing, RowSet
+from wager.kernels.tape import Gates, Heads, Routing, RowSet
 from wager.types import KVDtype
 
 
@@ -284,6 +284,57 @@ class ReferenceLatents(ReferenceCache):
         return self.keys[:, None, slot].copy()
 
 
+class ReferenceStates:
+    """The states of recurrent layers, by layer and slot, and what the last pass saved of its guesses, by layer and
+    row."""
+
+    def __init__(self, shape: StateShape, *, layers: int, slots: int, max_rows: int) -> None:
+        self.shape, self.max_rows = shape, max_rows
+        self.tails: Array = np.zeros((layers, slots, shape.taps - 1, shape.channels), np.float32)
+        self.heads: Array = np.zeros((layers, slots, shape.heads, shape.key_dim, shape.value_dim), np.float32)
+        self.saved: Array = np.zeros((layers, max_rows, shape.width), np.float32)
+
+
+@dataclass(frozen=True)
+class StateRun:
+    """The rows of a sequence in recurrent layers: `chain` are the places of its accepted guesses and of its known rows
+    in buffers of 2 max_rows rows, `guesses` the rows of the others. States begin with those in slot `source`, and are
+    kept in `state`, and in the slots of `saves` after so many rows of the chain."""
+
+    state: int
+    source: int
+    chain: list[int]
+    guesses: list[int]
+    saves: dict[int, int]
+
+    def begin(self, stored: Array) -> Array:
+        """A copy of what is stored, [slots, ...]."""
+        return np.zeros_like(stored[0]) if self.source < 0 else stored[self.source].copy()
+
+
+def advance(row: Array, heads: Heads, shape: StateShape, state: Array, *, delta: bool) -> tuple[Array, Array]:
+    """The state behind a row, f32 [heads, key_dim, value_dim], and the row's output [heads, value_dim]."""
+    width, order = heads.key_heads * shape.key_dim, np.arange(shape.heads)
+    q, k = (row[at : at + width].reshape(-1, shape.key_dim) for at in (heads.q_at, heads.k_at))
+    if delta:
+        q, k = (x / np.sqrt(np.square(x).sum(axis=1, keepdims=True) + np.float32(1e-6)) for x in (q, k))
+        q = q / np.sqrt(np.float32(shape.key_dim))
+    order = order % heads.key_heads if heads.tiled else order // (shape.heads // heads.key_heads)
+    q, k = q[order], k[order]
+    v = values_of(row, heads, shape)
+    step, decay = row[shape.channels :].reshape(2, shape.heads, 1)
+    state = state * decay[..., None]
+    change = step * (v - np.einsum("hkv,hk->hv", state, k) if delta else v)
+    state = state + k[:, :, None] * change[:, None, :]
+    return state, np.einsum("hkv,hk->hv", state, q)
+
+
+def values_of(row: Array, heads: Heads, shape: StateShape) -> Array:
+    width = shape.heads * shape.value_dim
+    found: Array = row[heads.v_at : heads.v_at + width].reshape(shape.heads, shape.value_dim)
+    return found
+
+
 def round_to_int8(x: Array) -> tuple[Array, Array]:
     """f32 [heads, d] as whole numbers of -127 to 127, int8, and the scale of each head, f32 [heads, 1]."""
     largest, most = np.abs(x).max(axis=-1, keepdims=True), np.float32(127)
@@ -318,10 +369,10 @@ class ReferenceTape:
     def __init__(self, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
         self.inputs, self.buffers = inputs, inputs.packer()
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
-        self._ops: list[tuple[RowSet, Callable[[int], None]]] = []
+        self._ops: list[tuple[RowSet | Literal["sequences"], Callable[[int], None]]] = []
         self._paths: list[Array] = []
 
-    def _each(self, of: RowSet) -> Callable[[Callable[[int], None]], None]:
+    def _each(self, of: RowSet | Literal["sequences"]) -> Callable[[Callable[[int], None]], None]:
         """Record what is done for each row."""
         return lambda op: self._ops.append((of, op))
 
@@ -497,6 +548,123 @@ class ReferenceTape:
             mixed = np.einsum("kgn,nkd->kgd", softmax(scores)[..., : len(path)], values)
             out[index] = mixed.ravel()
 
+    def _state_run(self, sequence: int) -> StateRun:
+        inputs, max_rows = self.inputs, len(self.inputs.tokens)
+        uses = inputs.state_uses.tolist()
+        state, source, known, replays, *saves = uses[sequence]
+        first, end = inputs.query_start_loc[sequence : sequence + 2].tolist()
+        replayed = sum(use[3] for use in uses[:sequence])
+        chain = [*range(replayed, replayed + replays), *range(max_rows + first, max_rows + first + known)]
+        covered = int(inputs.num_computed_tokens[sequence]) - replays
+        kept = {at - covered: slot for at, slot in zip(saves[:2], saves[2:], strict=True) if at >= 0}
+        return StateRun(state, source, chain, list(range(first + known, end)), kept)
+
+    def convolve(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None,
+        gates: Gates | None,
+        states: ReferenceStates,
+        layer: int,
+        out: Array,
+        *,
+        silu: bool = True,
+    ) -> None:
+        shape, max_rows = states.shape, len(x) // 2
+
+        def convolved(history: Sequence[Array], row: Array) -> Array:
+            mixed = (np.stack(history[-shape.taps :]) * weight).sum(axis=0)
+            mixed = mixed if bias is None else mixed + bias
+            mixed = mixed * sigmoid(mixed) if silu else mixed
+            if gates is None:
+                return mixed
+            *steps, decay = row[shape.channels :].reshape(-1, len(gates.rates))
+            softplus = np.logaddexp(np.float32(0), decay + gates.bias)
+            step = sigmoid(steps[0]) if gates.delta else softplus
+            return np.concatenate([mixed, step, np.exp(gates.rates * softplus)])
+
+        @self._each("sequences")
+        def replay(sequence: int) -> None:
+            for place in self._state_run(sequence).chain:
+                if place < max_rows:
+                    x[place] = states.saved[layer, self.inputs.replays[place]]
+
+        @self._each("sequences")
+        def op(sequence: int) -> None:
+            run = self._state_run(sequence)
+            history = list(run.begin(states.tails[layer]))
+            for count, place in enumerate(run.chain, 1):
+                history.append(x[place, : shape.channels].copy())
+                out[place] = convolved(history, x[place])
+                if count in run.saves:
+                    states.tails[layer, run.saves[count]] = history[1 - shape.taps :]
+            states.tails[layer, run.state] = history[1 - shape.taps :]
+            paths: dict[int, list[Array]] = {}
+            for row in run.guesses:
+                before = paths.get(int(self.inputs.parents[row]), history)
+                paths[row] = [*before, x[max_rows + row, : shape.channels].copy()]
+                out[max_rows + row] = convolved(paths[row], x[max_rows + row])
+                states.saved[layer, row] = x[max_rows + row]
+
+    def recur(
+        self,
+        x: Array,
+        heads: Heads,
+        states: ReferenceStates,
+        layer: int,
+        out: Array,
+        *,
+        delta: bool = True,
+        skip: Array | None = None,
+    ) -> None:
+        max_rows, shape = len(x) // 2, states.shape
+
+        def given(place: int, state: Array) -> Array:
+            """The state behind a row; its output to `out`."""
+            row = x[place].copy()
+            state, y = advance(row, heads, shape, state, delta=delta)
+            if place >= max_rows:
+                out[place - max_rows] = (
+                    y if skip is None else y + skip[:, None] * values_of(row, heads, shape)
+                ).ravel()
+            return state
+
+        @self._each("sequences")
+        def op(sequence: int) -> None:
+            run, stored = self._state_run(sequence), states.heads[layer]
+            state = run.begin(stored)
+            for count, place in enumerate(run.chain, 1):
+                state = given(place, state)
+                if count in run.saves:
+                    stored[run.saves[count]] = state
+            stored[run.state] = state
+            found: dict[int, Array] = {}
+            for row in run.guesses:
+                found[row] = given(max_rows + row, found.get(int(self.inputs.parents[row]), state))
+
+    def gated_norm(
+        self, x: Array, gate: Array, weight: Array, eps: float, out: Array, *, heads: int, gate_first: bool = False
+    ) -> None:
+        weights = np.broadcast_to(weight.reshape(-1, x.shape[1] // heads), (heads, x.shape[1] // heads))
+
+        @self._each("rows")
+        def op(row: int) -> None:
+            values, by = (_row(each, row).reshape(heads, -1) for each in (x, gate))
+            gated = silu(by)
+            normed = rms_norm(values * gated, weights, eps) if gate_first else rms_norm(values, weights, eps) * gated
+            out[row] = normed.ravel()
+
+    def multiply(self, x: Array, y: Array, out: Array) -> None:
+        @self._each("rows")
+        def op(row: int) -> None:
+            out[row] = _row(x, row) * _row(y, row)
+
+    def sigmoid_gate(self, x: Array, gate: Array) -> None:
+        @self._each("rows")
+        def op(row: int) -> None:
+            x[row] = _row(x, row) * sigmoid(_row(gate, row))
+
     def select(self, x: Array, out: Array) -> None:
         @self._each("logits")
         def op(row: int) -> None:
@@ -519,7 +687,7 @@ class ReferenceTape:
         return ReferenceTape(self.inputs, heads=self._heads, kv_heads=self._kv_heads, head_dim=self._head_dim)
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
-        counts = {"rows": rows, "logits": logits_rows}
+        counts = {"rows": rows, "logits": logits_rows, "sequences": sequences}
         with np.errstate(all="ignore"):  # what is not finite is found in the logits
             self._paths = [self._path(row) for row in range(rows)]
             for of, op in self._ops:
@@ -599,6 +767,9 @@ class ReferenceKernels:
     ) -> ReferenceCache:
         shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
         return ReferenceInt8Cache(**shape) if kv_dtype == "q8" else ReferenceCache(**shape, dtype=self.act)
+
+    def states(self, shape: StateShape, *, layers: int, slots: int, max_rows: int) -> ReferenceStates:
+        return ReferenceStates(shape, layers=layers, slots=slots, max_rows=max_rows)
 
     def tape(
         self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int

@@ -45,13 +45,16 @@ def engine_on(
     rule: VerifyRule = "match",
     num_blocks: int | None = None,
     max_rows: int | None = None,
+    prefix_cache: bool = True,
+    snapshots: int | None = None,
 ) -> Engine:
     """An engine that always drafts to `depth` with the first drafter. Few `num_blocks` make preemption common, few
-    `max_rows` split prompts into chunks."""
+    `max_rows` split prompts into chunks; `snapshots` of recurrent states (None: as many as the decoder has)."""
     trace = Trace()
     blocks = decoder.cache.num_blocks if num_blocks is None else num_blocks
+    states = {"states": decoder.num_states, "snapshots": decoder.num_snapshots if snapshots is None else snapshots}
     scheduler = Scheduler(
-        PagedKVCache(BlockPool(blocks, prefix_cache=True), decoder.cache),
+        PagedKVCache(BlockPool(blocks, prefix_cache=prefix_cache, **states), decoder.cache),
         max_rows=max_rows or decoder.max_rows,
         max_sequences=decoder.max_sequences,
         max_context=MAX_CONTEXT,
@@ -68,8 +71,11 @@ def requests(prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[R
     return [Request(f"r{i}", tuple(prompt), params) for i, prompt in enumerate(prompts)]
 
 
-def answers(engine: Engine, asked: Sequence[Request], *, preempt_every: int = 0) -> dict[str, list[int]]:
-    """The token ids of each request's choices; every sequence is preempted after so many steps, again and again."""
+def answers(
+    engine: Engine, asked: Sequence[Request], *, preempt_every: int = 0, cached: dict[str, int] | None = None
+) -> dict[str, list[int]]:
+    """The token ids of each request's choices; every sequence is preempted after so many steps, again and again.
+    `cached` gets how many tokens of each were found computed."""
     found: dict[str, list[int]] = {}
     for request in asked:
         engine.add(request)
@@ -78,6 +84,8 @@ def answers(engine: Engine, asked: Sequence[Request], *, preempt_every: int = 0)
         for delta in engine.step():
             assert delta.finish_reason in (None, "length", "stop"), delta.error
             found.setdefault(f"{delta.request_id}#{delta.index}", []).extend(delta.token_ids)
+            if cached is not None and delta.stats is not None:
+                cached[f"{delta.request_id}#{delta.index}"] = delta.stats.cached_tokens
         steps += 1
         if preempt_every and steps % preempt_every == 0:
             engine.preempt_all()

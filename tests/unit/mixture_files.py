@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
-from tiny_models import permute, write_gguf
+from tiny_models import hybrid_tensors, mamba_tensor, permute, write_gguf
 
 Tensors = dict[str, np.ndarray]
 
@@ -29,8 +29,11 @@ ARCHITECTURES = {
     "GptOssForCausalLM": "gpt-oss",
     "OlmoeForCausalLM": "olmoe",
     "GraniteMoeForCausalLM": "granitemoe",
+    "GraniteMoeHybridForCausalLM": "granitehybrid",
+    "Qwen3NextForCausalLM": "qwen3next",
+    "Qwen3_5MoeForCausalLM": "qwen35moe",
 }
-_PERMUTED = ("mixtral", "granitemoe")
+_PERMUTED = ("mixtral", "granitemoe", "granitemoehybrid")
 
 
 def stored_tensors(folder: Path) -> Tensors:
@@ -92,8 +95,16 @@ def _converted(stored: Tensors, config: Mapping[str, Any], *, absorbed: bool) ->
             parts = {"gate": values[:, : values.shape[1] // 2], "up": values[:, values.shape[1] // 2 :]}
             parts = parts if match[2] == "in" else {"down": values}
             found |= {f"{match[1]}.mlp.experts.{part}_proj.weight": half for part, half in parts.items()}
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            before = name.removesuffix("shared_mlp.input_linear.weight") + "mlp.shared_expert."
+            found |= {f"{before}{p}_proj.weight": v for p, v in zip(("gate", "up"), np.split(values, 2), strict=True)}
+        elif ".mamba." in name:
+            name, values = mamba_tensor(name, values, groups=config["mamba_n_groups"])
+            found[name] = values
         elif config["model_type"] == "gpt_oss":
             found |= _gpt_oss(name, values)
+        elif "linear_num_key_heads" in config:
+            found |= hybrid_tensors(name, values, config, tiled=config["model_type"] != "qwen3_next")
         else:
             found[name] = values
     found |= {name: np.stack([parts[i] for i in range(len(parts))]) for name, parts in experts.items()}
@@ -145,9 +156,33 @@ def _metadata(config: Mapping[str, Any], architecture: str, *, absorbed: bool) -
     found["expert_count"] = config.get("num_local_experts") or config["num_experts"]
     if config.get("sliding_window") and architecture in ("llama", "gpt-oss"):
         found["attention.sliding_window"] = config["sliding_window"]
-    if architecture == "qwen2moe":
+    if "linear_num_key_heads" in config:
+        heads, value_dim = config["linear_num_value_heads"], config["linear_value_head_dim"]
+        found |= {
+            "rope.dimension_count": head_dim // 4,
+            "full_attention_interval": config["num_hidden_layers"],
+            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+            "ssm.state_size": config["linear_key_head_dim"],
+            "ssm.group_count": config["linear_num_key_heads"],
+            "ssm.time_step_rank": heads,
+            "ssm.inner_size": heads * value_dim,
+        }
+    if architecture == "granitehybrid":
+        found |= {
+            "attention.head_count_kv": [
+                config["num_key_value_heads"] if kind == "full_attention" else 0 for kind in config["layer_types"]
+            ],
+            "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+            "rope.scaling.finetuned": False,
+            "ssm.conv_kernel": config["mamba_d_conv"],
+            "ssm.state_size": config["mamba_d_state"],
+            "ssm.group_count": config["mamba_n_groups"],
+            "ssm.time_step_rank": config["mamba_n_heads"],
+            "ssm.inner_size": config["mamba_expand"] * config["hidden_size"],
+        }
+    if "shared_expert_intermediate_size" in config:
         found["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
-    if architecture == "granitemoe":
+    if architecture in ("granitemoe", "granitehybrid"):
         found |= {
             "attention.scale": float(config["attention_multiplier"]),
             "embedding_scale": float(config["embedding_multiplier"]),

@@ -15,13 +15,13 @@ from tiny_models import TOKENS, spec
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from packing import Rows, batch, chain
-from wager.arch import Dense, Experts, Gating, Gqa, Mla, ModelSpec, Rope
+from wager.arch import DeltaNet, Dense, Experts, Gating, Gqa, Mamba2, Mla, ModelSpec, Rope, ShortConv
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.cpu import Kernels
 from wager.models.random_models import random_weights
-from wager.models.transformer import Decoder, block_bytes, weight_bytes, workspace_bytes
+from wager.models.transformer import Decoder, block_bytes, states_bytes, weight_bytes, workspace_bytes
 from wager.models.weights import Matrices
 from wager.types import KVDtype
 
@@ -62,6 +62,17 @@ SHAPES: dict[str, ModelSpec] = {
         activation="clamped",
     ),
     "shared experts behind a gate": spec(ffn=(Experts(9, 3, 1, 24, 20, shared_gate=True),) * 2, residual_scale=0.5),
+    "recurrent": spec(
+        (DeltaNet(2, 4, 16, 32, 4), Gqa(6, 2, 16, gated=True, rotated=8), DeltaNet(2, 4, 16, 32, 4)),
+        (Dense(64), Experts(9, 3, 1, 24, 20, shared_gate=True), Dense(64)),
+        qk_norm=True,
+    ),
+    "mamba": spec(
+        (Mamba2(4, 16, 2, 32, 4), Gqa(6, 2, 16, rotation="none"), Mamba2(4, 16, 2, 32, 4)),
+        (Dense(64),) * 3,
+        residual_scale=0.4,
+    ),
+    "short convolutions": spec((ShortConv(48, 3), Gqa(6, 2, 16), ShortConv(48, 3)), (Dense(64),) * 3, qk_norm=True),
     "split latent": spec((Mla(6, None, 32, 24, 16, 20),) * 2, (Dense(64),) * 2, split_latent=True),
     "latent": spec(
         (Mla(6, 26, 32, 24, 16, 20),) * 2, (Experts(8, 2, 0, 18, gating=SIGMOID),) * 2, attention_scale=0.15
@@ -132,7 +143,7 @@ def test_any_other_rows_of_the_batch_are_bit_equal(decoder: Decoder, expected: A
     for i, end in enumerate(ends):
         blocks = [3 * i + 2, 3 * i, 3 * i + 1]
         if end > 1:
-            decoder.forward(batch([chain(0, TOKENS[: end - 1], blocks)], [0]))
+            decoder.forward(batch([chain(0, TOKENS[: end - 1], blocks)], [0], first_state=i))
         spans.append(chain(end - 1, TOKENS[end - 1 : end], blocks))
     output = decoder.forward(batch(spans, range(len(ends))))
     for row, end in enumerate(ends):
@@ -198,7 +209,7 @@ def test_allocated_bytes_equal_the_plan(shape: ModelSpec, dtype: str, kv_dtype: 
     tracemalloc.stop()
     weights = weight_bytes(Matrices(random_weights(shape, 1), dtype, kernels.act), kernels)
     planned = weights + workspace_bytes(shape, kernels, **sizes)
-    planned += 24 * block_bytes(shape, kernels, kv_dtype)
+    planned += 24 * block_bytes(shape, kernels, kv_dtype) + states_bytes(shape, max_rows=48, max_sequences=6)
     assert allocated == pytest.approx(planned, rel=0.01)
     assert decoder.weight_bytes == weights
     assert decoder.workspace_bytes == workspace_bytes(shape, kernels, **sizes)

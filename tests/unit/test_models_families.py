@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import SIZES, TOKENS, logits, oracle, oracle_logits, save
+import transformers
+from tiny_models import SIZES, TOKENS, logits, oracle, oracle_logits, save, spread
 
 import wager
 from closeness import assert_close
@@ -38,6 +39,14 @@ LATENT = {
     "q_lora_rank": None,
 }
 QWEN_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "head_dim": 16}
+DELTA = {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
 MAGNIFIED = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.6}
 
 GEMMA3 = {
@@ -69,6 +78,52 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**QWEN_MOE, "norm_topk_prob": True, "tie_word_embeddings": True, "mlp_only_layers": [0]},
     ),
     "qwen3 moe stepped": ("Qwen3MoeForCausalLM", {**QWEN_MOE, "attention_bias": True, "decoder_sparse_step": 2}),
+    "qwen3 next": ("Qwen3NextForCausalLM", {**DELTA, **QWEN_MOE, "shared_expert_intermediate_size": 24}),
+    "qwen3 next dense layers": (
+        "Qwen3NextForCausalLM",
+        {
+            **DELTA,
+            **QWEN_MOE,
+            "shared_expert_intermediate_size": 24,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+        },
+    ),
+    "qwen3.5": ("Qwen3_5ForCausalLM", DELTA),
+    "qwen3.5 moe": (
+        "Qwen3_5MoeForCausalLM",
+        {**DELTA, **QWEN_MOE, "shared_expert_intermediate_size": 24},
+    ),
+    "lfm2": (
+        "Lfm2ForCausalLM",
+        {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8, "pad_token_id": 0},
+    ),
+    "granite 4 hybrid": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **GRANITE,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 72,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mamba_n_heads": 6,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 32,
+        },
+    ),
+    "granite 4 hybrid, experts": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **GRANITE,
+            "intermediate_size": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 40,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mamba_n_heads": 6,
+            "mamba_d_state": 16,
+        },
+    ),
     "deepseek v2 greedy": ("DeepseekV2ForCausalLM", {**LATENT, "n_routed_experts": 4, "first_k_dense_replace": 1}),
     "deepseek v2 grouped": (
         "DeepseekV2ForCausalLM",
@@ -316,3 +371,14 @@ def test_unknown_names_are_named(model: str, named: str) -> None:
         load(wager.EngineConfig.from_options(model=model))
     with pytest.raises(ModelError, match="is generated, not fetched"):
         hub.pull(model)
+
+
+def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
+    """Qwen3.5 as it is published: the language model under a name of its own, beside a vision model."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "depth": 1, "out_hidden_size": 48}
+    text = {**SIZES, **DELTA, "bos_token_id": None, "eos_token_id": None}
+    whole = transformers.Qwen3_5ForConditionalGeneration(
+        transformers.Qwen3_5Config(text_config=text, vision_config=sizes, attn_implementation="eager")
+    )
+    weights = open_weights(save(spread(whole.eval()), tmp_path))
+    assert_close(logits(weights, TOKENS), oracle_logits(whole, TOKENS), atol=1e-4, rtol=1e-4)

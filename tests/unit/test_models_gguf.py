@@ -132,6 +132,39 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[np.ndarray, Kind]
         },
         {},
     ),
+    "qwen3.5": (
+        "qwen35",
+        {
+            "rope.dimension_count": 4,
+            "full_attention_interval": 2,
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": 16,
+            "ssm.group_count": 2,
+            "ssm.time_step_rank": 4,
+            "ssm.inner_size": 128,
+        },
+        {},
+    ),
+    "granite 4 hybrid": (
+        "granitehybrid",
+        {
+            **GRANITE_SCALES,
+            "feed_forward_length": 72,
+            "attention.head_count_kv": [0, 2, 0],
+            "rope.scaling.finetuned": False,
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": 32,
+            "ssm.group_count": 2,
+            "ssm.time_step_rank": 6,
+            "ssm.inner_size": 96,
+        },
+        {},
+    ),
+    "lfm2": (
+        "lfm2",
+        {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0], "feed_forward_length": 56},
+        {},
+    ),
     "glm": ("chatglm", {"rope.dimension_count": 8}, {}),
     "glm 4": ("glm4", {"rope.dimension_count": 8}, {}),
 }
@@ -152,7 +185,8 @@ def test_families_agree_with_transformers(case: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", architecture, {**gguf_metadata(hf, architecture), **metadata}, tensors)
     weights = open_weights(path)
     assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
-    assert weights.spec.ordered_layers == hf.ordered_layers
+    if weights.spec.recurrent is None:  # whose heads lie in another order
+        assert weights.spec.ordered_layers == hf.ordered_layers
 
 
 def test_a_window_of_a_llama_file_applies_to_every_layer(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from mixture_files import mixture_gguf, stored_tensors
 from safetensors.numpy import save_file
-from test_models_families import LATENT, MAGNIFIED, QWEN_MOE, YARN
+from test_models_families import DELTA, LATENT, MAGNIFIED, QWEN_MOE, YARN
 from test_models_gguf import apart, computed
 from tiny_models import TOKENS, edit, logits, oracle, oracle_logits, save, write_gguf
 from tokenizer_models import gguf_metadata, train
@@ -52,6 +52,14 @@ GRANITE = {
     "logits_scaling": 0.7,
 }
 QWEN2_MOE = {**QWEN_MOE, "shared_expert_intermediate_size": 24}
+GRANITE_HYBRID = {
+    **GRANITE,
+    "shared_intermediate_size": 40,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 6,
+    "mamba_d_state": 16,
+}
+HYBRID_MOE = {**DELTA, **QWEN2_MOE, "layer_types": ["linear_attention", "linear_attention", "full_attention"]}
 DEEPSEEK = {**LATENT, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -83,6 +91,9 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt-oss": ("GptOssForCausalLM", GPT_OSS, {}),
     "olmoe": ("OlmoeForCausalLM", OLMOE, {"fused": True}),
     "granite moe": ("GraniteMoeForCausalLM", GRANITE, {}),
+    "granite 4 hybrid": ("GraniteMoeHybridForCausalLM", GRANITE_HYBRID, {}),
+    "qwen3 next": ("Qwen3NextForCausalLM", HYBRID_MOE, {}),
+    "qwen3.5 moe": ("Qwen3_5MoeForCausalLM", HYBRID_MOE, {"fused": True}),
 }
 
 

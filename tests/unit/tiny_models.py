@@ -19,6 +19,7 @@ from oracle.kernels import ReferenceKernels
 from packing import batch, chain
 from wager.arch import DecoderDetails, Dense, Experts, Gqa, Mla, ModelSpec, Precision, Rope
 from wager.arch.gguf_config import GGUF_NAMES
+from wager.arch.layers import Recurrent
 from wager.arch.spec import stacked
 from wager.kernels.arrays import Array
 from wager.models.transformer import Decoder
@@ -39,7 +40,7 @@ TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 83, 60)]
 
 
 def spec(
-    attention: Sequence[Gqa | Mla] = (Gqa(6, 2, 16),) * 2,
+    attention: Sequence[Gqa | Mla | Recurrent] = (Gqa(6, 2, 16),) * 2,
     ffn: Sequence[Dense | Experts] = (Dense(64),) * 2,
     *,
     tied: bool = True,
@@ -145,7 +146,7 @@ def write_gguf(
     return path
 
 
-PERMUTED = ("llama", "granite", "smollm3")
+PERMUTED = ("llama", "granite", "granitehybrid", "smollm3")
 """Architectures whose converter reorders the rows of queries and keys."""
 
 
@@ -160,6 +161,12 @@ def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf
         values, part = stored.numpy(), name.split(".")[-2]
         if architecture.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
+        if part in ("conv", "conv1d") and name.endswith("weight"):
+            values = values.squeeze()
+        if ".mamba." in name:
+            name, values = mamba_tensor(name, values, groups=config.mamba_n_groups)
+        if architecture == "qwen35":
+            [(name, values)] = hybrid_tensors(name, values, config.to_dict(), tiled=True).items()
         if architecture in PERMUTED and part in ("q_proj", "k_proj"):
             heads = config.num_attention_heads if part == "q_proj" else config.num_key_value_heads
             values = permute(values, heads)
@@ -174,6 +181,48 @@ def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf
             assert found is not None, name
             tensors[found] = values
     return {name: (values, gguf.GGMLQuantizationType.F32) for name, values in tensors.items()}
+
+
+def mamba_tensor(name: str, values: np.ndarray, *, groups: int) -> tuple[str, np.ndarray]:
+    """Rates instead of their logarithms, and the shapes that llama.cpp's converter gives vectors."""
+    if name.endswith("A_log"):
+        return name, -np.exp(values)[:, None]
+    if name.endswith(".D"):
+        return name, values[:, None]
+    if name.endswith("mamba.norm.weight"):
+        return name, values.reshape(groups, -1)
+    return name.replace("dt_bias", "dt_proj.bias"), values
+
+
+def hybrid_tensors(name: str, values: np.ndarray, config: Mapping[str, Any], *, tiled: bool) -> dict[str, np.ndarray]:
+    """A tensor of Qwen3-Next or Qwen3.5 as llama.cpp's converter has it: norms with their offset, rates instead of
+    their logarithms, what is stored by key head apart, and, with `tiled`, value heads in turns of their key heads."""
+    if "linear_attn." not in name:
+        return {name: values + 1 if name.endswith("norm.weight") else values}
+    keys, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"]
+    order = np.arange(heads).reshape(keys, -1).T.ravel() if tiled else np.arange(heads)
+    rows = (order[:, None] * value_dim + np.arange(value_dim)).ravel()
+    before, part = name.split("linear_attn.")
+    mixed = 2 * keys * key_dim
+    if part == "in_proj_qkvz.weight":
+        sizes = np.cumsum([key_dim, key_dim, heads // keys * value_dim])
+        groups = np.split(values.reshape(keys, -1, values.shape[1]), sizes, axis=1)
+        q, k, v, z = (group.reshape(-1, values.shape[1]) for group in groups)
+        before += "linear_attn.in_proj_"
+        return {f"{before}qkv.weight": np.concatenate([q, k, v]), f"{before}z.weight": z}
+    if part == "A_log":
+        return {name: -np.exp(values[order])}
+    if part == "dt_bias":
+        return {name.replace("dt_bias", "dt_proj.bias"): values[order]}
+    if part in ("in_proj_a.weight", "in_proj_b.weight"):
+        return {name: values[order]}
+    if part == "in_proj_z.weight":
+        return {name: values[rows]}
+    if part in ("in_proj_qkv.weight", "conv1d.weight"):
+        values = values.reshape(len(values), -1)
+        return {name: np.concatenate([values[:mixed], values[mixed:][rows]])}
+    return {name: values[:, rows] if part == "out_proj.weight" else values}
 
 
 def as_gguf(

@@ -6,7 +6,20 @@ from wager.arch.catalog import RELEASED_HEADS, TABLE, WITH_MTP, ReleasedHead, fi
 from wager.arch.formats import FORMATS, Format, Precision, Stream, find_format
 from wager.arch.gguf_config import TensorSize, gguf_precision, read_gguf
 from wager.arch.hf_config import read_config
-from wager.arch.layers import Attention, Compressed, DeltaNet, Dense, Experts, Gating, Gqa, Indexer, Mla, Quoted
+from wager.arch.layers import (
+    Attention,
+    Compressed,
+    DeltaNet,
+    Dense,
+    Experts,
+    Gating,
+    Gqa,
+    Indexer,
+    Mamba2,
+    Mla,
+    Quoted,
+    ShortConv,
+)
 from wager.arch.rope import Rope
 from wager.arch.spec import DecoderDetails, Layer, ModelSpec
 
@@ -26,12 +39,14 @@ __all__ = [
     "Gqa",
     "Indexer",
     "Layer",
+    "Mamba2",
     "Mla",
     "ModelSpec",
     "Precision",
     "Quoted",
     "ReleasedHead",
     "Rope",
+    "ShortConv",
     "Stream",
     "TensorSize",
     "find_format",

@@ -33,8 +33,10 @@ from wager.arch.layers import (
     Experts,
     Gqa,
     Indexer,
+    Mamba2,
     Mla,
     Rotation,
+    ShortConv,
 )
 from wager.errors import ModelError
 
@@ -127,12 +129,42 @@ def unrotated_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     return [kind if turns else replace(kind, rotation="none") for kind, turns in zip(kinds, rotated, strict=False)]
 
 
-def attention_alone(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
-    """Granite 4 without recurrent layers; with RoPE if position_embedding_type is rope."""
-    for name in ("layer_types", "layers_block_type"):
-        keys.per_layer(name, layers, known=("attention", _FULL))
-    rotated = keys.text("position_embedding_type") == "rope"
-    return [_gqa(keys, rotation="global" if rotated else "none")] * layers
+def mamba_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Granite 4: Mamba-2 in the layers that layer_types marks, without the key in none; with RoPE if
+    position_embedding_type is rope."""
+    everywhere = _gqa(keys, rotation="global" if keys.text("position_embedding_type") == "rope" else "none")
+    known = ("attention", _FULL, "mamba", _LINEAR)
+    types = keys.per_layer("layer_types", layers, known=known) or keys.per_layer(
+        "layers_block_type", layers, known=known
+    )
+    if types is None or not {"mamba", _LINEAR} & set(types):
+        return [everywhere] * layers
+    keys.refuse("mamba_proj_bias", unless=(False,))
+    keys.refuse("mamba_conv_bias", unless=(True,))
+    heads, inner = keys.integer("mamba_n_heads"), keys.integer("mamba_expand") * keys.integer("hidden_size")
+    state = Mamba2(
+        heads,
+        inner // heads,
+        keys.integer("mamba_n_groups"),
+        keys.integer("mamba_d_state"),
+        keys.integer("mamba_d_conv"),
+    )
+    if inner % heads or heads % state.groups:
+        raise keys.wrong("mamba_n_heads", f"a divisor of {inner} and a multiple of the groups")
+    return [state if kind in ("mamba", _LINEAR) else everywhere for kind in types]
+
+
+def convolutions(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """LFM2: short convolutions, and attention in the layers of layer_types or full_attn_idxs."""
+    keys.refuse("conv_bias", unless=(False,))
+    conv = ShortConv(keys.integer("hidden_size"), keys.integer("conv_L_cache"))
+    types = keys.per_layer("layer_types", layers, known=(_FULL, "conv"))
+    if types is None:
+        listed = keys.integers("full_attn_idxs")
+        attends = set(range(layers) if listed is None else listed)
+        types = [_FULL if layer in attends else "conv" for layer in range(layers)]
+    everywhere = _gqa(keys)
+    return [everywhere if kind == _FULL else conv for kind in types]
 
 
 def gguf_granite(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -216,6 +248,53 @@ def delta_net(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     )
     everywhere = _gqa(keys, gated=keys.flag("attn_output_gate", default=True))
     return [state if kind == _LINEAR else everywhere for kind in types]
+
+
+def gguf_delta_net(keys: ConfigKeys, layers: int, *, tiled: bool = True) -> Sequence[Attention]:
+    """The same as GGUF, whose converter brings value heads of one key head far apart (`tiled`)."""
+    every, values = keys.integer("full_attention_interval", default=4), keys.integer("ssm.time_step_rank")
+    inner = keys.integer("ssm.inner_size")
+    if inner % values:
+        raise keys.wrong("ssm.inner_size", f"a multiple of the {values} value heads")
+    state = DeltaNet(
+        keys.integer("ssm.group_count"),
+        values,
+        keys.integer("ssm.state_size"),
+        inner // values,
+        keys.integer("ssm.conv_kernel"),
+        tiled,
+    )
+    everywhere = _gqa(keys, gated=True)
+    return [state if (layer + 1) % every else everywhere for layer in range(layers)]
+
+
+def gguf_convolutions(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """LFM2 as GGUF: attention in the layers that have key-value heads."""
+    conv = ShortConv(keys.integer("hidden_size"), keys.integer("shortconv.l_cache"))
+    return _where_heads_are(keys, layers, conv, rotation="global")
+
+
+def gguf_mamba(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Granite 4 as GGUF: attention in the layers that have key-value heads, with RoPE as in `gguf_granite`."""
+    heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    groups = keys.integer("ssm.group_count")
+    if inner % heads or heads % groups:
+        raise keys.wrong("ssm.time_step_rank", f"a divisor of {inner} and a multiple of the {groups} groups")
+    state = Mamba2(heads, inner // heads, groups, keys.integer("ssm.state_size"), keys.integer("ssm.conv_kernel"))
+    rotated = keys.flag("rope.scaling.finetuned", default=True)
+    return _where_heads_are(keys, layers, state, rotation="global" if rotated else "none")
+
+
+def _where_heads_are(keys: ConfigKeys, layers: int, other: Attention, *, rotation: Rotation) -> Sequence[Attention]:
+    """Attention in the layers that have key-value heads in a GGUF file, in the others `other`."""
+    if not isinstance(keys.get("num_key_value_heads"), list):
+        return [_gqa(keys, rotation=rotation)] * layers
+    counts = keys.integers("num_key_value_heads") or []
+    if len(counts) != layers or len({*counts} - {0}) != 1:
+        raise keys.wrong("num_key_value_heads", "0 or one number for each layer")
+    values = {**keys.values, GGUF_KEYS["num_key_value_heads"]: max(counts)}
+    attends = _gqa(ConfigKeys(values, where=keys.where, prefix=keys.prefix, renamed=GGUF_KEYS), rotation=rotation)
+    return [attends if count else other for count in counts]
 
 
 def latent_attention(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -319,14 +398,26 @@ def dense_ffn(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     return [Dense(keys.integer("intermediate_size"))] * layers
 
 
-def dense_shared(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
-    """Granite 4: the expert that all tokens share, where the model has no others."""
-    if keys.count("num_local_experts"):
-        raise ModelError(
-            f"num_local_experts = {short_repr(keys.get('num_local_experts'))} is not supported for this architecture.",
-            "Supported are its models without routed experts.",
+def dense_adjusted(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """LFM2: two thirds of a stated width, times a factor, in whole multiples, unless it is taken as it is."""
+    width = keys.integer("block_ff_dim", "intermediate_size")
+    if keys.flag("block_auto_adjust_ff_dim", default=True):
+        step, factor = (
+            keys.integer("block_multiple_of", default=256),
+            keys.number("block_ffn_dim_multiplier", default=1),
         )
-    return [Dense(keys.integer("shared_intermediate_size"))] * layers
+        width = -(-int(factor * int(2 * width / 3)) // step) * step
+    return [Dense(width)] * layers
+
+
+def experts_if_any(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """Granite 4: routed experts beside a shared one, which is the feed-forward of models without others."""
+    shared = keys.integer("shared_intermediate_size", "intermediate_size")
+    count = keys.count("num_local_experts")
+    if not count:
+        return [Dense(shared)] * layers
+    active, width = keys.integer("num_experts_per_tok"), keys.integer("intermediate_size")
+    return [_experts(count, active, shared=1, width=width, shared_width=shared)] * layers
 
 
 def experts_everywhere(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
@@ -503,7 +594,8 @@ class EngineSupport:
 @dataclass(frozen=True, slots=True)
 class Family:
     """How a family's config.json is read. `defaults` are the values of keys that it may leave out; `cache` is the
-    number format of its keys and values where its own code fixes one."""
+    number format of its keys and values where its own code fixes one; `wrapper` the architecture of models with other
+    inputs whose text part it is, if the engine runs that."""
 
     architecture: str
     attention: AttentionReader
@@ -511,6 +603,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     engine: EngineSupport | None = None
     cache: str | None = None
+    wrapper: str | None = None
 
 
 _QWEN = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
@@ -575,6 +668,57 @@ _GLM = {
     "attention_bias": True,
     "partial_rotary_factor": 0.5,
     "rms_norm_eps": 1.5625e-7,
+}
+_SHARED_EXPERT = {
+    "shared_gate": "model.layers.{}.mlp.shared_expert.gate_proj",
+    "shared_up": "model.layers.{}.mlp.shared_expert.up_proj",
+    "shared_down": "model.layers.{}.mlp.shared_expert.down_proj",
+    "shared_router": "model.layers.{}.mlp.shared_expert_gate",
+}
+_HYBRID = {
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+_HYBRID_ENGINE = EngineSupport(
+    qk_norm=True,
+    partial_rope=True,
+    norm_offset=1.0,
+    names={"q_gate": "model.layers.{}.self_attn.q_proj"},
+)
+_LFM2_NAMES = {
+    "norm": "model.embedding_norm",
+    "attn_norm": "model.layers.{}.operator_norm",
+    "mlp_norm": "model.layers.{}.ffn_norm",
+    "o": "model.layers.{}.self_attn.out_proj",
+    "q_norm": "model.layers.{}.self_attn.q_layernorm",
+    "k_norm": "model.layers.{}.self_attn.k_layernorm",
+    "gate": "model.layers.{}.feed_forward.w1",
+    "up": "model.layers.{}.feed_forward.w3",
+    "down": "model.layers.{}.feed_forward.w2",
+    "z": "model.layers.{}.conv.in_proj",
+    "conv": "model.layers.{}.conv.conv",
+    "state_out": "model.layers.{}.conv.out_proj",
+}
+_GRANITE_EXPERTS = {
+    "router": "model.layers.{}.block_sparse_moe.router.layer",
+    **dict.fromkeys(("expert_gate", "expert_up"), "model.layers.{}.block_sparse_moe.input_linear[{}]"),
+    "expert_down": "model.layers.{}.block_sparse_moe.output_linear[{}]",
+}
+_MAMBA_NAMES = {
+    **dict.fromkeys(("z", "mixed", "step"), "model.layers.{}.mamba.in_proj"),
+    "conv": "model.layers.{}.mamba.conv1d",
+    "rates": "=model.layers.{}.mamba.A_log",
+    "dt": "=model.layers.{}.mamba.dt_bias",
+    "skip": "=model.layers.{}.mamba.D",
+    "state_norm": "model.layers.{}.mamba.norm",
+    "state_out": "model.layers.{}.mamba.out_proj",
 }
 _MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
 
@@ -747,17 +891,31 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "granitemoehybrid": Family(
         "GraniteMoeHybridForCausalLM",
-        attention_alone,
-        dense_shared,
-        {"max_position_embeddings": 2048, "attention_multiplier": 1.0},
+        mamba_by_layer,
+        experts_if_any,
+        {
+            "max_position_embeddings": 2048,
+            "attention_multiplier": 1.0,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+        },
         replace(
             _GRANITE_ENGINE,
             mlp_bias=False,
             names={
-                **dict.fromkeys(("gate", "up"), "model.layers.{}.shared_mlp.input_linear"),
-                "down": "model.layers.{}.shared_mlp.output_linear",
+                **_MAMBA_NAMES,
+                **_GRANITE_EXPERTS,
+                **dict.fromkeys(("gate", "up", "shared_gate", "shared_up"), "model.layers.{}.shared_mlp.input_linear"),
+                **dict.fromkeys(("down", "shared_down"), "model.layers.{}.shared_mlp.output_linear"),
             },
-            gguf=None,
+            gating=GatingKeys(),
+            gguf=replace(
+                _GRANITE_GGUF, architecture="granitehybrid", attention=gguf_mamba, experts=True, normalised=True
+            ),
         ),
     ),
     "granitemoe": Family(
@@ -768,11 +926,7 @@ FAMILIES: Mapping[str, Family] = {
         replace(
             _GRANITE_ENGINE,
             mlp_bias=False,
-            names={
-                "router": "model.layers.{}.block_sparse_moe.router.layer",
-                **dict.fromkeys(("expert_gate", "expert_up"), "model.layers.{}.block_sparse_moe.input_linear[{}]"),
-                "expert_down": "model.layers.{}.block_sparse_moe.output_linear[{}]",
-            },
+            names=_GRANITE_EXPERTS,
             gating=GatingKeys(),
             gguf=replace(_GRANITE_GGUF, experts=True, normalised=True),
         ),
@@ -803,12 +957,7 @@ FAMILIES: Mapping[str, Family] = {
         {**_QWEN, "qkv_bias": True},
         EngineSupport(
             qkv_bias="qkv_bias",
-            names={
-                "shared_gate": "model.layers.{}.mlp.shared_expert.gate_proj",
-                "shared_up": "model.layers.{}.mlp.shared_expert.up_proj",
-                "shared_down": "model.layers.{}.mlp.shared_expert.down_proj",
-                "shared_router": "model.layers.{}.mlp.shared_expert_gate",
-            },
+            names=_SHARED_EXPERT,
             gating=GatingKeys(normalised="norm_topk_prob"),
             shared_gate=True,
             gguf=GgufLayout(architecture="qwen2moe", experts=True),
@@ -827,9 +976,67 @@ FAMILIES: Mapping[str, Family] = {
             gguf=GgufLayout(architecture="qwen3moe", experts=True, normalised=True),
         ),
     ),
-    "qwen3_next": Family("Qwen3NextForCausalLM", delta_net, experts_stepped),
-    "qwen3_5_moe": Family("Qwen3_5MoeForCausalLM", delta_net, experts_stepped),
-    "qwen3_5": Family("Qwen3_5ForCausalLM", delta_net, dense_ffn),
+    "qwen3_next": Family(
+        "Qwen3NextForCausalLM",
+        delta_net,
+        experts_stepped,
+        {**_HYBRID, "norm_topk_prob": True},
+        replace(
+            _HYBRID_ENGINE,
+            names={
+                **_SHARED_EXPERT,
+                **_HYBRID_ENGINE.names,
+                **dict.fromkeys(("mixed", "z"), "model.layers.{}.linear_attn.in_proj_qkvz"),
+                **dict.fromkeys(("step", "decay"), "model.layers.{}.linear_attn.in_proj_ba"),
+            },
+            gating=GatingKeys(normalised="norm_topk_prob"),
+            shared_gate=True,
+            gguf=GgufLayout(
+                architecture="qwen3next",
+                attention=partial(gguf_delta_net, tiled=False),
+                experts=True,
+                normalised=True,
+            ),
+        ),
+    ),
+    "qwen3_5_moe": Family(
+        "Qwen3_5MoeForCausalLM",
+        delta_net,
+        experts_stepped,
+        _HYBRID,
+        replace(
+            _HYBRID_ENGINE,
+            names={**_SHARED_EXPERT, **_HYBRID_ENGINE.names},
+            gating=GatingKeys(),
+            shared_gate=True,
+            gguf=GgufLayout(architecture="qwen35moe", attention=gguf_delta_net, experts=True, normalised=True),
+        ),
+    ),
+    "qwen3_5": Family(
+        "Qwen3_5ForCausalLM",
+        delta_net,
+        dense_ffn,
+        _HYBRID,
+        replace(_HYBRID_ENGINE, gguf=GgufLayout(architecture="qwen35", attention=gguf_delta_net)),
+        wrapper="Qwen3_5ForConditionalGeneration",
+    ),
+    "lfm2": Family(
+        "Lfm2ForCausalLM",
+        convolutions,
+        dense_adjusted,
+        {
+            "max_position_embeddings": 128000,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "conv_L_cache": 3,
+            "tie_word_embeddings": True,
+        },
+        EngineSupport(
+            qk_norm=True,
+            names=_LFM2_NAMES,
+            gguf=GgufLayout(attention=gguf_convolutions, defaults={"block_auto_adjust_ff_dim": False}),
+        ),
+    ),
     "gpt_oss": Family(
         "GptOssForCausalLM",
         alternating_windows,
@@ -958,7 +1165,7 @@ def find_family(config: Mapping[str, Any], *, runnable: bool) -> Family:
         )
     for name in named:
         for family in FAMILIES.values():
-            if family.architecture == name:
+            if name in (family.architecture, family.wrapper):
                 return family
     model_type = str(config.get("model_type") or "")
     if named and (runnable or not model_type):
@@ -971,6 +1178,12 @@ def find_family(config: Mapping[str, Any], *, runnable: bool) -> Family:
             _known_families(config),
         )
     return known_family
+
+
+def is_wrapped(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json whose family is known is of a model with other inputs beside the text."""
+    named = config.get("architectures")
+    return isinstance(named, list) and any(family.wrapper in named for family in FAMILIES.values() if family.wrapper)
 
 
 _PLAIN = {"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"}

@@ -74,7 +74,9 @@ def read_gguf(
                 f"The GGUF key {refused} = {short_repr(keys.get(refused))} is not supported.",
                 "The engine's decoder does not support this computation.",
             )
-    layers = read_num_layers(keys, "num_hidden_layers")
+    layers = read_num_layers(keys, "num_hidden_layers") - read_further_layers(metadata, where)
+    if layers < 1:
+        raise keys.wrong("nextn_predict_layers", "fewer than all layers")
     attentions = with_sinks(layout.attention(keys, layers), engine)
     mixture = bool(keys.count("expert_count"))
     ffn = read_feed_forwards(keys, engine, layout, layers, tensors) if mixture else family.ffn(keys, layers)
@@ -158,15 +160,34 @@ GGUF_NAMES: Mapping[str, str] = {
     "kv_b": "blk.{}.attn_kv_b",
     "k_b": "blk.{}.attn_k_b",
     "v_b": "blk.{}.attn_v_b",
+    "z": "blk.{}.attn_gate",
+    "step": "blk.{}.ssm_beta",
+    "decay": "blk.{}.ssm_alpha",
+    "conv": "blk.{}.ssm_conv1d",
+    "rates": "=blk.{}.ssm_a",
+    "dt": "=blk.{}.ssm_dt.bias",
+    "skip": "=blk.{}.ssm_d",
+    "state_norm": "blk.{}.ssm_norm",
+    "state_out": "blk.{}.ssm_out",
 }
 """Canonical name (as in weights.tensor_shapes, without places and suffix) -> llama.cpp's."""
 
 
 def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
     """GGUF_NAMES, with those of matrices that the file stores as rows of one: queries, keys and values, or the gate and
-    up projections; and with gpt-oss's name of a norm, which other families have for another."""
+    up projections; and with the names of hybrids, and gpt-oss's of a norm, which other families have for another."""
     names = dict(GGUF_NAMES)
-    if "blk.0.attn_qkv.weight" in tensors:
+    if any(name.endswith(".ssm_in.weight") for name in tensors):
+        names |= dict.fromkeys(("z", "mixed", "step"), "blk.{}.ssm_in")
+    elif any(name.endswith(".ssm_a") for name in tensors):
+        names |= {"mixed": "blk.{}.attn_qkv", "q_gate": names["q"]}
+        names["mlp_norm"] = names.pop("attn_post_norm")
+        if "blk.0.ssm_ba.weight" in tensors:
+            names |= dict.fromkeys(("step", "decay"), "blk.{}.ssm_ba")
+    elif any(name.endswith("shortconv.conv.weight") for name in tensors):
+        parts = {"z": "in_proj", "conv": "conv", "state_out": "out_proj"}
+        names |= {part: f"blk.{{}}.shortconv.{name}" for part, name in parts.items()} | {"norm": "token_embd_norm"}
+    elif "blk.0.attn_qkv.weight" in tensors:
         names |= dict.fromkeys(("q", "k", "v"), "blk.{}.attn_qkv")
     if "blk.0.ffn_up.weight" in tensors and "blk.0.ffn_gate.weight" not in tensors:
         names["gate"] = names["up"]
@@ -175,6 +196,15 @@ def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
     if "blk.0.attn_sinks.weight" in tensors:
         names["mlp_norm"] = names.pop("attn_post_norm")
     return names
+
+
+def read_further_layers(metadata: Mapping[str, Any], where: str) -> int:
+    """How many of the file's layers predict further tokens; they are the last."""
+    keys = ConfigKeys(metadata, where=where)
+    return keys.count(f"{keys.text('general.architecture')}.nextn_predict_layers", most=_MOST_FURTHER)
+
+
+_MOST_FURTHER = 100
 
 
 def read_original_context(metadata: Mapping[str, Any], where: str) -> int | None:
@@ -187,7 +217,10 @@ def read_original_context(metadata: Mapping[str, Any], where: str) -> int | None
 _PARTS = (
     ("embedding", r"token_embd\.weight"),
     ("head", r"output\.weight"),
-    ("projections", r"blk\.\d+\.attn_(q|k|v|qkv|output|kv_a_mqa|[a-z]+_[ab])\.weight"),
+    (
+        "projections",
+        r"blk\.\d+\.(attn_(q|k|v|qkv|gate|output|kv_a_mqa|[a-z]+_[ab])|ssm_(out|ba|beta|alpha)|shortconv\.(in|out)_proj)\.weight",
+    ),
     ("router", r"blk\.\d+\.ffn_gate_inp\.weight"),
     ("experts", r"blk\.\d+\.ffn_\w+_exps\.weight"),
     ("shared", r"blk\.\d+\.ffn_\w+_shexp\.weight"),

@@ -115,7 +115,9 @@ def _decoder(
         layer_order=order,
         rope=rope,
         local_rope=local_rope,
-        norm_eps=keys.number("rms_norm_eps", default=1e-6, most=MOST_NORM_EPS),
+        norm_eps=keys.number(
+            "rms_norm_eps" if keys.get("norm_eps") is None else "norm_eps", default=1e-6, most=MOST_NORM_EPS
+        ),
         qkv_bias=keys.flag(engine.qkv_bias),
         output_bias=keys.flag(engine.output_bias),
         mlp_bias=keys.flag(engine.mlp_bias),
@@ -127,6 +129,7 @@ def _decoder(
         post_norms=engine.post_norms,
         whole_qk_norm=engine.whole_qk_norm,
         norm_offset=engine.norm_offset,
+        log_rates=spec.recurrent is not None,
     )
     return with_scales(details, engine.scales(keys))
 

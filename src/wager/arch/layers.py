@@ -197,11 +197,32 @@ class Mla:
 
 
 @dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a sequence keeps in a recurrent layer, and what a row brings: the last `taps` - 1 inputs of a convolution
+    over `channels`, and `heads` states of key_dim x value_dim. A row is `width` elements, the channels and what gates
+    are made of."""
+
+    taps: int
+    channels: int
+    width: int
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def elements(self) -> int:
+        """Elements that a sequence keeps."""
+        return (self.taps - 1) * self.channels + self.heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """Gated linear attention: a state of value_heads x key_dim x value_dim and a convolution's last inputs, both read
-    in every step for any context; about 8 FLOPs per state element and row.
+    """Gated DeltaNet (arXiv 2412.06464): a short causal convolution of queries, keys and values over `conv` rows, then
+    in each value head a state of key_dim x value_dim that every row decays and corrects. Both are read and written in
+    every step, for any context; about 8 FLOPs per state element and row.
 
     The decay and step-size projections (two scalars a value head) are left out of the weights, as in the catalog.
+    Value heads share key heads evenly: neighbours one, or with `tiled` every key_heads-th (as GGUF files have them).
     """
 
     key_heads: int
@@ -209,18 +230,41 @@ class DeltaNet:
     key_dim: int
     value_dim: int
     conv: int
+    tiled: bool = False
 
     @property
-    def _mixed(self) -> int:
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    def channels(self) -> int:
+        """Elements of a row that the convolution mixes: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_width
+
+    @property
+    def value_width(self) -> int:
+        """Elements of a row's values, and of what goes into the output projection."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def state(self) -> StateShape:
+        """What a sequence keeps in float32."""
+        width = self.channels + 2 * self.value_heads
+        return StateShape(self.conv, self.channels, width, self.value_heads, self.key_dim, self.value_dim)
+
+    @property
+    def beside_width(self) -> int:
+        """Elements of a row that do not go through the state: the gate of the output."""
+        return self.value_width
+
+    @property
+    def vectors(self) -> int:
+        """Elements of rates, biases and the norm."""
+        return self.value_dim + 2 * self.value_heads
 
     def weights(self, hidden: int) -> int:
-        value = self.value_heads * self.value_dim
-        return hidden * (self._mixed + value) + value * hidden + self.conv * self._mixed
+        value = self.value_width
+        return hidden * (self.channels + value) + value * hidden + self.conv * self.channels
 
     def kv_bytes(self, context: float, precision: Precision) -> float:
         del context  # the state does not grow
-        return (self._state + self.conv * self._mixed) * precision.cache
+        return (self._state + self.conv * self.channels) * precision.cache
 
     @property
     def _state(self) -> int:
@@ -229,6 +273,105 @@ class DeltaNet:
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
         cached = self.kv_bytes(context, precision)
         return (Stream("recurrence", 8 * self._state * rows, 0.0, precision.attention, cached, self.value_heads),)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """Mamba-2 (arXiv 2405.21060): a short causal convolution with bias of values, keys and queries (x, B and C) over
+    `conv` rows, then in each head a state of state_dim x head_dim that every row decays and adds to. The heads of a
+    group share keys and queries, and the group the norm behind the gate."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    conv: int
+
+    @property
+    def value_width(self) -> int:
+        """Elements of a row's values, and of what goes into the output projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Elements of a row that the convolution mixes."""
+        return self.value_width + 2 * self.groups * self.state_dim
+
+    @property
+    def state(self) -> StateShape:
+        """What a sequence keeps in float32."""
+        width = self.channels + self.heads
+        return StateShape(self.conv, self.channels, width, self.heads, self.state_dim, self.head_dim)
+
+    @property
+    def beside_width(self) -> int:
+        """Elements of a row that do not go through the state: the gate of the output."""
+        return self.value_width
+
+    @property
+    def vectors(self) -> int:
+        """Elements of rates, skips, biases and the norm."""
+        return 3 * self.heads + self.channels + self.value_width
+
+    def weights(self, hidden: int) -> int:
+        return hidden * (2 * self.value_width + self.channels + self.heads) + self.conv * self.channels
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        del context  # the state does not grow
+        return self.state.elements * precision.cache
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        flops = 6 * self.heads * self.state_dim * self.head_dim * rows
+        cached = self.kv_bytes(context, precision)
+        return (Stream("recurrence", flops, 0.0, precision.attention, cached, self.heads),)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """LFM2's gated convolution over `conv` rows: out = C * convolution(B * x), three projections of `width`."""
+
+    width: int
+    conv: int
+
+    @property
+    def value_width(self) -> int:
+        """Elements of a row that go into the output projection."""
+        return self.width
+
+    @property
+    def channels(self) -> int:
+        """Elements of a row that the convolution mixes."""
+        return self.width
+
+    @property
+    def state(self) -> StateShape:
+        """What a sequence keeps in float32."""
+        return StateShape(self.conv, self.width, self.width, 0, 0, 0)
+
+    @property
+    def beside_width(self) -> int:
+        """Elements of a row before the convolution: B, C and x."""
+        return 3 * self.width
+
+    @property
+    def vectors(self) -> int:
+        """It has none."""
+        return 0
+
+    def weights(self, hidden: int) -> int:
+        return 4 * hidden * self.width + self.conv * self.width
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        del context  # the state does not grow
+        return self.state.elements * precision.cache
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        cached = self.kv_bytes(context, precision)
+        return (Stream("recurrence", 2 * self.conv * self.width * rows, 0.0, precision.attention, cached),)
+
+
+Recurrent = DeltaNet | Mamba2 | ShortConv
+"""Layers that keep a state instead of keys and values."""
 
 
 @dataclass(frozen=True, slots=True)

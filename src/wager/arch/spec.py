@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from wager.arch.formats import Precision
-from wager.arch.layers import Activation, Attention, Dense, Experts, Gqa, Mla, Rotation
+from wager.arch.layers import Activation, Attention, Dense, Experts, Gqa, Mla, Recurrent, Rotation
 from wager.arch.rope import Rope
 from wager.errors import ModelError
 
@@ -38,7 +38,8 @@ class DecoderDetails:
     scores or logits. `latent_norm_eps` is of the norms inside latent attention.
 
     Of the checkpoint: `interleaved_rope` if rotated dimensions pair up as (2i, 2i + 1), not as halves, `norm_offset`,
-    which is added to the weights of its norms, and `split_latent` if latent attention's projections of keys and values
+    which is added to the weights of its norms, `log_rates` if it has logarithms of the rates at which states decay,
+    and `split_latent` if latent attention's projections of keys and values
     from the latent are two matrices, the first transposed.
     """
 
@@ -60,6 +61,7 @@ class DecoderDetails:
     post_norms: bool = False
     whole_qk_norm: bool = False
     norm_offset: float = 0.0
+    log_rates: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -117,11 +119,23 @@ class ModelSpec:
 
     @property
     def attention(self) -> Gqa | Mla:
-        """The attention of a model that the engine runs: its layers differ only in the window and the rotation."""
-        kind = self.layers[0].attention
-        if not isinstance(kind, Gqa | Mla):
-            raise ModelError(f"The engine does not support the attention of {self.name} ({type(kind).__name__}).")
-        return kind
+        """The attention of a model that the engine runs: the layers that have one differ only in the window and the
+        rotation."""
+        kinds = [layer.attention for layer in self.layers]
+        for kind in kinds:
+            if isinstance(kind, Gqa | Mla):
+                return kind
+        raise ModelError(f"The engine does not support the attention of {self.name} ({type(kinds[0]).__name__}).")
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """What the layers are that keep a state instead of keys and values; None if there are none."""
+        return next((layer.attention for layer in self.layers if isinstance(layer.attention, Recurrent)), None)
+
+    @property
+    def num_recurrent(self) -> int:
+        """How many layers keep a state."""
+        return sum(layer.count for layer in self.layers if isinstance(layer.attention, Recurrent))
 
     @property
     def rotations(self) -> tuple[Rotation, ...]:
@@ -239,6 +253,8 @@ def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
         total += heads * attention.head_dim if decoder.qk_norm else 0
         total += attention.qkv_width if decoder.qkv_bias else 0
         total += attention.heads if attention.sinks else 0
+    elif isinstance(attention, Recurrent):
+        total += attention.vectors
     if isinstance(layer.ffn, Dense):
         return total + (2 * layer.ffn.width + hidden if decoder.mlp_bias else 0)
     experts = layer.ffn

@@ -220,6 +220,7 @@ def _quality(engine: LoadedEngine) -> dict[str, Any]:
         budget=memory.budget()[0],
         weights=reference.weight_bytes(kernels),
         workspace=reference.workspace_bytes(kernels),
+        states=reference.states_bytes,
         drafter=0,
         token_bytes=reference.token_bytes(kernels),
         max_context=context,

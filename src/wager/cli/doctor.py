@@ -13,7 +13,7 @@ import click
 
 from wager.arch.layers import Mla
 from wager.bench.machine import describe, machine_load, versions
-from wager.config import DEFAULT_MODEL
+from wager.config import DEFAULT_MODEL, CapacityConfig
 from wager.errors import ModelError, WagerError
 from wager.kernels.base import BLOCK_SIZE
 from wager.planner import calibrated
@@ -56,7 +56,7 @@ def inspect_model(model: str) -> dict[str, Any]:
     from wager.kernels.cpu import select
     from wager.models import hub
     from wager.models.opening import open_model
-    from wager.models.transformer import block_bytes, weight_bytes
+    from wager.models.transformer import block_bytes, states_bytes, weight_bytes
     from wager.models.weights import Matrices
 
     try:
@@ -68,7 +68,7 @@ def inspect_model(model: str) -> dict[str, Any]:
         kernels = select(head_dim=None if latent else attention.head_dim, latent=latent)
     except WagerError as error:
         return {"name": model, "runs": False, "error": f"{error.message} {error.hint}".strip()}
-    matrices = Matrices(weights, "auto")
+    matrices, defaults = Matrices(weights, "auto"), CapacityConfig()
     return {
         "name": model,
         "runs": True,
@@ -82,6 +82,7 @@ def inspect_model(model: str) -> dict[str, Any]:
         "converted": matrices.converted,
         "weight_bytes": weight_bytes(matrices, kernels),
         "position_bytes": block_bytes(spec, kernels) / BLOCK_SIZE,
+        "states_bytes": states_bytes(spec, max_rows=defaults.max_rows, max_sequences=defaults.max_sequences),
         "chat_template": bool(tokenizer.chat_template),
     }
 
@@ -222,12 +223,13 @@ def _lines(findings: dict[str, Any]) -> list[tuple[str, str]]:
 def _about_lines(model: dict[str, Any]) -> list[str]:
     if not model["runs"]:
         return [f"{model['name']} does not run: {model['error']}"]
+    states = f", and recurrent states {model['states_bytes'] / 1e6:,.0f} MB" if model["states_bytes"] else ""
     others = "".join(f"; {kind} is read as {read}" for kind, read in model["converted"].items())
     return [
         f"{model['name']} runs: {model['architecture']}, {model['layers']} layers of {model['hidden']}, "
         f"{model['parameters'] / 1e6:,.0f} million parameters",
         f"weights {model['weights']}{others}: {model['weight_bytes'] / 1e6:,.0f} MB in memory",
-        f"cache {model['position_bytes'] / 1e3:,.1f} KB a position, up to {model['context']:,} positions",
+        f"cache {model['position_bytes'] / 1e3:,.1f} KB a position, up to {model['context']:,} positions{states}",
         "with a chat template" if model["chat_template"] else "without a chat template: give prompts as text (--raw)",
     ]
 

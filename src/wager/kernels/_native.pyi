@@ -47,6 +47,9 @@ class CacheView:
     def read(self, slot: int, out: int) -> None: ...
     def clear(self, block: int) -> None: ...
 
+class StateView:
+    def __init__(self, tails: Buffer, heads: Buffer, saved: Buffer, sizes: tuple[int, ...]) -> None: ...
+
 class Tape:
     def __init__(
         self,
@@ -164,6 +167,51 @@ class Tape:
         out: int,
         logits: bool,
     ) -> None: ...
+    def replay(self, states: StateView, layer: int, x: int) -> None: ...
+    def convolve(
+        self,
+        states: StateView,
+        layer: int,
+        x: int,
+        weight: int,
+        bias: int,
+        rates: int,
+        gate_bias: int,
+        heads: int,
+        delta: bool,
+        silu: bool,
+        out: int,
+    ) -> None: ...
+    def recur(
+        self,
+        states: StateView,
+        layer: int,
+        x: int,
+        skip: int,
+        key_heads: int,
+        q_at: int,
+        k_at: int,
+        v_at: int,
+        tiled: bool,
+        delta: bool,
+        out: int,
+    ) -> None: ...
+    def gated_norm(
+        self,
+        x: int,
+        gate: int,
+        weight: int,
+        eps: float,
+        heads: int,
+        n: int,
+        weight_stride: int,
+        gate_first: bool,
+        out: int,
+    ) -> None: ...
+    def multiply(
+        self, x: int, stride: int, y: int, y_stride: int, n: int, out: int, out_stride: int, narrow: bool
+    ) -> None: ...
+    def sigmoid_gate(self, x: int, gate: int, n: int) -> None: ...
     def select(self, x: int, out: int, n: int) -> None: ...
     def copy(self, x: int, out: int, n: int, stride: int, wide: bool) -> int: ...
     def redirect(self, copy: int, out: int, stride: int) -> None: ...
@@ -243,9 +291,13 @@ class BlockTables:
     def __getitem__(self, seq_id: str) -> BlockTable: ...
 
 class BlockPool:
-    def __init__(self, num_blocks: int, *, prefix_cache: bool, lead: int = 0) -> None: ...
+    def __init__(
+        self, num_blocks: int, *, prefix_cache: bool, lead: int = 0, states: int = 0, snapshots: int = 0
+    ) -> None: ...
     @property
     def num_blocks(self) -> int: ...
+    @property
+    def num_snapshots(self) -> int: ...
     @property
     def num_free_blocks(self) -> int: ...
     @property

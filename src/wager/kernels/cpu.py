@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
+from wager.arch.layers import StateShape
 from wager.errors import ModelError, UsageError
 from wager.inputs import check_threads
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, address
 from wager.kernels.base import MAX_HEAD_DIM
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
+from wager.kernels.cpu_states import CpuStates
 from wager.kernels.inputs import Inputs
 from wager.kernels.packed import LAYOUT_VERSION, Packer
 from wager.kernels.tape import Tape
@@ -84,6 +86,10 @@ class Kernels(Packer):
         finite the scale is NaN, and so is what attends to it."""
         shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": kv_heads, "head_dim": head_dim}
         return CpuCache(self.pool, **shape, kv_dtype=kv_dtype)
+
+    def states(self, shape: StateShape, *, layers: int, slots: int, max_rows: int) -> CpuStates:
+        """The states of that number of recurrent layers."""
+        return CpuStates(shape, layers=layers, slots=slots, max_rows=max_rows)
 
     def tape(
         self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int

@@ -21,6 +21,7 @@ from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address, empty, zeros
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
+from wager.kernels.cpu_states import CpuStates
 from wager.kernels.inputs import Inputs
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
 
@@ -34,6 +35,29 @@ _ANY_POSITION = (1 << 31) - 1
 
 MAX_EXPERTS = 1024
 """Most experts of a layer that the router takes."""
+
+
+@dataclass(frozen=True)
+class Gates:
+    """The two gates of each head of a recurrent layer, from the last columns of its rows. By the delta rule these are b
+    and a: step = sigmoid(b), decay = exp(rate * softplus(a + bias)). Else a alone: step = softplus(a + bias), decay =
+    exp(rate * step)."""
+
+    rates: Array  # float32 [heads], below zero
+    bias: Array  # float32 [heads]
+    delta: bool = True
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How the heads of a recurrent layer lie in its channels: `key_heads` queries from column `q_at` on, as many keys,
+    and values; neighbouring heads share a key head, or with `tiled` every key_heads-th."""
+
+    key_heads: int
+    q_at: int
+    k_at: int
+    v_at: int
+    tiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -407,6 +431,106 @@ class Tape:
         sink = self._vector("sinks", sinks, self._heads)
         options = (window or 0, scale or 0.0, soft_cap or 0.0, sink)
         self._tape.attention(source, cache.view, layer, self._heads, *options, target, of == "logits")
+
+    def convolve(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None,
+        gates: Gates | None,
+        states: CpuStates,
+        layer: int,
+        out: Array,
+        *,
+        silu: bool = True,
+    ) -> None:
+        """The convolution of a recurrent layer, with silu behind it or nothing, and its gates, if it has some: what
+        `recur` reads.
+
+        x and out f32 [2 max_rows, width] have the rows of the step from max_rows on; before them are the accepted
+        guesses of the step before, which this copies there. Of out a row is the channels, then step and decay of each
+        head. weight f32 [taps, channels], the oldest first. A channel's tap is the row before on the path; sums begin
+        with the bias and go from the oldest tap to the newest."""
+        shape, rows, heads = states.shape, 2 * self._rows, 0 if gates is None else len(gates.rates)
+        self._check_states(states, layer)
+        width = shape.channels + 2 * heads
+        source = self._take("x", x, FLOAT32, (rows, shape.width))
+        target = self._take("out", out, FLOAT32, (rows, width))
+        self._tape.replay(states.view, layer, source)
+        self._tape.convolve(
+            states.view,
+            layer,
+            source,
+            self._take("weight", weight, FLOAT32, (shape.taps, shape.channels)),
+            self._vector("bias", bias, shape.channels),
+            self._vector("rates", None if gates is None else gates.rates, heads),
+            self._vector("gates' bias", None if gates is None else gates.bias, heads),
+            heads,
+            gates is not None and gates.delta,
+            silu,
+            target,
+        )
+
+    def recur(
+        self,
+        x: Array,
+        heads: Heads,
+        states: CpuStates,
+        layer: int,
+        out: Array,
+        *,
+        delta: bool = True,
+        skip: Array | None = None,
+    ) -> None:
+        """The recurrence, row by row along each path, in every head: S decays, then S += k u^T, and out f32 [R, heads *
+        value_dim] = S^T q (+ skip v, skip f32 [heads]). By the delta rule (arXiv 2412.06464) u = step (v - S^T k), q
+        and k are divided by their length, and q by the root of its size too; else (arXiv 2405.21060) u = step v. x f32
+        [2 max_rows, ..] from `convolve`. The states behind the known rows are kept; guesses change none."""
+        shape = states.shape
+        self._check_states(states, layer)
+        self._tape.recur(
+            states.view,
+            layer,
+            self._take("x", x, FLOAT32, (2 * self._rows, shape.channels + 2 * shape.heads)),
+            self._vector("skip", skip, shape.heads),
+            heads.key_heads,
+            heads.q_at,
+            heads.k_at,
+            heads.v_at,
+            heads.tiled,
+            delta,
+            self._buffer("out", out, FLOAT32, shape.heads * shape.value_dim),
+        )
+
+    def gated_norm(
+        self, x: Array, gate: Array, weight: Array, eps: float, out: Array, *, heads: int, gate_first: bool = False
+    ) -> None:
+        """out act [R, heads * n] = rms_norm(x) * weight * silu(gate), by head, or with `gate_first` rms_norm(x *
+        silu(gate)) * weight; x and gate f32, weight f32 [n] or [heads * n]."""
+        n = x.shape[-1]
+        if n % (16 * heads) or len(weight) not in (n, n // heads):
+            raise ModelError(f"Rows of {n} are no {heads} heads of a multiple of 16 with a norm of {len(weight)}.")
+        source, by = self._buffer("x", x, FLOAT32, n), self._buffer("gate", gate, FLOAT32, n)
+        scale, target = self._take("weight", weight, FLOAT32, (None,)), self._buffer("out", out, BFLOAT16, n)
+        stride = n // heads if len(weight) == n else 0
+        self._tape.gated_norm(source, by, scale, eps, heads, n // heads, stride, gate_first, target)
+
+    def multiply(self, x: Array, y: Array, out: Array) -> None:
+        """out [R, n] = x * y, by element; x and y f32, out f32 or act; those in f32 may be columns of wider buffers."""
+        n, narrow = x.shape[-1], out.dtype == BFLOAT16
+        source, by = self._columns("x", x, n, of="rows"), self._columns("y", y, n, of="rows")
+        target = self._buffer("out", out, BFLOAT16, n) if narrow else self._columns("out", out, n, of="rows")
+        self._tape.multiply(source, _stride(x), by, _stride(y), n, target, _stride(out), narrow)
+
+    def sigmoid_gate(self, x: Array, gate: Array) -> None:
+        """x act [R, n] *= sigmoid(gate f32 [R, n]); n a multiple of 16."""
+        n = x.shape[-1]
+        self._tape.sigmoid_gate(self._buffer("x", x, BFLOAT16, n), self._buffer("gate", gate, FLOAT32, n), n)
+
+    def _check_states(self, states: CpuStates, layer: int) -> None:
+        if states.max_rows != self._rows or not 0 <= layer < states.layers:
+            raise ModelError(f"States of {states.layers} layers and {states.max_rows} rows do not fit layer {layer}.")
+        self._kept.append(states)
 
     def select(self, x: Array, out: Array) -> None:
         """out f32 [L, n] = x[inputs.logits_indices]."""

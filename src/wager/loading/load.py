@@ -223,6 +223,7 @@ def _plan_memory(
         budget=budget,
         weights=target.weight_bytes(kernels),
         workspace=target.workspace_bytes(kernels),
+        states=target.states_bytes,
         drafter=max(need.fixed for need in needs),
         token_bytes=target.token_bytes(kernels) + max(need.per_token for need in needs),
         max_context=target.limits.context,
@@ -283,7 +284,7 @@ def _assemble(
     runner, trace = Runner(decoder, rule=rule, kernels=target.kernels, buffers=decoder.buffers), Trace()
     built = build_policies(config.speculation, drafters, lambda: _latency(target, runner, report))
     scheduler = Scheduler(
-        PagedKVCache(BlockPool(decoder.cache.num_blocks, prefix_cache=config.capacity.prefix_cache), decoder.cache),
+        PagedKVCache(block_pool(decoder, prefix_cache=config.capacity.prefix_cache), decoder.cache),
         max_rows=decoder.max_rows,
         max_sequences=decoder.max_sequences,
         max_context=model.limits.context,
@@ -303,6 +304,12 @@ def _assemble(
     )
     engine.target, engine.memory_plan = target, plan
     return engine
+
+
+def block_pool(decoder: Decoder, *, prefix_cache: bool) -> BlockPool:
+    """The accounting of a decoder's cache, and of its recurrent states if it has some."""
+    states, snapshots = decoder.num_states, decoder.num_snapshots
+    return BlockPool(decoder.cache.num_blocks, prefix_cache=prefix_cache, states=states, snapshots=snapshots)
 
 
 _CATCH_UP_TOKENS = 8

@@ -121,7 +121,7 @@ FULL_CONTEXTS = 4
 class MemoryPlan:
     """Bytes by use. `cache_tokens` are the positions the cache holds, a multiple of BLOCK_SIZE; `draft_cache` bytes of
     it are the drafters'. `draft_parts` are the bytes of `drafter` by what is loaded; `reason` says what bounds the
-    budget."""
+    budget; `states` are those of recurrent layers, for any context."""
 
     budget: int
     weights: int
@@ -132,10 +132,11 @@ class MemoryPlan:
     draft_cache: int = 0
     draft_parts: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""
+    states: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.workspace + self.drafter + self.cache
+        return self.weights + self.workspace + self.states + self.drafter + self.cache
 
     @property
     def num_blocks(self) -> int:
@@ -143,7 +144,8 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """What takes how much, in one line."""
-        parts = [("weights", self.weights), ("workspace", self.workspace), *self.draft_parts.items()]
+        states = [("recurrent states", self.states)] if self.states else []
+        parts = [("weights", self.weights), ("workspace", self.workspace), *states, *self.draft_parts.items()]
         listed = ", ".join(f"{name} {gib(size)}" for name, size in parts)
         own = f" ({gib(self.draft_cache)} of it for drafters)" if self.draft_cache else ""
         return (
@@ -163,16 +165,17 @@ def plan(
     cache_tokens: int | None = None,
     use_all: bool = False,
     draft_token_bytes: int = 0,
+    states: int = 0,
     draft_parts: Mapping[str, int] | None = None,
     reason: str = "",
 ) -> MemoryPlan:
     """Divide `budget` bytes. `token_bytes` are the cache's bytes per position (target and drafters together), of which
-    `draft_token_bytes` are the drafters'; `draft_parts` and `reason` are those of the plan.
+    `draft_token_bytes` are the drafters'; `states`, `draft_parts` and `reason` are those of the plan.
 
     The cache has `cache_tokens` positions, or else what remains, up to FULL_CONTEXTS contexts unless `use_all` and at
     least one context of full length; in whole blocks. Raises MemoryPlanError with the figures.
     """
-    fixed = weights + workspace + drafter
+    fixed = weights + workspace + states + drafter
     if cache_tokens is None:
         free = max(0, budget - fixed) // token_bytes // BLOCK_SIZE * BLOCK_SIZE
         most = free if use_all else min(free, _whole_blocks(max_context * FULL_CONTEXTS))
@@ -181,16 +184,20 @@ def plan(
         tokens = _whole_blocks(cache_tokens)
     total = fixed + tokens * token_bytes
     if total > budget:
+        recurrent = f"recurrent states {gib(states)} + " if states else ""
+        less = "--max-sequences or --max-context" if states else "--max-context"
         raise MemoryPlanError(
-            f"The model does not fit: weights {gib(weights)} + workspace {gib(workspace)} + drafter {gib(drafter)} + "
-            f"cache of {tokens} tokens {gib(tokens * token_bytes)} = "
-            f"{gib(total)}, of {gib(budget)} that may be used{_because(reason)}.",
-            "Lower --max-context, use a smaller model, or raise --memory."
+            f"The model does not fit: weights {gib(weights)} + workspace {gib(workspace)} + {recurrent}drafter "
+            f"{gib(drafter)} + cache of {tokens} tokens {gib(tokens * token_bytes)} = {gib(total)}, of {gib(budget)} "
+            f"that may be used{_because(reason)}.",
+            f"Lower {less}, use a smaller model, or raise --memory."
             if cache_tokens is None
             else "Lower cache_tokens, use a smaller model, or raise --memory.",
         )
     cache, draft_cache = tokens * token_bytes, tokens * draft_token_bytes
-    return MemoryPlan(budget, weights, workspace, drafter, cache, tokens, draft_cache, dict(draft_parts or {}), reason)
+    return MemoryPlan(
+        budget, weights, workspace, drafter, cache, tokens, draft_cache, dict(draft_parts or {}), reason, states
+    )
 
 
 def budget(*, limit: int | None = None, held: int = 0) -> tuple[int, str]:

@@ -25,7 +25,14 @@ from wager.kernels.cpu import Kernels
 from wager.models.opening import fingerprints, open_model, trained_for_another
 from wager.models.packed_cache import open_store
 from wager.models.tokenizer import Tokenizer
-from wager.models.transformer import Decoder, block_bytes, refuse_int8_latents, weight_bytes, workspace_bytes
+from wager.models.transformer import (
+    Decoder,
+    block_bytes,
+    refuse_int8_latents,
+    states_bytes,
+    weight_bytes,
+    workspace_bytes,
+)
 from wager.models.weights import Matrices, Weights
 from wager.types import KVDtype
 
@@ -174,6 +181,11 @@ class OpenedModel:
     def workspace_bytes(self, kernels: Kernels) -> int:
         return workspace_bytes(self.spec, kernels, **self.limits.sizes)
 
+    @property
+    def states_bytes(self) -> int:
+        """Bytes of recurrent states."""
+        return states_bytes(self.spec, max_rows=self.limits.rows, max_sequences=self.limits.sequences)
+
     def formats(self, kernels: Kernels) -> str:
         """The forms of the weights, and the cache's if it is not the default: what a step's seconds depend on."""
         cache = "" if self.limits.kv_dtype == "bf16" else f" + {self.limits.kv_dtype} cache"
@@ -225,6 +237,7 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_v
     target's type, unless it holds latents; beside a quantised target it is rounded to q8_0, as heads are, since a guess
     costs what its bytes cost."""
     path, weights, tokenizer = open_model(model)
+    _refuse_recurrent(weights.spec, str(path))
     note = ""
     if not other_vocabulary:
         check_same_vocabulary(target.tokenizer, tokenizer, where=f" ({path})")
@@ -249,6 +262,16 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_v
     return OpenedModel(path, weights, tokenizer, limits, dtype, note=note)
 
 
+def _refuse_recurrent(spec: ModelSpec, model: str) -> None:
+    """UsageError for a draft model with recurrent layers: a drafter takes guesses back, and does not keep states from
+    before them."""
+    if spec.recurrent is not None:
+        raise UsageError(
+            f"{model} has recurrent layers, so it cannot draft: its states are not taken back behind wrong guesses.",
+            "Draft by lookup (ngram, suffix, store, auto), or with a model that has attention in every layer.",
+        )
+
+
 def _draft_limits(config: EngineConfig, target: OpenedModel, context: int) -> PassLimits:
     rows, sequences = config.capacity.max_rows, target.limits.sequences
     logits_rows = min(rows, max(sequences, _DRAFT_LOGITS_ROWS))
@@ -258,5 +281,6 @@ def _draft_limits(config: EngineConfig, target: OpenedModel, context: int) -> Pa
 def open_layers(config: EngineConfig, target: OpenedModel, text: str) -> OpenedModel:
     """Some layers of the target as a draft model, with a cache of their own. Their packed weights are those of the
     target's file, mapped once more, where there is one."""
+    _refuse_recurrent(target.spec, target.path.name)
     layers = parse_layers(text, target.spec.num_layers)
     return replace(target, layers=layers, limits=_draft_limits(config, target, target.limits.context))

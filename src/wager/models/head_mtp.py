@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.arch.hf_config import read_config
-from wager.arch.layers import Dense, Experts
+from wager.arch.layers import Dense, Experts, Gqa
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, INT32, Array, DType, empty
@@ -204,6 +204,12 @@ def open_mtp(
     count = _rename(files, known)
     base = target if inside else _read_base(files, target)
     last = base.ordered_layers[-1]
+    if isinstance(base.attention, Gqa) and base.attention.gated:
+        raise ModelError(
+            f"The MTP modules in {files.where} have gated attention ({base.details.architecture}), which is not "
+            "supported.",
+            "Draft by lookup (ngram, suffix, store, auto).",
+        )
     layers = (replace(last, ffn=_feed_forward(files, last), count=count),)
     decoder = replace(base, layers=layers, tied=True, decoder=replace(base.details, layer_order=(0,) * count))
     depth = None if inside else read_proposed(files.keys)

@@ -72,6 +72,8 @@ class RandomWeights:
             noise *= 0.1
         elif name == "norm.weight":
             noise = np.sign(noise)  # a tied head would else repeat the input: its embedding is in the residual stream
+        elif name.endswith(".rates.weight"):
+            noise = -np.exp(1.5 * noise - 2.5)  # states fade over one to a hundred rows
         elif noise.ndim == 1:
             noise = 0.1 * noise + 1.0
         noise *= self.scale(name)
@@ -151,12 +153,15 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermedia
 _HEADS = (*_SIZES, "num_key_value_heads", "head_dim")
 _ROPE = ("rope_theta", "tie_word_embeddings")
 _QWEN = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_LINEAR = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
+_MAMBA = ("mamba_n_heads", "mamba_d_state")
+_GRANITE_H_LAYERS = ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)]
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _DEEPSEEK = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "moe_intermediate_size")
 
 
 def _family(
-    architecture: str, keys: Sequence[str], sizes: Mapping[str, Sequence[float]], **common: Any
+    architecture: str, keys: Sequence[str], sizes: Mapping[str, Sequence[Any]], **common: Any
 ) -> tuple[str, dict[str, dict[str, Any]]]:
     """A row of MODELS: the values of `keys` for each size, and those that all sizes have."""
     common["max_position_embeddings"] = 8192
@@ -275,6 +280,49 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
         (*_HEADS, *_QWEN),
         {"tiny": (64, 2, 4, 192, 512, 2, 16, 12, 4, 32), "300m": (512, 7, 8, 1536, 32000, 8, 64, 60, 4, 352)},
         shared_expert_intermediate_size=128,
+    ),
+    "qwen3-next": _family(
+        "Qwen3NextForCausalLM",
+        (*_HEADS, *_QWEN, *_LINEAR),
+        {
+            "tiny": (64, 4, 4, 64, 512, 2, 16, 16, 4, 32, 2, 4, 16, 32),
+            "300m": (512, 8, 8, 512, 32000, 1, 64, 128, 6, 160, 4, 8, 64, 64),
+        },
+        shared_expert_intermediate_size=64,
+        rope_theta=1e7,
+    ),
+    "qwen3.5": _family(
+        "Qwen3_5ForCausalLM",
+        (*_HEADS, *_LINEAR),
+        {
+            "tiny": (64, 4, 4, 160, 512, 2, 16, 2, 4, 16, 32),
+            "0.8b": (1024, 24, 8, 3584, 248320, 2, 256, 16, 16, 128, 128),
+        },
+        tie_word_embeddings=True,
+        rope_theta=1e7,
+    ),
+    "lfm2": _family(
+        "Lfm2ForCausalLM",
+        (*_HEADS, "full_attn_idxs"),
+        {
+            "tiny": (64, 4, 4, 160, 512, 2, 16, [2]),
+            "1.2b": (2048, 16, 32, 8192, 65536, 8, 64, [2, 5, 8, 10, 12, 14]),
+        },
+        block_auto_adjust_ff_dim=False,
+    ),
+    "granite-h": _family(
+        "GraniteMoeHybridForCausalLM",
+        (*_HEADS, "attention_multiplier", "shared_intermediate_size", *_MAMBA, "layer_types"),
+        {
+            "tiny": (64, 4, 4, 160, 512, 2, 16, 0.0625, 160, 4, 32, ["mamba", "mamba", "attention", "mamba"]),
+            "1b": (1536, 40, 12, 4096, 100352, 4, 128, 0.0078125, 4096, 48, 128, _GRANITE_H_LAYERS),
+        },
+        mamba_expand=2,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        logits_scaling=6.0,
+        tie_word_embeddings=True,
+        num_local_experts=0,
     ),
     "gpt-oss": _family(
         "GptOssForCausalLM",

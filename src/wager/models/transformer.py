@@ -6,6 +6,7 @@ kind; MTP modules use it too. Kernels are used through kernels/cpu.py and kernel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from wager.arch.layers import Experts, Gqa, Mla
+from wager.arch.layers import DeltaNet, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
 from wager.arch.spec import Layer, ModelSpec
-from wager.errors import UsageError
+from wager.errors import ModelError, UsageError
 from wager.kernels.arrays import INT32, Array, DType, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.blocks import Matrix, QuantisedMatrix, stack
 from wager.kernels.cpu import Kernels
 from wager.kernels.cpu_cache import CpuCache
-from wager.kernels.tape import Routing, RowSet, Tap, Tape
+from wager.kernels.cpu_states import CpuStates, state_bytes
+from wager.kernels.tape import Gates, Heads, Routing, RowSet, Tap, Tape
 from wager.models.packed_cache import PackedStore
 from wager.models.weights import Matrices, Weights, in_one_form, tensor_shapes
 from wager.types import KVDtype, PackedBatch
@@ -30,19 +32,32 @@ from wager.types import KVDtype, PackedBatch
 
 
 def weight_bytes(matrices: Matrices, kernels: Kernels) -> int:
-    """Bytes of the packed matrices, each in its form, and of the vectors and routers in float32. A tied embedding is
-    the head."""
+    """Bytes of the packed matrices, each in its form, and of the rest in float32. A tied embedding is the head."""
     spec = matrices.spec
     packed = sum(kernels.matrix_bytes(*shape, known) for shape, known in matrices.packed())
-    return packed + 4 * (spec.vector_elements + spec.elements()["router"])
+    convolutions = spec.num_recurrent * spec.recurrent.conv * spec.recurrent.channels if spec.recurrent else 0
+    return packed + 4 * (spec.vector_elements + spec.elements()["router"] + convolutions)
 
 
 def block_bytes(spec: ModelSpec, kernels: Kernels, kv_dtype: KVDtype = "bf16") -> int:
     """Bytes of one cache block: BLOCK_SIZE positions, keys and values or latents of all layers."""
-    width = spec.attention.cache_width
+    width, layers = spec.attention.cache_width, spec.num_layers - spec.num_recurrent
     if kv_dtype == "q8":  # and a float32 scale for each key and each value of a head
-        return spec.num_layers * BLOCK_SIZE * (width + 4 * width // spec.attention.head_dim)
-    return spec.num_layers * BLOCK_SIZE * width * kernels.act.itemsize
+        return layers * BLOCK_SIZE * (width + 4 * width // spec.attention.head_dim)
+    return layers * BLOCK_SIZE * width * kernels.act.itemsize
+
+
+def num_snapshots(max_sequences: int) -> int:
+    """Snapshots of recurrent states that are kept beside those of running sequences."""
+    return max(4, max_sequences // 2)
+
+
+def states_bytes(spec: ModelSpec, *, max_rows: int, max_sequences: int) -> int:
+    """Bytes of the recurrent states of running sequences, of their snapshots, and of what a pass saves of guesses."""
+    if spec.recurrent is None:
+        return 0
+    slots = max_sequences + num_snapshots(max_sequences)
+    return state_bytes(spec.recurrent.state, layers=spec.num_recurrent, slots=slots, max_rows=max_rows)
 
 
 def workspace_bytes(
@@ -62,8 +77,10 @@ def workspace_bytes(
     row += 4 * spec.hidden if spec.details.post_norms else 0
     row += _latent_row(attention, act) if isinstance(attention, Mla) else 4 * attention.qkv_width
     row += _expert_row(spec.hidden, spec.experts, act) if spec.experts else 0
+    row += 4 * attention.query_width if isinstance(attention, Gqa) and attention.gated else 0
+    row += _recurrent_row(spec.recurrent, act) if spec.recurrent else 0
     logits_row = 4 * (spec.hidden + spec.vocab + 1) + act * spec.hidden
-    integers = 4 * (6 * max_rows + max_sequences * (2 + max_blocks))
+    integers = 4 * (7 * max_rows + max_sequences * (10 + max_blocks))
     integers += 4 * (2 * spec.experts.count + 2) if spec.experts else 0
     table = 4 * max_blocks * BLOCK_SIZE * attention.rope_dim * len(spec.rotations)
     return max_rows * row + logits_rows * logits_row + integers + table
@@ -74,6 +91,14 @@ def _latent_row(attention: Mla, act: int) -> int:
     q_rank = attention.q_rank or 0
     floats = attention.query_width + attention.head_dim + q_rank
     return 4 * floats + act * (q_rank + attention.heads * (attention.nope + attention.kv_rank))
+
+
+def _recurrent_row(layer: Recurrent, act: int) -> int:
+    """Bytes per row of a recurrent layer: its rows before and behind the convolution, with accepted guesses before
+    them, what goes beside it, and the output."""
+    state = layer.state
+    mixed = 2 * 4 * (state.width + state.channels + 2 * state.heads)
+    return mixed + 4 * (layer.beside_width + layer.value_width) + act * layer.value_width
 
 
 def _expert_row(hidden: int, experts: Experts, act: int) -> int:
@@ -182,16 +207,17 @@ def layer_cache(spec: ModelSpec, kernels: Kernels, *, layers: int, num_blocks: i
 
 def last_layer_rows(layer: Layer) -> RowSet:
     """The rows that a last layer must compute past its keys and values where nothing reads the rows without logits.
-    (Latent attention has products of all rows, and the choice of experts is recorded.)"""
-    plain = isinstance(layer.attention, Gqa) and not isinstance(layer.ffn, Experts)
+    (Latent and gated attention have products of all rows, and the choice of experts is recorded.)"""
+    attention = layer.attention
+    plain = isinstance(attention, Gqa) and not attention.gated and not isinstance(layer.ffn, Experts)
     return "logits" if plain else "rows"
 
 
 class LayerBuffers:
     """Buffers that all layers share, [max_rows, ...] each: residual `x` and its norm, queries (and keys and values)
     before the rotation, rotated `q`, the input of the output projection, the inner layers of the feed-forwards; those
-    of latent attention, of experts and of norms behind sublayers where the model has them; and `selected`, the logits
-    rows of `x`. `rotations` are the tables for `positions` by Gqa.rotation."""
+    of latent attention, of recurrent layers, of experts and of norms behind sublayers where the model has them; and
+    `selected`, the logits rows of `x`. `rotations` are the tables for `positions` by Gqa.rotation."""
 
     def __init__(
         self, spec: ModelSpec, kernels: Kernels, *, positions: int, max_rows: int, max_logits_rows: int
@@ -220,6 +246,14 @@ class LayerBuffers:
             self.latent_out = empty(rows, heads * attention.kv_rank, dtype=act)
         else:
             self.qkv = empty(rows, attention.qkv_width)
+            self.gate = empty(rows if attention.gated else 0, attention.query_width)
+        if recurrent := spec.recurrent:
+            state = recurrent.state
+            self.mixed = empty(2 * rows, state.width)
+            self.convolved = empty(2 * rows, state.channels + 2 * state.heads)
+            self.beside = empty(rows, recurrent.beside_width)
+            self.recurred = empty(rows, recurrent.value_width)
+            self.state_out = empty(rows, recurrent.value_width, dtype=act)
         if dense := spec.dense:
             self.inner = empty(rows, dense.width, dtype=act)
         if experts := spec.experts:
@@ -229,8 +263,8 @@ class LayerBuffers:
 
 
 class LayerRecorder:
-    """Records layers of `spec` one after the other. `expert_choices` collects, with `keep_expert_choices`, a buffer of
-    the experts that each layer with experts chooses, int32 [max_rows, top_k]."""
+    """Records layers of `spec` one after the other; `states` are of its recurrent ones. `expert_choices` collects, with
+    `keep_expert_choices`, a buffer of the experts that each layer with experts chooses, int32 [max_rows, top_k]."""
 
     def __init__(
         self,
@@ -240,8 +274,10 @@ class LayerRecorder:
         kv_cache: CpuCache,
         buffers: LayerBuffers,
         *,
+        states: CpuStates | None = None,
         keep_expert_choices: bool = False,
     ) -> None:
+        self.states = states
         self.spec = spec
         self.kernels = kernels
         self.tape = tape
@@ -251,13 +287,18 @@ class LayerRecorder:
         self._keep_expert_choices = keep_expert_choices
 
     def record(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
-        """A layer over `x`, whose keys and values are layer `index` of the cache. With `of` "logits" only those rows
-        are computed past the keys and values, to `selected`, and x stays as it was."""
+        """A layer over `x`, whose keys and values are layer `index` of the cache, or its state layer `index` of the
+        states. With `of` "logits" only those rows are computed past the keys and values, to `selected`, and x stays as
+        it was."""
         self._enter(tensors, "attn", self.buffers.x, of="rows")
         if isinstance(layer.attention, Mla):
             self._latent_attention(tensors, layer.attention, index)
         elif isinstance(layer.attention, Gqa):
             self._projections(tensors, layer.attention, index)
+        elif isinstance(layer.attention, Recurrent):
+            if self.states is None:
+                raise ModelError("A recurrent layer needs states.", "This is a defect in wager.")
+            self._recurrence(tensors, layer.attention, self.states, index)
         self.record_rest(tensors, layer, index, of=of)
 
     def record_rest(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
@@ -278,10 +319,15 @@ class LayerRecorder:
                 sinks=tensors.vector("sinks") if layer.attention.sinks else None,
                 of=of,
             )
+            if layer.attention.gated:
+                tape.sigmoid_gate(buffers.attention_out, buffers.gate)
         if of == "logits":
             x = buffers.selected
             tape.select(buffers.x, x)
-        self._leave(tensors, "attn", buffers.attention_out, "o", x, of=of)
+        if isinstance(layer.attention, Recurrent):
+            self._leave(tensors, "attn", buffers.state_out, "state_out", x, of=of)
+        else:
+            self._leave(tensors, "attn", buffers.attention_out, "o", x, of=of)
         self._enter(tensors, "mlp", x, of=of)
         if isinstance(layer.ffn, Experts):
             self._experts(tensors, layer.ffn)
@@ -315,6 +361,8 @@ class LayerRecorder:
             last = first + tensors.outputs(group)
             tape.linear(buffers.normed, tensors.product(*group), buffers.qkv[:, first:last])
             first = last
+        if attention.gated:
+            tape.linear(buffers.normed, tensors.product("q_gate"), buffers.gate)
         norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), details.norm_eps) if details.qk_norm else None
         if norms and details.whole_qk_norm:
             first = 0
@@ -325,6 +373,33 @@ class LayerRecorder:
             norms = None
         table = buffers.rotations.get(attention.rotation)
         tape.rotary(buffers.qkv, table, norms, self.cache, index, buffers.q)
+
+    def _recurrence(self, tensors: LayerWeights, layer: Recurrent, states: CpuStates, index: int) -> None:
+        tape = self.tape
+        buffers = self.buffers
+        rows = buffers.mixed[len(buffers.x) :]  # those of the pass; accepted guesses stand before them
+        weight = np.ascontiguousarray(tensors.vector("conv").T)
+        tape.linear(buffers.normed, tensors.product("z"), buffers.beside)
+        if isinstance(layer, ShortConv):
+            b, c, x = (buffers.beside[:, first : first + layer.width] for first in np.arange(3) * layer.width)
+            tape.multiply(b, x, rows)
+            tape.convolve(buffers.mixed, weight, None, None, states, index, buffers.convolved, silu=False)
+            tape.multiply(c, buffers.convolved[len(buffers.x) :], buffers.state_out)
+            return
+        delta, first = isinstance(layer, DeltaNet), 0
+        for group in tensors.groups("mixed", "step", *(("decay",) if delta else ())):
+            last = first + tensors.outputs(group)
+            tape.linear(buffers.normed, tensors.product(*group), rows[:, first:last])
+            first = last
+        gates = Gates(tensors.vector("rates"), tensors.vector("dt"), delta)
+        tape.convolve(buffers.mixed, weight, tensors.bias("conv"), gates, states, index, buffers.convolved)
+        skip = tensors.vector("skip") if isinstance(layer, Mamba2) else None
+        tape.recur(buffers.convolved, _heads(layer), states, index, buffers.recurred, delta=delta, skip=skip)
+        norm, eps = tensors.vector("state_norm"), self.spec.details.norm_eps
+        groups = layer.groups if isinstance(layer, Mamba2) else layer.value_heads
+        tape.gated_norm(
+            buffers.recurred, buffers.beside, norm, eps, buffers.state_out, heads=groups, gate_first=not delta
+        )
 
     def _latent_attention(self, tensors: LayerWeights, attention: Mla, index: int) -> None:
         """The absorbed form: each head's key half of kv_b is applied to its query, so that queries are compared with
@@ -410,6 +485,15 @@ class LayerRecorder:
         self.tape.gated(self.buffers.normed, packed, inner, activation=activation, of=of)
 
 
+def _heads(layer: DeltaNet | Mamba2) -> Heads:
+    """Where queries, keys and values lie in the channels of a recurrent layer."""
+    if isinstance(layer, Mamba2):
+        width = layer.groups * layer.state_dim
+        return Heads(layer.groups, q_at=layer.value_width + width, k_at=layer.value_width, v_at=0)
+    width = layer.key_heads * layer.key_dim
+    return Heads(layer.key_heads, q_at=0, k_at=width, v_at=2 * width, tiled=layer.tiled)
+
+
 # ---- the decoder -----------------------------------------------------------------------------------------------------
 
 
@@ -464,7 +548,17 @@ class Decoder:
         self.max_blocks = max_blocks
         if isinstance(attention, Mla):
             refuse_int8_latents(kv_dtype)
-        self.cache = layer_cache(spec, kernels, layers=len(self.layers), num_blocks=num_blocks, kv_dtype=kv_dtype)
+        kinds = [spec.ordered_layers[index].attention for index in self.layers]
+        recurrent = sum(isinstance(kind, Recurrent) for kind in kinds)
+        attending = len(kinds) - recurrent
+        self.cache = layer_cache(spec, kernels, layers=attending, num_blocks=num_blocks, kv_dtype=kv_dtype)
+        self.num_states = max_sequences if recurrent else 0
+        """Sequences whose recurrent states are kept; 0 without recurrent layers."""
+        self.num_snapshots = num_snapshots(max_sequences) if recurrent else 0
+        self.states: CpuStates | None = None
+        if spec.recurrent is not None and recurrent:
+            slots = self.num_states + self.num_snapshots
+            self.states = kernels.states(spec.recurrent.state, layers=recurrent, slots=slots, max_rows=max_rows)
         limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         matrices = Matrices(weights, dtype, kernels.act)
         self.weight_form = matrices.description
@@ -561,17 +655,22 @@ class Decoder:
         self._selected = buffers.selected
         embedding = store.get("embed", lambda: kernels.pack(matrices.read("embed.weight")))
         tape.embed(embedding, buffers.x, scale=spec.details.embedding_scale)
-        recorder = LayerRecorder(spec, kernels, tape, self.cache, buffers, keep_expert_choices=keep_expert_choices)
+        recorder = LayerRecorder(
+            spec, kernels, tape, self.cache, buffers, states=self.states, keep_expert_choices=keep_expert_choices
+        )
         known, last = tensor_shapes(spec), len(self.layers) - 1
+        recorded: Counter[bool] = Counter()  # layers with a state, and layers with keys and values
         for place, index in enumerate(self.layers):
             self._places.append(tape.tap(buffers.x))
             tensors = LayerWeights(weights, matrices, store, known, index=index)
             layer = spec.ordered_layers[index]
-            recorder.record(tensors, layer, place, of=last_layer_rows(layer) if place == last else "rows")
+            kind = isinstance(layer.attention, Recurrent)
+            recorder.record(tensors, layer, recorded[kind], of=last_layer_rows(layer) if place == last else "rows")
+            recorded[kind] += 1
         self.expert_choices = recorder.expert_choices
         self._layer_buffers = buffers
         if last_layer_rows(layer) == "logits":
-            self._record_last = partial(self._record_rest, tensors, layer, buffers)
+            self._record_last = partial(self._record_rest, tensors, layer, buffers, recorded[kind] - 1)
         else:
             self._places.append(tape.tap(buffers.x))
             tape.select(buffers.x, buffers.selected)
@@ -585,9 +684,9 @@ class Decoder:
             tape.soft_cap(self._logits, spec.details.logit_cap, of="logits")
         tape.argmax(self._logits, self._greedy_tokens)
 
-    def _record_rest(self, tensors: LayerWeights, layer: Layer, buffers: LayerBuffers) -> Tape:
+    def _record_rest(self, tensors: LayerWeights, layer: Layer, buffers: LayerBuffers, index: int) -> Tape:
         """What follows the keys and values of the last layer, for all rows, on a tape of its own."""
         tape = self._tape.beside()
         recorder = LayerRecorder(self.spec, self.kernels, tape, self.cache, buffers)
-        recorder.record_rest(tensors, layer, len(self.layers) - 1, of="rows")
+        recorder.record_rest(tensors, layer, index, of="rows")
         return tape

@@ -20,10 +20,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from wager.arch.config_keys import ConfigKeys, one_line, read_json
-from wager.arch.families import FAMILIES
-from wager.arch.gguf_config import gguf_names, read_gguf, read_original_context, read_parts_count
+from wager.arch.families import FAMILIES, is_wrapped
+from wager.arch.gguf_config import (
+    gguf_names,
+    read_further_layers,
+    read_gguf,
+    read_original_context,
+    read_parts_count,
+)
 from wager.arch.hf_config import read_config
-from wager.arch.layers import Dense, Experts, Gqa, Mla
+from wager.arch.layers import Attention, DeltaNet, Dense, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
 from wager.arch.spec import DecoderDetails, Layer, ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType, all_finite
@@ -66,6 +72,16 @@ NAMES: Mapping[str, str] = {
     "kv_a": "model.layers.{}.self_attn.kv_a_proj_with_mqa",
     "kv_a_norm": "model.layers.{}.self_attn.kv_a_layernorm",
     "kv_b": "model.layers.{}.self_attn.kv_b_proj",
+    "z": "model.layers.{}.linear_attn.in_proj_z",
+    "mixed": "model.layers.{}.linear_attn.in_proj_qkv",
+    "step": "model.layers.{}.linear_attn.in_proj_b",
+    "decay": "model.layers.{}.linear_attn.in_proj_a",
+    "conv": "model.layers.{}.linear_attn.conv1d",
+    "rates": "=model.layers.{}.linear_attn.A_log",
+    "dt": "=model.layers.{}.linear_attn.dt_bias",
+    "skip": "=model.layers.{}.linear_attn.D",
+    "state_norm": "model.layers.{}.linear_attn.norm",
+    "state_out": "model.layers.{}.linear_attn.out_proj",
 }
 """Canonical name (as in tensor_shapes, without places and suffix) -> name in a Hugging Face checkpoint. A name after =
 is complete; the others get the suffix. One that ends with [{}] is a part of a tensor: see Source."""
@@ -135,7 +151,9 @@ def _layer(layer: Layer, decoder: DecoderDetails, hidden: int) -> Shapes:
         yield from _grouped_query(attention, decoder, hidden)
     elif isinstance(attention, Mla):
         yield from _latent(attention, hidden, split=decoder.split_latent)
-    if decoder.output_bias:
+    elif isinstance(attention, Recurrent):
+        yield from _recurrent(attention, hidden)
+    if decoder.output_bias and not isinstance(attention, Recurrent):
         yield "o.bias", (hidden,)
     if isinstance(ffn, Dense):
         yield from _gated("", ffn.width, hidden, biased=decoder.mlp_bias)
@@ -155,6 +173,8 @@ def _grouped_query(attention: Gqa, decoder: DecoderDetails, hidden: int) -> Shap
         yield f"{part}.weight", (size, hidden)
         if decoder.qkv_bias:
             yield f"{part}.bias", (size,)
+    if attention.gated:
+        yield "q_gate.weight", (attention.query_width, hidden)
     if attention.sinks:
         yield "sinks.weight", (attention.heads,)
     yield "o.weight", (hidden, attention.output_width)
@@ -174,6 +194,25 @@ def _latent(attention: Mla, hidden: int, *, split: bool) -> Shapes:
     else:
         yield "kv_b.weight", (attention.heads * (attention.nope + attention.value), attention.kv_rank)
     yield "o.weight", (hidden, attention.output_width)
+
+
+def _recurrent(layer: Recurrent, hidden: int) -> Shapes:
+    """`mixed` goes through the convolution, with heads of queries, keys and values one after the other; `z` is the
+    output's gate, and all that a short convolution reads."""
+    if isinstance(layer, ShortConv):
+        yield "z.weight", (3 * layer.width, hidden)
+    else:
+        gates = ("step", "decay") if isinstance(layer, DeltaNet) else ("step",)
+        yield from (("z.weight", (layer.value_width, hidden)), ("mixed.weight", (layer.channels, hidden)))
+        yield from ((f"{part}.weight", (layer.state.heads, hidden)) for part in gates)
+        yield from ((f"{part}.weight", (layer.state.heads,)) for part in ("rates", "dt"))
+    if isinstance(layer, Mamba2):
+        yield from (("conv.bias", (layer.channels,)), ("skip.weight", (layer.heads,)))
+        yield "state_norm.weight", (layer.value_width,)
+    elif isinstance(layer, DeltaNet):
+        yield "state_norm.weight", (layer.value_dim,)
+    yield "conv.weight", (layer.channels, layer.conv)
+    yield "state_out.weight", (hidden, layer.value_width)
 
 
 def _experts(experts: Experts, hidden: int) -> Shapes:
@@ -252,8 +291,10 @@ class StoredWeights:
         order = self._order(name, len(tensor))
         tensor = tensor if order is None else tensor[order]
         details = self.spec.details
-        if details.norm_offset and name.endswith("norm.weight"):
+        if details.norm_offset and name.endswith("norm.weight") and not name.endswith("state_norm.weight"):
             tensor = tensor + tensor.dtype.type(details.norm_offset)
+        if details.log_rates and name.endswith(".rates.weight"):
+            tensor = -np.exp(tensor)
         if details.logit_scale != 1 and name == "norm.weight":
             tensor = tensor * tensor.dtype.type(details.logit_scale)
         return tensor
@@ -271,11 +312,14 @@ class StoredWeights:
         order = self._order(name, matrix.shape[0])
         return matrix if order is None else matrix.take(order)
 
-    def _rows(self, name: str) -> slice | None:
+    def _rows(self, name: str) -> slice | Array | None:
         """The rows of the stored tensor that are this one; None: all."""
         *places, part, suffix = name.split(".")
         if part not in self._fused:
             return None
+        by_head = _rows_by_head(self.spec.ordered_layers[int(places[1])].attention, part) if places else None
+        if by_head is not None:
+            return by_head
         shapes, first = self._shapes, 0
         for other in NAMES:  # in the order in which they are stored
             rows = shapes.get(".".join((*places, other, suffix)), (0,))[0]
@@ -307,6 +351,22 @@ class StoredWeights:
                 f"{source_name(self._names, name)} in {self._source.where} has weights that are no finite numbers.",
                 "The file is damaged; fetch it again.",
             )
+
+
+def _rows_by_head(attention: Attention, part: str) -> Array | None:
+    """The rows of a part of a tensor that is stored head by head; None for one whose parts follow each other."""
+    if isinstance(attention, Gqa) and attention.gated and part in ("q", "q_gate"):
+        both = np.arange(2 * attention.query_width).reshape(attention.heads, 2, attention.head_dim)
+        return both[:, int(part == "q_gate")].ravel()
+    if not isinstance(attention, DeltaNet) or part not in ("mixed", "z", "step", "decay"):
+        return None
+    keys, values = attention.key_heads, attention.value_heads // attention.key_heads
+    if part in ("step", "decay"):
+        return np.arange(2 * keys * values).reshape(keys, 2, values)[:, int(part == "decay")].ravel()
+    sizes = (attention.key_dim, attention.key_dim, values * attention.value_dim, values * attention.value_dim)
+    every = np.arange(keys * sum(sizes)).reshape(keys, -1)
+    q, k, v, z = np.split(every, np.cumsum(sizes)[:-1], axis=1)
+    return z.ravel() if part == "z" else np.concatenate([q.ravel(), k.ravel(), v.ravel()])
 
 
 def _half_split(rows: int, *, heads: int, first: int, rotated: int) -> Array:
@@ -341,6 +401,9 @@ def _open_directory(path: Path) -> Weights:
     files, names = SafetensorsSource(path), checkpoint_names(spec.details.architecture)
     source: Source = files
     ignored = ignored_tensors(config, spec)
+    if is_wrapped(config):
+        names = {part: re.sub(r"^(=?)model\.", r"\1model.language_model.", name) for part, name in names.items()}
+        ignored = (*ignored, r"model\.visual\..*")
     if spec.details.architecture == "GptOssForCausalLM":
         from wager.models.gpt_oss import JoinedExperts
 
@@ -375,7 +438,8 @@ def _open_gguf(file: GgufFile) -> Weights:
     spec = replace(spec, decoder=replace(spec.details, rope=rope))
     names = gguf_names(file.tensors)
     joined = (r"blk\.\d+\.attn_kv_b\.weight",) if spec.details.split_latent else ()
-    check_tensors(spec, file, names, ignored=(*map(re.escape, tensors), *joined))
+    further = (rf"blk\.{spec.num_layers + i}\..*" for i in range(read_further_layers(file.metadata, file.where)))
+    check_tensors(spec, file, names, ignored=(*map(re.escape, tensors), *joined, *further))
     return StoredWeights(spec, file, names)
 
 
@@ -422,7 +486,9 @@ def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, 
 
 
 def _check_shape(where: str, name: str, *, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Leading dimensions may be split or joined."""
+    """Leading dimensions may be split or joined, and a vector be cut in any way."""
+    if len(expected) == 1 and math.prod(found) == expected[0]:
+        return
     if (math.prod(found), found[-1:]) != (math.prod(expected), expected[-1:]):
         raise ModelError(
             f"{name} in {where} has shape {list(found)}; its configuration requires {list(expected)}.",
@@ -442,7 +508,7 @@ _WIDER = {"embed": "q8_0", "head": "q8_0"}
 _PLAIN = frozenset({"F32", "F16", "BF16", "F64", "random"})
 """Types of floats, whose form needs no words."""
 
-_FLOATS = frozenset({"router"})
+_FLOATS = frozenset({"router", "conv"})
 """Matrices that are read as float32."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from wager.arch import Attention, Compressed, DeltaNet, Experts, Format, Gqa, Mla, ModelSpec, Quoted, Stream
+from wager.arch import Attention, Compressed, DeltaNet, Experts, Format, Gqa, Mamba2, Mla, ModelSpec, Quoted, Stream
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.planner.devices import Device
@@ -334,6 +334,6 @@ def _of_prompts(attention: Attention, model: ModelSpec) -> Attention:
 
 def query_heads(attention: Attention) -> int:
     """Heads that tensor parallelism divides; 0 where no number is known."""
-    if isinstance(attention, Gqa | Mla | Compressed):
+    if isinstance(attention, Gqa | Mla | Mamba2 | Compressed):
         return attention.heads
     return attention.value_heads if isinstance(attention, DeltaNet) else 0

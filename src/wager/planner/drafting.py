@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from wager.arch import DeltaNet, Dense, Gqa, Layer, ModelSpec, ReleasedHead, find_format
+from wager.arch import Dense, Gqa, Layer, ModelSpec, ReleasedHead, find_format
+from wager.arch.layers import Recurrent
 from wager.economics.acceptance import survival
 from wager.economics.surface import DraftCurve
 from wager.errors import UsageError
@@ -191,7 +192,7 @@ def mtp_cost(target: CostModel, cluster: Cluster) -> PassDraftCost:
     target's last, a fusion of 2 d into d, and the target's own head, in the target's number formats. Every draft token
     costs a pass. It is divided as the target is: its experts, too, are spread over the ranks of `cluster`."""
     model = target.model
-    layers = [layer for layer in model.layers if not isinstance(layer.attention, DeltaNet)] or list(model.layers)
+    layers = [layer for layer in model.layers if not isinstance(layer.attention, Recurrent)] or list(model.layers)
     spec = replace(model, name="mtp", layers=(replace(layers[-1], count=1),), tied=True, head=True, decoder=None)
     cluster = cluster if spec.sparse else replace(cluster, ep=1)
     cost = CostModel(spec, cluster, target.routing, balanced=target.balanced, fusion=2 * model.hidden**2)

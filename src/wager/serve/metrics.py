@@ -282,7 +282,8 @@ class Metrics:
     def _memory(self) -> Iterable[Metric]:
         plan = self._llm.engine.memory_plan
         cache = self._llm.engine.target.decoder.cache
-        planned = {"weights": plan.weights, "workspace": plan.workspace, "drafter": plan.drafter, "cache": plan.cache}
+        uses = ("weights", "workspace", "states", "drafter", "cache")
+        planned = {use: getattr(plan, use) for use in uses}
         resident = getattr(cache, "resident_bytes", None)  # of native caches
         parts = {} if resident is None else {"reserved": plan.cache - plan.draft_cache, "resident": resident}
         text = "Bytes of the memory plan; the cache is reserved."

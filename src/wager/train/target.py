@@ -93,7 +93,9 @@ _COMPUTED: Mapping[str, Any] = {
 
 
 def _unlike(attention: Attention) -> bool:
-    return isinstance(attention, Gqa) and (attention.rotation != "global" or attention.rotated is not None)
+    return not isinstance(attention, Gqa) or (
+        attention.rotation != "global" or attention.rotated is not None or attention.gated
+    )
 
 
 class TorchTarget:
