@@ -66,11 +66,11 @@ class AheadFigures:
 
     @property
     def rate(self) -> HitRate:
-        """Of those whose sequences run."""
+        """The hit rate of the tenant whose sequences run."""
         return self.rates.setdefault(self.whose, HitRate())
 
     def drafted(self, sequences: int, depth: int, seconds: float, *, whole: bool = True) -> None:
-        """A call of the drafter; of one that was ended early nothing is learned."""
+        """A call of the drafter; nothing is learned from one that was ended early (`whole` is False)."""
         self.drafted_s += seconds
         if whole:
             self.calls.append((sequences, depth, seconds))
@@ -148,8 +148,7 @@ class DraftsAheadLatency(LatencyModel):
         return self._latency.seconds_by_rows(rows, requests, context_sum)
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
-        """See LatencyModel; of a drafter ahead what the step waits for it: the larger of both where its drafts are
-        ready."""
+        """See LatencyModel. For a drafter that drafts ahead, the seconds that the step waits for it."""
         drafting, figures = self._latency.draft_seconds, self._figures.get(drafter)
         if figures is None or requests <= 0 or depth <= 0:
             return drafting(drafter, requests, depth)
@@ -175,7 +174,7 @@ class DraftsAheadLatency(LatencyModel):
         self._latency.observe(record)
 
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
-        """See LatencyModel. The own calls of a drafter ahead tell more than what the step saw of it."""
+        """See LatencyModel. For a drafter that drafts ahead, its own calls are learned from, not what the step saw."""
         figures = self._figures.get(drafter)
         calls = [(requests, depth, seconds)] if figures is None else list(figures.calls)
         for sequences, deepest, took in calls:

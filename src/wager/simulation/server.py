@@ -414,7 +414,7 @@ class SimulatedServer:
         }
 
     def _draft_seconds(self, drafted: Mapping[str, SimulatedDraft], requests: Mapping[str, SimulatedRequest]) -> float:
-        """Seconds of drafting, drafter by drafter; of one that drafts ahead, what the step waits for it."""
+        """Seconds of drafting by all drafters; for one that drafts ahead, what the step waits for it."""
         by_name: dict[str, list[tuple[SimulatedRequest, SimulatedDraft]]] = {}
         for seq_id, draft in drafted.items():
             by_name.setdefault(draft.draft.drafter, []).append((requests[seq_id], draft))

@@ -64,7 +64,7 @@ class ExplorationBudget:
         return True
 
     def charge(self, seconds: float) -> None:
-        """What was spent on took so much longer than was expected. A pause of the machine must not end exploration."""
+        """What `spend` paid for took that much longer. A pause of the machine must not end exploration."""
         self.seconds = max(-self._most, self.seconds - seconds)
 
 
@@ -97,7 +97,7 @@ class DrafterReadiness:
             self._start_anew(step, drafter)
 
     def _start_anew(self, step: PolicyStep, drafter: str) -> None:
-        """What it has missed of the sequences it never computes."""
+        """The drafter never computes the tokens that it has missed."""
         for state in step.candidates:
             state.last_position[drafter] = state.known
 

@@ -265,12 +265,12 @@ class PolicySeconds:
 
     @property
     def planning(self) -> float:
-        """What a step takes in which it plans."""
+        """The policy's seconds in a step that it plans."""
         return self._means["planned"][0]
 
     @property
     def judging(self) -> float:
-        """What judging the drafts of a step takes; before one without it was timed, half of such a step's."""
+        """Seconds of judging the drafts of a step; before a step without it was timed, half of a judged step's."""
         judged, (unjudged, count) = self._means["judged"][0], self._means["unjudged"]
         return max(0.0, judged - unjudged) if count else judged / 2
 
