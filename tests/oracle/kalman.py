@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.economics.policy.base import SMOOTHING
 from wager.economics.surface import (
     _DRIFT_INTERVAL,
     _MAX_SURPRISE,
     _MEMORY,
     _MOST_NOISE,
-    _NOISE_WEIGHT,
     _TREND,
     _TREND_WEIGHT,
 )
@@ -46,7 +46,7 @@ class KalmanFilter:
         if abs(surprise) < _MAX_SURPRISE:  # one that is far off makes nothing more certain
             self._covariance -= np.outer(towards, towards / variance)
         scatter = min(error * error, variance * _MAX_SURPRISE**2) - known
-        self._noise += _NOISE_WEIGHT * (min(max(scatter, self._least_noise), _MOST_NOISE**2) - self._noise)
+        self._noise += SMOOTHING * (min(max(scatter, self._least_noise), _MOST_NOISE**2) - self._noise)
         self._trend += _TREND_WEIGHT * (surprise - self._trend)
         if abs(self._trend) > _TREND:
             self._covariance, self._trend = self._covariance + self._change, 0.0

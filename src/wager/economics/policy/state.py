@@ -280,7 +280,9 @@ class PolicySeconds:
 
 
 class Prices:
-    """All of these together. `latency` are the cached answers of the latency model."""
+    """What a row costs and a token counts. The price of a row is the seconds that it adds (`latency`, cached answers of
+    the latency model) times the tokens that a second is worth (`goodput`, see PlainStep); `weights`: what the tokens of
+    each sequence count; `own`: the policy's own seconds."""
 
     def __init__(self, latency: LatencyModel, objective: Objective) -> None:
         self.latency = LatencyCache(latency)
