@@ -289,7 +289,7 @@ class RankRates:
         return tuple(round(128 * right / trials) / 128 for right, trials in zip(self._right, self._trials, strict=True))
 
 
-class LearnsRanks:
+class RankLearner:
     """Tells `rank_rates` of the trees of the drafter that it is mixed into, and what became of them."""
 
     makes_trees = True

@@ -136,7 +136,7 @@ class DrafterReadiness:
 
 
 @dataclass(slots=True)
-class BatchSize:
+class MeasuringSchedule:
     """When steps of about one batch size measured, and when they are to again."""
 
     speculating: int = 0  # steps since a plain one
@@ -163,7 +163,7 @@ class Exploration:
         self.planned_rows = 0  # draft tokens that the last step with drafts verified that did not measure
         self._drafters, self._prices, self._readiness, self._draws_tokens = drafters, prices, readiness, draws_tokens
         self._steps = 0  # taken
-        self._sizes: dict[int, BatchSize] = defaultdict(BatchSize)  # in powers of two
+        self._sizes: dict[int, MeasuringSchedule] = defaultdict(MeasuringSchedule)  # in powers of two
         self._last_asked = 0  # the step in which it was last asked whether to measure
 
     def earn(self, seconds: float, *, steps: int) -> None:
