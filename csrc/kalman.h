@@ -8,15 +8,15 @@
 namespace wager {
 
 struct FilterRules {
-    double max_surprise, drift, noise_weight, most_noise, trend_weight, trend;
-    int drift_interval;
+    double max_surprise, drift, noise_weight, most_noise, first_trend_weight, trend_weight, trend;
+    int drift_interval, trend_growth;
 };
 
 class KalmanFilter {
   public:
     // `change` is a covariance, row by row.
     KalmanFilter(const FilterRules& rules, std::vector<double> change, double noise, double uncertainty)
-        : rules_(rules), change_(std::move(change)), least_noise_(noise), noise_(noise) {
+        : rules_(rules), change_(std::move(change)), least_noise_(noise), noise_(noise), jitter_(noise) {
         const size_t size = static_cast<size_t>(std::lround(std::sqrt(static_cast<double>(change_.size()))));
         values_.assign(size, 0.0);
         towards_.assign(size, 0.0);
@@ -39,16 +39,20 @@ class KalmanFilter {
         }
         for (size_t i = 0; i < n; ++i)
             if (slopes[i] != 0.0) known += slopes[i] * towards_[i];
+        const double shift = observations_ > 1 ? error - last_error_ : 0.0;
+        jitter_ += rules_.noise_weight * (bounded(std::min(shift * shift / 2, jitter_ * most_squared())) - jitter_);
+        last_error_ = error;
         const double variance = known + noise_, most = rules_.max_surprise, deviation = std::sqrt(variance);
         const double surprise = std::max(-most, std::min(most, error / deviation));
         for (size_t i = 0; i < n; ++i) values_[i] += towards_[i] * (surprise / deviation);
         if (std::abs(surprise) < most)
             for (size_t i = 0; i < n; ++i)
                 for (size_t j = 0; j < n; ++j) covariance_[i * n + j] -= towards_[i] * (towards_[j] / variance);
-        const double scatter = std::min(error * error, variance * (most * most)) - known;
-        const double bounded = std::min(std::max(scatter, least_noise_), rules_.most_noise * rules_.most_noise);
-        noise_ += rules_.noise_weight * (bounded - noise_);
-        trend_ += rules_.trend_weight * (surprise - trend_);
+        noise_ += rules_.noise_weight * (bounded(std::min(error * error, variance * most_squared()) - known) - noise_);
+        // An offset that errors share is no part of what they differ by, so it stays visible however long it lasts.
+        const double offset = std::max(-most, std::min(most, error / std::sqrt(known + jitter_)));
+        const double grown = 1 / (1 / rules_.first_trend_weight + static_cast<double>(observations_) / rules_.trend_growth);
+        trend_ += std::max(rules_.trend_weight, grown) * (offset - trend_);
         if (std::abs(trend_) > rules_.trend) {
             for (size_t i = 0; i < n * n; ++i) covariance_[i] += change_[i];
             trend_ = 0.0;
@@ -65,6 +69,12 @@ class KalmanFilter {
     }
 
   private:
+    double most_squared() const { return rules_.max_surprise * rules_.max_surprise; }
+
+    double bounded(double variance) const {
+        return std::min(std::max(variance, least_noise_), rules_.most_noise * rules_.most_noise);
+    }
+
     void drift() {
         const size_t n = size();
         std::vector<char> drifts(n);
@@ -76,7 +86,7 @@ class KalmanFilter {
 
     FilterRules rules_;
     std::vector<double> change_, covariance_, variances_, values_, towards_;
-    double least_noise_, noise_, trend_ = 0.0;
+    double least_noise_, noise_, jitter_, last_error_ = 0.0, trend_ = 0.0;
     int observations_ = 0;
 };
 

@@ -32,10 +32,11 @@ Items items_of(nb::handle value, const char* error) {
 
 class Filter {
   public:
-    Filter(double max_surprise, double drift, double noise_weight, double most_noise, double trend_weight, double trend,
-           int drift_interval, Numbers change, double noise, double uncertainty)
-        : filter_({max_surprise, drift, noise_weight, most_noise, trend_weight, trend, drift_interval}, std::move(change), noise,
-                  uncertainty) {}
+    Filter(double max_surprise, double drift, double noise_weight, double most_noise, double first_trend_weight,
+           double trend_weight, double trend, int drift_interval, int trend_growth, Numbers change, double noise, double uncertainty)
+        : filter_({max_surprise, drift, noise_weight, most_noise, first_trend_weight, trend_weight, trend, drift_interval,
+                   trend_growth},
+                  std::move(change), noise, uncertainty) {}
 
     void update(nb::handle slopes, double error) { filter_.update(checked(slopes), error); }
     double deviation(nb::handle slopes) { return filter_.deviation(checked(slopes)); }
@@ -216,9 +217,10 @@ class DraftPlanner {
 
 void bind_policy(nb::module_& m) {
     nb::class_<Filter>(m, "KalmanFilter")
-        .def(nb::init<double, double, double, double, double, double, int, Numbers, double, double>(), nb::kw_only(),
-             nb::arg("max_surprise"), nb::arg("drift"), nb::arg("noise_weight"), nb::arg("most_noise"), nb::arg("trend_weight"),
-             nb::arg("trend"), nb::arg("drift_interval"), nb::arg("change"), nb::arg("noise"), nb::arg("uncertainty"))
+        .def(nb::init<double, double, double, double, double, double, double, int, int, Numbers, double, double>(), nb::kw_only(),
+             nb::arg("max_surprise"), nb::arg("drift"), nb::arg("noise_weight"), nb::arg("most_noise"),
+             nb::arg("first_trend_weight"), nb::arg("trend_weight"), nb::arg("trend"), nb::arg("drift_interval"),
+             nb::arg("trend_growth"), nb::arg("change"), nb::arg("noise"), nb::arg("uncertainty"))
         .def("update", &Filter::update)
         .def("deviation", &Filter::deviation)
         .def("values", &Filter::values)

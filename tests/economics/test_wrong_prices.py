@@ -143,6 +143,22 @@ class TrueMachine(LatencyModel):
         return self.now.draft_seconds(drafter, requests, depth)
 
 
+class SharedHost(TrueMachine):
+    """A machine whose neighbours slow it: some 25 steps in a row by 1.2 to 2.2, after 40 in the mean, and one step in
+    33 by 1.5 to 3.5, whatever is computed (on a virtual machine one fixed loop took 8 to 58 ms)."""
+
+    _slowed, _steps_left = 1.0, 0.0
+
+    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
+        draw = self._random
+        if self._steps_left <= 0:
+            slow = draw.random() < 1 / 40
+            self._slowed, self._steps_left = (draw.uniform(1.2, 2.2), draw.expovariate(1 / 25)) if slow else (1.0, 0.0)
+        self._steps_left -= 1
+        paused = draw.uniform(1.5, 3.5) if draw.random() < 0.03 else 1.0
+        return self._slowed * paused * super().seconds(rows, requests, context_sum)
+
+
 class Metered(WrappedPolicy):
     """A policy whose steps are counted after `skipped`: mean tokens of drafts that survive by `survival`, and mean
     seconds on `machine`. Depths are chosen before it is known what survives, so the mean given the depths is right."""
@@ -224,7 +240,13 @@ CHANGES = {
 
 
 def losses(
-    cell: Cell, belief: str, *, uncertainty: float = 1.0, noise: float = 0.05, seeds: int = SEEDS
+    cell: Cell,
+    belief: str,
+    *,
+    uncertainty: float = 1.0,
+    noise: float = 0.05,
+    seeds: int = SEEDS,
+    machine_type: type[TrueMachine] = TrueMachine,
 ) -> list[float]:
     """Share that the adaptive policy loses against the best fixed depth after SETTLED steps, if it believes that, in
     each of `seeds` runs. After a belief of CHANGES: if it was right until the machine changed in mid-run."""
@@ -235,7 +257,7 @@ def losses(
             after = surface(cell.machine, cell.drafter, **CHANGES[belief])
             machine = TrueMachine(truth, after, change=SETTLED, noise=noise, seed=seed)
         else:
-            machine = TrueMachine(truth, noise=noise, seed=seed)
+            machine = machine_type(truth, noise=noise, seed=seed)
         believed = surface(cell.machine, cell.drafter, uncertainty=uncertainty, **WRONG.get(belief, {}))
         skipped = SETTLED * (2 if belief in CHANGES else 1)
         policy = Adaptive(believed, drafters={cell.drafter: DrafterCapabilities(DEPTH, stops_early=early)})
@@ -286,6 +308,13 @@ def test_wrong_prices_and_changes_are_noticed(machine: str, drafter: str, users:
 def test_scatter_and_a_hasty_calibration_cost_little(belief: str) -> None:
     assert loss(Cell("accelerator", "mtp", 64), belief, noise=0.15) < 0.02
     assert loss(Cell("accelerator", "mtp", 4), belief, uncertainty=3.0) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("drafter", "users"), [("lookup", 1), ("lookup", 4), ("mtp", 4)])
+def test_neighbours_on_the_host_do_not_change_prices(drafter: str, users: int) -> None:
+    """Where three slow steps in a row passed for another machine, these lost 3.1, 3.7 and 5.7 %."""
+    assert mean(losses(Cell("processor", drafter, users), "right", seeds=5, machine_type=SharedHost)) < 0.025
 
 
 def test_what_is_not_known_is_uncertain_and_stays_so_in_a_file_and_in_an_engine() -> None:

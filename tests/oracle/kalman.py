@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 from wager.economics.policy.base import SMOOTHING
 from wager.economics.surface import (
     _DRIFT_INTERVAL,
+    _FIRST_TREND_WEIGHT,
     _MAX_SURPRISE,
     _MEMORY,
     _MOST_NOISE,
     _TREND,
+    _TREND_GROWTH,
     _TREND_WEIGHT,
 )
 
@@ -27,8 +29,8 @@ class KalmanFilter:
         self._values = np.zeros(len(change))
         self._change, self._covariance = change, change * uncertainty**2
         self._variances = np.diag(self._covariance).copy()
-        self._noise = self._least_noise = noise_sd**2
-        self._trend, self._observations = 0.0, 0
+        self._noise = self._jitter = self._least_noise = noise_sd**2
+        self._trend, self._last, self._observations = 0.0, 0.0, 0
 
     def update(self, slopes: Sequence[float], error: float) -> None:
         """An observation exceeded its prediction by `error`; a unit of unknown i moves it by `slopes[i]`."""
@@ -41,15 +43,21 @@ class KalmanFilter:
         towards = self._covariance[:, at] @ slope
         known = float(slope @ towards[at])
         variance = known + self._noise
-        surprise = max(-_MAX_SURPRISE, min(_MAX_SURPRISE, error / variance**0.5))
+        surprise = _bounded(error / variance**0.5)
         self._values += towards * (surprise / variance**0.5)
         if abs(surprise) < _MAX_SURPRISE:  # one that is far off makes nothing more certain
             self._covariance -= np.outer(towards, towards / variance)
-        scatter = min(error * error, variance * _MAX_SURPRISE**2) - known
-        self._noise += SMOOTHING * (min(max(scatter, self._least_noise), _MOST_NOISE**2) - self._noise)
-        self._trend += _TREND_WEIGHT * (surprise - self._trend)
+        self._noise += SMOOTHING * (self._scatter(error**2, variance, less=known) - self._noise)
+        shift = error - self._last if self._observations > 1 else 0.0
+        self._jitter += SMOOTHING * (self._scatter(shift**2 / 2, self._jitter) - self._jitter)
+        self._last = error
+        weight = max(_TREND_WEIGHT, 1 / (1 / _FIRST_TREND_WEIGHT + self._observations / _TREND_GROWTH))
+        self._trend += weight * (_bounded(error / (known + self._jitter) ** 0.5) - self._trend)
         if abs(self._trend) > _TREND:
             self._covariance, self._trend = self._covariance + self._change, 0.0
+
+    def _scatter(self, square: float, variance: float, *, less: float = 0.0) -> float:
+        return min(max(min(square, variance * _MAX_SURPRISE**2) - less, self._least_noise), _MOST_NOISE**2)
 
     def deviation(self, slopes: Sequence[float]) -> float:
         """Standard deviation of the sum of all unknowns times `slopes`."""
@@ -59,3 +67,7 @@ class KalmanFilter:
     def values(self) -> list[float]:
         values: list[float] = self._values.tolist()
         return values
+
+
+def _bounded(surprise: float) -> float:
+    return max(-_MAX_SURPRISE, min(_MAX_SURPRISE, surprise))

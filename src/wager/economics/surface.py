@@ -441,9 +441,14 @@ _DRIFT_INTERVAL = 16
 _MOST_NOISE = 0.3
 """The most that the mean scatter of observations may be, as a standard deviation."""
 
-_TREND_WEIGHT, _TREND = 0.25, 1.15
-"""Weight of a new error in the running mean of errors, in standard deviations; and the mean that means a change: three
-errors in a row that count as _MAX_SURPRISE (2 (1 - 0.75^3) = 1.16), three times what chance makes it scatter."""
+_FIRST_TREND_WEIGHT, _TREND_WEIGHT, _TREND_GROWTH = 0.25, 0.03, 6
+"""Weight of a new error in the running mean of errors at first, and in the long run; and the observations that make one
+more of the errors it is a mean of: what was just loaded may be wrong altogether, and what has held for a hundred steps
+is not wrong because a neighbour on the host slows the next twenty."""
+
+_TREND = 1.15
+"""The mean of errors that means a change, in standard deviations: at first three in a row that count as _MAX_SURPRISE
+(2 (1 - 0.75^3) = 1.16), later 28."""
 
 
 def latency_filter(change: NDArray[np.float64], *, noise_sd: float, uncertainty: float = 1.0) -> _native.KalmanFilter:
@@ -451,16 +456,18 @@ def latency_filter(change: NDArray[np.float64], *, noise_sd: float, uncertainty:
     the machine moves them, [unknowns, unknowns], `noise_sd` the standard deviation of an observation, at least, and
     `uncertainty` the factor by which the unknowns' are larger at first.
 
-    Robust in two ways: one observation that is far off moves little (a pause of the machine), and several in a row that
+    Robust in two ways: one observation that is far off moves little (a pause of the machine), and many in a row that
     are off in the same direction make all unknowns more uncertain (the machine has changed)."""
     return _native.KalmanFilter(
         max_surprise=_MAX_SURPRISE,
         drift=_DRIFT_INTERVAL / _MEMORY,
         noise_weight=SMOOTHING,
         most_noise=_MOST_NOISE,
+        first_trend_weight=_FIRST_TREND_WEIGHT,
         trend_weight=_TREND_WEIGHT,
         trend=_TREND,
         drift_interval=_DRIFT_INTERVAL,
+        trend_growth=_TREND_GROWTH,
         change=change.ravel().tolist(),
         noise=noise_sd**2,
         uncertainty=uncertainty,
