@@ -18,7 +18,7 @@ MOST_TENANTS = 32
 T = TypeVar("T")
 
 
-class OfTenant(Protocol):
+class HasTenant(Protocol):
     """Whatever belongs to a tenant, such as a sequence."""
 
     @property

@@ -313,7 +313,7 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """The same of the whole distribution, which a grammar and min_tokens make depend on them too."""
+        """Whether the distribution depends on the tokens before: by penalties, a grammar or min_tokens."""
         return self.grammar is not None or self.penalises or self.min_tokens > 0
 
     @property

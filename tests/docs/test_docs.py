@@ -36,6 +36,9 @@ from wager.planner.options import PlanSettings, plan_deployment
 from wager_vllm.options import read_options
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "dev"))
+from vary_constants import constants  # noqa: E402
+
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").glob("*.md")),
@@ -118,6 +121,17 @@ def test_the_readmes_python_uses_names_that_exist() -> None:
     attributes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)]
     used = {node.attr for node in attributes if ast.unparse(node.value) == "wager"}
     assert used and used <= set(package.__all__)
+
+
+def test_the_table_of_constants_has_those_of_the_code() -> None:
+    """Their values and what they are for; the constants of options and of drafting ahead are left out."""
+    page = (ROOT / "docs" / "policy_constants.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| ([\w.]+) \| `(\w+)` = (\S+) \| (.*?) \|", page, re.MULTILINE)
+    found = [
+        (each.module.removeprefix("wager.economics."), each.name, f"{each.value:g}", each.why) for each in constants()
+    ]
+    assert listed == [each for each in found if each[0] not in ("options", "drafts_ahead")]
+    assert f"There are {len(listed)}." in page
 
 
 def test_the_bench_page_lists_the_fields_of_a_row() -> None:

@@ -15,7 +15,7 @@ from in_process import wager as command  # noqa: F401
 from wager.arch import find_model
 from wager.economics.acceptance import survival
 from wager.economics.drafts_ahead import (
-    OTHER_RATES,
+    ALTERNATIVE_RATES,
     AheadFigures,
     DraftsAheadLatency,
     expected_misses,
@@ -75,7 +75,7 @@ def test_the_hit_rate_is_that_of_rounds_that_are_played(rates: Sequence[float], 
         if right == len(rates):
             rank = 0 if draw < rates[-1] else -1
         else:
-            rank = 1 if draw < OTHER_RATES[0] else 2 if draw < sum(OTHER_RATES) else -1
+            rank = 1 if draw < ALTERNATIVE_RATES[0] else 2 if draw < sum(ALTERNATIVE_RATES) else -1
         if rank >= 0:
             counts[right, rank] = counts.get((right, rank), 0) + 1
     best = sorted(counts.values(), reverse=True)[:outcomes]

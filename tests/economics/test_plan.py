@@ -164,7 +164,7 @@ WRONG = [
     (f"{LLAMA} --precision fp32", 2, "no known peak for fp32"),
     (f"{LLAMA} --plot picture.bmp", 2, "picture.bmp is not a picture"),
     (f"{LLAMA} --json @none/x.json", 2, "none/x.json"),
-    (f"{LLAMA} --html @none/x.html", 2, "none/x.html"),
+    (f"{LLAMA} --plot @none/x.svg", 2, "none/x.svg"),
     ("--hardware H100 --model Lama", 1, "Model 'Lama' is not known"),
     ("--hardware H100 --model ''", 2, "'--model': '' is empty"),
     ("--hardware H100 --model @nowhere.json", 1, "no file"),

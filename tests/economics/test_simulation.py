@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from wager.planner.plan import Deployment
 from wager.simulation import comparison
 from wager.simulation.comparison import ReplaySetting, build_policy
 from wager.simulation.latency import PolicyClock, PublishedLatency, RooflineLatency, UncountedLatency
-from wager.simulation.server import DailyLoad, SimulatedServer, SimulationResult, Workload
+from wager.simulation.server import SimulatedServer, SimulationResult, Workload
 from wager.simulation.traces import (
     DraftTrace,
     RecordedTraces,
@@ -178,20 +177,6 @@ def test_over_rounds_every_depth_yields_the_tokens_of_the_curve(name: str) -> No
 
 
 # ---- arrivals -------------------------------------------------------------------------------------------------------
-
-
-def test_a_day_has_its_requests_in_its_middle() -> None:
-    day = DailyLoad(peak=30, low=2, seconds=100)
-    assert [day.rate(at) for at in (0, 50, 25)] == pytest.approx([2, 30, 16])
-    load = Workload(day=day, requests=10)
-    times = np.array(list(islice(load.arrival_times(np.random.default_rng(0)), 8000)))
-    assert (np.diff(times) > 0).all()
-    whole = times[times < 400]  # four days, 16 requests a second on average
-    assert len(whole) == pytest.approx(400 * 16, rel=0.05)
-    counts = np.histogram(whole % 100, bins=4, range=(0, 100))[0] / 4
-    # integral of the rate over the first quarter: 25 * 16 - 14 * 100 / (2 pi)
-    assert counts[[0, 3]] == pytest.approx(25 * 16 - 14 * 100 / (2 * np.pi), rel=0.12)
-    assert counts[[1, 2]] == pytest.approx(25 * 16 + 14 * 100 / (2 * np.pi), rel=0.12)
 
 
 def test_recorded_arrivals_start_when_they_were_recorded() -> None:

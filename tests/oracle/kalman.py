@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.economics.policy.base import SMOOTHING
 from wager.economics.surface import (
     _DRIFT_INTERVAL,
     _FIRST_TREND_WEIGHT,
     _MAX_SURPRISE,
     _MEMORY,
     _MOST_NOISE,
-    _NOISE_WEIGHT,
     _TREND,
     _TREND_GROWTH,
     _TREND_WEIGHT,
@@ -47,9 +47,9 @@ class KalmanFilter:
         self._values += towards * (surprise / variance**0.5)
         if abs(surprise) < _MAX_SURPRISE:  # one that is far off makes nothing more certain
             self._covariance -= np.outer(towards, towards / variance)
-        self._noise += _NOISE_WEIGHT * (self._scatter(error**2, variance, less=known) - self._noise)
+        self._noise += SMOOTHING * (self._scatter(error**2, variance, less=known) - self._noise)
         shift = error - self._last if self._observations > 1 else 0.0
-        self._jitter += _NOISE_WEIGHT * (self._scatter(shift**2 / 2, self._jitter) - self._jitter)
+        self._jitter += SMOOTHING * (self._scatter(shift**2 / 2, self._jitter) - self._jitter)
         self._last = error
         weight = max(_TREND_WEIGHT, 1 / (1 / _FIRST_TREND_WEIGHT + self._observations / _TREND_GROWTH))
         self._trend += weight * (_bounded(error / (known + self._jitter) ** 0.5) - self._trend)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from wager.draft.ahead import AheadDrafter, Branch, ForkingDrafter, OutcomeRates, below
+from wager.draft.ahead import AheadDrafter, ForkingDrafter, OutcomeRates, below
 from wager.draft.combined import InnerDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
@@ -96,15 +96,15 @@ def test_a_whole_draft_and_a_second_choice_are_hits() -> None:
     assert drafter.figures.misses == 0 and drafter.figures.hits >= 8
     drafter.close()
     inner = draft_model()
-    inner.num_others = 2
+    inner.num_alternatives = 2
     inner.begin("s", [1, 2, 3], SamplingParams())
     (draft,) = inner.propose([DraftRequest("s", 3, 3, SamplingParams(), seed=0)])
-    for depth, others in enumerate(inner.others("s")):
+    for depth, alternatives in enumerate(inner.alternatives("s")):
         logits = NEAR([1, 2, 3, *draft.tokens[:depth]])
         order = np.argsort(-logits, kind="stable")
-        assert (draft.tokens[depth], *others) == tuple(order[:3].tolist())
-    outcomes = OutcomeRates().likely(Branch("s", (), draft, inner.others("s")))
-    assert {tokens for _, tokens, _ in outcomes} >= {draft.tokens, (*draft.tokens[:1], inner.others("s")[1][0])}
+        assert (draft.tokens[depth], *alternatives) == tuple(order[:3].tolist())
+    outcomes = OutcomeRates().likely(draft, inner.alternatives("s"))
+    assert {tokens for _, tokens, _ in outcomes} >= {draft.tokens, (*draft.tokens[:1], inner.alternatives("s")[1][0])}
     assert sum(chance for chance, _, _ in outcomes) < 1 and len(outcomes) == 7
 
 
@@ -251,16 +251,16 @@ def test_an_engine_that_is_dropped_leaves_no_thread() -> None:
 
 
 def test_rates_are_learned_from_rounds() -> None:
-    rates, handed = OutcomeRates(), Branch("s", (), Draft.chain("s", [1, 2, 3], drafter="x"), [(4, 5), (6, 7), (8, 9)])
+    rates, draft, alternatives = OutcomeRates(), Draft.chain("s", [1, 2, 3], drafter="x"), [(4, 5), (6, 7), (8, 9)]
     for _ in range(300):
-        rates.learn(handed, [1, 2, 8])  # always the second choice at the third place
+        rates.learn(draft, [1, 2, 8])  # always the second choice at the third place
     assert rates.guess_rate(0) > 0.95 and rates.guess_rate(2) < 0.1
-    assert rates.likely(handed)[0][1:] == ((1, 2, 8), False)
+    assert rates.likely(draft, alternatives)[0][1:] == ((1, 2, 8), False)
     for _ in range(300):
-        rates.learn(handed, [1, 2, 3, 0])
-    assert rates.likely(handed)[0][1:] == ((1, 2, 3), True)
+        rates.learn(draft, [1, 2, 3, 0])
+    assert rates.likely(draft, alternatives)[0][1:] == ((1, 2, 3), True)
     tree = Draft("s", (1, 2, 3), (-1, -1, 0), (0.5, 0.4, 0.1), "x")
-    assert rates.likely(Branch("s", (), tree)) == [(0.4, (2,), True), (0.1, (1, 3), True)]
+    assert rates.likely(tree, ()) == [(0.4, (2,), True), (0.1, (1, 3), True)]
 
 
 def test_what_lies_below_a_node() -> None:

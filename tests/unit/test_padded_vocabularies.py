@@ -239,7 +239,7 @@ def test_a_sequence_is_declined_from_an_unknown_id_on(trees: bool) -> None:
     (draft,) = drafter.propose([ask(known)])
     assert len(draft) == 4 and drafter.block_pool.block_table("s")
     drafter.accept("s", [draft.tokens[0], 23, 1])
-    assert not drafter.block_pool.block_table("s") and drafter.others("s") == []
+    assert not drafter.block_pool.block_table("s") and drafter.alternatives("s") == []
     known += [draft.tokens[0], 23, 1]
     for _ in range(3):
         mine, others = drafter.propose([ask(known), ask(known[:36])._replace(seq_id="other")])

@@ -48,7 +48,7 @@ ALONE = Condition("alone", concurrency=1)
 
 
 def conditions(concurrency: int) -> dict[str, Condition]:
-    """All conditions by name. Those after `alone` are for one engine with a prefix cache, in this order: from the
+    """All conditions by name. The ones after `alone` are for one engine with a prefix cache, in this order: from the
     second on, every prefix is cached."""
     return {
         "alone": ALONE,
@@ -171,7 +171,7 @@ def compare_answers(
 
 
 def _notes(drafter: str, condition: Condition, stats: Sequence[Stats]) -> Iterator[str]:
-    """What the trial should have brought about and did not, so that it shows nothing of it."""
+    """What the trial was to show and cannot, since it did not happen: a guess, a neighbour, a preemption."""
     if drafter != "none" and not any(s.drafted for s in stats):
         yield "no guess was made, so this trial shows nothing of its drafter"
     if condition.concurrency > 1 and len(stats) == 1:

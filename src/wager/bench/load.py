@@ -67,7 +67,7 @@ class OpenAIServer:
 
     @classmethod
     def parse(cls, url: str, *, key: str | None = None) -> OpenAIServer:
-        """Of http://HOST[:PORT][/PATH]; /v1 where there is no path. UsageError if it is none."""
+        """A server from http://HOST[:PORT][/PATH]; /v1 where there is no path. UsageError for another text."""
         match = re.fullmatch(r"(https?)://(\[[\da-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?(/[\w./~%-]*)?", url, re.ASCII)
         if not match or not 0 < int(match[3] or 1) < 1 << 16:
             raise UsageError(
@@ -86,14 +86,14 @@ class OpenAIServer:
 
     @property
     def url(self) -> str:
-        """Of the API."""
+        """The URL of the API."""
         return self.origin + self.base
 
     def with_fields(self, **fields: Any) -> OpenAIServer:
         return replace(self, fields={**self.fields, **fields})
 
     def body(self, prompt: Prompt, number: int) -> bytes:
-        """Of request `number`; sampled requests have a seed each."""
+        """The body of request `number`; sampled requests have a seed each."""
         fields, content = {**self.fields, **prompt.fields}, prompt.content
         fields["messages" if is_conversation(content) else "prompt"] = (
             content.ids() if isinstance(content, SyntheticPrompt) else content
@@ -152,7 +152,7 @@ class ServerAnswer:
 
     @property
     def tokens(self) -> int:
-        """Those that the server reports; without a report one for each chunk, which is the least it can be."""
+        """Tokens of the answer as the server reports them; else one for each chunk, the least there can be."""
         return len(self.arrivals) if self.completion_tokens is None else self.completion_tokens
 
     @property

@@ -22,75 +22,66 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from operator import mul
+from operator import attrgetter, mul
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from wager.draft.base import Drafter, DrafterStoppedError, RemembersRequests, remembers_requests
-from wager.draft.guessing import child_of
-from wager.economics.drafts_ahead import OTHER_RATES, AheadFigures, outcome_chances
+from wager.economics.drafts_ahead import ALTERNATIVE_RATES, AheadFigures, outcome_chances
+from wager.economics.policy.base import compare
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 T = TypeVar("T")
 
-_ROWS = 4
-"""Outcomes for which drafts are prepared at a time: rows of a pass, which cost little more than one up to there. A
-larger batch has one for each sequence."""
-
-_LEAST_CHANCE = 0.05
-"""A further outcome that is less likely is not drafted for: it would delay the others for nothing."""
-
-_MORE_NODES = 2
-"""Nodes that a tree is given beyond those requested: some are spent on the token that comes first."""
-
+_ROWS = 4  # outcomes drafted for at a time, unless there are more sequences: up to there a row of a pass costs little
+_LEAST_CHANCE = 0.05  # of a sequence's second outcome and further ones: less likely ones would delay the others
+_MORE_NODES = 2  # of a tree beyond those requested: some are spent on the token that comes first
 _DECAY = 0.98  # of what is known of guesses, with every round: about the last 50 count
 _GUESS_RATE, _PRIOR = 0.7, 4.0  # of right guesses until rounds have shown it, and how many rounds that counts for
-
 _PATIENCE_S = 60.0  # without a pass of the drafter, after which it counts as stalled
 _JOIN_S = 2.0  # that closing waits for the calls that were given
 
 
 class ForkingDrafter(Drafter, Protocol):
-    """A drafter that can begin a sequence from another one. `num_others`: how many alternatives of each guess it is to
-    remember. `on_pass` is called after each of its passes; False ends the drafts as they are."""
+    """A drafter that can begin a sequence from another one. It remembers `num_alternatives` alternatives of each guess.
+    `on_pass` is called after each of its passes; False ends the drafts as they are."""
 
-    num_others: int
+    num_alternatives: int
     on_pass: Callable[[], bool] | None
 
     def fork(self, seq_id: str, new_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """A new sequence that knows what another one knows, with `tokens` behind it. The other one stays."""
 
-    def others(self, seq_id: str) -> Sequence[Sequence[int]]:
+    def alternatives(self, seq_id: str) -> Sequence[Sequence[int]]:
         """For each guess of the last draft of a sequence, if it was a chain, the tokens that came next after it."""
 
 
-# ---- continuations, and which are likely -----------------------------------------------------------------------------
+# ---- outcomes of a round ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Branch:
-    """A continuation of a sequence, which the drafter calls `name`: known tokens, then `tokens`. The draft may be
-    empty: known tokens were computed, no more. `others`: see ForkingDrafter."""
+    """A continuation of a sequence, which the drafter calls `name`: known tokens, then `tokens`, then a draft, whose
+    guesses have these `alternatives`."""
 
     name: str
     tokens: tuple[int, ...]
     draft: Draft
-    others: Sequence[Sequence[int]] = ()
+    alternatives: Sequence[Sequence[int]] = ()
 
-    def begins(self, fresh: Sequence[int]) -> bool:
-        """Whether `fresh`, the tokens that became known, begin with its own."""
-        return self.tokens == tuple(fresh[: len(self.tokens)])
+    def begins(self, unread: Sequence[int]) -> bool:
+        """Whether `unread`, the tokens that became known, begin with its own."""
+        return self.tokens == tuple(unread[: len(self.tokens)])
 
-    def behind(self, fresh: Sequence[int]) -> Branch | None:
-        """With the guesses behind `fresh` alone; None if these are no path of it."""
-        node: int | None = -1 if self.begins(fresh) else None
-        for token in fresh[len(self.tokens) :]:
-            node = None if node is None else child_of(self.draft.parents, self.draft.tokens, node, token)
-        if node is None:
+    def after(self, unread: Sequence[int]) -> Branch | None:
+        """With the guesses behind `unread` alone; None if these are no path of it."""
+        guessed = unread[len(self.tokens) :]
+        _, path = compare(self.draft, guessed)
+        if not self.begins(unread) or len(path) < len(guessed):
             return None
-        others = self.others[node + 1 :] if self.draft.is_chain else ()
-        return replace(self, draft=below(self.draft, node), others=others)
+        node = path[-1] if path else -1
+        return replace(self, draft=below(self.draft, node), alternatives=self.alternatives[node + 1 :])
 
 
 def below(draft: Draft, node: int) -> Draft:
@@ -98,14 +89,23 @@ def below(draft: Draft, node: int) -> Draft:
     if node < 0:
         return draft
     place = {node: -1}
-    for each in range(node + 1, len(draft)):
-        if draft.parents[each] in place:
+    for each, parent in enumerate(draft.parents):
+        if parent in place:
             place[each] = len(place) - 1
     kept = list(place)[1:]
     reached = draft.scores[node] if draft.scores else 0.0
     scores = tuple(min(1.0, draft.scores[each] / reached) for each in kept) if reached > 0 else ()
     parents = tuple(place[draft.parents[each]] for each in kept)
     return Draft(draft.seq_id, tuple(draft.tokens[each] for each in kept), parents, scores, draft.drafter)
+
+
+class RoundOutcome(NamedTuple):
+    """What may come of a round, with an estimate of its probability: `tokens`, and one more behind them that the
+    drafter is to draw itself if it is `open`."""
+
+    chance: float
+    tokens: tuple[int, ...]
+    open: bool
 
 
 class OutcomeRates:
@@ -115,60 +115,57 @@ class OutcomeRates:
         self._right: defaultdict[int, float] = defaultdict(float)
         self._tried: defaultdict[int, float] = defaultdict(float)
 
-    def learn(self, handed: Branch, fresh: Sequence[int]) -> None:
-        """The tokens `fresh` became known behind a draft that was handed over."""
-        draft, node = handed.draft, -1
-        for depth, token in enumerate(fresh):
-            if node not in draft.parents:
-                return  # nothing was guessed there
-            child = child_of(draft.parents, draft.tokens, node, token)
+    def learn(self, draft: Draft, unread: Sequence[int]) -> None:
+        """The tokens `unread` became known behind a draft that was handed over."""
+        tested, path = compare(draft, unread)
+        for depth in range(max((draft.depths[node] for node in tested), default=0)):
             self._tried[depth] = _DECAY * self._tried[depth] + 1
-            self._right[depth] = _DECAY * self._right[depth] + (child is not None)
-            if child is None:
-                return
-            node = child
+            self._right[depth] = _DECAY * self._right[depth] + (depth < len(path))
 
     def guess_rate(self, depth: int) -> float:
         """That a guess at `depth` (from 0) is right if all before it are."""
         return (self._right[depth] + _PRIOR * _GUESS_RATE) / (self._tried[depth] + _PRIOR)
 
-    def likely(self, handed: Branch) -> list[tuple[float, tuple[int, ...], bool]]:
-        """What may come of a draft, likeliest first: an estimate of its probability, a path of the draft, and the token
-        behind it unless the drafter is to draw that one itself (True). A tree holds the second choices itself: a round
-        that ends within it says none of them."""
-        draft, others = handed.draft, handed.others
-        outcomes: list[tuple[float, tuple[int, ...], bool]] = []
+    def likely(self, draft: Draft, alternatives: Sequence[Sequence[int]]) -> list[RoundOutcome]:
+        """The outcomes of a draft, likeliest first. A tree holds the second choices itself: a round that ends within it
+        says none of them."""
+        outcomes: list[RoundOutcome] = []
         if draft.is_chain:
             survival = list(accumulate(map(self.guess_rate, range(len(draft))), mul))
             for chance, accepted, rank in outcome_chances(survival):
+                right = draft.tokens[:accepted]
                 if not rank:
-                    outcomes.append((chance, draft.tokens, True))
-                elif accepted < len(others) and rank <= len(others[accepted]):
-                    outcomes.append((chance, (*draft.tokens[:accepted], others[accepted][rank - 1]), False))
+                    outcomes.append(RoundOutcome(chance, right, open=True))
+                elif accepted < len(alternatives) and rank <= len(alternatives[accepted]):
+                    outcomes.append(RoundOutcome(chance, (*right, alternatives[accepted][rank - 1]), open=False))
         else:
             for leaf in sorted(set(range(len(draft))) - set(draft.parents)):
                 path = tuple(draft.tokens[node] for node in draft.path(leaf))
-                outcomes.append((draft.scores[leaf] if draft.scores else 0.0, path, True))
-        return sorted(outcomes, key=lambda outcome: -outcome[0])
+                outcomes.append(RoundOutcome(draft.scores[leaf] if draft.scores else 0.0, path, open=True))
+        return sorted(outcomes, key=attrgetter("chance"), reverse=True)
 
 
 @dataclass(eq=False, slots=True)
 class FollowedSequence:
     """One sequence. The drafter calls it `main`. `branches` are the continuations that drafts are made for (None: not
-    chosen yet), `fresh` tokens that the drafter was not told, and `handed` the last draft that was handed over."""
+    chosen yet), `unread` tokens that the drafter was not told, and `proposed` the last draft that was handed over."""
 
     params: SamplingParams
     tenant: str
     main: str = ""
     branches: list[Branch] | None = None
-    fresh: list[int] = field(default_factory=list)
-    handed: Branch | None = None
+    unread: list[int] = field(default_factory=list)
+    proposed: Branch | None = None
 
     def find(self) -> Branch | None:
-        """The continuation with most guesses behind the fresh tokens; None if no draft was made for them."""
-        branches = [*(self.branches or ()), *([self.handed] if self.handed else ())]
-        found = [rest for branch in branches if (rest := branch.behind(self.fresh))]
+        """The continuation with most guesses behind the unread tokens; None if no draft was made for them."""
+        branches = [*(self.branches or ()), *([self.proposed] if self.proposed else ())]
+        found = [rest for branch in branches if (rest := branch.after(self.unread))]
         return max(found, key=lambda branch: len(branch.draft), default=None)
+
+    def may_hit(self) -> bool:
+        """Whether drafts that are still being made may be for the unread tokens."""
+        return self.branches is None or any(branch.begins(self.unread) for branch in self.branches)
 
 
 # ---- the drafter's thread --------------------------------------------------------------------------------------------
@@ -184,14 +181,13 @@ class DraftThread(threading.Thread):
         self.inner = inner
         self.rates = PerTenant(OutcomeRates)
         self.closed = False
-        self.abandoned = False
-        """What is being prepared is not needed any more."""
+        self.abandoned = False  # what is being prepared is not needed any more
         self._figures, self._patience_s = figures, patience_s
         self._last_sign = time.monotonic()
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._sequences: dict[str, FollowedSequence] = {}  # by what the drafter calls them and their continuations
         self._made = 0
-        inner.num_others, inner.on_pass = len(OTHER_RATES), self._on_pass
+        inner.num_alternatives, inner.on_pass = len(ALTERNATIVE_RATES), self._on_pass
         self.start()
 
     def run(self) -> None:
@@ -215,11 +211,11 @@ class DraftThread(threading.Thread):
         self._last_sign = time.monotonic()
         return not self.abandoned
 
-    def give(self, call: Callable[[], T]) -> Future[T]:
+    def give(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Make this call after all others; never waits."""
         future: Future[T] = Future()
         if not self.closed:
-            self._calls.put((future, call))
+            self._calls.put((future, partial(call, *arguments)))
         return future
 
     def wait(self, future: Future[T]) -> T:
@@ -264,56 +260,55 @@ class DraftThread(threading.Thread):
     def settle(self, settled: Sequence[tuple[FollowedSequence, Sequence[int], Branch | None]]) -> None:
         """Each sequence comes with the tokens that became known, and the continuation that they are, if one is: the
         sequence goes on as that one. All other continuations are ended."""
-        for sequence, fresh, found in settled:
+        for sequence, unread, found in settled:
             if found is not None:
-                sequence.main, fresh = found.name, fresh[len(found.tokens) :]
-            if fresh:
-                self.inner.accept(sequence.main, fresh)
+                sequence.main, unread = found.name, unread[len(found.tokens) :]
+            if unread:
+                self.inner.accept(sequence.main, unread)
         for name in [name for name, owner in self._sequences.items() if name != owner.main]:
             self._end(name)
 
-    def draft(self, missed: Sequence[tuple[FollowedSequence, DraftRequest]]) -> list[Branch]:
+    def draft(self, asked: Sequence[tuple[FollowedSequence, DraftRequest]]) -> list[Branch]:
         """Drafts of the sequences themselves."""
-        asked = [(Branch(sequence.main, (), Draft(sequence.main)), request) for sequence, request in missed]
-        self._propose(asked)
-        return [branch for branch, _ in asked]
+        return self._propose([(Branch(sequence.main, (), Draft("")), request) for sequence, request in asked])
 
-    def prepare(self, handed: Sequence[tuple[FollowedSequence, DraftRequest, Branch]]) -> tuple[int, int, float]:
+    def prepare(self, proposed: Sequence[tuple[FollowedSequence, DraftRequest, Branch]]) -> tuple[int, int, float]:
         """Draft for the likeliest outcomes of the drafts handed over for these requests, which are being verified: one
         of each, and of all others the likeliest as far as the rows go. Sequences, the greatest depth, and seconds."""
         begin = time.perf_counter()
-        outcomes = [
-            (rank > 0, outcome, sequence, request)
-            for sequence, request, branch in handed
-            for rank, outcome in enumerate(self.rates.get(sequence.tenant).likely(branch))
-            if not rank or outcome[0] >= _LEAST_CHANCE
-        ]
-        outcomes.sort(key=lambda each: (each[0], -each[1][0]))
+        likeliest, further = [], []
+        for sequence, request, branch in proposed:
+            outcomes = self.rates.get(sequence.tenant).likely(branch.draft, branch.alternatives)
+            likeliest += [(outcome, sequence, request) for outcome in outcomes[:1]]
+            further += [(each, sequence, request) for each in outcomes[1:] if each.chance >= _LEAST_CHANCE]
+        further.sort(key=lambda each: -each[0].chance)
         branches: defaultdict[FollowedSequence, list[Branch]] = defaultdict(list)
         asked: list[tuple[Branch, DraftRequest]] = []
-        for _, (_, tokens, is_open), sequence, request in outcomes[: max(self._figures.rows, len(handed))]:
-            name, position = self._new_name(sequence), request.position + len(tokens)
+        for outcome, sequence, request in (likeliest + further)[: max(self._figures.rows, len(proposed))]:
+            branch = Branch(self._new_name(sequence), outcome.tokens, Draft(""))
+            branches[sequence].append(branch)
             depth, survival = request.depth, request.min_survival
-            if is_open:  # the drafter draws the first token itself: one guess more
+            if outcome.open:  # the drafter draws the first token itself: one guess more
                 depth += 1 + _MORE_NODES if self.inner.makes_trees else 1
                 survival *= self.rates.get(sequence.tenant).guess_rate(0)
-            branches[sequence].append(Branch(name, tokens, Draft(name)))
-            request = request._replace(position=position, depth=depth, min_survival=survival)
-            asked.append((branches[sequence][-1], request))
-        for sequence in branches:
-            sequence.branches = branches[sequence]
-            for branch in sequence.branches:
+            position = request.position + len(outcome.tokens)
+            asked.append((branch, request._replace(position=position, depth=depth, min_survival=survival)))
+        for sequence, each in branches.items():
+            sequence.branches = each
+            for branch in each:
                 self.inner.fork(sequence.main, branch.name, branch.tokens, sequence.params)
         self._propose(asked)
         self._figures.branches += len(asked)
-        return len(asked), max(request.depth for _, request, _ in handed) + 1, time.perf_counter() - begin
+        return len(asked), max(request.depth for _, request, _ in proposed) + 1, time.perf_counter() - begin
 
-    def _propose(self, asked: Sequence[tuple[Branch, DraftRequest]]) -> None:
+    def _propose(self, asked: Sequence[tuple[Branch, DraftRequest]]) -> list[Branch]:
+        """Give the branches their drafts."""
         requests = [request._replace(seq_id=branch.name) for branch, request in asked]
         drafts = {draft.seq_id: draft for draft in self.inner.propose(requests)}
         for branch, _ in asked:
             branch.draft = drafts.get(branch.name, branch.draft)
-            branch.others = self.inner.others(branch.name)
+            branch.alternatives = self.inner.alternatives(branch.name)
+        return [branch for branch, _ in asked]
 
 
 # ---- the engine's thread ---------------------------------------------------------------------------------------------
@@ -332,7 +327,6 @@ class AheadDrafter(Drafter):
         self.figures = AheadFigures(rows)
         self._sequences: dict[str, FollowedSequence] = {}
         self._preparing: Future[tuple[int, int, float]] | None = None
-        self._failed = False
         self._start = partial(DraftThread, inner, self.figures, patience_s=patience_s)
         self._open()
 
@@ -346,16 +340,15 @@ class AheadDrafter(Drafter):
             self._open()
         self._sequences[seq_id] = sequence = FollowedSequence(params, tenant)
         self._note_tenants()
-        self._thread.give(partial(self._thread.begin, sequence, list(tokens)))
+        self._thread.give(self._thread.begin, sequence, list(tokens))
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Remembered until the next draft is requested."""
-        self._sequences[seq_id].fresh += tokens
+        self._sequences[seq_id].unread += tokens
 
     def end(self, seq_id: str) -> None:
-        sequence = self._sequences.pop(seq_id, None)
-        if sequence is not None:
-            self._thread.give(partial(self._thread.end, sequence))
+        if (sequence := self._sequences.pop(seq_id, None)) is not None:
+            self._thread.give(self._thread.end, sequence)
             self._note_tenants()
 
     def _note_tenants(self) -> None:
@@ -394,45 +387,29 @@ class AheadDrafter(Drafter):
         return [self._cut(request, draft) for request, draft in zip(requests, drafts, strict=True)]
 
     def _propose(self, asked: Sequence[tuple[FollowedSequence, DraftRequest]]) -> list[Draft]:
-        self._await_preparation([sequence for sequence, _ in asked])
-        found = {sequence: self._look(sequence) for sequence, _ in asked}
-        settled = [(sequence, sequence.fresh, branch) for sequence, branch in found.items()]
+        thread, figures = self._thread, self.figures
+        if self._preparing is not None:  # drafts that are being made end if none of them can be what is requested
+            thread.abandoned = not any(sequence.may_hit() for sequence, _ in asked)
+            figures.drafted(*thread.wait(self._preparing), whole=not thread.abandoned)
+            thread.abandoned = False
+        found = {sequence: sequence.find() for sequence, _ in asked}
+        ready = {sequence: branch for sequence, branch in found.items() if branch is not None and len(branch.draft)}
+        for sequence in found:
+            if sequence.proposed is not None:
+                thread.rates.get(sequence.tenant).learn(sequence.proposed.draft, sequence.unread)
+                figures.requested(ready=sequence in ready)
         for sequence in self._sequences.values():
             sequence.branches = None
-        self._thread.give(partial(self._thread.settle, settled))
-        ready = {sequence: branch for sequence, branch in found.items() if branch is not None and len(branch.draft)}
-        missed = [(sequence, request) for sequence, request in asked if sequence not in ready]
-        if missed:
+        thread.give(thread.settle, [(sequence, sequence.unread, branch) for sequence, branch in found.items()])
+        if missed := [(sequence, request) for sequence, request in asked if sequence not in ready]:
             begin = time.perf_counter()
-            drafted = self._thread.wait(self._thread.give(partial(self._thread.draft, missed)))
+            drafted = thread.wait(thread.give(thread.draft, missed))
             ready |= zip((sequence for sequence, _ in missed), drafted, strict=True)
-            depth = max(request.depth for _, request in missed)
-            self.figures.drafted(len(missed), depth, time.perf_counter() - begin)
-        for sequence, _ in asked:
-            sequence.handed, sequence.fresh = replace(ready[sequence], tokens=()), []
-        handed = [(sequence, request, ready[sequence]) for sequence, request in asked]
-        self._preparing = self._thread.give(partial(self._thread.prepare, handed))
-        return [branch.draft for _, _, branch in handed]
-
-    def _await_preparation(self, sequences: Sequence[FollowedSequence]) -> None:
-        """Wait for the drafts that are being made, or end them if none of them can be what is requested."""
-        if self._preparing is None:
-            return
-        self._thread.abandoned = not any(
-            sequence.branches is None or any(branch.begins(sequence.fresh) for branch in sequence.branches)
-            for sequence in sequences
-        )
-        pending, self._preparing = self._preparing, None
-        self.figures.drafted(*self._thread.wait(pending), whole=not self._thread.abandoned)
-        self._thread.abandoned = False
-
-    def _look(self, sequence: FollowedSequence) -> Branch | None:
-        """Learn from what became known, and look whether it was drafted for."""
-        found = sequence.find()
-        if sequence.handed is not None:
-            self._thread.rates.get(sequence.tenant).learn(sequence.handed, sequence.fresh)
-            self.figures.requested(ready=found is not None and len(found.draft) > 0)
-        return found
+            figures.drafted(len(missed), max(request.depth for _, request in missed), time.perf_counter() - begin)
+        for sequence, branch in ready.items():
+            sequence.proposed, sequence.unread = replace(branch, tokens=()), []
+        self._preparing = thread.give(thread.prepare, [(each, request, ready[each]) for each, request in asked])
+        return [ready[sequence].draft for sequence, _ in asked]
 
     def _cut(self, request: DraftRequest, draft: Draft) -> Draft:
         """A draft of a continuation as one of the request: not larger, nor going on after an unlikely guess."""

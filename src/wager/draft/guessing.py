@@ -60,12 +60,12 @@ class GuessedRow:
 
 class Guess(NamedTuple):
     """A token (-1: the row's logits are not finite), its probability under q before processing and, where it was
-    requested, the q that it was drawn from, float64 [vocab]; `others` are the tokens that come next after it."""
+    requested, the q that it was drawn from, float64 [vocab]; `alternatives` are the tokens that come next after it."""
 
     token: int
     probability: float = 0.0
     probs: NDArray[np.float64] | None = None
-    others: tuple[int, ...] = ()
+    alternatives: tuple[int, ...] = ()
 
 
 def child_of(parents: Sequence[int], tokens: Sequence[int], node: int, token: int) -> int | None:
@@ -84,7 +84,7 @@ class GuessedChain:
         self.tokens: list[int] = []
         self.survival: list[float] = []
         self.probs: list[NDArray[np.float64]] = []
-        self.others: list[tuple[int, ...]] = []
+        self.alternatives: list[tuple[int, ...]] = []
 
     @property
     def done(self) -> bool:
@@ -104,7 +104,7 @@ class GuessedChain:
         self.tokens.append(guess.token)
         before = self.survival[-1] if self.survival else 1.0
         self.survival.append(before * (guess.probability if rate is None else rate))
-        self.others.append(guess.others)
+        self.alternatives.append(guess.alternatives)
         if guess.probs is not None:
             self.probs.append(guess.probs)
 
@@ -156,7 +156,7 @@ class GuessSampler:
         drawn = {id(each): token for each, token in zip(native, self._native(native, output), strict=True)}
         return [self._guess(output, each, drawn.get(id(each))) for each in rows]
 
-    def others(self, output: TargetOutput, row: GuessedRow, token: int, count: int) -> tuple[int, ...]:
+    def alternatives(self, output: TargetOutput, row: GuessedRow, token: int, count: int) -> tuple[int, ...]:
         """The `count` tokens that come next after the guess `token` (the draft model's id) under the row's noise: what
         the target says instead where the guess is wrong, most likely. The row's logits are left as they are."""
         request = row.request

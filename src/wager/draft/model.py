@@ -64,7 +64,7 @@ class DraftedSequence:
     num_computed_tokens: int = 0
     fed: FedTree = field(default_factory=lambda: FedTree(0))
     reached: int | None = None
-    others: Sequence[tuple[int, ...]] = ()  # of each guess of the last draft, if it was a chain, those next after it
+    alternatives: Sequence[tuple[int, ...]] = ()  # by guess of the last draft, if it was a chain, likeliest first
     unknown: int | None = None
 
     def extend(self, tokens: Sequence[int], vocab: int) -> None:
@@ -193,7 +193,7 @@ class ChainRound(DraftRound):
         return self.chain.row(self._first + 1 + node)
 
     def draft(self, drafter: str) -> Draft:
-        self.state.others = self.chain.others
+        self.state.alternatives = self.chain.alternatives
         return self.chain.draft(drafter)
 
 
@@ -227,7 +227,7 @@ class TreeRound(DraftRound):
         return []
 
     def draft(self, drafter: str) -> Draft:
-        self.state.others = ()
+        self.state.alternatives = ()
         return self._tree.draft(drafter)
 
 
@@ -266,7 +266,7 @@ class DraftModel(Drafter):
         self.block_pool = BlockPool(target.cache.num_blocks, prefix_cache=prefix_cache)
         self.rank_rates = PerTenant(RankRates)
         self.on_pass: Callable[[], bool] | None = None
-        self.num_others = 0
+        self.num_alternatives = 0
         self._cache = PagedKVCache(self.block_pool, target.cache)
         self._target = target
         self._max_context = max_context
@@ -300,10 +300,10 @@ class DraftModel(Drafter):
                 seq_id, new_id, committed=min(known, computed), computed=computed
             )
 
-    def others(self, seq_id: str) -> Sequence[tuple[int, ...]]:
+    def alternatives(self, seq_id: str) -> Sequence[tuple[int, ...]]:
         """See ForkingDrafter."""
         state = self._states[seq_id]
-        return [tuple(self._sampler.verified_ids(tokens)) for tokens in state.others]
+        return [tuple(self._sampler.verified_ids(tokens)) for tokens in state.alternatives]
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class DraftModel(Drafter):
             self.block_pool.trim(seq_id, state.num_computed_tokens)
         if state.unknown is not None:
             self.block_pool.release(seq_id)
-            state.num_computed_tokens, state.reached, state.others = 0, None, ()
+            state.num_computed_tokens, state.reached, state.alternatives = 0, None, ()
 
     def rewind(self, seq_id: str, length: int) -> None:
         """Only the first `length` known tokens, of the model's own, remain. For a request without penalties."""
@@ -478,9 +478,9 @@ class DraftModel(Drafter):
             guesses = self._sampler.guesses(output, [row for _, row in walking])
             following: list[tuple[DraftRound, GuessedRow]] = []
             for (r, row), guess in zip(walking, guesses, strict=True):
-                if self.num_others and guess.token >= 0:
-                    others = self._sampler.others(output, row, guess.token, self.num_others)
-                    guess = guess._replace(others=others)
+                if self.num_alternatives and guess.token >= 0:
+                    alternatives = self._sampler.alternatives(output, row, guess.token, self.num_alternatives)
+                    guess = guess._replace(alternatives=alternatives)
                 if (below := r.take(guess)) is not None:
                     following.append((r, below))
             walking = following

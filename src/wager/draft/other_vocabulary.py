@@ -155,7 +155,7 @@ class TextRouteDrafter(Drafter):
 
     def __init__(self, model: DraftModel, target: TextVocabulary, other: TextVocabulary, *, name: str = "slem") -> None:
         self.name = name
-        self.num_others, self.on_pass = 0, None
+        self.num_alternatives, self.on_pass = 0, None
         self._model, self._target, self._other = model, target, other
         self._sequences: dict[str, _RoutedSequence] = {}
 
@@ -168,7 +168,7 @@ class TextRouteDrafter(Drafter):
         source = self._sequences[seq_id]
         self.begin(new_id, [*source.known, *tokens], params, tenant=source.tenant)
 
-    def others(self, seq_id: str) -> Sequence[Sequence[int]]:
+    def alternatives(self, seq_id: str) -> Sequence[Sequence[int]]:
         """See ForkingDrafter: none."""
         return ()
 

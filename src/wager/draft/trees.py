@@ -61,7 +61,7 @@ def best_first(
     """The tree of at most `nodes` nodes of greatest expected acceptance.
 
     `candidates(path)` are the distinct tokens that may follow the tokens of a path from the root (), likeliest first;
-    it is called once for each node of the tree at most. Of equal nodes the one found first is taken. Nodes of a value
+    it is called once for each node of the tree at most. Between equal nodes the first one found wins. Nodes of a value
     below `min_survival`, or deeper than `max_depth`, are left out. Nodes come in the order of their values.
     """
     tokens: list[int] = []
@@ -161,8 +161,8 @@ def best_nodes(
     *,
     min_survival: float = 0.0,
 ) -> TokenTree:
-    """The `nodes` best nodes, in the order of their values, none of which is greater than the parent's. Those of a
-    value below `min_survival` are left out, but for the best one."""
+    """The `nodes` best nodes, in the order of their values, none of which is greater than the parent's. Nodes
+    of a value below `min_survival` are left out, but for the best one."""
     order = sorted(range(len(values)), key=lambda node: (-values[node], node))[:nodes]
     kept = [node for node in order if values[node] >= min_survival] or order[:1]
     place = {-1: -1, **{node: index for index, node in enumerate(kept)}}
@@ -289,7 +289,7 @@ class RankRates:
         return tuple(round(128 * right / trials) / 128 for right, trials in zip(self._right, self._trials, strict=True))
 
 
-class LearnsRanks:
+class RankLearner:
     """Tells `rank_rates` of the trees of the drafter that it is mixed into, and what became of them."""
 
     makes_trees = True

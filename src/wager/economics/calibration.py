@@ -39,7 +39,7 @@ _FOLDS = 64
 """Parts in which points are left out in turn; up to that many points, each is left out alone."""
 
 SIZES = "sizes-"
-"""What the shape of a setup begins with that was not measured by this program's engine."""
+"""The prefix of `Setup.shape` where another engine was measured."""
 
 CALIBRATE_AGAIN = "Run `wager calibrate` again."
 
@@ -68,12 +68,12 @@ class Setup:
 
     @property
     def foreign(self) -> bool:
-        """Whether its steps are not those of this program's engine: of a table, or of a server."""
+        """Whether another engine was measured, by a table or over HTTP."""
         return self.shape.startswith(SIZES)
 
     @property
     def filename(self) -> str:
-        """One for each setup; the model's name does not count."""
+        """The name of the file of this setup; the model's name does not count."""
         text = f"{self.machine}\n{self.kernels}\n{self.threads}\n{self.dtype}"
         return f"{self.shape}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
 
@@ -85,7 +85,7 @@ def fingerprint(spec: ModelSpec) -> str:
 
 
 def sizes_of(spec: ModelSpec) -> str:
-    """The same of a model that need not be one the engine runs: its matrices, whoever describes them."""
+    """As `fingerprint`, by the matrices alone, so that the engine need not know the model."""
     sizes = spec.num_layers, spec.hidden, spec.vocab, sorted(spec.elements().items()), spec.active_expert_elements
     return f"{SIZES}{hashlib.sha256(repr(sizes).encode()).hexdigest()[:12]}"
 

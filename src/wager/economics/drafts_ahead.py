@@ -14,9 +14,10 @@ from itertools import pairwise
 from typing import Any
 
 from wager.economics.latency import LatencyModel
+from wager.economics.policy.base import SMOOTHING
 from wager.types import NO_TENANT, StepRecord
 
-OTHER_RATES = (0.69, 0.18)
+ALTERNATIVE_RATES = (0.69, 0.18)
 """How often the second choice of a drafter is right, and the third, where its first is wrong, under `match`: the lower
 ends of what was found on synthetic rows at temperature 1 (0.69 to 0.79, with the third 0.87 to 0.94)."""
 
@@ -25,7 +26,6 @@ _PRIOR_RATE, _PRIOR_WEIGHT = 0.5, 4.0
 
 _MEMORY = 200.0  # drafts that count of those seen
 _CALLS_KEPT = 64  # of the drafter, until they are learned from
-_SMOOTHING = 0.05  # weight of a step's context in its running mean
 
 
 @dataclass(slots=True)
@@ -66,11 +66,11 @@ class AheadFigures:
 
     @property
     def rate(self) -> HitRate:
-        """Of those whose sequences run."""
+        """The hit rate of the tenant whose sequences run."""
         return self.rates.setdefault(self.whose, HitRate())
 
     def drafted(self, sequences: int, depth: int, seconds: float, *, whole: bool = True) -> None:
-        """A call of the drafter; of one that was ended early nothing is learned."""
+        """A call of the drafter; nothing is learned from one that was ended early (`whole` is False)."""
         self.drafted_s += seconds
         if whole:
             self.calls.append((sequences, depth, seconds))
@@ -111,12 +111,12 @@ def outcome_chances(survival: Sequence[float]) -> list[tuple[float, int, int]]:
     """The outcomes of a round whose guesses have the survival S_1, S_2, ...: probability, accepted guesses, and the
     rank of the drafter's choice that comes behind them. Either all are accepted and the drafter's own next token comes
     (rank 0), S_k a_(k+1) with the last guess's rate for the next; or guess j + 1 is the first wrong one and the
-    drafter's choice of another rank should have been it, (S_j - S_(j+1)) OTHER_RATES."""
+    drafter's choice of another rank should have been it, (S_j - S_(j+1)) ALTERNATIVE_RATES."""
     reached = (1.0, *survival)
     next_rate = reached[-1] / reached[-2] if len(reached) > 1 and reached[-2] else 0.0
     chances = [(reached[-1] * next_rate, len(survival), 0)]
     for accepted, (before, after) in enumerate(pairwise(reached)):
-        chances += [((before - after) * share, accepted, rank) for rank, share in enumerate(OTHER_RATES, 1)]
+        chances += [((before - after) * share, accepted, rank) for rank, share in enumerate(ALTERNATIVE_RATES, 1)]
     return chances
 
 
@@ -148,8 +148,7 @@ class DraftsAheadLatency(LatencyModel):
         return self._latency.seconds_by_rows(rows, requests, context_sum)
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
-        """See LatencyModel; of a drafter ahead what the step waits for it: the larger of both where its drafts are
-        ready."""
+        """See LatencyModel. For a drafter that drafts ahead, the seconds that the step waits for it."""
         drafting, figures = self._latency.draft_seconds, self._figures.get(drafter)
         if figures is None or requests <= 0 or depth <= 0:
             return drafting(drafter, requests, depth)
@@ -171,11 +170,11 @@ class DraftsAheadLatency(LatencyModel):
         """See LatencyModel."""
         if record.context_lens:
             context = sum(record.context_lens) / len(record.context_lens)
-            self._context += (_SMOOTHING if self._context else 1.0) * (context - self._context)
+            self._context += (SMOOTHING if self._context else 1.0) * (context - self._context)
         self._latency.observe(record)
 
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
-        """See LatencyModel. The own calls of a drafter ahead tell more than what the step saw of it."""
+        """See LatencyModel. For a drafter that drafts ahead, its own calls are learned from, not what the step saw."""
         figures = self._figures.get(drafter)
         calls = [(requests, depth, seconds)] if figures is None else list(figures.calls)
         for sequences, deepest, took in calls:

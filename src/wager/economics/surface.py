@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.economics.latency import LatencyModel
+from wager.economics.policy.base import SMOOTHING
 from wager.errors import MALFORMED, UsageError
 from wager.kernels import _native
 from wager.types import DRAFT_STAGE, POLICY_STAGE, StepRecord
@@ -437,8 +438,8 @@ _MEMORY = 1000.0
 _DRIFT_INTERVAL = 16
 """Observations between those that add to the uncertainty, to save time."""
 
-_NOISE_WEIGHT, _MOST_NOISE = 0.05, 0.3
-"""Weight of a new error in the mean scatter of observations, and the most that this may be, as a standard deviation."""
+_MOST_NOISE = 0.3
+"""The most that the mean scatter of observations may be, as a standard deviation."""
 
 _FIRST_TREND_WEIGHT, _TREND_WEIGHT, _TREND_GROWTH = 0.25, 0.03, 6
 """Weight of a new error in the running mean of errors at first, and in the long run; and the observations that make one
@@ -460,7 +461,7 @@ def latency_filter(change: NDArray[np.float64], *, noise_sd: float, uncertainty:
     return _native.KalmanFilter(
         max_surprise=_MAX_SURPRISE,
         drift=_DRIFT_INTERVAL / _MEMORY,
-        noise_weight=_NOISE_WEIGHT,
+        noise_weight=SMOOTHING,
         most_noise=_MOST_NOISE,
         first_trend_weight=_FIRST_TREND_WEIGHT,
         trend_weight=_TREND_WEIGHT,

@@ -22,7 +22,7 @@ from wager.draft.base import Drafter
 from wager.economics.policy.base import Policy, WrappedPolicy, longest_that_fits, truncate_to
 from wager.engine.sequence import EngineSequence
 from wager.errors import GrammarError, RequestError
-from wager.tenants import OfTenant, PerTenant
+from wager.tenants import HasTenant, PerTenant
 from wager.types import NO_TENANT, Draft, DraftDecision, GrammarState, Plan, Request, RequestSpeculation, Span, Verdict
 
 GRAMMAR_DRAFTER = "grammar"
@@ -268,7 +268,7 @@ class TenantPolicies(WrappedPolicy):
     """Decides as the policy of the tenant whose sequences run, or as the one for several. `make` makes each of them,
     with the same latency model; `sequences` are the engine's."""
 
-    def __init__(self, make: Callable[[], Policy], sequences: Mapping[str, OfTenant]) -> None:
+    def __init__(self, make: Callable[[], Policy], sequences: Mapping[str, HasTenant]) -> None:
         self._make, self._sequences = make, sequences
         self._policies = PerTenant(make)
         self._of_several: Policy | None = None

@@ -30,7 +30,7 @@ from wager.draft.base import (
     StateReader,
 )
 from wager.kernels.base import TargetOutput
-from wager.tenants import OfTenant
+from wager.tenants import HasTenant
 from wager.types import NO_TENANT, RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
 
 log = logging.getLogger("wager")
@@ -46,7 +46,7 @@ _SOON = 8
 _INTEGER_TYPES = frozenset({int})
 
 
-class KnownSequence(OfTenant, Protocol):
+class KnownSequence(HasTenant, Protocol):
     """What drafting needs of a sequence; EngineSequence has it."""
 
     @property

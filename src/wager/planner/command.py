@@ -173,12 +173,7 @@ deployment_flags = flags.add(
     metavar="DOLLARS",
     help="Price of one device an hour, for dollars per million tokens.",
 )
-@click.option(
-    "--html", "html_path", type=flags.OutputPath(), metavar="PATH", help="Write an HTML page with table and plots."
-)
-@click.option(
-    "--plot", "plot_path", type=flags.OutputPath(), metavar="PATH", help="Write the plots alone: .png, .svg or .pdf."
-)
+@click.option("--plot", "plot_path", type=flags.OutputPath(), metavar="PATH", help="Draw the plan: .png, .svg or .pdf.")
 @click.option(
     "--export",
     "engine",
@@ -199,7 +194,6 @@ def command(
     price: float | None,
     engine: str | None,
     json_path: Path | None,
-    html_path: Path | None,
     plot_path: Path | None,
     **settings: Any,
 ) -> None:
@@ -216,7 +210,7 @@ def command(
     from wager.planner.options import PlanSettings, plan_deployment
     from wager.planner.report import PlanReport
 
-    if html_path or plot_path:
+    if plot_path:
         from wager.planner import figures
     deployment = replace(plan_deployment(model, hardware, PlanSettings(**settings)), output=output)
     groups = deployment.cost.cluster.groups
@@ -242,15 +236,12 @@ def command(
         console.write_json(report.as_dict() | ({"export": asdict(exported)} if exported else {}), json_path)
     if plot_path:
         figures.write_plot(report, plot_path)
-    if html_path:
-        figures.write_page(report, html_path)
     if exported and json_path != console.STDOUT:
         click.echo(exported.text())
     elif json_path != console.STDOUT:
         show(report.summary(), *report.table(), report.notes())
-    for path in (plot_path, html_path):
-        if path:
-            console.say(f"written to {path}")
+    if plot_path:
+        console.say(f"written to {plot_path}")
 
 
 def show(head: Iterable[str], columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str]) -> None:

@@ -162,7 +162,7 @@ class PassDraftCost(DraftCost):
 
     @property
     def _markov_bytes(self) -> float:
-        """Of the matrix and of one that is looked up by the token before."""
+        """Bytes of the output matrix and of the table that is looked up by the token before."""
         return 2 * self.markov * self.cost.model.precision.weights.bytes
 
     def kv_bytes(self, context: float) -> float:

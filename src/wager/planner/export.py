@@ -354,11 +354,11 @@ class _Grid:
     # ---- tokens/s on the planned batches ----------------------------------------------------------------------------
 
     def planned(self) -> _Floats:
-        """Those of the plan."""
+        """Tokens a second of the plan."""
         return self._plan[self._rows]
 
     def in_turns(self) -> _Floats:
-        """Without drafting beside verification, with the best depth of every point."""
+        """Tokens a second without asynchronous drafting, with the best depth of every point."""
         best: _Floats = self._in_turns().max(-1)
         return best
 
@@ -367,13 +367,13 @@ class _Grid:
         return rates
 
     def shared(self) -> _Floats:
-        """With the best depth of every batch."""
+        """The same with one depth for each batch, the best over all contexts and acceptances."""
         rates = self._in_turns()
         best = (rates / self.planned()[..., None]).mean(1).argmax(-1)
         return rates[np.arange(len(best)), :, best]
 
     def exported(self, table: list[int]) -> _Floats:
-        """As the engine has it with these depths by batch size."""
+        """Tokens a second in the engine, with these depths by batch size."""
         one, deepest = len(set(table)) == 1, max(table)
         rows, depths = np.array(self._rows), np.array(table)[self._rows]
         drafted = [depth if one else self._drafted(depth, deepest) for depth in depths]
@@ -382,14 +382,14 @@ class _Grid:
         return rates
 
     def limit(self, text: str, before: _Floats, after: _Floats) -> Limit:
-        """What the second costs against the first."""
+        """What `after` costs against `before`."""
         loss = np.maximum(0.0, 1 - after / before)
         worst = loss.max(1)
         return Limit(text, float(loss.mean()), float(worst.max()), int(self._batches[int(worst.argmax())]))
 
 
 def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -> Iterator[Limit]:
-    """In the order in which they apply: each is judged with those before it."""
+    """The limits in the order in which they apply: the cost of each is beside those before it."""
     if grid.otherwise:
         what = ["drafting and verification take turns"] * setup.report.deployment.asynchronous
         what += ["drafts are chains"] * (setup.report.deployment.tree is not None and not grid.levels)

@@ -47,8 +47,8 @@ SPARE_SHARE = 0.1
 class DepthOutcome:
     """A round of one depth: expected tokens per request (bonus token included), seconds of the step, of drafting and of
     the round (their sum, or less where drafting runs beside the step), and how much faster tokens come than with depth
-    0; `hit_rate` is the share of rounds whose draft was ready then. Of a tree the depth is the number of nodes, and
-    `levels` how many levels these have."""
+    0; `hit_rate` is the share of rounds whose draft was ready then. In a tree `depth` is the number of nodes,
+    and `levels` the number of levels."""
 
     depth: int
     tokens: float
@@ -126,9 +126,9 @@ class TreeDrafts:
     sibling: float
 
     def survival(self, rates: Sequence[float], count: int) -> list[float]:
-        """Of the `count` likeliest nodes (or of all), the likeliest first, none before its parent and its elder
-        siblings. `rates` are those of a first child by level, as many as there are levels. Of all trees with so many
-        nodes and levels theirs yields the most tokens, as Sequoia's (arXiv 2402.12374)."""
+        """Survival of the `count` likeliest nodes (or of all), the likeliest first, none before its parent and its
+        elder siblings. `rates` are the acceptance rates of a first child, one for each level. No other tree with as
+        many nodes and levels yields more tokens (Sequoia, arXiv 2402.12374)."""
         found: list[float] = []
         frontier = [(-rates[0], 1, 1, 1.0)]  # survival, level, rank among its siblings, survival of its parent
         while frontier and len(found) < count:
@@ -292,7 +292,7 @@ class PlanPoint:
 class Deployment:
     """A target on its devices with a drafter, and how deep it drafts. `depth` fixes the depth (None: the best one up to
     `max_depth`). With a `hit_rate`, or drafts for `draft_outcomes` outcomes of each sequence, drafting is asynchronous:
-    see round_seconds. With a `tree` a depth is a number of its nodes. Of a batch one group decodes the `share`: 1, or
+    see round_seconds. With a `tree` a depth is a number of its nodes. One group decodes the `share` of a batch: 1, or
     less where batches are those of all groups together. `output` are the tokens of an answer. UsageError for a figure
     that is out of range."""
 
@@ -370,7 +370,7 @@ class Deployment:
         return [best[depth] for depth in sorted(best)]
 
     def choose(self, outcomes: Sequence[DepthOutcome]) -> DepthOutcome:
-        """That of the fixed depth, or the best."""
+        """The outcome of the fixed depth, or the best one."""
         return best_outcome(outcomes) if self.depth is None else outcomes[self.depth]
 
     def point(self, acceptance: AcceptanceRates, *, batch: int, context: int) -> PlanPoint:

@@ -193,7 +193,7 @@ class PlanReport:
         return [*lines, *remarks(self.deployment, self.points), self._assumed(), _MEANINGS]
 
     def _assumed(self) -> str:
-        """What no datasheet says."""
+        """The acceptance and the drafter that the plan assumes, since no datasheet has them."""
         drafter = self.deployment.drafter
         rates = ", ".join(rate.label for rate in self.acceptances if isinstance(rate.rates, float))
         words = []

@@ -109,7 +109,7 @@ class AnswerPath:
 
     @classmethod
     def of(cls, draft: PositionDraft, ahead: Sequence[int]) -> AnswerPath:
-        """Of the answer's next tokens `ahead`."""
+        """The path of `ahead`, the answer's next tokens."""
         if not draft.parents:
             matching = takewhile(lambda pair: pair[0] == pair[1], zip(draft.tokens, ahead, strict=False))
             return cls.chain(sum(1 for _ in matching), drafted=len(draft.tokens))
@@ -131,11 +131,11 @@ class AnswerPath:
 
     @classmethod
     def chain(cls, matching: int, *, drafted: int) -> AnswerPath:
-        """Of a chain of `drafted` tokens, of which the first `matching` agree with the answer."""
+        """The path in a chain of `drafted` tokens whose first `matching` agree with the answer."""
         return cls(tuple(range(1, matching + 1)), (*range(1, drafted + 1), _NEVER))
 
     def accepted(self, guesses: int) -> int:
-        """Draft tokens that are accepted of so many guesses."""
+        """Draft tokens that are accepted if that many guesses are made."""
         return bisect_right(self.needed, guesses)
 
 

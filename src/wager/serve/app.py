@@ -282,8 +282,8 @@ class Caller(NamedTuple):
 
 
 def for_operators(handler: Handler) -> Handler:
-    """Of figures of the requests of all keys. It stands at the handler, since a path that is refused may be spelled in
-    another way that leads there too: `/metrics%0A` does."""
+    """A handler whose figures are of all keys answers operators alone. It is checked here and not by the path, since
+    another spelling of the path leads here too: `/metrics%0A` does."""
 
     async def checked(http: Request) -> Response:
         if not http.state.is_operator:

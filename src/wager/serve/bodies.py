@@ -202,7 +202,7 @@ class Constraint:
 
     @classmethod
     def of_schema(cls, schema: Mapping[str, Any] | str, field: str) -> Constraint:
-        """Of a JSON schema, or its text. ApiError names the field."""
+        """A constraint to a JSON schema, given as an object or as text. ApiError names the field."""
         if isinstance(schema, str):
             try:
                 schema = read_json(schema)

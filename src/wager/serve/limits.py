@@ -111,7 +111,7 @@ def read_api_keys(path: Path) -> tuple[str, ...]:
 
 
 class Turns:
-    """One caller at a time. Of those who wait each tenant has its turn, however many wait of another."""
+    """One caller at a time. Tenants whose callers wait take turns, however many callers each has."""
 
     def __init__(self) -> None:
         self._taken = False

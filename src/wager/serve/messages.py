@@ -272,7 +272,7 @@ def _block(block: AnswerBlock, text: str, arguments: Mapping[str, Any]) -> dict[
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the prompt's tokens those that were computed before are counted apart."""
+    """Tokens of prompt and answer; those of the prompt that were cached are counted apart."""
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"] - cached,

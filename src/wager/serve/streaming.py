@@ -114,7 +114,7 @@ class AnswerWriter(Protocol):
 
 class ChunkWriter:
     """Writes the events of one answer, in order. `usage` and `details` make objects of the completed choices; `guesses`
-    describes what was guessed in each delta. Those that are None are not wanted. With `prompt_tokens` every chunk has
+    describes what was guessed in each delta. None: not wanted. With `prompt_tokens` every chunk has
     the usage so far."""
 
     end = b"data: [DONE]\n\n"

@@ -33,10 +33,9 @@ _MAX_ROUNDS = 10_000_000
 @click.option(
     "--load",
     multiple=True,
-    metavar="day:PEAK[:LOW[:LENGTH]]|recorded|FILE",
-    help="Arrivals that rise to PEAK requests a second in the middle of a day and fall to LOW (a tenth of "
-    "it) at its ends; the day lasts LENGTH (60s), or as long as the requests. recorded: those of TRACE. "
-    "FILE: seconds, one a line. May be repeated.",
+    metavar="recorded|FILE",
+    help="Arrivals at given times, instead of --concurrency. recorded: those of TRACE. FILE: seconds, one a line. May "
+    "be repeated.",
 )
 @click.option(
     "--curve",

@@ -36,7 +36,7 @@ class ReplaySetting:
     """What is replayed: requests, step times, the objective of adaptive policies, and how many devices throughput is
     divided by. `policy_seconds` is what a policy's decisions take in each step (None: as measured), `machine` the
     cost model whose memory the requests must fit (None: not checked). `hit_rate`: drafters draft while the target
-    verifies, and so large a share of their drafts is ready (None: they take turns). `believed` are the prices that
+    verifies, and this share of their drafts is ready (None: they take turns). `believed` are the prices that
     policies start from (None: the machine's)."""
 
     traces: TraceSource
@@ -192,7 +192,7 @@ def _is_fixed(name: str) -> bool:
 
 
 def _decision(name: str, setting: ReplaySetting) -> DraftDecision:
-    """What a policy drafts for a sequence with room: at most, if it is not fixed."""
+    """What a policy drafts for a sequence with room; the most if it is not fixed."""
     spec, depths = parse_policy(name, replay=True), setting.traces.max_depths()
     drafter = spec.drafter or next(iter(depths), "")
     if spec.kind == "none":

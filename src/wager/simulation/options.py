@@ -26,7 +26,7 @@ from wager.planner.options import PlanSettings, draft_cost, parse_hit_rate, targ
 from wager.prompts import read_arrivals
 from wager.simulation.comparison import ReplaySetting
 from wager.simulation.latency import PriceFactors, PublishedLatency, RooflineLatency, calibrated
-from wager.simulation.server import DailyLoad, Workload
+from wager.simulation.server import Workload
 from wager.simulation.traces import RecordedTraces, SyntheticDrafter, SyntheticTraces, TraceSource
 
 CONSTANT_RATE_DEPTH = 8
@@ -46,7 +46,6 @@ DEFAULT_CONCURRENCY = "1,4,16,64,256"
 DEFAULT_PROMPT, DEFAULT_OUTPUT = 1, 1024
 
 _MAX_BYTES = 8e9  # of synthetic requests that run at once
-_MAX_REQUESTS = 20_000  # of a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +327,7 @@ def workloads(traces: TraceSource, options: ReplayOptions) -> list[Workload]:
         return [Workload(rate=rate, requests=requests, seed=seed) for rate in _numbers("rate", options.rate)]
     loads = options.load or (("recorded",) if arrivals and options.concurrency is None else ())
     if loads:
-        return [_load(word, arrivals, requests=requests, seed=seed) for word in loads]
+        return [_load(word, arrivals, seed=seed) for word in loads]
     words = DEFAULT_CONCURRENCY if options.concurrency is None else options.concurrency
     users = [int(number) for number in _numbers("concurrency", words)]
     closed = [
@@ -346,36 +345,13 @@ def workloads(traces: TraceSource, options: ReplayOptions) -> list[Workload]:
     return closed
 
 
-def _load(word: str, arrivals: tuple[float, ...] | None, *, requests: int, seed: int) -> Workload:
-    """day:PEAK[:LOW[:LENGTH]], `recorded` (the trace's own arrivals), or a file of arrivals."""
-    if word == "recorded":
-        if arrivals is None:
-            raise UsageError("There are no recorded arrivals.", 'Give a trace whose rows have an "arrival" in seconds.')
-        return Workload(arrivals=arrivals, seed=seed)
-    if word != "day" and not word.startswith("day:"):
+def _load(word: str, arrivals: tuple[float, ...] | None, *, seed: int) -> Workload:
+    """`recorded` (the trace's own arrivals), or a file of arrivals."""
+    if word != "recorded":
         return Workload(arrivals=read_arrivals(expand_path(word)), seed=seed)
-    _, *parts = word.split(":")
-    if not 1 <= len(parts) <= 3:
-        raise UsageError(f"load = {word!r} is not known.", "Write day:PEAK[:LOW[:LENGTH]], as day:40:5:600s.")
-    peak = _day_rate(word, parts[0], zero=False)
-    low = peak / 10 if len(parts) < 2 else _day_rate(word, parts[1], zero=True)
-    mean = (peak + low) / 2
-    if len(parts) < 3:
-        return Workload(day=DailyLoad(peak, low, requests / mean), requests=requests, seed=seed)
-    length = parse_seconds("load", parts[2])
-    if mean * length > _MAX_REQUESTS:
-        cause = f"load = {word!r} is {mean * length:.3g} requests a day, more than {_MAX_REQUESTS}."
-        raise UsageError(cause, "Give a shorter day; without a length it is as long as the requests last.")
-    return Workload(day=DailyLoad(peak, low, length), requests=max(1, round(mean * length)), seed=seed)
-
-
-def _day_rate(load: str, text: str, *, zero: bool) -> float:
-    """One rate of day:PEAK[:LOW[:LENGTH]], in requests a second; `zero`: whether it may be 0."""
-    rate = number(text)
-    if not 0 <= rate < float("inf") or (rate == 0 and not zero):
-        cause = f"load = {load!r}: {text!r} is not a rate in requests a second."
-        raise UsageError(cause, "Write day:PEAK[:LOW[:LENGTH]], as day:40:5:600s.")
-    return rate
+    if arrivals is None:
+        raise UsageError("There are no recorded arrivals.", 'Give a trace whose rows have an "arrival" in seconds.')
+    return Workload(arrivals=arrivals, seed=seed)
 
 
 def _numbers(name: str, text: str) -> list[float]:

@@ -77,7 +77,7 @@ def signed_percent(share: float) -> str:
 
 
 def notes(query: ReplayQuery, points: Sequence[ReplayPoint]) -> Iterator[str]:
-    """What does not fit, which SLO is not met, how a day goes."""
+    """What does not fit, which SLO is not met, and what the columns mean."""
     if any(point.memory is not None and point.memory.fits is False for point in points):
         worst = max((point.memory for point in points if point.memory), key=lambda memory: memory.total)
         yield (
@@ -89,12 +89,6 @@ def notes(query: ReplayQuery, points: Sequence[ReplayPoint]) -> Iterator[str]:
     for workload, group in groupby(points, key=lambda point: point.workload):
         if slo:
             yield _slo_note(workload, slo, list(group))
-    for workload in query.workloads:
-        if workload.day is not None:
-            yield (
-                f"A day of {workload.day.seconds:.4g} s, from {workload.day.low:g} requests a second to "
-                f"{workload.day.peak:g} and back; the run ends after {workload.requests} requests."
-            )
     yield (
         "Columns: vs fixed: against the best fixed depth, plain decoding among them; drafted and admitted are draft "
         "tokens a round; decisions: the policy's own share of the time; tau counts the bonus token."

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from wager.economics.drafts_ahead import AheadFigures
-from wager.economics.latency import LatencyModel
+from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.policy.base import Policy
 from wager.errors import UsageError
 from wager.simulation.latency import PolicyClock, TimedPolicy
@@ -33,31 +33,9 @@ MAX_RATE, MIN_RATE = 1e6, 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class DailyLoad:
-    """Arrivals that rise and fall: `low` requests a second at both ends of a day of `seconds`, `peak` in its middle,
-    a cosine between; day after day."""
-
-    peak: float
-    low: float
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if not (MIN_RATE <= self.peak <= MAX_RATE and 0 <= self.low <= self.peak):
-            cause = f"A load between {self.low:g} and {self.peak:g} requests a second is out of range."
-            raise UsageError(cause, f"The peak is between {MIN_RATE:g} and {MAX_RATE:g}, the low between 0 and it.")
-        if not 0 < self.seconds < 1e9:
-            raise UsageError(f"A day of {self.seconds:g} seconds is out of range.", "Give a length above 0, as 600s.")
-
-    def rate(self, now: float) -> float:
-        """Requests a second at that time."""
-        return self.low + (self.peak - self.low) * (1 - math.cos(2 * math.pi * now / self.seconds)) / 2
-
-
-@dataclass(frozen=True, slots=True)
 class Workload:
     """Closed loop: `concurrency` users, each sending a new request as soon as the last one is answered. Open loop:
-    requests arrive at random, `rate` a second on average or as a `day` goes; or at the given `arrivals`, in ascending
-    seconds.
+    requests arrive at random, `rate` a second on average; or at the given `arrivals`, in ascending seconds.
 
     The simulation ends after `requests` finished requests; or, with None, after `rounds` rounds summed over requests,
     and then the first users' requests start at random points of their answers, as on a server that has been running.
@@ -71,7 +49,6 @@ class Workload:
     max_batch: int = MAX_BATCH
     prefill_chunk: int = 512
     seed: int = 0
-    day: DailyLoad | None = None
     arrivals: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -89,26 +66,18 @@ class Workload:
     @property
     def label(self) -> str:
         """In words, for a table."""
-        if self.day is not None:
-            return f"{self.day.low:g} to {self.day.peak:g} a second"
         if self.arrivals is not None:
             return f"{len(self.arrivals)} arrivals"
         return f"{self.rate:g} a second" if self.rate else f"{self.concurrency} user{'s' * (self.concurrency != 1)}"
 
     def arrival_times(self, rng: np.random.Generator) -> Iterator[float]:
         """Seconds at which requests arrive, ascending; of an open loop."""
-        now = 0.0
         if self.arrivals is not None:
             yield from self.arrivals
-        elif self.day is None:  # a Poisson process, from an arrival at 0
-            while self.rate:
-                yield now
-                now += float(rng.exponential(1 / self.rate))
-        else:  # one whose rate changes: at the peak's rate, thinned (Lewis and Shedler, 1979)
-            while True:
-                now += float(rng.exponential(1 / self.day.peak))
-                if rng.random() * self.day.peak < self.day.rate(now):
-                    yield now
+        now = 0.0
+        while self.rate:  # a Poisson process, from an arrival at 0
+            yield now
+            now += float(rng.exponential(1 / self.rate))
 
 
 # ---- one request ----------------------------------------------------------------------------------------------------
@@ -188,7 +157,7 @@ class SimulatedDraft:
 
 # ---- drafters that draft ahead --------------------------------------------------------------------------------------
 
-Price = Callable[[Collection[int]], float]
+Price = Callable[[Sequence[int]], float]
 """Seconds of drafting for as many sequences as there are numbers, each with that number of passes."""
 
 _MASK = (1 << 53) - 1
@@ -299,6 +268,7 @@ class SimulatedServer:
     ) -> None:
         self._traces = traces
         self._latency = latency
+        self._drafting = LatencyCache(latency)
         self._workload = workload
         self._clock = clock or PolicyClock(0.0)
         self._ahead = dict(ahead or {})
@@ -414,28 +384,15 @@ class SimulatedServer:
         }
 
     def _draft_seconds(self, drafted: Mapping[str, SimulatedDraft], requests: Mapping[str, SimulatedRequest]) -> float:
-        """Seconds of drafting, drafter by drafter; of one that drafts ahead, what the step waits for it."""
+        """Seconds of drafting by all drafters; for one that drafts ahead, what the step waits for it."""
         by_name: dict[str, list[tuple[SimulatedRequest, SimulatedDraft]]] = {}
         for seq_id, draft in drafted.items():
             by_name.setdefault(draft.draft.drafter, []).append((requests[seq_id], draft))
         total = 0.0
         for name, each in by_name.items():
-            price = partial(self._seconds_of_passes, name)
+            price = partial(self._drafting.ragged_draft_seconds, name)
             ahead = self._ahead.get(name)
             total += ahead.waited(each, price) if ahead else price([draft.passes for _, draft in each])
-        return total
-
-    def _seconds_of_passes(self, drafter: str, passes: Collection[int]) -> float:
-        """`passes` are those of each request. Between two depths at which some stop, all others go on."""
-        seconds_at, total, before = self._latency.draft_seconds, 0.0, 0
-        depths = Counter(passes)
-        going_on = sum(depths.values())
-        for depth in sorted(depths):
-            if depth > before:
-                already = seconds_at(drafter, going_on, before) if before else 0.0
-                total += seconds_at(drafter, going_on, depth) - already
-                before = depth
-            going_on -= depths[depth]
         return total
 
     def _record(

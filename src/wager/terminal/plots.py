@@ -5,7 +5,6 @@ The colours differ for readers with any colour vision (Okabe and Ito, 2008), and
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,14 +61,6 @@ def write_figure(figure: Figure, path: Path) -> None:
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise console.unwritable(path, error.strerror or "unknown error") from error
-
-
-def svg(figure: Figure) -> str:
-    """The figure as an <svg> element, for an HTML page."""
-    picture = io.StringIO()
-    figure.savefig(picture, format="svg")
-    text = picture.getvalue()
-    return text[text.index("<svg") :]
 
 
 def finish(axes: Any, title: str, *, x: str, y: str) -> None:

@@ -351,7 +351,7 @@ class History:
 
     @classmethod
     def of(cls, prompt: Sequence[int], params: SamplingParams, *, stop_ids: Sequence[int] = ()) -> History | None:
-        """That of a request that begins; None if its distributions depend on none. `stop_ids` end its output."""
+        """The history of a request that begins; None if its distributions need none. `stop_ids` end its output."""
         if not params.needs_history:
             return None
         compiled = params.grammar and params.grammar.compiled

@@ -33,7 +33,7 @@ from wager.draft.base import ComputedRows, Drafter
 from wager.draft.guessing import Guess, GuessedChain, GuessSampler
 from wager.draft.heads.pending_states import PendingStates, StateFormat
 from wager.draft.registry import DrafterParts
-from wager.draft.trees import FedNodes, GuessedTree, LearnsRanks, TreeShape
+from wager.draft.trees import FedNodes, GuessedTree, RankLearner, TreeShape
 from wager.drafter_spec import DrafterSpec
 from wager.kernels._native import BlockTables
 from wager.kernels.arrays import FLOAT32, INT32, Array
@@ -274,7 +274,7 @@ class _Served:
     wanted: Sequence[int]  # those with logits
 
 
-class HeadTreeDrafter(LearnsRanks, HeadDrafter):
+class HeadTreeDrafter(RankLearner, HeadDrafter):
     """Drafts trees with `head`, of as many nodes as guesses are requested; nothing follows where its logits are not
     finite. See HeadDrafter."""
 

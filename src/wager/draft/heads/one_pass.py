@@ -29,7 +29,7 @@ from wager.draft.registry import DrafterParts
 from wager.draft.trees import (
     BRANCHES,
     GuessedTree,
-    LearnsRanks,
+    RankLearner,
     TreeShape,
     best_first,
     sequoia,
@@ -220,7 +220,7 @@ class BlockDrafter(Drafter):
         return [chain.draft(self.name) for chain in chains]
 
 
-class OnePassTrees(LearnsRanks):
+class OnePassTrees(RankLearner):
     """Trees from the rows of logits of one pass."""
 
     name: str

@@ -33,7 +33,7 @@ class PendingStates:
         return self.first + self.count
 
     def add(self, start: int, rows: Array) -> None:
-        """Rows of the positions from `start` on. Those that are known are left out; those behind a gap begin anew."""
+        """Rows of the positions from `start` on. Known positions are left out; rows behind a gap begin anew."""
         end = self.end
         if start > end or not self.count:
             self.first, self.count, end = start, 0, start

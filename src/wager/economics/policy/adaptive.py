@@ -92,8 +92,8 @@ class Adaptive(Policy):
         self._sequences: dict[str, PlannedSequence] = {}
         self._ended: dict[str, PlannedSequence] = {}  # those that ended since the last step was planned
         self._ids: Sequence[str] = ()  # of the sequences of the last step
-        # What `admit`, `learn` and `observe` are about: the last step, unless the engine, which has several steps in
-        # flight, has set the one that it means. And the last one that did not repeat a plan.
+        # The step that `admit`, `learn` and `observe` belong to: the last one, unless an engine with several steps in
+        # flight sets it. And the last step that did not repeat a plan.
         self.step = self._planned = PolicyStep()
         self._steps = 0
         self._interval = 1  # steps after which the policy learns, and looks at its plan again
@@ -135,7 +135,7 @@ class Adaptive(Policy):
         self._next_plan = self._repeats_until = 0
 
     def forget_prices(self) -> None:
-        """What the latency model answers has changed, not by what it was shown: it is asked again."""
+        """The latency model answers otherwise now, though not for what the policy showed it: ask it again."""
         self._prices.latency.clear()
         self._next_plan = self._repeats_until = 0
 
@@ -453,7 +453,7 @@ class Adaptive(Policy):
                 self._next_plan = min(self._next_plan, self._planned.number + UPDATE_INTERVAL)
 
     def _learn_record(self, step: PolicyStep, record: StepRecord) -> float:
-        """What a step took, and together."""
+        """Learn what a step took; its seconds, all stages together."""
         prices, seconds, drafting = self._prices, sum(record.seconds.values()), record.seconds.get(DRAFT_STAGE, 0.0)
         if prices.weights.learns:
             prices.weights.observe(seconds)

@@ -64,7 +64,7 @@ class ExplorationBudget:
         return True
 
     def charge(self, seconds: float) -> None:
-        """What was spent on took so much longer than was expected. A pause of the machine must not end exploration."""
+        """What `spend` paid for took that much longer. A pause of the machine must not end exploration."""
         self.seconds = max(-self._most, self.seconds - seconds)
 
 
@@ -97,7 +97,7 @@ class DrafterReadiness:
             self._start_anew(step, drafter)
 
     def _start_anew(self, step: PolicyStep, drafter: str) -> None:
-        """What it has missed of the sequences it never computes."""
+        """The drafter never computes the tokens that it has missed."""
         for state in step.candidates:
             state.last_position[drafter] = state.known
 
@@ -136,7 +136,7 @@ class DrafterReadiness:
 
 
 @dataclass(slots=True)
-class BatchSize:
+class MeasuringSchedule:
     """When steps of about one batch size measured, and when they are to again."""
 
     speculating: int = 0  # steps since a plain one
@@ -163,7 +163,7 @@ class Exploration:
         self.planned_rows = 0  # draft tokens that the last step with drafts verified that did not measure
         self._drafters, self._prices, self._readiness, self._draws_tokens = drafters, prices, readiness, draws_tokens
         self._steps = 0  # taken
-        self._sizes: dict[int, BatchSize] = defaultdict(BatchSize)  # in powers of two
+        self._sizes: dict[int, MeasuringSchedule] = defaultdict(MeasuringSchedule)  # in powers of two
         self._last_asked = 0  # the step in which it was last asked whether to measure
 
     def earn(self, seconds: float, *, steps: int) -> None:

@@ -22,8 +22,6 @@ _SIMILAR = 16  # a batch counts as the same if at most one in this many sequence
 _BUDGET = 0.015  # of a step's seconds for the policy: to keep to it learning is slowed down
 _PLANNING_BUDGET = 0.005  # the share of it for planning
 _MAX_PACE = 4.0  # the most by which learning is slowed down
-_SURPRISE = 2.0  # times as long as expected, from which drafting surprises
-_WORTH_LEARNING = 0.02  # of a plain step: by how much longer it must also be
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
 _GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
 _SLO_MARGIN = 0.93  # share of the SLO that is aimed at, since the time per token scatters
@@ -265,12 +263,12 @@ class PolicySeconds:
 
     @property
     def planning(self) -> float:
-        """What a step takes in which it plans."""
+        """The policy's seconds in a step that it plans."""
         return self._means["planned"][0]
 
     @property
     def judging(self) -> float:
-        """What judging the drafts of a step takes; before one without it was timed, half of such a step's."""
+        """Seconds of judging the drafts of a step; before a step without it was timed, half of a judged step's."""
         judged, (unjudged, count) = self._means["judged"][0], self._means["unjudged"]
         return max(0.0, judged - unjudged) if count else judged / 2
 
@@ -280,7 +278,9 @@ class PolicySeconds:
 
 
 class Prices:
-    """All of these together. `latency` are the cached answers of the latency model."""
+    """What a row costs and a token counts. The price of a row is the seconds that it adds (`latency`, cached answers of
+    the latency model) times the tokens that a second is worth (`goodput`, see PlainStep); `weights`: what the tokens of
+    each sequence count; `own`: the policy's own seconds."""
 
     def __init__(self, latency: LatencyModel, objective: Objective) -> None:
         self.latency = LatencyCache(latency)
@@ -316,19 +316,15 @@ class Prices:
         return sum([self.latency.ragged_draft_seconds(drafter, depths) for drafter, depths in passes.items()])
 
     def learn_drafting(self, step: PolicyStep, taken: float) -> None:
-        """Drafting took that long. It is learned from every few steps, and from the step after one that surprised (not
-        from that one: to learn only from what takes long would make all seem slow). The model knows drafts of one depth
-        for all sequences, so it gets what such a draft would have taken, were it as far from its expectation."""
-        model, worth = self.latency.model, _WORTH_LEARNING * step.plain.seconds  # most drafts of lookups take less
-        due = step.number >= self._next_drafting
-        if not model.learns or step.catches_up or not step.plan or not (due or taken > worth):
+        """Drafting took that long. It is learned from every few steps. The model knows drafts of one depth for all
+        sequences, so it gets what such a draft would have taken, were it as far from its expectation."""
+        model = self.latency.model
+        if not model.learns or step.catches_up or not step.plan or step.number < self._next_drafting:
             return
+        self._next_drafting = step.number + UPDATE_INTERVAL * self.own.pace
         passes = step.passes()
         expected = self.drafting(passes)
-        surprises = taken > _SURPRISE * expected + worth
-        if due or surprises:
-            self._next_drafting = step.number + (1 if surprises else UPDATE_INTERVAL * self.own.pace)
-        for drafter, depths in passes.items() if due else ():
+        for drafter, depths in passes.items():
             count, depth = len(depths), max(depths)
             even = self.latency.draft_seconds(drafter, count, depth)
             seconds = taken * even / expected if expected > 0 else taken / len(passes)
