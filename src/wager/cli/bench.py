@@ -177,8 +177,8 @@ def command(
         engine.on_step = steps[name].add
     requests = to_requests(prompts, engines[FAST].tokenizer, framing=framing, params=params)
     seconds = longest_seconds(engines[FAST], requests, together=concurrency) * len(engines) * repeat
-    sides = "speculative and plain" if compare else config.speculation.drafter
-    console.say(f"{len(requests)} prompts, {sides}, {repeat} times: at most {duration(seconds)}.")
+    sides = ["speculative and plain"] * compare + [f"{repeat} times each"] * (repeat > 1)
+    console.say(f"{', '.join([f'{len(requests)} prompts', *sides])}: at most {duration(seconds)}.")
     with console.meter("answers") as update:
         records = measure.measure(
             engines,

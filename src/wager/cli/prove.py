@@ -122,9 +122,9 @@ def command(
         mode: to_requests(prompts, plain.tokenizer, framing=framing, params=each) for mode, each in modes.items()
     }
     seconds = sum(longest_seconds(plain, each, together=1, rows=_ROWS) for each in requests.values())
+    tried = ", ".join(configs) or "nothing new"
     console.say(
-        f"{total} answers, of {len(configs)} drafters under {len(chosen)} conditions and of none: at most "
-        f"{duration(seconds * (1 + len(configs) * len(chosen)))}."
+        f"{total} answers, plain and with {tried}: at most {duration(seconds * (1 + len(configs) * len(chosen)))}."
     )
     with console.meter("answers") as update:
         trials = Trials(plain, chosen, count_answers(update, "Proving", total))

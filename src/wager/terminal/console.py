@@ -161,8 +161,8 @@ def _divided(columns: Sequence[str], rows: Sequence[Sequence[str]], *, width: in
     """The numbers of the columns of each table, the first one in all; `width` is what there is room for."""
     from rich.cells import cell_len
 
-    sizes = [max(cell_len(row[index]) for row in (columns, *rows)) + 1 for index in range(len(columns))]
-    room = width - 2 - min(sizes[0], width // 2)  # the edges; a longer first column is broken into lines
+    sizes = [max(cell_len(row[index]) for row in (columns, *rows)) + 2 for index in range(len(columns))]
+    room = width - 1 - min(sizes[0], width // 2)  # a longer first column is broken into lines
     chosen: list[int] = []
     for index in range(1, len(columns)):
         if chosen and sum(sizes[each] for each in chosen) + sizes[index] > room:
@@ -223,5 +223,5 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(text) as status:
+    with Console(stderr=True, markup=False, emoji=False).status(text) as status:
         yield status.update
