@@ -259,7 +259,7 @@ def hub_download(source: HubSource, progress: Progress, *, force: bool) -> Path:
             progress(f"Fetching {source.repository}", min(sum(_arrived(blob) for blob, _ in large), total), total)
 
     plan = {"repository": source.repository, "revision": revision, "files": files, "force": force, "part": PART}
-    environment = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    environment = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
     with tempfile.TemporaryDirectory(prefix="wager-") as folder:
         answer = Path(folder) / "answer"
         command = [sys.executable, "-P", str(_FETCH), json.dumps(plan)]

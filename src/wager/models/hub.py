@@ -369,9 +369,12 @@ def _hub_download(source: HubSource, progress: Progress, *, force: bool) -> Path
         raise
     except Exception as error:  # the client raises errors of several unrelated families
         cause = str(error).strip().splitlines() or [type(error).__name__]
+        kept = any(_repository_folder(source).glob(f"blobs/*{PART}"))
         raise DownloadError(
             f"{source} is not a local directory, and could not be fetched from the Hugging Face hub: {cause[0]}",
             f"Check the name and the network (a gated model needs its licence accepted at "
-            f"huggingface.co/{source.repository} and `hf auth login`); offline, give --model a directory or GGUF file.",
+            f"huggingface.co/{source.repository} and `hf auth login`); offline, give --model a directory or GGUF file."
+            + " What arrived is kept: the next attempt goes on with it."
+            * kept,
         ) from error
     return path
