@@ -300,7 +300,8 @@ def _complete_drafter(_ctx: click.Context, _param: click.Parameter, begun: str) 
 
 
 def drafter_flag(*, several: bool = False, default: Any = "auto", further: Collection[str] = ()) -> Function:
-    """`further`: names that a command knows besides those of an engine, alone."""
+    """`further`: names that a command knows besides those of an engine, alone; they are for proofs, and help does not
+    show them."""
 
     def check(text: str) -> str:
         """Refuse drafter names and arguments that do not exist."""
@@ -314,6 +315,7 @@ def drafter_flag(*, several: bool = False, default: Any = "auto", further: Colle
         metavar="NAME[:ARG],...",
         multiple=several,
         default=default,
+        show_default="none, ngram, and two that guess wrong on purpose" if further else True,
         shell_complete=_complete_drafter,
         help="Who guesses, one or several with commas: `wager drafters` explains them."
         + " Repeat it to try several." * several,
