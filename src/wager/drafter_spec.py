@@ -19,7 +19,8 @@ MERGED = "A//B"
 
 WORDS = {
     "none": "no speculation",
-    "auto": "store, with the texts that come with wager for the model, or suffix",
+    "auto": "store, with the texts that come with wager for the model, or suffix; beside it a drafter that is known to "
+    "fit the model, if it was fetched",
 }
 """What may be written instead of drafters, alone."""
 
@@ -189,7 +190,7 @@ class DrafterSpec:
 
 
 AUTO = (DrafterSpec("suffix"),)
-"""What `auto` stands for, unless a store comes with wager that fits the model: see loading/drafters.py."""
+"""What `auto` stands for where nothing else is known to fit the model: see loading/drafters.py."""
 
 
 def descriptions() -> dict[str, str]:

@@ -214,6 +214,9 @@ _RANGES: Mapping[str, tuple[type, float, float]] = {
 }
 """Type, minimum and maximum of each number: within these ranges no logits processor overflows, for any logits."""
 
+_NOBODY_MEETS = 2**63 - 1
+"""A maximum that a message need not spell."""
+
 
 def require(name: str, value: object, rule: str, *, ok: bool) -> None:
     """UsageError that names the option and what it must be, unless `ok`."""
@@ -225,7 +228,10 @@ def _require_number(name: str, value: object, kind: type, low: float, high: floa
     # a bool is not a number here, an int is a float, and NaN is in no range
     is_kind = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     noun = "an integer" if kind is int else "a number"
-    require(name, value, f"{noun} between {low} and {high}", ok=is_kind and low <= value <= high)  # type: ignore[operator]
+    rule = f"{noun} between {low} and {high}"
+    if high >= _NOBODY_MEETS:
+        rule = f"{noun}, at least {low}, that 64 bits hold"
+    require(name, value, rule, ok=is_kind and low <= value <= high)  # type: ignore[operator]
 
 
 class TokenBiases(dict[int, float]):

@@ -30,6 +30,7 @@ from wager.config import DEFAULT_MODEL
 from wager.drafter_spec import descriptions
 from wager.economics.acceptance import survival, tokens_per_round
 from wager.models import hub, random_models
+from wager.models.names import named_models
 from wager.models.opening import open_model
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.options import PlanSettings, plan_deployment
@@ -78,7 +79,8 @@ def check(call: str) -> None:
 CALLS = [(page.name, call) for page in PAGES if page.name != "cli.md" for call in commands(page.read_text("utf-8"))]
 
 
-def test_commands_in_the_documents_parse() -> None:
+def test_commands_in_the_documents_parse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(click.Path, "convert", lambda _type, value, _param, _context: value)  # their files are not here
     for page, call in CALLS:
         try:
             check(call)
@@ -90,6 +92,13 @@ def test_commands_in_the_documents_parse() -> None:
 def test_the_command_page_is_the_programs_help() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert page == reference.render(), "run: python -m wager.cli.reference > docs/cli.md"
+
+
+def test_the_page_of_models_lists_the_short_names() -> None:
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    for name, row in named_models().items():
+        drafters = ", ".join(f"`{each}`" for each in row.drafters) or "–"
+        assert f"| `{name}` | {row.source} | {row.gb:g} | {drafters} |" in page
 
 
 def test_every_drafter_is_in_the_table_of_drafters() -> None:
@@ -272,6 +281,23 @@ def test_the_values_for_kubernetes_have_keys_of_the_chart() -> None:
     read_options({each["name"]: each["value"] for each in model["env"]})  # an error: the plugin has no such option
 
 
+def test_the_files_of_a_deployment_start_a_server_that_there_is() -> None:
+    """The unit was read by `systemd-analyze verify` by hand; images are not built here."""
+    folder = ROOT / "examples" / "deploy"
+    unit = (folder / "wager.service").read_text("utf-8")
+    [start] = re.findall(r"^ExecStart=(?:\S*/)?(wager .*)$", unit, re.MULTILINE)
+    [command] = re.findall(r"^CMD (\[\"serve.*)$", (folder / "Dockerfile").read_text("utf-8"), re.MULTILINE)
+    compose = yaml.safe_load((folder / "compose.yaml").read_text("utf-8"))
+    [service] = compose["services"].values()
+    build = service["build"]
+    assert (folder / build["context"] / build["dockerfile"]).resolve() == folder / "Dockerfile"
+    assert {volume.split(":")[0] for volume in service["volumes"]} == set(compose["volumes"])
+    assert set(service["secrets"]) == set(compose["secrets"])
+    for call in (start, shlex.join(["wager", *json.loads(command)]), shlex.join(["wager", *service["command"]])):
+        check(re.sub(r"(?<=--api-key-file )\S+", "/dev/null", call))
+    assert "proxy_buffering off;" in (folder / "nginx.conf").read_text("utf-8")
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_vllms_parser_knows_the_flags_of_the_scale_page() -> None:
@@ -391,11 +417,13 @@ FILES = {"--hardware": "this", "--load": "log.jsonl"}
 
 RUNS_A_MODEL = ("run", "chat", "bench", "acceptance", "prove", "calibrate", "serve")
 NOT_RUN = {
-    "wager pull --force": "fetches a model; its interruptions and errors are tested in tests/unit/test_download",
     "wager acceptance --metrics http://127.0.0.1:8000 --seconds 600 -o acceptance.json": "watches a server that others "
     "ask; tests/unit/test_served_acceptance.py has one",
 }
 """Why a command is parsed alone. Those of docs/lesson.md run in tests/docs/test_lesson.py."""
+
+FETCHES = ("pull", "rm")
+"""Verbs that fetch and delete models: tests/unit/test_names.py has them, with a hub of its own."""
 
 README_CALLS = sorted(
     {call.removesuffix("  # a name") for page, call in CALLS if page == "README.md"},
@@ -403,7 +431,7 @@ README_CALLS = sorted(
 )
 SERVER_CALLS = [call for call in README_CALLS if "--url" in call or call == "wager serve"]
 """Tested together below: `wager serve` does not end by itself, and `--url` needs a server."""
-README_CALLS = [call for call in README_CALLS if call not in SERVER_CALLS]
+README_CALLS = [call for call in README_CALLS if call not in SERVER_CALLS and words(call)[1] != "rm"]
 
 
 def arguments_of(call: str, *, model: str, url: str = "") -> list[str]:
@@ -472,7 +500,7 @@ def test_the_readmes_commands_run(call: str, smollm2: Path, folder: Path, capfd:
     runs(call, arguments_of(call, model=str(smollm2)), capfd)
 
 
-ELSEWHERE = ("README.md", "CHANGELOG.md", "lesson.md")
+ELSEWHERE = ("README.md", "CHANGELOG.md", "lesson.md", "comparison.md")
 PAGE_CALLS = [(page, call) for page, call in CALLS if page not in ELSEWHERE and not call.endswith("# a name")]
 
 GIVEN = {
@@ -494,7 +522,7 @@ def test_the_commands_of_a_page_run_in_its_order(
     page: str, folder: Path, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """On a model of random weights where no trained one is needed."""
-    calls = [call for name, call in PAGE_CALLS if name == page and call not in NOT_RUN]
+    calls = [call for name, call in PAGE_CALLS if name == page and not (call in NOT_RUN or words(call)[1] in FETCHES)]
     for call in calls:
         for given in {*GIVEN} & {*arguments_of(call, model=TINY)}:
             if words(call)[1] in ("plan", "replay") and not (folder / given).exists():
@@ -551,7 +579,7 @@ def test_the_pages_python_runs(page: str, code: str, smollm2: Path, capfd: pytes
 
 
 def test_every_verb_of_the_readme_is_run() -> None:
-    assert {words(call)[1] for call in (*README_CALLS, *SERVER_CALLS)} == set(VERBS)
+    assert {words(call)[1] for call in (*README_CALLS, *SERVER_CALLS)} == set(VERBS) - {"rm"}
 
 
 def test_options_of_scripts_that_pages_name_exist() -> None:

@@ -75,6 +75,7 @@ VALID: dict[str, tuple[str, ...]] = {
         ),
         f"model:{MODEL}",
     ),
+    "models": ("no-such-org/no-such-model", "no-such-model:1b", "{missing}"),
     "policy": words("adaptive fixed threshold threshold:0.3 threshold:nan threshold:2 threshold: fixed:3 adaptve"),
     "policies": (
         *words(
@@ -134,6 +135,10 @@ _LIGHT = ("--memory", "64MiB", "--threads", "1")
 _TINY = ("--model", MODEL, *_LIGHT)
 BASES: dict[str, tuple[str, ...]] = {
     "pull": ("{missing}.gguf",),
+    "list": (),
+    "rm": ("no-such-org/no-such-model",),
+    "drafters": (),
+    "completion": ("bash",),
     "run": ("hello", *_TINY, "--max-tokens", "3"),
     "chat": (*_TINY, "--max-tokens", "3"),
     "serve": ("--model", "{missing}.gguf", "--port", "0"),
@@ -152,10 +157,10 @@ BASES: dict[str, tuple[str, ...]] = {
     "lesson": ("2",),
     "doctor": (),
 }
-"""A short call of each command that succeeds (`pull`: that fails without a network; `serve` and
-`export`: that find no model and no head)."""
+"""A short call of each command that succeeds (`pull`: that fails without a network; `rm`, `serve`
+and `export`: that find no model and no head)."""
 
-FAILS = {"pull", "serve", "export"}
+FAILS = {"pull", "rm", "serve", "export"}
 """Commands whose base fails."""
 
 

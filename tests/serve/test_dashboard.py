@@ -86,6 +86,10 @@ class Visit:
     def text(self, selector: str) -> str:
         return str(self.page.locator(selector).inner_text())
 
+    def cells(self, selector: str) -> list[str]:
+        """The texts of a row of a table."""
+        return [str(text) for text in self.page.locator(selector).locator("th, td").all_inner_texts()]
+
     def wait(self, condition: str, *, seconds: float = 30) -> None:
         """Until an expression of JavaScript is true."""
         self.page.wait_for_function(f"() => {condition}", timeout=1000 * seconds)
@@ -132,6 +136,9 @@ def visiting(browser: Any, url: str, *, refusals: bool = False, **options: Any) 
 
 # ---- the tests -------------------------------------------------------------------------------------------------------
 
+
+BODY = "document.querySelector('.theirs .body')"
+"""The text of the first answer."""
 
 QUESTION = "Write a short note about lighthouses, and then write it again."
 
@@ -185,15 +192,22 @@ def test_numbers_move_while_requests_run(browser: Any, real: RealServer) -> None
             assert "depth 0: " in depths and "depth 1: " in depths
             visit.wait("/depth 1: [1-9]\\d* %/.test(document.querySelector('#acceptance-chart svg').ariaLabel)")
             visit.wait("/tokens [1-9]: [1-9]/.test(document.querySelector('#tau-chart svg').ariaLabel)")
-            assert 1 < float(visit.text("#tau")) < 20
-            assert 0 < int(visit.text("#accepted").removesuffix(" %")) <= 100
+            _, drafted, admitted, accepted, tau = visit.cells("#guesses-recent tr >> nth=0")
+            shares = re.fullmatch(r"([\d,]+) \((\d+) %\)", accepted)
+            counts = [int(text.replace(",", "")) for text in (drafted, admitted, shares[1])]
+            assert counts == sorted(counts, reverse=True) and 0 < int(shares[2]) <= 100 and 1 < float(tau) < 20
+            assert visit.cells("#guesses-all tr >> nth=0")[0] == "since the start"
+            with visiting(browser, real.url) as fresh:
+                fresh.wait(
+                    "document.querySelector('#speed-chart polyline')?.getAttribute('points').split(' ').length > 3"
+                )
         visit.wait("document.getElementById('running').textContent == '0'")
         visit.wait("document.getElementById('speed').textContent == '0'")
 
 
 @pytest.mark.real
 def test_a_message_by_keyboard_alone_is_answered_in_the_colours_of_who_guessed(browser: Any, real: RealServer) -> None:
-    with visiting(browser, real.url) as visit:
+    with visiting(browser, real.url, permissions=["clipboard-read", "clipboard-write"]) as visit:
         visit.wait_for_text("status", "live")
         keyboard = visit.page.keyboard
         keyboard.press("Tab")
@@ -203,31 +217,100 @@ def test_a_message_by_keyboard_alone_is_answered_in_the_colours_of_who_guessed(b
         visit.page.evaluate(WATCH)
         with visit.page.expect_response("**/v1/chat/completions") as response:
             keyboard.press("Enter")
-        visit.wait("document.getElementById('answer').textContent.length > 10")
-        part = visit.page.evaluate("[answer.textContent.length, outcome.textContent]")
+        visit.wait(f"{BODY}.textContent.length > 10")
+        part = visit.page.evaluate(f"[{BODY}.textContent.length, outcome.textContent]")
         visit.wait_for_text("outcome", "tokens in")
-        assert part[1] == "answering" and part[0] < len(visit.page.locator("#answer").text_content()), (
+        assert part[1] == "answering" and part[0] < len(visit.page.locator(".theirs .body").text_content()), (
             "it did not come piece by piece"
         )
         plain = real.chat(
-            messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=200, speculation="off"
+            messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=400, speculation="off"
         )
         [seed] = re.findall(r'"seed":(\d+)', response.value.text())
-        assert f"Seed {seed}." in visit.text("#outcome"), "all digits of it"
-        pieces = visit.page.locator("#answer > :not(del)").all_text_contents()
-        assert "".join(pieces) == plain["choices"][0]["message"]["content"]
+        assert f"seed {seed}" in visit.text("#outcome"), "all digits of it"
+        visit.page.locator(".copy").click()
+        visit.wait("document.querySelector('.copy').textContent == 'Copied'")
+        content = plain["choices"][0]["message"]["content"]
+        assert visit.page.evaluate("navigator.clipboard.readText()") == content
         [mark] = visit.page.locator("#answer mark").all()[:1]
         name = mark.get_attribute("title").removeprefix("guessed by ")
-        assert f"guessed by {name}" in visit.text("#guessers") and f" by {name}" in visit.text("#outcome")
+        assert name in visit.text("#guessers") and f" by {name}" in visit.text("#outcome")
         line = mark.evaluate("(one) => getComputedStyle(one).textDecorationLine")
         assert line == "underline", "colour is not the only sign"
         assert not visit.page.locator("#answer del").first.is_visible()
-        for _ in range(4):
-            keyboard.press("Tab")
+        visit.page.locator("#colours").focus()
+        keyboard.press("Space")
+        assert mark.evaluate("(one) => getComputedStyle(one).textDecorationLine") == "none"
+        keyboard.press("Tab")
         keyboard.press("Space")
         assert visit.page.locator("#answer del").first.is_visible()
         said = visit.page.evaluate("window.said")
         assert [identity for identity, _ in said] == ["outcome", "outcome"], "the answer is not read out piece by piece"
+
+
+def test_a_conversation_has_several_turns_until_a_new_one_begins(browser: Any, tiny: RealServer) -> None:
+    with visiting(browser, tiny.url) as visit:
+        visit.change_request(max_tokens=9, ignore_eos=True)
+        for number, message in enumerate(("one two", "three")):
+            visit.write_over("#prompt", message)
+            with visit.page.expect_request("**/v1/chat/completions") as request:
+                visit.page.locator("#prompt").press("Enter")
+            visit.wait(f"document.querySelectorAll('.theirs .copy:not([hidden])').length == {number + 1}")
+        sent = request.value.post_data_json["messages"]
+        assert [each["role"] for each in sent] == ["user", "assistant", "user"] and sent[2]["content"] == "three"
+        visit.page.locator("#new").click()
+        assert visit.page.locator(".turn").count() == 0
+        assert visit.page.evaluate("document.activeElement.id") == "prompt"
+
+
+MARKDOWN = """# Title
+
+A *b* **c** `d*e*` 2 * 3 * 4 snake_case_name
+still
+
+- one
+  - two
+- three
+
+3. four
+
+> said
+
+| x | y |
+|---|---|
+| 1 | **2** |
+
+```py
+# <b> *raw*
+```
+"""
+
+DRAWN = (
+    "<h3>Title</h3><p>A <em>b</em> <strong>c</strong> <code>d*e*</code> 2 * 3 * 4 snake_case_name\nstill</p>"
+    "<ul><li>one<ul><li>two</li></ul></li><li>three</li></ul><ol start='3'><li>four</li></ol>"
+    "<blockquote>said<br></blockquote>"
+    "<table><tbody><tr><th>x</th><th>y</th></tr><tr><td>1</td><td><strong>2</strong></td></tr></tbody></table>"
+    "<pre><code># &lt;b&gt; *raw*\n</code></pre>"
+)
+
+
+def test_markdown_becomes_elements_and_every_text_keeps_its_place(browser: Any, tiny: RealServer) -> None:
+    draw = """async (text) => {
+        const { blocks, drawn } = await import('/markdown.js');
+        let last = 0;
+        const emit = (parent, from, to) => {
+            if (from < last) throw Error(`${from} after ${last}`);
+            last = to;
+            parent.append(text.slice(from, to));
+        };
+        return blocks(text).map((block) => drawn(text, block, emit).outerHTML).join('');
+    }"""
+    with visiting(browser, tiny.url) as visit:
+        found = visit.page.evaluate(draw, MARKDOWN)
+        plain = re.sub(r' tabindex="0"|</?div[^>]*>', "", found.replace('start="3"', "start='3'"))
+        assert plain.replace("</li> <", "</li><") == DRAWN
+        for end in range(len(MARKDOWN)):  # as it comes
+            visit.page.evaluate(draw, MARKDOWN[:end])
 
 
 @pytest.mark.real
@@ -235,8 +318,9 @@ def test_escape_stops_an_answer(browser: Any, real: RealServer) -> None:
     with visiting(browser, real.url) as visit:
         visit.change_request(ignore_eos=True)
         visit.write_over("#tokens", "4000")
+        visit.write_over("#prompt", QUESTION)
         visit.page.locator("#prompt").press("Enter")
-        visit.wait("document.getElementById('answer').textContent.length > 10")
+        visit.wait(f"{BODY}.textContent.length > 10")
         visit.page.keyboard.press("Escape")
         visit.wait_for_text("outcome", "Stopped after")
         visit.page.wait_for_timeout(600)
@@ -258,7 +342,7 @@ def test_a_refusal_is_a_sentence_beside_the_field(
     with visiting(browser, tiny.url, refusals=True) as visit:
         if changed:
             visit.change_request(**changed)
-        for selector, text in fields.items():
+        for selector, text in {"#prompt": "Hello", **fields}.items():
             visit.write_over(selector, text)
         visit.page.locator("#send").press("Enter")
         visit.wait_for_text("problem", sentence)
@@ -268,6 +352,10 @@ def test_a_refusal_is_a_sentence_beside_the_field(
         )
         if marked:
             assert visit.page.evaluate("document.activeElement.id") == marked
+        assert visit.page.evaluate("[document.querySelectorAll('.turn').length, play.elements.prompt.value]") == [
+            0,
+            fields.get("#prompt", "Hello"),
+        ], "what got no answer can be sent again"
         assert visit.page.evaluate("window.taken") is None
 
 
@@ -318,6 +406,7 @@ def test_a_key_is_asked_for_and_used(browser: Any, tmp_path: Path) -> None:
             visit.write_over("#key", wrong)
             keyboard.press("Enter")
             visit.wait_for_text("key-problem", sentence)
+        visit.write_over("#prompt", "Hello")
         visit.page.locator("#send").press("Enter")
         visit.wait_for_text("problem", "The API key is missing or unknown.")
         visit.write_over("#key", "correct-horse-battery-staple")
@@ -346,9 +435,10 @@ def test_the_picture_of_the_documents(browser: Any, real: RealServer, tmp_path: 
         with load(real):
             visit.page.wait_for_timeout(30_000 if given else 3000)
             visit.page.locator("#rejected").check()
-            visit.write_over("#tokens", "90")
-            visit.page.locator("#prompt").press("Enter")
-            visit.wait_for_text("outcome", "tokens in", seconds=60)
+            for message in ("Say three reasons to read books, as a list.", "Say it again, but shorter."):
+                visit.write_over("#prompt", message)
+                visit.page.locator("#prompt").press("Enter")
+                visit.wait_for_text("outcome", "tokens in", seconds=60)
             visit.page.locator("#prompt").blur()
             visit.page.wait_for_timeout(1200)
             visit.page.screenshot(path=picture, full_page=True)

@@ -15,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.api_bodies import hostile_calls, send
-from serve.serving import CHAT, LONG, running
+from serve.serving import CHAT, LONG, eventually, running
 from wager.bench.scrape import Scrape
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.policies import DraftOfSeveral
@@ -106,6 +106,7 @@ def test_sums_over_answers_are_the_counters() -> None:
         assert verified >= found[f"wager:spec_decode_num_accepted_tokens_per_pos_total,{labels}"] > 0
         assert 0 < found[f"wager:request_spec_decode_acceptance_rate_count,{labels}"] <= len(choices)
     drafts = live["drafts"]["ngram"]
+    assert drafts["drafted"] == found["wager:spec_decode_num_drafted_tokens_total,drafter=ngram"] >= drafted
     assert (drafts["verified"], drafts["accepted"], live["tokens"]) == (drafted, accepted, used["completion_tokens"])
     taus = [sum(int(each["mean_acceptance_length"]) == tau for each in choices) for tau in range(5)]
     assert live["requests_by_tau"] == taus[: len(live["requests_by_tau"])] and sum(taus) == len(choices)
@@ -225,6 +226,25 @@ def test_every_file_of_the_page_is_served_without_a_key_and_may_load_nothing_els
             kind = {"css": "text/css", "js": "text/javascript"}.get(path.rpartition(".")[2], "text/html")
             assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
         assert "<style" not in (page := http.get("/").text) and "style=" not in page and "onclick" not in page
+
+
+def test_the_server_keeps_its_last_minutes_for_a_page_that_is_opened_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_PERIOD_S", 0.05)
+    monkeypatch.setattr(live, "_FRESH_S", 0.0)
+    with running() as server:
+        eventually(lambda: len(server.live()["samples"]) > 1, "no samples while nothing runs")
+        server.chat(**BODY)
+        eventually(lambda: any(each["speed"] > 0 for each in server.live()["samples"]), "no sample of the answer")
+        with server.client() as http:
+            now = http.get("/live").json()
+            at = [each["at"] for each in now["samples"]]
+            newer = [each["at"] for each in http.get(f"/live?since={at[1]}").json()["samples"]]
+            assert newer[: len(at) - 2] == at[2:]
+            for other in ("1e9", "nan", "x"):  # a page that was open while the server was started anew
+                assert len(http.get(f"/live?since={other}").json()["samples"]) >= len(at)
+    [busy, *_] = [each for each in now["samples"] if each["speed"] > 0]
+    assert busy["stages"]["forward"] > 0 and "observed" in busy and now["samples"][0]["stages"] is None
+    assert now["base"]["tokens"] == 0 < now["tokens"], "the counters of three minutes ago, or of the start"
 
 
 def test_drafts_are_counted_by_their_depth_and_by_their_guesses() -> None:

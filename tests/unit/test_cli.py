@@ -16,6 +16,7 @@ import pytest
 
 import wager as package
 from in_process import Call, refused
+from wager.cli import VERBS
 from wager.models import hub
 
 SOURCE = str(Path(package.__file__).parents[1])
@@ -45,7 +46,12 @@ run hi --drafter none --depth 4 | --depth 4 has no effect
 run hi --drafter none --policy threshold | --policy threshold has no effect
 bench --drafter none --compare | --compare
 bench no-such-file.jsonl | no-such-file.jsonl
-bench a.jsonl --prompts b.jsonl | twice
+bench /dev/null --prompts /dev/null | twice
+train --output x --prompts none.jsonl | 'none.jsonl' does not exist
+run hi --max-tokens 0 | max_tokens must be an integer, at least 1, that
+run hi --json-schema none.json | none.json
+run hi --json-schema /dev/null | The schema /dev/null is not JSON
+completion tcsh | tcsh
 prove --verify block --temperature 1 | --verify block
 prove FLAGS --verify block --drafter random-tree | makes trees
 prove --concurrency 1 | --concurrency
@@ -76,11 +82,11 @@ def test_misuse_is_named_and_exits_with_2(wager: Call, tmp_path: Path, monkeypat
         refused(wager(*shlex.split(call)), words)
     for option, begin in (("--drafter", "ngram:"), ("--memory", ""), ("--threads", "")):
         refused(wager("run", "hi", *FLAGS, option, begin + "9" * 5000), option.strip("-"))
-    assert not (tmp_path / "calibrations").exists()
+    assert list((tmp_path / "calibrations").glob("*.json")) == []
 
 
 def test_an_unknown_model_exits_with_1_and_a_hint(wager: Call) -> None:
-    unknown = ("error: Model 'smollm2-135m' is not known.", "hint: Did you mean 'SmolLM2-135M-Instruct'?")
+    unknown = ("error: Model 'smollm2-135m' is not known.", "hint: Did you mean 'smollm2:135m'?")
     for verb in (["run", "hi"], ["calibrate"]):
         refused(wager(*verb, "--model", "smollm2-135m"), *unknown, code=1)
 
@@ -177,11 +183,85 @@ def test_a_prompt_that_does_not_fit_fails_with_the_figures(wager: Call, monkeypa
     refused(wager("chat", *FLAGS, "--max-context", "1024"), "1024", code=1)
 
 
+def test_a_prompt_may_be_several_words_and_options_short(wager: Call) -> None:
+    quoted = wager("run", "say it again", *FLAGS, "--max-tokens", "4", "--temperature", "0.7", "--seed", "3")
+    short = wager("run", "say", "it", "again", "-m", MODEL, *FLAGS[2:], more="-n 4 --temp 0.7 --seed 3")
+    assert short.out == quoted.out and short.code == 0
+    assert "cut off after 4 tokens: -n N allows more" in short.err
+
+
+def test_quiet_and_verbose(wager: Call) -> None:
+    call = ["run", "hi", *FLAGS, "-n", "2"]
+    usual, quiet, verbose = wager(*call), wager(*call, "-q"), wager(*call, "-v")
+    assert usual.out == quiet.out == verbose.out
+    assert quiet.err == "" and "memory:" in verbose.err and "memory:" not in usual.err
+    assert wager(*call).err, "it is of one call"
+
+
+def test_an_answer_keeps_to_a_schema_and_is_checked_where_no_grammar_can(wager: Call, tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    path.write_text(json.dumps(schema))
+    call = ["run", "hi", *FLAGS, "-n", "40", "--json-schema", str(path)]
+    assert json.loads(wager(*call).out)["a"] in (1, 2)
+    path.write_text(json.dumps({**schema, "not": {"required": ["a"]}}))
+    broken = wager(*call)
+    assert broken.code == 1 and "The answer breaks 'not'" in broken.err and "No grammar can say not" in broken.err
+
+
+# ---- help -----------------------------------------------------------------------------------------------------------
+
+
+def test_help_is_short_and_help_all_is_whole(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for verb in ("", *VERBS):
+        lines = wager(*verb.split(), "--help").out.splitlines()
+        assert len(lines) <= 40 and max(map(len, lines)) <= 80, verb
+    short, whole = wager("run", "-h").out, wager("run", "--help-all").out
+    assert "--kv-dtype" in whole and "--kv-dtype" not in short and "--max-tokens" in short
+    assert re.search(r"\d{10}", "".join(wager(verb, "--help-all").out for verb in VERBS if verb != "lesson")) is None
+    assert "adversary" not in wager("prove", "--help-all").out + wager("drafters").out, "it is for proofs"
+    assert wager("-V").out == wager("--version").out
+
+
+def test_a_shell_completes_verbs_options_models_and_drafters(
+    wager: Call, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "_WAGER_COMPLETE" in wager("completion", "zsh").out
+    monkeypatch.setenv("_WAGER_COMPLETE", "zsh_complete")
+    words = {"cali": "calibrate", "run --max-tok": "--max-tokens", "run -m qwen3:4": "qwen3:4b"}
+    for begun, completed in {**words, "run --drafter ngram,rec": "ngram,recycle"}.items():
+        monkeypatch.setenv("COMP_WORDS", f"wager {begun}")
+        monkeypatch.setenv("COMP_CWORD", str(len(begun.split())))
+        with pytest.raises(SystemExit) as ended:
+            wager()
+        assert ended.value.code == 0 and completed in capfd.readouterr().out.split()
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_table_is_divided_where_the_terminal_is_narrow(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    from wager.terminal import console
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    names = ["family", *(f"figure number {number}" for number in range(9))]
+    rows = [[f"row {row}", *(f"{row}.{number}" for number in range(9))] for row in range(2)]
+    for stream, tables in ((Terminal(), 3), (io.StringIO(), 1)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        console.table("title", names, rows, to_stdout=True)
+        text = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
+        assert text.count("family") == tables and all(name in text for name in names)
+        assert tables == 1 or max(map(len, text.splitlines())) <= columns
+
+
 # ---- chat ---------------------------------------------------------------------------------------------------------
 
 
 def test_chat_remembers_resets_and_exits(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = "hello there\n\nhello there\n/what\n/reset\nhello there\n/exit\nnever read\n"
+    lines = 'hello there\n\nhello there\n/what\n/reset\n"""hello\nthere"""\n/bye\nnever read\n'
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     result = wager("chat", *FLAGS, "--max-tokens", "6")
     assert result.code == 0
@@ -190,6 +270,7 @@ def test_chat_remembers_resets_and_exits(wager: Call, monkeypatch: pytest.Monkey
     assert prompts[1][0] > prompts[0][0] == prompts[2][0]
     assert prompts[1][1] >= 16, "the second turn reuses the cache of the first"
     assert "/what is not known" in result.err
+    assert "cut off after 6 tokens" in result.err
 
 
 # ---- bench and prove ----------------------------------------------------------------------------------------------
@@ -213,6 +294,7 @@ def test_bench_compares_with_plain(wager: Call, prompts: str, tmp_path: Path, co
     value = json.loads(out.read_text())
     assert list(value) == ["card", "rows", "summary", "compare"]
     assert "decode" in result.out and "all" in result.out
+    assert re.search(r"4 prompts, speculative and plain, 2 times each: at most about \d+ s\.", result.err)
     assert [row["id"] for row in value["rows"]] == ["qa#0", "qa#1", "coding#0", "coding#1"]
     assert set(value["summary"]["per_category"]) == {"qa", "coding"}
     assert value["card"]["settings"]["prefix_cache"] is False
@@ -290,7 +372,9 @@ def test_one_file_serves_every_verb(wager: Call, prompts: str, options_file: Pat
     settings = json.loads(wager("bench", *call).out)["card"]["settings"]
     expected = {"drafter": "ngram", "max_rows": 64, "max_tokens": 6, "prefix_cache": False}
     assert {name: settings[name] for name in expected} == expected
-    outcomes = json.loads(wager("prove", *call).out)["outcomes"]
+    proof = wager("prove", *call)
+    assert "answers, plain and with ngram: at most about" in proof.err
+    outcomes = json.loads(proof.out)["outcomes"]
     assert {each["drafter"] for each in outcomes} == {"ngram"}
 
 

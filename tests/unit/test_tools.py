@@ -11,7 +11,8 @@ import pytest
 from wager.constrain.compiler import GrammarCompiler
 from wager.constrain.tools import ToolCallParser, ToolFormat, tool_grammar
 from wager.errors import UsageError
-from wager.types import Grammar
+from wager.serve.blocks import BlockReader
+from wager.types import Grammar, OutputDelta
 
 EOS, OPEN, CLOSE, CALLS = 256, 257, 258, 259
 _CONTROL = {OPEN: "<tool_call>", CLOSE: "</tool_call>", CALLS: "[TOOL_CALLS]"}
@@ -189,6 +190,22 @@ def test_calls_that_are_cut_off_keep_what_is_known() -> None:
         [ToolCall("weather", '{"city": "Sa')],
     )
     assert parse_tool_calls('<tool_call>\n{"name": "wea', form) == ('<tool_call>\n{"name": "wea', [])
+
+
+def test_an_answer_that_was_cut_off_has_its_parts_in_one_order_whole_and_streamed() -> None:
+    """Of blocks, as the Responses API and Anthropic's Messages have them: what is left of a second call is text behind
+    the first."""
+    for form in FORMS.values():
+        text = shown(form, written(form, [CALL, NOW, CALL]))
+        for end in range(len(text) + 1):
+            whole, streamed = BlockReader(form), BlockReader(form)
+            for reader, size in ((whole, len(text) + 1), (streamed, 5)):
+                cuts = range(0, max(1, end), size)
+                for at in cuts:
+                    reason: Any = "length" if at == cuts[-1] else None
+                    piece = text[at : min(end, at + size)]
+                    list(reader.push(OutputDelta("r", 0, text=piece, finish_reason=reason)))
+            assert [(b.name, b.text) for b in whole.blocks] == [(b.name, b.text) for b in streamed.blocks], (form, end)
 
 
 def test_arguments_stream_before_the_call_is_whole() -> None:

@@ -19,27 +19,37 @@ from wager import __version__
 from wager.cli import process
 from wager.errors import UsageError, WagerError
 from wager.inputs import did_you_mean, shown
+from wager.terminal import console
 
 VERBS = {
     "pull": "Fetch a model and verify its bytes.",
+    "list": "List the models on this machine, or the names that can be fetched.",
+    "rm": "Delete a model that was fetched.",
     "run": "Answer one prompt.",
     "chat": "Talk with a model.",
     "serve": "Serve a model over HTTP, with OpenAI's API.",
+    "drafters": "Explain the drafters, and what fits which model.",
     "bench": "Measure speed on a set of prompts.",
     "prove": "Count the tokens that speculation changes: there should be none.",
-    "plan": "Compute from published figures which draft depth pays, where, and why.",
-    "acceptance": "Measure how often a drafter's tokens are accepted on your prompts.",
-    "popularity": "Count which experts a model chooses for your prompts, for plan.",
+    "plan": "Compute from published figures which draft depth pays, and why.",
+    "acceptance": "Measure how often a drafter's tokens are accepted.",
+    "popularity": "Count which experts a model chooses, for plan.",
     "train": "Train a drafter for a model, on answers of the model itself.",
-    "export": "Write a drafter in the form that vLLM, SGLang or transformers loads, and check it.",
+    "export": "Write a drafter in the form that another engine loads.",
     "calibrate": "Measure what steps take on this machine, and store it.",
     "replay": "Compare policies on a simulated server; no model.",
     "lesson": "A lesson on speculative decoding, from nothing to the policy.",
-    "doctor": "Show the machine's kernels, models and calibrations, and what is missing.",
+    "doctor": "Show kernels, models and calibrations, and what is missing.",
+    "completion": "Print a script that completes commands in your shell.",
 }
-"""Every verb and what it does; `wager.cli.NAME` holds its `command`, unless COMMANDS says where."""
+"""Every verb and what it does; `wager.cli.NAME` holds its `command`, unless COMMANDS says where: a module of several
+verbs has a `NAME_command` of each."""
 
-COMMANDS = {"plan": "wager.planner.command", "replay": "wager.simulation.command"}
+COMMANDS = {
+    "plan": "wager.planner.command",
+    "replay": "wager.simulation.command",
+    **dict.fromkeys(("list", "rm"), "wager.cli.stored"),
+}
 
 
 class Verbs(click.Group):
@@ -51,7 +61,8 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(COMMANDS.get(cmd_name, f"wager.cli.{cmd_name}")).command
+        module = importlib.import_module(COMMANDS.get(cmd_name, f"wager.cli.{cmd_name}"))
+        command: click.Command = getattr(module, f"{cmd_name}_command", None) or module.command
         return command
 
     def resolve_command(
@@ -73,11 +84,11 @@ class Verbs(click.Group):
     subcommand_metavar="VERB ...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
-@click.version_option(__version__, message="wager %(version)s")
+@click.version_option(__version__, "-V", "--version", message="wager %(version)s")
 def cli() -> None:
     """Run language models with speculative decoding: fewer passes per answer, the same text byte for byte.
 
-    For the options of a verb: wager VERB --help.
+    For the options of a verb: wager VERB --help, and --help-all for every one.
     """
 
 
@@ -87,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
+    console.set_verbosity(0)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # starting numpy's threads takes time, and none is used
     with process.standard_streams():
         try:

@@ -113,7 +113,11 @@ def _readings(
     return before, read_metrics(server)
 
 
-@click.command("acceptance", cls=flags.Verb)
+_MAIN = "metrics seconds limit model drafter depth max_tokens output_path trace_path plot_path json_path"
+"""Options that --help shows without --help-all."""
+
+
+@click.command("acceptance", cls=flags.Verb, main=_MAIN.split())
 @metrics_flags
 @flags.prompts_flags()
 @flags.framing_flags
@@ -392,7 +396,7 @@ def report_served(
     for path in outputs:
         console.write_json(about | values, path)
     for line in lines:
-        click.echo(click.wrap_text(line, width=100, subsequent_indent="  "), err=not to_stdout)
+        click.echo(console.wrapped(line), err=not to_stdout)
     for path in outputs:
         if path != console.STDOUT:
             console.say(f"written to {path}; wager plan --acceptance {path}")

@@ -58,7 +58,12 @@ def _goals(text: str) -> dict[str, float]:
     return found
 
 
-@click.command("bench", cls=flags.Verb)
+_MAIN = "compare repeat quality limit model drafter depth "
+_MAIN += "temperature max_tokens concurrency json_path url requests replay goodput"
+"""Options that --help shows without --help-all."""
+
+
+@click.command("bench", cls=flags.Verb, main=_MAIN.split())
 @flags.prompts_flags()
 @click.option("--compare", is_flag=True, help="Run plain decoding too, in turns, and report the speed-up.")
 @click.option(
@@ -171,6 +176,9 @@ def command(
     for name, engine in engines.items():
         engine.on_step = steps[name].add
     requests = to_requests(prompts, engines[FAST].tokenizer, framing=framing, params=params)
+    seconds = longest_seconds(engines[FAST], requests, together=concurrency) * len(engines) * repeat
+    sides = ["speculative and plain"] * compare + [f"{repeat} times each"] * (repeat > 1)
+    console.say(f"{', '.join([f'{len(requests)} prompts', *sides])}: at most {duration(seconds)}.")
     with console.meter("answers") as update:
         records = measure.measure(
             engines,
@@ -297,6 +305,25 @@ def to_requests(
     ]
 
 
+def longest_seconds(engine: LoadedEngine, requests: Sequence[Request], *, together: int, rows: int = 1) -> float:
+    """What answers of the full length would take, so many at once, of so many rows a step each, by the latency model;
+    guesses that are accepted save some of it."""
+    together, most = min(together, len(requests)), engine.scheduler.max_context
+    prompts = sum(len(each.prompt) for each in requests)
+    tokens = sum(min(each.params.max_tokens, most - len(each.prompt)) for each in requests)
+    context = (prompts + tokens // 2) // len(requests)
+    step = engine.step_seconds(rows * together, requests=together, context=context)
+    return prompts * engine.step_seconds(64, requests=1, context=context) / 64 + tokens * step / together
+
+
+def duration(seconds: float) -> str:
+    """About how long, as one says it."""
+    for size, name in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"about {seconds / size:.1f} {name}"
+    return f"about {max(1, round(seconds))} s"
+
+
 def count_answers(update: console.Update, activity: str, total: int) -> Callable[[OutputDelta], None]:
     """A function to call with every delta, which shows how many answers have finished."""
     done = 0
@@ -382,6 +409,9 @@ def _bench_server(
     server = load.find_fields(replace(server, fields=fields), prompts[0], timeout=options["timeout"])
     numbers = range(options["requests"] or len(prompts))
     groups, arrivals = [list(numbers)], None
+    if not options["replay"]:
+        how_long = "how long it takes is the server's to say; progress follows"
+        console.say(f"{len(numbers)} requests, {options['concurrency']} at a time: {how_long}.")
     if options["replay"]:
         arrivals = [((each.arrival or 0.0) - (prompts[0].arrival or 0.0)) / options["speed"] for each in prompts]
         console.say(f"Replaying {len(prompts)} requests that arrive within {arrivals[-1]:.4g} s.")

@@ -48,7 +48,11 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
 
 
-@click.command("calibrate", cls=flags.Verb)
+_MAIN = "model drafter seconds checking replace table url json_path"
+"""Options that --help shows without --help-all."""
+
+
+@click.command("calibrate", cls=flags.Verb, main=_MAIN.split())
 @flags.engine_flags(
     drafter=flags.drafter_flag(several=True, default=("ngram",)),
     only=("model", "dtype", "kv_dtype", "threads", "memory", "max_context"),
@@ -131,6 +135,7 @@ def command(
             _show(found)
             console.say(f"wager plan --hardware {json_path or 'FILE, written by --json FILE,'} plans with it")
         return
+    console.say(f"Loading, and then measuring for about {seconds:g} s (--seconds). Run no other programs meanwhile.")
     engine = open_engine(config.with_options(drafter="none"))
     folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
     current = calibration_setup(
@@ -163,9 +168,9 @@ def _kind(external: Mapping[str, Any]) -> str | None:
         if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
         if kind and name not in _FLAGS[kind]:
-            raise UsageError(f"{param.opts[0]} has no effect with --{kind}.", "Leave it out.")
+            raise UsageError(f"{max(param.opts, key=len)} has no effect with --{kind}.", "Leave it out.")
         if not kind and name in external:
-            raise UsageError(f"{param.opts[0]} has no effect without --url or --table.", "Leave it out.")
+            raise UsageError(f"{max(param.opts, key=len)} has no effect without --url or --table.", "Leave it out.")
     return kind
 
 
@@ -202,6 +207,7 @@ def _from_server(model: str | None, options: Mapping[str, Any]) -> Calibration:
     shapes = _shapes(options, (0, 1, 3, 7) if wager else (None,))
     if not wager and len({shape.depth for shape in shapes}) > 1:
         raise UsageError(f"--depth {options['depth']}: only wager can be asked for several.", "Give the server's own.")
+    console.say(f"Asking the server for about {options['seconds']:g} s (--seconds).")
     with console.meter("seconds") as update:
         found = measure_server(
             server,
@@ -412,7 +418,7 @@ def _show(calibration: Calibration) -> None:
     elif errors.p90 > DISTURBED:
         lines.append("The error is large: other programs ran meanwhile, or too little was timed. Calibrate again.")
     for line in lines:
-        click.echo(click.wrap_text(line, width=100, subsequent_indent="  "))
+        click.echo(console.wrapped(line))
 
 
 def _table(calibration: Calibration) -> list[list[str]]:

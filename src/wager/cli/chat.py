@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.cli.run import footer
+from wager.cli.run import cut, footer
 from wager.config import EngineConfig
 from wager.errors import WagerError
 from wager.terminal import console, flags
@@ -22,14 +22,23 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 
-@click.command("chat", cls=flags.Verb)
+_ENDS = ("/bye", "/exit", "/quit")
+_QUOTES = '"""'
+_COMMANDS = '/bye ends, /reset starts over, """ begins and ends several lines, Ctrl-C stops an answer.'
+
+_MAIN = "system model drafter depth temperature top_p seed max_tokens max_context"
+"""Options that --help shows without --help-all."""
+
+
+@click.command("chat", cls=flags.Verb, main=_MAIN.split())
 @click.option("--system", metavar="TEXT", help="System message. Without it the template's own, if it has one.")
 @flags.engine_flags()
 @flags.sampling_flags(max_tokens=512)
 def command(*, system: str | None, config: EngineConfig, params: SamplingParams) -> None:
-    """Talk with a model, one line a turn; /reset starts over, /exit (or end of input) ends.
+    """Talk with a model, one line a turn; /reset starts over, /bye (or end of input) ends.
 
-    Ctrl-C stops an answer. Lines piped in are answered one after another.
+    Three double quotes begin a message of several lines, and end it. Ctrl-C stops an answer. Lines piped in are
+    answered one after another.
     """
     from wager.cli.loading import open_llm
 
@@ -37,12 +46,12 @@ def command(*, system: str | None, config: EngineConfig, params: SamplingParams)
     beginning: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages: list[Message] = []
     for line in _lines(terminal=terminal):
-        if line == "/exit":
+        if line in _ENDS:
             return
         if line == "/reset":
             messages.clear()
         elif line.startswith("/"):
-            console.say(f"{line.split()[0]} is not known. There are /reset and /exit.")
+            console.say(f"{line.split()[0]} is not known: {_COMMANDS}")
         else:
             messages.append({"role": "user", "content": line})
             try:
@@ -57,18 +66,28 @@ def command(*, system: str | None, config: EngineConfig, params: SamplingParams)
 
 
 def _lines(*, terminal: bool) -> Iterator[str]:
-    """Lines of input, without blank ones."""
+    """Lines of input, without blank ones; lines between triple quotes together."""
     if terminal:
         import readline  # noqa: F401  (its import gives input() line editing)
 
-        console.say("/reset starts over, /exit ends, Ctrl-C stops an answer.")
-    while True:
+        console.say(_COMMANDS)
+
+    def read(sign: str) -> str | None:
         try:
-            line = input("> ") if terminal else next(sys.stdin)
+            return input(sign) if terminal else next(sys.stdin).rstrip("\n")
         except (EOFError, StopIteration):
-            return
-        if line.strip():
-            yield line.strip()
+            return None
+
+    while (line := read("> ")) is not None:
+        line = line.strip()
+        if line.startswith(_QUOTES):
+            parts, part = [], line.removeprefix(_QUOTES)
+            while not part.rstrip().endswith(_QUOTES) and (further := read("... ")) is not None:
+                parts.append(part)
+                part = further
+            line = "\n".join([*parts, part.rstrip().removesuffix(_QUOTES)]).strip()
+        if line:
+            yield line
 
 
 def _answer(stream: OutputStream) -> str:
@@ -83,6 +102,8 @@ def _answer(stream: OutputStream) -> str:
     [answer] = stream.completions()
     if answer.finish_reason == "error":
         raise WagerError(f"The answer ended with an error: {answer.error}")
+    if answer.finish_reason == "length":
+        console.say(cut(answer.stats, stream.request.params))
     console.say(footer(answer.stats, sampled=stream.request.params.temperature > 0))
     return answer.text
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from wager.config import EngineConfig
-from wager.terminal import console
+from wager.inputs import expand_path
+from wager.terminal import console, flags
 
 if TYPE_CHECKING:
     from wager.async_llm import AsyncLLM
@@ -25,13 +26,17 @@ def _loading(config: EngineConfig, *, models: Iterable[str]) -> Iterator[Callabl
     stays, and looking through it again and again would take a twentieth of a start."""
     from wager.models import hub
 
+    models = dict.fromkeys(model for model in models if not hub.is_random(model))
+    for model in models:
+        hub.find(model)  # whether all of them exist, before one is fetched
+    if config.speculation.drafter == "auto":
+        models |= dict.fromkeys(_offered(config.model.model))
     running = gc.isenabled()
     gc.disable()
     try:
         with console.meter("bytes") as update:
-            for model in dict.fromkeys(models):
-                if not hub.is_random(model):
-                    hub.resolve(model, update)
+            for model in models:
+                hub.resolve(model, update)
         with console.working(f"Loading {config.model.model}") as report:
             yield report
     finally:
@@ -39,12 +44,37 @@ def _loading(config: EngineConfig, *, models: Iterable[str]) -> Iterator[Callabl
             gc.enable()
 
 
+def _offered(model: str) -> list[str]:
+    """What `auto` needs to have fetched: the drafter that is known to fit the model best, if none is here and the user
+    agrees. Asked is who wrote --drafter auto; others are told."""
+    from wager.loading.drafters import is_here, known_drafters
+
+    specs = known_drafters(model)
+    if not specs or any(is_here(spec) for spec in specs):
+        return []
+    best, yes = specs[0].argument or "", flags.says_yes()
+    if (yes or flags.wrote("drafter")) and console.confirmed(f"Fetch {offer(best)} to draft for {model}?", yes=yes):
+        return [best]
+    console.say(f"note: {offer(best)} would draft for {model}: --drafter auto --yes fetches it.")
+    return []
+
+
+def offer(model: str) -> str:
+    """A model by its name and what fetching it takes."""
+    from wager.models.names import named_model
+
+    row = named_model(model)
+    return f"{model} ({row.gb:g} GB)" if row else model
+
+
 def open_llm(config: EngineConfig, *, expected: Callable[[Tokenizer], Sequence[Request]] | None = None) -> LLM:
     """Load a model, and fetch it first if it is not stored. `expected` is LLM's."""
     with _loading(config, models=[config.model.model, *_draft_models(config)]) as report:
         from wager.llm import LLM
 
-        return LLM(config=config, report=report, expected=expected)
+        llm = LLM(config=config, report=report, expected=expected)
+    _detail(llm.engine)
+    return llm
 
 
 def open_async_llm(config: EngineConfig) -> AsyncLLM:
@@ -72,7 +102,7 @@ def open_engine(
     with _loading(config, models=drafts if like else [config.model.model, *drafts]) as report:
         from wager.loading.load import load
 
-        return load(
+        engine = load(
             config,
             report=report,
             target=like.target if like else None,
@@ -80,6 +110,13 @@ def open_engine(
             shared_by=shared_by,
             keep_expert_choices=keep_expert_choices,
         )
+    _detail(engine)
+    return engine
+
+
+def _detail(engine: LoadedEngine) -> None:
+    for line in loaded_lines(engine):
+        console.detail(line)
 
 
 def loaded_lines(engine: LoadedEngine) -> list[str]:
@@ -88,4 +125,12 @@ def loaded_lines(engine: LoadedEngine) -> list[str]:
 
 
 def _draft_models(config: EngineConfig) -> list[str]:
-    return [model for spec in config.speculation.drafters for model in spec.models]
+    """The models that drafters run, and the heads that are named as on the hub."""
+    from wager.models.names import hub_source
+
+    drafters = config.speculation.drafters
+    heads = [
+        spec.argument or "" for each in drafters for spec in each.all if not spec.parts and spec.option.runs_a_head
+    ]
+    fetched = [head for head in heads if hub_source(head) and not expand_path(head).exists()]
+    return [model for spec in drafters for model in spec.models] + fetched

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 _MOST_TOKENS = 4096
 
 
-@click.command("popularity", cls=flags.Verb)
+_MAIN = "limit model max_tokens json_path"
+"""Options that --help shows without --help-all."""
+
+
+@click.command("popularity", cls=flags.Verb, main=_MAIN.split())
 @flags.prompts_flags()
 @flags.framing_flags
 @flags.engine_flags(only=("model", "threads", "memory", "max_context"))
@@ -91,4 +95,4 @@ def _show(routing: MeasuredRouting, *, model: str) -> None:
             "overstated. Give more prompts."
         )
     for line in lines:
-        click.echo(click.wrap_text(line, width=100, subsequent_indent="  "))
+        click.echo(console.wrapped(line))

@@ -26,7 +26,7 @@ from wager.bench.comparison import (
     conditions,
     variety_of,
 )
-from wager.cli.bench import card_of, count_answers, settings_of, to_requests
+from wager.cli.bench import card_of, count_answers, duration, longest_seconds, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.errors import MALFORMED, RequestError, UsageError, WagerError
 from wager.prompts import Prompt
@@ -40,10 +40,17 @@ if TYPE_CHECKING:
 TEMPERATURE = 0.8
 """The temperature of sampled texts without --temperature."""
 
+_ROWS = 5
+"""Rows of a step with guesses, for the time that a proof takes."""
+
 DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 
 
-@click.command("prove", cls=flags.Verb)
+_MAIN = "limit model drafter policy verify temperature max_tokens concurrency names resume json_path"
+"""Options that --help shows without --help-all."""
+
+
+@click.command("prove", cls=flags.Verb, main=_MAIN.split())
 @flags.prompts_flags(limit=8)
 @flags.framing_flags
 @flags.engine_flags(drafter=flags.drafter_flag(several=True, default=DRAFTERS, further=PROOF_DRAFTERS))
@@ -111,11 +118,16 @@ def command(
     chosen = [each for each in chosen if config.capacity.prefix_cache or not each.warm]
     proof = Proof(card_of(config, plain, settings), json_path, [trial for each in done.values() for trial in each])
     total = len(modes) * len(prompts) * (1 + len(configs) * len(chosen))
+    requests = {
+        mode: to_requests(prompts, plain.tokenizer, framing=framing, params=each) for mode, each in modes.items()
+    }
+    seconds = sum(longest_seconds(plain, each, together=1, rows=_ROWS) for each in requests.values())
+    tried = ", ".join(configs) or "nothing new"
+    console.say(
+        f"{total} answers, plain and with {tried}: at most {duration(seconds * (1 + len(configs) * len(chosen)))}."
+    )
     with console.meter("answers") as update:
         trials = Trials(plain, chosen, count_answers(update, "Proving", total))
-        requests = {
-            mode: to_requests(prompts, plain.tokenizer, framing=framing, params=each) for mode, each in modes.items()
-        }
         questions = [Questions(mode, each, trials.plain_answers(each)) for mode, each in requests.items()]
         proof.varieties = [variety_of(each.mode, each.plain.values()) for each in questions]
         for drafter, each in configs.items():
@@ -388,7 +400,7 @@ class Proof:
         console.write_json(self.as_dict(), self.path)
         self._show(to_stdout=self.path != console.STDOUT)
         for warning in self.warnings:
-            console.say(f"Warning: {warning} Give other prompts, or a model whose texts vary.")
+            console.warn(f"{warning} Give other prompts, or a model whose texts vary.")
         summary = self.summary
         if summary["differing"] or summary["finish_reasons_differing"]:
             raise _difference_error(self.trials, summary)

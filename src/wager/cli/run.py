@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import Counter, deque
@@ -15,10 +16,10 @@ import click
 from wager.config import EngineConfig
 from wager.drafter_spec import DrafterSpec
 from wager.engine.outputs import GuessedText, TokenDecoder
-from wager.errors import UsageError
+from wager.errors import UsageError, WagerError
 from wager.inputs import read_text
 from wager.terminal import console, flags
-from wager.types import Completion, OutputDelta, Request, SamplingParams, Stats
+from wager.types import Completion, Grammar, OutputDelta, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
     from wager.engine.rounds import Round, RoundSeconds
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
     from wager.models.tokenizer import Tokenizer
 
 
-@click.command("run", cls=flags.Verb)
-@click.argument("prompt", required=False)
+_MAIN = "show schema_path system model drafter depth temperature top_p seed stop max_tokens json_path"
+"""Options that --help shows without --help-all."""
+
+
+@click.command("run", cls=flags.Verb, main=_MAIN.split())
+@click.argument("prompt", nargs=-1)
 @click.option("--show", is_flag=True, help="Colour each token by the drafter that guessed it.")
 @click.option(
     "--rounds",
@@ -44,17 +49,24 @@ if TYPE_CHECKING:
     help="A text that the answer is expected to be like, such as a file that it edits: guesses come from it "
     "too. It changes no token.",
 )
+@click.option(
+    "--json-schema",
+    "schema_path",
+    type=flags.InputPath(),
+    help="A JSON schema that the answer keeps to; keywords that no grammar can say are checked at the end.",
+)
 @flags.framing_flags
 @flags.engine_flags()
 @flags.sampling_flags()
 @flags.json_flag
 def command(
-    prompt: str | None,
+    prompt: tuple[str, ...],
     *,
     show: bool,
     rounds: bool,
     explain: bool,
     prediction_path: Path | None,
+    schema_path: Path | None,
     framing: flags.Framing,
     config: EngineConfig,
     params: SamplingParams,
@@ -62,17 +74,20 @@ def command(
 ) -> None:
     """Answer PROMPT and stream the text; the last line shows tokens, speed and τ, the mean acceptance length.
 
-    Without PROMPT, or with -, it is read from standard input.
+    PROMPT is one word or several. Without it, or with -, it is read from standard input.
     """
+    text = _prompt(prompt)
+    schema = _schema(schema_path) if schema_path else None
     from wager.cli.loading import loaded_lines, open_llm
     from wager.models.tokenizer import IncrementalDecoder
 
-    text = _prompt(prompt)
     if show and rounds:
         raise click.UsageError("--show colours the text; --rounds prints rounds in its place. Give one of the two.")
     if prediction_path is not None:
         params = replace(params, prediction=read_text(prediction_path, "predicted answer", "Give a text file."))
         _check_predictions(config.speculation.drafters)
+    if schema is not None:
+        params, unenforced = _keeping_to(schema, params)
     requests: list[Request] = []
 
     def expected(tokenizer: Tokenizer) -> list[Request]:
@@ -97,9 +112,42 @@ def command(
             console.say(f"{name}, ahead of the target: {figures}")
         if explain:
             console.say("\n".join([*loaded_lines(llm.engine), llm.engine.policy.explain()]))
+    if answer.finish_reason == "length":
+        console.say(cut(answer.stats, params))
     console.say(footer(answer.stats, sampled=params.temperature > 0))
     if answer.finish_reason == "error":
         raise click.ClickException(answer.error)
+    if answer.finish_reason != "length" and schema is not None and unenforced:
+        from wager.constrain.schemas import violations
+
+        if broken := violations(schema, answer.text):
+            raise WagerError(" ".join(broken), f"No grammar can say {', '.join(unenforced)}. Ask again, or otherwise.")
+
+
+def cut(stats: Stats, params: SamplingParams) -> str:
+    """What is said of an answer that a limit ended."""
+    if stats.completion_tokens >= params.max_tokens:
+        return f"The answer was cut off after {params.max_tokens} tokens: -n N allows more."
+    return "The answer was cut off where the context is full: --max-context N allows more, if the model does."
+
+
+def _schema(path: Path) -> dict[str, Any]:
+    """The JSON schema of a file; UsageError if it holds none."""
+    try:
+        value = json.loads(read_text(path, "schema", "Give a file with a JSON schema."))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"The schema {path} is not JSON: {error}.", "Give one JSON object.") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"The schema {path} is no object.", 'For example {"type": "object"}.')
+    return value
+
+
+def _keeping_to(schema: dict[str, Any], params: SamplingParams) -> tuple[SamplingParams, Sequence[str]]:
+    """The parameters with the grammar of a schema, and the keywords that it lacks."""
+    from wager.constrain.schemas import relaxed
+
+    found = relaxed(schema)
+    return replace(params, grammar=Grammar.json_schema(found.schema)), found.unenforced
 
 
 def _check_predictions(drafters: Sequence[DrafterSpec]) -> None:
@@ -153,12 +201,11 @@ def footer(stats: Stats, *, sampled: bool) -> str:
     )
 
 
-def _prompt(prompt: str | None) -> str:
-    if prompt is None and sys.stdin.isatty():
+def _prompt(words: Sequence[str]) -> str:
+    if not words and sys.stdin.isatty():
         raise click.UsageError('Give a prompt: wager run "PROMPT", or pipe one in.')
-    if prompt in (None, "-"):
-        prompt = sys.stdin.read()
-    if not prompt or not prompt.strip():
+    prompt = sys.stdin.read() if words in ((), ("-",)) else " ".join(words)
+    if not prompt.strip():
         raise click.UsageError("The prompt is empty.")
     return prompt
 

@@ -14,12 +14,20 @@ from wager.config import EngineConfig
 from wager.errors import UsageError
 from wager.terminal import console, flags
 
+_LOG = logging.getLogger("wager.serve")
+
 _SWITCH_S = 0.0002
 """Seconds after which a thread that waits for the interpreter gets it. After every pass the engine's thread waits for
 it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tokens a second."""
 
 
-@click.command("serve", cls=flags.Verb)
+_MAIN = (
+    "host port served_names api_key_file model drafter depth max_sequences max_context memory strict_fields log_format"
+)
+"""Options that --help shows without --help-all."""
+
+
+@click.command("serve", cls=flags.Verb, main=_MAIN.split())
 @click.option(
     "--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 lets other machines in."
 )
@@ -109,9 +117,10 @@ def command(
     )
     listener = bind(options)
     configure_logging(json_lines=log_format == "json")
-    say = _log if log_format == "json" else console.say  # a reader of JSON finds nothing else
+    as_json = log_format == "json"  # whose reader finds nothing else
+    say, warn = (_LOG.info, _LOG.warning) if as_json else (console.say, console.warn)
     if not options.is_loopback and not (options.api_keys or options.operator_keys):
-        say(f"warning: everybody who reaches {options.host} may use the model: there is no --api-key-file.")
+        warn(f"everybody who reaches {options.host} may use the model: there is no --api-key-file.")
     llm = open_async_llm(config)
     for line in loaded_lines(llm.engine):
         say(line)
@@ -126,8 +135,3 @@ def _names(text: str) -> tuple[str, ...]:
     if not names:
         raise UsageError(f"--served-model-name {text!r} has no name.", "Give names with commas between them.")
     return names
-
-
-def _log(text: str) -> None:
-    level = logging.WARNING if text.startswith("warning: ") else logging.INFO
-    logging.getLogger("wager.serve").log(level, text.removeprefix("warning: "))

@@ -14,6 +14,7 @@ import click
 from wager.config import EngineConfig, parse_size
 from wager.errors import UsageError
 from wager.inputs import expand_path, shown, whole_number
+from wager.prompts import read_prompts
 from wager.terminal import console, flags
 
 if TYPE_CHECKING:
@@ -47,7 +48,11 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
     return number
 
 
-@click.command("train", cls=flags.Verb)
+_MAIN = "kind output prompts made_up answers apart_from passes steps depth device model json_path"
+"""Options that --help shows without --help-all."""
+
+
+@click.command("train", cls=flags.Verb, main=_MAIN.split())
 @click.option(
     "--kind",
     type=click.Choice(KINDS),
@@ -123,7 +128,7 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
 @click.option("--seed", type=flags.Count(0, 1 << 31), default=0)
 @click.option(
     "--begin-with",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="FOLDER",
     help="Begin with the weights of an earlier run, on other texts say; its draft vocabulary is taken.",
 )
@@ -160,6 +165,12 @@ def command(*, kind: str, output: str, config: EngineConfig, json_path: Path | N
     """
     if not (options["prompts"] or options["made_up"] or options["answers"]):
         raise UsageError("There is nothing to train on.", "Give --prompts FILE, --made-up N or --answers FILE.")
+    from wager.models import hub
+
+    if not hub.is_random(config.model.model):  # what is missing is said before torch is imported
+        hub.find(config.model.model)
+    if options["prompts"]:
+        read_prompts(options["prompts"])
     folder = expand_path(output)
     try:
         folder.mkdir(exist_ok=True)

@@ -263,10 +263,17 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """What a piece of an answer adds to its content and to its calls."""
+    """What a piece of an answer adds to its content (texts) and to its calls, in the order of the answer."""
 
-    content: str = ""
-    calls: tuple[ToolCallDelta, ...] = ()
+    parts: tuple[str | ToolCallDelta, ...] = ()
+
+    @property
+    def content(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> tuple[ToolCallDelta, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ToolCallDelta))
 
 
 class ToolCallParser:
@@ -286,8 +293,7 @@ class ToolCallParser:
         self._head = re.compile(rf"\{{\s*\"name\"\s*:\s*({_STRING})\s*,\s*\"{form.arguments}\"\s*:\s*(?=\S)", re.DOTALL)
         self._closing = [text for text in (self._end, _visible(form.closing, form).strip()) if text]
         self._held = ""
-        self._content: list[str] = []  # what a text adds
-        self._found: list[ToolCallDelta] = []
+        self._parts: list[str | ToolCallDelta] = []  # what a text adds
         self._state = "content" if self._tag else "start"
         self._value = _JsonValue()
         self.calls = 0
@@ -296,14 +302,14 @@ class ToolCallParser:
     def push(self, text: str, *, last: bool = False) -> AnswerDelta:
         """What becomes certain with this text; `last`: none follows."""
         self._held += text
-        self._content, self._found = [], []
+        self._parts = []
         while self._step(last=last):
             pass
         if last:
             if self._state in ("content", "start", "call"):
-                self._content.append(self._held)
+                self._parts.append(self._held)
             self._held = ""
-        return AnswerDelta("".join(self._content), tuple(self._found))
+        return AnswerDelta(tuple(part for part in self._parts if part != ""))
 
     def _step(self, *, last: bool) -> bool:
         """Go on by one part of the answer, as far as it is known; whether to go on."""
@@ -320,17 +326,17 @@ class ToolCallParser:
     def _read_content(self, *, last: bool) -> bool:
         """Text up to the tag of a call, as far as it cannot be a part of one."""
         if not self._tag:
-            self._content.append(self._held)
+            self._parts.append(self._held)
             self._held = ""
             return False
         at = self._held.find(self._tag)
         if at >= 0:
-            self._content.append(self._held[:at].rstrip())
+            self._parts.append(self._held[:at].rstrip())
             self._held = self._held[at:]
             self._state = "call"
             return True
         kept = 0 if last else _kept(self._held, self._tag)
-        self._content.append(self._held[: len(self._held) - kept])
+        self._parts.append(self._held[: len(self._held) - kept])
         self._held = self._held[len(self._held) - kept :]
         return False
 
@@ -348,7 +354,7 @@ class ToolCallParser:
         head = self._head.match(rest)
         if head is None:
             return False
-        self._found.append(ToolCallDelta(self.calls, json.loads(head[1])))
+        self._parts.append(ToolCallDelta(self.calls, json.loads(head[1])))
         self.calls += 1
         self._held = rest[head.end() :]
         self._state = "arguments"
@@ -358,7 +364,7 @@ class ToolCallParser:
     def _read_arguments(self) -> bool:
         count = self._value.take(self._held)
         if count:
-            self._found.append(ToolCallDelta(self.calls - 1, None, self._held[:count]))
+            self._parts.append(ToolCallDelta(self.calls - 1, None, self._held[:count]))
         self._held = self._held[count:]
         if self._value.ended:
             self._state = "after"

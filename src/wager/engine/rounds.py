@@ -7,7 +7,7 @@ them does nothing for them.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -230,12 +230,13 @@ class DrafterCounts:
 
 
 class DraftCounter(WrappedPolicy):
-    """Decides as `policy` does. `drafters` has the counts since the start, by drafter; `planned[n]`: decisions to draft
-    n guesses."""
+    """Decides as `policy` does. `drafters` has the counts since the start, by drafter; `drafted` what each drafted, of
+    which the policy admits some to be verified; `planned[n]`: decisions to draft n guesses."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self.drafters: dict[str, DrafterCounts] = {}
+        self.drafted: Counter[str] = Counter()
         self.planned: list[int] = []
         self._admitted: Mapping[str, Draft] = {}
         self._steps: deque[tuple[StepRecord, Mapping[str, Draft]]] = deque()
@@ -255,6 +256,11 @@ class DraftCounter(WrappedPolicy):
         return plan
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
+        for draft in drafts.values():
+            if isinstance(draft, DraftOfSeveral):
+                self.drafted.update(draft.drafters)
+            else:
+                self.drafted[draft.drafter] += len(draft.tokens)
         self._admitted = admitted = self.policy.admit(drafts, budget)
         return admitted
 

@@ -14,9 +14,11 @@ from wager.draft.base import Drafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile, read_store_header
 from wager.draft.vocabulary import vocabulary_digest
-from wager.drafter_spec import DrafterSpec
+from wager.drafter_spec import AUTO, DrafterSpec, parse_drafters
 from wager.kernels.cpu import Kernels, select
 from wager.loading.opened import OpenedModel, open_draft, open_layers
+from wager.models import hub
+from wager.models.names import named_model
 from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.models.transformer import Decoder
 from wager.types import RULES
@@ -35,6 +37,19 @@ def shipped_store(tokenizer: Tokenizer) -> StoreFile | None:
         if read_store_header(path).tokenizer == digest:
             return StoreFile(path, vocab=num_tokens(tokenizer), tokenizer=digest)
     return None
+
+
+def known_drafters(model: str) -> tuple[DrafterSpec, ...]:
+    """The drafters that are known to fit a model that is given by name, the best first; see models/names.toml."""
+    row = named_model(model)
+    return tuple(spec for text in (row.drafters if row else ()) for spec in parse_drafters(text))
+
+
+def is_here(spec: DrafterSpec) -> bool:
+    """Whether what one of the known drafters reads is on this machine; what is in the target's own files is."""
+    if spec.argument is None:
+        return True
+    return hub.find(spec.argument) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +76,29 @@ class OpenedDrafter:
 
 
 def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
-    """The drafters of a configuration. The label is the name, with the argument if a name occurs twice. `auto` looks in
-    the store that comes with wager for this tokenizer, if there is one: for trees where rows are cheap, which they are
-    beside weights of 16 bits (docs/drafters_measured.md), and the rule verifies trees."""
+    """The drafters of a configuration. The label is the name, with the argument if a name occurs twice."""
+    if config.speculation.drafter == "auto":
+        return _open_auto(config, target)
     specs = config.speculation.drafters
-    store = shipped_store(target.tokenizer) if config.speculation.drafter == "auto" else None
-    if store is not None:
-        trees = not target.quantised and RULES[config.speculation.verify].verifies_trees
-        spec = DrafterSpec("store", str(store.path), trees)
-        return [OpenedDrafter(spec.label, spec, store=store, target=target.tokenizer)]
     counts = Counter(spec.label for spec in specs)
     return [_open(config, target, spec, label=spec.label if counts[spec.label] == 1 else str(spec)) for spec in specs]
+
+
+def _open_auto(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
+    """A lookup, and beside it the first drafter on this machine that is known to fit the model; a policy that takes one
+    drafter takes the latter. The lookup is in the store that comes with wager for this tokenizer, if there is one: for
+    trees where rows are cheap, which they are beside weights of 16 bits (docs/drafters_measured.md), and the rule
+    verifies trees."""
+    paired = next((spec for spec in known_drafters(config.model.model) if is_here(spec)), None)
+    found = [] if paired is None else [_open(config, target, paired, label=paired.label)]
+    if found and config.speculation.parsed_policy.kind != "adaptive":
+        return found
+    store = shipped_store(target.tokenizer)
+    if store is None:
+        return [_open(config, target, spec, label=spec.label) for spec in AUTO] + found
+    trees = not target.quantised and RULES[config.speculation.verify].verifies_trees
+    spec = DrafterSpec("store", str(store.path), trees)
+    return [OpenedDrafter(spec.label, spec, store=store, target=target.tokenizer), *found]
 
 
 def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label: str) -> OpenedDrafter:

@@ -15,6 +15,7 @@ from wager.models.head_eagle import CheckedEagle, EagleHead, open_eagle
 from wager.models.head_files import CheckedLayers, HeadFiles
 from wager.models.head_medusa import CheckedMedusa, MedusaHead, open_medusa
 from wager.models.head_mtp import CheckedMtp, MtpHead, open_mtp
+from wager.models.hub import head_path
 from wager.models.opening import trained_for_another
 from wager.models.transformer import Decoder
 
@@ -60,7 +61,7 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     modules = spec.option.argument == "modules"
     where, side = _split_side(spec.argument or "") if modules else (spec.argument or "", None)
     inside = modules and not where
-    path = target.path if inside else Path(where).expanduser()
+    path = target.path if inside else head_path(where)
     if inside and not path.is_dir():
         raise ModelError(
             f"{path.name} has no MTP weights: they are read from directories with safetensors.",

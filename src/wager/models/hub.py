@@ -1,4 +1,4 @@
-"""Finds and fetches models: a path, a known name, or ORG/NAME on the Hugging Face hub.
+"""Finds, fetches and removes models: a path, a short name, or ORG/NAME[:FILE] on the Hugging Face hub.
 
 Turns the user's argument into the path of a directory or GGUF file on this machine.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from wager.errors import DownloadError, ModelError
+from wager.errors import DownloadError, ModelError, WagerError
 from wager.inputs import did_you_mean, expand_path, shown
 from wager.models.integrity import (
     Finding,
@@ -21,6 +24,7 @@ from wager.models.integrity import (
     require_intact,
     silent,
 )
+from wager.models.names import PART, HubSource, hub_source, is_complete, model_files, named_model, named_models
 
 KNOWN: dict[str, WheelModel] = {
     "SmolLM2-135M-Instruct": WheelModel(
@@ -33,10 +37,8 @@ KNOWN: dict[str, WheelModel] = {
         bytes=98_362_432,
     ),
 }
-"""Models with a short name: their source, and the digests of their files."""
+"""Models that come in a Python wheel: their source, and the digests of their files. Others are in names.toml."""
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 _SUFFIXES = {".gguf", ".safetensors", ".json", ".jinja"}
 _CONTENT_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -64,16 +66,15 @@ def find(model: str) -> Path | None:
     path = _existing_path(model)
     if path is not None:
         return _model_at(path)
-    if model in KNOWN:
-        target = _cached_file(model)
-        if not target.exists():
-            return None
-        if not target.is_file() or target.stat().st_size != KNOWN[model].bytes:
-            raise check_file(_published_known(model)).error()
-        return target
-    if _is_hub_name(model):
-        return _hub_snapshot(model)
-    raise _unknown(model)
+    source = _source(model)
+    if isinstance(source, HubSource):
+        return _hub_model(source)
+    target = _cached_file(source)
+    if not target.exists():
+        return None
+    if not target.is_file() or target.stat().st_size != KNOWN[source].bytes:
+        raise check_file(_published_known(source)).error()
+    return target
 
 
 def resolve(model: str, progress: Progress = silent) -> Path:
@@ -94,20 +95,29 @@ def pull(name: str, progress: Progress = silent, *, force: bool = False) -> Path
     Raises ModelError (no such model, a path with `force`, a damaged file) or DownloadError.
     """
     path = _existing_path(name)
-    if path is not None and force:
-        raise ModelError(f"{name} is a path: there is nothing to fetch.", "Give the name of a model.")
-    if path is None and name in KNOWN:
-        path, findings = _cached_file(name), [_pull_known(name, progress, force=force)]
-    elif path is None and not _is_hub_name(name):
-        raise _unknown(name)
-    else:
-        path = _hub_download(name, force=force) if path is None else _model_at(path)
+    if path is not None:
+        if force:
+            raise ModelError(f"{name} is a path: there is nothing to fetch.", "Give the name of a model.")
+        path = _model_at(path)
         findings = [check_file(file, progress) for file in published_files(path)]
+    elif isinstance(source := _source(name), HubSource):
+        stored = None if force else _hub_model(source)
+        path = stored or _hub_download(source, progress, force=force)
+        findings = [check_file(file, progress) for file in published_files(path)]
+    else:
+        path, findings = _cached_file(source), [_pull_known(source, progress, force=force)]
     _verified().record(findings)
     for finding in findings:
         if not finding.intact:
             raise finding.error()
     return path
+
+
+def head_path(argument: str) -> Path:
+    """The folder of a drafter's head, or of modules: a path, or ORG/NAME on the hub if it was fetched."""
+    path = expand_path(argument)
+    source = None if path.exists() else hub_source(argument)
+    return (_hub_model(source) if source else None) or path
 
 
 def _pull_known(name: str, progress: Progress, *, force: bool) -> Finding:
@@ -125,6 +135,89 @@ def _pull_known(name: str, progress: Progress, *, force: bool) -> Finding:
 def installed() -> list[tuple[str, Path]]:
     """Known models that are on this machine, intact or not."""
     return [(name, _cached_file(name)) for name in KNOWN if _cached_file(name).exists()]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on this machine that was fetched by name: its files' bytes, when it came, and whether they are all
+    there."""
+
+    name: str
+    path: Path
+    bytes: int
+    fetched: float
+    complete: bool = True
+
+
+def stored_models() -> list[StoredModel]:
+    """What was fetched by name: in wager's cache, and by whichever program in the cache of the hub's clients."""
+    found = [
+        StoredModel(name, path, path.stat().st_size, path.stat().st_mtime)
+        for name, path in installed()
+        if path.is_file()
+    ]
+    short = {row.source.lower(): name for name, row in named_models().items()}
+    for folder in sorted(_hub_cache().glob("models--*--*")):
+        repository = folder.name.removeprefix("models--").replace("--", "/", 1)
+        for partial in folder.glob(f"blobs/*{PART}"):
+            status = partial.stat()
+            found.append(StoredModel(repository, partial, status.st_size, status.st_mtime, complete=False))
+        snapshot = _snapshot(folder)
+        names = [path.name for path in snapshot.iterdir() if path.exists()] if snapshot else []
+        ggufs = [name for name in names if name.endswith(".gguf")]
+        sources = [HubSource(repository, name) for name in ggufs]
+        if any(name.endswith(".safetensors") for name in names):
+            sources.append(HubSource(repository))
+        for source in sources:
+            path = _hub_model(source)
+            if path is not None:
+                files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
+                sizes, times = [each.stat().st_size for each in files], [each.stat().st_mtime for each in files]
+                name = short.get(str(source).lower(), str(source))
+                found.append(StoredModel(name, path, sum(sizes), max(times)))
+    return found
+
+
+def remove(name: str) -> list[Path]:
+    """Delete a model that was fetched by name; the paths of its weights before that. What the hub's cache has of a
+    repository goes with the last of its files. ModelError if it is not here, or is a path."""
+    if _existing_path(name) is not None and hub_source(name) is None and named_model(name) is None:
+        raise ModelError(f"{name} is a path, not a model that was fetched by name.", "Delete the file yourself.")
+    source = _source(name)
+    try:
+        if isinstance(source, HubSource):
+            return _remove_from_hub(source)
+        path = _cached_file(source)
+        if not path.parent.exists():
+            raise _not_here(name)
+        shutil.rmtree(path.parent)
+    except OSError as error:
+        raise WagerError(
+            f"{error.filename or name} cannot be removed: {error.strerror or error}.", "Check who may write there."
+        ) from error
+    return [path]
+
+
+def _remove_from_hub(source: HubSource) -> list[Path]:
+    folder = _repository_folder(source)
+    path, snapshot = _hub_model(source), _snapshot(folder)
+    if path is None and not list(folder.glob(f"blobs/*{PART}")):
+        raise _not_here(str(source))
+    weights = [path.resolve(), path] if path else []
+    if path and path.is_file():
+        blob = path.resolve()
+        path.unlink()
+        blob.unlink(missing_ok=True)
+    others = [file for file in snapshot.iterdir() if file.suffix in (".gguf", ".safetensors")] if snapshot else []
+    if not others or (path and path.is_dir()):
+        shutil.rmtree(folder)
+        with suppress(OSError):
+            shutil.rmtree(folder.parent / ".locks" / folder.name)
+    return weights
+
+
+def _not_here(name: str) -> ModelError:
+    return ModelError(f"{name} is not on this machine.", "`wager list` shows what is.")
 
 
 def published_files(path: Path) -> list[PublishedFile]:
@@ -159,7 +252,8 @@ def _published(path: Path) -> PublishedFile | None:
     if blob.parent.name != "blobs" or not _CONTENT_HASH.fullmatch(blob.name):
         return None
     repository = next((part for part in reversed(path.parts) if part.startswith("models--")), "")
-    return PublishedFile(path, blob.name, _pull_command(repository.removeprefix("models--").replace("--", "/", 1)))
+    name = repository.removeprefix("models--").replace("--", "/", 1)
+    return PublishedFile(path, blob.name, _pull_command(f"{name}:{path.name}" if path.suffix == ".gguf" else name))
 
 
 def _published_known(name: str) -> PublishedFile:
@@ -184,8 +278,15 @@ def _cached_file(name: str) -> Path:
     return cache_dir() / name / KNOWN[name].filename
 
 
-def _is_hub_name(model: str) -> bool:
-    return bool(_HUB_NAME.fullmatch(model)) and not model.endswith(".gguf")
+def _source(model: str) -> HubSource | str:
+    """What a name names: a repository of the hub, or a key of KNOWN. ModelError for an unknown name."""
+    row = named_model(model)
+    text = row.source if row else model
+    known = {name.lower(): name for name in KNOWN}.get(text.lower())
+    source = known or hub_source(text)
+    if source is None:
+        raise _unknown(model)
+    return source
 
 
 def _model_at(path: Path) -> Path:
@@ -211,33 +312,69 @@ def _unknown(model: str) -> ModelError:
         return ModelError(f"{model} is generated, not fetched.", "There is nothing to fetch; give it as --model.")
     if model.endswith(".gguf") or model.startswith(("/", ".", "~")):
         return ModelError(f"There is no model at {model}.", "Check the path.")
-    hint = did_you_mean(model, KNOWN, cutoff=0.4, otherwise="Known by name: {}.")
+    sizes = [name for name in named_models() if name.startswith(f"{model.lower()}:")]
+    if sizes:
+        return ModelError(f"{model} comes in several sizes.", f"Write one of them: {', '.join(sizes)}.")
+    hint = did_you_mean(model, [*KNOWN, *named_models()], cutoff=0.4, otherwise="`wager list --known` has the names.")
     return ModelError(
         f"Model {shown(model)} is not known.",
         f"{hint} Otherwise give a directory, a GGUF file, or ORG/NAME on the hub.",
     )
 
 
-def _hub_snapshot(name: str) -> Path | None:
-    """A snapshot with weights in the hub client's cache; None if there is none."""
-    from huggingface_hub import snapshot_download
+# ---- the hub's cache ------------------------------------------------------------------------------------------------
 
+
+def _hub_cache() -> Path:
+    from huggingface_hub import constants  # a start with a path does not wait for it
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _repository_folder(source: HubSource) -> Path:
+    return _hub_cache() / ("models--" + source.repository.replace("/", "--"))
+
+
+def _snapshot(folder: Path) -> Path | None:
+    """The snapshot that a repository's `main` is, in the hub client's cache; None if there is none."""
     try:
-        path = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
-    except (OSError, ValueError):  # not in the cache; the client raises one of the two
+        commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
         return None
-    return path if (path / "config.json").is_file() and any(path.glob("*.safetensors")) else None
+    path = folder / "snapshots" / commit
+    return path if commit and path.is_dir() else None
 
 
-def _hub_download(name: str, *, force: bool) -> Path:
+def _hub_model(source: HubSource) -> Path | None:
+    """The file or folder of a model in the hub client's cache; None if it is not there in full."""
+    folder = _snapshot(_repository_folder(source))
+    names = [path.name for path in folder.iterdir() if path.exists()] if folder else []
+    try:
+        files = model_files(names, source)
+    except ModelError:
+        return None
+    if folder is None or not is_complete(files):
+        return None
+    if files[0].endswith(".gguf"):
+        return folder / files[0]
+    return folder if "config.json" in files else None
+
+
+def _hub_download(source: HubSource, progress: Progress, *, force: bool) -> Path:
     from wager.models.download import hub_download  # imports what only a download needs
 
     try:
-        return hub_download(name, _HUB_FILES, force=force)
+        path = hub_download(source, progress, force=force)
+    except WagerError:
+        raise
     except Exception as error:  # the client raises errors of several unrelated families
         cause = str(error).strip().splitlines() or [type(error).__name__]
+        kept = any(_repository_folder(source).glob(f"blobs/*{PART}"))
         raise DownloadError(
-            f"{name} is not a local directory, and could not be fetched from the Hugging Face hub: {cause[0]}",
-            "Check the name and the network (a gated model needs a login); "
-            "offline, give --model a directory or GGUF file.",
+            f"{source} is not a local directory, and could not be fetched from the Hugging Face hub: {cause[0]}",
+            f"Check the name and the network (a gated model needs its licence accepted at "
+            f"huggingface.co/{source.repository} and `hf auth login`); offline, give --model a directory or GGUF file."
+            + " What arrived is kept: the next attempt goes on with it."
+            * kept,
         ) from error
+    return path

@@ -14,7 +14,6 @@ import numpy as np
 from wager.arch import ModelSpec
 from wager.arch.config_keys import ConfigKeys
 from wager.drafter_spec import DrafterSpec
-from wager.inputs import expand_path
 from wager.models import hub
 from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.models.weights import Weights, open_weights, tensor_shapes
@@ -60,7 +59,7 @@ def drafter_fingerprint(spec: DrafterSpec) -> str:
         if kind == "path":
             read.append(target_fingerprint(open_model(argument)[1]))
         elif kind in ("head", "modules", "store"):
-            path = expand_path(argument.rpartition("@")[0] or argument)
+            path = hub.head_path(argument.rpartition("@")[0] or argument)
             for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
                 with file.open("rb") as opened:
                     read.append(hashlib.file_digest(opened, "sha256").hexdigest())

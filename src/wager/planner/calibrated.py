@@ -77,7 +77,7 @@ def calibrated_cost(model: str, hardware: str) -> CostModel | None:
     setup, errors = calibration.setup, calibration.errors
     local = setup.machine == this_machine
     if not local and not setup.foreign:
-        console.say(f"warning: {hardware} was made on another machine: {setup.machine}; this one is {this_machine}.")
+        console.warn(f"{hardware} was made on another machine: {setup.machine}; this one is {this_machine}.")
     label = (
         f"{f'{setup.machine}; ' if local else ''}{setup.kernels}, {setup.dtype}, measured {calibration.age}, off by "
         f"{errors.median:.1%} (median) and {errors.p90:.1%} (90th percentile) on steps it was not fitted to"

@@ -76,8 +76,13 @@ deployment_flags = flags.add(
 """What `wager plan` and `wager replay` share: where drafters run, how the model is divided, routed and stored."""
 
 
-@click.command("plan", cls=flags.Verb)
+_MAIN = "model hardware batches contexts acceptances shape tp precision price html_path engine json_path"
+"""Options that --help shows without --help-all."""
+
+
+@click.command("plan", cls=flags.Verb, main=_MAIN.split())
 @click.option(
+    "-m",
     "--model",
     default=DEFAULT_MODEL,
     metavar="MODEL",
@@ -87,8 +92,8 @@ deployment_flags = flags.add(
     "--hardware",
     required=True,
     metavar="NAME",
-    help="A GPU by name (H100, B200, RTX-4090, ...), cpu, a JSON file with peaks and bandwidth, or this: the "
-    "calibration that `wager calibrate` stored on this machine (or a file that it wrote on another).",
+    help="A GPU by name (H100, B200, RTX-4090, ...), cpu, this (as calibrated), or a JSON file. The file has peaks and "
+    "bandwidth, or is what `wager calibrate` wrote on another machine.",
 )
 @click.option(
     "--batch",
@@ -114,19 +119,20 @@ deployment_flags = flags.add(
     "acceptances",
     default="0.75",
     metavar="P,...|FILE",
-    help="Acceptance rate of draft tokens; mtp or dflash: the published curve of that name. FILE holds by depth "
+    help="Acceptance rate of draft tokens, or mtp or dflash: the published curves. FILE holds by depth "
     '{"acceptance": [...]}, given that the token before was accepted, or {"survival": [...]}.',
 )
 @click.option(
     "--drafter-shape",
     "shape",
     metavar="SHAPE",
-    help="The cost of drafting, by the drafter's own roofline. free: lookup; mtp: one layer like the target's "
-    "and its head, a pass per token; eagle3, dflash, dspark: the head that was released for the model (:NAME: for that "
-    "model); eagle[:VOCAB]: one layer on three hidden states, with a head over VOCAB tokens or "
-    "the target's; block[:N]: one pass over N positions; medusa[:HEADS]: heads on the last hidden state; model:NAME: "
-    "a smaller model; staged:NAME,INNER,P[,DEPTH]: a smaller model that speculates with a shape INNER, accepted at "
-    "rate P; with --hardware this the name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
+    help="What drafting costs: free, mtp, eagle3, dflash, dspark, eagle, block, medusa, model:NAME or staged:... By "
+    "the drafter's own roofline. free: lookup; mtp: one layer like the target's and its head, a pass per token; "
+    "eagle3, dflash, dspark: the head that was released for the model (:NAME: for that model); eagle[:VOCAB]: one "
+    "layer on three hidden states, with a head over VOCAB tokens or the target's; block[:N]: one pass over N "
+    "positions; medusa[:HEADS]: heads on the last hidden state; model:NAME: a smaller model; "
+    "staged:NAME,INNER,P[,DEPTH]: a smaller model that speculates with a shape INNER, accepted at rate P; with "
+    "--hardware this the name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
 )
 @click.option(
     "--drafter-cost",
@@ -178,8 +184,8 @@ deployment_flags = flags.add(
     "--export",
     "engine",
     type=click.Choice(["vllm", "sglang", "llama.cpp"]),
-    help="Write the command that serves this plan, as a shell script with what the engine cannot express and what that "
-    "costs in its comments, instead of the table; with --json as fields (docs/export.md).",
+    help="Write the command that serves this plan, instead of the table. It is a shell script with what the engine "
+    "cannot express and what that costs in its comments; with --json fields (docs/export.md).",
 )
 @flags.json_flag
 def command(
@@ -250,4 +256,4 @@ def show(head: Iterable[str], columns: Sequence[str], rows: Sequence[Sequence[st
         click.echo(line)
     console.table("", columns, rows, to_stdout=True)
     for line in notes:
-        click.echo(click.wrap_text(line, width=100, subsequent_indent="  "))
+        click.echo(console.wrapped(line))

@@ -145,7 +145,7 @@ def check_origin(noted: ConfigKeys, model: str, spec: ModelSpec, *, allowed: boo
     if found and not allowed:
         raise UsageError(f"{path} was measured {found}.", "Measure it with that model, or allow it with --any-model.")
     if found:
-        console.say(f"warning: {path} was measured {found}.")
+        console.warn(f"{path} was measured {found}.")
 
 
 def check_drafter(noted: ConfigKeys, deployment: Deployment, shape: str | None) -> None:
@@ -169,7 +169,7 @@ def check_drafter(noted: ConfigKeys, deployment: Deployment, shape: str | None) 
         differs = f"of another {drafter} than the one whose time is planned, by the files that it reads"
     else:
         return
-    console.say(f"warning: {noted.where} is the acceptance {differs}.")
+    console.warn(f"{noted.where} is the acceptance {differs}.")
 
 
 def _shape_of(drafter: str) -> str:

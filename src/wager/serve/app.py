@@ -132,12 +132,13 @@ class Server:
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         del app
-        preparing = asyncio.create_task(self._prepare())
+        tasks = [asyncio.create_task(task) for task in (self._prepare(), self.live.watch())]
         try:
             yield
         finally:
-            preparing.cancel()
-            await asyncio.wait([preparing])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             self.bodies.close()
             await self.llm.close()
 

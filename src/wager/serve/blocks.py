@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from wager.constrain.tools import ToolCallParser, ToolFormat
+from wager.constrain.tools import ToolCallDelta, ToolCallParser, ToolFormat
 from wager.serve.formats import encoded, new_call_id
 from wager.types import Completion, OutputDelta, TokenLogprob
 
@@ -60,14 +60,8 @@ class BlockReader:
         if self._parser is None:
             yield from self._text(delta.text)
         else:
-            piece = self._parser.push(delta.text, last=last)
-            yield from self._text(piece.content)
-            for call in piece.calls:
-                if call.name is not None:
-                    yield from self._begin(call.name)
-                if call.arguments:
-                    self.blocks[-1].text += call.arguments
-                    yield BlockChange("grow", self.blocks[-1], call.arguments)
+            for part in self._parser.push(delta.text, last=last).parts:
+                yield from self._text(part) if isinstance(part, str) else self._call(part)
         if last:
             if not self.blocks:
                 yield from self._begin(None)
@@ -83,6 +77,13 @@ class BlockReader:
         block.text += text
         block.logprobs += logprobs
         yield BlockChange("grow", block, text, logprobs)
+
+    def _call(self, call: ToolCallDelta) -> Iterator[BlockChange]:
+        if call.name is not None:
+            yield from self._begin(call.name)
+        if call.arguments:
+            self.blocks[-1].text += call.arguments
+            yield BlockChange("grow", self.blocks[-1], call.arguments)
 
     def _begin(self, name: str | None) -> Iterator[BlockChange]:
         if self.blocks:

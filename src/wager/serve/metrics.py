@@ -239,6 +239,10 @@ class Metrics:
 
     def _speculation(self) -> Iterable[Metric]:
         counts = self.drafts.drafters
+        drafted = {(name,): count for name, count in list(self.drafts.drafted.items())}
+        yield self._total(
+            "spec_decode_num_drafted_tokens", "Guesses drafted, before some are admitted.", drafted, "drafter"
+        )
         for name, text, attribute in (
             ("spec_decode_num_drafts", "Drafts that were verified.", "drafts"),
             ("spec_decode_num_draft_tokens", "Guesses verified.", "verified_tokens"),

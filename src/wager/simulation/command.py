@@ -14,7 +14,11 @@ from wager.terminal import console, flags
 _MAX_ROUNDS = 10_000_000
 
 
-@click.command("replay", cls=flags.Verb)
+_MAIN = "policies concurrency rate load curves model hardware shape output json_path"
+"""Options that --help shows without --help-all."""
+
+
+@click.command("replay", cls=flags.Verb, main=_MAIN.split())
 @click.argument("trace", required=False, metavar="[TRACE]", type=flags.InputPath())
 @click.option(
     "--policy",
@@ -46,6 +50,7 @@ _MAX_ROUNDS = 10_000_000
     "`wager plan --acceptance`. Repeat it for several drafters.  [default: mtp]",
 )
 @click.option(
+    "-m",
     "--model",
     metavar="MODEL",
     help="The target; see `wager plan`.  [default: plan's with --hardware, else Qwen3.6-35B-A3B]",

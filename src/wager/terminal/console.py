@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wager.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Update = Callable[[str, int, int], None]
 """(activity, amount done, total amount): progress of an activity; cheap enough to call for every token."""
@@ -27,12 +31,54 @@ STDOUT = Path("-")
 _EVERY_S = 10.0
 
 _UNBOUNDED = 1000
-"""Columns of a table that goes to a file or a pipe: no figure is cut off."""
+"""Columns of a table that goes to a file or a pipe: it stays one table."""
+
+_WIDEST = 100
+"""Columns that prose takes at the most."""
+
+_verbosity = 0
+
+
+def set_verbosity(level: int) -> None:
+    """-1: results, warnings and errors alone; 0: notes and progress too; 1: details too."""
+    global _verbosity
+    _verbosity = level
 
 
 def say(text: str = "") -> None:
-    """A line on stderr."""
-    click.echo(text, err=True)
+    """A line on stderr, unless --quiet is given."""
+    if _verbosity >= 0:
+        click.echo(text, err=True)
+
+
+def warn(text: str) -> None:
+    """A warning on stderr."""
+    click.echo(f"warning: {text}", err=True)
+
+
+def detail(text: str) -> None:
+    """A line on stderr, with --verbose."""
+    if _verbosity > 0:
+        click.echo(text, err=True)
+
+
+def width() -> int:
+    """Columns of prose: the terminal's, if there are fewer than prose takes."""
+    return min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns) if sys.stdout.isatty() else _WIDEST
+
+
+def wrapped(text: str) -> str:
+    """Prose in lines that fit; those after the first are set in."""
+    return click.wrap_text(text, width=width(), subsequent_indent="  ")
+
+
+def confirmed(question: str, *, yes: bool) -> bool:
+    """Whether the user agrees: with `yes`, or asked on a terminal; nobody else is asked, and none agrees."""
+    if yes:
+        return True
+    if _verbosity < 0 or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    return click.confirm(question, default=True, err=True)
 
 
 def write_json(value: Mapping[str, Any], path: Path | None) -> None:
@@ -74,29 +120,64 @@ def unwritable(path: Path, cause: str) -> UsageError:
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, to_stdout: bool, caption: str = ""
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    to_stdout: bool,
+    caption: str = "",
+    texts: Sequence[int] = (0,),
 ) -> None:
-    """A table whose first column is text and whose others are figures; `caption` are lines below it."""
-    from rich import box
+    """A table of figures; the columns with the numbers `texts` are text, `caption` are lines below it. On a terminal
+    that is too narrow its columns are divided among several tables, which all have the first."""
     from rich.console import Console
+
+    stream = sys.stdout if to_stdout else sys.stderr
+    if stream is sys.stderr and _verbosity < 0:
+        return
+    columns_of_stream = None if stream.isatty() else _UNBOUNDED
+    out = Console(file=stream, width=columns_of_stream, markup=False, emoji=False)  # random:llama:1b is no emoji
+    for number, chosen in enumerate(_divided(columns, rows, width=out.width)):
+        out.print(_drawn("" if number else title, columns, rows, chosen, texts=texts))
+    if caption:
+        out.print(caption, highlight=False)
+
+
+def _drawn(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], chosen: Sequence[int], *, texts: Sequence[int]
+) -> Table:
+    from rich import box
     from rich.table import Table
 
     drawn = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for index, column in enumerate(columns):
-        drawn.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+    for index in chosen:
+        drawn.add_column(columns[index], justify="left" if index in texts else "right", no_wrap=index > 0)
     for row in rows:
-        drawn.add_row(*row)
-    stream = sys.stdout if to_stdout else sys.stderr
-    width = None if stream.isatty() else _UNBOUNDED
-    out = Console(file=stream, width=width, markup=False, emoji=False)  # random:llama:1b is no emoji
-    out.print(drawn)
-    if caption:
-        out.print(caption, highlight=False, soft_wrap=True)
+        drawn.add_row(*(row[index] for index in chosen))
+    return drawn
+
+
+def _divided(columns: Sequence[str], rows: Sequence[Sequence[str]], *, width: int) -> Iterator[list[int]]:
+    """The numbers of the columns of each table, the first one in all; `width` is what there is room for."""
+    from rich.cells import cell_len
+
+    sizes = [max(cell_len(row[index]) for row in (columns, *rows)) + 2 for index in range(len(columns))]
+    room = width - 1 - min(sizes[0], width // 2)  # a longer first column is broken into lines
+    chosen: list[int] = []
+    for index in range(1, len(columns)):
+        if chosen and sum(sizes[each] for each in chosen) + sizes[index] > room:
+            yield [0, *chosen]
+            chosen = []
+        chosen.append(index)
+    yield [0, *chosen]
 
 
 @contextmanager
 def meter(unit: str) -> Iterator[Update]:
     """Progress: bars on a terminal, a few lines elsewhere. `unit` is what is counted, such as `bytes`."""
+    if _verbosity < 0:
+        yield lambda _activity, _done, _total: None
+        return
     if not sys.stderr.isatty():
         yield _progress_lines(unit)
         return
@@ -136,11 +217,11 @@ def _progress_lines(unit: str) -> Update:
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """A spinner with a changing text on a terminal; nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda _text: None
+    """A spinner with a changing text on a terminal, lines with --verbose, nothing elsewhere."""
+    if _verbosity or not sys.stderr.isatty():
+        yield detail
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(text) as status:
+    with Console(stderr=True, markup=False, emoji=False).status(text) as status:
         yield status.update

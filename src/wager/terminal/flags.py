@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from wager.config import DEFAULT_MODEL, DTYPES, MOST_POSITIONS, OPTIONS, EngineConfig, parse_size, read_options
-from wager.drafter_spec import descriptions, parse_drafters
+from wager.drafter_spec import DRAFTERS, WORDS, parse_drafters
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError
 from wager.inputs import expand_path, shown
@@ -47,6 +48,12 @@ MOST_CONCURRENT = 4096
 _CONFIG_KEY = "wager.cli.config"
 """Key under which click's context holds the options of the --config file."""
 
+SHOW_ALL = "wager.cli.help_all"
+"""Key under which click's context holds that help is to show every option."""
+
+_YES_KEY = "wager.cli.yes"
+"""Key under which it holds that --yes was given."""
+
 _DIGITS = "[0-9]{1,400}"
 _NUMBERS = {
     click.types.IntParamType: ("a whole number", re.compile(r"[+-]?[0-9]{1,40}")),
@@ -59,10 +66,13 @@ _NUMBERS = {
 
 
 class InputPath(click.Path):
-    """A file to read, FILE in the help."""
+    """A file to read, FILE in the help; refused at once, by the option's name, if it is not there."""
 
     def __init__(self) -> None:
-        super().__init__(dir_okay=False, path_type=Path)
+        super().__init__(exists=True, dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(str(Parsed(expand_path).convert(value, param, ctx)), param, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return "FILE"
@@ -107,7 +117,26 @@ class OutputPath(click.Path):
 
 
 class Verb(click.Command):
-    """A command that refuses what click would read as a number though nobody writes it so, and texts that are blank."""
+    """A command that refuses what click would read as a number though nobody writes it so, and texts that are blank.
+
+    --help shows the options that `main` names, --help-all every one; without `main` both show all.
+    """
+
+    def __init__(self, *args: Any, main: Collection[str] = (), **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._main = frozenset(main)
+        names = {param.name for param in self.params}
+        if missing := self._main - names:
+            raise LookupError(f"{self.name} has no option {', '.join(sorted(missing))}")
+
+    @property
+    def has_more(self) -> bool:
+        """Whether --help leaves options out."""
+        return bool(self._main)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        found = super().get_params(ctx)
+        return [*found[:-1], *_talk_flags(), *([_HELP_ALL] if self._main else []), *found[-1:]]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         written, _, _ = self.make_parser(ctx).parse_args(args=list(args))
@@ -117,6 +146,75 @@ class Verb(click.Command):
                 if isinstance(value, str):
                     _check_written(ctx, param, value)
         return super().parse_args(ctx, args)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        whole = self.help
+        if self._main and not ctx.meta.get(SHOW_ALL):
+            self.help = (whole or "").partition("\n\n")[0]
+        super().format_help_text(ctx, formatter)
+        self.help = whole
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        everything = not self._main or ctx.meta.get(SHOW_ALL)
+        own = {param.name for param in self.params}
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        shown = [each for each in options if everything or each.name in self._main or each.name not in own]
+        records = [record for each in shown if (record := each.get_help_record(ctx)) is not None]
+        with formatter.section("Options"):
+            formatter.write_dl([(names, (_in_full if everything else _briefly)(text)) for names, text in records])
+
+
+_BOUNDS = re.compile(r"(?P<least>[\d.]+<=?)?x[<>]=?(?P<most>[\d.]+)")
+
+
+def _briefly(text: str) -> str:
+    """The first sentence of an option's help, and its default."""
+    words, *extras = re.split(r"(?:^|\s\s)(?=\[)", text)
+    first = re.split(r"(?<=\.) (?=[A-Z`])", words)[0]
+    return "  ".join(filter(None, [first, *(_without_bounds(extra, any_of_them=True) for extra in extras)]))
+
+
+def _without_bounds(extra: str, *, any_of_them: bool) -> str:
+    """What stands in brackets behind an option's help without upper bounds that nobody meets, or without any; "" if
+    nothing is left."""
+    kept = []
+    for part in extra[1:-1].split("; "):
+        bounds = _BOUNDS.fullmatch(part)
+        if bounds is None or not (any_of_them or len(bounds["most"]) > 9):
+            kept.append(part)
+        elif not any_of_them and bounds["least"]:
+            kept.append(f"x>={bounds['least'].rstrip('<=')}")
+    return f"[{'; '.join(kept)}]" if kept else ""
+
+
+def _in_full(text: str) -> str:
+    words, *extras = re.split(r"(?:^|\s\s)(?=\[)", text)
+    return "  ".join(filter(None, [words, *(_without_bounds(extra, any_of_them=False) for extra in extras)]))
+
+
+def _say_less(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: FBT001 (click's signature)
+    if value:
+        console.set_verbosity(1 if param.name == "verbose" else -1)
+
+
+def _help_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:  # noqa: FBT001
+    if value and not ctx.resilient_parsing:
+        ctx.meta[SHOW_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+_HELP_ALL = click.Option(
+    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help="Show every option."
+)
+
+
+def _talk_flags() -> list[click.Parameter]:
+    settings: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True, "callback": _say_less}
+    return [
+        click.Option(["-v", "--verbose"], help="Say more: what is loaded, and what it takes.", **settings),
+        click.Option(["-q", "--quiet"], help="Print results, warnings and errors alone.", **settings),
+    ]
 
 
 def _check_written(ctx: click.Context, param: click.Parameter, value: str) -> None:
@@ -131,18 +229,23 @@ def _check_written(ctx: click.Context, param: click.Parameter, value: str) -> No
 def given() -> dict[str, str]:
     """The options and arguments on the command line: as they are written, by the names of their values."""
     context = click.get_current_context()
-    written = {param.name or "": param.opts[0] for param in context.command.params}
+    written = {param.name or "": max(param.opts, key=len) for param in context.command.params}
     source = context.get_parameter_source
     return {name: word for name, word in written.items() if source(name) is ParameterSource.COMMANDLINE}
+
+
+def wrote(name: str) -> bool:
+    """Whether the option whose value has that name is on the command line."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _refuse_without_drafter(drafters: Sequence[str], values: Mapping[str, Any]) -> None:
     """UsageError for an option of drafting that was given on the command line where no drafter is."""
     if any(drafter.strip() != "none" for drafter in drafters):
         return
-    given = click.get_current_context().get_parameter_source
     for name in ("depth", "policy", "objective", "draft_threads", "draft_device"):
-        if values.get(name) and given(name) is ParameterSource.COMMANDLINE:
+        if values.get(name) and wrote(name):
             raise UsageError(
                 f"--{name.replace('_', '-')} {values[name]} has no effect with --drafter none.",
                 "Leave it out, or name a drafter.",
@@ -181,8 +284,24 @@ def add(options: list[Function]) -> Decorator:
     return decorate
 
 
+def _complete_model(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    from wager.models import hub
+    from wager.models.names import named_models
+
+    names = [*hub.KNOWN, *(model.name for model in hub.stored_models()), *named_models()]
+    found = [name for name in dict.fromkeys(names) if name.lower().startswith(begun.lower())]
+    return [CompletionItem(name) for name in found] or [CompletionItem(begun, type="file")]
+
+
+def _complete_drafter(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    before, comma, last = begun.rpartition(",")
+    found = [name for name in (*WORDS, *DRAFTERS) if name.startswith(last)]
+    return [CompletionItem(before + comma + name) for name in found]
+
+
 def drafter_flag(*, several: bool = False, default: Any = "auto", further: Collection[str] = ()) -> Function:
-    """`further`: names that a command knows besides those of an engine, alone."""
+    """`further`: names that a command knows besides those of an engine, alone; they are for proofs, and help does not
+    show them."""
 
     def check(text: str) -> str:
         """Refuse drafter names and arguments that do not exist."""
@@ -190,17 +309,37 @@ def drafter_flag(*, several: bool = False, default: Any = "auto", further: Colle
             parse_drafters(text)
         return text
 
-    listed = "; ".join(f"{name}: {description}" for name, description in descriptions().items())
-    again = " Repeat it to try several." if several else ""
-    again += f" For proofs: {', '.join(further)}." if further else ""
     return click.option(
         "--drafter",
         type=Parsed(check),
         metavar="NAME[:ARG],...",
         multiple=several,
         default=default,
-        help=f"One or several drafters, separated by commas. {listed}.{again}",
+        show_default="none, ngram, and two that guess wrong on purpose" if further else True,
+        shell_complete=_complete_drafter,
+        help="Who guesses, one or several with commas: `wager drafters` explains them."
+        + " Repeat it to try several." * several,
     )
+
+
+def _note_yes(ctx: click.Context, _param: click.Parameter, value: bool) -> None:  # noqa: FBT001
+    ctx.meta[_YES_KEY] = value
+
+
+yes_flag = click.option(
+    "-y",
+    "--yes",
+    is_flag=True,
+    expose_value=False,
+    callback=_note_yes,
+    help="Fetch what --drafter auto offers without asking.",
+)
+
+
+def says_yes() -> bool:
+    """Whether --yes was given."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.meta.get(_YES_KEY))
 
 
 config_flag = click.option(
@@ -214,10 +353,12 @@ config_flag = click.option(
 
 ENGINE_FLAGS: Mapping[str, Function] = {
     "model": click.option(
+        "-m",
         "--model",
         default=DEFAULT_MODEL,
         metavar="MODEL",
-        help="Directory, GGUF file, or name (fetched if it is not stored yet).",
+        shell_complete=_complete_model,
+        help="Directory, GGUF file, or name, such as qwen3:4b; fetched if it is not here.",
     ),
     "drafter": drafter_flag(),
     "depth": click.option(
@@ -314,7 +455,8 @@ def engine_flags(
                 values["drafters"], drafter = drafters, "none"
             return function(config=EngineConfig.from_options(**{**options, "drafter": drafter}), **values)
 
-        return add([*(flags[name] for name in chosen), config_flag])(command)
+        own = [*(flags[name] for name in chosen), *([] if only else [yes_flag]), config_flag]
+        return add(own)(command)
 
     return decorate
 
@@ -336,7 +478,12 @@ def sampling_flags(*, max_tokens: int = 256, temperature: float | None = 0.0, se
     plain, tells_sampled = SamplingParams(), temperature is None
     options = [
         click.option(
-            "--temperature", type=float, default=temperature, metavar="T", help="0 always takes the most likely token."
+            "--temperature",
+            "--temp",
+            type=float,
+            default=temperature,
+            metavar="T",
+            help="0 always takes the most likely token.",
         ),
         *(
             click.option(
@@ -350,7 +497,7 @@ def sampling_flags(*, max_tokens: int = 256, temperature: float | None = 0.0, se
         ),
         click.option("--seed", type=int, default=seed, metavar="N", help="Equal seeds give equal text."),
         click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text. May be repeated."),
-        click.option("--max-tokens", type=int, default=max_tokens, metavar="N", help="Longest answer."),
+        click.option("-n", "--max-tokens", type=int, default=max_tokens, metavar="N", help="Longest answer."),
     ]
 
     def decorate(function: Function) -> Function:
@@ -431,8 +578,7 @@ def prompts_flags(*, limit: int | None = None) -> Decorator:
 
 def as_given(prompts: Sequence[Prompt]) -> list[Prompt]:
     """The prompts without the fields for which the command line has an option: that counts for all."""
-    context = click.get_current_context()
-    names = [name for name in SAMPLING_FIELDS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    names = [name for name in SAMPLING_FIELDS if wrote(name)]
     return [prompt.without(*names) for prompt in prompts]
 
 
@@ -445,5 +591,5 @@ json_flag = click.option(
     "json_path",
     type=OutputPath(allow_dash=True),
     metavar="PATH",
-    help="Write the results as JSON; - writes them to stdout.",
+    help="Write the results as JSON; - is stdout.",
 )

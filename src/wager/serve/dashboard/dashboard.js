@@ -88,13 +88,10 @@ function duration(seconds) {
 }
 
 function showFigures(now) {
-  const { tau, accepted } = history.means;
   write("model", now.model);
   write("about", `version ${now.version}, up ${duration(now.uptime_s)}, drafters: ${now.drafters}`);
-  write("speed", number(history.samples.at(-1)?.speed));
+  write("speed", number(history.samples.at(-1)?.speed ?? 0));
   write("speedup", now.figures?.observed_speedup ? `${number(now.figures.observed_speedup, 2)} ×` : "–");
-  write("tau", number(tau, 2));
-  write("accepted", Number.isFinite(accepted) ? `${number(100 * accepted)} %` : "–");
   write("running", number(now.running));
   write("places", `of ${number(now.max_running)}`);
   write("waiting", number(now.waiting));
@@ -103,13 +100,32 @@ function showFigures(now) {
   write("cache", `${number(100 * now.cache_usage, 1)} %`);
   write("policy", now.policy);
   write("alarm", Object.values(now.collapsed).join(" "));
+  showGuesses("guesses-recent", "last 3 min", now.base);
+  showGuesses("guesses-all", "since the start", null);
+}
+
+// What was drafted, what the policy admitted of it to be verified, and what of that was accepted: a line over all, and
+// one for each of several drafters.
+function showGuesses(id, period, before) {
+  const { counted, tau } = history.guesses(before);
+  const over = (name) => counted.reduce((sum, each) => sum + each[name], 0);
+  const line = (first, { drafted, admitted, accepted }, last) => [
+    first,
+    number(drafted),
+    number(admitted),
+    admitted ? `${number(accepted)} (${number((100 * accepted) / admitted)} %)` : number(accepted),
+    last,
+  ];
+  const all = { drafted: over("drafted"), admitted: over("admitted"), accepted: over("accepted") };
+  const each = counted.length > 1 ? counted.filter(({ drafted }) => drafted) : [];
+  rows($(id), [line(period, all, number(tau, 2)), ...each.map((one) => line(one.name, one, ""))]);
 }
 
 function showCharts(now) {
   const names = Object.keys(now.stage_seconds).sort((one, other) => now.stage_seconds[other] - now.stage_seconds[one]);
   if (curves.stages.series.length !== names.length && names.length) curves.stages.setSeries(names.map(stage));
   Object.values(curves).forEach((chart) => chart.draw(history.samples));
-  const when = history.base ? "" : now.tokens ? "since the start" : "no steps yet";
+  const when = history.base ? "" : now.tokens ? "since the start" : "nothing yet";
   const { shares, mean } = history.depths;
   depths.draw(
     [{ name: "", kind: 1, values: shares }],
@@ -165,7 +181,7 @@ function state(kind, text) {
 
 async function read() {
   try {
-    const now = await (await ask("live", { signal: AbortSignal.timeout(PATIENCE) })).json().catch(() => {
+    const now = await (await ask(`live?since=${history.since}`, { signal: AbortSignal.timeout(PATIENCE) })).json().catch(() => {
       throw new Refusal("The server does not answer.");
     });
     now.drafters.split(",").forEach(kindOf);

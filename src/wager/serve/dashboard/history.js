@@ -1,102 +1,75 @@
-// Readings of /live over the last minutes: what happened between two of them, and over all of them.
+// What the server keeps of the last minutes (samples a second apart, and the counts at their beginning), and what has
+// happened since then.
 
-export const SPAN = 180; // seconds that are kept
+export const SPAN = 180; // seconds that the server keeps
 
 const total = (drafts, name) => Object.values(drafts).reduce((sum, each) => sum + each[name], 0);
 const difference = (now, before) => now.map((count, at) => count - (before?.[at] ?? 0));
 const sum = (counts) => counts.reduce((all, each) => all + each, 0);
+const shares = (counts) => counts.map((count) => (100 * count) / Math.max(1, sum(counts)));
 
-const NO_DRAFTS = { drafts: 0, verified: 0, accepted: 0, verified_by_depth: [], accepted_by_length: [] };
+const NOTHING = { drafts: {}, tokens: 0, planned_depths: [], requests_by_tau: [] };
+const NO_DRAFTS = { drafted: 0, verified: 0, accepted: 0, verified_by_depth: [], accepted_by_length: [] };
 
 export class History {
-  readings = [];
   samples = [];
+  now = null;
+
+  // From which sample on the server is asked; a server that was started anew has none so late, and gives all.
+  get since() {
+    return this.samples.at(-1)?.at ?? 0;
+  }
 
   add(now) {
-    const before = this.readings.at(-1);
-    if (before?.uptime_s === now.uptime_s) return; // the same answer again
-    if (before && now.uptime_s < before.uptime_s) {
-      // the server was started anew
-      this.readings = [];
-      this.samples = [];
-    } else if (before) {
-      this.samples.push(sample(now, before));
-    }
-    this.readings.push(now);
-    const old = (at) => at < now.uptime_s - SPAN;
-    while (old(this.readings[0].uptime_s)) this.readings.shift();
-    while (this.samples.length && old(this.samples[0].at)) this.samples.shift();
+    const restarted = this.now && now.uptime_s < this.now.uptime_s;
+    this.samples = [...(restarted ? [] : this.samples), ...now.samples].filter(({ at }) => at >= now.uptime_s - SPAN);
+    this.now = now;
   }
 
-  // The oldest reading if anything was decoded since, else null: then counts are those since the start.
+  // The counts three minutes ago if anything was decoded since, else those at the start.
   get base() {
-    const [first, last] = [this.readings[0], this.readings.at(-1)];
-    return first && last.tokens > first.tokens ? first : null;
+    return this.now.base && this.now.tokens > this.now.base.tokens ? this.now.base : null;
   }
 
-  // Tokens that a sequence got from a pass, and the share of verified guesses that were accepted.
-  get means() {
-    const now = this.readings.at(-1),
-      base = this.base;
-    const over = (name) => total(now.drafts, name) - (base ? total(base.drafts, name) : 0);
-    const tokens = now.tokens - (base?.tokens ?? 0);
-    return { tau: tokens / (tokens - over("accepted")), accepted: over("accepted") / over("verified") };
+  // By drafter what was drafted, admitted and accepted since a reading, and over all tokens from a pass.
+  guesses(before) {
+    const since = before ?? NOTHING;
+    const counted = Object.entries(this.now.drafts).map(([name, counts]) => {
+      const old = since.drafts[name] ?? NO_DRAFTS;
+      return {
+        name,
+        drafted: counts.drafted - old.drafted,
+        admitted: counts.verified - old.verified,
+        accepted: counts.accepted - old.accepted,
+      };
+    });
+    const tokens = this.now.tokens - since.tokens,
+      accepted = total(this.now.drafts, "accepted") - total(since.drafts, "accepted");
+    return { counted, tau: tokens ? tokens / Math.max(1, tokens - accepted) : NaN };
   }
 
   // Of all draft decisions the percentage of each depth, and their mean.
   get depths() {
-    const counts = difference(this.readings.at(-1).planned_depths, this.base?.planned_depths),
-      all = sum(counts);
-    return {
-      shares: counts.map((count) => (100 * count) / Math.max(1, all)),
-      mean: sum(counts.map((count, depth) => count * depth)) / all,
-    };
+    const counts = difference(this.now.planned_depths, this.base?.planned_depths);
+    return { shares: shares(counts), mean: sum(counts.map((count, depth) => count * depth)) / sum(counts) };
   }
 
   // Of all choices that ended the percentage by tokens a pass, rounded down.
   get taus() {
-    const counts = difference(this.readings.at(-1).requests_by_tau, this.base?.requests_by_tau),
-      all = sum(counts);
-    return counts.map((count) => (100 * count) / Math.max(1, all));
+    return shares(difference(this.now.requests_by_tau, this.base?.requests_by_tau));
   }
 
   // By drafter and depth, of the drafts that were verified so deep, the share whose guess there was accepted.
   get acceptance() {
-    const now = this.readings.at(-1).drafts,
-      before = this.base?.drafts ?? {};
-    return Object.entries(now)
+    const before = this.base?.drafts ?? {};
+    return Object.entries(this.now.drafts)
       .map(([name, counts]) => {
         const old = before[name] ?? NO_DRAFTS;
         const verified = difference(counts.verified_by_depth, old.verified_by_depth);
         const accepted = difference(counts.accepted_by_length, old.accepted_by_length);
-        const shares = verified.map((_, depth) => sum(accepted.slice(depth)) / sum(verified.slice(depth))).slice(1);
-        return { name, shares: shares.map((share) => (Number.isFinite(share) ? share : null)) };
+        const found = verified.map((_, depth) => sum(accepted.slice(depth)) / sum(verified.slice(depth))).slice(1);
+        return { name, shares: found.map((share) => (Number.isFinite(share) ? share : null)) };
       })
-      .filter(({ shares }) => shares.some((share) => share !== null));
+      .filter(({ shares: found }) => found.some((share) => share !== null));
   }
-}
-
-// What happened between two readings; null where nothing did.
-function sample(now, before) {
-  const seconds = now.uptime_s - before.uptime_s,
-    steps = now.steps - before.steps;
-  const figures = steps ? now.figures : null;
-  return {
-    at: now.uptime_s,
-    speed: seconds > 0 ? (now.tokens - before.tokens) / seconds : 0,
-    running: now.running,
-    waiting: now.waiting,
-    cache: 100 * now.cache_usage,
-    stages: steps
-      ? Object.fromEntries(
-          Object.entries(now.stage_seconds).map(([name, spent]) => [
-            name,
-            (1000 * (spent - (before.stage_seconds[name] ?? 0))) / steps,
-          ]),
-        )
-      : null,
-    predicted: figures?.predicted_speedup ?? null,
-    observed: figures?.observed_speedup ?? null,
-    cost: figures?.row_cost ?? null,
-  };
 }
