@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -54,9 +54,10 @@ def test_every_row_is_where_it_belongs(step):
     """Packed into arrays of its own, and natively into buffers."""
     spans, drafts, tables = step
     packed, rows, logits_rows, first = pack(spans, drafts, tables), [], [], 0
+    uses = []  # of recurrent states: each sequence's own, from where it stands, and no copies
     into = pack(spans, drafts, tables, into=BUFFERS)
     assert BUFFERS.packed is into
-    for span in spans:
+    for place, span in enumerate(spans):
         draft, known = drafts.get(span.seq_id, Draft(span.seq_id)), len(span.tokens)
         tokens = (*span.tokens, *draft.tokens)
         parents = (*range(-1, known - 1), *(known + parent for parent in draft.parents))
@@ -64,7 +65,9 @@ def test_every_row_is_where_it_belongs(step):
         rows.append((span.num_computed_tokens, tokens, parents, tables[span.seq_id][:in_use]))
         logits_rows += range(first + known - 1, first + len(tokens)) if span.needs_logits else ()
         first += len(tokens)
-    expected = batch(rows, logits_rows)
+        uses.append((place, place if span.num_computed_tokens else -1, known, 0, -1, -1, -1, -1))
+    states = {"state_uses": np.array(uses, np.int32), "replays": np.array([], np.int32)}
+    expected = replace(batch(rows, logits_rows), **states)
     for field in fields(PackedBatch):
         array = getattr(packed, field.name)
         assert array.dtype == np.int32 and np.array_equal(array, getattr(expected, field.name)), field.name

@@ -76,7 +76,7 @@ deployment_flags = flags.add(
 """What `wager plan` and `wager replay` share: where drafters run, how the model is divided, routed and stored."""
 
 
-_MAIN = "model hardware batches contexts acceptances shape tp precision price html_path engine json_path"
+_MAIN = "model hardware batches contexts acceptances shape tp precision price engine json_path"
 """Options that --help shows without --help-all."""
 
 
