@@ -170,10 +170,11 @@ def traced() -> int:
 
 
 @pytest.mark.slow
-def test_hostile_requests_leave_nothing() -> None:
+def test_hostile_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same requests three times. What the first time keeps (modules, compiled grammars) is not kept again; of the
     second, which is traced, is kept what took the place of something older, or fills caches that have an end; the third
     adds little to that, whatever the sample: 10 to 30 kB, and with every further time less."""
+    monkeypatch.setattr(live, "_SPAN_S", 2)  # the page's history, which would grow for three minutes
     sent = hostile_calls(HOSTILE, SEED)
     with running({"drafter": "ngram"}) as server, server.client() as http:
 

@@ -50,7 +50,8 @@ def test_numbers_their_types_and_their_ranges(name: str, low: Any, high: Any, ou
     for value in others:
         message = refusal(**{name: value})
         assert f"{name} = {value!r} ({type(value).__name__})" in message
-        assert f"{name} must be {noun}{', at least' if high >= 2**63 - 1 else ' between'} {low}" in message
+        least = 0 if name == "top_p" else low  # what is above 0 is refused with other words
+        assert f"{name} must be {noun}{', at least' if high >= 2**63 - 1 else ' between'} {least}" in message
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         except click.ClickException as error:
             shown_error = io.StringIO()
             error.show(shown_error)
-            click.echo(_legible(shown_error.getvalue()), nl=False, err=True)
+            click.echo(_legible(_choices_in_line(shown_error.getvalue())), nl=False, err=True)
             return error.exit_code
         except process.OutputError as error:
             process.drop_output()
@@ -144,6 +144,13 @@ def _explain(error: WagerError) -> int:
     if error.hint:
         click.echo(f"hint: {_legible(error.hint)}", err=True)
     return 2 if isinstance(error, UsageError) else 1
+
+
+def _choices_in_line(message: str) -> str:
+    """The message with the choices of what is missing, which click writes a line each, as a sentence."""
+    return re.sub(
+        r"Choose from:\s+((?:\S+,\s+)*\S+)", lambda found: f"Choose from {' '.join(found[1].split())}.", message
+    )
 
 
 def _legible(message: str) -> str:
