@@ -173,7 +173,8 @@ def traced() -> int:
 def test_hostile_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same requests three times. What the first time keeps (modules, compiled grammars) is not kept again; of the
     second, which is traced, is kept what took the place of something older, or fills caches that have an end; the third
-    adds little to that, whatever the sample: 10 to 30 kB, and with every further time less."""
+    adds little to that, whatever the sample: 25 to 62 kB, of which answers of /v1/responses, which are kept for an hour
+    and within 16 MB, are the most."""
     monkeypatch.setattr(live, "_SPAN_S", 2)  # the page's history, which would grow for three minutes
     sent = hostile_calls(HOSTILE, SEED)
     with running({"drafter": "ngram"}) as server, server.client() as http:
@@ -191,7 +192,7 @@ def test_hostile_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         finally:
             tracemalloc.stop()
         assert server.llm.failure is None
-    assert kept < 200 * len(sent), f"{kept} bytes of {len(sent)} requests"
+    assert kept < 400 * len(sent), f"{kept} bytes of {len(sent)} requests"
 
 
 def test_the_gauges_of_memory() -> None:
