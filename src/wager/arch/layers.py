@@ -6,6 +6,7 @@ and `rows` query positions in it (a real number, so that marginal costs can be d
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -212,11 +213,62 @@ class StateShape:
     @property
     def elements(self) -> int:
         """Elements that a sequence keeps."""
-        return (self.taps - 1) * self.channels + self.heads * self.key_dim * self.value_dim
+        return (self.taps - 1) * self.channels + self.head_elements
+
+    @property
+    def head_elements(self) -> int:
+        """Those of the heads."""
+        return self.heads * self.key_dim * self.value_dim
+
+
+class _StateLayer(ABC):
+    """A layer that keeps a state, of one size for any context, instead of keys and values. `conv` are the rows that its
+    convolution mixes."""
+
+    __slots__ = ()
+    conv: int
+
+    @property
+    @abstractmethod
+    def value_width(self) -> int:
+        """Elements of a row's values, and of what goes into the output projection."""
+
+    @property
+    @abstractmethod
+    def channels(self) -> int:
+        """Elements of a row that the convolution mixes."""
+
+    @property
+    @abstractmethod
+    def state(self) -> StateShape:
+        """What a sequence keeps in float32."""
+
+    @property
+    @abstractmethod
+    def vectors(self) -> int:
+        """Elements of its vectors: rates, skips, biases and the norm, where it has them."""
+
+    @property
+    @abstractmethod
+    def row_flops(self) -> int:
+        """FLOPs of a row beside the projections."""
+
+    @property
+    def beside_width(self) -> int:
+        """Elements of a row that do not go through the state: the gate of the output."""
+        return self.value_width
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        del context
+        return self.state.elements * precision.cache
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        cached, shards = self.kv_bytes(context, precision), max(1, self.state.heads)
+        return (Stream("recurrence", self.row_flops * rows, 0.0, precision.attention, cached, shards),)
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaNet:
+class DeltaNet(_StateLayer):
     """Gated DeltaNet (arXiv 2412.06464): a short causal convolution of queries, keys and values over `conv` rows, then
     in each value head a state of key_dim x value_dim that every row decays and corrects. Both are read and written in
     every step, for any context; about 8 FLOPs per state element and row.
@@ -234,28 +286,19 @@ class DeltaNet:
 
     @property
     def channels(self) -> int:
-        """Elements of a row that the convolution mixes: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_width
 
     @property
     def value_width(self) -> int:
-        """Elements of a row's values, and of what goes into the output projection."""
         return self.value_heads * self.value_dim
 
     @property
     def state(self) -> StateShape:
-        """What a sequence keeps in float32."""
         width = self.channels + 2 * self.value_heads
         return StateShape(self.conv, self.channels, width, self.value_heads, self.key_dim, self.value_dim)
 
     @property
-    def beside_width(self) -> int:
-        """Elements of a row that do not go through the state: the gate of the output."""
-        return self.value_width
-
-    @property
     def vectors(self) -> int:
-        """Elements of rates, biases and the norm."""
         return self.value_dim + 2 * self.value_heads
 
     def weights(self, hidden: int) -> int:
@@ -263,20 +306,16 @@ class DeltaNet:
         return hidden * (self.channels + value) + value * hidden + self.conv * self.channels
 
     def kv_bytes(self, context: float, precision: Precision) -> float:
-        del context  # the state does not grow
-        return (self._state + self.conv * self.channels) * precision.cache
+        del context
+        return (self.state.head_elements + self.conv * self.channels) * precision.cache
 
     @property
-    def _state(self) -> int:
-        return self.value_heads * self.key_dim * self.value_dim
-
-    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
-        cached = self.kv_bytes(context, precision)
-        return (Stream("recurrence", 8 * self._state * rows, 0.0, precision.attention, cached, self.value_heads),)
+    def row_flops(self) -> int:
+        return 8 * self.state.head_elements
 
 
 @dataclass(frozen=True, slots=True)
-class Mamba2:
+class Mamba2(_StateLayer):
     """Mamba-2 (arXiv 2405.21060): a short causal convolution with bias of values, keys and queries (x, B and C) over
     `conv` rows, then in each head a state of state_dim x head_dim that every row decays and adds to. The heads of a
     group share keys and queries, and the group the norm behind the gate."""
@@ -289,45 +328,31 @@ class Mamba2:
 
     @property
     def value_width(self) -> int:
-        """Elements of a row's values, and of what goes into the output projection."""
         return self.heads * self.head_dim
 
     @property
     def channels(self) -> int:
-        """Elements of a row that the convolution mixes."""
         return self.value_width + 2 * self.groups * self.state_dim
 
     @property
     def state(self) -> StateShape:
-        """What a sequence keeps in float32."""
         width = self.channels + self.heads
         return StateShape(self.conv, self.channels, width, self.heads, self.state_dim, self.head_dim)
 
     @property
-    def beside_width(self) -> int:
-        """Elements of a row that do not go through the state: the gate of the output."""
-        return self.value_width
-
-    @property
     def vectors(self) -> int:
-        """Elements of rates, skips, biases and the norm."""
         return 3 * self.heads + self.channels + self.value_width
 
     def weights(self, hidden: int) -> int:
         return hidden * (2 * self.value_width + self.channels + self.heads) + self.conv * self.channels
 
-    def kv_bytes(self, context: float, precision: Precision) -> float:
-        del context  # the state does not grow
-        return self.state.elements * precision.cache
-
-    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
-        flops = 6 * self.heads * self.state_dim * self.head_dim * rows
-        cached = self.kv_bytes(context, precision)
-        return (Stream("recurrence", flops, 0.0, precision.attention, cached, self.heads),)
+    @property
+    def row_flops(self) -> int:
+        return 6 * self.state.head_elements
 
 
 @dataclass(frozen=True, slots=True)
-class ShortConv:
+class ShortConv(_StateLayer):
     """LFM2's gated convolution over `conv` rows: out = C * convolution(B * x), three projections of `width`."""
 
     width: int
@@ -335,17 +360,14 @@ class ShortConv:
 
     @property
     def value_width(self) -> int:
-        """Elements of a row that go into the output projection."""
         return self.width
 
     @property
     def channels(self) -> int:
-        """Elements of a row that the convolution mixes."""
         return self.width
 
     @property
     def state(self) -> StateShape:
-        """What a sequence keeps in float32."""
         return StateShape(self.conv, self.width, self.width, 0, 0, 0)
 
     @property
@@ -355,19 +377,14 @@ class ShortConv:
 
     @property
     def vectors(self) -> int:
-        """It has none."""
         return 0
 
     def weights(self, hidden: int) -> int:
         return 4 * hidden * self.width + self.conv * self.width
 
-    def kv_bytes(self, context: float, precision: Precision) -> float:
-        del context  # the state does not grow
-        return self.state.elements * precision.cache
-
-    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
-        cached = self.kv_bytes(context, precision)
-        return (Stream("recurrence", 2 * self.conv * self.width * rows, 0.0, precision.attention, cached),)
+    @property
+    def row_flops(self) -> int:
+        return 2 * self.conv * self.width
 
 
 Recurrent = DeltaNet | Mamba2 | ShortConv

@@ -161,17 +161,18 @@ class Verb(click.Command):
         shown = [each for each in options if everything or each.name in self._main or each.name not in own]
         records = [record for each in shown if (record := each.get_help_record(ctx)) is not None]
         with formatter.section("Options"):
-            formatter.write_dl([(names, (_in_full if everything else _briefly)(text)) for names, text in records])
+            formatter.write_dl([(names, _option_help(text, brief=not everything)) for names, text in records])
 
 
 _BOUNDS = re.compile(r"(?P<least>[\d.]+<=?)?x[<>]=?(?P<most>[\d.]+)")
 
 
-def _briefly(text: str) -> str:
-    """The first sentence of an option's help, and its default."""
+def _option_help(text: str, *, brief: bool) -> str:
+    """An option's help and what stands in brackets behind it; `brief`: its first sentence."""
     words, *extras = re.split(r"(?:^|\s\s)(?=\[)", text)
-    first = re.split(r"(?<=\.) (?=[A-Z`])", words)[0]
-    return "  ".join(filter(None, [first, *(_without_bounds(extra, any_of_them=True) for extra in extras)]))
+    if brief:
+        words = re.split(r"(?<=\.) (?=[A-Z`])", words)[0]
+    return "  ".join(filter(None, [words, *(_without_bounds(extra, any_of_them=brief) for extra in extras)]))
 
 
 def _without_bounds(extra: str, *, any_of_them: bool) -> str:
@@ -185,11 +186,6 @@ def _without_bounds(extra: str, *, any_of_them: bool) -> str:
         elif not any_of_them and bounds["least"]:
             kept.append(f"x>={bounds['least'].rstrip('<=')}")
     return f"[{'; '.join(kept)}]" if kept else ""
-
-
-def _in_full(text: str) -> str:
-    words, *extras = re.split(r"(?:^|\s\s)(?=\[)", text)
-    return "  ".join(filter(None, [words, *(_without_bounds(extra, any_of_them=False) for extra in extras)]))
 
 
 def _say_less(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: FBT001 (click's signature)
