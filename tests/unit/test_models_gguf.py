@@ -39,6 +39,7 @@ from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array
 from wager.kernels.blocks import QuantisedMatrix
 from wager.kernels.cpu import select
+from wager.models import hub
 from wager.models.gguf import GgufFile, GgufType
 from wager.models.transformer import Decoder
 from wager.models.weights import NAMES, Matrices, Weights, open_weights, source_name, tensor_shapes
@@ -54,17 +55,18 @@ def make(
     kinds: dict[str, Kind] | None = None,
     metadata: dict[str, Any] | None = None,
     replaced: dict[str, tuple[np.ndarray, Kind]] | None = None,
+    part_of: int = 0,
     **config: Any,
 ) -> tuple[Any, ModelSpec, Path]:
     """A random model, its spec, and the GGUF file llama.cpp's converter would make of it, with changes to its metadata
-    (None removes a key) and tensors."""
+    (None removes a key) and tensors; the first of its parts with `part_of` tensors in each."""
     model = oracle(ARCHITECTURES[name], **config)
     spec = open_weights(save(model, tmp_path / "hf")).spec
     tensors = as_gguf(model, spec, kinds or {}, permuted=name == "llama") | (replaced or {})
     written = {
         key: value for key, value in {**gguf_metadata(spec, name), **(metadata or {})}.items() if value is not None
     }
-    return model, spec, write_gguf(tmp_path / "model.gguf", name, written, tensors)
+    return model, spec, write_gguf(tmp_path / "model.gguf", name, written, tensors, part_of=part_of)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +305,39 @@ def test_plan_counts_the_types_of_the_tensors(tmp_path: Path) -> None:
     _, spec, path = make(tmp_path, "llama", kinds=kinds, tie_word_embeddings=False, **SIZES)
     file = GgufFile(path)
     found = gguf_precision(file.sizes)
+def test_the_parts_of_a_split_file_are_one(tmp_path: Path) -> None:
+    whole = make(tmp_path, "llama")[2]
+    expected = logits(open_weights(whole), TOKENS)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    make(folder, "llama", part_of=11)
+    parts = sorted(folder.glob("*.gguf"))
+    assert [part.name for part in parts] == [f"model-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    for part in parts:
+        assert np.array_equal(logits(open_weights(part), TOKENS), expected)
+    assert hub.find(str(folder)) == parts[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda one, two, three: two.unlink(), r"model-00002-of-00003\.gguf is missing in"),
+        (lambda one, two, three: one.unlink(), r"model-00001-of-00003\.gguf is missing in"),
+        (lambda one, two, three: two.write_bytes(three.read_bytes()), "says that it is part 3 of 3"),
+        (lambda one, two, three: three.rename(three.with_name("m-00001-of-00002.gguf")), "00003-of-00003.gguf is miss"),
+        (lambda one, two, three: two.write_bytes(two.read_bytes()[:-4000]), "model-00002-of-00003.gguf is truncated"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_named(change: Any, named: str, tmp_path: Path) -> None:
+    make(tmp_path, "llama", part_of=11)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    change(*parts)
+    for part in parts:
+        if part.exists():
+            with pytest.raises(ModelError, match=named):
+                open_weights(part)
+
+
     assert open_weights(path).spec.precision == Precision.of("bf16")
     assert (found.weights.name, found.weights.compute, found.weights.bytes) == ("q4_0", "int8", 18 / 32)
     assert (found.head.name, found.head.bytes) == ("q8_0", 34 / 32)

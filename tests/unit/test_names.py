@@ -65,6 +65,7 @@ def test_what_a_name_means() -> None:
 
 GGUF = ["README.md", "a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-a-f16.gguf"]
 SPLIT = ["a-q4_k_m-00001-of-00002.gguf", "a-q4_k_m-00002-of-00002.gguf"]
+FOLDER = [f"Q4_K_M/{name}" for name in SPLIT]
 WEIGHTS = ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"]
 
 
@@ -77,12 +78,15 @@ def test_the_files_of_a_model() -> None:
         (GGUF, "A-q8_0.gguf", ["a-Q8_0.gguf"]),
         (["only-f16.gguf"], "", ["only-f16.gguf"]),
         ([*WEIGHTS, *GGUF], "Q8_0", ["a-Q8_0.gguf"]),
+        (SPLIT, "", SPLIT),
+        ([*WEIGHTS, "a-q8_0.gguf", *FOLDER], "", sorted(WEIGHTS)),
+        ([*WEIGHTS, "a-q8_0.gguf", *FOLDER], "Q4_K_M", FOLDER),
+        ([*GGUF, *SPLIT, *FOLDER], SPLIT[1], SPLIT),
     ):
         assert sorted(model_files(names, HubSource("org/name", wanted))) == files
     for names, wanted, says in (
         (GGUF, "Q5_0", "no GGUF file 'Q5_0'"),
         (["a-Q8_0.gguf", "a-Q5_0.gguf"], "", "no GGUF file that would be chosen"),
-        (SPLIT, SPLIT[0], "a part of a split file"),
         (["config.json", "pytorch_model.bin"], "", "pickles"),
     ):
         with pytest.raises(ModelError, match=says):
@@ -168,6 +172,25 @@ def test_a_short_name_is_fetched_listed_and_deleted(server: Hub, wager: Call, tm
     assert list((tmp_path / "hf").rglob("*gguf*")) == [], "nor what it links to"
     refused(wager("rm", "qwen3:0.6b"), "is not on this machine", code=1)
     refused(wager("rm", str(tmp_path)), "is a path", code=1)
+
+
+def test_all_parts_of_a_split_file_are_fetched_listed_and_deleted(server: Hub, wager: Call, tmp_path: Path) -> None:
+    bodies = {name: name.encode() * 99 for name in (*FOLDER, "a-q8_0.gguf")}
+    server.repositories = {"org/split": bodies}
+    fetched = wager("pull", "org/split")
+    assert fetched.code == 0, fetched.err
+    first = Path(fetched.out.strip())
+    parts = [first.with_name(name) for name in SPLIT]
+    assert [part.read_bytes() for part in parts] == [bodies[name] for name in FOLDER] and first == parts[0]
+    assert len(server.requested) == 2, "and not the other quantisation"
+    assert hub.find("org/split:Q4_K_M") == first
+    [model] = json.loads(wager("list", "--json", "-").out)["models"]
+    assert (model["name"], model["bytes"]) == (f"org/split:{SPLIT[0]}", sum(map(len, bodies.values())) - 99 * 11)
+    parts[1].resolve().unlink()
+    assert hub.find("org/split:Q4_K_M") is None, "half of it"
+    assert wager("pull", "org/split").code == 0
+    assert wager("rm", f"org/split:{SPLIT[1]}").code == 0
+    assert list((tmp_path / "hf").rglob("*gguf*")) == []
 
 
 def test_auto_offers_the_drafter_that_fits(server: Hub, wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,9 +129,12 @@ def write_gguf(
     architecture: str,
     metadata: Mapping[str, Any],
     tensors: Mapping[str, tuple[np.ndarray, gguf.GGMLQuantizationType]],
+    *,
+    part_of: int = 0,
 ) -> Path:
-    """A GGUF file. Tensors are float arrays, quantised here, or already raw bytes of their type."""
-    writer = gguf.GGUFWriter(path, architecture)
+    """A GGUF file, or the first of its parts of `part_of` tensors. Tensors are float arrays, quantised here, or already
+    raw bytes of their type."""
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=part_of)
     adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for name, value in metadata.items():
         key = name if name.startswith(("tokenizer.", "general.", "split.")) else f"{architecture}.{name}"
@@ -143,7 +146,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-00001-of-*.gguf"), default=path)
 
 
 PERMUTED = ("llama", "granite", "granitehybrid", "smollm3")

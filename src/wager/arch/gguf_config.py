@@ -331,10 +331,20 @@ def read_alignment(metadata: Mapping[str, Any], where: str) -> int:
     return alignment
 
 
-def read_parts_count(metadata: Mapping[str, Any], where: str) -> int:
-    """The number of files that the model is split into."""
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which part of how many a file is, from 0, and how many `tensors` all have together, if it says so."""
+
+    number: int
+    count: int
+    tensors: int | None
+
+
+def read_split(metadata: Mapping[str, Any], where: str) -> Split:
+    """How the file was split: part 0 of 1 if it was not."""
     keys = ConfigKeys(metadata, where=where)
-    return 1 if keys.get("split.count") == 0 else keys.integer("split.count", default=1, most=_MOST_PARTS)
+    count = 1 if keys.get("split.count") == 0 else keys.integer("split.count", default=1, most=_MOST_PARTS)
+    return Split(keys.count("split.no", most=_MOST_PARTS), count, keys.count("split.tensors.count") or None)
 
 
 def check_tokenizer_keys(metadata: Mapping[str, Any], where: str) -> None:

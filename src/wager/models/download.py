@@ -243,7 +243,8 @@ def hub_download(source: HubSource, progress: Progress, *, force: bool) -> Path:
 
     hub = HfApi()
     revision = hub.model_info(source.repository).sha
-    listed = {file.path: file for file in hub.list_repo_tree(source.repository) if isinstance(file, RepoFile)}
+    tree = hub.list_repo_tree(source.repository, recursive=True)
+    listed = {file.path: file for file in tree if isinstance(file, RepoFile)}
     wanted = [listed[name] for name in model_files(list(listed), source)]
     files = [
         {"path": file.path, "size": file.size, "sha256": file.lfs.sha256 if file.lfs else None, "oid": file.blob_id}

@@ -7,6 +7,7 @@ a function in _CONVERT; else by gguf's dequantiser, and is quantised again to q8
 
 The file is parsed here and not by gguf's own reader, because importing that takes longer than opening a file, a
 vocabulary of 150,000 strings then takes a tenth of a second instead of several, and errors can name a truncated file.
+A file that llama-gguf-split cut into parts is read as one, whichever of its parts is given.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import math
 import mmap
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, lru_cache
 from pathlib import Path
@@ -25,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.arch.config_keys import short_repr
-from wager.arch.gguf_config import TensorSize, check_tokenizer_keys, read_alignment
+from wager.arch.gguf_config import TensorSize, check_tokenizer_keys, read_alignment, read_split
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, Array, DType
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Bytes, QuantisedMatrix, quantise
+from wager.models.names import part_paths
 
 # ---- types -----------------------------------------------------------------------------------------------------------
 
@@ -323,45 +326,36 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The position of a tensor in the file, in bytes. `shape` is with the contiguous dimension last."""
+    """The bytes of a tensor, in the file's memory. `shape` is with the contiguous dimension last."""
 
     shape: tuple[int, ...]
     kind: GgufType
+    data: mmap.mmap
     offset: int
     size: int
 
 
 class GgufFile:
-    """One GGUF file, memory-mapped. `metadata` has every key, `tensors` the position of every tensor."""
+    """A GGUF file, memory-mapped, or all parts of one. `metadata` has every key of the first part, `tensors` the place
+    of every tensor. ModelError names a part that is missing or of another file."""
 
     def __init__(self, path: Path) -> None:
-        self.where = str(path)
-        try:
-            with path.open("rb") as file:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path} cannot be read: {error}.", "Give a GGUF file or a model directory.") from error
-        cursor = _Cursor(self._data, self.where)
-        if cursor.take(4) != b"GGUF":
-            raise ModelError(f"{path} is not a GGUF file.", "Give a GGUF file or a directory with config.json.")
-        version = int(cursor.scalar("I"))
-        if version not in (2, 3):
-            raise ModelError(
-                f"{path} has GGUF version {version}, which is not supported.",
-                "Supported are versions 2 and 3, little-endian.",
-            )
-        tensors, keys = int(cursor.scalar("Q")), int(cursor.scalar("Q"))
-        cursor.need(keys * _SMALLEST_ENTRY + tensors * _SMALLEST_INFO)
-        self.metadata: dict[str, Any] = {}
-        for _ in range(keys):
-            name = cursor.name()
-            if name in self.metadata:
+        parts = _all_parts(_Part(path), path)
+        self.where, self.metadata = parts[0].where, parts[0].metadata
+        self.tensors: dict[str, StoredTensor] = {}
+        for part in parts:
+            for name in part.tensors.keys() & self.tensors.keys():
                 raise ModelError(
-                    f"{path} has the key {short_repr(name)} twice.", "The file is damaged; fetch it again."
+                    f"{part.where} has the tensor {short_repr(name)}, which a part before it has too.",
+                    "The parts are not of one file; fetch them again.",
                 )
-            self.metadata[name] = cursor.value(int(cursor.scalar("I")))
-        check_tokenizer_keys(self.metadata, self.where)
-        self.tensors = self._directory(cursor, tensors)
+            self.tensors |= part.tensors
+        expected = read_split(self.metadata, self.where).tensors
+        if expected not in (None, len(self.tensors)):
+            raise ModelError(
+                f"{self.where} and its other parts have {len(self.tensors)} tensors together, not {expected}.",
+                "The parts are not of one file; fetch them again.",
+            )
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -418,16 +412,49 @@ class GgufFile:
         if not index:
             return stored
         size = stored.size // stored.shape[0]
-        return StoredTensor(stored.shape[1:], stored.kind, stored.offset + int(index) * size, size)
+        return replace(stored, shape=stored.shape[1:], offset=stored.offset + int(index) * size, size=size)
 
     def _raw(self, stored: StoredTensor) -> Bytes:
-        return np.frombuffer(self._data, dtype=np.uint8, count=stored.size, offset=stored.offset)
+        return np.frombuffer(stored.data, dtype=np.uint8, count=stored.size, offset=stored.offset)
 
     def _unreadable(self, name: str) -> ModelError:
         return ModelError(
             f"{name} in {self.where} is stored as {self._find(name).kind.name}, which cannot be dequantised.",
             "Use another quantisation of the model, for example Q4_K_M or Q8_0.",
         )
+
+
+class _Part:
+    """One file: all of a model, or a part."""
+
+    def __init__(self, path: Path) -> None:
+        self.where = str(path)
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path} cannot be read: {error}.", "Give a GGUF file or a model directory.") from error
+        cursor = _Cursor(self._data, self.where)
+        if cursor.take(4) != b"GGUF":
+            raise ModelError(f"{path} is not a GGUF file.", "Give a GGUF file or a directory with config.json.")
+        version = int(cursor.scalar("I"))
+        if version not in (2, 3):
+            raise ModelError(
+                f"{path} has GGUF version {version}, which is not supported.",
+                "Supported are versions 2 and 3, little-endian.",
+            )
+        tensors, keys = int(cursor.scalar("Q")), int(cursor.scalar("Q"))
+        cursor.need(keys * _SMALLEST_ENTRY + tensors * _SMALLEST_INFO)
+        self.metadata: dict[str, Any] = {}
+        for _ in range(keys):
+            name = cursor.name()
+            if name in self.metadata:
+                raise ModelError(
+                    f"{path} has the key {short_repr(name)} twice.", "The file is damaged; fetch it again."
+                )
+            self.metadata[name] = cursor.value(int(cursor.scalar("I")))
+        check_tokenizer_keys(self.metadata, self.where)
+        self.tensors = self._directory(cursor, tensors)
 
     def _directory(self, cursor: _Cursor, count: int) -> dict[str, StoredTensor]:
         """The tensors, which must lie one after the other, each at the next multiple of the alignment, as ggml's own
@@ -474,20 +501,55 @@ class GgufFile:
                 f"{self.where} is truncated: {short_repr(name)} ends at byte {end}, the file at {len(self._data)}.",
                 "Fetch the file again.",
             )
-        return StoredTensor(shape, kind, offset, bytes_needed)
+        return StoredTensor(shape, kind, self._data, offset, bytes_needed)
+
+
+def _all_parts(given: _Part, path: Path) -> list[_Part]:
+    """All parts of a file, of which one is given; that one alone if it is whole. ModelError names a part that is
+    missing, or says that it is another part."""
+    count = read_split(given.metadata, given.where).count
+    if count == 1:
+        return [given]
+    paths = part_paths(path)
+    if len(paths) != count:
+        raise ModelError(
+            f"{path} is one of {count} parts of a split GGUF, and the others are not found by its name.",
+            f"Name the parts NAME-00001-of-{count:05d}.gguf and so on, in one folder.",
+        )
+    missing = [other.name for other in paths if not other.is_file()]
+    if missing:
+        raise ModelError(
+            f"{path} is one of {count} parts of a split GGUF; {' and '.join(missing[:5])} "
+            f"{'is' if len(missing) == 1 else 'are'} missing in {path.parent}{', and others' * (len(missing) > 5)}.",
+            "Fetch all parts into one folder.",
+        )
+    parts = [given if other == path else _Part(other) for other in paths]
+    for number, part in enumerate(parts):
+        split = read_split(part.metadata, part.where)
+        if split.number != number or split.count != count:
+            raise ModelError(
+                f"{part.where} says that it is part {split.number + 1} of {split.count}.",
+                "Its name is that of another part: fetch it again.",
+            )
+    return parts
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """The parsed file; parsed again only if it has changed on disk."""
+    """The parsed file; parsed again only if it, or another of its parts, has changed on disk."""
+    changed = []
     try:
-        status = path.stat()
+        path.stat()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.", "Give a GGUF file or a directory.") from error
-    return _open(path, status.st_mtime_ns, status.st_size)
+    for part in part_paths(path):
+        with suppress(OSError):
+            status = part.stat()
+            changed.append((status.st_mtime_ns, status.st_size))
+    return _open(path, tuple(changed))
 
 
 @lru_cache(maxsize=2)
-def _open(path: Path, changed: int, size: int) -> GgufFile:
+def _open(path: Path, changed: tuple[tuple[int, int], ...]) -> GgufFile:
     return GgufFile(path)
 
 

@@ -24,7 +24,17 @@ from wager.models.integrity import (
     require_intact,
     silent,
 )
-from wager.models.names import PART, HubSource, hub_source, is_complete, model_files, named_model, named_models
+from wager.models.names import (
+    PART,
+    HubSource,
+    hub_source,
+    is_complete,
+    model_files,
+    named_model,
+    named_models,
+    part_names,
+    part_paths,
+)
 
 KNOWN: dict[str, WheelModel] = {
     "SmolLM2-135M-Instruct": WheelModel(
@@ -163,15 +173,15 @@ def stored_models() -> list[StoredModel]:
             status = partial.stat()
             found.append(StoredModel(repository, partial, status.st_size, status.st_mtime, complete=False))
         snapshot = _snapshot(folder)
-        names = [path.name for path in snapshot.iterdir() if path.exists()] if snapshot else []
-        ggufs = [name for name in names if name.endswith(".gguf")]
-        sources = [HubSource(repository, name) for name in ggufs]
+        names = _names(snapshot)
+        ggufs = [name for name in names if name.endswith(".gguf") and part_names(name)[0] == name]
+        sources = [HubSource(repository, name.rpartition("/")[2]) for name in ggufs]
         if any(name.endswith(".safetensors") for name in names):
             sources.append(HubSource(repository))
         for source in sources:
             path = _hub_model(source)
             if path is not None:
-                files = [path] if path.is_file() else [each for each in path.iterdir() if each.is_file()]
+                files = _weight_files(path) if path.is_file() else [each for each in path.iterdir() if each.is_file()]
                 sizes, times = [each.stat().st_size for each in files], [each.stat().st_mtime for each in files]
                 name = short.get(str(source).lower(), str(source))
                 found.append(StoredModel(name, path, sum(sizes), max(times)))
@@ -203,12 +213,11 @@ def _remove_from_hub(source: HubSource) -> list[Path]:
     path, snapshot = _hub_model(source), _snapshot(folder)
     if path is None and not list(folder.glob(f"blobs/*{PART}")):
         raise _not_here(str(source))
-    weights = [path.resolve(), path] if path else []
+    weights = [each for part in _weight_files(path) for each in (part.resolve(), part)] if path else []
     if path and path.is_file():
-        blob = path.resolve()
-        path.unlink()
-        blob.unlink(missing_ok=True)
-    others = [file for file in snapshot.iterdir() if file.suffix in (".gguf", ".safetensors")] if snapshot else []
+        for each in weights:
+            each.unlink(missing_ok=True)
+    others = [name for name in _names(snapshot) if name.endswith((".gguf", ".safetensors"))]
     if not others or (path and path.is_dir()):
         shutil.rmtree(folder)
         with suppress(OSError):
@@ -223,7 +232,8 @@ def _not_here(name: str) -> ModelError:
 def published_files(path: Path) -> list[PublishedFile]:
     """The files of a model whose hashes are known: of a known model in the cache, and of a snapshot of the hub, where
     each file is a link to a blob that is named by its hash. A user's own files have none."""
-    candidates = sorted(child for child in path.iterdir() if child.suffix in _SUFFIXES) if path.is_dir() else [path]
+    inside = sorted(child for child in path.iterdir() if child.suffix in _SUFFIXES) if path.is_dir() else None
+    candidates = _weight_files(path) if inside is None else inside
     return [file for path in candidates if (file := _published(path))]
 
 
@@ -240,6 +250,11 @@ def verify_stored(progress: Progress = silent) -> dict[Path, Finding | None]:
 
 def _verified() -> VerifiedFiles:
     return VerifiedFiles(cache_dir("verified") / "files.json")
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The files that a GGUF consists of: itself, or all its parts that are here."""
+    return [part for part in part_paths(path) if part.exists()]
 
 
 def _published(path: Path) -> PublishedFile | None:
@@ -290,7 +305,8 @@ def _source(model: str) -> HubSource | str:
 
 
 def _model_at(path: Path) -> Path:
-    """The model at an existing path: a GGUF file, a directory with config.json, or one with a single GGUF file."""
+    """The model at an existing path: a GGUF file, a directory with config.json, or one with a single GGUF file, whole
+    or in parts."""
     if path.is_file():
         if path.suffix == ".gguf":
             return path
@@ -299,7 +315,7 @@ def _model_at(path: Path) -> Path:
     if (path / "config.json").is_file():
         return path
     files = sorted(path.glob("*.gguf"))
-    if len(files) == 1:
+    if files and {file.name for file in files} <= set(part_names(files[0].name)):
         return files[0]
     if files:
         names = ", ".join(file.name for file in files)
@@ -345,12 +361,17 @@ def _snapshot(folder: Path) -> Path | None:
     return path if commit and path.is_dir() else None
 
 
+def _names(folder: Path | None) -> list[str]:
+    """The files in a folder and in those in it, which parts of a split GGUF often are in."""
+    paths = [*folder.glob("*"), *folder.glob("*/*")] if folder else []
+    return [path.relative_to(folder).as_posix() for path in paths if folder and path.is_file()]
+
+
 def _hub_model(source: HubSource) -> Path | None:
     """The file or folder of a model in the hub client's cache; None if it is not there in full."""
     folder = _snapshot(_repository_folder(source))
-    names = [path.name for path in folder.iterdir() if path.exists()] if folder else []
     try:
-        files = model_files(names, source)
+        files = model_files(_names(folder), source)
     except ModelError:
         return None
     if folder is None or not is_complete(files):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 from wager.errors import ModelError
 from wager.inputs import shown
@@ -22,7 +23,7 @@ PART = ".part"
 
 _PREFERRED = "q4_k_m"
 """The file that is fetched of a repository with several GGUF files where none is named, as other programs choose."""
-_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
+_PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,43 +74,60 @@ def hub_source(text: str) -> HubSource | None:
 
 
 def model_files(names: Sequence[str], source: HubSource) -> list[str]:
-    """The files of a repository that are the model, of all their `names`: one GGUF file, or weights with what stands
-    beside them. ModelError says what there is instead."""
+    """The files of a repository that are the model, of all their `names`: one GGUF file, or all parts of one, or
+    weights with what stands beside them. ModelError says what there is instead."""
     root = sorted(name for name in names if "/" not in name)  # folders hold the same in the forms of other programs
-    ggufs = [name for name in root if name.endswith(".gguf") and not name.startswith("mmproj")]
+    ggufs = [name for name in names if name.endswith(".gguf") and not _file_name(name).startswith("mmproj")]
     if source.wanted:
-        return [_one_gguf(ggufs, source)]
+        return _one_gguf(ggufs, source)
     weights = [name for name in root if name.endswith(".safetensors")]
     weights = [name for name in weights if not name.startswith("consolidated")] or weights
     if not weights and ggufs:
-        return [_one_gguf(ggufs, source)]
+        return _one_gguf(ggufs, source)
     if not weights:
         pickled = " Its weights are pickles, which may run any code when they are read." if ".bin" in str(root) else ""
         raise ModelError(f"{source} has neither safetensors nor GGUF files.{pickled}", "Give another repository.")
     return weights + [name for name in root if name.endswith((".json", ".jinja"))]
 
 
-def _one_gguf(names: Sequence[str], source: HubSource) -> str:
+def _one_gguf(names: Sequence[str], source: HubSource) -> list[str]:
+    """One GGUF file, or the parts of one, which often stand in a folder of their own."""
+    files: dict[str, list[str]] = {}  # by the name before a file was split
+    for name in sorted(names, key=lambda name: ("/" in name, name)):
+        parts = files.setdefault(_PART_NAME.sub(r"\1\4", _file_name(name)), [])
+        if not parts or parts[0].rpartition("/")[0] == name.rpartition("/")[0]:
+            parts.append(name)
     wanted = source.wanted.lower()
-    exact = [name for name in names if name.lower() == wanted]
-    ending = wanted or (_PREFERRED if len(names) > 1 else "")
-    found = exact or [name for name in names if re.search(rf"(^|[-._]){re.escape(ending)}\.gguf$", name.lower())]
-    found = found if ending else list(names)
+    exact = [whole for whole in files if wanted in (each.lower() for each in (whole, *map(_file_name, files[whole])))]
+    ending = wanted or (_PREFERRED if len(files) > 1 else "")
+    found = exact or [whole for whole in files if re.search(rf"(^|[-._]){re.escape(ending)}\.gguf$", whole.lower())]
+    found = found if ending else list(files)
     if len(found) != 1:
         what = f"no GGUF file {shown(source.wanted)}" if source.wanted else "no GGUF file that would be chosen"
-        listed = ", ".join(names[:20]) or "none"
+        listed = ", ".join([*files][:20]) or "none"
         hint = f"Its GGUF files: {listed}. Write {source.repository}:FILE."
         raise ModelError(f"{source.repository} has {what}.", hint)
-    if _SHARD.fullmatch(found[0]):
-        raise ModelError(f"{found[0]} of {source.repository} is a part of a split file.", "Give one that is whole.")
-    return found[0]
+    return files[found[0]]
+
+
+def _file_name(name: str) -> str:
+    """The name without folders."""
+    return name.rpartition("/")[2]
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all parts of weights that were cut, of which `name` is one; of others the name alone."""
+    part = _PART_NAME.fullmatch(name)
+    if part is None:
+        return [name]
+    return [f"{part[1]}-{number:05d}-of-{part[3]}{part[4]}" for number in range(1, int(part[3]) + 1)]
+
+
+def part_paths(path: Path) -> list[Path]:
+    """`part_names` beside each other, whether they are there or not."""
+    return [path.with_name(name) for name in part_names(path.name)]
 
 
 def is_complete(names: Sequence[str]) -> bool:
     """Whether all parts of weights that were cut are there."""
-    shards = [found for name in names if (found := _SHARD.fullmatch(name))]
-    return all(
-        f"{shard[1]}-{number:05d}-of-{shard[3]}{shard[4]}" in names
-        for shard in shards
-        for number in range(1, int(shard[3]) + 1)
-    )
+    return set(names).issuperset(part for name in names for part in part_names(name))

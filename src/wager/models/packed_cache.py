@@ -41,6 +41,7 @@ from wager.kernels.arrays import WeightParts
 from wager.kernels.cpu import Kernels
 from wager.models import hub
 from wager.models.integrity import FileIdentity, Finding, PublishedFile, VerifiedFiles
+from wager.models.names import part_paths
 
 # ---- the file --------------------------------------------------------------------------------------------------------
 
@@ -319,7 +320,7 @@ def _files(model: Path) -> list[list[Any]]:
     if model.is_dir():
         files = sorted(child for child in model.iterdir() if _MODEL_FILES.fullmatch(child.name))
     else:
-        files = [model]
+        files = part_paths(model)
     published = {file.path.name: file.digest for file in hub.published_files(model)}
     return [[file.name, published.get(file.name) or list(FileIdentity.of(file.stat()))] for file in files]
 

@@ -26,7 +26,6 @@ from wager.arch.gguf_config import (
     read_further_layers,
     read_gguf,
     read_original_context,
-    read_parts_count,
 )
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Attention, DeltaNet, Dense, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
@@ -416,12 +415,6 @@ def _open_directory(path: Path) -> Weights:
 
 
 def _open_gguf(file: GgufFile) -> Weights:
-    parts = read_parts_count(file.metadata, file.where)
-    if parts > 1:
-        raise ModelError(
-            f"{file.where} is one of {parts} parts of a split GGUF, which is not supported.",
-            "Merge the parts first: llama-gguf-split --merge FIRST_PART OUTPUT.",
-        )
     spec = read_gguf(file.metadata, file.shapes, where=file.where)
     rope, tensors = spec.details.rope, (ROPE_FACTORS, *LONG_ROPE_FACTORS)
     if ROPE_FACTORS in file.tensors:
