@@ -116,8 +116,8 @@ void bind_tape(nb::module_& m) {
             t.record(wager::FloatNorm{at<const float>(x), at<const float>(weight), at<float>(out), n, stride, out_stride, eps, add,
                                       row_set(logits)});
         })
-        .def("narrow", [](Tape& t, Address x, Address out, int n, bool logits) {
-            t.record(wager::Narrow{at<const float>(x), at<uint16_t>(out), n, row_set(logits)});
+        .def("narrow", [](Tape& t, Address x, Address out, int n, bool squared_relu, bool logits) {
+            t.record(wager::Narrow{at<const float>(x), at<uint16_t>(out), n, squared_relu, row_set(logits)});
         })
         .def("soft_cap", [](Tape& t, Address x, int n, float cap, bool logits) {
             t.record(wager::SoftCap{at<float>(x), n, cap, row_set(logits)});

@@ -106,6 +106,7 @@ inline void finish_linear(const Linear& op, int panel, int row, int rows, const 
             if (op.bias) value = add(value, load(op.bias + first + c));
             float* out = static_cast<float*>(op.out) + static_cast<size_t>(row + r) * op.stride + first + c;
             if (op.add) value = fma(value, splat(op.scale), load_part(out, n));
+            else if (op.scale != 1.0f) value = mul(value, splat(op.scale));
             store_part(out, value, n);
         }
     }
@@ -119,7 +120,7 @@ inline void finish_gated(const Linear& op, int panel, int row, int rows, const f
             gate = add(gate, load(op.bias + panel * kPanel));
             up = add(up, load(op.bias + panel * kPanel + 16));
         }
-        const F value = gated(op.activation, gate, up);
+        const F value = gated(op.activation, mul(gate, splat(op.scale)), up);
         uint16_t* out = static_cast<uint16_t*>(op.out) + static_cast<size_t>(row + r) * op.stride + first;
         narrow_part(out, value, op.n - first);
     }

@@ -144,11 +144,12 @@ struct FloatNorm {
     RowSet row_set;
 };
 
-// Rows of floats rounded to bf16.
+// Rows of floats, or with `squared_relu` max(x, 0)^2 of them, rounded to bf16.
 struct Narrow {
     const float* x;
     uint16_t* out;
     int n;
+    bool squared_relu;
     RowSet row_set;
 };
 
@@ -178,7 +179,7 @@ struct Linear {
     int panels;
     bool gated, add;
     Activation activation;  // when gated
-    float scale;            // of what is added
+    float scale;            // of the outputs, of the gate when gated
     RowSet row_set;
     Matrix next;  // weights of the linear op after this one, for prefetching; panels null if there is none
     int next_panels;
@@ -322,9 +323,10 @@ struct Recur {
     bool delta;
 };
 
-// out = rms_norm(x) * weight * silu(gate), by head of n elements; with `gate_first` rms_norm(x * silu(gate)) * weight.
+// out = rms_norm(x) * weight * silu(gate), by head of n elements; with `gate_first` rms_norm(x * silu(gate)) * weight; without a
+// weight x * silu(gate).
 struct GatedNorm {
-    const float *x, *gate, *weight;  // [rows, heads * n], the same, [n] or [heads * n]
+    const float *x, *gate, *weight;  // [rows, heads * n], the same, [n], [heads * n] or null
     uint16_t* out;
     int heads, n, weight_stride;  // from head to head
     float eps;

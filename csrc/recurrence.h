@@ -264,6 +264,10 @@ inline void gated_norm(const GatedNorm& op, const Step& step, int thread) {
     const int64_t items = static_cast<int64_t>(step.rows) * op.heads;
     for (int64_t item = part(items, thread, step.threads); item < part(items, thread + 1, step.threads); ++item) {
         const float *x = op.x + item * op.n, *gate = op.gate + item * op.n;
+        if (op.weight == nullptr) {
+            for (int i = 0; i < op.n; i += 16) narrow(op.out + item * op.n + i, mul(load(x + i), silu(load(gate + i))));
+            continue;
+        }
         const float* weight = op.weight + item % op.heads * op.weight_stride;
         float squares = 0.0f;
         if (op.gate_first) {  // twice what is cheap, so that no room is needed for a wide row

@@ -162,7 +162,11 @@ inline void narrow_rows(const Narrow& op, const Step& step, int thread) {
     const int last = static_cast<int>(part(rows, thread + 1, step.threads));
     for (int row = first; row < last; ++row) {
         const size_t at = static_cast<size_t>(row) * op.n;
-        for (int i = 0; i < op.n; i += 16) narrow_part(op.out + at + i, load_part(op.x + at + i, op.n - i), op.n - i);
+        for (int i = 0; i < op.n; i += 16) {
+            F value = load_part(op.x + at + i, op.n - i);
+            if (op.squared_relu) value = max(zero(), value), value = mul(value, value);
+            narrow_part(op.out + at + i, value, op.n - i);
+        }
     }
 }
 

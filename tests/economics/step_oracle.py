@@ -141,7 +141,7 @@ class Recurrent:
     def work(self, s: float, q: float, cache: float) -> list[Work]:
         del s
         state = 32 * 128 * 128
-        return [Work("recurrence", 8 * state * q, 0, (state + 4 * (2 * 16 * 128 + 32 * 128)) * cache, 32)]
+        return [Work("DeltaNet", 8 * state * q, 0, (state + 4 * (2 * 16 * 128 + 32 * 128)) * cache, 32)]
 
 
 # ---- models ---------------------------------------------------------------------------------------------------------

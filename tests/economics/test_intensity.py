@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from wager.arch import TABLE, Layer, Mla, ModelSpec, Precision
+from wager.arch import TABLE, DeltaNet, Gqa, Layer, Mamba2, Mla, ModelSpec, Precision
+from wager.arch.layers import Parallel
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import B200_CHARTS, DEVICES, Device
 from wager.planner.intensity import (
@@ -148,5 +149,17 @@ def test_every_kind_of_a_model_has_a_curve() -> None:
     assert near["DeltaNet"].values == far["DeltaNet"].values
     assert near["DeltaNet"].values[1] == pytest.approx(2 * 8 * state / (2 * (state + conv)))
     assert set(attention("gpt-oss-20b", 4096)) == {"sliding window", "GQA"}
+
+
+def test_states_are_read_and_written_under_the_name_of_their_kind() -> None:
+    precision = Precision.of("bf16")
+    for kind, name in ((DeltaNet(2, 4, 16, 32, 4), "DeltaNet"), (Mamba2(4, 16, 2, 32, 4), "Mamba-2")):
+        [stream] = kind.streams(1000, 3, precision)
+        assert (stream.part, stream.cached) == (name, 2 * kind.kv_bytes(1000, precision))
+    both = Parallel(Gqa(4, 2, 16), Mamba2(4, 16, 2, 32, 4))
+    assert [stream.part for stream in both.streams(10, 1, precision)] == ["attention", "Mamba-2"]
+
+
+def test_kinds_without_work_have_no_curve() -> None:
     assert attention("Llama-3.1-8B", 0) == {}
     assert "indexer" not in attention("DeepSeek-V4-Flash", 3), "no entry is complete"

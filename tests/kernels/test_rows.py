@@ -69,9 +69,12 @@ def test_narrow_rounds(kernels, n):
     tape = chain_tape(kernels)
     tape.narrow(x, out)
     tape.narrow(x, last, of="logits")
+    squares = zeros(64, n, dtype=BFLOAT16)
+    tape.narrow(x, squares, squared_relu=True)
     run_chain(tape, 19, 3)
     assert np.array_equal(out[:19], x[:19].astype(BFLOAT16)) and not out[19:].any()
     assert np.array_equal(last[:3], out[:3]) and not last[3:].any()
+    assert np.array_equal(squares[:19], (np.maximum(x[:19], np.float32(0)) ** 2).astype(BFLOAT16))
 
 
 @pytest.mark.parametrize("n", [1, 16, 33, 5000])

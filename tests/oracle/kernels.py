@@ -389,10 +389,10 @@ class ReferenceTape:
             y = rms_norm(_row(x, row), weight, eps)
             out[row] = out[row] + y if add else y
 
-    def narrow(self, x: Array, out: Array, *, of: RowSet = "rows") -> None:
+    def narrow(self, x: Array, out: Array, *, squared_relu: bool = False, of: RowSet = "rows") -> None:
         @self._each(of)
         def op(row: int) -> None:
-            out[row] = x[row]
+            out[row] = np.maximum(x[row], np.float32(0)) ** 2 if squared_relu else x[row]
 
     def soft_cap(self, x: Array, cap: float, *, of: RowSet = "rows") -> None:
         @self._each(of)
@@ -412,7 +412,7 @@ class ReferenceTape:
         @self._each(of)
         def op(row: int) -> None:
             y = weight.product(_row(x, row))
-            out[row] = out[row] + np.float32(scale) * y if add else y
+            out[row] = out[row] + np.float32(scale) * y if add else np.float32(scale) * y
 
     def gated(
         self,
@@ -421,6 +421,7 @@ class ReferenceTape:
         out: Array,
         *,
         activation: str = "silu",
+        gate_scale: float = 1.0,
         of: RowSet = "rows",
     ) -> None:
         gate, up = weight
@@ -428,7 +429,7 @@ class ReferenceTape:
         @self._each(of)
         def op(row: int) -> None:
             value = _row(x, row)
-            out[row] = gated(activation, gate.product(value), up.product(value))
+            out[row] = gated(activation, np.float32(gate_scale) * gate.product(value), up.product(value))
 
     def route(
         self,
@@ -644,15 +645,28 @@ class ReferenceTape:
                 found[row] = given(max_rows + row, found.get(int(self.inputs.parents[row]), state))
 
     def gated_norm(
-        self, x: Array, gate: Array, weight: Array, eps: float, out: Array, *, heads: int, gate_first: bool = False
+        self,
+        x: Array,
+        gate: Array,
+        weight: Array | None,
+        eps: float,
+        out: Array,
+        *,
+        heads: int,
+        gate_first: bool = False,
     ) -> None:
-        weights = np.broadcast_to(weight.reshape(-1, x.shape[1] // heads), (heads, x.shape[1] // heads))
+        shape = (heads, x.shape[1] // heads)
+        weights = None if weight is None else np.broadcast_to(weight.reshape(-1, shape[1]), shape)
 
         @self._each("rows")
         def op(row: int) -> None:
             values, by = (_row(each, row).reshape(heads, -1) for each in (x, gate))
-            gated = silu(by)
-            normed = rms_norm(values * gated, weights, eps) if gate_first else rms_norm(values, weights, eps) * gated
+            if weights is None:
+                normed = values * silu(by)
+            elif gate_first:
+                normed = rms_norm(values * silu(by), weights, eps)
+            else:
+                normed = rms_norm(values, weights, eps) * silu(by)
             out[row] = normed.ravel()
 
     def multiply(self, x: Array, y: Array, out: Array) -> None:

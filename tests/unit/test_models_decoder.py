@@ -16,6 +16,8 @@ from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from packing import Rows, batch, chain
 from wager.arch import DeltaNet, Dense, Experts, Gating, Gqa, Mamba2, Mla, ModelSpec, Rope, ShortConv
+from wager.arch.layers import Absent, Parallel
+from wager.arch.spec import Multipliers
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE
@@ -71,6 +73,19 @@ SHAPES: dict[str, ModelSpec] = {
         (Mamba2(4, 16, 2, 32, 4), Gqa(6, 2, 16, rotation="none"), Mamba2(4, 16, 2, 32, 4)),
         (Dense(64),) * 3,
         residual_scale=0.4,
+    ),
+    "attention beside mamba": spec(
+        (
+            Parallel(Gqa(6, 2, 16), Mamba2(4, 16, 2, 32, 4, normed=False)),
+            Parallel(Gqa(6, 2, 16), Mamba2(4, 16, 2, 32, 4, gate_first=False)),
+        ),
+        multipliers=Multipliers(0.9, 0.4, 0.6, 0.9, 0.5, 0.3, 0.4, 0.6, 0.5),
+    ),
+    "sublayers alone": spec(
+        (Mamba2(4, 16, 2, 32, 4), Absent(), Gqa(6, 2, 16, rotation="none"), Absent()),
+        (Absent(), Dense(64, gated=False), Absent(), Dense(64, gated=False)),
+        mlp_bias=True,
+        activation="relu2",
     ),
     "short convolutions": spec((ShortConv(48, 3), Gqa(6, 2, 16), ShortConv(48, 3)), (Dense(64),) * 3, qk_norm=True),
     "split latent": spec((Mla(6, None, 32, 24, 16, 20),) * 2, (Dense(64),) * 2, split_latent=True),

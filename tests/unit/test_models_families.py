@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
+from safetensors.torch import save_file
 from tiny_models import SIZES, TOKENS, logits, oracle, oracle_logits, save, spread
 
 import wager
@@ -47,6 +49,7 @@ DELTA = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
 }
+QWEN35_MOE = {**QWEN_MOE, "shared_expert_intermediate_size": 24}
 MAGNIFIED = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.6}
 
 GEMMA3 = {
@@ -61,6 +64,28 @@ GRANITE = {
     "residual_multiplier": 0.4,
     "attention_multiplier": 0.2,
     "logits_scaling": 1.5,
+}
+FALCON_MAMBA = {"mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 32, "pad_token_id": 0}
+FALCON_SCALES = {
+    "embedding_multiplier": 1.7,
+    "lm_head_multiplier": 0.8,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.6,
+    "key_multiplier": 0.7,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.4,
+    "ssm_multipliers": [0.7, 1.3, 0.8, 1.4, 0.6],
+    "mlp_multipliers": [0.9, 0.5],
+}
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "head_dim": 16,
+    "time_step_min": 1e-30,  # steps have no least length outside of transformers
+    "pad_token_id": 0,
 }
 LONGROPE = {
     "rope_type": "longrope",
@@ -91,10 +116,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3.5": ("Qwen3_5ForCausalLM", DELTA),
-    "qwen3.5 moe": (
-        "Qwen3_5MoeForCausalLM",
-        {**DELTA, **QWEN_MOE, "shared_expert_intermediate_size": 24},
-    ),
+    "qwen3.5 moe": ("Qwen3_5MoeForCausalLM", {**DELTA, **QWEN35_MOE}),
     "lfm2": (
         "Lfm2ForCausalLM",
         {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8, "pad_token_id": 0},
@@ -123,6 +145,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_n_heads": 6,
             "mamba_d_state": 16,
         },
+    ),
+    "falcon h1": ("FalconH1ForCausalLM", {**FALCON_MAMBA, **FALCON_SCALES}),
+    "falcon h1, norm before the gate": (
+        "FalconH1ForCausalLM",
+        {**FALCON_MAMBA, "mamba_rms_norm": True, "tie_word_embeddings": True, "mlp_bias": True},
+    ),
+    "falcon h1, norm behind the gate": (
+        "FalconH1ForCausalLM",
+        {**FALCON_MAMBA, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
+    "nemotron h": ("NemotronHForCausalLM", NEMOTRON),
+    "nemotron h, biases": (
+        "NemotronHForCausalLM",
+        {**NEMOTRON, "layers_block_type": ["mlp", "full_attention", "linear_attention"], "mlp_bias": True},
     ),
     "deepseek v2 greedy": ("DeepseekV2ForCausalLM", {**LATENT, "n_routed_experts": 4, "first_k_dense_replace": 1}),
     "deepseek v2 grouped": (
@@ -266,6 +302,36 @@ def test_the_older_spelling_of_rope_is_the_same_model(scaling: dict[str, Any], t
     assert open_weights(tmp_path).spec == new.spec
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"layers_block_type": ["mamba", "moe", "attention"]}, "layers of kind 'moe'"),
+        ({"hybrid_override_pattern": "M*"}, "2 kinds for 3 layers"),
+        ({"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        ({"mamba_num_heads": 5}, "mamba_num_heads = 5"),
+    ],
+)
+def test_what_nemotron_h_may_not_have(changes: dict[str, Any], named: str) -> None:
+    config = {
+        "architectures": ["NemotronHForCausalLM"],
+        **SIZES,
+        **NEMOTRON,
+        "layers_block_type": ["mamba", "mlp", "attention"],
+    }
+    read_config(config, runnable=True)
+    with pytest.raises(ModelError, match=named):
+        read_config({**config, **changes}, runnable=True)
+
+
+def test_published_nemotron_h_has_another_root(tmp_path: Path) -> None:
+    model = oracle("NemotronHForCausalLM", **NEMOTRON)
+    expected = logits(open_weights(save(model, tmp_path / "model")), TOKENS)
+    renamed = {name.replace("model.", "backbone."): values for name, values in model.state_dict().items()}
+    save_file(renamed, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((tmp_path / "model" / "config.json").read_text())
+    assert np.array_equal(logits(open_weights(tmp_path), TOKENS), expected)
+
+
 def windows(spec: ModelSpec) -> list[int | None]:
     return [layer.attention.window for layer in spec.ordered_layers if isinstance(layer.attention, Gqa)]
 
@@ -373,12 +439,23 @@ def test_unknown_names_are_named(model: str, named: str) -> None:
         hub.pull(model)
 
 
-def test_the_text_part_of_a_model_that_sees(tmp_path: Path) -> None:
-    """Qwen3.5 as it is published: the language model under a name of its own, beside a vision model."""
+@pytest.mark.parametrize(("family", "more"), [("Qwen3_5", {}), ("Qwen3_5Moe", QWEN35_MOE)])
+def test_the_text_part_of_a_model_that_sees(family: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """Qwen3.5 as it is published: the language model under a name of its own, beside a vision model; experts of a layer
+    in one tensor."""
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "depth": 1, "out_hidden_size": 48}
-    text = {**SIZES, **DELTA, "bos_token_id": None, "eos_token_id": None}
-    whole = transformers.Qwen3_5ForConditionalGeneration(
-        transformers.Qwen3_5Config(text_config=text, vision_config=sizes, attn_implementation="eager")
+    text = {**SIZES, **DELTA, **more, "bos_token_id": None, "eos_token_id": None}
+    config = getattr(transformers, f"{family}Config")(
+        text_config=text, vision_config=sizes, attn_implementation="eager"
     )
-    weights = open_weights(save(spread(whole.eval()), tmp_path))
-    assert_close(logits(weights, TOKENS), oracle_logits(whole, TOKENS), atol=1e-4, rtol=1e-4)
+    whole = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+    path = save(spread(whole.eval()), tmp_path)
+    expected = oracle_logits(whole, TOKENS)
+    assert_close(logits(open_weights(path), TOKENS), expected, atol=1e-4, rtol=1e-4)
+    if more:
+        for shard in path.glob("*.safetensors*"):
+            shard.unlink()
+        save_file(
+            {name: values.contiguous() for name, values in whole.state_dict().items()}, path / "model.safetensors"
+        )
+        assert_close(logits(open_weights(path), TOKENS), expected, atol=1e-4, rtol=1e-4)

@@ -87,6 +87,13 @@ def test_logits_agree_with_transformers(name: str, config: dict[str, bool], tmp_
 
 GEMMA_CAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 30.0}
 GRANITE_SCALES = {"embedding_scale": 3.0, "residual_scale": 0.4, "attention.scale": 0.2, "logit_scale": 1.5}
+SSM = {
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 32,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 6,
+    "ssm.inner_size": 96,
+}
 LONG_TENSORS = {
     f"rope_factors_{name}.weight": (np.array(LONGROPE[f"{name}_factor"], np.float32), Kind.F32)
     for name in ("short", "long")
@@ -154,11 +161,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[np.ndarray, Kind]
             "feed_forward_length": 72,
             "attention.head_count_kv": [0, 2, 0],
             "rope.scaling.finetuned": False,
-            "ssm.conv_kernel": 4,
-            "ssm.state_size": 32,
-            "ssm.group_count": 2,
-            "ssm.time_step_rank": 6,
-            "ssm.inner_size": 96,
+            **SSM,
+        },
+        {},
+    ),
+    "falcon h1": ("falcon-h1", SSM, {}),
+    "falcon h1, norm behind the gate": ("falcon-h1", SSM, {}),
+    "nemotron h": (
+        "nemotron_h",
+        {
+            **SSM,
+            "attention.head_count_kv": [0, 0, 2, 0, 0],
+            "feed_forward_length": [0, 80, 0, 0, 80],
+            "rope.dimension_count": 8,
+            "rope.scaling.finetuned": False,
         },
         {},
     ),
@@ -289,22 +305,6 @@ def test_unsupported_values_are_refused_by_name(change: dict[str, Any], named: s
         open_weights(path)
 
 
-def test_attention_factors_of_a_file_multiply() -> None:
-    """llama.cpp scales by attn_factor with any scaling type, and by YaRN's own magnitude besides."""
-    model_spec = spec()
-    metadata = {f"llama.{key}": value for key, value in gguf_metadata(model_spec, "llama").items()}
-    metadata |= {"general.architecture": "llama", "llama.rope.scaling.attn_factor": 1.5}
-    assert read_gguf(metadata, {}).details.rope == Rope(10000.0, (), 1.5)
-    yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
-    assert read_gguf(metadata | yarn, {}).details.rope.magnitude == pytest.approx(1.5 * (0.1 * math.log(4) + 1))
-
-
-def test_plan_counts_the_types_of_the_tensors(tmp_path: Path) -> None:
-    """Part by part the file's own bytes; the engine's spec, which states what it computes in, stays bf16."""
-    kinds = {"v": Kind.Q8_0, "q": Kind.Q4_0, "gate": Kind.Q4_0, "up": Kind.Q4_0, "down": Kind.Q4_0, "head": Kind.Q8_0}
-    _, spec, path = make(tmp_path, "llama", kinds=kinds, tie_word_embeddings=False, **SIZES)
-    file = GgufFile(path)
-    found = gguf_precision(file.sizes)
 def test_the_parts_of_a_split_file_are_one(tmp_path: Path) -> None:
     whole = make(tmp_path, "llama")[2]
     expected = logits(open_weights(whole), TOKENS)
@@ -338,6 +338,22 @@ def test_parts_that_do_not_belong_together_are_named(change: Any, named: str, tm
                 open_weights(part)
 
 
+def test_attention_factors_of_a_file_multiply() -> None:
+    """llama.cpp scales by attn_factor with any scaling type, and by YaRN's own magnitude besides."""
+    model_spec = spec()
+    metadata = {f"llama.{key}": value for key, value in gguf_metadata(model_spec, "llama").items()}
+    metadata |= {"general.architecture": "llama", "llama.rope.scaling.attn_factor": 1.5}
+    assert read_gguf(metadata, {}).details.rope == Rope(10000.0, (), 1.5)
+    yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}
+    assert read_gguf(metadata | yarn, {}).details.rope.magnitude == pytest.approx(1.5 * (0.1 * math.log(4) + 1))
+
+
+def test_plan_counts_the_types_of_the_tensors(tmp_path: Path) -> None:
+    """Part by part the file's own bytes; the engine's spec, which states what it computes in, stays bf16."""
+    kinds = {"v": Kind.Q8_0, "q": Kind.Q4_0, "gate": Kind.Q4_0, "up": Kind.Q4_0, "down": Kind.Q4_0, "head": Kind.Q8_0}
+    _, spec, path = make(tmp_path, "llama", kinds=kinds, tie_word_embeddings=False, **SIZES)
+    file = GgufFile(path)
+    found = gguf_precision(file.sizes)
     assert open_weights(path).spec.precision == Precision.of("bf16")
     assert (found.weights.name, found.weights.compute, found.weights.bytes) == ("q4_0", "int8", 18 / 32)
     assert (found.head.name, found.head.bytes) == ("q8_0", 34 / 32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,9 @@ from tiny_models import spec
 
 import wager
 from wager.arch import DeltaNet, Dense, Experts, Gqa, Mamba2, ShortConv
+from wager.arch.layers import Absent, Parallel
+from wager.arch.spec import Multipliers
+from wager.config import CapacityConfig
 from wager.draft.base import Drafter
 from wager.errors import ModelError, UsageError
 from wager.loading.load import load
@@ -28,6 +32,7 @@ from wager.types import SamplingParams
 STATE = DeltaNet(2, 4, 16, 32, 4)
 MAMBA = Mamba2(4, 16, 2, 32, 4)
 MODELS = {
+ALONE = Dense(64, gated=False)
     "delta": spec(
         (STATE, STATE, Gqa(6, 2, 16, gated=True, rotated=8), STATE),
         (Dense(64), Experts(9, 3, 1, 24, 20, shared_gate=True), Dense(64), Dense(64)),
@@ -35,6 +40,16 @@ MODELS = {
     ),
     "mamba": spec((MAMBA, Gqa(6, 2, 16, rotation="none"), MAMBA), (Dense(64),) * 3),
     "convolutions": spec((ShortConv(48, 3), Gqa(6, 2, 16), ShortConv(48, 3)), (Dense(64),) * 3),
+    "parallel": spec(
+        (Parallel(Gqa(6, 2, 16), replace(MAMBA, normed=False)),) * 3,
+        (Dense(64),) * 3,
+        multipliers=Multipliers(0.9, 0.4, 0.6, 0.9, 0.5, 0.3, 0.4, 0.6, 0.5),
+    ),
+    "alone": spec(
+        (MAMBA, Absent(), Gqa(6, 2, 16, rotation="none"), MAMBA, Absent()),
+        (Absent(), ALONE, Absent(), Absent(), ALONE),
+        activation="relu2",
+    ),
 }
 VOCAB = MODELS["delta"].vocab
 PROMPTS = [[int(t) for t in np.random.default_rng(n).integers(0, 83, n)] for n in (1, 5, 16, 17, 40)]

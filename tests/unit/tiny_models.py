@@ -166,8 +166,13 @@ def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf
             values = values + 1
         if part in ("conv", "conv1d") and name.endswith("weight"):
             values = values.squeeze()
-        if ".mamba." in name:
-            name, values = mamba_tensor(name, values, groups=config.mamba_n_groups)
+        if architecture == "falcon-h1":
+            values = falcon_tensor(name, values, config.to_dict())
+        if architecture == "nemotron_h":
+            name = name.replace("model.", "backbone.")
+        if ".mamba." in name or (".mixer." in name and part not in ("up_proj", "down_proj")):
+            groups = config.n_groups if architecture == "nemotron_h" else config.mamba_n_groups
+            name, values = mamba_tensor(name, values, groups=groups)
         if architecture == "qwen35":
             [(name, values)] = hybrid_tensors(name, values, config.to_dict(), tiled=True).items()
         if architecture in PERMUTED and part in ("q_proj", "k_proj"):
@@ -192,9 +197,31 @@ def mamba_tensor(name: str, values: np.ndarray, *, groups: int) -> tuple[str, np
         return name, -np.exp(values)[:, None]
     if name.endswith(".D"):
         return name, values[:, None]
-    if name.endswith("mamba.norm.weight"):
+    if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
         return name, values.reshape(groups, -1)
     return name.replace("dt_bias", "dt_proj.bias"), values
+
+
+def falcon_tensor(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """A tensor of Falcon-H1 times its multipliers, as llama.cpp's converter has it."""
+    part, inner = name.split(".")[-2], config["mamba_d_ssm"] or 2 * config["hidden_size"]
+    keys = config["mamba_n_groups"] * config["mamba_d_state"]
+    attention_in = config["attention_in_multiplier"]
+    scales = {
+        "embed_tokens": config["embedding_multiplier"],
+        "lm_head": config["lm_head_multiplier"],
+        "q_proj": attention_in,
+        "k_proj": attention_in * config["key_multiplier"],
+        "v_proj": attention_in,
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "gate_proj": config["mlp_multipliers"][0],
+        "down_proj": config["mlp_multipliers"][1],
+    }
+    if part == "in_proj":
+        rows = np.repeat(config["ssm_multipliers"], (inner, inner, keys, keys, config["mamba_n_heads"]))
+        return (values * (config["ssm_in_multiplier"] * rows)[:, None]).astype(np.float32)
+    return values * np.float32(scales.get(part, 1))
 
 
 def hybrid_tensors(name: str, values: np.ndarray, config: Mapping[str, Any], *, tiled: bool) -> dict[str, np.ndarray]:

@@ -81,7 +81,7 @@ _ALL = (
         2048,
         248320,
         False,
-        (Layer(Gqa(16, 2, 256), _QWEN36, 10), Layer(DeltaNet(16, 32, 128, 128, 4), _QWEN36, 30)),
+        (Layer(Gqa(16, 2, 256), _QWEN36, 10), Layer(DeltaNet(16, 32, 128, 128, 4, written=False), _QWEN36, 30)),
         _BF16,
         262144,
         source="catalog, which leaves out the gate of the attention's output",

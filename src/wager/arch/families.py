@@ -25,25 +25,29 @@ from wager.arch.config_keys import (
     short_repr,
 )
 from wager.arch.layers import (
+    Absent,
     Activation,
     Attention,
     Compressed,
     DeltaNet,
     Dense,
     Experts,
+    FeedForward,
     Gqa,
     Indexer,
     Mamba2,
     Mla,
+    Parallel,
     Rotation,
     ShortConv,
 )
+from wager.arch.spec import Multipliers
 from wager.errors import ModelError
 
-FeedForward = Dense | Experts
 AttentionReader = Callable[[ConfigKeys, int], Sequence[Attention]]
 FeedForwardReader = Callable[[ConfigKeys, int], Sequence[FeedForward]]
-ScaleReader = Callable[[ConfigKeys], Mapping[str, float | None]]
+Scales = Mapping[str, float | Multipliers | None]
+ScaleReader = Callable[[ConfigKeys], Scales]
 """Reads the multipliers and caps of spec.DecoderDetails, by its names of them."""
 
 _FULL = "full_attention"
@@ -139,19 +143,104 @@ def mamba_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     )
     if types is None or not {"mamba", _LINEAR} & set(types):
         return [everywhere] * layers
+    state = _mamba(keys, inner=keys.integer("mamba_expand") * keys.integer("hidden_size"))
+    return [state if kind in ("mamba", _LINEAR) else everywhere for kind in types]
+
+
+def _mamba(keys: ConfigKeys, *, inner: int) -> Mamba2:
     keys.refuse("mamba_proj_bias", unless=(False,))
     keys.refuse("mamba_conv_bias", unless=(True,))
-    heads, inner = keys.integer("mamba_n_heads"), keys.integer("mamba_expand") * keys.integer("hidden_size")
-    state = Mamba2(
-        heads,
-        inner // heads,
-        keys.integer("mamba_n_groups"),
-        keys.integer("mamba_d_state"),
-        keys.integer("mamba_d_conv"),
+    heads = keys.integer("mamba_n_heads")
+    sizes = (keys.integer(f"mamba_{name}") for name in ("n_groups", "d_state", "d_conv"))
+    return _checked_mamba(keys, "mamba_n_heads", heads, inner, *sizes)
+
+
+_NO_LIMITS = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
+"""How configurations write that steps have no limits."""
+
+
+def _checked_mamba(keys: ConfigKeys, name: str, heads: int, inner: int, groups: int, state: int, conv: int) -> Mamba2:
+    """Mamba-2 of that many `heads`, stated by the key `name`, and `inner` values of a row."""
+    if inner % heads or heads % groups:
+        raise keys.wrong(name, f"a divisor of {inner} and a multiple of the {groups} groups")
+    keys.refuse("time_step_limit", unless=_NO_LIMITS)  # time_step_min and its like are of training
+    return Mamba2(heads, inner // heads, groups, state, conv)
+
+
+def parallel_mamba(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Falcon-H1: attention and Mamba-2 side by side in every layer."""
+    for name in ("projectors_bias", "attention_bias"):
+        keys.refuse(name, unless=(False,))
+    inner = keys.count("mamba_d_ssm") or keys.integer("mamba_expand") * keys.integer("hidden_size")
+    normed, gate_first = keys.flag("mamba_rms_norm"), not keys.flag("mamba_norm_before_gate")
+    state = replace(_mamba(keys, inner=inner), normed=normed, gate_first=gate_first or not normed)
+    return [Parallel(_gqa(keys), state)] * layers
+
+
+def gguf_parallel_mamba(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """The same as GGUF."""
+    return [Parallel(_gqa(keys), _gguf_mamba(keys))] * layers
+
+
+_BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe", _LINEAR: "mamba", _FULL: "attention"}
+
+
+def _blocks(keys: ConfigKeys, layers: int) -> list[str]:
+    """Nemotron-H: what each layer is, one of mamba, attention and mlp."""
+    pattern = keys.text("hybrid_override_pattern")
+    types = list(pattern) if pattern else keys.per_layer("layers_block_type", layers)
+    types = [_BLOCKS.get(kind, kind) for kind in types or keys.per_layer("layer_types", layers) or ()]
+    unknown = sorted({*types} - {"mamba", "attention", "mlp"})
+    if unknown or len(types) != layers:
+        what = f"layers of kind {short_repr(unknown[0])}" if unknown else f"{len(types)} kinds for {layers} layers"
+        raise ModelError(
+            f"{keys.where} has {what}, which is not supported for this architecture.",
+            "Supported are mamba, attention and mlp; mixtures of experts without gates are not.",
+        )
+    return types
+
+
+def mixers_alone(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Nemotron-H: Mamba-2, attention without RoPE, or neither."""
+    keys.refuse("sliding_window", unless=())
+    keys.refuse("use_bias", unless=(False,))
+    keys.refuse("use_conv_bias", unless=(True,))
+    keys.refuse("mamba_hidden_act", unless=("silu",))
+    heads = keys.integer("mamba_num_heads")
+    sizes = (keys.integer(name) for name in ("n_groups", "ssm_state_size", "conv_kernel"))
+    state = _checked_mamba(keys, "mamba_num_heads", heads, heads * keys.integer("mamba_head_dim"), *sizes)
+    head_dim = keys.integer("head_dim", "attention_head_dim", default=128)
+    everywhere = _gqa(ConfigKeys({**keys.values, "head_dim": head_dim}, where=keys.where), rotation="none")
+    kinds: Mapping[str, Attention] = {"mamba": state, "attention": everywhere, "mlp": Absent()}
+    return [kinds[kind] for kind in _blocks(keys, layers)]
+
+
+def feed_forwards_alone(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """Nemotron-H: a feed-forward without a gate in layers that have nothing else."""
+    alone = Dense(keys.integer("intermediate_size"), gated=False)
+    return [alone if kind == "mlp" else Absent() for kind in _blocks(keys, layers)]
+
+
+def gguf_mixers_alone(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """The same as GGUF: attention where there are key-value heads, nothing where there is a feed-forward."""
+    mixers = _where_heads_are(keys, layers, _gguf_mamba(keys), rotation="none")
+    return [Absent() if width else kind for kind, width in zip(mixers, _widths(keys, layers), strict=True)]
+
+
+def gguf_feed_forwards_alone(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """Feed-forwards without a gate where the file states a width."""
+    return [Dense(width, gated=False) if width else Absent() for width in _widths(keys, layers)]
+
+
+def _widths(keys: ConfigKeys, layers: int) -> list[int]:
+    """Of the feed-forward of each layer, 0 for none."""
+    stated = keys.get("intermediate_size")
+    widths = (
+        keys.integers("intermediate_size") if isinstance(stated, list) else [keys.count("intermediate_size")] * layers
     )
-    if inner % heads or heads % state.groups:
-        raise keys.wrong("mamba_n_heads", f"a divisor of {inner} and a multiple of the groups")
-    return [state if kind in ("mamba", _LINEAR) else everywhere for kind in types]
+    if not widths or len(widths) != layers or min(widths) < 0:
+        raise keys.wrong("intermediate_size", "a width for each layer")
+    return widths
 
 
 def convolutions(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -276,13 +365,14 @@ def gguf_convolutions(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
 
 def gguf_mamba(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     """Granite 4 as GGUF: attention in the layers that have key-value heads, with RoPE as in `gguf_granite`."""
-    heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
-    groups = keys.integer("ssm.group_count")
-    if inner % heads or heads % groups:
-        raise keys.wrong("ssm.time_step_rank", f"a divisor of {inner} and a multiple of the {groups} groups")
-    state = Mamba2(heads, inner // heads, groups, keys.integer("ssm.state_size"), keys.integer("ssm.conv_kernel"))
     rotated = keys.flag("rope.scaling.finetuned", default=True)
-    return _where_heads_are(keys, layers, state, rotation="global" if rotated else "none")
+    return _where_heads_are(keys, layers, _gguf_mamba(keys), rotation="global" if rotated else "none")
+
+
+def _gguf_mamba(keys: ConfigKeys) -> Mamba2:
+    heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    sizes = (keys.integer(f"ssm.{name}") for name in ("group_count", "state_size", "conv_kernel"))
+    return _checked_mamba(keys, "ssm.time_step_rank", heads, inner, *sizes)
 
 
 def _where_heads_are(keys: ConfigKeys, layers: int, other: Attention, *, rotation: Rotation) -> Sequence[Attention]:
@@ -483,12 +573,12 @@ def _experts(count: int, active: int, *, shared: int, width: int, shared_width: 
 # ---- multipliers and caps -----------------------------------------------------------------------------------------
 
 
-def no_scales(keys: ConfigKeys) -> Mapping[str, float | None]:
+def no_scales(keys: ConfigKeys) -> Scales:
     del keys
     return {}
 
 
-def gemma_scales(keys: ConfigKeys) -> Mapping[str, float | None]:
+def gemma_scales(keys: ConfigKeys) -> Scales:
     """Gemma: embeddings times the root of the hidden size, scores by query_pre_attn_scalar, and soft caps."""
     heads = keys.integer("num_attention_heads")
     head_dim = read_head_dim(keys, "head_dim", hidden="hidden_size", heads=heads)
@@ -500,20 +590,54 @@ def gemma_scales(keys: ConfigKeys) -> Mapping[str, float | None]:
     }
 
 
-def gguf_gemma_scales(keys: ConfigKeys, *, widest: int) -> Mapping[str, float | None]:
+def gguf_gemma_scales(keys: ConfigKeys, *, widest: int) -> Scales:
     """As llama.cpp: the size of that number of layers (27B) scales its scores by hidden size / heads, not head_dim."""
     scalar = keys.integer("hidden_size") / keys.integer("num_attention_heads")
     wide = keys.integer("num_hidden_layers") == widest
     return {**gemma_scales(keys), **({"attention_scale": scalar**-0.5} if wide else {})}
 
 
-def granite_scales(keys: ConfigKeys) -> Mapping[str, float | None]:
+def granite_scales(keys: ConfigKeys) -> Scales:
     """Granite: multipliers, and a divisor of the logits."""
     return {
         "embedding_scale": keys.number("embedding_multiplier", default=1.0),
         "residual_scale": keys.number("residual_multiplier", default=1.0),
         "attention_scale": keys.number("attention_multiplier") if keys.get("attention_multiplier") else None,
         "logit_scale": 1 / keys.number("logits_scaling", default=1.0),
+    }
+
+
+def falcon_scales(keys: ConfigKeys) -> Scales:
+    """Falcon-H1: multipliers of every product. Those of attention's inputs and keys are of its scores and outputs."""
+
+    def one(name: str) -> float:
+        return keys.number(f"{name}_multiplier", default=1.0)
+
+    def several(name: str, count: int) -> list[float]:
+        found = keys.numbers(f"{name}_multipliers") or [1.0] * count
+        if len(found) != count:
+            raise keys.wrong(f"{name}_multipliers", f"a list of {count} numbers")
+        return found
+
+    heads = keys.integer("num_attention_heads")
+    head_dim = read_head_dim(keys, "head_dim", hidden="hidden_size", heads=heads)
+    gate, down = several("mlp", 2)
+    state_gate, values, state_keys, queries, step = (one("ssm_in") * each for each in several("ssm", 5))
+    return {
+        "embedding_scale": one("embedding"),
+        "logit_scale": one("lm_head"),
+        "attention_scale": one("attention_in") ** 2 * one("key") * head_dim**-0.5,
+        "multipliers": Multipliers(
+            attention_out=one("attention_in") * one("attention_out"),
+            state_out=one("ssm_out"),
+            down=down,
+            gate=gate,
+            state_gate=state_gate,
+            values=values,
+            keys=state_keys,
+            queries=queries,
+            step=step,
+        ),
     }
 
 
@@ -542,7 +666,7 @@ class GatingKeys:
 class GgufLayout:
     """How llama.cpp's converter writes the family, under the architecture that is its model_type, or `architecture`.
 
-    `attention` and `scales` replace the family's own readers; `defaults` are values of keys, under their names in
+    `attention`, `ffn` and `scales` replace the family's own readers; `defaults` are values of keys, by their names in
     config.json, that files leave out. `interleaved_rope`: rotated pairs of the query and key projections lie side by
     side, as the checkpoint has them or because the converter reorders rows. `read` are the keys among
     gguf_config.REFUSED that the family reads. `experts`: files with experts are read; `normalised`: the weights of a
@@ -551,6 +675,7 @@ class GgufLayout:
 
     architecture: str | None = None
     attention: AttentionReader = gguf_windows
+    ffn: FeedForwardReader | None = None
     scales: ScaleReader | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     interleaved_rope: bool = False
@@ -566,9 +691,9 @@ class EngineSupport:
 
     A bias is always present (True), never (False), or present if the configuration's key of that name is set; likewise
     `interleaved_rope`. `partial_rope`: it may rotate a part of each head. `names` are tensors' that differ from
-    weights.NAMES; parts of one name are rows of one tensor, in the order q, k, v and gate, up. `sinks`, `shared_gate`
-    and `expert_bias` are of layers.Gqa and layers.Experts (there `biased`). `gguf` is None for a family that is not
-    read from GGUF files.
+    weights.NAMES; parts of one name are rows of one tensor, in the order q, k, v and gate, up. `root` is what published
+    checkpoints write for the `model` that names begin with. `sinks`, `shared_gate` and `expert_bias` are of layers.Gqa
+    and layers.Experts (there `biased`). `gguf` is None for a family that is not read from GGUF files.
     """
 
     qkv_bias: bool | str = False
@@ -584,6 +709,7 @@ class EngineSupport:
     norm_offset: float = 0.0
     scales: ScaleReader = no_scales
     names: Mapping[str, str] = field(default_factory=dict)
+    root: str = "model"
     gating: GatingKeys | None = None
     gguf: GgufLayout | None = None
     sinks: bool = False
@@ -719,6 +845,13 @@ _MAMBA_NAMES = {
     "skip": "=model.layers.{}.mamba.D",
     "state_norm": "model.layers.{}.mamba.norm",
     "state_out": "model.layers.{}.mamba.out_proj",
+}
+_NEMOTRON_NAMES = {
+    **{part: name.replace(".mamba.", ".mixer.") for part, name in _MAMBA_NAMES.items()},
+    **{part: f"model.layers.{{}}.mixer.{part}_proj" for part in ("q", "k", "v", "o", "up", "down")},
+    **dict.fromkeys(("attn_norm", "mlp_norm"), "model.layers.{}.norm"),
+    "embed": "model.embeddings",
+    "norm": "model.norm_f",
 }
 _MISTRAL = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
 
@@ -1011,6 +1144,7 @@ FAMILIES: Mapping[str, Family] = {
             shared_gate=True,
             gguf=GgufLayout(architecture="qwen35moe", attention=gguf_delta_net, experts=True, normalised=True),
         ),
+        wrapper="Qwen3_5MoeForConditionalGeneration",
     ),
     "qwen3_5": Family(
         "Qwen3_5ForCausalLM",
@@ -1035,6 +1169,58 @@ FAMILIES: Mapping[str, Family] = {
             qk_norm=True,
             names=_LFM2_NAMES,
             gguf=GgufLayout(attention=gguf_convolutions, defaults={"block_auto_adjust_ff_dim": False}),
+        ),
+    ),
+    "falcon_h1": Family(
+        "FalconH1ForCausalLM",
+        parallel_mamba,
+        dense_ffn,
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "mamba_d_ssm": 1024,
+            "mamba_n_heads": 128,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 256,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+            "mamba_norm_before_gate": True,
+        },
+        EngineSupport(
+            mlp_bias="mlp_bias",
+            scales=falcon_scales,
+            names={
+                **_MAMBA_NAMES,
+                **{part: f"model.layers.{{}}.feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+                "norm": "model.final_layernorm",
+                "mlp_norm": "model.layers.{}.pre_ff_layernorm",
+            },
+            gguf=GgufLayout(architecture="falcon-h1", attention=gguf_parallel_mamba, scales=no_scales),
+        ),
+    ),
+    "nemotron_h": Family(
+        "NemotronHForCausalLM",
+        mixers_alone,
+        feed_forwards_alone,
+        {
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 4096,
+            "layer_norm_epsilon": 1e-5,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "ssm_state_size": 128,
+            "conv_kernel": 4,
+        },
+        EngineSupport(
+            mlp_bias="mlp_bias",
+            activation="relu2",
+            partial_rope=True,  # files state rotated dimensions, though there is no rotation
+            names=_NEMOTRON_NAMES,
+            root="backbone",
+            gguf=GgufLayout(attention=gguf_mixers_alone, ffn=gguf_feed_forwards_alone),
         ),
     ),
     "gpt_oss": Family(
@@ -1149,6 +1335,13 @@ def find_gguf(architecture: str) -> tuple[Family, EngineSupport, GgufLayout]:
 def with_sinks(attention: Sequence[Attention], engine: EngineSupport) -> Sequence[Attention]:
     """The attention of every layer, with sinks in a family that has them."""
     return [replace(kind, sinks=engine.sinks) if isinstance(kind, Gqa) else kind for kind in attention]
+
+
+def without_norm(attention: Attention) -> Attention:
+    """A layer whose recurrent part has no norm, if it can be without."""
+    if isinstance(attention, Parallel):
+        return replace(attention, state=replace(attention.state, normed=False))
+    return attention
 
 
 def find_family(config: Mapping[str, Any], *, runnable: bool) -> Family:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, short_repr
-from wager.arch.families import GGUF_KEYS, GgufLayout, find_gguf, with_sinks
+from wager.arch.families import GGUF_KEYS, GgufLayout, find_gguf, with_sinks, without_norm
 from wager.arch.formats import FORMATS, Format, Precision
 from wager.arch.gguf_experts import SPLIT_LATENT, latent_scores, read_feed_forwards
 from wager.arch.layers import Gqa, Mla
@@ -78,8 +78,11 @@ def read_gguf(
     if layers < 1:
         raise keys.wrong("nextn_predict_layers", "fewer than all layers")
     attentions = with_sinks(layout.attention(keys, layers), engine)
+    if not any(name.endswith(".ssm_norm.weight") for name in tensors):
+        attentions = [without_norm(kind) for kind in attentions]
     mixture = bool(keys.count("expert_count"))
-    ffn = read_feed_forwards(keys, engine, layout, layers, tensors) if mixture else family.ffn(keys, layers)
+    reader = layout.ffn or family.ffn
+    ffn = read_feed_forwards(keys, engine, layout, layers, tensors) if mixture else reader(keys, layers)
     shapes, order = stacked(attentions, ffn)
     context = keys.integer("max_position_embeddings")
     spec = ModelSpec(
@@ -179,6 +182,10 @@ def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
     names = dict(GGUF_NAMES)
     if any(name.endswith(".ssm_in.weight") for name in tensors):
         names |= dict.fromkeys(("z", "mixed", "step"), "blk.{}.ssm_in")
+        if "blk.0.ffn_norm" in tensors:  # of Falcon-H1, whose converter drops the suffix
+            names["mlp_norm"] = "=blk.{}.ffn_norm"
+        elif not any(name.endswith(".ffn_norm.weight") for name in tensors):
+            names["mlp_norm"] = names["attn_norm"]  # layers have attention or a feed-forward
     elif any(name.endswith(".ssm_a") for name in tensors):
         names |= {"mixed": "blk.{}.attn_qkv", "q_gate": names["q"]}
         names["mlp_norm"] = names.pop("attn_post_norm")
@@ -219,7 +226,7 @@ _PARTS = (
     ("head", r"output\.weight"),
     (
         "projections",
-        r"blk\.\d+\.(attn_(q|k|v|qkv|gate|output|kv_a_mqa|[a-z]+_[ab])|ssm_(out|ba|beta|alpha)|shortconv\.(in|out)_proj)\.weight",
+        r"blk\.\d+\.(attn_(q|k|v|qkv|gate|output|kv_a_mqa|[a-z]+_[ab])|ssm_(in|out|ba|beta|alpha)|shortconv\.(in|out)_proj)\.weight",
     ),
     ("router", r"blk\.\d+\.ffn_gate_inp\.weight"),
     ("experts", r"blk\.\d+\.ffn_\w+_exps\.weight"),

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, short_repr
-from wager.arch.families import EngineSupport, Family, FeedForward, GatingKeys, find_family, with_sinks
+from wager.arch.families import EngineSupport, Family, GatingKeys, find_family, with_sinks
 from wager.arch.formats import Precision, read_precision
-from wager.arch.layers import Experts, Gating, Gqa, Mla
+from wager.arch.layers import Experts, FeedForward, Gating, Gqa, Mla
 from wager.arch.rope import Rope, read_rope, read_theta
 from wager.arch.spec import DecoderDetails, ModelSpec, not_runnable, stacked, with_scales
 from wager.errors import ModelError
@@ -44,7 +44,9 @@ def read_config(
     engine = family.engine if runnable else None
     if runnable and engine is None:
         raise not_runnable(name)
-    keys = ConfigKeys({**family.defaults, **text}, where=where)
+    kinds = text.get("layers_block_type")
+    counted = {"num_hidden_layers": len(kinds)} if isinstance(kinds, list) else {}
+    keys = ConfigKeys({**counted, **family.defaults, **text}, where=where)
     if engine:
         _refuse_unsupported(keys, engine)
     layers = read_num_layers(keys, "num_hidden_layers")
@@ -76,8 +78,12 @@ _ACTIVATIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "silu": ("hidden_act", ("silu", "swish")),
     "gelu": ("hidden_activation", ("gelu_pytorch_tanh",)),
     "clamped": ("hidden_act", ("silu", "swish")),
+    "relu2": ("mlp_hidden_act", ("relu2",)),
 }
 """The key that names an activation, and its names."""
+
+_NORM_EPS = ("norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+"""Keys of what is added to the mean square of norms, the first that is present."""
 
 _READ_METHODS = ("fp8", "fbgemm_fp8", "awq", "gptq", "compressed-tensors", "modelopt")
 """Quantisations that models/quantised_checkpoints.py reads."""
@@ -110,14 +116,13 @@ def _decoder(
             f"{attention.head_dim} dimensions of each head would be rotated."
         )
     rope, local_rope = _ropes(keys, spec)
+    eps = next((name for name in _NORM_EPS if keys.get(name) is not None), "rms_norm_eps")
     details = DecoderDetails(
         architecture=family.architecture,
         layer_order=order,
         rope=rope,
         local_rope=local_rope,
-        norm_eps=keys.number(
-            "rms_norm_eps" if keys.get("norm_eps") is None else "norm_eps", default=1e-6, most=MOST_NORM_EPS
-        ),
+        norm_eps=keys.number(eps, default=1e-6, most=MOST_NORM_EPS),
         qkv_bias=keys.flag(engine.qkv_bias),
         output_bias=keys.flag(engine.output_bias),
         mlp_bias=keys.flag(engine.mlp_bias),

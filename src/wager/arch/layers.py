@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from wager.arch.formats import Precision, Stream
 from wager.errors import UsageError
 
 Rotation = Literal["global", "local", "none"]
-Activation = Literal["silu", "gelu", "clamped"]
+Activation = Literal["silu", "gelu", "clamped", "relu2"]
 """Of the gate of a feed-forward; gelu is its approximation by tanh; clamped is gpt-oss's, g sigmoid(1.702 g) (u + 1)
-for a gate g of at most 7 and an up projection u within 7 of zero."""
+for a gate g of at most 7 and an up projection u within 7 of zero. relu2, max(u, 0)^2, is of a feed-forward without a
+gate."""
 
 
 class Attention(Protocol):
@@ -223,10 +224,12 @@ class StateShape:
 
 class _StateLayer(ABC):
     """A layer that keeps a state, of one size for any context, instead of keys and values. `conv` are the rows that its
-    convolution mixes."""
+    convolution mixes; `part` names its work in a step. Every step reads and writes a sequence's state once."""
 
     __slots__ = ()
     conv: int
+    part: ClassVar[str]
+    written: bool = True
 
     @property
     @abstractmethod
@@ -263,8 +266,8 @@ class _StateLayer(ABC):
         return self.state.elements * precision.cache
 
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
-        cached, shards = self.kv_bytes(context, precision), max(1, self.state.heads)
-        return (Stream("recurrence", self.row_flops * rows, 0.0, precision.attention, cached, shards),)
+        moved, shards = (1 + self.written) * self.kv_bytes(context, precision), max(1, self.state.heads)
+        return (Stream(self.part, self.row_flops * rows, 0.0, precision.attention, moved, shards),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +278,7 @@ class DeltaNet(_StateLayer):
 
     The decay and step-size projections (two scalars a value head) are left out of the weights, as in the catalog.
     Value heads share key heads evenly: neighbours one, or with `tiled` every key_heads-th (as GGUF files have them).
+    Without `written` a step is counted to read states alone, as some published charts do.
     """
 
     key_heads: int
@@ -283,6 +287,8 @@ class DeltaNet(_StateLayer):
     value_dim: int
     conv: int
     tiled: bool = False
+    written: bool = True
+    part: ClassVar[str] = "DeltaNet"
 
     @property
     def channels(self) -> int:
@@ -318,13 +324,17 @@ class DeltaNet(_StateLayer):
 class Mamba2(_StateLayer):
     """Mamba-2 (arXiv 2405.21060): a short causal convolution with bias of values, keys and queries (x, B and C) over
     `conv` rows, then in each head a state of state_dim x head_dim that every row decays and adds to. The heads of a
-    group share keys and queries, and the group the norm behind the gate."""
+    group share keys and queries. Outputs have an RMS norm of each group, if they are `normed`, behind their gate or
+    before it (`gate_first` False)."""
 
     heads: int
     head_dim: int
     groups: int
     state_dim: int
     conv: int
+    normed: bool = True
+    gate_first: bool = True
+    part: ClassVar[str] = "Mamba-2"
 
     @property
     def value_width(self) -> int:
@@ -341,7 +351,7 @@ class Mamba2(_StateLayer):
 
     @property
     def vectors(self) -> int:
-        return 3 * self.heads + self.channels + self.value_width
+        return 3 * self.heads + self.channels + (self.value_width if self.normed else 0)
 
     def weights(self, hidden: int) -> int:
         return hidden * (2 * self.value_width + self.channels + self.heads) + self.conv * self.channels
@@ -357,6 +367,7 @@ class ShortConv(_StateLayer):
 
     width: int
     conv: int
+    part: ClassVar[str] = "short convolution"
 
     @property
     def value_width(self) -> int:
@@ -389,6 +400,41 @@ class ShortConv(_StateLayer):
 
 Recurrent = DeltaNet | Mamba2 | ShortConv
 """Layers that keep a state instead of keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Attention and a recurrent part that read the same rows, and whose outputs are added (Falcon-H1)."""
+
+    attention: Gqa
+    state: Mamba2
+
+    def weights(self, hidden: int) -> int:
+        return self.attention.weights(hidden) + self.state.weights(hidden)
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        return self.attention.kv_bytes(context, precision) + self.state.kv_bytes(context, precision)
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        parts = (self.attention, self.state)
+        return tuple(stream for part in parts for stream in part.streams(context, rows, precision))
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """No attention, or no feed-forward, in a layer that has the other alone (Nemotron-H)."""
+
+    def weights(self, hidden: int) -> int:
+        del hidden
+        return 0
+
+    def kv_bytes(self, context: float, precision: Precision) -> float:
+        del context, precision
+        return 0.0
+
+    def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
+        del context, rows, precision
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,13 +523,14 @@ class Compressed:
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A gated feed-forward (SwiGLU) of inner size `width`: gate, up and down projection."""
+    """A feed-forward of inner size `width`: gate (SwiGLU), if it is `gated`, up and down projection."""
 
     width: int
+    gated: bool = True
 
     def weights(self, hidden: int) -> int:
-        """Elements of the three projections."""
-        return 3 * hidden * self.width
+        """Elements of the projections."""
+        return (2 + self.gated) * hidden * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,3 +595,7 @@ class Experts:
     def router(self, hidden: int) -> int:
         """Elements of the router's matrix."""
         return hidden * self.count
+
+
+FeedForward = Dense | Experts | Absent
+"""What follows attention in a layer."""

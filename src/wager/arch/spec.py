@@ -10,23 +10,74 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from wager.arch.formats import Precision
-from wager.arch.layers import Activation, Attention, Dense, Experts, Gqa, Mla, Recurrent, Rotation
+from wager.arch.layers import (
+    Absent,
+    Activation,
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    Gqa,
+    Mla,
+    Parallel,
+    Recurrent,
+    Rotation,
+)
 from wager.arch.rope import Rope
 from wager.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """`count` layers of one shape."""
+    """`count` layers of one shape. What is Absent has no norm either."""
 
     attention: Attention
-    ffn: Dense | Experts
+    ffn: FeedForward
     count: int = 1
+
+    @property
+    def mixers(self) -> tuple[Attention, ...]:
+        """What mixes positions: attention, a recurrent part, both or neither."""
+        if isinstance(self.attention, Parallel):
+            return self.attention.attention, self.attention.state
+        return () if isinstance(self.attention, Absent) else (self.attention,)
+
+    @property
+    def attending(self) -> Gqa | Mla | None:
+        """The part that has keys and values."""
+        return next((each for each in self.mixers if isinstance(each, Gqa | Mla)), None)
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """The part that keeps a state."""
+        return next((each for each in self.mixers if isinstance(each, Recurrent)), None)
+
+    @property
+    def sublayers(self) -> int:
+        """How many of attention and feed-forward there are."""
+        return (not isinstance(self.attention, Absent)) + (not isinstance(self.ffn, Absent))
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Factors of products in a layer (Falcon-H1): of the outputs of attention, of a recurrent part and of the
+    feed-forward; of the gates of the latter two, before their activation; of a recurrent part's values, keys, queries
+    and steps, before its convolution or softplus."""
+
+    attention_out: float = 1.0
+    state_out: float = 1.0
+    down: float = 1.0
+    gate: float = 1.0
+    state_gate: float = 1.0
+    values: float = 1.0
+    keys: float = 1.0
+    queries: float = 1.0
+    step: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderDetails:
-    """The details beyond the shapes of a decoder with gated feed-forwards, for the engine.
+    """The details beyond the shapes of a decoder, for the engine.
 
     `architecture` is the name in its configuration; layer i has the shape `ModelSpec.layers[layer_order[i]]`. `rope`
     turns the layers whose Gqa.rotation is global, `local_rope` the local ones. RMS norms stand before each sublayer
@@ -34,8 +85,8 @@ class DecoderDetails:
     queries and keys, with `whole_qk_norm` of all their heads together.
 
     The embeddings are multiplied by `embedding_scale`, what a sublayer adds by `residual_scale`, logits by
-    `logit_scale`; attention scores by `attention_scale` (None: head_dim ** -0.5). A cap c makes c * tanh(z / c) of
-    scores or logits. `latent_norm_eps` is of the norms inside latent attention.
+    `logit_scale`; attention scores by `attention_scale` (None: head_dim ** -0.5); what is in a layer by `multipliers`.
+    A cap c makes c * tanh(z / c) of scores or logits. `latent_norm_eps` is of the norms inside latent attention.
 
     Of the checkpoint: `interleaved_rope` if rotated dimensions pair up as (2i, 2i + 1), not as halves, `norm_offset`,
     which is added to the weights of its norms, `log_rates` if it has logarithms of the rates at which states decay,
@@ -67,11 +118,7 @@ class DecoderDetails:
     logit_scale: float = 1.0
     attention_cap: float | None = None
     logit_cap: float | None = None
-
-    @property
-    def norms(self) -> int:
-        """RMS norms of a layer's residual stream and of what is added to it."""
-        return 2 * (self.pre_norms + self.post_norms)
+    multipliers: Multipliers = Multipliers()
 
     def rope_of(self, rotation: Rotation) -> Rope | None:
         """What turns the layers of that rotation; None: nothing."""
@@ -121,26 +168,32 @@ class ModelSpec:
     def attention(self) -> Gqa | Mla:
         """The attention of a model that the engine runs: the layers that have one differ only in the window and the
         rotation."""
-        kinds = [layer.attention for layer in self.layers]
-        for kind in kinds:
-            if isinstance(kind, Gqa | Mla):
-                return kind
-        raise ModelError(f"The engine does not support the attention of {self.name} ({type(kinds[0]).__name__}).")
+        found = next((kind for layer in self.layers if (kind := layer.attending)), None)
+        if found is None:
+            first = type(self.layers[0].attention).__name__
+            raise ModelError(f"The engine does not support the attention of {self.name} ({first}).")
+        return found
+
+    @property
+    def num_attending(self) -> int:
+        """How many layers have keys and values."""
+        return sum(layer.count for layer in self.layers if layer.attending is not None)
 
     @property
     def recurrent(self) -> Recurrent | None:
         """What the layers are that keep a state instead of keys and values; None if there are none."""
-        return next((layer.attention for layer in self.layers if isinstance(layer.attention, Recurrent)), None)
+        return next((kind for layer in self.layers if (kind := layer.recurrent)), None)
 
     @property
     def num_recurrent(self) -> int:
         """How many layers keep a state."""
-        return sum(layer.count for layer in self.layers if isinstance(layer.attention, Recurrent))
+        return sum(layer.count for layer in self.layers if layer.recurrent is not None)
 
     @property
     def rotations(self) -> tuple[Rotation, ...]:
         """The kinds of rotation that some layer has, without none."""
-        kinds = [layer.attention.rotation if isinstance(layer.attention, Gqa) else "global" for layer in self.layers]
+        attending = [kind for layer in self.layers if (kind := layer.attending)]
+        kinds = [kind.rotation if isinstance(kind, Gqa) else "global" for kind in attending]
         found: tuple[Rotation, ...] = ("global", "local")
         return tuple(kind for kind in found if kind in kinds)
 
@@ -171,7 +224,7 @@ class ModelSpec:
         total: Counter[str] = Counter()
         for layer in self.layers:
             total["projections"] += layer.count * layer.attention.weights(self.hidden)
-            if isinstance(layer.ffn, Dense):
+            if not isinstance(layer.ffn, Experts):
                 total["ffn"] += layer.count * layer.ffn.weights(self.hidden)
                 continue
             total["router"] += layer.count * layer.ffn.router(self.hidden) if self.router else 0
@@ -183,13 +236,12 @@ class ModelSpec:
 
     @property
     def vector_elements(self) -> int:
-        """Elements of norm weights and biases; without `decoder`, of two norms per layer and the last norm."""
-        norms = ((self.decoder.norms if self.decoder else 2) * self.num_layers + 1) * self.hidden
-        return (
-            norms
-            if self.decoder is None
-            else norms + sum(layer.count * _layer_vectors(layer, self.decoder, self.hidden) for layer in self.layers)
-        )
+        """Elements of norm weights and biases; without `decoder`, of a norm per sublayer and the last norm."""
+        decoder, each = self.decoder, sum(layer.count * layer.sublayers for layer in self.layers)
+        if decoder is None:
+            return (each + 1) * self.hidden
+        norms = ((decoder.pre_norms + decoder.post_norms) * each + 1) * self.hidden
+        return norms + sum(layer.count * _layer_vectors(layer, decoder, self.hidden) for layer in self.layers)
 
     @property
     def parameters(self) -> int:
@@ -230,7 +282,7 @@ class ModelSpec:
         return sum(layer.count * layer.attention.kv_bytes(context, self.precision) for layer in self.layers)
 
 
-def with_scales(details: DecoderDetails, scales: Mapping[str, float | None]) -> DecoderDetails:
+def with_scales(details: DecoderDetails, scales: Mapping[str, float | Multipliers | None]) -> DecoderDetails:
     """The details with multipliers and caps by their names."""
     return replace(details, **scales)  # type: ignore[arg-type]
 
@@ -245,7 +297,8 @@ def not_runnable(name: str) -> ModelError:
 
 def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
     """Elements of a layer's biases, and of its norms other than the two of width `hidden`."""
-    attention, total = layer.attention, hidden if decoder.output_bias else 0
+    attention = layer.attending
+    total = hidden if decoder.output_bias and attention else 0
     if isinstance(attention, Mla):
         total += attention.kv_rank + (attention.q_rank or 0)
     elif isinstance(attention, Gqa):
@@ -253,19 +306,19 @@ def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
         total += heads * attention.head_dim if decoder.qk_norm else 0
         total += attention.qkv_width if decoder.qkv_bias else 0
         total += attention.heads if attention.sinks else 0
-    elif isinstance(attention, Recurrent):
-        total += attention.vectors
+    if recurrent := layer.recurrent:
+        total += recurrent.vectors
+    if isinstance(layer.ffn, Absent):
+        return total
     if isinstance(layer.ffn, Dense):
-        return total + (2 * layer.ffn.width + hidden if decoder.mlp_bias else 0)
+        return total + ((1 + layer.ffn.gated) * layer.ffn.width + hidden if decoder.mlp_bias else 0)
     experts = layer.ffn
     total += experts.count if experts.gating.correction_bias else 0
     total += hidden if experts.shared_gate else 0
     return total + (experts.count * (1 + 2 * experts.width + hidden) if experts.biased else 0)
 
 
-def stacked(
-    attention: Iterable[Attention], ffn: Iterable[Dense | Experts]
-) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
+def stacked(attention: Iterable[Attention], ffn: Iterable[FeedForward]) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
     """ModelSpec.layers, each shape once, and DecoderDetails.layer_order, from the attention and the feed-forward of
     every layer, first to last."""
     pairs = list(zip(attention, ffn, strict=True))

@@ -192,11 +192,11 @@ class Tape:
         target = self._buffer("out", out, BFLOAT16, n, of=of)
         self._tape.rms_norm(source, scale, n, eps, target, of == "logits")
 
-    def narrow(self, x: Array, out: Array, *, of: RowSet = "rows") -> None:
-        """out act = x, rounded; x f32 [*, n]."""
+    def narrow(self, x: Array, out: Array, *, squared_relu: bool = False, of: RowSet = "rows") -> None:
+        """out act = x, or max(x, 0)^2 with `squared_relu`, rounded; x f32 [*, n]."""
         n = x.shape[-1]
         source = self._buffer("x", x, FLOAT32, n, of=of)
-        self._tape.narrow(source, self._buffer("out", out, BFLOAT16, n, of=of), n, of == "logits")
+        self._tape.narrow(source, self._buffer("out", out, BFLOAT16, n, of=of), n, squared_relu, of == "logits")
 
     def soft_cap(self, x: Array, cap: float, *, of: RowSet = "rows") -> None:
         """x f32 [*, n] becomes cap * tanh(x / cap)."""
@@ -213,18 +213,26 @@ class Tape:
         scale: float = 1.0,
         of: RowSet = "rows",
     ) -> None:
-        """out f32 [*, N] = x W^T (+ bias), or out += scale * that when `add`; x act [*, K]; weight from `Kernels.pack`.
-        out may be columns of a wider buffer. Where weights are quantised, so is x; see docs/quantisation.md."""
+        """out f32 [*, N] = scale * (x W^T (+ bias)), or out += that when `add`; x act [*, K]; weight from
+        `Kernels.pack`. out may be columns of a wider buffer. Where weights are quantised, so is x; see
+        docs/quantisation.md."""
         target = self._columns("out", out, weight.n, of=of)
         self._product(x, weight, target, _stride(out), "silu", scale, add=add, of=of)
 
     def gated(
-        self, x: Array, weight: Packed, out: Array, *, activation: Activation = "silu", of: RowSet = "rows"
+        self,
+        x: Array,
+        weight: Packed,
+        out: Array,
+        *,
+        activation: Activation = "silu",
+        gate_scale: float = 1.0,
+        of: RowSet = "rows",
     ) -> None:
-        """out act [*, N] = f(x Wg^T + bg) * (x Wu^T + bu) with f silu or gelu (by tanh); weight from
+        """out act [*, N] = f(gate_scale * (x Wg^T + bg)) * (x Wu^T + bu) with f silu or gelu (by tanh); weight from
         `Kernels.pack_gated`."""
         target = self._buffer("out", out, BFLOAT16, weight.n, of=of)
-        self._product(x, weight, target, weight.n, activation, 1.0, add=False, of=of)
+        self._product(x, weight, target, weight.n, activation, gate_scale, add=False, of=of)
 
     def _product(
         self,
@@ -503,16 +511,24 @@ class Tape:
         )
 
     def gated_norm(
-        self, x: Array, gate: Array, weight: Array, eps: float, out: Array, *, heads: int, gate_first: bool = False
+        self,
+        x: Array,
+        gate: Array,
+        weight: Array | None,
+        eps: float,
+        out: Array,
+        *,
+        heads: int,
+        gate_first: bool = False,
     ) -> None:
         """out act [R, heads * n] = rms_norm(x) * weight * silu(gate), by head, or with `gate_first` rms_norm(x *
-        silu(gate)) * weight; x and gate f32, weight f32 [n] or [heads * n]."""
-        n = x.shape[-1]
-        if n % (16 * heads) or len(weight) not in (n, n // heads):
-            raise ModelError(f"Rows of {n} are no {heads} heads of a multiple of 16 with a norm of {len(weight)}.")
+        silu(gate)) * weight, or without a weight x * silu(gate); x and gate f32, weight f32 [n] or [heads * n]."""
+        n, size = x.shape[-1], x.shape[-1] if weight is None else len(weight)
+        if n % (16 * heads) or size not in (n, n // heads):
+            raise ModelError(f"Rows of {n} are no {heads} heads of a multiple of 16 with a norm of {size}.")
         source, by = self._buffer("x", x, FLOAT32, n), self._buffer("gate", gate, FLOAT32, n)
-        scale, target = self._take("weight", weight, FLOAT32, (None,)), self._buffer("out", out, BFLOAT16, n)
-        stride = n // heads if len(weight) == n else 0
+        scale, target = self._vector("weight", weight, size), self._buffer("out", out, BFLOAT16, n)
+        stride = n // heads if size == n else 0
         self._tape.gated_norm(source, by, scale, eps, heads, n // heads, stride, gate_first, target)
 
     def multiply(self, x: Array, y: Array, out: Array) -> None:

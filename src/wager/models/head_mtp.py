@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.arch.hf_config import read_config
-from wager.arch.layers import Dense, Experts, Gqa
+from wager.arch.layers import Dense, FeedForward, Gqa
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, INT32, Array, DType, empty
@@ -244,7 +244,7 @@ def _read_base(files: HeadFiles, target: ModelSpec) -> ModelSpec:
     return base
 
 
-def _feed_forward(files: HeadFiles, layer: Layer) -> Dense | Experts:
+def _feed_forward(files: HeadFiles, layer: Layer) -> FeedForward:
     """A dense one where the module has it, else what the target's last layer has."""
     shapes = files.shapes
     if any(name.endswith("experts.gate_up_proj") for name in shapes if name.startswith("modules.")):

@@ -58,6 +58,17 @@ _CODES: Mapping[str, _UniformCodes] = {
 }
 
 
+_MULTIPLIERS = {
+    "o": "attention_out",
+    "state_out": "state_out",
+    "down": "down",
+    "gate": "gate",
+    "z": "state_gate",
+    "step": "step",
+}
+"""Matrices, and the field of spec.Multipliers that scales their products."""
+
+
 class RandomWeights:
     """Weights drawn from a seed, each tensor when it is read: for tests and benchmarks."""
 
@@ -129,7 +140,8 @@ class RandomWeights:
             scale /= details.residual_scale
         elif part == "expert_down" and spec.experts:
             scale *= math.sqrt(spec.experts.active) / spec.experts.gating.scale  # outputs are averaged, then scaled
-        return scale
+        multiplier = _MULTIPLIERS.get(part) if len(shape) == 2 else None
+        return scale / getattr(details.multipliers, multiplier) if multiplier else scale
 
     @property
     def _query(self) -> str:
@@ -156,6 +168,8 @@ _QWEN = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _LINEAR = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
 _MAMBA = ("mamba_n_heads", "mamba_d_state")
 _GRANITE_H_LAYERS = ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)]
+_FALCON_MAMBA = ("mamba_d_ssm", "mamba_n_heads", "mamba_n_groups", "mamba_d_state")
+_NEMOTRON = ("hybrid_override_pattern", "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _DEEPSEEK = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "moe_intermediate_size")
 
@@ -323,6 +337,32 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
         logits_scaling=6.0,
         tie_word_embeddings=True,
         num_local_experts=0,
+    ),
+    "falcon-h1": _family(
+        "FalconH1ForCausalLM",
+        (*_HEADS, *_FALCON_MAMBA),
+        {
+            "tiny": (64, 3, 4, 160, 512, 2, 16, 96, 6, 2, 32),
+            "0.5b": (1024, 36, 8, 2048, 32784, 2, 64, 1536, 24, 1, 128),
+        },
+        attention_out_multiplier=0.9375,
+        embedding_multiplier=5.656854249492381,
+        key_multiplier=0.390625,
+        lm_head_multiplier=0.0390625,
+        mlp_multipliers=[0.8838834764831844, 0.5859375],
+        ssm_in_multiplier=1.25,
+        ssm_multipliers=[0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+        ssm_out_multiplier=0.23570226039551587,
+        rope_theta=1e11,
+    ),
+    "nemotron-h": _family(
+        "NemotronHForCausalLM",
+        (*_HEADS, *_NEMOTRON),
+        {
+            "tiny": (64, 6, 4, 160, 512, 2, 16, "M-M*-M", 4, 16, 2, 32),
+            "1b": (2048, 18, 16, 8192, 131072, 8, 128, "M-M-M-M*-" * 2, 64, 64, 8, 128),
+        },
+        mlp_hidden_act="relu2",
     ),
     "gpt-oss": _family(
         "GptOssForCausalLM",

@@ -6,7 +6,6 @@ kind; MTP modules use it too. Kernels are used through kernels/cpu.py and kernel
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wager.arch.layers import DeltaNet, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
+from wager.arch.layers import Absent, DeltaNet, Dense, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError, UsageError
 from wager.kernels.arrays import INT32, Array, DType, empty, zeros
@@ -41,7 +40,7 @@ def weight_bytes(matrices: Matrices, kernels: Kernels) -> int:
 
 def block_bytes(spec: ModelSpec, kernels: Kernels, kv_dtype: KVDtype = "bf16") -> int:
     """Bytes of one cache block: BLOCK_SIZE positions, keys and values or latents of all layers."""
-    width, layers = spec.attention.cache_width, spec.num_layers - spec.num_recurrent
+    width, layers = spec.attention.cache_width, spec.num_attending
     if kv_dtype == "q8":  # and a float32 scale for each key and each value of a head
         return layers * BLOCK_SIZE * (width + 4 * width // spec.attention.head_dim)
     return layers * BLOCK_SIZE * width * kernels.act.itemsize
@@ -73,7 +72,7 @@ def workspace_bytes(
     logits_rows = max_rows if max_logits_rows is None else max_logits_rows
     attention, act = spec.attention, kernels.act.itemsize
     row = 4 * spec.hidden + act * (spec.hidden + attention.heads * attention.head_dim + attention.output_width)
-    row += act * spec.dense.width if spec.dense else 0
+    row += _dense_row(spec.dense, act) if spec.dense else 0
     row += 4 * spec.hidden if spec.details.post_norms else 0
     row += _latent_row(attention, act) if isinstance(attention, Mla) else 4 * attention.qkv_width
     row += _expert_row(spec.hidden, spec.experts, act) if spec.experts else 0
@@ -84,6 +83,11 @@ def workspace_bytes(
     integers += 4 * (2 * spec.experts.count + 2) if spec.experts else 0
     table = 4 * max_blocks * BLOCK_SIZE * attention.rope_dim * len(spec.rotations)
     return max_rows * row + logits_rows * logits_row + integers + table
+
+
+def _dense_row(dense: Dense, act: int) -> int:
+    """Bytes per row of the inner layer of a feed-forward, without a gate also as floats."""
+    return dense.width * (act if dense.gated else 4 + act)
 
 
 def _latent_row(attention: Mla, act: int) -> int:
@@ -209,8 +213,8 @@ def last_layer_rows(layer: Layer) -> RowSet:
     """The rows that a last layer must compute past its keys and values where nothing reads the rows without logits.
     (Latent and gated attention have products of all rows, and the choice of experts is recorded.)"""
     attention = layer.attention
-    plain = isinstance(attention, Gqa) and not attention.gated and not isinstance(layer.ffn, Experts)
-    return "logits" if plain else "rows"
+    plain = isinstance(attention, Absent) or (isinstance(attention, Gqa) and not attention.gated)
+    return "logits" if plain and not isinstance(layer.ffn, Experts) else "rows"
 
 
 class LayerBuffers:
@@ -256,6 +260,7 @@ class LayerBuffers:
             self.state_out = empty(rows, recurrent.value_width, dtype=act)
         if dense := spec.dense:
             self.inner = empty(rows, dense.width, dtype=act)
+            self.inner_floats = empty(0 if dense.gated else rows, dense.width)
         if experts := spec.experts:
             self.routing = Routing.allocate(experts, max_rows=rows, hidden=spec.hidden, act=act)
             self.shared_inner = empty(rows, experts.shared_inner, dtype=act)
@@ -286,19 +291,21 @@ class LayerRecorder:
         self.expert_choices: list[Array] = []
         self._keep_expert_choices = keep_expert_choices
 
-    def record(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
-        """A layer over `x`, whose keys and values are layer `index` of the cache, or its state layer `index` of the
-        states. With `of` "logits" only those rows are computed past the keys and values, to `selected`, and x stays as
-        it was."""
-        self._enter(tensors, "attn", self.buffers.x, of="rows")
-        if isinstance(layer.attention, Mla):
-            self._latent_attention(tensors, layer.attention, index)
-        elif isinstance(layer.attention, Gqa):
-            self._projections(tensors, layer.attention, index)
-        elif isinstance(layer.attention, Recurrent):
+    def record(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet, state_index: int = 0) -> None:
+        """A layer over `x`, whose keys and values are layer `index` of the cache and whose state is layer `state_index`
+        of the states. With `of` "logits" only those rows are computed past the keys and values, to `selected`, and x
+        stays as it was."""
+        if layer.mixers:
+            self._enter(tensors, "attn", self.buffers.x, of="rows")
+        attention = layer.attending
+        if isinstance(attention, Mla):
+            self._latent_attention(tensors, attention, index)
+        elif attention is not None:
+            self._projections(tensors, attention, index)
+        if layer.recurrent is not None:
             if self.states is None:
                 raise ModelError("A recurrent layer needs states.", "This is a defect in wager.")
-            self._recurrence(tensors, layer.attention, self.states, index)
+            self._recurrence(tensors, layer.recurrent, self.states, state_index)
         self.record_rest(tensors, layer, index, of=of)
 
     def record_rest(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
@@ -306,33 +313,37 @@ class LayerRecorder:
         buffers = self.buffers
         tape = self.tape
         x = self.buffers.x
-        details = self.spec.details
-        if isinstance(layer.attention, Gqa):
+        details, attention = self.spec.details, layer.attending
+        if isinstance(attention, Gqa):
             tape.attention(
                 buffers.q,
                 self.cache,
                 index,
-                window=layer.attention.window,
+                window=attention.window,
                 out=buffers.attention_out,
                 scale=details.attention_scale,
                 soft_cap=details.attention_cap,
-                sinks=tensors.vector("sinks") if layer.attention.sinks else None,
+                sinks=tensors.vector("sinks") if attention.sinks else None,
                 of=of,
             )
-            if layer.attention.gated:
+            if attention.gated:
                 tape.sigmoid_gate(buffers.attention_out, buffers.gate)
         if of == "logits":
             x = buffers.selected
             tape.select(buffers.x, x)
-        if isinstance(layer.attention, Recurrent):
-            self._leave(tensors, "attn", buffers.state_out, "state_out", x, of=of)
-        else:
-            self._leave(tensors, "attn", buffers.attention_out, "o", x, of=of)
+        if layer.recurrent is not None:
+            scale = details.multipliers.state_out
+            self._leave(tensors, "attn", buffers.state_out, "state_out", x, of=of, scale=scale)
+        if attention is not None:
+            scale = details.multipliers.attention_out
+            self._leave(tensors, "attn", buffers.attention_out, "o", x, of=of, scale=scale)
+        if isinstance(layer.ffn, Absent):
+            return
         self._enter(tensors, "mlp", x, of=of)
         if isinstance(layer.ffn, Experts):
             self._experts(tensors, layer.ffn)
         else:
-            self._feed_forward(tensors, "", buffers.inner, of=of)
+            self._feed_forward(tensors, "", buffers.inner, of=of, gated=layer.ffn.gated)
 
     def _enter(self, tensors: LayerWeights, part: str, x: Array, *, of: RowSet) -> None:
         """What a sublayer reads of the residual stream x, to `normed`."""
@@ -342,13 +353,15 @@ class LayerRecorder:
         else:
             self.tape.narrow(x, self.buffers.normed, of=of)
 
-    def _leave(self, tensors: LayerWeights, part: str, inner: Array, matrix: str, x: Array, *, of: RowSet) -> None:
-        """The last product of a sublayer, added to the residual stream x."""
+    def _leave(
+        self, tensors: LayerWeights, part: str, inner: Array, matrix: str, x: Array, *, of: RowSet, scale: float = 1.0
+    ) -> None:
+        """The last product of a sublayer, times `scale`, added to the residual stream x."""
         details, weight = self.spec.details, tensors.product(matrix)
         if not details.post_norms:
-            self.tape.linear(inner, weight, x, add=True, scale=details.residual_scale, of=of)
+            self.tape.linear(inner, weight, x, add=True, scale=details.residual_scale * scale, of=of)
             return
-        self.tape.linear(inner, weight, self.buffers.added, of=of)
+        self.tape.linear(inner, weight, self.buffers.added, scale=scale, of=of)
         norm = tensors.vector(f"{part}_post_norm")
         self.tape.rms_norm(self.buffers.added, norm, details.norm_eps, x, add=True, of=of)
 
@@ -378,27 +391,38 @@ class LayerRecorder:
         tape = self.tape
         buffers = self.buffers
         rows = buffers.mixed[len(buffers.x) :]  # those of the pass; accepted guesses stand before them
-        weight = np.ascontiguousarray(tensors.vector("conv").T)
-        tape.linear(buffers.normed, tensors.product("z"), buffers.beside)
+        weight, multipliers = np.ascontiguousarray(tensors.vector("conv").T), self.spec.details.multipliers
+        tape.linear(buffers.normed, tensors.product("z"), buffers.beside, scale=multipliers.state_gate)
         if isinstance(layer, ShortConv):
             b, c, x = (buffers.beside[:, first : first + layer.width] for first in np.arange(3) * layer.width)
             tape.multiply(b, x, rows)
             tape.convolve(buffers.mixed, weight, None, None, states, index, buffers.convolved, silu=False)
             tape.multiply(c, buffers.convolved[len(buffers.x) :], buffers.state_out)
             return
-        delta, first = isinstance(layer, DeltaNet), 0
-        for group in tensors.groups("mixed", "step", *(("decay",) if delta else ())):
+        delta, first, step = isinstance(layer, DeltaNet), 0, multipliers.step
+        parts = tensors.groups("mixed", "step", *(("decay",) if delta else ()))
+        for group in parts if step == 1 else [["mixed"], ["step"]]:
             last = first + tensors.outputs(group)
-            tape.linear(buffers.normed, tensors.product(*group), rows[:, first:last])
+            scale = step if group == ["step"] else 1.0
+            tape.linear(buffers.normed, tensors.product(*group), rows[:, first:last], scale=scale)
             first = last
+        if isinstance(layer, Mamba2):  # scaled inputs of a convolution are a convolution with scaled weights
+            sizes = (layer.value_width, layer.groups * layer.state_dim, layer.groups * layer.state_dim)
+            scales = np.repeat((multipliers.values, multipliers.keys, multipliers.queries), sizes)
+            weight = weight * scales.astype(np.float32)
         gates = Gates(tensors.vector("rates"), tensors.vector("dt"), delta)
         tape.convolve(buffers.mixed, weight, tensors.bias("conv"), gates, states, index, buffers.convolved)
         skip = tensors.vector("skip") if isinstance(layer, Mamba2) else None
         tape.recur(buffers.convolved, _heads(layer), states, index, buffers.recurred, delta=delta, skip=skip)
-        norm, eps = tensors.vector("state_norm"), self.spec.details.norm_eps
-        groups = layer.groups if isinstance(layer, Mamba2) else layer.value_heads
+        mamba, eps = layer if isinstance(layer, Mamba2) else None, self.spec.details.norm_eps
         tape.gated_norm(
-            buffers.recurred, buffers.beside, norm, eps, buffers.state_out, heads=groups, gate_first=not delta
+            buffers.recurred,
+            buffers.beside,
+            tensors.vector("state_norm") if mamba is None or mamba.normed else None,
+            eps,
+            buffers.state_out,
+            heads=layer.groups if isinstance(layer, Mamba2) else layer.value_heads,
+            gate_first=mamba is not None and mamba.gate_first,
         )
 
     def _latent_attention(self, tensors: LayerWeights, attention: Mla, index: int) -> None:
@@ -465,10 +489,18 @@ class LayerRecorder:
         elif experts.shared:
             self._feed_forward(tensors, "shared_", buffers.shared_inner, of="rows")
 
-    def _feed_forward(self, tensors: LayerWeights, prefix: str, inner: Array, *, of: RowSet) -> None:
+    def _feed_forward(
+        self, tensors: LayerWeights, prefix: str, inner: Array, *, of: RowSet, gated: bool = True
+    ) -> None:
         out = self.buffers.x if of == "rows" else self.buffers.selected
-        self._into(tensors, prefix, inner, of=of)
-        self._leave(tensors, "mlp", inner, prefix + "down", out, of=of)
+        if gated:
+            self._into(tensors, prefix, inner, of=of)
+        else:
+            floats = self.buffers.inner_floats
+            self.tape.linear(self.buffers.normed, tensors.product(prefix + "up"), floats, of=of)
+            self.tape.narrow(floats, inner, squared_relu=True, of=of)
+        scale = self.spec.details.multipliers.down
+        self._leave(tensors, "mlp", inner, prefix + "down", out, of=of, scale=scale)
 
     def _into(self, tensors: LayerWeights, prefix: str, inner: Array, *, of: RowSet) -> None:
         """The inner values of a feed-forward."""
@@ -480,9 +512,9 @@ class LayerRecorder:
             both = (biases[0], biases[1]) if biases[0] is not None and biases[1] is not None else None
             return kernels.pack_gated(gate, up, bias=both)
 
-        activation = self.spec.details.activation
-        packed = tensors.packed(prefix + "gate+up", into)
-        self.tape.gated(self.buffers.normed, packed, inner, activation=activation, of=of)
+        details, packed = self.spec.details, tensors.packed(prefix + "gate+up", into)
+        scale = details.multipliers.gate
+        self.tape.gated(self.buffers.normed, packed, inner, activation=details.activation, gate_scale=scale, of=of)
 
 
 def _heads(layer: DeltaNet | Mamba2) -> Heads:
@@ -548,9 +580,9 @@ class Decoder:
         self.max_blocks = max_blocks
         if isinstance(attention, Mla):
             refuse_int8_latents(kv_dtype)
-        kinds = [spec.ordered_layers[index].attention for index in self.layers]
-        recurrent = sum(isinstance(kind, Recurrent) for kind in kinds)
-        attending = len(kinds) - recurrent
+        kinds = [spec.ordered_layers[index] for index in self.layers]
+        recurrent = sum(layer.recurrent is not None for layer in kinds)
+        attending = sum(layer.attending is not None for layer in kinds)
         self.cache = layer_cache(spec, kernels, layers=attending, num_blocks=num_blocks, kv_dtype=kv_dtype)
         self.num_states = max_sequences if recurrent else 0
         """Sequences whose recurrent states are kept; 0 without recurrent layers."""
@@ -659,18 +691,19 @@ class Decoder:
             spec, kernels, tape, self.cache, buffers, states=self.states, keep_expert_choices=keep_expert_choices
         )
         known, last = tensor_shapes(spec), len(self.layers) - 1
-        recorded: Counter[bool] = Counter()  # layers with a state, and layers with keys and values
+        attending = stateful = 0  # layers with keys and values, and with a state, that are recorded
         for place, index in enumerate(self.layers):
             self._places.append(tape.tap(buffers.x))
             tensors = LayerWeights(weights, matrices, store, known, index=index)
             layer = spec.ordered_layers[index]
-            kind = isinstance(layer.attention, Recurrent)
-            recorder.record(tensors, layer, recorded[kind], of=last_layer_rows(layer) if place == last else "rows")
-            recorded[kind] += 1
+            of: RowSet = last_layer_rows(layer) if place == last else "rows"
+            recorder.record(tensors, layer, attending, of=of, state_index=stateful)
+            attending += layer.attending is not None
+            stateful += layer.recurrent is not None
         self.expert_choices = recorder.expert_choices
         self._layer_buffers = buffers
         if last_layer_rows(layer) == "logits":
-            self._record_last = partial(self._record_rest, tensors, layer, buffers, recorded[kind] - 1)
+            self._record_last = partial(self._record_rest, tensors, layer, buffers, attending - 1)
         else:
             self._places.append(tape.tap(buffers.x))
             tape.select(buffers.x, buffers.selected)

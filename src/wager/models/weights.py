@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from wager.arch.config_keys import ConfigKeys, one_line, read_json
-from wager.arch.families import FAMILIES, is_wrapped
+from wager.arch.families import FAMILIES, EngineSupport, is_wrapped
 from wager.arch.gguf_config import (
     gguf_names,
     read_further_layers,
@@ -28,7 +28,7 @@ from wager.arch.gguf_config import (
     read_original_context,
 )
 from wager.arch.hf_config import read_config
-from wager.arch.layers import Attention, DeltaNet, Dense, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
+from wager.arch.layers import Absent, Attention, DeltaNet, Dense, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
 from wager.arch.spec import DecoderDetails, Layer, ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType, all_finite
@@ -85,6 +85,12 @@ NAMES: Mapping[str, str] = {
 """Canonical name (as in tensor_shapes, without places and suffix) -> name in a Hugging Face checkpoint. A name after =
 is complete; the others get the suffix. One that ends with [{}] is a part of a tensor: see Source."""
 
+STACKED_EXPERTS: Mapping[str, str] = {
+    **dict.fromkeys(("expert_gate", "expert_up"), "=model.layers.{}.mlp.experts.gate_up_proj[{}]"),
+    "expert_down": "=model.layers.{}.mlp.experts.down_proj[{}]",
+}
+"""The names of experts in checkpoints that hold those of a layer in one tensor, as transformers does."""
+
 _MOST_FURTHER = 100
 _MODULES = (r"mtp\..*", r"model\.mtp_layers\..*")
 """Tensors of modules that predict further tokens; see head_mtp.FORMATS."""
@@ -102,7 +108,7 @@ def source_name(names: Mapping[str, str], canonical: str) -> str:
     """The name in a checkpoint of a tensor with that canonical name."""
     *places, part, suffix = canonical.split(".")
     name, bracket, rest = names[part].format(*places[1:]).partition("[")
-    return name[1:] if name.startswith("=") else f"{name}.{suffix}{bracket}{rest}"
+    return (name[1:] if name.startswith("=") else f"{name}.{suffix}") + bracket + rest
 
 
 def part_of(name: str) -> tuple[str, int | None]:
@@ -113,8 +119,17 @@ def part_of(name: str) -> tuple[str, int | None]:
 
 def checkpoint_names(architecture: str) -> Mapping[str, str]:
     """NAMES, with the differences of the architecture."""
+    return {**NAMES, **_support(architecture).names}
+
+
+def _support(architecture: str) -> EngineSupport:
     engines = (family.engine for family in FAMILIES.values() if family.architecture == architecture)
-    return {**NAMES, **next((engine.names for engine in engines if engine), {})}
+    return next((engine for engine in engines if engine), EngineSupport())
+
+
+def _under(names: Mapping[str, str], root: str) -> dict[str, str]:
+    """The names with another root than `model`."""
+    return {part: re.sub(r"^(=?)model\.", rf"\1{root}.", name) for part, name in names.items()}
 
 
 def ignored_tensors(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ...]:
@@ -140,23 +155,24 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _layer(layer: Layer, decoder: DecoderDetails, hidden: int) -> Shapes:
-    for part in ("attn", "mlp"):
-        if decoder.pre_norms:
+    for part, sublayer in (("attn", layer.attention), ("mlp", layer.ffn)):
+        if decoder.pre_norms and not isinstance(sublayer, Absent):
             yield f"{part}_norm.weight", (hidden,)
-        if decoder.post_norms:
+        if decoder.post_norms and not isinstance(sublayer, Absent):
             yield f"{part}_post_norm.weight", (hidden,)
-    attention, ffn = layer.attention, layer.ffn
+    attention, ffn = layer.attending, layer.ffn
     if isinstance(attention, Gqa):
         yield from _grouped_query(attention, decoder, hidden)
     elif isinstance(attention, Mla):
         yield from _latent(attention, hidden, split=decoder.split_latent)
-    elif isinstance(attention, Recurrent):
-        yield from _recurrent(attention, hidden)
-    if decoder.output_bias and not isinstance(attention, Recurrent):
+    if decoder.output_bias and attention:
         yield "o.bias", (hidden,)
+    if recurrent := layer.recurrent:
+        yield from _recurrent(recurrent, hidden)
     if isinstance(ffn, Dense):
-        yield from _gated("", ffn.width, hidden, biased=decoder.mlp_bias)
-    else:
+        parts = _gated("", ffn.width, hidden, biased=decoder.mlp_bias)
+        yield from (part for part in parts if ffn.gated or not part[0].startswith("gate"))
+    elif isinstance(ffn, Experts):
         yield from _experts(ffn, hidden)
 
 
@@ -207,7 +223,8 @@ def _recurrent(layer: Recurrent, hidden: int) -> Shapes:
         yield from ((f"{part}.weight", (layer.state.heads,)) for part in ("rates", "dt"))
     if isinstance(layer, Mamba2):
         yield from (("conv.bias", (layer.channels,)), ("skip.weight", (layer.heads,)))
-        yield "state_norm.weight", (layer.value_width,)
+        if layer.normed:
+            yield "state_norm.weight", (layer.value_width,)
     elif isinstance(layer, DeltaNet):
         yield "state_norm.weight", (layer.value_dim,)
     yield "conv.weight", (layer.channels, layer.conv)
@@ -399,10 +416,13 @@ def _open_directory(path: Path) -> Weights:
     spec = read_config(config, runnable=True, where=str(path / "config.json"))
     files, names = SafetensorsSource(path), checkpoint_names(spec.details.architecture)
     source: Source = files
-    ignored = ignored_tensors(config, spec)
+    ignored, support = ignored_tensors(config, spec), _support(spec.details.architecture)
+    if "expert_gate" not in support.names and any(name.endswith(".experts.gate_up_proj") for name in files.shapes):
+        names = {**names, **STACKED_EXPERTS}
     if is_wrapped(config):
-        names = {part: re.sub(r"^(=?)model\.", r"\1model.language_model.", name) for part, name in names.items()}
-        ignored = (*ignored, r"model\.visual\..*")
+        names, ignored = _under(names, "model.language_model"), (*ignored, r"model\.visual\..*")
+    elif any(name.startswith(f"{support.root}.") for name in files.shapes):
+        names = _under(names, support.root)
     if spec.details.architecture == "GptOssForCausalLM":
         from wager.models.gpt_oss import JoinedExperts
 

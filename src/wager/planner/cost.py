@@ -147,12 +147,12 @@ class CostModel:
     def __post_init__(self) -> None:
         model, tp, ep = self.model, self.cluster.tp, self.cluster.ep
         for layer in model.layers:
-            heads = query_heads(layer.attention)
-            if heads % tp:
-                raise UsageError(
-                    f"tp = {tp} does not divide the {heads} attention heads of {model.name}.",
-                    f"Use a divisor of {heads}.",
-                )
+            for heads in map(query_heads, layer.mixers):
+                if heads % tp:
+                    raise UsageError(
+                        f"tp = {tp} does not divide the {heads} attention heads of {model.name}.",
+                        f"Use a divisor of {heads}.",
+                    )
             if ep > 1 and isinstance(layer.ffn, Experts) and layer.ffn.count < ep:
                 raise UsageError(
                     f"ep = {ep} is more than the {layer.ffn.count} experts of {model.name}.",
@@ -184,8 +184,9 @@ class CostModel:
         """Cache of a sequence on a device: heads are divided, a latent that all heads share is not."""
         total, precision = 0.0, self.model.precision
         for layer in self.model.layers:
-            shards = min(stream.shards for stream in layer.attention.streams(context, 1, precision))
-            total += layer.count * (layer.attention.kv_bytes(context, precision) * self.cluster.kept_share(shards))
+            for mixer in layer.mixers:
+                shards = min(stream.shards for stream in mixer.streams(context, 1, precision))
+                total += layer.count * (mixer.kv_bytes(context, precision) * self.cluster.kept_share(shards))
         return total
 
     # ---- seconds of a step ------------------------------------------------------------------------------------------
@@ -307,11 +308,11 @@ class CostModel:
             spread = []
         dispatching, messages = sum(count for count, _ in spread), 0
         if cluster.tp > 1 and self.device.intra is not None:
-            reduces = 2 * model.num_layers - dispatching
+            reduces = sum(layer.count * layer.sublayers for layer in model.layers) - dispatching
             ring = 2 * (cluster.tp - 1) / cluster.tp
             sent = reduces * rows * model.hidden * model.precision.activations * ring
             parts["all-reduce"] = StepPart(sent / self.device.intra, sent, bound="link")
-            messages += 2 * model.num_layers
+            messages += reduces + dispatching
         if spread:
             copies = sum(count * ffn.active for count, ffn in spread)
             there_and_back = model.precision.dispatch + model.precision.combine

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from wager.arch import Dense, Gqa, Layer, ModelSpec, ReleasedHead, find_format
-from wager.arch.layers import Recurrent
+from wager.arch.layers import Absent
 from wager.economics.acceptance import survival
 from wager.economics.surface import DraftCurve
 from wager.errors import UsageError
@@ -192,7 +192,8 @@ def mtp_cost(target: CostModel, cluster: Cluster) -> PassDraftCost:
     target's last, a fusion of 2 d into d, and the target's own head, in the target's number formats. Every draft token
     costs a pass. It is divided as the target is: its experts, too, are spread over the ranks of `cluster`."""
     model = target.model
-    layers = [layer for layer in model.layers if not isinstance(layer.attention, Recurrent)] or list(model.layers)
+    layers = [layer for layer in model.layers if not (layer.recurrent or isinstance(layer.attention, Absent))]
+    layers = layers or list(model.layers)
     spec = replace(model, name="mtp", layers=(replace(layers[-1], count=1),), tied=True, head=True, decoder=None)
     cluster = cluster if spec.sparse else replace(cluster, ep=1)
     cost = CostModel(spec, cluster, target.routing, balanced=target.balanced, fusion=2 * model.hidden**2)
@@ -219,8 +220,7 @@ def eagle_cost(model: ModelSpec, cluster: Cluster, *, vocab: int | None = None) 
         raise UsageError(
             f"A draft vocabulary of {vocab} tokens is out of range.", f"{model.name} has {model.vocab} tokens."
         )
-    kinds = [layer.attention for layer in model.layers]
-    plain = next((kind for kind in kinds if isinstance(kind, Gqa)), None)
+    plain = next((kind for layer in model.layers if isinstance(kind := layer.attending, Gqa)), None)
     attention = _plain_attention(model.hidden) if plain is None else replace(plain, window=None, gated=False)
     ffn = model.dense or Dense(3 * model.hidden)
     fusion = 3 * model.hidden**2 + model.hidden * attention.qkv_width

@@ -20,7 +20,6 @@ _KINDS = {
     "latent attention": "MLA",
     "sparse attention": "CSA",
     "compressed attention": "HCA",
-    "recurrence": "DeltaNet",
 }
 """Usual names of the parts that are attention."""
 
@@ -73,7 +72,7 @@ def attention_curves(cost: CostModel, rows: Sequence[float], *, context: float) 
         for stream in layer.attention.streams(context, 1, cost.model.precision)
     }
     names = dict(_KINDS)
-    if any(isinstance(layer.attention, Gqa) for layer in cost.model.layers):
+    if any(isinstance(layer.attending, Gqa) for layer in cost.model.layers):
         names["attention"] = "GQA"
     return [
         _curve(cost, names.get(part, part), rows, compute, by_rows(part))
