@@ -127,8 +127,8 @@ class CapacityConfig:
     positions the cache holds (None: planned from memory). prefix_cache: reuse the cache of equal prefixes.
     max_rows: rows of one pass. max_prefill_rows: rows of prompts in a pass in which other sequences decode (None: as
     many as take 0.02 s): with more an answer begins sooner, with fewer others flow evenly meanwhile.
-    max_sequences: sequences that run at once, each with a row or more. max_context: positions per sequence (None: the
-    model's own limit).
+    max_sequences: sequences that run at once, each with a row or more (None: 64, fewer where their recurrent states
+    would take much of the memory). max_context: positions per sequence (None: the model's own limit).
     """
 
     memory: int | None = None
@@ -136,7 +136,7 @@ class CapacityConfig:
     prefix_cache: bool = True
     max_rows: int = 512
     max_prefill_rows: int | None = None
-    max_sequences: int = 64
+    max_sequences: int | None = None
     max_context: int | None = None
 
     def __post_init__(self) -> None:
@@ -144,8 +144,8 @@ class CapacityConfig:
         _check_integer("cache_tokens", self.cache_tokens, minimum=1, maximum=MOST_POSITIONS)
         _check_integer("max_rows", self.max_rows, minimum=1, maximum=MOST_ROWS, optional=False)
         _check_integer("max_prefill_rows", self.max_prefill_rows, minimum=1, maximum=MOST_ROWS)
-        _check_integer("max_sequences", self.max_sequences, minimum=1, maximum=MOST_ROWS, optional=False)
-        if self.max_sequences > max(self.max_rows, 64):  # the default goes with fewer rows
+        _check_integer("max_sequences", self.max_sequences, minimum=1, maximum=MOST_ROWS)
+        if self.max_sequences is not None and self.max_sequences > self.max_rows:
             raise UsageError(
                 f"max_sequences = {self.max_sequences} is more than max_rows = {self.max_rows}, the rows of a pass.",
                 f"Give at most {self.max_rows}, or more max_rows.",

@@ -22,24 +22,24 @@ from wager.config import CapacityConfig
 from wager.draft.base import Drafter
 from wager.errors import ModelError, UsageError
 from wager.loading.load import load
+from wager.loading.opened import running_sequences
 from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import open_mtp
 from wager.models.random_models import random_weights
-from wager.models.transformer import Decoder
+from wager.models.transformer import Decoder, states_bytes
 from wager.testing.drafters import AdversaryDrafter, RandomTreeDrafter, ReferenceOracle, SetAcceptanceDrafter
 from wager.types import SamplingParams
 
 STATE = DeltaNet(2, 4, 16, 32, 4)
 MAMBA = Mamba2(4, 16, 2, 32, 4)
-MODELS = {
 ALONE = Dense(64, gated=False)
+MODELS = {
     "delta": spec(
         (STATE, STATE, Gqa(6, 2, 16, gated=True, rotated=8), STATE),
         (Dense(64), Experts(9, 3, 1, 24, 20, shared_gate=True), Dense(64), Dense(64)),
         qk_norm=True,
     ),
     "mamba": spec((MAMBA, Gqa(6, 2, 16, rotation="none"), MAMBA), (Dense(64),) * 3),
-    "convolutions": spec((ShortConv(48, 3), Gqa(6, 2, 16), ShortConv(48, 3)), (Dense(64),) * 3),
     "parallel": spec(
         (Parallel(Gqa(6, 2, 16), replace(MAMBA, normed=False)),) * 3,
         (Dense(64),) * 3,
@@ -50,6 +50,7 @@ ALONE = Dense(64, gated=False)
         (Absent(), ALONE, Absent(), Absent(), ALONE),
         activation="relu2",
     ),
+    "convolutions": spec((ShortConv(48, 3), Gqa(6, 2, 16), ShortConv(48, 3)), (Dense(64),) * 3),
 }
 VOCAB = MODELS["delta"].vocab
 PROMPTS = [[int(t) for t in np.random.default_rng(n).integers(0, 83, n)] for n in (1, 5, 16, 17, 40)]
@@ -168,4 +169,18 @@ def test_the_plan_has_the_states() -> None:
     states = engine.target.decoder.states
     assert states is not None
     assert engine.memory_plan.states == states.nbytes
-    assert "recurrent states" in engine.memory_plan.describe()
+    assert "recurrent states of 4 sequences" in engine.memory_plan.describe()
+
+
+def test_states_that_would_fill_the_memory_are_of_fewer_sequences() -> None:
+    """By default; a number that is given holds."""
+    spec_of = MODELS["delta"]
+    each = states_bytes(spec_of, max_rows=512, max_sequences=16)
+    for memory, sequences in ((8 * each, 16), (8 * each - 8, 8), (1 << 20, 8), (1 << 40, 64)):
+        capacity = CapacityConfig(memory=memory)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("wager.loading.opened.budget", lambda *, limit: (limit, ""))
+            assert running_sequences(capacity, spec_of) == sequences
+            assert running_sequences(replace(capacity, max_sequences=100), spec_of) == 100
+            assert running_sequences(replace(capacity, max_rows=12), spec_of) <= 12
+    assert running_sequences(CapacityConfig(memory=1 << 20), spec()) == 64

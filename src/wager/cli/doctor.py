@@ -54,6 +54,7 @@ def inspect_model(model: str) -> dict[str, Any]:
     """What is known of a model before it is loaded, from its files' headers; sizes in bytes. `runs` False: `error` is
     why."""
     from wager.kernels.cpu import select
+    from wager.loading.opened import running_sequences
     from wager.models import hub
     from wager.models.opening import open_model
     from wager.models.transformer import block_bytes, states_bytes, weight_bytes
@@ -66,9 +67,11 @@ def inspect_model(model: str) -> dict[str, Any]:
         spec, attention = weights.spec, weights.spec.attention
         latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
         kernels = select(head_dim=None if latent else attention.head_dim, latent=latent)
+        defaults = CapacityConfig()
+        sequences = running_sequences(defaults, spec)
     except WagerError as error:
         return {"name": model, "runs": False, "error": f"{error.message} {error.hint}".strip()}
-    matrices, defaults = Matrices(weights, "auto"), CapacityConfig()
+    matrices = Matrices(weights, "auto")
     return {
         "name": model,
         "runs": True,
@@ -82,7 +85,8 @@ def inspect_model(model: str) -> dict[str, Any]:
         "converted": matrices.converted,
         "weight_bytes": weight_bytes(matrices, kernels),
         "position_bytes": block_bytes(spec, kernels) / BLOCK_SIZE,
-        "states_bytes": states_bytes(spec, max_rows=defaults.max_rows, max_sequences=defaults.max_sequences),
+        "sequences": sequences,
+        "states_bytes": states_bytes(spec, max_rows=defaults.max_rows, max_sequences=sequences),
         "chat_template": bool(tokenizer.chat_template),
     }
 
@@ -223,7 +227,8 @@ def _lines(findings: dict[str, Any]) -> list[tuple[str, str]]:
 def _about_lines(model: dict[str, Any]) -> list[str]:
     if not model["runs"]:
         return [f"{model['name']} does not run: {model['error']}"]
-    states = f", and recurrent states {model['states_bytes'] / 1e6:,.0f} MB" if model["states_bytes"] else ""
+    of_states = f"recurrent states of {model['sequences']} sequences {model['states_bytes'] / 1e6:,.0f} MB"
+    states = f", and {of_states}" if model["states_bytes"] else ""
     others = "".join(f"; {kind} is read as {read}" for kind, read in model["converted"].items())
     return [
         f"{model['name']} runs: {model['architecture']}, {model['layers']} layers of {model['hidden']}, "

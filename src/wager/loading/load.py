@@ -229,6 +229,7 @@ def _plan_memory(
         weights=target.weight_bytes(kernels),
         workspace=target.workspace_bytes(kernels),
         states=target.states_bytes,
+        sequences=target.limits.sequences,
         drafter=max(need.fixed for need in needs),
         token_bytes=target.token_bytes(kernels) + max(need.per_token for need in needs),
         max_context=target.limits.context,

@@ -121,7 +121,7 @@ FULL_CONTEXTS = 4
 class MemoryPlan:
     """Bytes by use. `cache_tokens` are the positions the cache holds, a multiple of BLOCK_SIZE; `draft_cache` bytes of
     it are the drafters'. `draft_parts` are the bytes of `drafter` by what is loaded; `reason` says what bounds the
-    budget; `states` are those of recurrent layers, for any context."""
+    budget; `states` are those of the recurrent layers of `sequences` that run at once, for any context."""
 
     budget: int
     weights: int
@@ -133,6 +133,7 @@ class MemoryPlan:
     draft_parts: Mapping[str, int] = field(default_factory=dict)
     reason: str = ""
     states: int = 0
+    sequences: int = 0
 
     @property
     def total(self) -> int:
@@ -144,7 +145,7 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """What takes how much, in one line."""
-        states = [("recurrent states", self.states)] if self.states else []
+        states = [(f"recurrent states of {self.sequences} sequences", self.states)] if self.states else []
         parts = [("weights", self.weights), ("workspace", self.workspace), *states, *self.draft_parts.items()]
         listed = ", ".join(f"{name} {gib(size)}" for name, size in parts)
         own = f" ({gib(self.draft_cache)} of it for drafters)" if self.draft_cache else ""
@@ -166,11 +167,12 @@ def plan(
     use_all: bool = False,
     draft_token_bytes: int = 0,
     states: int = 0,
+    sequences: int = 0,
     draft_parts: Mapping[str, int] | None = None,
     reason: str = "",
 ) -> MemoryPlan:
     """Divide `budget` bytes. `token_bytes` are the cache's bytes per position (target and drafters together), of which
-    `draft_token_bytes` are the drafters'; `states`, `draft_parts` and `reason` are those of the plan.
+    `draft_token_bytes` are the drafters'; `states`, `sequences`, `draft_parts` and `reason` are those of the plan.
 
     The cache has `cache_tokens` positions, or else what remains, up to FULL_CONTEXTS contexts unless `use_all` and at
     least one context of full length; in whole blocks. Raises MemoryPlanError with the figures.
@@ -184,7 +186,7 @@ def plan(
         tokens = _whole_blocks(cache_tokens)
     total = fixed + tokens * token_bytes
     if total > budget:
-        recurrent = f"recurrent states {gib(states)} + " if states else ""
+        recurrent = f"recurrent states of {sequences} sequences {gib(states)} + " if states else ""
         less = "--max-sequences or --max-context" if states else "--max-context"
         raise MemoryPlanError(
             f"The model does not fit: weights {gib(weights)} + workspace {gib(workspace)} + {recurrent}drafter "
@@ -195,9 +197,8 @@ def plan(
             else "Lower cache_tokens, use a smaller model, or raise --memory.",
         )
     cache, draft_cache = tokens * token_bytes, tokens * draft_token_bytes
-    return MemoryPlan(
-        budget, weights, workspace, drafter, cache, tokens, draft_cache, dict(draft_parts or {}), reason, states
-    )
+    parts = dict(draft_parts or {})
+    return MemoryPlan(budget, weights, workspace, drafter, cache, tokens, draft_cache, parts, reason, states, sequences)
 
 
 def budget(*, limit: int | None = None, held: int = 0) -> tuple[int, str]:

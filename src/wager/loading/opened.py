@@ -16,12 +16,13 @@ from pathlib import Path
 from wager.arch.config_keys import ConfigKeys, read_json
 from wager.arch.layers import Mla
 from wager.arch.spec import ModelSpec
-from wager.config import EngineConfig
+from wager.config import CapacityConfig, EngineConfig
 from wager.draft.vocabulary import check_same_vocabulary, vocabulary_difference
 from wager.drafter_spec import parse_layers
 from wager.errors import TokenizerError, UsageError, WagerError
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.cpu import Kernels
+from wager.loading.memory import budget
 from wager.models.opening import fingerprints, open_model, trained_for_another
 from wager.models.packed_cache import open_store
 from wager.models.tokenizer import Tokenizer
@@ -214,6 +215,20 @@ class OpenedModel:
         return decoder
 
 
+_SEQUENCES, _STATES_SHARE = (64, 32, 16, 8), 8
+"""Sequences that run at once by default: the most whose recurrent states take at most an eighth of the memory."""
+
+
+def running_sequences(capacity: CapacityConfig, spec: ModelSpec) -> int:
+    """How many sequences run at once. MemoryPlanError as memory.budget, where that is asked."""
+    if capacity.max_sequences is not None or spec.recurrent is None:
+        return min(capacity.max_sequences or _SEQUENCES[0], capacity.max_rows)
+    room = budget(limit=capacity.memory)[0] // _STATES_SHARE
+    counts = [min(count, capacity.max_rows) for count in _SEQUENCES]
+    taken = (states_bytes(spec, max_rows=capacity.max_rows, max_sequences=count) for count in counts)
+    return next((count for count, size in zip(counts, taken, strict=True) if size <= room), counts[-1])
+
+
 def open_target(config: EngineConfig) -> OpenedModel:
     """The model of a configuration. WagerError if it is unknown, missing, damaged or too short for max_context."""
     capacity = config.capacity
@@ -224,7 +239,7 @@ def open_target(config: EngineConfig) -> OpenedModel:
             f"max_context = {context} is more than the model's {weights.spec.context} positions.",
             "Leave it out to use all of them.",
         )
-    sequences = min(capacity.max_sequences, capacity.max_rows)
+    sequences = running_sequences(capacity, weights.spec)
     kv_dtype = config.model.kv_dtype
     if isinstance(weights.spec.attention, Mla):
         refuse_int8_latents(kv_dtype)

@@ -419,8 +419,8 @@ ENGINE_FLAGS: Mapping[str, Function] = {
     "max_sequences": click.option(
         "--max-sequences",
         type=Count(min=1),
-        default=EngineConfig().capacity.max_sequences,
-        help="Choices of requests that run at once; others wait.",
+        help="Choices of requests that run at once; others wait. Without it 64, or fewer where their recurrent states "
+        "would take more than an eighth of the memory.",
     ),
 }
 """Flags of the engine by option, in the order the help shows them."""
