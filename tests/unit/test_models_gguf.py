@@ -202,7 +202,9 @@ def test_families_agree_with_transformers(case: str, tmp_path: Path) -> None:
     tensors = {**converted(model, architecture), **extra}
     path = write_gguf(tmp_path / "m.gguf", architecture, {**gguf_metadata(hf, architecture), **metadata}, tensors)
     weights = open_weights(path)
-    assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
+    found, expected = logits(weights, TOKENS), oracle_logits(model, TOKENS)
+    assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert np.array_equal(found.argmax(axis=1), expected.argmax(axis=1))
     if weights.spec.recurrent is None:  # whose heads lie in another order
         assert weights.spec.ordered_layers == hf.ordered_layers
 
