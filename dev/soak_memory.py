@@ -78,7 +78,10 @@ def main() -> int:
         for part in range(1, PARTS + 1 if options.hostile else 0):
             for call in hostile_calls(options.hostile // PARTS, part):
                 with suppress(httpx2.TimeoutException):  # an answer as long as the context: the client goes
-                    statuses[send(http, call).status_code] += 1
+                    answer = send(http, call)
+                    statuses[answer.status_code] += 1
+                    if answer.status_code >= 500:
+                        print(f"    {answer.status_code} to {call}: {answer.text}", flush=True)
             show(server, f"{part * options.hostile // PARTS} hostile requests")
             print(f"    statuses: {dict(sorted(statuses.items()))}", flush=True)
             ours.send("longest")

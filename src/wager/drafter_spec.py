@@ -182,6 +182,12 @@ class DrafterSpec:
         return bool(self.parts) or self.trees or self.option.trees == "always"
 
     @property
+    def reads_texts_alone(self) -> bool:
+        """Whether it needs neither a model nor the target's outputs."""
+        kinds = ("none", "number", "store")
+        return all(not each.parts and each.option.argument in kinds and not each.option.reads_rows for each in self.all)
+
+    @property
     def can_draft_ahead(self) -> bool:
         """Whether it can have threads of its own: it runs a model, and reads nothing of the target."""
         if self.parts or self.option.argument not in ("path", "layers"):

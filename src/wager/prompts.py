@@ -135,6 +135,7 @@ _LENGTHS = {
 }
 """Mooncake's columns, and what Azure's and BurstGPT's traces and the server's own log call the same."""
 _RENAMED = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens"}
+_ANSWERS = ("response", "answer", "completion", "output", "generated_text", "choices")
 _MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id")
 _BODY = ("tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort")
 """Fields of a request besides SAMPLING_FIELDS that are taken from a row in which other columns may stand too."""
@@ -169,6 +170,9 @@ class SyntheticPrompt:
         return tuple(token for part in drawn for token in part)[: self.length]
 
 
+Answer = str | tuple[int, ...] | None
+"""What was answered, as a text or token ids; None if it was not recorded."""
+
 Content = str | tuple[int, ...] | tuple[Message, ...] | SyntheticPrompt
 """A text, token ids, or a conversation up to where the answer begins."""
 
@@ -176,13 +180,14 @@ Content = str | tuple[int, ...] | tuple[Message, ...] | SyntheticPrompt
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A request of a file or a log. `fields` are those that its body set, by OpenAI's names; `arrival` is when it
-    arrived, in seconds (None: not recorded)."""
+    arrived, in seconds, `answer` what was answered, as a text or token ids (None: not recorded)."""
 
     id: str | int
     category: str
     content: Content
     fields: Mapping[str, Any] = field(default_factory=dict)
     arrival: float | None = None
+    answer: Answer = None
 
     @property
     def text(self) -> str:
@@ -333,17 +338,21 @@ def _requests(row: Any, where: str, number: int, *, timed: bool) -> Iterator[Pro
     if "turns" in row and "question_id" in row and category not in _FAMILIES:
         category = "mt_bench"  # of whose eight categories Spec-Bench has ten prompts each
     fields, key = _fields(body, row, where), _prompt_key(body, own=body is not row)
+    recorded = _recorded_answer(row)
     if key is None:
-        contents: list[tuple[Content, Mapping[str, Any]]] = [(_synthetic(row, where, number), {})]
+        contents: list[tuple[Content, Mapping[str, Any], Answer]] = [(_synthetic(row, where, number), {}, recorded)]
         fields |= {"max_tokens": max(1, _length(row, "output_length", where)), "ignore_eos": True}
     elif body is not row and str(row.get("url", "completions")).rpartition("/")[2] not in ("completions", "responses"):
         raise UsageError(f"{where}: url = {_short(row['url'])} asks for no text.", "Leave the row out.")
     else:
         contents = list(_contents(body, key, where, own=body is not row))
-    for turn, (content, message) in enumerate(contents, 1):
+    for turn, (content, message, answer) in enumerate(contents, 1):
         times = {**body, **row, **message} if turn == 1 else message
         time = _time(times, where if turn == 1 else f"{where}: turn {turn} of the conversation") if timed else None
-        yield Prompt(f"{identity}/{turn}" if len(contents) > 1 else identity, category, content, fields, time)
+        name = f"{identity}/{turn}" if len(contents) > 1 else identity
+        if answer is None and turn == len(contents):
+            answer = recorded
+        yield Prompt(name, category, content, fields, time, answer)
 
 
 def _prompt_key(body: Mapping[str, Any], *, own: bool = False) -> str | None:
@@ -354,8 +363,8 @@ def _prompt_key(body: Mapping[str, Any], *, own: bool = False) -> str | None:
 
 def _contents(
     body: Mapping[str, Any], key: str, where: str, *, own: bool
-) -> Iterator[tuple[Content, Mapping[str, Any]]]:
-    """What is asked, and the message that asks it."""
+) -> Iterator[tuple[Content, Mapping[str, Any], Answer]]:
+    """What is asked, the message that asks it, and the message of a recorded conversation that answers it."""
     value = body[key]
     if key == "turns":
         value = value[0] if isinstance(value, list) and value else ""  # the later ones need answers, which it lacks
@@ -374,15 +383,43 @@ def _contents(
             asked = [place for place, role in enumerate(roles, 1) if role in ("user", "tool")]
             ends = [place for place in asked if roles[place : place + 1] in ([], ["assistant"])]
         clean = [{name: message[name] for name in _MESSAGE if name in message} for message in messages]
-        yield from ((tuple(clean[:end]), messages[end - 1]) for end in ends)
+        answers = [_answer_of(messages[end]) if end < len(messages) else None for end in ends]
+        yield from ((tuple(clean[:end]), messages[end - 1], answer) for end, answer in zip(ends, answers, strict=True))
     elif first is not None and all(type(token) is int and token >= 0 for token in value):
-        yield tuple(value), {}
+        yield tuple(value), {}, None
     elif not isinstance(value, str) and value != []:
         raise UsageError(f"{where}: {key} = {_short(value)} is neither a text, token ids nor messages.", _HINT)
     elif not value or not value.strip():
         raise UsageError(f"{where}: the prompt is empty or not a text.", _HINT)
     else:
-        yield value, {}
+        yield value, {}, None
+
+
+def _recorded_answer(row: Mapping[str, Any]) -> Answer:
+    """What a row says was answered: a text or token ids under one of _ANSWERS, or a response of OpenAI's or Anthropic's
+    APIs, alone or as a line of a batch's output."""
+    value: Any = next((row[name] for name in _ANSWERS if row.get(name)), None)
+    if isinstance(value, dict):
+        value = value["body"] if isinstance(value.get("body"), dict) else value
+        value = next((value[name] for name in ("choices", "output") if value.get(name)), value)
+    if not isinstance(value, list):
+        return _answer_of(value) if isinstance(value, dict) else value if isinstance(value, str) else None
+    if all(type(token) is int and token >= 0 for token in value):
+        return tuple(value)
+    items = [each.get("message", each) for each in value if isinstance(each, dict) and not each.get("index")]
+    return "".join(text for each in items if isinstance(each, dict) and (text := _answer_of(each))) or None
+
+
+def _answer_of(message: Mapping[str, Any]) -> str | None:
+    """The text of an answering message, and its tool calls as the JSON that models write."""
+    texts = [message.get("text"), message.get("content", message.get("value"))]
+    parts = [each for text in texts if text for each in (text if isinstance(text, list) else [text])]
+    said = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            said.append(json.dumps({name: function.get(name) for name in ("name", "arguments")}, ensure_ascii=False))
+    return "".join(each for each in said if isinstance(each, str)) or None
 
 
 def _synthetic(row: Mapping[str, Any], where: str, number: int) -> SyntheticPrompt:

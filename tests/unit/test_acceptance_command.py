@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from wager.cli import cli, loading
 from wager.config import EngineConfig
 from wager.errors import UsageError
+from wager.llm import LLM
 from wager.profiling.acceptance import AnswerPath, DraftedAnswer, PositionDraft, estimate_acceptance, record_drafts
 from wager.testing import SetAcceptanceDrafter, ToyDistribution, ToyOracle
 from wager.testing.toy import toy_engine
@@ -160,6 +161,66 @@ def test_several_drafters_are_measured_side_by_side(run: Any, tmp_path: Path) ->
 def test_misuse_is_named(run: Any, arguments: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         run(*arguments.split())
+
+
+def test_recorded_answers_count_as_those_that_the_model_gives(tmp_path: Path) -> None:
+    """The same answers, generated and from a log; from the log without the model's weights."""
+    llm = LLM("random:llama:tiny", drafter="none")
+    prompts = [[7 * at % 97 for at in range(12 + row)] * 2 for row in range(6)]
+    answers = llm.generate(prompts, SamplingParams(max_tokens=30, ignore_eos=True))
+    rows = [
+        {"prompt": prompt, "category": "ab"[at % 2], "ignore_eos": True, "response": answer.token_ids}
+        for at, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+    ]
+    asked, log = (tmp_path / name for name in ("asked.jsonl", "log.jsonl"))
+    asked.write_text("\n".join(map(json.dumps, rows)))
+    log.write_text("\n".join(map(json.dumps, [*rows, {"prompt": "unanswered"}])))
+    files = [tmp_path / name for name in ("generated.json", "recorded.json")]
+
+    def run(*arguments: object) -> Result:
+        words = ["acceptance", *map(str, arguments), "--model", "random:llama:tiny"]
+        return CliRunner().invoke(cli, words, catch_exceptions=False)
+
+    assert run(asked, "--drafter", "ngram", "--max-tokens", 30, "-o", files[0]).exit_code == 0
+    result = run(log, "--recorded", "--drafter", "ngram", "-o", files[1])
+    assert "1 of 7 requests have no answer" in result.stderr
+    first, second = (json.loads(path.read_text()) for path in files)
+    for part in (first, second), (first["categories"]["a"], second["categories"]["a"]):
+        assert part[0]["tokens"] == part[1]["tokens"] >= 90
+        assert part[0]["tau"] == pytest.approx(part[1]["tau"], rel=0.05)  # of drafts that a length limit cut
+    assert second["target_fingerprint"] == first["target_fingerprint"] and second["temperature"] is None
+    several = " ".join(run(log, "--recorded").stdout.split())
+    assert all(f"{name}, by depth, all prompts" in several for name in ("ngram", "suffix"))
+    for words, complaint in (
+        (["--hardware", "h100"], "--hardware has no effect without --recorded"),
+        (["--recorded", "--temperature", "1"], "--temperature has no effect with --recorded"),
+        (["--recorded", "--drafter", "recycle"], "Drafter recycle needs a model that runs"),
+        (["--recorded", "--limit", "1", "--prompts", log], "given twice"),
+    ):
+        refused = CliRunner().invoke(cli, ["acceptance", str(log), "--model", "random:llama:tiny", *map(str, words)])
+        assert refused.exit_code and complaint in (refused.stderr + str(refused.exception))
+
+
+def test_a_log_says_what_speculation_would_bring(smollm2: Path, tmp_path: Path) -> None:
+    """The speed-up is what `wager plan` makes of the file."""
+    log, file = tmp_path / "log.jsonl", tmp_path / "acceptance.json"
+    turns = [{"role": "user", "content": "Repeat: one two three four five six."}]
+    turns.append({"role": "assistant", "content": "One two three four five six. One two three four five six."})
+    log.write_text("\n".join(json.dumps({"messages": turns * 2, "id": row}) for row in range(3)))
+
+    def run(*arguments: object) -> str:
+        return CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False).stdout
+
+    shown = run("acceptance", log, "--recorded", "--drafter", "suffix", "--hardware", "h100", "--model", smollm2)
+    run("acceptance", log, "--recorded", "--drafter", "suffix", "--model", smollm2, "-o", file)
+    context = round(json.loads(file.read_text())["context"])
+    options = "--drafter-shape", "free", "--batch", 1, "--context", context, "--json", "-"
+    planned = run("plan", "--model", smollm2, "--hardware", "h100", "--acceptance", file, *options)
+    [point] = json.loads(planned)["points"]
+    best = max(point["depths"], key=lambda outcome: outcome["speedup"])
+    [row] = [line.split() for line in shown.splitlines() if line.split()[:1] == ["suffix"]]
+    assert row[1:] == [str(best["depth"]), f"{best['tokens']:.2f}", f"{best['speedup']:.2f}"]
+    assert best["speedup"] > 2
 
 
 def test_auto_is_what_the_engine_takes_it_for(run: Any) -> None:

@@ -12,7 +12,7 @@ from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.errors import UsageError, WagerError
-from wager.profiling.acceptance import AnswerPath, DraftedAnswer, PositionDraft, record_drafts
+from wager.profiling.acceptance import AnswerPath, DraftedAnswer, PositionDraft, record_drafts, replay_drafts
 from wager.testing import FailingDrafter, SetAcceptanceDrafter, ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.toy import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams
@@ -76,6 +76,21 @@ def test_recorded_rounds_are_those_of_the_engine_at_every_depth(name: str, param
             drafted += answer.stats.drafted
             branched += sum(bool(draft.parents) for draft in recorded.drafts)
     assert drafted > 100 and (branched > 50) == trees
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_drafts_along_recorded_answers_are_those_of_the_engine_that_gave_them(tree: bool) -> None:
+    """Those before included, which the drafter remembers."""
+    makers: list[Callable[[], Drafter]] = [lambda: LookupDrafter("suffix", LookupSources(8, 4096, None), trees=tree)]
+    for make in makers if tree else [*makers, NgramDrafter]:
+        engine = toy_engine(TEXT, drafter=make(), num_blocks=200)
+        asked = requests(SamplingParams(max_tokens=600, temperature=0.8, seed=3))
+        answers = engine_rounds(asked, make(), 1)[1]
+        assert {answer.finish_reason for answer in answers} == {"stop"}
+        answered = [(request.prompt, answer.token_ids) for request, answer in zip(asked, answers, strict=True)]
+        expected = record_drafts(engine, asked, concurrency=1)
+        assert replay_drafts(make(), answered) == expected
+        assert sum(len(draft.tokens) for answer in expected.answers for draft in answer.drafts) > 100
 
 
 def accepted_of_the_likeliest(draft: PositionDraft, ahead: list[int], guesses: int) -> tuple[int, bool]:

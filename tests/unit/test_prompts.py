@@ -29,7 +29,8 @@ def write(tmp_path: Path, *rows: object) -> Path:
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 PARTS = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
-CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
+CALLED = '{"name": "f", "arguments": "{}"}'
 TOOL = {"role": "tool", "content": "4", "tool_call_id": "c"}
 BODY = {"model": "m", "stream": True, "messages": [user("q"), model("w"), user("v")], "max_completion_tokens": 9}
 BODY |= {"stop": "\n", "logit_bias": {"5": -1}, "top_logprobs": 2, "metadata": {"task": "sort"}}
@@ -43,19 +44,22 @@ FORMS: list[tuple[dict[str, Any], list[Prompt]]] = [
     (  # with its answers: a recorded conversation
         {"id": 7, "category": "c", "messages": [user("a"), model("b"), user("c"), model("d")], "temperature": 0.5},
         [
-            Prompt("7/1", "c", (user("a"),), {"temperature": 0.5}),
-            Prompt("7/2", "c", (user("a"), model("b"), user("c")), {"temperature": 0.5}),
+            Prompt("7/1", "c", (user("a"),), {"temperature": 0.5}, answer="b"),
+            Prompt("7/2", "c", (user("a"), model("b"), user("c")), {"temperature": 0.5}, answer="d"),
         ],
     ),
     (  # the model is called after a tool's answer too
         {"messages": [user("a"), CALL, TOOL, model("d")]},
-        [Prompt("1/1", OTHER, (user("a"),)), Prompt("1/2", OTHER, (user("a"), {**CALL, "content": ""}, TOOL))],
+        [
+            Prompt("1/1", OTHER, (user("a"),), answer=CALLED),
+            Prompt("1/2", OTHER, (user("a"), {**CALL, "content": ""}, TOOL), answer="d"),
+        ],
     ),
     (
         {"id": "s", "conversations": [{"from": who, "value": text} for who, text in SHARED]},
         [
-            Prompt("s/1", OTHER, ({"role": "system", "content": "s"}, user("u"))),
-            Prompt("s/2", OTHER, ({"role": "system", "content": "s"}, user("u"), model("a"), user("v"))),
+            Prompt("s/1", OTHER, ({"role": "system", "content": "s"}, user("u")), answer="a"),
+            Prompt("s/2", OTHER, ({"role": "system", "content": "s"}, user("u"), model("a"), user("v")), answer="b"),
         ],
     ),
     (
@@ -83,6 +87,27 @@ def test_every_form_of_a_request_is_read(tmp_path: Path) -> None:
         assert [prompt.text for prompt in read_prompts(write(tmp_path, whole))] == ["a", "b"]
     mixed = [{**row, "id": place} for place, (row, _) in enumerate(FORMS)]
     assert len(read_prompts(write(tmp_path, *mixed))) == sum(len(prompts) for _, prompts in FORMS)
+
+
+ANSWERS: list[tuple[dict[str, Any], Any]] = [
+    ({"answer": "yes"}, "yes"),
+    ({"completion": ""}, None),
+    ({"output": [5, 6]}, (5, 6)),
+    ({"response": {"error": "busy"}}, None),
+    ({"response": {"status_code": 200, "body": {"choices": [{"index": 0, "message": model("yes")}]}}}, "yes"),
+    ({"choices": [{"index": 0, "text": "yes"}, {"index": 1, "text": "no"}]}, "yes"),
+    ({"response": {"choices": [{"index": 0, "message": CALL}]}}, CALLED),
+    ({"response": {"output": [{"type": "reasoning"}, {"content": [{"type": "output_text", "text": "yes"}]}]}}, "yes"),
+    ({"response": {"role": "assistant", "content": [{"type": "text", "text": "yes"}]}}, "yes"),
+    ({"choices": 5}, None),
+]
+
+
+def test_recorded_answers_are_read(tmp_path: Path) -> None:
+    for row, answer in ANSWERS:
+        for asked in ({"prompt": "q"}, {"request": {"messages": [user("q")]}}):
+            [prompt] = read_prompts(write(tmp_path, {**asked, **row}))
+            assert prompt.answer == answer, row
 
 
 def test_bad_rows_are_named(tmp_path: Path) -> None:

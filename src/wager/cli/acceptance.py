@@ -8,8 +8,9 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +19,18 @@ import click
 from wager.bench.scrape import Scrape, SpeculationCounts
 from wager.cli.bench import card_of, count_answers, key_flag, read_key, settings_of, to_requests
 from wager.config import EngineConfig
-from wager.drafter_spec import parse_drafters
+from wager.drafter_spec import DrafterSpec, parse_drafters
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError, WagerError
 from wager.inputs import expand_path, read_text
-from wager.profiling.acceptance import DrafterAcceptance, Estimate, estimate_acceptance
+from wager.profiling.acceptance import AcceptanceCounts, DrafterAcceptance, Estimate
 from wager.prompts import Prompt
 from wager.terminal import console, flags
 from wager.types import SamplingParams
 
 if TYPE_CHECKING:
-    from wager.profiling.acceptance import DraftedAnswer, DraftRecording
+    from wager.loading.load import LoadedEngine
+    from wager.profiling.acceptance import DraftRecording
 
 _NONE = "–"
 _DEPTH_COLUMNS = ["depth k", "S_k", "given a draft", "S_k / S_k-1", "τ if drafted to k", "drafted a round"]
@@ -113,7 +115,9 @@ def _readings(
     return before, read_metrics(server)
 
 
-_MAIN = "metrics seconds limit model drafter depth max_tokens output_path trace_path plot_path json_path"
+_MAIN = (
+    "recorded hardware metrics seconds limit model drafter depth max_tokens output_path trace_path plot_path json_path"
+)
 """Options that --help shows without --help-all."""
 
 
@@ -124,6 +128,17 @@ _MAIN = "metrics seconds limit model drafter depth max_tokens output_path trace_
 @flags.engine_flags(
     drafter=flags.drafter_flag(several=True, default=("auto",)),
     only=("model", "kv_dtype", "threads", "memory", "max_context"),
+)
+@click.option(
+    "--recorded",
+    is_flag=True,
+    help="Draft along the answers that the log FILE holds, in its order, instead of answering anew: no model runs. For "
+    "drafters that read texts alone; without --drafter ngram, suffix and auto.",
+)
+@click.option(
+    "--hardware",
+    metavar="NAME|FILE",
+    help="With --recorded: state the speed-up to expect there, as `wager plan` does; this is this machine, calibrated.",
 )
 @click.option(
     "--depth",
@@ -160,6 +175,8 @@ def command(
     framing: flags.Framing,
     config: EngineConfig,
     drafters: tuple[str, ...],
+    recorded: bool,
+    hardware: str | None,
     depth: int | None,
     params: SamplingParams,
     output_path: Path | None,
@@ -179,27 +196,16 @@ def command(
     prompts. For a drafter that makes trees --depth is the number of guesses, and the likeliest of them are verified;
     several drafters are compared at equal guesses.
     """
-    from wager.cli.loading import open_engine
-    from wager.models.opening import drafter_fingerprint
-    from wager.profiling.acceptance import record_drafts
-
-    specs = _drafter_specs(drafters)
+    _check_recorded(hardware, recorded=recorded)
+    specs = _drafter_specs(_TEXT_DRAFTERS if recorded and not flags.wrote("drafter") else drafters)
     _check_outputs(specs, output_path, trace_path, plot_path, json_path)
-    measured: list[MeasuredDrafter] = []
-    with console.meter("answers") as update:
-        count = count_answers(update, "Answering and drafting", len(prompts) * len(specs))
-        fixed = config.with_options(prefix_cache=False, policy="fixed", depth=1)
-        engine = open_engine(fixed.with_options(drafter=specs[0]))
-        for spec in specs:
-            if measured:
-                engine = open_engine(fixed.with_options(drafter=spec), like=engine)
-            name = spec if engine.drafter_name in [drafter.name for drafter in measured] else engine.drafter_name
-            requests = to_requests(prompts, engine.tokenizer, framing=framing, params=params)
-            recording = record_drafts(engine, requests, depth=depth, concurrency=_CONCURRENCY, on_output=count)
-            [own] = parse_drafters(spec)
-            fingerprints = {**engine.target.opened.fingerprints, "drafter_fingerprint": drafter_fingerprint(own)}
-            measured.append(MeasuredDrafter(name, recording, prompts, fingerprints))
-    settings = {**settings_of(config, params, framing, prompts), "drafter": list(specs), "depth": depth}
+    if recorded:
+        measured, prompts, card = _replayed(prompts, config.model.model, specs, framing=framing, depth=depth)
+        settings: dict[str, Any] = {"model": config.model.model}
+    else:
+        settings = {**settings_of(config, params, framing, prompts), "drafter": list(specs), "depth": depth}
+        measured, engine = _generated(prompts, config, specs, framing=framing, params=params, depth=depth)
+        card = card_of(config, engine, settings)
     results = {drafter.name: drafter.as_dict(settings) for drafter in measured}
     console.write_json(results[measured[0].name], output_path)
     if trace_path:
@@ -207,11 +213,138 @@ def command(
     if plot_path:
         _plot(measured, plot_path)
     if json_path:
-        console.write_json({"card": card_of(config, engine, settings), "drafters": results}, json_path)
-    _show(measured, to_stdout=console.STDOUT not in (json_path, output_path))
+        console.write_json({"card": card, "drafters": results}, json_path)
+    to_stdout = console.STDOUT not in (json_path, output_path)
+    _show(measured, to_stdout=to_stdout)
+    if hardware:
+        _show_speedups(measured, config.model.model, hardware, to_stdout=to_stdout)
     for path in (output_path, trace_path, plot_path):
         if path and path != console.STDOUT:
             console.say(f"written to {path}")
+
+
+def _generated(
+    prompts: Sequence[Prompt],
+    config: EngineConfig,
+    specs: Sequence[str],
+    *,
+    framing: flags.Framing,
+    params: SamplingParams,
+    depth: int | None,
+) -> tuple[list[MeasuredDrafter], LoadedEngine]:
+    """Each drafter along the model's answers, and the engine of the last one."""
+    from wager.cli.loading import open_engine
+    from wager.models.opening import drafter_fingerprint
+    from wager.profiling.acceptance import record_drafts
+
+    measured: list[MeasuredDrafter] = []
+    with console.meter("answers") as update:
+        on_output = count_answers(update, "Answering and drafting", len(prompts) * len(specs))
+        fixed = config.with_options(prefix_cache=False, policy="fixed", depth=1)
+        engine = open_engine(fixed.with_options(drafter=specs[0]))
+        for spec in specs:
+            if measured:
+                engine = open_engine(fixed.with_options(drafter=spec), like=engine)
+            name = spec if engine.drafter_name in [drafter.name for drafter in measured] else engine.drafter_name
+            requests = to_requests(prompts, engine.tokenizer, framing=framing, params=params)
+            recording = record_drafts(engine, requests, depth=depth, concurrency=_CONCURRENCY, on_output=on_output)
+            [own] = parse_drafters(spec)
+            fingerprints = {**engine.target.opened.fingerprints, "drafter_fingerprint": drafter_fingerprint(own)}
+            measured.append(MeasuredDrafter(name, recording, prompts, fingerprints))
+    return measured, engine
+
+
+# ---- recorded answers ------------------------------------------------------------------------------------------------
+
+_TEXT_DRAFTERS = ("ngram", "suffix", "auto")
+
+_RECORDED_FLAGS = {"recorded", "hardware", "file", "path", "limit", "model", "drafter", "depth", "raw", "system"}
+_RECORDED_FLAGS |= {"output_path", "trace_path", "plot_path", "json_path"}
+"""Options that have an effect with --recorded."""
+
+
+def _check_recorded(hardware: str | None, *, recorded: bool) -> None:
+    """UsageError for options without effect."""
+    if hardware is not None and not recorded:
+        raise UsageError("--hardware has no effect without --recorded.", "Use `wager plan --acceptance` (see -o).")
+    for name, option in flags.given().items() if recorded else ():
+        if name not in _RECORDED_FLAGS:
+            raise UsageError(f"{option} has no effect with --recorded: no model runs.", "Leave it out.")
+
+
+def _replayed(
+    prompts: Sequence[Prompt], model: str, specs: Sequence[str], *, framing: flags.Framing, depth: int | None
+) -> tuple[list[MeasuredDrafter], list[Prompt], dict[str, Any]]:
+    """Each drafter along the answers of the log, the prompts that have one, and the conditions. Of the model its
+    tokenizer is read, and what tells it from others."""
+    from wager.bench.machine import card
+    from wager.draft.registry import DrafterParts, build_drafter
+    from wager.loading.drafters import open_store, shipped_store
+    from wager.models.opening import drafter_fingerprint, fingerprints, open_model
+    from wager.models.tokenizer import num_tokens
+    from wager.profiling.acceptance import replay_drafts
+
+    answered = [prompt for prompt in prompts if prompt.answer]
+    if not answered:
+        hint = 'A row has an "answer", "completion" or "response", or is a conversation (docs/acceptance.md).'
+        raise UsageError("No request of the log has an answer.", hint)
+    if len(answered) < len(prompts):
+        console.say(f"{len(prompts) - len(answered)} of {len(prompts)} requests have no answer and are left out.")
+    parsed = {text: spec for text in specs for spec in parse_drafters(text)}
+    for spec in parsed.values():
+        if not spec.reads_texts_alone:
+            raise UsageError(f"Drafter {spec} needs a model that runs, and with --recorded none does.", "Leave it out.")
+    _, weights, tokenizer = open_model(model)
+    stores = {
+        text: open_store(Path(spec.argument or ""), tokenizer)
+        for text, spec in parsed.items()
+        if spec.argument and spec.name == "store"
+    }
+    if "auto" in parsed and (shipped := shipped_store(tokenizer)):
+        parsed["auto"], stores["auto"] = DrafterSpec("store", str(shipped.path)), shipped
+    measured: list[MeasuredDrafter] = []
+    with console.meter("answers") as update:
+        pairs = [
+            (
+                framing.encode(tokenizer, prompt.content),
+                tokenizer.encode_text(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer or (),
+            )
+            for prompt in answered
+        ]
+        total, done = len(pairs) * len({*parsed.values()}), iter(count(1))
+        for spec in dict.fromkeys(parsed.values()):
+            store = next((stores[text] for text in stores if parsed[text] == spec), None)
+            drafter = build_drafter(spec, DrafterParts(num_tokens(tokenizer), store=store))
+            recording = replay_drafts(
+                drafter, pairs, depth=depth, on_answer=lambda: update("Drafting", next(done), total)
+            )
+            about = {**fingerprints(weights, tokenizer), "drafter_fingerprint": drafter_fingerprint(spec)}
+            measured.append(MeasuredDrafter(spec.label, recording, answered, about))
+    return measured, answered, card(model=model, settings={"drafter": list(specs), "depth": depth})
+
+
+def _show_speedups(measured: Sequence[MeasuredDrafter], model: str, hardware: str, *, to_stdout: bool) -> None:
+    """What `wager plan` expects of each drafter for one request, at its best depth."""
+    from wager.planner.acceptance import AcceptanceRates, MeasuredRound
+    from wager.planner.drafting import calibrated_draft_cost
+    from wager.planner.options import PlanSettings, plan_deployment
+
+    deployment = plan_deployment(model, hardware, PlanSettings(shape="free"))
+    timed = deployment.cost.measured
+    curves = timed.drafters if timed else {}
+    rows = []
+    for drafter in measured:
+        total = drafter.total
+        survival = [each.value or 0.0 for each in total.survival]
+        rounds = tuple(MeasuredRound(each.tau.value or 1.0, each.lengths) for each in total.depths)
+        rates = AcceptanceRates.measured(drafter.name, survival, rounds)
+        planned = deployment
+        if drafter.name in curves:
+            planned = replace(deployment, drafter=calibrated_draft_cost(drafter.name, curves[drafter.name]))
+        best = planned.choose(planned.outcomes(rates, batch=1, context=total.context or 1.0))
+        rows.append([drafter.name, str(best.depth), f"{best.tokens:.2f}", f"{best.speedup:.2f}"])
+    title = f"expected on {hardware}, one request at a time"
+    console.table(title, ["", "depth", "τ", "speed-up"], rows, to_stdout=to_stdout)
 
 
 def _drafter_specs(drafters: Sequence[str]) -> tuple[str, ...]:
@@ -260,17 +393,18 @@ class MeasuredDrafter:
         self, name: str, recording: DraftRecording, prompts: Sequence[Prompt], fingerprints: Mapping[str, str]
     ) -> None:
         self.name, self.recording, self.fingerprints = name, recording, fingerprints
-        self.total = estimate_acceptance(recording.answers, recording.depth)
-        groups: dict[str, list[DraftedAnswer]] = {}
-        for prompt, answer in zip(prompts, recording.answers, strict=True):
-            groups.setdefault(prompt.category, []).append(answer)
-        self.categories = {name: estimate_acceptance(groups[name], recording.depth) for name in sorted(groups)}
+        counts = AcceptanceCounts(recording.answers, recording.depth)
+        self.total = counts.estimate(range(len(prompts)))
+        groups: dict[str, list[int]] = {}
+        for index, prompt in enumerate(prompts):
+            groups.setdefault(prompt.category, []).append(index)
+        self.categories = {name: counts.estimate(groups[name]) for name in sorted(groups)}
 
     def as_dict(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The file of --output; docs/acceptance.md lists the keys."""
         conditions = ("model", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
         return {
-            **{key: settings[key] for key in conditions},
+            **{key: settings.get(key) for key in conditions},
             **self.fingerprints,
             "drafter": self.name,
             "depth": self.recording.depth,

@@ -117,12 +117,13 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
 
         head = open_head(spec, target)
     elif option.argument == "store":
-        store = _open_store(Path(argument), tokenizer)
+        store = open_store(Path(argument), tokenizer)
     inner = _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None
     return OpenedDrafter(label, spec, model, head, store, inner, target=tokenizer)
 
 
-def _open_store(path: Path, tokenizer: Tokenizer) -> StoreFile:
+def open_store(path: Path, tokenizer: Tokenizer) -> StoreFile:
+    """The store in a file. UsageError if there is none, if it is damaged, or if it is of another tokenizer."""
     digest = vocabulary_digest(tokenizer)
     return StoreFile(path.expanduser(), vocab=num_tokens(tokenizer), tokenizer=digest, vocabulary=tokenizer)
 

@@ -4,6 +4,7 @@ them, and how both are given on the command line.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -61,6 +62,14 @@ class AcceptanceRates:
     rates: float | tuple[float, ...]
     rounds: tuple[MeasuredRound, ...] = ()
     noted: ConfigKeys | None = field(default=None, compare=False)
+
+    @classmethod
+    def measured(
+        cls, label: str, survival: Sequence[float], rounds: tuple[MeasuredRound, ...], noted: ConfigKeys | None = None
+    ) -> AcceptanceRates:
+        """From S_1, S_2, ... and the rounds of each depth."""
+        given = (below / above if above else 0.0 for above, below in pairwise((1.0, *survival)))
+        return cls(label, tuple(given), rounds, noted)
 
     def survival(self, depth: int) -> tuple[float, ...]:
         """S_1..S_depth."""
@@ -166,9 +175,9 @@ def _acceptance_file(path: Path) -> AcceptanceRates:
         return AcceptanceRates(label, tuple(float(rate) for rate in rates), noted=noted)
     if any(later > earlier for earlier, later in pairwise(rates)):
         raise UsageError(f"survival in {path} rises with depth.", "Survival cannot be higher at a deeper token.")
-    above = [1.0, *rates[:-1]]
-    given = tuple(rate / reached if reached else 0.0 for rate, reached in zip(rates, above, strict=True))
-    return AcceptanceRates(label, given, _measured_rounds(values.get("depths"), path, deepest=len(rates)), noted)
+    return AcceptanceRates.measured(
+        label, rates, _measured_rounds(values.get("depths"), path, deepest=len(rates)), noted
+    )
 
 
 def _measured_rounds(depths: Any, path: Path, *, deepest: int) -> tuple[MeasuredRound, ...]:

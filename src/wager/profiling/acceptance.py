@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 from typing import Any
@@ -35,12 +36,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.bench.scrape import SpeculationCounts
+from wager.draft.base import Drafter
 from wager.economics.acceptance import survival
 from wager.economics.options import DEEPEST
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError, WagerError
-from wager.types import Draft, DraftDecision, OutputDelta, Plan, Request, Span
+from wager.types import Draft, DraftDecision, DraftRequest, OutputDelta, Plan, Request, SamplingParams, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +214,7 @@ def record_drafts(
     fails.
     """
     [drafter] = engine.proposer.drafters.values()
-    if depth is not None and depth > drafter.max_depth:
-        raise UsageError(
-            f"Depth {depth} is out of range: {drafter.name} drafts at most {drafter.max_depth} tokens.",
-            f"Give --depth {drafter.max_depth} or less.",
-        )
-    recorder = DraftRecorder(drafter.max_depth if depth is None else depth)
+    recorder = DraftRecorder(_deepest(drafter, depth))
     engine.policy = recorder
     engine.scheduler.max_draft_tokens = recorder.depth
     answers = engine.generate(requests, concurrency=concurrency, on_output=on_output)
@@ -231,6 +228,46 @@ def record_drafts(
         for request, answer in zip(requests, answers, strict=True)
     ]
     return DraftRecording(recorder.depth, tuple(recorded), trees=drafter.makes_trees)
+
+
+def replay_drafts(
+    drafter: Drafter,
+    answers: Iterable[tuple[Sequence[int], Sequence[int]]],
+    *,
+    depth: int | None = None,
+    on_answer: Callable[[], None] = lambda: None,
+) -> DraftRecording:
+    """What a drafter that reads texts alone drafts along recorded answers, without a model: `answers` are the token ids
+    of prompts and answers, in their order in time, so that a drafter which remembers requests has those before. The
+    drafts are those that `record_drafts` records of an engine that gives these answers one after the other, none cut by
+    a limit of its length.
+
+    UsageError for a drafter that does not draft to `depth` (None: as deep as it can).
+    """
+    deepest, params = _deepest(drafter, depth), SamplingParams()
+    recorded: list[DraftedAnswer] = []
+    for number, (prompt, answer) in enumerate(answers):
+        seq_id, drafts = str(number), list[PositionDraft]()
+        drafter.begin(seq_id, prompt, params)
+        for at in range(len(answer)):
+            if at:  # so the last token is not shown: the request has ended with it
+                drafter.accept(seq_id, answer[at - 1 : at])
+            [draft] = drafter.propose([DraftRequest(seq_id, len(prompt) + at, deepest, params, 0)])
+            drafts.append(PositionDraft(deepest, draft.tokens, draft.scores, () if draft.is_chain else draft.parents))
+        drafter.end(seq_id)
+        recorded.append(DraftedAnswer.of(answer, drafts, prompt_tokens=len(prompt)))
+        on_answer()
+    return DraftRecording(deepest, tuple(recorded), trees=drafter.makes_trees)
+
+
+def _deepest(drafter: Drafter, depth: int | None) -> int:
+    """`depth`, or as deep as the drafter can; UsageError for more than that."""
+    if depth is not None and depth > drafter.max_depth:
+        raise UsageError(
+            f"Depth {depth} is out of range: {drafter.name} drafts at most {drafter.max_depth} tokens.",
+            f"Give --depth {drafter.max_depth} or less.",
+        )
+    return drafter.max_depth if depth is None else depth
 
 
 RESAMPLES = 2000
@@ -315,32 +352,41 @@ def _named(name: str, estimate: Estimate) -> dict[str, float | None]:
 
 def estimate_acceptance(answers: Sequence[DraftedAnswer], depth: int) -> DrafterAcceptance:
     """The acceptance in `answers`, which were recorded to `depth` or deeper."""
-    weights = _resampled(len(answers))
-    counts = [_DepthCounts(answers, each) for each in range(1, depth + 1)]
-    deepest = counts[-1]
-    before = [answer.prompt_tokens + (len(answer.drafts) - 1) / 2 for answer in answers]
-    lengths = [len(answer.drafts) for answer in answers]
-    survival = _estimates(deepest.survival, weights)
-    return DrafterAcceptance(
-        prompts=len(answers),
-        tokens=sum(lengths),
-        rounds=int(deepest.rounds.sum()),
-        coverage=_ratio(deepest.with_draft.sum(), deepest.with_room.sum()),
-        context=float(np.average(before, weights=lengths)),
-        alpha=_estimates(deepest.alpha, weights)[0],
-        tau=_estimates(deepest.tau, weights)[0],
-        survival=tuple(survival),
-        given_draft=tuple(_survival(deepest.reached_with_draft.sum(0), deepest.accepted.sum(0)).tolist()),
-        depths=tuple(
-            DepthRounds(
-                each.depth,
-                int(each.rounds.sum()),
-                _estimates(each.tau, weights)[0],
-                tuple((each.lengths.sum(0) / each.rounds.sum()).tolist()),
-            )
-            for each in counts
-        ),
-    )
+    return AcceptanceCounts(answers, depth).estimate(range(len(answers)))
+
+
+class AcceptanceCounts:
+    """What `answers`, recorded to `depth` or deeper, count in rounds of each depth: once for all answers, and for any
+    of them."""
+
+    def __init__(self, answers: Sequence[DraftedAnswer], depth: int) -> None:
+        self._depths = [_DepthCounts(answers, each) for each in range(1, depth + 1)]
+        self._before = [answer.prompt_tokens + (len(answer.drafts) - 1) / 2 for answer in answers]
+
+    def estimate(self, chosen: Sequence[int]) -> DrafterAcceptance:
+        """The acceptance in the answers of these indices."""
+        weights, counts = _resampled(len(chosen)), [each.select(chosen) for each in self._depths]
+        deepest = counts[-1]
+        return DrafterAcceptance(
+            prompts=len(chosen),
+            tokens=int(deepest.tokens.sum()),
+            rounds=int(deepest.rounds.sum()),
+            coverage=_ratio(deepest.with_draft.sum(), deepest.with_room.sum()),
+            context=float(np.average(np.array(self._before)[list(chosen)], weights=deepest.tokens)),
+            alpha=_estimates(deepest.alpha, weights)[0],
+            tau=_estimates(deepest.tau, weights)[0],
+            survival=tuple(_estimates(deepest.survival, weights)),
+            given_draft=tuple(_survival(deepest.reached_with_draft.sum(0), deepest.accepted.sum(0)).tolist()),
+            depths=tuple(
+                DepthRounds(
+                    each.depth,
+                    int(each.rounds.sum()),
+                    _estimates(each.tau, weights)[0],
+                    tuple((each.lengths.sum(0) / each.rounds.sum()).tolist()),
+                )
+                for each in counts
+            ),
+        )
 
 
 class _DepthCounts:
@@ -350,16 +396,15 @@ class _DepthCounts:
 
     def __init__(self, answers: Sequence[DraftedAnswer], depth: int) -> None:
         rounds = [(index, each) for index, answer in enumerate(answers) for each in answer.rounds_at(depth)]
-        answer_of = np.array([index for index, _ in rounds], np.intp)
+        ends = np.cumsum(np.bincount([index for index, _ in rounds], minlength=len(answers)))
         drafted, accepted, observable, rejected = (
             np.array([getattr(each, name) for _, each in rounds], np.intp)
             for name in ("drafted", "accepted", "observable", "rejected")
         )
 
         def by_answer(counted: NDArray[Any]) -> Floats:
-            sums = np.zeros((len(answers), *counted.shape[1:]))
-            np.add.at(sums, answer_of, counted)
-            return sums
+            until = np.cumsum(counted, axis=0, dtype=np.float64)[ends - 1]
+            return np.diff(until, axis=0, prepend=np.zeros_like(until[:1]))
 
         depths = np.arange(1, depth + 1)
         reached = depths <= np.minimum(accepted + 1, observable)[:, None]
@@ -370,6 +415,14 @@ class _DepthCounts:
         self.reached, self.reached_with_draft = by_answer(reached), by_answer(reached & (drafted > 0)[:, None])
         self.accepted = by_answer(depths <= accepted[:, None])
         self.lengths = by_answer(drafted[:, None] == np.arange(depth + 1))
+
+    def select(self, chosen: Sequence[int]) -> _DepthCounts:
+        """The counts of the answers of these indices."""
+        found, rows = copy(self), list(chosen)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(found, name, value[rows])
+        return found
 
     def alpha(self, weights: Floats) -> Floats:
         """[resamples, 1]"""
