@@ -13,9 +13,9 @@ namespace wager::WAGER_NS {
 
 constexpr int kTileRows = 4, kTileCols = 1;
 #ifdef __AVXVNNI__
-constexpr int kBlockRows = 4, kBlockCols = 1;
+constexpr int kBlockRows = 4, kManyRows = 4, kManyByteRows = 4, kBlockCols = 1;
 #else
-constexpr int kBlockRows = 2, kBlockCols = 1;
+constexpr int kBlockRows = 2, kManyRows = 2, kManyByteRows = 2, kBlockCols = 1;
 #endif
 constexpr int kQkRows = 4, kQkCols = 1;
 constexpr int kPvRows = 4, kPvCols = 1;

@@ -8,14 +8,17 @@
 namespace wager::WAGER_NS {
 
 constexpr int kRowBlock = 192;            // rows whose activations stay in the second-level cache beside a panel
+constexpr size_t kFirstLevel = 32768;     // larger panels do not stay in the first-level cache for another tile of rows
+constexpr int kQuickRows = 2;             // rows with which a panel is read so quickly that it is prefetched from farther ahead
 constexpr ptrdiff_t kPrefetchBytes = 4096;  // how far ahead of its reading a panel is prefetched that one tile reads
 
 // Fills out[rows, 32] with rows of activations, `stride` bytes apart, times one panel.
-using PanelKernel = void (*)(const uint8_t* x, size_t stride, int k, const uint8_t* panel, float* out, const Prefetch& prefetch);
+using PanelKernel = void (*)(const uint8_t* x, size_t stride, int rows, int k, const uint8_t* panel, float* out,
+                             const Prefetch& prefetch);
 
 // Aligned: else the address of its loops depends on other code, which changes their speed by a few per cent.
 template <int M>
-__attribute__((aligned(64))) void bf16_panel(const uint8_t* x, size_t stride, int k, const uint8_t* panel, float* out,
+__attribute__((aligned(64))) void bf16_panel(const uint8_t* x, size_t stride, int, int k, const uint8_t* panel, float* out,
                                             const Prefetch& prefetch) {
     for (int column = 0; column < kPanel / 16; column += kTileCols) {
         Tile<M, kTileCols> tile;
@@ -26,15 +29,17 @@ __attribute__((aligned(64))) void bf16_panel(const uint8_t* x, size_t stride, in
     }
 }
 
-// The kernels of a format for 1 to `rows` rows.
+// The kernels of a format for 1 to `rows` rows, and for up to `many` that read a panel once if it is larger than `large` bytes.
 struct PanelKernels {
     const PanelKernel* of;
-    int rows;
+    int rows, many;
+    size_t large;
 };
 template <WeightFormat format, int M>
 constexpr PanelKernel panel_kernel() {
     if constexpr (format == WeightFormat::bf16) return bf16_panel<M>;
-    else return block_panel<format, M>;
+    else if constexpr (M <= kBlockRows || layout_of(format).bits == 8) return block_panel<format, M>;
+    else return block_rows<format>;
 }
 template <WeightFormat format, int... M>
 struct KernelList {
@@ -47,8 +52,9 @@ struct KernelsUpTo<format, 0, M...> : KernelList<format, M...> {};
 
 template <WeightFormat format>
 PanelKernels kernels_for() {
-    constexpr int kRows = format == WeightFormat::bf16 ? kTileRows : kBlockRows;
-    return {KernelsUpTo<format, kRows>::of, kRows};
+    constexpr bool kBf16 = format == WeightFormat::bf16, kBytes = layout_of(format).bits == 8;
+    constexpr int kRows = kBf16 ? kTileRows : kBlockRows, kMany = kBf16 ? kRows : kBytes ? kManyByteRows : kManyRows;
+    return {KernelsUpTo<format, kMany>::of, kRows, kMany, kBytes ? 0 : kFirstLevel};
 }
 inline PanelKernels kernels_of(WeightFormat format) {
     switch (format) {
@@ -152,14 +158,16 @@ struct Panels {
 // Calls finish(panel, row, height, sums) for each tile of rows and each panel.
 template <class Finish>
 WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
-    alignas(64) float sums[kTileRows * kPanel];
+    alignas(64) float sums[(kTileRows > kManyRows ? kTileRows : kManyRows) * kPanel];
     const PanelKernels kernels = kernels_of(all.weight.format);
     const size_t bytes = panel_bytes(all.weight);
     const uint8_t* end = all.weight.panels + all.last * bytes;
     for (int block = 0; block < all.rows; block += kRowBlock) {
         const int size = all.rows - block < kRowBlock ? all.rows - block : kRowBlock;
-        const int tiles = (size + kernels.rows - 1) / kernels.rows;
-        const ptrdiff_t distance = tiles == 1 ? kPrefetchBytes : static_cast<ptrdiff_t>(bytes);
+        const int most = size <= kernels.many && bytes > kernels.large ? kernels.many : kernels.rows;
+        const int tiles = (size + most - 1) / most;
+        const ptrdiff_t near = size <= kQuickRows ? kPrefetchBytes * 3 / 2 : kPrefetchBytes;
+        const ptrdiff_t distance = tiles == 1 ? near : static_cast<ptrdiff_t>(bytes);
         Prefetch prefetch{distance, end, all.after ? all.after : end, 0, tiles};
         for (int panel = all.first; panel < all.last; ++panel) {
             const uint8_t* weight = all.weight.panels + panel * bytes;
@@ -167,8 +175,8 @@ WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
                 const int row = block + static_cast<int>(part(size, tile, tiles));
                 const int height = block + static_cast<int>(part(size, tile + 1, tiles)) - row;
                 prefetch.turn = tile;
-                if (tiles > 1 && all.results.at) all.results.fetch_tile(panel, row, height);
-                kernels.of[height](all.x.row(row), all.x.stride, all.weight.k, weight, sums, prefetch);
+                if (size > kernels.rows && all.results.at) all.results.fetch_tile(panel, row, height);
+                kernels.of[height](all.x.row(row), all.x.stride, height, all.weight.k, weight, sums, prefetch);
                 finish(panel, row, height, sums);
             }
         }

@@ -118,6 +118,14 @@ struct WeightBlock {
 
     WeightBlock(const uint8_t* panel, int index) : group(panel + kLayout.group_at(index)), block(panel + kLayout.block_at(index)) {}
 
+    // What is prefetched while this block is read, or null. The header of a group goes with its first block.
+    WAGER_INLINE const uint8_t* ahead(int index, Turns& turns, const Prefetch& prefetch) const {
+        if (!turns.due(index)) return nullptr;
+        if (kLayout.grouped() && index % kLayout.blocks == 0)
+            fetch_part<kLayout.header, 0, 1>(prefetch.ahead(group), prefetch.once());
+        return prefetch.ahead(block);
+    }
+
     WAGER_INLINE F scale(int column, int half) const {
         if (kLayout.own == Own::powers) return mul(splat(0.5f), load_powers(block + 16 * column));
         const F all = load_halves((kLayout.grouped() ? group : block) + 32 * column);
@@ -190,11 +198,47 @@ struct WeightBlock {
     }
 };
 
-// M rows times kBlockCols columns of a panel.
-template <WeightFormat format, int M>
+// The columns of a block from `column` on in registers, for row after row.
+template <WeightFormat format>
+struct HeldBlock {
+    static constexpr BlockLayout kLayout = layout_of(format);
+    Bytes weights[kBlockCols][kBlockInputs / 4];
+    F scales[kBlockCols][kLayout.halves], minima[kBlockCols][kLayout.halves];
+
+    WAGER_INLINE HeldBlock(const WeightBlock<format>& from, int column, const uint8_t* ahead, bool once) {
+        hold<0>(from, column, ahead, once);
+        hold<1>(from, column, ahead, once);
+        hold<2>(from, column, ahead, once);
+        hold<3>(from, column, ahead, once);
+#pragma GCC unroll 2
+        for (int j = 0; j < kBlockCols; ++j)
+#pragma GCC unroll 2
+            for (int half = 0; half < kLayout.halves; ++half) {
+                scales[j][half] = from.scale(column + j, half);
+                minima[j][half] = kLayout.minimum ? from.minimum(column + j, half) : zero();
+            }
+    }
+    template <int pair>
+    WAGER_INLINE void hold(const WeightBlock<format>& from, int column, const uint8_t* ahead, bool once) {
+        if (ahead) fetch_part<kLayout.block_bytes(), pair, 4>(ahead, once);
+#pragma GCC unroll 2
+        for (int j = 0; j < kBlockCols; ++j) from.template quads<pair>(column + j, weights[j][2 * pair], weights[j][2 * pair + 1]);
+    }
+    WAGER_INLINE F scale(int column, int half) const { return scales[column][half]; }
+    WAGER_INLINE F minimum(int column, int half) const { return minima[column][half]; }
+    template <int pair>
+    WAGER_INLINE void quads(int column, Bytes& first, Bytes& second) const {
+        first = weights[column][2 * pair];
+        second = weights[column][2 * pair + 1];
+    }
+};
+
+// M rows times kBlockCols columns of a panel, of a WeightBlock or a HeldBlock; accumulators are in registers, or `stored` in `out`.
+template <WeightFormat format, int M, bool stored>
 struct BlockTile {
-    using Block = WeightBlock<format>;
-    static constexpr BlockLayout kLayout = Block::kLayout;
+    static constexpr BlockLayout kLayout = layout_of(format);
+
+    float* out;
 
     Sums sums[M][kBlockCols];  // of a block
     Tile<M, kBlockCols> total;
@@ -219,7 +263,7 @@ struct BlockTile {
                 sums[i][j] = kLayout.any_byte() ? dot_any_bytes(sums[i][j], w[j], value) : dot_bytes(sums[i][j], w[j], value);
         }
     }
-    template <int pair, class Rows>
+    template <int pair, class Block, class Rows>
     WAGER_INLINE void add_pair(const Block& block, int column, const Rows& x, const uint8_t* ahead, bool once) {
         Bytes first[kBlockCols], second[kBlockCols];
         if (ahead) fetch_part<kLayout.block_bytes(), pair, 4>(ahead, once);
@@ -229,23 +273,25 @@ struct BlockTile {
         add_quad(second, 2 * pair + 1, x);
     }
     // Adds the sums of a block, or of a half, to the accumulators, and the minima, each times the sum of its activations.
-    template <int half, class Rows>
+    template <int half, class Block, class Rows>
     WAGER_INLINE void end(const Block& block, int column, const Rows& x) {
 #pragma GCC unroll 2
         for (int j = 0; j < kBlockCols; ++j) {
             const F scale = block.scale(column + j, half), minimum = kLayout.minimum ? block.minimum(column + j, half) : zero();
 #pragma GCC unroll 16
             for (int i = 0; i < M; ++i) {
-                F& acc = total.acc[i][j];
+                F acc = stored ? load(out + i * kPanel + 16 * j) : total.acc[i][j];
                 acc = fma(to_float(sums[i][j]), mul(scale, splat(x(i).scale)), acc);
                 if constexpr (kLayout.minimum && kLayout.halves == 2)
                     acc = fma(minimum, mul(splat(x(i).scale), to_float(splat_sum(x(i).start + half))), acc);
                 else if constexpr (kLayout.minimum) acc = fma(minimum, splat(x(i).scaled_sum), acc);
+                if constexpr (stored) store(out + i * kPanel + 16 * j, acc);
+                else total.acc[i][j] = acc;
             }
         }
     }
     // One block of the columns from `column` on; `ahead`: what is prefetched meanwhile, or null.
-    template <class Rows>
+    template <class Block, class Rows>
     WAGER_INLINE void step(const Block& block, int column, const Rows& x, const uint8_t* ahead, bool once) {
         begin(0, x);
         add_pair<0>(block, column, x, ahead, once);
@@ -262,23 +308,50 @@ struct BlockTile {
 
 // Fills out[M, 32] with M rows of activation blocks, `stride` bytes apart, times one panel.
 template <WeightFormat format, int M>
-__attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, int k, const uint8_t* panel, float* out,
+__attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, int, int k, const uint8_t* panel, float* out,
                                              const Prefetch& prefetch) {
+    constexpr bool stored = M > kBlockRows;
     const uint8_t* bases[(M + 2) / 3];
     for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * stride;
     for (int column = 0; column < kColumns; column += kBlockCols) {
-        BlockTile<format, M> tile;
+        BlockTile<format, M, stored> tile{out + 16 * column, {}, {}};
         tile.total.clear();
+        if constexpr (stored) tile.total.write(tile.out, kPanel);
         Turns turns(prefetch);
         for (int index = 0; index < k / kBlockInputs; ++index) {
             const WeightBlock<format> block(panel, index);
             const auto rows = [&](int i) -> const ActivationBlock& {
                 return reinterpret_cast<const ActivationBlock*>(bases[i / 3] + (i % 3) * stride)[index];
             };
-            tile.step(block, column, rows, column == 0 && turns.due(index) ? prefetch.ahead(block.block) : nullptr,
-                      prefetch.once());
+            const uint8_t* ahead = column == 0 ? block.ahead(index, turns, prefetch) : nullptr;
+            tile.step(block, column, rows, ahead, prefetch.once());
         }
-        tile.total.write(out + 16 * column, kPanel);
+        if constexpr (!stored) tile.total.write(tile.out, kPanel);
+    }
+}
+
+// Adds one row's block of activations times a held block to out [32].
+template <WeightFormat format>
+WAGER_INLINE void add_row(const HeldBlock<format>& block, const uint8_t* x, float* out) {
+    BlockTile<format, 1, true> tile{out, {}, {}};
+    tile.step(block, 0, [&](int) -> const ActivationBlock& { return *reinterpret_cast<const ActivationBlock*>(x); }, nullptr, false);
+}
+
+// As block_panel for any number of rows, one after the other: their accumulators are in `out`, and a block is unpacked once.
+template <WeightFormat format>
+__attribute__((aligned(64))) void block_rows(const uint8_t* x, size_t stride, int rows, int k, const uint8_t* panel, float* out,
+                                            const Prefetch& prefetch) {
+    std::memset(out, 0, sizeof(float) * kPanel * rows);
+    for (int column = 0; column < kColumns; column += kBlockCols) {
+        Turns turns(prefetch);
+        for (int index = 0; index < k / kBlockInputs; ++index) {
+            const WeightBlock<format> block(panel, index);
+            const uint8_t* ahead = column == 0 ? block.ahead(index, turns, prefetch) : nullptr;
+            const HeldBlock<format> held(block, column, ahead, prefetch.once());
+            const uint8_t* at = x + index * sizeof(ActivationBlock);
+            float* to = out + 16 * column;
+            for (int row = 0; row < rows; ++row, at += stride, to += kPanel) add_row(held, at, to);
+        }
     }
 }
 
