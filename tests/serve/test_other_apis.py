@@ -173,6 +173,30 @@ def test_what_responses_refuse_is_named(server: Running) -> None:
     assert "web_search" in found.headers["x-wager-warning"]
 
 
+ALTERNATING = (
+    "{% for each in messages %}"
+    "{% if not loop.first and each.role in ('system', messages[loop.index0 - 1].role) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "<{{ each.role }}>{{ each.content }}{% endfor %}"
+)
+
+
+def test_messages_of_agents_are_joined_for_templates_that_refuse_them() -> None:
+    """Codex sends two messages of the user, Claude Code one of the system behind the user's."""
+    told = [("developer", "Be kind."), ("developer", "Be short."), ("user", "I am here."), ("user", TEXT)]
+    with running({"max_context": 1024}) as server:
+        server.llm.tokenizer.chat_template = ALTERNATING
+        items = [{"type": "message", "role": role, "content": text} for role, text in told]
+        found = server.post(RESPONSES, {"input": items, "max_output_tokens": 4, "temperature": 0})
+        assert found.status_code == 200 and "joined" in found.headers["x-wager-warning"], found.text
+        turns = [{"role": "user", "content": TEXT}, {"role": "system", "content": "Be kind."}]
+        late = server.post(ANTHROPIC, {"messages": turns, "max_tokens": 4})
+        assert late.status_code == 200 and "joined" in late.headers["x-wager-warning"], late.text
+        tokens = server.post("/tokenize", {"messages": turns}).json()["tokens"]
+        prompt = server.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+        assert prompt == f"<system>Be kind.<user>{TEXT}"
+
+
 # ---- Anthropic's -----------------------------------------------------------------------------------------------------
 
 

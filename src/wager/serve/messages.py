@@ -14,7 +14,7 @@ from wager.constrain.tools import ToolFormat
 from wager.errors import WagerError
 from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, named_event
 from wager.serve.bodies import ChatBody, Finite, Items, Strict, read_fields
-from wager.serve.errors import ApiError, field_error, messages_error
+from wager.serve.errors import field_error, messages_error
 from wager.serve.formats import TokenBytes
 from wager.types import Completion
 
@@ -208,13 +208,9 @@ class MessageWriter:
         return b"".join(parts)
 
     def last(
-        self, completions: Sequence[Completion], usage: Mapping[str, Any], warnings: Sequence[str] = ()
-    ) -> tuple[bytes, dict[str, Any] | None]:
+        self, completion: Completion, usage: Mapping[str, Any], warnings: Sequence[str] = ()
+    ) -> tuple[bytes, None]:
         """The events behind the last delta. No answer is kept."""
-        [completion] = completions
-        if completion.finish_reason in ("error", "abort"):
-            reason = " ".join(completion.error.split("\n")) or "The server ended the request."
-            return self.failed(ApiError(completion.error_status or 503, reason)), None
         more = {"warnings": list(warnings)} if warnings else {}
         told = named_event(
             {"type": "message_delta", "delta": self._reasons(completion), "usage": _usage(usage), **more}

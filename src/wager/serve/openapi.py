@@ -378,6 +378,13 @@ class DecodedText(AnswerFields):
     prompt: str
 
 
+class TokenizerInfo(AnswerFields):
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+
+
 class ServerHealth(AnswerFields):
     status: Literal["ok"]
 
@@ -428,6 +435,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "/v1/messages/count_tokens": Operation("Count tokens", CountedTokens, TokenCountBody, error=MessageError),
     "/tokenize": Operation("Token ids of a text or of a conversation", TokenList, TokenizeBody),
     "/detokenize": Operation("The text of token ids", DecodedText, DetokenizeBody),
+    "/tokenizer_info": Operation("The tokens around a text, and the chat template", TokenizerInfo),
     "/v1/models": Operation("The model that is served", ServedModels),
     "/v1/models/{name}": Operation("The model, if it is served", ServedModel),
     "/health": Operation("Whether requests are taken", ServerHealth),

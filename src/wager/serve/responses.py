@@ -289,13 +289,9 @@ class ResponseWriter:
         return b"".join(parts)
 
     def last(
-        self, completions: Sequence[Completion], usage: Mapping[str, Any], warnings: Sequence[str] = ()
-    ) -> tuple[bytes, dict[str, Any] | None]:
-        """The event behind the last delta, and the answer, if it is one."""
-        [completion] = completions
-        if completion.finish_reason in ("error", "abort"):
-            reason = " ".join(completion.error.split("\n")) or "The server ended the request."
-            return self.failed(ApiError(completion.error_status or 503, reason)), None
+        self, completion: Completion, usage: Mapping[str, Any], warnings: Sequence[str] = ()
+    ) -> tuple[bytes, dict[str, Any]]:
+        """The event behind the last delta, and the answer."""
         found = self.whole(completion, usage, warnings)
         return self._event(f"response.{found['status']}", response=found), found
 
