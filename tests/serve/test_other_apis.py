@@ -249,7 +249,7 @@ def test_messages_whole_and_streamed(server: Running, body: dict[str, Any]) -> N
             )
     texts = [block["text"] if block["type"] == "text" else json.loads(block["json"]) for block in blocks]
     assert texts == [block["text"] if block["type"] == "text" else block["input"] for block in whole["content"]]
-    reasons = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+    reasons = {name: whole[name] for name in ("stop_reason", "stop_sequence", "stop_details", "container")}
     assert events[-2]["delta"] == reasons
     if "stop_sequences" in body:
         assert reasons["stop_reason"] == "stop_sequence" and reasons["stop_sequence"] in body["stop_sequences"]
@@ -293,9 +293,9 @@ def test_errors_of_messages_have_their_own_form() -> None:
 
 
 def test_a_stream_that_cannot_go_on_ends_with_an_error_of_its_api() -> None:
-    with running(request_timeout=0.02) as server:
+    with running({"max_context": 8192}, request_timeout=0.002) as server:
         long = {"stream": True, "temperature": 0}
-        response = events_of(server.post(RESPONSES, {**long, "input": TEXT, "max_output_tokens": 900}).text)
+        response = events_of(server.post(RESPONSES, {**long, "input": TEXT, "max_output_tokens": 8000}).text)
         assert [event["type"] for event in response[:2]] == ["response.created", "response.in_progress"]
         last = response[-1]["response"]
         assert (response[-1]["type"], last["status"], last["error"]["code"]) == (
@@ -303,7 +303,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error_of_its_api() -> None:
         )
         for event in response:
             strictly(TypeAdapter(ResponseStreamEvent), event)
-        message = events_of(server.post(ANTHROPIC, {**long, "messages": MESSAGES, "max_tokens": 900}).text)
+        message = events_of(server.post(ANTHROPIC, {**long, "messages": MESSAGES, "max_tokens": 8000}).text)
         assert message[-1]["error"]["type"] == "timeout_error"
         eventually(server.is_idle, "a request that was over runs on")
 

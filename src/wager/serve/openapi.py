@@ -262,7 +262,7 @@ class ResponseAnswer(BaseModel):
     error: dict[str, str] | None
     incomplete_details: dict[str, str] | None
     output: list[ResponseItem]
-    usage: ResponseUsage | None
+    usage: ResponseUsage | None = None
     warnings: list[str] | None = None
 
 
@@ -289,13 +289,21 @@ class MessageBlock(AnswerFields):
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
+    caller: dict[str, str] | None = None
 
 
 class MessageUsage(AnswerFields):
+    """The last three are a whole message's; what is null is told by Anthropic's server alone."""
+
     input_tokens: int
     output_tokens: int
-    cache_creation_input_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None
+    cache_read_input_tokens: int | None
+    output_tokens_details: None
+    server_tool_use: None
+    cache_creation: None = None
+    inference_geo: None = None
+    service_tier: None = None
 
 
 class MessageAnswer(AnswerFields):
@@ -308,6 +316,8 @@ class MessageAnswer(AnswerFields):
     content: list[MessageBlock]
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
+    stop_details: None
+    container: None
     usage: MessageUsage
     warnings: list[str] | None = None
 

@@ -200,20 +200,19 @@ class BodyParser:
         if scored is not None and body.stream:
             name_ = "prompt_logprobs" if body.prompt_logprobs is not None else "echo"
             raise field_error(name_, "Log-probabilities of a prompt are not streamed.", "Leave stream out.")
-        echoes = [self._text_of(prompt) for prompt in prompts] if body.echo else []
-        return self._parsed(
+        parsed = self._parsed(
             body,
             answer_head("text_completion", request_id, name),
             encoded_prompts,
             params,
             warnings=_warnings(left_out, constraint),
             checks=_checks(constraint),
-            echoes=echoes,
             scored=scored,
             prompt_logprobs=body.prompt_logprobs is not None,
             answers=body.max_tokens != 0,
             grammar_field=_grammar_field(body),
         )
+        return replace(parsed, echoes=[self._text_of(prompt) for prompt in prompts]) if body.echo else parsed
 
     def chat(self, raw: bytes, request_id: str) -> ParsedRequest:
         """A body of /v1/chat/completions."""

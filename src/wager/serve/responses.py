@@ -234,7 +234,6 @@ def response_fields(body: ResponsesBody, model: str, temperature: float) -> dict
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
-        "user": None,
     }
 
 
@@ -356,7 +355,7 @@ class ResponseWriter:
             "error": error,
             "incomplete_details": incomplete,
             "output": list(self._items),
-            "usage": usage,
+            **({"usage": usage} if usage else {}),
         }
 
     @staticmethod
