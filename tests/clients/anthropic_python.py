@@ -4,6 +4,7 @@ from feature import CITY, MODEL, PERSON, QUESTION, report
 
 client = anthropic.Anthropic(max_retries=0)
 ASKED = [{"role": "user", "content": QUESTION}]
+ONE_CALL = {"type": "any", "disable_parallel_tool_use": True}
 TOOL = {"name": "weather", "description": "The weather of a city", "input_schema": CITY}
 
 
@@ -24,7 +25,7 @@ def stream():
 
 def tools():
     asked = {"model": MODEL, "tools": [TOOL], "max_tokens": 80}
-    answer = client.messages.create(**asked, messages=ASKED, tool_choice={"type": "any"})
+    answer = client.messages.create(**asked, messages=ASKED, tool_choice=ONE_CALL)
     assert answer.stop_reason == "tool_use" and answer.content[0].input["city"] in ("Oslo", "Rome")
     result = {"type": "tool_result", "tool_use_id": answer.content[0].id, "content": "rain"}
     turns = [*ASKED, {"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from wager.serve.openapi import OPERATIONS, ErrorAnswer, document
 
 DOCUMENT = document()
+SCHEMAS: Mapping[str, Any] = DOCUMENT["components"]["schemas"]
 POSTS = sorted(path for path, each in OPERATIONS.items() if each.body)
 
 HOSTILE: tuple[Any, ...] = (
@@ -37,23 +38,30 @@ _ANY = st.recursive(
 )
 
 
-def values_of(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that a schema of the document allows."""
+def values_of(schema: Mapping[str, Any], schemas: Mapping[str, Any] = SCHEMAS) -> st.SearchStrategy[Any]:
+    """Values that a schema allows; `schemas` are those that it may name."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return st.deferred(lambda: values_of(DOCUMENT["components"]["schemas"][name]))
-    if "anyOf" in schema:
-        return st.one_of([values_of(each) for each in schema["anyOf"]])
+        return st.deferred(lambda: values_of(schemas[name], schemas))
+    if "allOf" in schema:
+        parts = [values_of(each, schemas) for each in schema["allOf"]]
+        own = {key: value for key, value in schema.items() if key != "allOf"}
+        return st.tuples(*parts, *([_objects(own, schemas)] if "properties" in own else [])).map(_merged)
+    if "anyOf" in schema or "oneOf" in schema:
+        return st.one_of([values_of(each, schemas) for each in schema.get("anyOf") or schema["oneOf"]])
     if "const" in schema:
         return st.just(schema["const"])
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     kind, low, high = schema.get("type"), schema.get("minimum"), schema.get("maximum")
-    if kind == "object":
-        return _objects(schema)
+    if isinstance(kind, list):
+        return st.one_of([values_of({**schema, "type": each}, schemas) for each in kind])
+    if kind == "object" or "properties" in schema:
+        return _objects(schema, schemas)
     if kind == "array":
-        most = min(4, schema.get("maxItems", 4))
-        return st.lists(values_of(schema.get("items", {})), min_size=schema.get("minItems", 0), max_size=most)
+        least = schema.get("minItems", 0)
+        most = max(least, min(4, schema.get("maxItems", 4)))
+        return st.lists(values_of(schema.get("items", {}), schemas), min_size=least, max_size=most)
     plain = {
         "null": st.none(),
         "boolean": st.booleans(),
@@ -64,12 +72,20 @@ def values_of(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
     return plain.get(str(kind), _ANY)
 
 
-def _objects(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
-    known = {name: values_of(each) for name, each in schema.get("properties", {}).items()}
+def _merged(parts: tuple[Any, ...]) -> Any:
+    """The parts of an `allOf`, where they are objects; else the last."""
+    if not all(isinstance(part, dict) for part in parts):
+        return parts[-1]
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _objects(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    known = {name: values_of(each, schemas) for name, each in schema.get("properties", {}).items()}
     if not known:
         more = schema.get("additionalProperties")
-        return st.dictionaries(st.text(max_size=8), values_of(more) if isinstance(more, dict) else _ANY, max_size=3)
-    required = {name: known.pop(name) for name in schema.get("required", ())}
+        values = values_of(more, schemas) if isinstance(more, dict) else _ANY
+        return st.dictionaries(st.text(max_size=8), values, max_size=3)
+    required = {name: known.pop(name) for name in schema.get("required", ()) if name in known}
     return st.fixed_dictionaries(required, optional=known)
 
 
@@ -88,10 +104,10 @@ def calls(draw: st.DrawFn) -> Call:
     path = draw(st.sampled_from(POSTS))
     model = OPERATIONS[path].body
     assert model is not None
-    value = draw(values_of(DOCUMENT["components"]["schemas"][model.__name__]))
+    value = draw(values_of(SCHEMAS[model.__name__]))
     value.pop("model", None)
     for _ in range(draw(st.integers(0, 3))):
-        _damage(value, draw)
+        damage(value, draw)
     text = json.dumps(value, ensure_ascii=draw(st.booleans()))
     if draw(st.integers(0, 9)) == 0:
         at, end = sorted((draw(st.integers(0, len(text))), draw(st.integers(0, len(text)))))
@@ -117,7 +133,7 @@ def hostile_calls(count: int, number: int = 0) -> list[Call]:
     return found
 
 
-def _damage(value: Any, draw: st.DrawFn) -> None:
+def damage(value: Any, draw: st.DrawFn) -> None:
     """Replace, remove or add something somewhere in an object."""
     while isinstance(value, dict | list) and value:
         key = draw(st.sampled_from(sorted(value))) if isinstance(value, dict) else draw(st.integers(0, len(value) - 1))

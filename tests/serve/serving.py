@@ -75,6 +75,10 @@ class HttpServer:
         with self.client() as client:
             return client.post(path, json=body, **options)
 
+    def get(self, path: str) -> httpx2.Response:
+        with self.client() as client:
+            return client.get(path)
+
     def metrics(self) -> Mapping[str, float]:
         """Samples by name, with the labels but the model's, of which there may be none."""
         with self.client() as client:

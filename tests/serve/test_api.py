@@ -245,6 +245,10 @@ def test_token_paths_take_the_fields_of_vllm(server: Running) -> None:
     assert told["tokens"] == plain["tokens"] and len(told["token_strs"]) == plain["count"]
     bare = server.post("/tokenize", {"prompt": "hello there", "add_special_tokens": False}).json()["tokens"]
     assert plain["tokens"][-len(bare) :] == bare
+    info = server.get("/tokenizer_info").json()
+    assert info["eos_token"] and info["chat_template"] == server.llm.tokenizer.chat_template
+    ends = {"prompt": info["eos_token"], "add_special_tokens": False}
+    assert server.post("/tokenize", ends).json()["tokens"] == list(server.llm.tokenizer.eos_ids[:1])
     whole = server.post("/tokenize", {"messages": MESSAGES}).json()["tokens"]
     before = server.post("/tokenize", {"messages": MESSAGES, "add_generation_prompt": False}).json()["tokens"]
     assert len(before) < len(whole) and whole[: len(before)] == before

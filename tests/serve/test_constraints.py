@@ -11,6 +11,8 @@ import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from serve.serving import CHAT, MESSAGES, NAME, Running, running, tool
+from wager.constrain.tools import ToolFormat
+from wager.serve.formats import CallWriter
 
 SCHEMA: Any = {
     "type": "object",
@@ -137,6 +139,13 @@ FORMS = {
     "mistral": ("[TOOL_CALLS][", "]", "arguments"),
     "llama3": ("{# ipython #}", "", "parameters"),
 }
+
+
+def test_a_call_that_comes_in_one_piece_is_one_entry() -> None:
+    """Clients read the first entry of a chunk alone."""
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    [entry] = CallWriter(ToolFormat.of(None)).push(text, last=True)["tool_calls"]
+    assert entry["function"] == {"name": "f", "arguments": '{"a": 1}'}
 
 
 FORM_TOOLS: Any = [tool("weather", at={"enum": ["Oslo", "Röm"]}), tool("open", at={"type": ["boolean", "null"]})]

@@ -36,6 +36,12 @@ def server() -> Iterator[Running]:
         yield started
 
 
+@pytest.mark.parametrize("token", [-1, 512, 2**70])
+def test_a_token_that_is_none_is_refused_before_it_is_repeated(server: Running, token: int) -> None:
+    refused = server.post("/v1/completions", {"prompt": [token], "echo": True, "max_tokens": 2})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+
+
 def test_fields_that_ask_for_nothing_are_taken_without_a_word(server: Running) -> None:
     for fields in SILENT:
         found = server.post(CHAT, {**SHORT, **fields})

@@ -102,7 +102,7 @@ def test_the_document_is_complete(server: Running) -> None:
         for described in methods.values() if path != "/v1/embeddings" else ():
             assert {"200", "400", "401", "408", "431", "500", "503"} <= described["responses"].keys(), path
             assert all("content" in answer for answer in described["responses"].values()), path
-    assert len({each["operationId"] for methods in DOCUMENT["paths"].values() for each in methods.values()}) == 18
+    assert len({each["operationId"] for methods in DOCUMENT["paths"].values() for each in methods.values()}) == 19
     with server.client() as client:
         assert client.get("/openapi.json").json() == DOCUMENT
 

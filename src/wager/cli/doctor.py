@@ -7,7 +7,7 @@ import shutil
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,9 @@ from wager.errors import ModelError, WagerError
 from wager.kernels.base import BLOCK_SIZE
 from wager.planner import calibrated
 from wager.terminal import console, flags
+
+if TYPE_CHECKING:
+    from wager.models.hub import StoredModel
 
 
 @click.command("doctor", cls=flags.Verb)
@@ -98,8 +101,8 @@ def examine() -> dict[str, Any]:
 
     kernels = select()
     stored = [
-        {"name": name, "path": str(path), "bytes": path.stat().st_size, "error": _error(name), **_forms(path)}
-        for name, path in hub.installed()
+        {"name": each.name, "path": str(each.path), "bytes": each.bytes, "error": _error(each), **_forms(each.path)}
+        for each in hub.stored_models()
     ]
     packed = [
         {
@@ -166,12 +169,14 @@ def _forms(path: Path) -> dict[str, Any]:
     return {"weights": matrices.description, "converted": matrices.converted}
 
 
-def _error(name: str) -> str | None:
+def _error(model: StoredModel) -> str | None:
     """What is wrong with a stored model at first sight; --verify looks at every byte."""
     from wager.models import hub
 
+    if not model.complete:
+        return f"{model.name} is here in part: `wager pull` goes on."
     try:
-        hub.find(name)
+        hub.find(model.name)
     except ModelError as error:
         return f"{error.message} {error.hint}"
     return None

@@ -142,11 +142,6 @@ def _pull_known(name: str, progress: Progress, *, force: bool) -> Finding:
     return check_file(file, progress)
 
 
-def installed() -> list[tuple[str, Path]]:
-    """Known models that are on this machine, intact or not."""
-    return [(name, _cached_file(name)) for name in KNOWN if _cached_file(name).exists()]
-
-
 @dataclass(frozen=True, slots=True)
 class StoredModel:
     """A model on this machine that was fetched by name: its files' bytes, when it came, and whether they are all
@@ -163,8 +158,8 @@ def stored_models() -> list[StoredModel]:
     """What was fetched by name: in wager's cache, and by whichever program in the cache of the hub's clients."""
     found = [
         StoredModel(name, path, path.stat().st_size, path.stat().st_mtime)
-        for name, path in installed()
-        if path.is_file()
+        for name, path in ((name, _cached_file(name)) for name in KNOWN)
+        if path.exists()
     ]
     short = {row.source.lower(): name for name, row in named_models().items()}
     for folder in sorted(_hub_cache().glob("models--*--*")):

@@ -235,6 +235,8 @@ class Tokenizer:
         self.vocab_size = parts.vocab_size
         self.eos_ids = parts.eos_ids
         self.chat_template = parts.chat_template
+        self.named = parts.named
+        """The texts of tokens that have a role, by it: `eos_token` and the like."""
         self.space_prefix = parts.space_prefix
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[TokenizerParts]]:
@@ -376,7 +378,7 @@ class Tokenizer:
                 f"{self._parts.where} has no chat template.",
                 "Give the prompt as plain text (--raw on the command line).",
             )
-        context = {"tools": None, "documents": None, **own(dict(self._parts.named)), **(variables or {})}
+        context = {"tools": None, "documents": None, **own(dict(self.named)), **(variables or {})}
         return render(self.chat_template, messages, {**context, "add_generation_prompt": add_generation_prompt}).parts()
 
     def _spell(self, token_id: int) -> bytes:

@@ -98,6 +98,7 @@ class Server:
             Route("/v1/models/{name:path}", self.model),
             Route("/tokenize", partial(self.convert, kind="tokenize"), methods=["POST"]),
             Route("/detokenize", partial(self.convert, kind="detokenize"), methods=["POST"]),
+            Route("/tokenizer_info", self.tokenizer_info),
             Route("/health", self.health),
             Route("/version", self.version),
             Route("/metrics", for_operators(self.read_metrics)),
@@ -191,6 +192,13 @@ class Server:
         if not self.generation.kept.delete(http.state.tenant, name):
             raise not_kept(name)
         return JSONResponse({"id": name, "object": "response.deleted", "deleted": True})
+
+    async def tokenizer_info(self, http: Request) -> Response:
+        """The tokens around a text and the chat template, under the names that vLLM's server has for them."""
+        del http
+        tokenizer = self.llm.tokenizer
+        tokens = {name: tokenizer.named.get(name) for name in ("bos_token", "eos_token", "pad_token")}
+        return JSONResponse({**tokens, "chat_template": tokenizer.chat_template})
 
     async def embeddings(self, http: Request) -> Response:
         del http

@@ -57,9 +57,13 @@ def field_error(param: str | None, message: str, hint: str = "", *, code: str | 
     return ApiError(400, message, hint, param=param, code=code)
 
 
-def failed_answer(choice: Completion | OutputDelta) -> ApiError:
-    """The error of a choice that ended with one, with the status of its cause."""
-    return ApiError(choice.error_status or 500, " ".join(choice.error.split("\n")))
+def failed_answer(choice: Completion | OutputDelta) -> ApiError | None:
+    """The error of a choice that did not come to its end, with the status of its cause; None for one that did."""
+    if choice.finish_reason == "abort":
+        return ApiError(503, "The server ended the request.", "Send it again.", retry_after=30)
+    if choice.finish_reason == "error":
+        return ApiError(choice.error_status or 500, " ".join(choice.error.split("\n")))
+    return None
 
 
 def error_message(error: WagerError) -> str:

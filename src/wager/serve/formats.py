@@ -224,9 +224,15 @@ class CallWriter:
         return bool(self._parser.calls)
 
     def push(self, text: str, *, last: bool) -> dict[str, Any]:
-        """The `delta` object of a piece of text; `last`: none follows."""
+        """The `delta` object of a piece of text, with one entry for each call, which clients expect; `last`: none
+        follows."""
         piece = self._parser.push(text, last=last)
-        calls = [_call_part(call) for call in piece.calls]
+        calls: list[dict[str, Any]] = []
+        for call in piece.calls:
+            if calls and calls[-1]["index"] == call.index:
+                calls[-1]["function"]["arguments"] += call.arguments
+            else:
+                calls.append(_call_part(call))
         return {**({"content": piece.content} if piece.content else {}), **({"tool_calls": calls} if calls else {})}
 
 

@@ -177,9 +177,12 @@ class Generation:
             blocks = parsed.blocks.writer(token_bytes, parsed.prompt_tokens)
 
             async def last_of_blocks(completions: Sequence[Completion]) -> bytes:
+                [completion] = completions
+                if error := failed_answer(completion):
+                    return blocks.failed(error)
                 warnings = await self._checked(parsed, completions)
                 size, usage = _size(parsed, completions), parsed.usage(completions)
-                data, response = await _beside(size, lambda: blocks.last(completions, usage, warnings))
+                data, response = await _beside(size, lambda: blocks.last(completion, usage, warnings))
                 if response is not None:
                     kept = await _beside(size, lambda: encoded(response))
                     self._keep(parsed, blocks, kept, tenant)
@@ -302,10 +305,8 @@ async def _beside(size: int, write: Callable[[], W]) -> W:
 
 def _check_ended(completion: Completion) -> None:
     """ApiError for a choice that did not come to its end."""
-    if completion.finish_reason == "error":
-        raise failed_answer(completion)
-    if completion.finish_reason == "abort":
-        raise ApiError(503, "The server ended the request.", "Send it again.", retry_after=30)
+    if error := failed_answer(completion):
+        raise error
 
 
 def _no_answer(prompt: Sequence[int]) -> Completion:

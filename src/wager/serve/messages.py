@@ -14,7 +14,7 @@ from wager.constrain.tools import ToolFormat
 from wager.errors import WagerError
 from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, named_event
 from wager.serve.bodies import ChatBody, Finite, Items, Strict, read_fields
-from wager.serve.errors import ApiError, field_error, messages_error
+from wager.serve.errors import field_error, messages_error
 from wager.serve.formats import TokenBytes
 from wager.types import Completion
 
@@ -178,6 +178,8 @@ class MessageForm:
         return MessageWriter(self, prompt_tokens)
 
 
+_NO_REASONS = {"stop_reason": None, "stop_sequence": None, "stop_details": None, "container": None}
+
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 
@@ -197,7 +199,7 @@ class MessageWriter:
         for _ in self._reader.push(completion):
             pass
         content = [_block(block, block.text, block.arguments) for block in self._reader.blocks]
-        found = {**self._object(content, _usage(usage)), **self._reasons(completion)}
+        found = {**self._object(content, _whole_usage(_usage(usage))), **self._reasons(completion)}
         return {**found, **({"warnings": list(warnings)} if warnings else {})}
 
     def events(self, items: Sequence[ChoiceDelta]) -> bytes:
@@ -208,13 +210,9 @@ class MessageWriter:
         return b"".join(parts)
 
     def last(
-        self, completions: Sequence[Completion], usage: Mapping[str, Any], warnings: Sequence[str] = ()
-    ) -> tuple[bytes, dict[str, Any] | None]:
+        self, completion: Completion, usage: Mapping[str, Any], warnings: Sequence[str] = ()
+    ) -> tuple[bytes, None]:
         """The events behind the last delta. No answer is kept."""
-        [completion] = completions
-        if completion.finish_reason in ("error", "abort"):
-            reason = " ".join(completion.error.split("\n")) or "The server ended the request."
-            return self.failed(ApiError(completion.error_status or 503, reason)), None
         more = {"warnings": list(warnings)} if warnings else {}
         told = named_event(
             {"type": "message_delta", "delta": self._reasons(completion), "usage": _usage(usage), **more}
@@ -227,8 +225,7 @@ class MessageWriter:
 
     def _begin(self) -> list[bytes]:
         self._begun = True
-        usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
-        message = {**self._object([], usage), "stop_reason": None, "stop_sequence": None}
+        message = {**self._object([], _whole_usage(_counts(self._prompt_tokens, None, 0))), **_NO_REASONS}
         return [named_event({"type": "message_start", "message": message}), named_event({"type": "ping"})]
 
     @staticmethod
@@ -262,21 +259,33 @@ class MessageWriter:
             reason = "stop_sequence"
         elif reason == "end_turn" and self._reader.called:
             reason = "tool_use"
-        return {"stop_reason": reason, "stop_sequence": completion.stop_string or None}
+        return {**_NO_REASONS, "stop_reason": reason, "stop_sequence": completion.stop_string or None}
 
 
 def _block(block: AnswerBlock, text: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if block.name is None:
         return {"type": "text", "text": text}
-    return {"type": "tool_use", "id": block.id.replace("call_", "toolu_"), "name": block.name, "input": arguments}
+    name = {"id": block.id.replace("call_", "toolu_"), "name": block.name}
+    return {"type": "tool_use", **name, "input": arguments, "caller": {"type": "direct"}}
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Tokens of prompt and answer; those of the prompt that were cached are counted apart."""
     cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return _counts(usage["prompt_tokens"] - cached, cached, usage["completion_tokens"])
+
+
+def _counts(read: int, cached: int | None, written: int) -> dict[str, Any]:
     return {
-        "input_tokens": usage["prompt_tokens"] - cached,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": read,
+        "cache_creation_input_tokens": None if cached is None else 0,
         "cache_read_input_tokens": cached,
-        "output_tokens": usage["completion_tokens"],
+        "output_tokens": written,
+        "output_tokens_details": None,
+        "server_tool_use": None,
     }
+
+
+def _whole_usage(counts: Mapping[str, Any]) -> dict[str, Any]:
+    """With what a message says besides, and an event does not."""
+    return {**counts, "cache_creation": None, "inference_geo": None, "service_tier": None}

@@ -262,7 +262,7 @@ class ResponseAnswer(BaseModel):
     error: dict[str, str] | None
     incomplete_details: dict[str, str] | None
     output: list[ResponseItem]
-    usage: ResponseUsage | None
+    usage: ResponseUsage | None = None
     warnings: list[str] | None = None
 
 
@@ -289,13 +289,21 @@ class MessageBlock(AnswerFields):
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
+    caller: dict[str, str] | None = None
 
 
 class MessageUsage(AnswerFields):
+    """The last three are a whole message's; what is null is told by Anthropic's server alone."""
+
     input_tokens: int
     output_tokens: int
-    cache_creation_input_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None
+    cache_read_input_tokens: int | None
+    output_tokens_details: None
+    server_tool_use: None
+    cache_creation: None = None
+    inference_geo: None = None
+    service_tier: None = None
 
 
 class MessageAnswer(AnswerFields):
@@ -308,6 +316,8 @@ class MessageAnswer(AnswerFields):
     content: list[MessageBlock]
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
+    stop_details: None
+    container: None
     usage: MessageUsage
     warnings: list[str] | None = None
 
@@ -378,6 +388,13 @@ class DecodedText(AnswerFields):
     prompt: str
 
 
+class TokenizerInfo(AnswerFields):
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+
+
 class ServerHealth(AnswerFields):
     status: Literal["ok"]
 
@@ -428,6 +445,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "/v1/messages/count_tokens": Operation("Count tokens", CountedTokens, TokenCountBody, error=MessageError),
     "/tokenize": Operation("Token ids of a text or of a conversation", TokenList, TokenizeBody),
     "/detokenize": Operation("The text of token ids", DecodedText, DetokenizeBody),
+    "/tokenizer_info": Operation("The tokens around a text, and the chat template", TokenizerInfo),
     "/v1/models": Operation("The model that is served", ServedModels),
     "/v1/models/{name}": Operation("The model, if it is served", ServedModel),
     "/health": Operation("Whether requests are taken", ServerHealth),

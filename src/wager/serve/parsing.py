@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from wager.constrain.schemas import relaxed
@@ -348,14 +349,21 @@ class BodyParser:
             variables |= _template_variables(body, tokenizer.chat_template or "", [] if warnings is None else warnings)
             continued = bool(body.continue_final_message)
             add_generation_prompt = not continued and body.add_generation_prompt is not False
+        turns = turns if tools is None else tools.messages(turns)
+        render = partial(tokenizer.chat_parts, add_generation_prompt=add_generation_prompt, variables=variables or None)
         try:
-            parts = tokenizer.chat_parts(
-                turns if tools is None else tools.messages(turns),
-                add_generation_prompt=add_generation_prompt,
-                variables=variables or None,
-            )
+            parts = render(turns)
         except WagerError as error:
-            raise field_error("messages", error.message, error.hint) from None
+            refusal = field_error("messages", error.message, error.hint)
+            joined = _joined(turns)
+            if self.model.strict or joined == turns:
+                raise refusal from None
+            try:
+                parts = render(joined)
+            except WagerError:
+                raise refusal from None
+            if warnings is not None:
+                warnings.append(_JOINED)
         if continued:
             parts = _cut_behind(parts, str(turns[-1]["content"]))
         self.check_characters(sum(len(part.text) for part in parts), "messages")
@@ -490,6 +498,9 @@ class BodyParser:
         text = body.prompt or ""
         if body.add_special_tokens is not False:
             return self.encode_text(text)
+        control = self.model.tokenizer.control_id(text)
+        if control is not None:  # how lm-eval asks for the token that ends a text
+            return [control]
         self.check_characters(len(text), "prompt")
         return self.model.tokenizer.encode_parts([TextPart(text)])
 
@@ -671,6 +682,23 @@ def _template_variables(body: ChatBody, template: str, warnings: list[str]) -> d
         if body.messages[-1].role != "assistant":
             message = "continue_final_message needs a last message of the assistant."
             raise field_error("continue_final_message", message, "Append what it begins with.")
+    return found
+
+
+_JOINED = "The chat template refuses these messages: those of the system were put first, and those of one role joined."
+
+
+def _joined(turns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The conversation with one system message, which comes first, and neighbours of one role as one message, where
+    they are text: what templates take that refuse the messages of agents."""
+    texts = [str(turn["content"]) for turn in turns if turn["role"] == "system"]
+    found: list[Mapping[str, Any]] = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
+    for turn in turns:
+        last = found[-1] if found else None
+        if last is not None and last["role"] == turn["role"] and last.keys() == turn.keys() == {"role", "content"}:
+            found[-1] = {"role": turn["role"], "content": f"{last['content']}\n\n{turn['content']}"}
+        elif turn["role"] != "system":
+            found.append(turn)
     return found
 
 

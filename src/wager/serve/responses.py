@@ -234,7 +234,6 @@ def response_fields(body: ResponsesBody, model: str, temperature: float) -> dict
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
-        "user": None,
     }
 
 
@@ -289,13 +288,9 @@ class ResponseWriter:
         return b"".join(parts)
 
     def last(
-        self, completions: Sequence[Completion], usage: Mapping[str, Any], warnings: Sequence[str] = ()
-    ) -> tuple[bytes, dict[str, Any] | None]:
-        """The event behind the last delta, and the answer, if it is one."""
-        [completion] = completions
-        if completion.finish_reason in ("error", "abort"):
-            reason = " ".join(completion.error.split("\n")) or "The server ended the request."
-            return self.failed(ApiError(completion.error_status or 503, reason)), None
+        self, completion: Completion, usage: Mapping[str, Any], warnings: Sequence[str] = ()
+    ) -> tuple[bytes, dict[str, Any]]:
+        """The event behind the last delta, and the answer."""
         found = self.whole(completion, usage, warnings)
         return self._event(f"response.{found['status']}", response=found), found
 
@@ -360,7 +355,7 @@ class ResponseWriter:
             "error": error,
             "incomplete_details": incomplete,
             "output": list(self._items),
-            "usage": usage,
+            **({"usage": usage} if usage else {}),
         }
 
     @staticmethod

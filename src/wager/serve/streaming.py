@@ -196,8 +196,8 @@ class ChunkWriter:
         if self._guesses is not None:
             choice["speculation"] = self._guesses.of(item)
         parts.append(event(self._base | {"choices": [choice]}))
-        if delta.finish_reason == "error":
-            parts.append(event(error_body(failed_answer(delta))))
+        if delta.finish_reason == "error" and (error := failed_answer(delta)):
+            parts.append(event(error_body(error)))
 
 
 def event(value: dict[str, Any]) -> bytes:
