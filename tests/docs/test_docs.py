@@ -441,7 +441,7 @@ def arguments_of(call: str, *, model: str, url: str = "") -> list[str]:
     values |= dict.fromkeys(("URL", "http://127.0.0.1:8000"), url)
     values |= {"FILE": FILES[before]} if (before := " ".join({*given} & {*FILES})) else {}
     given = [values.get(word, re.sub(r"^(random:[\w-]+):\w+$", r"\1:tiny", word)) for word in given]
-    if {"--metrics", "--table"} & {*given}:
+    if {"--metrics", "--table", "--recorded"} & {*given}:
         return [verb, *given]
     if verb in RUNS_A_MODEL and "--url" not in given and not any(word.startswith("random:") for word in given):
         given += ["--model", model]
@@ -469,7 +469,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why is the sky blue?\n/exit\n"))
     monkeypatch.chdir(tmp_path)
     for name, asked in ("prompts", "What is {0} + {0}?"), ("measured", "Is {0} a prime?"), ("log", "Count to {0}."):
-        rows = [{"category": "qa", "prompt": asked.format(number), "timestamp": number / 10} for number in range(8)]
+        rows = [
+            {"category": "qa", "prompt": asked.format(number), "timestamp": number / 10, "answer": f"{number}, " * 9}
+            for number in range(8)
+        ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     table = (ROOT / "docs" / "calibrate.md").read_text("utf-8").partition("```\nrows,context")[2].partition("```")[0]
     (tmp_path / "h100.csv").write_text("rows,context" + table, encoding="utf-8")
