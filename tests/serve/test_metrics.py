@@ -24,6 +24,7 @@ from wager.engine.rounds import DraftCounter, DrafterCounts
 from wager.serve import live
 from wager.serve.live import PAGE_PATHS
 from wager.serve.metrics import WeightedHistogram
+from wager.serve.responses import ResponseStore
 from wager.types import Draft, OutputDelta, StepRecord
 
 MESSAGES: Any = [{"role": "user", "content": "one two three one two three one two three"}]
@@ -176,8 +177,10 @@ def traced() -> Counter[str]:
 @pytest.mark.slow
 def test_hostile_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same requests again and again. What a request left would be left each time; a cache that fills, a module
-    that is loaded, a table that doubles are seen once. So the least of some times counts: 25 to 62 kB, of which answers
-    of /v1/responses, which are kept for an hour and within 16 MB, are the most."""
+    that is loaded, a table that doubles are seen once. So the least of some times counts: some 30 kB. Answers of
+    /v1/responses, which are kept for an hour and within 16 MB, are not counted: one with log-probabilities has 240 kB,
+    and whether the sample has one depends on the modules that were imported before (Hypothesis reads their constants).
+    """
     monkeypatch.setattr(live, "_SPAN_S", 2)  # the page's history, which would grow for three minutes
     sent = hostile_calls(HOSTILE, SEED)
     with running({"drafter": "ngram"}) as server, server.client() as http:
@@ -185,6 +188,7 @@ def test_hostile_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         def send_all() -> Counter[int]:
             statuses = Counter(send(http, call).status_code for call in sent)
             eventually(server.is_idle, "something runs after the last answer")
+            server.server.generation.kept = ResponseStore()
             return statuses
 
         statuses = send_all()
@@ -195,13 +199,13 @@ def test_hostile_requests_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None
             for _ in range(2 + TIMES):
                 assert send_all() == statuses
                 held.append(traced())
-                kept = [after - before for before, after in pairwise(held)]
-                if kept and min(each.total() for each in kept) < LEFT * HOSTILE:
+                kept = [after.total() - before.total() for before, after in pairwise(held)]
+                if kept and min(kept) < LEFT * HOSTILE:
                     break
         finally:
             tracemalloc.stop()
         assert server.llm.failure is None
-    assert min(each.total() for each in kept) < LEFT * HOSTILE, [(each.total(), each.most_common(5)) for each in kept]
+    assert min(kept) < LEFT * HOSTILE, f"each time kept {kept} bytes; by file {(held[-1] - held[-2]).most_common(5)}"
 
 
 def test_the_gauges_of_memory() -> None:
