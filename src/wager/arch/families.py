@@ -846,6 +846,14 @@ _MAMBA_NAMES = {
     "state_norm": "model.layers.{}.mamba.norm",
     "state_out": "model.layers.{}.mamba.out_proj",
 }
+_MAMBA = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
 _NEMOTRON_NAMES = {
     **{part: name.replace(".mamba.", ".mixer.") for part, name in _MAMBA_NAMES.items()},
     **{part: f"model.layers.{{}}.mixer.{part}_proj" for part in ("q", "k", "v", "o", "up", "down")},
@@ -1029,12 +1037,7 @@ FAMILIES: Mapping[str, Family] = {
         {
             "max_position_embeddings": 2048,
             "attention_multiplier": 1.0,
-            "mamba_n_heads": 128,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_conv_bias": True,
+            **_MAMBA,
         },
         replace(
             _GRANITE_ENGINE,
@@ -1180,12 +1183,7 @@ FAMILIES: Mapping[str, Family] = {
             "max_position_embeddings": 8192,
             "rms_norm_eps": 1e-5,
             "mamba_d_ssm": 1024,
-            "mamba_n_heads": 128,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_conv_bias": True,
+            **_MAMBA,
             "mamba_norm_before_gate": True,
         },
         EngineSupport(

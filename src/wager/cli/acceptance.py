@@ -296,12 +296,14 @@ def _replayed(
             raise UsageError(f"Drafter {spec} needs a model that runs, and with --recorded none does.", "Leave it out.")
     _, weights, tokenizer = open_model(model)
     stores = {
-        text: open_store(Path(spec.argument or ""), tokenizer)
+        spec: open_store(Path(spec.argument or ""), tokenizer) if spec.name == "store" else None
         for text, spec in parsed.items()
-        if spec.argument and spec.name == "store"
+        if text != "auto"
     }
-    if "auto" in parsed and (shipped := shipped_store(tokenizer)):
-        parsed["auto"], stores["auto"] = DrafterSpec("store", str(shipped.path)), shipped
+    if "auto" in parsed:
+        shipped = shipped_store(tokenizer)
+        stores.setdefault(DrafterSpec("store", str(shipped.path)) if shipped else parsed["auto"], shipped)
+    origin = fingerprints(weights, tokenizer)
     measured: list[MeasuredDrafter] = []
     with console.meter("answers") as update:
         pairs = [
@@ -311,14 +313,13 @@ def _replayed(
             )
             for prompt in answered
         ]
-        total, done = len(pairs) * len({*parsed.values()}), iter(count(1))
-        for spec in dict.fromkeys(parsed.values()):
-            store = next((stores[text] for text in stores if parsed[text] == spec), None)
+        total, done = len(pairs) * len(stores), count(1)
+        for spec, store in stores.items():
             drafter = build_drafter(spec, DrafterParts(num_tokens(tokenizer), store=store))
             recording = replay_drafts(
                 drafter, pairs, depth=depth, on_answer=lambda: update("Drafting", next(done), total)
             )
-            about = {**fingerprints(weights, tokenizer), "drafter_fingerprint": drafter_fingerprint(spec)}
+            about = {**origin, "drafter_fingerprint": drafter_fingerprint(spec)}
             measured.append(MeasuredDrafter(spec.label, recording, answered, about))
     return measured, answered, card(model=model, settings={"drafter": list(specs), "depth": depth})
 
