@@ -101,6 +101,7 @@ inline void top_experts_of_row(const TopExperts& op, int row) {
     const bool finite = all == all;
     const float total = !finite ? all : params.normalised ? selected + 1e-20f : params.sigmoid ? 1.0f : all;
     for (int j = 0; j < n; ++j) shares[j] = shares[j] / total * params.scale;
+    for (int j = 0; op.scales && j < n; ++j) shares[j] *= op.scales[ids[j]];
 }
 
 inline void top_experts(const TopExperts& op, const Step& step, int thread) {

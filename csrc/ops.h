@@ -107,7 +107,7 @@ struct AttentionPlan {
 struct Step {
     Inputs in;
     int rows, sequences, logits_rows, threads;
-    AttentionPlan plan, logits_plan;
+    const AttentionPlan* plans;  // of each shape of heads two: over all rows, and over the logits rows
     uint8_t* scratch;  // threads * scratch_bytes
     size_t scratch_bytes;
     // Quantised activations: of few rows each thread makes its own copy (own_blocks apart), of many they share one.
@@ -134,12 +134,13 @@ struct RmsNorm {
     RowSet row_set;
 };
 
-// As RmsNorm, to floats: in place of them, or added to `out`. Strides are in elements from one row to the next.
+// As RmsNorm, to floats: in place of them, or added to `out`, and times `scale`. Strides are in elements from one row to the
+// next; `per_row` rows of x belong to a row of the step.
 struct FloatNorm {
     const float *x, *weight;
     float* out;
-    int n, stride, out_stride;
-    float eps;
+    int n, stride, out_stride, per_row;
+    float eps, scale;
     bool add;
     RowSet row_set;
 };
@@ -207,7 +208,7 @@ struct Router {
 };
 
 struct TopExperts {
-    const float *logits, *bias;  // bias null: none
+    const float *logits, *bias, *scales;  // [experts], of the choice and of the shares; null: none
     int32_t* ids;
     float* shares;
     RoutingParams params;
@@ -268,6 +269,8 @@ struct Rotary {
     CacheView cache;
     int layer, heads, positions;
     int rope_dim;  // the first dimensions of a head, which are rotated; 0: none, and no table
+    int value_at;  // the head of a row at which values begin: behind the keys, or with them; -1: rows are queries alone
+    bool norm_values;
     uint16_t* q;
 };
 
@@ -281,6 +284,7 @@ struct Attention {
     uint16_t* out;
     RowSet row_set;
     std::atomic<int>* next;  // next work item
+    int shape;               // which of the tape's shapes of heads it has
 };
 
 // Rows of a recurrent layer stand in buffers of 2 max_rows rows: replayed rows from the first on, those of the step from
@@ -333,12 +337,12 @@ struct GatedNorm {
     bool gate_first;
 };
 
-// out = x * y, by element, as floats or rounded to bf16. Strides are in elements from one row to the next.
+// out = x * y, or gelu(x) * y, by element, as floats or rounded to bf16. Strides are in elements from one row to the next.
 struct Multiply {
     const float *x, *y;
     void* out;
     int n, stride, y_stride, out_stride;
-    bool narrow;
+    bool gelu, narrow;
 };
 
 // x *= sigmoid(gate)

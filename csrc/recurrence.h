@@ -293,7 +293,7 @@ inline void multiply(const Multiply& op, const Step& step, int thread) {
         const float *x = op.x + static_cast<size_t>(row) * op.stride, *y = op.y + static_cast<size_t>(row) * op.y_stride;
         const size_t out = static_cast<size_t>(row) * op.out_stride;
         for (int i = 0; i < op.n; i += 16) {
-            const F value = mul(load_part(x + i, op.n - i), load_part(y + i, op.n - i));
+            const F some = load_part(x + i, op.n - i), by = load_part(y + i, op.n - i), value = mul(op.gelu ? gelu(some) : some, by);
             if (op.narrow) narrow_part(static_cast<uint16_t*>(op.out) + out + i, value, op.n - i);
             else store_part(static_cast<float*>(op.out) + out + i, value, op.n - i);
         }

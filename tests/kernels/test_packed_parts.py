@@ -88,7 +88,7 @@ def test_parts_have_the_bytes_of_the_layout_version_and_are_put_together_again(k
     x = np.random.default_rng(3).standard_normal((5, 512), np.float32).astype(BFLOAT16)
 
     def product(weight: Any) -> Array:
-        tape = kernels.tape(max_rows=5, max_sequences=1, max_blocks=4, heads=1, kv_heads=1, head_dim=16)
+        tape = kernels.tape(max_rows=5, max_sequences=1, max_blocks=4)
         out = np.zeros((5, 70), np.float32)
         chain_inputs(tape)
         tape.linear(x, weight, out)

@@ -59,6 +59,26 @@ GEMMA3 = {
     "sliding_window_pattern": 3,
     "query_pre_attn_scalar": 24,
 }
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_hidden_layers": 4,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 83,
+    "final_logit_softcapping": 30.0,
+    "pad_token_id": 0,
+}
+GEMMA4_EDGE = {
+    **GEMMA4,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "hidden_size_per_layer_input": 16,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 16}
 GRANITE = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -245,6 +265,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma 2": (
         "Gemma2ForCausalLM",
         {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0},
+    ),
+    "gemma 4": ("Gemma4ForCausalLM", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma 4, embeddings by layer": ("Gemma4ForCausalLM", GEMMA4_EDGE),
+    "gemma 4, experts": (
+        "Gemma4ForCausalLM",
+        {**GEMMA4, **GEMMA4_EXPERTS, "attention_k_eq_v": True, "num_global_key_value_heads": 3},
+    ),
+    "gemma 4 unified": (
+        "Gemma4UnifiedForCausalLM",
+        {
+            **{name: value for name, value in GEMMA4.items() if "per_layer" not in name},
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 900.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+            },
+        },
     ),
     "phi 3": ("Phi3ForCausalLM", {"sliding_window": 9, "pad_token_id": 0}),
     "phi 4 mini": (

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -120,6 +120,65 @@ def interleaved_windows(keys: ConfigKeys, layers: int, *, rotation: Rotation = "
     narrow = _gqa(keys, window=keys.integer("sliding_window", most=MOST_WINDOW), rotation=rotation)
     everywhere = _gqa(keys)
     return [narrow if sliding else everywhere for sliding in _sliding_types(keys, layers) or pattern]
+
+
+def two_shapes(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Gemma 4: heads of layers without a window (each sixth, unless layer_types is given, and the last) have the size
+    global_head_dim, and with attention_k_eq_v values are their keys. The last num_kv_shared_layers share those of the
+    layers before."""
+    pattern = [_SLIDING if (layer + 1) % 6 else _FULL for layer in range(layers)]
+    types = [*(keys.per_layer("layer_types", layers, known=(_FULL, _SLIDING)) or pattern)[:-1], _FULL]
+    near = _gqa(keys, window=keys.integer("sliding_window", most=MOST_WINDOW), rotation="local")
+    as_keys, each = keys.flag("attention_k_eq_v"), keys.section("per_layer_config").section(str(types.index(_FULL)))
+    size = each.get("head_dim") if keys.get("global_head_dim") is None else keys.integer("global_head_dim")
+    count = each.get("num_key_value_heads")
+    if count is None and as_keys:
+        count = keys.get("num_global_key_value_heads")
+    size, count = 512 if size is None else size, near.kv_heads if count is None else count
+    values = {**keys.values, "head_dim": size, "num_key_value_heads": count}
+    wide = ConfigKeys(values, where=keys.where, prefix=keys.prefix)
+    kinds = {_SLIDING: near, _FULL: replace(_gqa(wide), keys_as_values=as_keys)}
+    return _sharing(keys, [kinds[kind] for kind in types], keys.count("num_kv_shared_layers"))
+
+
+def _sharing(keys: ConfigKeys, kinds: Sequence[Gqa], shared: int) -> Sequence[Gqa]:
+    """The layers, of which the last `shared` have no keys and values of their own."""
+    first = len(kinds) - shared
+    if first < 1 or not {kind.window for kind in kinds} <= {kind.window for kind in kinds[:first]}:
+        raise ModelError(
+            f"{shared} of {len(kinds)} layers in {keys.where} share keys and values that no layer has.",
+            "The configuration is damaged.",
+        )
+    own = [replace(kind, shared=True, keys_as_values=False) for kind in kinds[first:]]
+    return [*kinds[:first], *own]
+
+
+def gguf_two_shapes(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """The same as GGUF. That values are keys shows in the tensors: see `with_values_of`."""
+    pattern = keys.get(_GGUF_PATTERN)
+    if not isinstance(pattern, list) or len(pattern) != layers or set(map(type, pattern)) != {bool}:
+        raise keys.wrong(_GGUF_PATTERN, f"true or false for each of the {layers} layers")
+    counts = keys.get("num_key_value_heads")
+    counts = keys.integers("num_key_value_heads") if isinstance(counts, list) else [counts] * layers
+    if not counts or len(counts) != layers:
+        raise keys.wrong("num_key_value_heads", "a number for each layer")
+    kinds, window = [], keys.integer("sliding_window", most=MOST_WINDOW)
+    for sliding, count in zip(pattern, counts, strict=True):
+        size = keys.integer("attention.key_length_swa" if sliding else "head_dim")
+        values = {**keys.values, GGUF_KEYS["head_dim"]: size, GGUF_KEYS["num_key_value_heads"]: count}
+        values[GGUF_KEYS["rotary_dim"]] = keys.integer("rope.dimension_count_swa", default=size) if sliding else size
+        own = ConfigKeys(values, where=keys.where, prefix=keys.prefix, renamed=GGUF_KEYS)
+        kinds.append(_gqa(own, window=window, rotation="local") if sliding else _gqa(own))
+    return _sharing(keys, kinds, keys.count("attention.shared_kv_layers"))
+
+
+def with_values_of(attention: Sequence[Attention], tensors: Collection[str]) -> Sequence[Attention]:
+    """The layers of a file: values are keys where it has no projection of values."""
+    found = []
+    for layer, kind in enumerate(attention):
+        alone = isinstance(kind, Gqa) and not kind.shared and f"blk.{layer}.attn_v.weight" not in tensors
+        found.append(replace(kind, keys_as_values=True) if alone and isinstance(kind, Gqa) else kind)
+    return found
 
 
 def unrotated_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -510,6 +569,24 @@ def experts_if_any(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     return [_experts(count, active, shared=1, width=width, shared_width=shared)] * layers
 
 
+def wide_where_shared(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """Gemma 4: with enable_moe_block experts beside a dense feed-forward in every layer. Else with use_double_wide_mlp
+    feed-forwards of layers without keys and values of their own are twice as wide."""
+    width, doubled = keys.integer("intermediate_size"), keys.flag("use_double_wide_mlp")
+    if keys.flag("enable_moe_block"):
+        keys.refuse("use_double_wide_mlp", unless=(False,))
+        count, active = keys.integer("num_experts"), keys.integer("top_k_experts")
+        inner = keys.integer("moe_intermediate_size")
+        return [_experts(count, active, shared=1, width=inner, shared_width=width)] * layers
+    shared = keys.count("num_kv_shared_layers") if doubled else 0
+    return [Dense(width if layer < layers - shared else 2 * width) for layer in range(layers)]
+
+
+def gguf_widths(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """A feed-forward of the width that a file states for each layer."""
+    return [Dense(width) for width in _widths(keys, layers)]
+
+
 def experts_everywhere(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     """Mixtral and gpt-oss: experts in every layer, of width intermediate_size."""
     count = keys.integer("num_local_experts", "num_experts")
@@ -590,6 +667,16 @@ def gemma_scales(keys: ConfigKeys) -> Scales:
     }
 
 
+def gemma4_scales(keys: ConfigKeys) -> Scales:
+    """Gemma 4: scores as they are, since queries are normed."""
+    cap = keys.get("final_logit_softcapping")
+    return {
+        "embedding_scale": math.sqrt(keys.integer("hidden_size")),
+        "attention_scale": 1.0,
+        "logit_cap": None if cap in (None, 0) else keys.number("final_logit_softcapping"),
+    }
+
+
 def gguf_gemma_scales(keys: ConfigKeys, *, widest: int) -> Scales:
     """As llama.cpp: the size of that number of layers (27B) scales its scores by hidden size / heads, not head_dim."""
     scalar = keys.integer("hidden_size") / keys.integer("num_attention_heads")
@@ -660,6 +747,7 @@ class GatingKeys:
     single_group: tuple[str, ...] = ()
     grouped: tuple[str, ...] = ()
     group_best: int = 1
+    expert_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -692,8 +780,9 @@ class EngineSupport:
     A bias is always present (True), never (False), or present if the configuration's key of that name is set; likewise
     `interleaved_rope`. `partial_rope`: it may rotate a part of each head. `names` are tensors' that differ from
     weights.NAMES; parts of one name are rows of one tensor, in the order q, k, v and gate, up. `root` is what published
-    checkpoints write for the `model` that names begin with. `sinks`, `shared_gate` and `expert_bias` are of layers.Gqa
-    and layers.Experts (there `biased`). `gguf` is None for a family that is not read from GGUF files.
+    checkpoints write for the `model` that names begin with. `sinks`, `shared_gate`, `apart` and `expert_bias` are of
+    layers.Gqa and layers.Experts (there `biased`). `layer_embedding` is the key of ModelSpec.layer_embedding. `gguf` is
+    None for a family that is not read from GGUF files.
     """
 
     qkv_bias: bool | str = False
@@ -715,6 +804,10 @@ class EngineSupport:
     sinks: bool = False
     expert_bias: bool = False
     shared_gate: bool = False
+    value_norm: bool = False
+    layer_scales: bool = False
+    apart: bool = False
+    layer_embedding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -755,6 +848,55 @@ _GEMMA_ENGINE = EngineSupport(
     norm_offset=1.0,
     scales=gemma_scales,
     names=_GEMMA_NORMS,
+)
+_GEMMA4 = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+_GEMMA4_ENGINE = EngineSupport(
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    activation="gelu",
+    qk_norm=True,
+    value_norm=True,
+    layer_scales=True,
+    post_norms=True,
+    apart=True,
+    layer_embedding="hidden_size_per_layer_input",
+    scales=gemma4_scales,
+    names={
+        **_GEMMA_NORMS,
+        **{f"shared_{part}": f"model.layers.{{}}.mlp.{part}_proj" for part in ("gate", "up", "down")},
+        "shared_post_norm": "model.layers.{}.post_feedforward_layernorm_1",
+        "router": "model.layers.{}.router.proj",
+        "router_norm": "=model.layers.{}.router.scale",
+        "expert_scales": "=model.layers.{}.router.per_expert_scale",
+        "expert_norm": "model.layers.{}.pre_feedforward_layernorm_2",
+        "expert_post_norm": "model.layers.{}.post_feedforward_layernorm_2",
+        **dict.fromkeys(("expert_gate", "expert_up"), "=model.layers.{}.experts.gate_up_proj[{}]"),
+        "expert_down": "=model.layers.{}.experts.down_proj[{}]",
+    },
+    gating=GatingKeys(expert_scales=True),
+    gguf=GgufLayout(
+        architecture="gemma4",
+        attention=gguf_two_shapes,
+        ffn=gguf_widths,
+        defaults={"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
+        read=("final_logit_softcapping",),
+        experts=True,
+        normalised=True,
+    ),
 )
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _FUSED_INTO = {"gate": "model.layers.{}.mlp.gate_up_proj", "up": "model.layers.{}.mlp.gate_up_proj"}
@@ -945,6 +1087,22 @@ FAMILIES: Mapping[str, Family] = {
                 read=_CAPS,
             ),
         ),
+    ),
+    "gemma4": Family(
+        "Gemma4ForCausalLM",
+        two_shapes,
+        wide_where_shared,
+        {**_GEMMA4, "sliding_window": 512, "hidden_size_per_layer_input": 256},
+        _GEMMA4_ENGINE,
+        wrapper="Gemma4ForConditionalGeneration",
+    ),
+    "gemma4_unified": Family(
+        "Gemma4UnifiedForCausalLM",
+        two_shapes,
+        wide_where_shared,
+        {**_GEMMA4, "sliding_window": 1024, "max_position_embeddings": 262144},
+        replace(_GEMMA4_ENGINE, gguf=None),
+        wrapper="Gemma4UnifiedForConditionalGeneration",
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
@@ -1307,6 +1465,7 @@ GGUF_KEYS: Mapping[str, str] = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
     "rope_local_base_freq": "rope.freq_base_swa",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",

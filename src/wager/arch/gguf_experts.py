@@ -51,6 +51,8 @@ def _experts(
     width = keys.integer("expert_feed_forward_length", default=keys.count("feed_forward_length") or None)
     active, shared_width = keys.integer("expert_used_count"), keys.count("expert_shared_feed_forward_length")
     shared = keys.count("expert_shared_count", default=1 if shared_width else 0)
+    if engine.apart:
+        shared, shared_width = 1, keys.integer("feed_forward_length")
     if active > count:
         raise ModelError(f"{keys.where} has {active} experts active out of {count}.", "The file is damaged.")
     corrected = any(_CORRECTION.fullmatch(name) for name in tensors)
@@ -63,6 +65,7 @@ def _experts(
         scale=keys.number("expert_weights_scale") if keys.get("expert_weights_scale") else 1.0,
         groups=groups,
         top_groups=keys.integer("expert_group_used_count", default=1) if groups > 1 else 1,
+        expert_scales=engine.gating is not None and engine.gating.expert_scales,
     )
     experts = Experts(
         count,
@@ -72,6 +75,7 @@ def _experts(
         shared_width or None,
         biased=engine.expert_bias,
         shared_gate=engine.shared_gate and shared > 0,
+        apart=engine.apart,
     )
     return check_gating(experts, gating, group_best=2 if score == "sigmoid" else 1, where=keys.where)
 

@@ -69,7 +69,7 @@ def inspect_model(model: str) -> dict[str, Any]:
         _, weights, tokenizer = open_model(model)
         spec, attention = weights.spec, weights.spec.attention
         latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
-        kernels = select(head_dim=None if latent else attention.head_dim, latent=latent)
+        kernels = select(head_dim=None if latent else spec.head_dim, latent=latent)
         defaults = CapacityConfig()
         sequences = running_sequences(defaults, spec)
     except WagerError as error:

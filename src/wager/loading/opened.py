@@ -298,4 +298,15 @@ def open_layers(config: EngineConfig, target: OpenedModel, text: str) -> OpenedM
     target's file, mapped once more, where there is one."""
     _refuse_recurrent(target.spec, target.path.name)
     layers = parse_layers(text, target.spec.num_layers)
+    kinds, own = target.spec.ordered_layers, set[int | None]()
+    for layer in layers:
+        window = getattr(kinds[layer].attending, "window", None)
+        if kinds[layer].caching:
+            own.add(window)
+        elif window not in own:
+            raise UsageError(
+                f"Layer {layer} of {target.path.name} reads keys and values of a layer before it, and none of "
+                f"layers:{text} has some.",
+                "Choose more of the first layers.",
+            )
     return replace(target, layers=layers, limits=_draft_limits(config, target, target.limits.context))

@@ -16,7 +16,7 @@ import numpy as np
 
 from wager.arch.config_keys import ConfigKeys, one_line, read_json, short_repr
 from wager.arch.hf_config import read_config
-from wager.arch.layers import Dense, Gqa, Mla
+from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
 from wager.kernels.arrays import FLOAT32, INT32, Array, DType, all_finite, empty
@@ -280,7 +280,7 @@ class HeadWeights:
 def row_tape(weights: HeadWeights, rows: int) -> Tape:
     """A tape for ops without positions: its rows are one sequence; `run_rows` runs it."""
     blocks = -(-rows // BLOCK_SIZE)
-    tape = weights.kernels.tape(max_rows=rows, max_sequences=1, max_blocks=blocks, heads=1, kv_heads=1, head_dim=16)
+    tape = weights.kernels.tape(max_rows=rows, max_sequences=1, max_blocks=blocks)
     places = np.arange(rows, dtype=INT32)
     inputs = tape.inputs
     inputs.positions[:] = places
@@ -441,7 +441,7 @@ def read_layers(files: HeadFiles, target: ModelSpec) -> dict[str, Any]:
 class CachedHead:
     """A head with a cache of keys and values of its own, within the limits of the target's `decoder`."""
 
-    def __init__(self, decoder: Decoder, kernels: Kernels, attention: Gqa | Mla, hidden: int) -> None:
+    def __init__(self, decoder: Decoder, kernels: Kernels, hidden: int) -> None:
         self.vocab, self.hidden = decoder.vocab, hidden
         self.max_rows = decoder.max_rows
         self.max_sequences = decoder.max_sequences
@@ -452,9 +452,6 @@ class CachedHead:
             max_rows=self.max_rows,
             max_sequences=self.max_sequences,
             max_blocks=self.max_blocks,
-            heads=attention.heads,
-            kv_heads=attention.kv_heads,
-            head_dim=attention.head_dim,
         )
         self.buffers = self._tape.buffers
         self._state = empty(self.max_rows, hidden)  # what the rows read
