@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from safetensors.torch import save_file
-from tiny_models import SIZES, TOKENS, logits, oracle, oracle_logits, save, spread
+from tiny_models import SIZES, TOKENS, edit, logits, oracle, oracle_logits, save, spread
 
 import wager
 from closeness import assert_close
@@ -497,3 +498,37 @@ def test_the_text_part_of_a_model_that_sees(family: str, more: dict[str, Any], t
             {name: values.contiguous() for name, values in whole.state_dict().items()}, path / "model.safetensors"
         )
         assert_close(logits(open_weights(path), TOKENS), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Gemma4", "Gemma4Unified"])
+def test_the_text_part_of_gemma_4(family: str, tmp_path: Path) -> None:
+    """As it is published: beside what reads images and sounds, and with projections of keys and values in layers that
+    share those of others."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    inputs = {"vision_config": {**sizes, "num_key_value_heads": 2, "head_dim": 16}, "audio_config": sizes}
+    layers = GEMMA4_EDGE
+    if family == "Gemma4Unified":
+        inputs = {"vision_config": {"mm_embed_dim": 32}, "audio_config": {}}
+        layers = {name: value for name, value in layers.items() if "per_layer" not in name}
+    text = {**SIZES, **layers, "eos_token_id": None, "bos_token_id": None, "attn_implementation": "eager"}
+    config = getattr(transformers, f"{family}Config")(text_config=text, **inputs, attn_implementation="eager")
+    whole = spread(getattr(transformers, f"{family}ForConditionalGeneration")(config).eval())
+    expected = oracle_logits(whole, TOKENS)
+    state = {name: values.contiguous() for name, values in whole.state_dict().items()}
+    root = "model.language_model.layers.5.self_attn"
+    state |= {f"{root}.{part}_proj.weight": torch.randn(64, 48) for part in "kv"}
+    state[f"{root}.k_norm.weight"] = torch.randn(32)
+    config.save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", architectures=[f"{family}ForConditionalGeneration"])
+    save_file(
+        {name: values for name, values in state.items() if name != "lm_head.weight"}, tmp_path / "model.safetensors"
+    )
+    assert sum("vision" in name for name in state) > 2
+    assert_close(logits(open_weights(tmp_path), TOKENS), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_that_share_keys_and_values_need_a_layer_that_has_some() -> None:
+    config = {"architectures": ["Gemma4ForCausalLM"], **SIZES, **GEMMA4}
+    for shared, types in ((4, GEMMA4["layer_types"]), (1, ["sliding_attention"] * 3 + ["full_attention"])):
+        with pytest.raises(ModelError, match=f"{shared} of 4 layers in config.json share keys and values"):
+            read_config({**config, "num_kv_shared_layers": shared, "layer_types": types}, runnable=True)
