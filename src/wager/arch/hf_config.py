@@ -66,10 +66,14 @@ def read_config(
         context=keys.integer("max_position_embeddings"),
         source="config.json",
         layer_embedding=_layer_embedding(keys, family),
+        other_inputs=tuple(name for key, name in _OTHER_INPUTS.items() if config.get(key)),
     )
     if engine is None:
         return spec
     return replace(spec, decoder=_decoder(keys, family, engine, spec=spec, order=order))
+
+
+_OTHER_INPUTS = {"vision_config": "images", "audio_config": "sounds"}
 
 
 def _layer_embedding(keys: ConfigKeys, family: Family) -> int:

@@ -142,7 +142,7 @@ class ModelSpec:
     the maximum number of positions. `layer_embedding` is the width of a token's further embedding for each layer, 0 for
     none: behind a layer a projection of the residual stream, gated by it, is projected back and added. `head` and
     `router` False leave these matrices out of all figures, as some published charts do. `source` is the source of the
-    sizes.
+    sizes. `other_inputs` are what the published model reads besides text, by a part that is left out.
     """
 
     name: str
@@ -157,10 +157,16 @@ class ModelSpec:
     source: str = ""
     decoder: DecoderDetails | None = None
     layer_embedding: int = 0
+    other_inputs: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:
         return sum(layer.count for layer in self.layers)
+
+    @property
+    def left_out(self) -> str:
+        """That a part of the model is left out, in words; "" if none is."""
+        return f"its part for {' and '.join(self.other_inputs)} is not used" if self.other_inputs else ""
 
     @property
     def sparse(self) -> bool:

@@ -239,6 +239,8 @@ def open_target(config: EngineConfig) -> OpenedModel:
             f"max_context = {context} is more than the model's {weights.spec.context} positions.",
             "Leave it out to use all of them.",
         )
+    if weights.spec.left_out:
+        log.warning("The model %s: %s.", path.name, weights.spec.left_out)
     sequences = running_sequences(capacity, weights.spec)
     kv_dtype = config.model.kv_dtype
     if isinstance(weights.spec.attention, Mla):

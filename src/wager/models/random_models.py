@@ -132,7 +132,7 @@ class RandomWeights:
             tied = math.sqrt(spec.hidden) * embedding if spec.tied else 1.0
             return LOGIT_STD_PER_BIT * math.log2(spec.vocab) / tied
         if part == "layer_embed":
-            return spec.layer_embedding**-0.5
+            return math.sqrt(1 / spec.layer_embedding)
         scale = embedding if part == "embed" else 1.0 if len(shape) == 1 else shape[1] ** -0.5
         if part == self._query and name.endswith("weight"):
             layer = spec.ordered_layers[int(name.split(".")[1])]
