@@ -75,6 +75,7 @@ wager::Activation activation_of(const std::string& name) {
     if (name == "silu") return wager::Activation::silu;
     if (name == "gelu") return wager::Activation::gelu;
     if (name == "clamped") return wager::Activation::clamped;
+    if (name == "relu2") return wager::Activation::relu2;
     throw std::invalid_argument("no activation " + name);
 }
 

@@ -24,8 +24,9 @@ constexpr int kRowHeads = 24;  // (row, query head) pairs that share the loads o
 
 enum class RowSet { rows, logits };  // all rows of the step, or the logits rows
 
-// Of the gate of a gated layer. gelu: the approximation by tanh; clamped: gpt-oss's, see exp.h.
-enum class Activation { silu, gelu, clamped };
+// Of the gate of a gated layer. gelu: the approximation by tanh; clamped: gpt-oss's, see exp.h. relu2, max(x, 0)^2, is of a
+// layer of experts without gates.
+enum class Activation { silu, gelu, clamped, relu2 };
 
 // How the weights of a matrix are stored (see weight_layout.h).
 enum class WeightFormat {
@@ -230,7 +231,7 @@ struct Gather {
 
 struct ExpertsIn {
     const uint16_t* x;
-    Matrix weight;  // gate and up of each expert, panels of one after those of another
+    Matrix weight;  // gate and up of each expert, or up alone (relu2), panels of one after those of another
     const float* bias;  // [experts, panels * 32] in the order of the panels; or null
     uint16_t* out;  // [pairs, n]
     Groups groups;

@@ -40,10 +40,13 @@ SHAPES = {
     "wide": replace(SOFT, count=130, active=8),
 }
 QUANTISED = Experts(count=5, active=2, shared=0, width=512)
+UNGATED = Experts(count=9, active=3, shared=0, width=56, gated=False)
+"""As Nemotron-H's."""
 BIASED = Experts(count=7, active=3, shared=0, width=40, biased=True)
 """As gpt-oss's, with its activation."""
 CASES = [
-    *((spec, None) for spec in (*SHAPES.values(), BIASED)),
+    *((spec, None) for spec in (*SHAPES.values(), BIASED, UNGATED)),
+    (replace(UNGATED, width=96), "q8_0"),
     *((QUANTISED, name) for name in ("q8_0", "q4_1", "q5_k")),
     (replace(BIASED, width=96), "mxfp4"),
 ]
@@ -77,10 +80,12 @@ class Mixture:
                 tuple(matrix(quantised, n, k, 3 * expert + i, size=3e-4) for i, (n, k) in enumerate(shapes))
                 for expert in range(spec.count)
             ]
+        if not spec.gated:
+            triples = [(None, up, down) for _, up, down in triples]
         sizes = (spec.width, spec.width, hidden)
         biases = [tuple(3 * randn(size, seed=6 + index) for size in sizes) for index in range(spec.count)]
         packed = kernels.pack_experts(iter(triples), count=spec.count, biases=biases if spec.biased else None)
-        activation = "clamped" if spec.biased else "silu"
+        activation = "clamped" if spec.biased else "silu" if spec.gated else "relu2"
         self.tape.experts(self.x, packed, spec, self.routing, self.out, activation=activation)
 
     def __call__(self, x: Array, before: Array | None = None) -> Array:

@@ -108,6 +108,9 @@ def test_biases_of_experts_are_kept(kernels: Any) -> None:
     assert np.array_equal(again.into_bias, weight.into_bias) and np.array_equal(again.down_bias, weight.down_bias)
     assert weight.into_bias.shape == (3, 96) and weight.into_bias[2, 16:20].tolist() == [2, 3, 4, 5]
     assert again.nbytes == weight.nbytes
+    alone = kernels.pack_experts(((None, up, down) for _, up, down in parts), count=3)
+    kept = kernels.assemble(copied(kernels.dismantle(alone)))
+    assert not kept.gated and kept.nbytes == alone.nbytes < weight.nbytes
     fields, arrays = kernels.dismantle(weight).fields, kernels.dismantle(weight).arrays
     with pytest.raises(ValueError, match="parts of"):
         kernels.assemble(WeightParts(fields, (*arrays[:3], arrays[3][:-4])))

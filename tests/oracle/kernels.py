@@ -215,8 +215,8 @@ class ReferenceWeight:
 
 ReferenceMatrix = ReferenceWeight | ReferenceQuantised
 
-ReferenceExpert = tuple[tuple[ReferenceMatrix, ReferenceMatrix], ReferenceMatrix]
-"""Gate and up, then down."""
+ReferenceExpert = tuple[tuple[ReferenceMatrix | None, ReferenceMatrix], ReferenceMatrix]
+"""Gate, if there is one, and up, then down."""
 
 
 class ReferenceCache:
@@ -475,7 +475,8 @@ class ReferenceTape:
             value = _row(x, row)
             for expert, share in zip(routing.ids[row].tolist(), routing.shares[row], strict=True):
                 (gate, up), down = weight[expert]
-                inner = gated(activation, gate.product(value), up.product(value))
+                of_up = up.product(value)
+                inner = np.maximum(of_up, 0) ** 2 if gate is None else gated(activation, gate.product(value), of_up)
                 out[row] += share * down.product(inner.astype(x.dtype).astype(np.float32))
 
     def add_gated(self, x: Array, weight: Array, y: Array, out: Array) -> None:
@@ -773,7 +774,7 @@ class ReferenceKernels:
 
     def pack_experts(
         self,
-        parts: Iterable[tuple[Matrix, Matrix, Matrix]],
+        parts: Iterable[tuple[Matrix | None, Matrix, Matrix]],
         *,
         count: int,
         biases: Sequence[tuple[Array, Array, Array]] | None = None,
@@ -781,7 +782,8 @@ class ReferenceKernels:
         packed: list[ReferenceExpert] = []
         for index, (gate, up, down) in enumerate(parts):
             of_gate, of_up, of_down = (None, None, None) if biases is None else biases[index]
-            packed.append(((self.pack(gate, of_gate), self.pack(up, of_up)), self.pack(down, of_down)))
+            first = None if gate is None else self.pack(gate, of_gate)
+            packed.append(((first, self.pack(up, of_up)), self.pack(down, of_down)))
         return packed
 
     def pack_heads(self, weight: Sequence[Matrix] | Array) -> list[ReferenceMatrix]:

@@ -116,6 +116,11 @@ SHAPES: dict[str, ModelSpec] = {
         mlp_bias=True,
         activation="relu2",
     ),
+    "experts without gates, of latents": spec(
+        (Gqa(6, 2, 16, rotation="none"), Absent(), Gqa(6, 2, 16, rotation="none"), Absent()),
+        (Absent(), Dense(64, gated=False), Absent(), Experts(9, 3, 1, 24, 80, gated=False, latent=32)),
+        activation="relu2",
+    ),
     "short convolutions": spec((ShortConv(48, 3), Gqa(6, 2, 16), ShortConv(48, 3)), (Dense(64),) * 3, qk_norm=True),
     "split latent": spec((Mla(6, None, 32, 24, 16, 20),) * 2, (Dense(64),) * 2, split_latent=True),
     "latent": spec(

@@ -108,6 +108,15 @@ NEMOTRON = {
     "time_step_min": 1e-30,  # steps have no least length outside of transformers
     "pad_token_id": 0,
 }
+NEMOTRON_EXPERTS = {
+    **NEMOTRON,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56,
+    "routed_scaling_factor": 1.7,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1000.0,
@@ -180,6 +189,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron h, biases": (
         "NemotronHForCausalLM",
         {**NEMOTRON, "layers_block_type": ["mlp", "full_attention", "linear_attention"], "mlp_bias": True},
+    ),
+    "nemotron h, experts": ("NemotronHForCausalLM", NEMOTRON_EXPERTS),
+    "nemotron h, experts of latents in groups": (
+        "NemotronHForCausalLM",
+        {**NEMOTRON_EXPERTS, "moe_latent_size": 32, "n_routed_experts": 8, "n_group": 2, "norm_topk_prob": False},
     ),
     "deepseek v2 greedy": ("DeepseekV2ForCausalLM", {**LATENT, "n_routed_experts": 4, "first_k_dense_replace": 1}),
     "deepseek v2 grouped": (
@@ -344,7 +358,7 @@ def test_the_older_spelling_of_rope_is_the_same_model(scaling: dict[str, Any], t
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"layers_block_type": ["mamba", "moe", "attention"]}, "layers of kind 'moe'"),
+        ({"layers_block_type": ["mamba", "wheel", "attention"]}, "layers of kind 'wheel'"),
         ({"hybrid_override_pattern": "M*"}, "2 kinds for 3 layers"),
         ({"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
         ({"mamba_num_heads": 5}, "mamba_num_heads = 5"),

@@ -114,6 +114,20 @@ LONG_TENSORS = {
     for name in ("short", "long")
 }
 
+NEMOTRON_MOE = {
+    **SSM,
+    "attention.head_count_kv": [0, 0, 2, 0, 0],
+    "feed_forward_length": [0, 40, 0, 0, 40],
+    "expert_count": 6,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 40,
+    "expert_shared_feed_forward_length": 56,
+    "expert_shared_count": 1,
+    "expert_weights_scale": 1.7,
+    "expert_group_count": 1,
+    "rope.dimension_count": 8,
+    "rope.scaling.finetuned": False,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[np.ndarray, Kind]]]] = {
     "gemma 3": ("gemma3", {"attention.sliding_window": 7, "attention.sliding_window_pattern": 3}, {}),
     "gemma 3 scaled": (
@@ -219,6 +233,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[np.ndarray, Kind]
             "feed_forward_length": [0, 80, 0, 0, 80],
             "rope.dimension_count": 8,
             "rope.scaling.finetuned": False,
+        },
+        {},
+    ),
+    "nemotron h, experts": ("nemotron_h_moe", {**NEMOTRON_MOE, "expert_weights_norm": True}, {}),
+    "nemotron h, experts of latents in groups": (
+        "nemotron_h_moe",
+        {
+            **NEMOTRON_MOE,
+            "expert_weights_norm": False,
+            "expert_count": 8,
+            "expert_group_count": 2,
+            "moe_latent_size": 32,
         },
         {},
     ),

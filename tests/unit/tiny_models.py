@@ -176,10 +176,12 @@ def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf
             values = values.squeeze()
         if architecture == "falcon-h1":
             values = falcon_tensor(name, values, config.to_dict())
-        if architecture == "nemotron_h":
-            name = name.replace("model.", "backbone.")
+        if architecture.startswith("nemotron_h"):
+            name = name.replace("model.", "backbone.").replace("e_score_correction_bias", "e_score_correction.bias")
+            if ".experts." in name:
+                name = name.replace("backbone.", "model.").replace(".mixer.", ".mlp.") + ".weight"
         if ".mamba." in name or (".mixer." in name and part not in ("up_proj", "down_proj")):
-            groups = config.n_groups if architecture == "nemotron_h" else config.mamba_n_groups
+            groups = config.n_groups if architecture.startswith("nemotron_h") else config.mamba_n_groups
             name, values = mamba_tensor(name, values, groups=groups)
         if architecture == "qwen35":
             [(name, values)] = hybrid_tensors(name, values, config.to_dict(), tiled=True).items()

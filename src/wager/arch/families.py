@@ -241,20 +241,21 @@ def gguf_parallel_mamba(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     return [Parallel(_gqa(keys), _gguf_mamba(keys))] * layers
 
 
+_SUPPORTED_BLOCKS = {"mamba", "attention", "mlp", "moe"}
 _BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe", _LINEAR: "mamba", _FULL: "attention"}
 
 
 def _blocks(keys: ConfigKeys, layers: int) -> list[str]:
-    """Nemotron-H: what each layer is, one of mamba, attention and mlp."""
+    """Nemotron-H: what each layer is, one of mamba, attention, mlp and moe."""
     pattern = keys.text("hybrid_override_pattern")
     types = list(pattern) if pattern else keys.per_layer("layers_block_type", layers)
     types = [_BLOCKS.get(kind, kind) for kind in types or keys.per_layer("layer_types", layers) or ()]
-    unknown = sorted({*types} - {"mamba", "attention", "mlp"})
+    unknown = sorted({*types} - _SUPPORTED_BLOCKS)
     if unknown or len(types) != layers:
         what = f"layers of kind {short_repr(unknown[0])}" if unknown else f"{len(types)} kinds for {layers} layers"
         raise ModelError(
             f"{keys.where} has {what}, which is not supported for this architecture.",
-            "Supported are mamba, attention and mlp; mixtures of experts without gates are not.",
+            f"Supported are: {', '.join(sorted(_SUPPORTED_BLOCKS))}.",
         )
     return types
 
@@ -270,14 +271,24 @@ def mixers_alone(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     state = _checked_mamba(keys, "mamba_num_heads", heads, heads * keys.integer("mamba_head_dim"), *sizes)
     head_dim = keys.integer("head_dim", "attention_head_dim", default=128)
     everywhere = _gqa(ConfigKeys({**keys.values, "head_dim": head_dim}, where=keys.where), rotation="none")
-    kinds: Mapping[str, Attention] = {"mamba": state, "attention": everywhere, "mlp": Absent()}
-    return [kinds[kind] for kind in _blocks(keys, layers)]
+    kinds: Mapping[str, Attention] = {"mamba": state, "attention": everywhere}
+    return [kinds.get(kind, Absent()) for kind in _blocks(keys, layers)]
 
 
 def feed_forwards_alone(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
-    """Nemotron-H: a feed-forward without a gate in layers that have nothing else."""
-    alone = Dense(keys.integer("intermediate_size"), gated=False)
-    return [alone if kind == "mlp" else Absent() for kind in _blocks(keys, layers)]
+    """Nemotron-H: a feed-forward, or experts, without gates in layers that have nothing else."""
+    blocks, found = _blocks(keys, layers), list[FeedForward]()
+    for kind in blocks:
+        if kind == "mlp":
+            found.append(Dense(keys.integer("intermediate_size"), gated=False))
+        elif kind == "moe":
+            count, active = keys.integer("n_routed_experts"), keys.integer("num_experts_per_tok")
+            inner = {"width": keys.integer("moe_intermediate_size"), "shared": 1}
+            experts = _experts(count, active, **inner, shared_width=keys.integer("moe_shared_expert_intermediate_size"))
+            found.append(replace(experts, gated=False, latent=keys.count("moe_latent_size")))
+        else:
+            found.append(Absent())
+    return found
 
 
 def gguf_mixers_alone(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -752,7 +763,8 @@ class GatingKeys:
 
 @dataclass(frozen=True, slots=True)
 class GgufLayout:
-    """How llama.cpp's converter writes the family, under the architecture that is its model_type, or `architecture`.
+    """How llama.cpp's converter writes the family, under the architecture that is its model_type, or `architecture`;
+    models with experts, if that is another, under `mixture`.
 
     `attention`, `ffn` and `scales` replace the family's own readers; `defaults` are values of keys, by their names in
     config.json, that files leave out. `interleaved_rope`: rotated pairs of the query and key projections lie side by
@@ -762,6 +774,7 @@ class GgufLayout:
     """
 
     architecture: str | None = None
+    mixture: str | None = None
     attention: AttentionReader = gguf_windows
     ffn: FeedForwardReader | None = None
     scales: ScaleReader | None = None
@@ -999,6 +1012,12 @@ _MAMBA = {
 _NEMOTRON_NAMES = {
     **{part: name.replace(".mamba.", ".mixer.") for part, name in _MAMBA_NAMES.items()},
     **{part: f"model.layers.{{}}.mixer.{part}_proj" for part in ("q", "k", "v", "o", "up", "down")},
+    **{f"shared_{part}": f"model.layers.{{}}.mixer.shared_experts.{part}_proj" for part in ("up", "down")},
+    **{f"expert_{part}": f"model.layers.{{}}.mixer.experts.{{}}.{part}_proj" for part in ("up", "down")},
+    "router": "model.layers.{}.mixer.gate",
+    "correction": "=model.layers.{}.mixer.gate.e_score_correction_bias",
+    "latent_in": "model.layers.{}.mixer.fc1_latent_proj",
+    "latent_out": "model.layers.{}.mixer.fc2_latent_proj",
     **dict.fromkeys(("attn_norm", "mlp_norm"), "model.layers.{}.norm"),
     "embed": "model.embeddings",
     "norm": "model.norm_f",
@@ -1369,6 +1388,11 @@ FAMILIES: Mapping[str, Family] = {
             "n_groups": 8,
             "ssm_state_size": 128,
             "conv_kernel": 4,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "norm_topk_prob": True,
         },
         EngineSupport(
             mlp_bias="mlp_bias",
@@ -1376,7 +1400,21 @@ FAMILIES: Mapping[str, Family] = {
             partial_rope=True,  # files state rotated dimensions, though there is no rotation
             names=_NEMOTRON_NAMES,
             root="backbone",
-            gguf=GgufLayout(attention=gguf_mixers_alone, ffn=gguf_feed_forwards_alone),
+            gating=GatingKeys(
+                score="sigmoid",
+                correction_bias=True,
+                normalised="norm_topk_prob",
+                scale="routed_scaling_factor",
+                grouped=("noaux_tc",),
+                group_best=2,
+            ),
+            gguf=GgufLayout(
+                mixture="nemotron_h_moe",
+                attention=gguf_mixers_alone,
+                ffn=gguf_feed_forwards_alone,
+                experts=True,
+                normalised=True,
+            ),
         ),
     ),
     "gpt_oss": Family(
@@ -1481,6 +1519,7 @@ def find_gguf(architecture: str) -> tuple[Family, EngineSupport, GgufLayout]:
         for name, family in FAMILIES.items()
         if family.engine and family.engine.gguf
     }
+    known |= {layout.mixture: (family, engine, layout) for family, engine, layout in known.values() if layout.mixture}
     if architecture not in known:
         raise ModelError(
             f"Architecture {short_repr(architecture)} is not supported in a GGUF file.",

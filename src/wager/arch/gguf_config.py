@@ -187,6 +187,8 @@ GGUF_NAMES: Mapping[str, str] = {
     "scale": "blk.{}.layer_output_scale",
     "router_norm": "=blk.{}.ffn_gate_inp.scale",
     "expert_scales": "=blk.{}.ffn_down_exps.scale",
+    "latent_in": "blk.{}.ffn_latent_down",
+    "latent_out": "blk.{}.ffn_latent_up",
     "expert_norm": "blk.{}.pre_ffw_norm_2",
     "expert_post_norm": "blk.{}.post_ffw_norm_2",
     "shared_post_norm": "blk.{}.post_ffw_norm_1",

@@ -573,7 +573,9 @@ class Experts:
     The cost of a mixture does not depend on the rest, which only the engine reads: the `gating`; `biased`, whether the
     router and the experts' projections have biases; `shared_gate`, whether the shared experts' output is multiplied by
     the sigmoid of a projection to one number; and `apart`, whether router, routed and shared experts read the residual
-    stream through norms of their own, and the outputs of both are normed before they are added (Gemma 4).
+    stream through norms of their own, and the outputs of both are normed before they are added (Gemma 4). Experts that
+    are not `gated` have no gate projections (Nemotron-H); with a `latent` size the routed ones read and write vectors
+    of that size, from a projection of the row and to one back.
     """
 
     count: int
@@ -585,6 +587,8 @@ class Experts:
     biased: bool = False
     shared_gate: bool = False
     apart: bool = False
+    gated: bool = True
+    latent: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.active <= self.count or self.shared < 0 or self.width < 1:
@@ -599,13 +603,17 @@ class Experts:
         """Inner size of all shared experts together, 0 for none."""
         return self.shared * (self.shared_width or self.width)
 
+    def outer(self, hidden: int) -> int:
+        """Elements of what a routed expert reads, and gives."""
+        return self.latent or hidden
+
     def expert(self, hidden: int) -> int:
         """Elements of one routed expert."""
-        return 3 * hidden * self.width
+        return (2 + self.gated) * self.outer(hidden) * self.width
 
     def shared_weights(self, hidden: int) -> int:
-        """Elements of all shared experts."""
-        return 3 * hidden * self.shared_inner
+        """Elements of all shared experts, and of the projections around the routed ones."""
+        return hidden * ((2 + self.gated) * self.shared_inner + 2 * self.latent)
 
     def router(self, hidden: int) -> int:
         """Elements of the router's matrix."""

@@ -327,6 +327,8 @@ class Tape:
         """out f32 [R, hidden] += share * expert(x) for each expert selected by `route`, in order of their ids; x act
         [R, hidden]; weight from `Kernels.pack_experts`. Only the weights of experts that some row selected are read.
         The values between an expert's projections are rounded to act."""
+        if (weight.gated, spec.gated) != (activation != "relu2",) * 2:
+            raise ModelError(f"Experts {'with' if weight.gated else 'without'} gates have no {activation}.")
         if (weight.count, weight.width) != (spec.count, spec.width):
             raise ModelError(f"{weight.count} experts of {weight.width} are packed, not {spec.count} of {spec.width}.")
         pairs = len(routing.ids) * spec.active

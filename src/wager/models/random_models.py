@@ -395,6 +395,17 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
         },
         mlp_hidden_act="relu2",
     ),
+    "nemotron-h-moe": _family(
+        "NemotronHForCausalLM",
+        (*_HEADS, *_NEMOTRON, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_latent_size"),
+        {
+            "tiny": (64, 6, 4, 160, 512, 2, 16, "MEM*EM", 4, 16, 2, 32, 16, 4, 32, None),
+            "latent": (64, 6, 4, 160, 512, 2, 16, "MEM*EM", 4, 16, 2, 32, 16, 4, 32, 32),
+        },
+        moe_shared_expert_intermediate_size=96,
+        routed_scaling_factor=2.5,
+        mlp_hidden_act="relu2",
+    ),
     "gpt-oss": _family(
         "GptOssForCausalLM",
         _HEADS,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from wager.arch.layers import Absent, DeltaNet, Dense, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
+from wager.arch.layers import Absent, DeltaNet, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError, UsageError
 from wager.kernels.arrays import INT32, Array, DType, empty, zeros
@@ -77,7 +77,8 @@ def workspace_bytes(
     attention, act = spec.attention, kernels.act.itemsize
     queries, outputs, projected = _widths(spec)
     row = 4 * spec.hidden + act * (spec.hidden + queries + outputs)
-    row += _dense_row(spec.dense, act) if spec.dense else 0
+    row += act * spec.dense.width if spec.dense else 0
+    row += 4 * _ungated(spec)
     row += 4 * spec.hidden if spec.details.post_norms else 0
     row += _latent_row(attention, act) if isinstance(attention, Mla) else 4 * projected
     row += _expert_row(spec.hidden, spec.experts, act) if spec.experts else 0
@@ -100,9 +101,11 @@ def _widths(spec: ModelSpec) -> tuple[int, int, int]:
     return max(queries), max(kind.output_width for kind in kinds), max(projected, default=0)
 
 
-def _dense_row(dense: Dense, act: int) -> int:
-    """Bytes per row of the inner layer of a feed-forward, without a gate also as floats."""
-    return dense.width * (act if dense.gated else 4 + act)
+def _ungated(spec: ModelSpec) -> int:
+    """The widest inner layer of a feed-forward without a gate, which is made as floats; 0 for none."""
+    dense, experts = spec.dense, spec.experts
+    alone = dense.width if dense and not dense.gated else 0
+    return max(alone, experts.shared_inner if experts and not experts.gated else 0)
 
 
 def _latent_row(attention: Mla, act: int) -> int:
@@ -122,9 +125,9 @@ def _recurrent_row(layer: Recurrent, act: int) -> int:
 
 def _expert_row(hidden: int, experts: Experts, act: int) -> int:
     """Bytes per row of kernels.tape.Routing and of the shared experts' inner layer."""
-    choice = 4 + 4 + 4 + act * (hidden + experts.width)
+    choice = 4 + 4 + 4 + act * (experts.outer(hidden) + experts.width)
     shared = act * experts.shared_inner + 4 * hidden * (experts.shared_gate + 2 * experts.apart)
-    return 4 * experts.count + experts.active * choice + shared
+    return 4 * experts.count + experts.active * choice + shared + (8 + act) * experts.latent
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
@@ -186,8 +189,10 @@ class LayerWeights:
         """Matrices of heads that were cut from one, each in the form that they are multiplied in."""
         return [self._matrices.refit(head) for head in heads]
 
-    def expert(self, expert: int) -> tuple[Matrix, Matrix, Matrix]:
-        """Gate, up and down of one expert."""
+    def expert(self, expert: int) -> tuple[Matrix | None, Matrix, Matrix]:
+        """Gate, if it has one, up and down of one expert."""
+        if self._name(f"{expert}.expert_gate", "weight") not in self._known:
+            return None, self.matrix(f"{expert}.expert_up"), self.matrix(f"{expert}.expert_down")
         gate, up = in_one_form([self.matrix(f"{expert}.expert_{part}") for part in ("gate", "up")])
         return gate, up, self.matrix(f"{expert}.expert_down")
 
@@ -291,11 +296,13 @@ class LayerBuffers:
             self.beside = empty(rows, recurrent.beside_width)
             self.recurred = empty(rows, recurrent.value_width)
             self.state_out = empty(rows, recurrent.value_width, dtype=act)
+        self.inner_floats = empty(rows, _ungated(spec))
         if dense := spec.dense:
             self.inner = empty(rows, dense.width, dtype=act)
-            self.inner_floats = empty(0 if dense.gated else rows, dense.width)
         if experts := spec.experts:
-            self.routing = Routing.allocate(experts, max_rows=rows, hidden=spec.hidden, act=act)
+            self.routing = Routing.allocate(experts, max_rows=rows, hidden=experts.outer(spec.hidden), act=act)
+            self.latent = empty(rows, experts.latent, dtype=act)
+            self.latent_sum, self.no_latent = empty(rows, experts.latent), zeros(rows, experts.latent)
             self.shared_inner = empty(rows, experts.shared_inner, dtype=act)
             self.shared_out = empty(rows if experts.shared_gate or experts.apart else 0, spec.hidden)
             self.nothing = zeros(rows if experts.apart else 0, spec.hidden)
@@ -533,7 +540,7 @@ class LayerRecorder:
         routing = self._route(tensors, experts)
         tape.rms_norm(x, tensors.vector("expert_norm"), eps, normed)
         tape.copy(buffers.nothing, buffers.added)
-        self._routed(tensors, experts, routing, buffers.added)
+        self._routed(tensors, experts, routing, normed, buffers.added)
         tape.rms_norm(buffers.added, tensors.vector("expert_post_norm"), eps, both)
         tape.rms_norm(x, tensors.vector("mlp_norm"), eps, normed)
         self._into(tensors, "shared_", buffers.shared_inner, of="rows")
@@ -556,8 +563,8 @@ class LayerRecorder:
         self.tape.route(self.buffers.normed, tensors.vector("router"), bias, experts, routing, **options)
         return routing
 
-    def _routed(self, tensors: LayerWeights, experts: Experts, routing: Routing, out: Array) -> None:
-        """Adds the outputs of the chosen experts."""
+    def _routed(self, tensors: LayerWeights, experts: Experts, routing: Routing, x: Array, out: Array) -> None:
+        """Adds the outputs of the chosen experts for rows x."""
 
         def pack() -> Any:
             every = range(experts.count)
@@ -565,17 +572,27 @@ class LayerRecorder:
             return self.kernels.pack_experts(map(tensors.expert, every), count=experts.count, biases=biases)
 
         packed = tensors.packed("experts", pack)
-        self.tape.experts(self.buffers.normed, packed, experts, routing, out, activation=self.spec.details.activation)
+        self.tape.experts(x, packed, experts, routing, out, activation=self.spec.details.activation)
 
     def _experts(self, tensors: LayerWeights, experts: Experts) -> None:
         tape, buffers = self.tape, self.buffers
-        self._routed(tensors, experts, self._route(tensors, experts), buffers.x)
+        routing = self._route(tensors, experts)
+        if experts.latent:
+            latent, floats = buffers.latent, buffers.latent_sum
+            tape.linear(buffers.normed, tensors.product("latent_in"), floats)
+            tape.narrow(floats, latent)
+            tape.copy(buffers.no_latent, floats)
+            self._routed(tensors, experts, routing, latent, floats)
+            tape.narrow(floats, latent)
+            tape.linear(latent, tensors.product("latent_out"), buffers.x, add=True)
+        else:
+            self._routed(tensors, experts, routing, buffers.normed, buffers.x)
         if experts.shared_gate:
             self._into(tensors, "shared_", buffers.shared_inner, of="rows")
             tape.linear(buffers.shared_inner, tensors.product("shared_down"), buffers.shared_out)
             tape.add_gated(buffers.normed, tensors.vector("shared_router"), buffers.shared_out, buffers.x)
         elif experts.shared:
-            self._feed_forward(tensors, "shared_", buffers.shared_inner, of="rows")
+            self._feed_forward(tensors, "shared_", buffers.shared_inner, of="rows", gated=experts.gated)
 
     def _feed_forward(
         self, tensors: LayerWeights, prefix: str, inner: Array, *, of: RowSet, gated: bool = True
@@ -584,7 +601,7 @@ class LayerRecorder:
         if gated:
             self._into(tensors, prefix, inner, of=of)
         else:
-            floats = self.buffers.inner_floats
+            floats = of_width(self.buffers.inner_floats, inner.shape[-1])
             self.tape.linear(self.buffers.normed, tensors.product(prefix + "up"), floats, of=of)
             self.tape.narrow(floats, inner, squared_relu=True, of=of)
         scale = self.spec.details.multipliers.down

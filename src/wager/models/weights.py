@@ -202,8 +202,7 @@ def _layer(layer: Layer, decoder: DecoderDetails, hidden: int) -> Shapes:
     if recurrent := layer.recurrent:
         yield from _recurrent(recurrent, hidden)
     if isinstance(ffn, Dense):
-        parts = _gated("", ffn.width, hidden, biased=decoder.mlp_bias)
-        yield from (part for part in parts if ffn.gated or not part[0].startswith("gate"))
+        yield from _gated("", ffn.width, hidden, biased=decoder.mlp_bias, gated=ffn.gated)
     elif isinstance(ffn, Experts):
         yield from _experts(ffn, hidden)
 
@@ -268,8 +267,10 @@ def _experts(experts: Experts, hidden: int) -> Shapes:
         yield "correction.bias", (experts.count,)
     if experts.biased:
         yield "router.bias", (experts.count,)
+    if experts.latent:
+        yield from (("latent_in.weight", (experts.latent, hidden)), ("latent_out.weight", (hidden, experts.latent)))
     if experts.shared:
-        yield from _gated("shared_", experts.shared_inner, hidden)
+        yield from _gated("shared_", experts.shared_inner, hidden, gated=experts.gated)
     if experts.shared_gate:
         yield "shared_router.weight", (hidden,)
     if experts.gating.expert_scales:
@@ -278,12 +279,14 @@ def _experts(experts: Experts, hidden: int) -> Shapes:
         norms = ("router_norm", "expert_norm", "expert_post_norm", "shared_post_norm")
         yield from ((f"{norm}.weight", (hidden,)) for norm in norms)
     for expert in range(experts.count):
-        parts = _gated("expert_", experts.width, hidden, biased=experts.biased)
+        parts = _gated("expert_", experts.width, experts.outer(hidden), biased=experts.biased, gated=experts.gated)
         yield from ((f"{expert}.{name}", shape) for name, shape in parts)
 
 
-def _gated(prefix: str, width: int, hidden: int, *, biased: bool = False) -> Shapes:
+def _gated(prefix: str, width: int, hidden: int, *, biased: bool = False, gated: bool = True) -> Shapes:
     for part, shape in {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}.items():
+        if part == "gate" and not gated:
+            continue
         yield f"{prefix}{part}.weight", shape
         if biased:
             yield f"{prefix}{part}.bias", shape[:1]
@@ -455,6 +458,9 @@ def _open_directory(path: Path) -> Weights:
     ignored, support = ignored_tensors(config, spec), _support(spec.details.architecture)
     if "expert_gate" not in support.names and any(name.endswith(".experts.gate_up_proj") for name in files.shapes):
         names = {**names, **STACKED_EXPERTS}
+    elif any(name.endswith(".experts.up_proj") for name in files.shapes):  # of experts without gates
+        parts = ("expert_up", "expert_down")
+        names = {**names, **{part: "=" + re.sub(r"\.\{\}\.(\w+)$", r".\1[{}]", names[part]) for part in parts}}
     if is_wrapped(config):
         root = "model.language_model"
         ignored = tuple(pattern.replace(r"model\.layers", r"model\.language_model\.layers") for pattern in ignored)
