@@ -15,6 +15,7 @@ from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile, read_store_header
 from wager.draft.vocabulary import vocabulary_digest
 from wager.drafter_spec import AUTO, DrafterSpec, parse_drafters
+from wager.errors import UsageError
 from wager.kernels.cpu import Kernels, select
 from wager.loading.opened import OpenedModel, open_draft, open_layers
 from wager.models import hub
@@ -118,8 +119,25 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
         head = open_head(spec, target)
     elif option.argument == "store":
         store = open_store(Path(argument), tokenizer)
+    if model is not None and model.states_bytes:
+        _check_chains(config, spec, model)
     inner = _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None
     return OpenedDrafter(label, spec, model, head, store, inner, target=tokenizer)
+
+
+def _check_chains(config: EngineConfig, spec: DrafterSpec, model: OpenedModel) -> None:
+    """UsageError for what a draft model with recurrent layers cannot do: its states follow one text."""
+    asked = {
+        "guesses a tree": spec.trees,
+        "has a drafter of its own": spec.inner is not None,
+        "drafts ahead": bool(config.speculation.draft_threads),
+        "translates another vocabulary": spec.option.other_vocabulary,
+    }
+    for what in (what for what, is_asked in asked.items() if is_asked):
+        raise UsageError(
+            f"{model.path.name} has recurrent layers, and a drafter {str(spec)!r} that {what} needs a model without.",
+            "It can draft chains (model:PATH), one after the other.",
+        )
 
 
 def open_store(path: Path, tokenizer: Tokenizer) -> StoreFile:
@@ -143,7 +161,9 @@ def footprint(drafters: Sequence[OpenedDrafter], kernels: Kernels) -> DrafterByt
     models = [model for drafter in drafters for model in drafter.models]
     parts: Counter[str] = Counter()
     for model in models:
-        parts[f"{model.role} {model.path.name}"] += model.weight_bytes(kernels) + model.workspace_bytes(kernels)
+        states = model.states_bytes if isinstance(model, OpenedModel) else 0
+        fixed = model.weight_bytes(kernels) + model.workspace_bytes(kernels) + states
+        parts[f"{model.role} {model.path.name}"] += fixed
     return DrafterBytes(parts.total(), sum(model.token_bytes(kernels) for model in models), parts)
 
 

@@ -55,12 +55,22 @@ def num_snapshots(max_sequences: int) -> int:
     return max(4, max_sequences // 2)
 
 
-def states_bytes(spec: ModelSpec, *, max_rows: int, max_sequences: int) -> int:
-    """Bytes of the recurrent states of running sequences, of their snapshots, and of what a pass saves of guesses."""
-    if spec.recurrent is None:
+def states_bytes(
+    spec: ModelSpec,
+    *,
+    max_rows: int,
+    max_sequences: int,
+    spare: int | None = None,
+    layers: Sequence[int] | None = None,
+) -> int:
+    """Bytes of the recurrent states of running sequences, of `spare` others (None: of snapshots), and of what a pass
+    saves of guesses, in these `layers` (None: all)."""
+    kinds = spec.ordered_layers if layers is None else [spec.ordered_layers[index] for index in layers]
+    recurrent = sum(layer.recurrent is not None for layer in kinds)
+    if spec.recurrent is None or not recurrent:
         return 0
-    slots = max_sequences + num_snapshots(max_sequences)
-    return state_bytes(spec.recurrent.state, layers=spec.num_recurrent, slots=slots, max_rows=max_rows)
+    slots = max_sequences + (num_snapshots(max_sequences) if spare is None else spare)
+    return state_bytes(spec.recurrent.state, layers=recurrent, slots=slots, max_rows=max_rows)
 
 
 def workspace_bytes(
@@ -655,7 +665,8 @@ class Decoder:
     `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
     `embedding` and `head` are the packed matrices, for drafters that share them. `layers` are those of the model that
-    are run, ascending (None: all); the norm and the head follow the last of them.
+    are run, ascending (None: all); the norm and the head follow the last of them. Beside the recurrent states of each
+    sequence there is room for `spare_states` others (None: for as many snapshots as `num_snapshots` says).
     """
 
     def __init__(
@@ -673,6 +684,7 @@ class Decoder:
         store: PackedStore | None = None,
         kv_dtype: KVDtype = "bf16",
         layers: Sequence[int] | None = None,
+        spare_states: int | None = None,
     ) -> None:
         spec = self.spec = weights.spec
         self.layers = tuple(range(spec.num_layers)) if layers is None else tuple(layers)
@@ -690,7 +702,8 @@ class Decoder:
         self.cache = layer_cache(caching, kernels, num_blocks=num_blocks, kv_dtype=kv_dtype)
         self.num_states = max_sequences if recurrent else 0
         """Sequences whose recurrent states are kept; 0 without recurrent layers."""
-        self.num_snapshots = num_snapshots(max_sequences) if recurrent else 0
+        spare = num_snapshots(max_sequences) if spare_states is None else spare_states
+        self.num_snapshots = spare if recurrent else 0
         self.states: CpuStates | None = None
         if spec.recurrent is not None and recurrent:
             slots = self.num_states + self.num_snapshots
