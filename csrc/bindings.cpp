@@ -167,10 +167,11 @@ void bind_tape(nb::module_& m) {
                                         at<uint16_t>(q_nope), at<uint16_t>(query)});
         })
         .def("rotary", [](Tape& t, Address qkv, Address table, int positions, Address q_norm, Address k_norm, float eps,
-                          const CacheView& cache, int layer, int heads, int rope_dim, int value_at, bool norm_values, Address q) {
+                          const CacheView& cache, int layer, int heads, int rope_dim, int value_at, bool norm_values, Address q,
+                          bool logits) {
             t.record(wager::Rotary{at<const float>(qkv), at<const float>(table), at<const float>(q_norm),
                                    at<const float>(k_norm), eps, cache, layer, heads, positions, rope_dim,
-                                   value_at, norm_values, at<uint16_t>(q)});
+                                   value_at, norm_values, at<uint16_t>(q), row_set(logits)});
         })
         .def("attention", [](Tape& t, Address q, const CacheView& cache, int layer, int heads, int window, float scale,
                              float soft_cap, Address sinks, Address out, bool logits) {
@@ -198,8 +199,9 @@ void bind_tape(nb::module_& m) {
                                       weight_stride, eps, gate_first});
         })
         .def("multiply", [](Tape& t, Address x, int stride, Address y, int y_stride, int n, Address out, int out_stride, bool gelu,
-                            bool narrow) {
-            t.record(wager::Multiply{at<const float>(x), at<const float>(y), at<void>(out), n, stride, y_stride, out_stride, gelu, narrow});
+                            bool narrow, bool logits) {
+            t.record(wager::Multiply{at<const float>(x), at<const float>(y), at<void>(out), n, stride, y_stride, out_stride, gelu, narrow,
+                                       row_set(logits)});
         })
         .def("sigmoid_gate", [](Tape& t, Address x, Address gate, int n) {
             t.record(wager::SigmoidGate{at<uint16_t>(x), at<const float>(gate), n});

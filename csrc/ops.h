@@ -272,7 +272,8 @@ struct Rotary {
     int rope_dim;  // the first dimensions of a head, which are rotated; 0: none, and no table
     int value_at;  // the head of a row at which values begin: behind the keys, or with them; -1: rows are queries alone
     bool norm_values;
-    uint16_t* q;
+    uint16_t* q;  // [max_rows, heads, d], also where the rows of qkv are those with logits
+    RowSet row_set;
 };
 
 struct Attention {
@@ -338,12 +339,14 @@ struct GatedNorm {
     bool gate_first;
 };
 
-// out = x * y, or gelu(x) * y, by element, as floats or rounded to bf16. Strides are in elements from one row to the next.
+// out = x * y, or gelu(x) * y, by element, as floats or rounded to bf16. Strides are in elements from one row to the next. Of
+// logits rows, x and out have these, y all.
 struct Multiply {
     const float *x, *y;
     void* out;
     int n, stride, y_stride, out_stride;
     bool gelu, narrow;
+    RowSet row_set;
 };
 
 // x *= sigmoid(gate)

@@ -259,13 +259,14 @@ inline void rotary(const Rotary& op, const Step& step, int thread) {
     const CacheView& cache = op.cache;
     const int d = cache.head_dim, all = op.heads + (op.value_at < 0 ? 0 : 2 * cache.kv_heads);
     const int width = op.value_at < 0 ? op.heads : op.value_at + cache.kv_heads;  // heads of a row as they are stored
-    const int64_t items = static_cast<int64_t>(step.rows) * all;
+    const int64_t items = static_cast<int64_t>(row_count(step, op.row_set)) * all;
     const int64_t first = part(items, thread, step.threads), last = part(items, thread + 1, step.threads);
     alignas(64) float rotated[kMaxHeadDim];
     for (int64_t item = first; item < last; ++item) {
-        const int row = static_cast<int>(item / all), head = static_cast<int>(item % all);
+        const int from = static_cast<int>(item / all), head = static_cast<int>(item % all);
+        const int row = op.row_set == RowSet::rows ? from : step.in.logits_indices[from];
         const int at = head < op.heads + cache.kv_heads ? head : op.value_at + head - op.heads - cache.kv_heads;
-        const float* x = op.qkv + (static_cast<size_t>(row) * width + at) * d;
+        const float* x = op.qkv + (static_cast<size_t>(from) * width + at) * d;
         const float* table = op.table + static_cast<size_t>(step.in.positions[row]) * op.rope_dim;
         const int slot = step.in.slot_mapping[row];
         if (head < op.heads) {

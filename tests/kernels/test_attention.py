@@ -60,6 +60,31 @@ def test_rows_without_values_or_keys(kernels, oracle, heads):
         near(ours, exact)
 
 
+def test_queries_of_rows_with_logits_are_those_of_all_rows(kernels):
+    """They go to their rows, and the others stay as they were."""
+    world = World(kernels)
+    q_norm, width = np.linspace(0.7, 1.2, world.d, dtype=np.float32), world.heads * world.d
+    rows, some = randn(world.max_rows, width, seed=5), zeros(world.max_rows, width)
+    whole, q = np.zeros_like(world.q), np.zeros_like(world.q)
+    table, norms = angles(world.max_blocks * BLOCK_SIZE, world.d), (q_norm, None, 1e-6)
+    world.tape.rotary(rows, table, norms, world.cache, 0, whole, rows="q")
+    world.tape.rotary(some, table, norms, world.cache, 0, q, rows="q", of="logits")
+    factors, products, few = (
+        randn(world.max_rows, width, seed=6),
+        zeros(world.max_rows, width),
+        zeros(world.max_rows, width),
+    )
+    world.tape.multiply(rows, factors, products, gelu=True)
+    world.tape.multiply(some, factors, few, gelu=True, of="logits")
+    chosen = [39, 0, 17]
+    some[:3] = rows[chosen]
+    world.step(Piece([3, 1, 2], 7, world.rows(40, seed=4)), logits_indices=chosen)
+    assert np.array_equal(q[chosen], whole[chosen]) and np.array_equal(few[:3], products[chosen])
+    assert not q[[row for row in range(40) if row not in chosen]].any() and not few[3:].any()
+    with pytest.raises(ModelError, match="for all rows"):
+        world.tape.rotary(world.qkv, table, None, world.cache, 0, q, of="logits")
+
+
 def test_layers_of_two_shapes_have_one_tape(threaded):
     """Each gives the bits that it gives on a tape of its own, whatever the other's heads."""
     kernels, shapes = threaded(3), [(6, 2, 32), (8, 1, 128), (4, 4, 16)]

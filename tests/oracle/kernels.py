@@ -524,13 +524,15 @@ class ReferenceTape:
         *,
         rows: HeadRows = "qkv",
         norm_values: bool = False,
+        of: RowSet = "rows",
     ) -> None:
         kv_heads, head_dim = cache.keys.shape[2:]
         first_key = q.shape[1] // head_dim
 
-        @self._each("rows")
-        def op(row: int) -> None:
-            heads = _row(qkv, row).reshape(-1, head_dim)
+        @self._each(of)
+        def op(index: int) -> None:
+            row = index if of == "rows" else int(self.inputs.logits_indices[index])
+            heads = _row(qkv, index).reshape(-1, head_dim)
             queries = heads[:first_key] if norms is None else rms_norm(heads[:first_key], norms[0], norms[2])
             angles = _UNROTATED if table is None else table[int(self.inputs.positions[row])]
             q[row] = rotate(queries, angles).ravel()
@@ -692,10 +694,10 @@ class ReferenceTape:
                 normed = rms_norm(values, weights, eps) * silu(by)
             out[row] = normed.ravel()
 
-    def multiply(self, x: Array, y: Array, out: Array, *, gelu: bool = False) -> None:
-        @self._each("rows")
+    def multiply(self, x: Array, y: Array, out: Array, *, gelu: bool = False, of: RowSet = "rows") -> None:
+        @self._each(of)
         def op(row: int) -> None:
-            value, by = _row(x, row), _row(y, row)
+            value, by = _row(x, row), _row(y, row if of == "rows" else int(self.inputs.logits_indices[row]))
             out[row] = gated("gelu", value, by) if gelu else value * by
 
     def sigmoid_gate(self, x: Array, gate: Array) -> None:

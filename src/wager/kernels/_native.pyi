@@ -155,6 +155,7 @@ class Tape:
         value_at: int,
         norm_values: bool,
         q: int,
+        logits: bool,
     ) -> None: ...
     def attention(
         self,
@@ -211,7 +212,17 @@ class Tape:
         out: int,
     ) -> None: ...
     def multiply(
-        self, x: int, stride: int, y: int, y_stride: int, n: int, out: int, out_stride: int, gelu: bool, narrow: bool
+        self,
+        x: int,
+        stride: int,
+        y: int,
+        y_stride: int,
+        n: int,
+        out: int,
+        out_stride: int,
+        gelu: bool,
+        narrow: bool,
+        logits: bool,
     ) -> None: ...
     def sigmoid_gate(self, x: int, gate: int, n: int) -> None: ...
     def select(self, x: int, out: int, n: int) -> None: ...

@@ -408,6 +408,7 @@ class Tape:
         *,
         rows: HeadRows = "qkv",
         norm_values: bool = False,
+        of: RowSet = "rows",
     ) -> None:
         """Per-head q/k RMS norm (q weight, k weight, eps) if given, rotation, and the write of k, v to the cache.
 
@@ -415,10 +416,12 @@ class Tape:
         are before norm and rotation; without k and v, nothing is written. With `norm_values` values have an RMS norm
         without weight. table f32 [positions, r] = cos | sin of each angle, [r/2] each. The first
         r <= d dimensions of a head are rotated, half-split (dimension i pairs with i + r/2); without a table none. q
-        act [R, heads * d]."""
+        act [R, heads * d]. Of logits rows, qkv [L, heads * d] has queries alone, which go to their rows of q."""
+        if of == "logits" and rows != "q":
+            raise ModelError("Keys and values are written for all rows.")
         heads, (_, kv_heads, d) = self._heads(cache, layer, q), cache.shape
         stored = heads + (len(rows) - 1) * kv_heads
-        source = self._buffer("qkv", qkv, FLOAT32, stored * d)
+        source = self._buffer("qkv", qkv, FLOAT32, stored * d, of=of)
         angles, positions, rope_dim = 0, _ANY_POSITION, 0
         if table is not None:
             angles, (positions, rope_dim) = self._take("table", table, FLOAT32, (None, None)), table.shape
@@ -431,7 +434,8 @@ class Tape:
         target = self._buffer("q", q, BFLOAT16, heads * d)
         rotated = (source, angles, positions, *weights, eps)
         values = -1 if rows == "q" else stored - kv_heads
-        self._tape.rotary(*rotated, cache.view, layer, heads, rope_dim, values, norm_values, target)
+        written = (heads, rope_dim, values, norm_values, target)
+        self._tape.rotary(*rotated, cache.view, layer, *written, of == "logits")
 
     def attention(
         self,
@@ -553,13 +557,14 @@ class Tape:
         stride = n // heads if size == n else 0
         self._tape.gated_norm(source, by, scale, eps, heads, n // heads, stride, gate_first, target)
 
-    def multiply(self, x: Array, y: Array, out: Array, *, gelu: bool = False) -> None:
+    def multiply(self, x: Array, y: Array, out: Array, *, gelu: bool = False, of: RowSet = "rows") -> None:
         """out [R, n] = x * y, or gelu(x) * y, by element; x and y f32, out f32 or act; those in f32 may be columns of
-        wider buffers."""
+        wider buffers. Of logits rows, x and out have these, and y
+        [R, n] all rows."""
         n, narrow = x.shape[-1], out.dtype == BFLOAT16
-        source, by = self._columns("x", x, n, of="rows"), self._columns("y", y, n, of="rows")
-        target = self._buffer("out", out, BFLOAT16, n) if narrow else self._columns("out", out, n, of="rows")
-        self._tape.multiply(source, _stride(x), by, _stride(y), n, target, _stride(out), gelu, narrow)
+        source, by = self._columns("x", x, n, of=of), self._columns("y", y, n, of="rows")
+        target = self._buffer("out", out, BFLOAT16, n, of=of) if narrow else self._columns("out", out, n, of=of)
+        self._tape.multiply(source, _stride(x), by, _stride(y), n, target, _stride(out), gelu, narrow, of == "logits")
 
     def sigmoid_gate(self, x: Array, gate: Array) -> None:
         """x act [R, n] *= sigmoid(gate f32 [R, n]); n a multiple of 16."""

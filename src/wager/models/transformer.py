@@ -255,9 +255,15 @@ def last_layer_rows(layer: Layer) -> RowSet:
     return "logits" if plain and not isinstance(layer.ffn, Experts) else "rows"
 
 
-def last_rows(spec: ModelSpec, layer: Layer) -> RowSet:
-    """The same for a model whose tokens may have embeddings for each layer, which are those of all rows."""
-    return "rows" if spec.layer_embedding else last_layer_rows(layer)
+def num_last_layers(layers: Sequence[Layer]) -> int:
+    """How many layers at the end are computed so: the last one, and those before it while none behind has keys and
+    values of its own, which other rows read."""
+    count = 0
+    for layer in reversed(layers):
+        if last_layer_rows(layer) == "rows" or (count and layers[-count].caching) or layer.recurrent:
+            break
+        count += 1
+    return count
 
 
 def of_width(rows: Array, width: int) -> Array:
@@ -346,24 +352,41 @@ class LayerRecorder:
         self.expert_choices: list[Array] = []
         self._keep_expert_choices = keep_expert_choices
 
-    def record(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet, state_index: int = 0) -> None:
+    def record(
+        self,
+        tensors: LayerWeights,
+        layer: Layer,
+        index: int,
+        *,
+        of: RowSet,
+        state_index: int = 0,
+        selected: bool = False,
+    ) -> None:
         """A layer over `x`, whose keys and values are layer `index` of the cache and whose state is layer `state_index`
         of the states. With `of` "logits" only those rows are computed past the keys and values, to `selected`, and x
-        stays as it was."""
+        stays as it was; in a layer without keys and values of its own, and where they were `selected` before, these
+        alone."""
+        buffers = self.buffers
+        if of == "logits" and not selected and layer.attending and not layer.caching:
+            self.tape.select(buffers.x, buffers.selected)
+            selected = True
+        read: RowSet = "logits" if selected else "rows"
         if layer.mixers:
-            self._enter(tensors, "attn", self.buffers.x, of="rows")
+            self._enter(tensors, "attn", buffers.selected if selected else buffers.x, of=read)
         attention = layer.attending
         if isinstance(attention, Mla):
             self._latent_attention(tensors, attention, index)
         elif attention is not None:
-            self._projections(tensors, attention, index)
+            self._projections(tensors, attention, index, of=read)
         if layer.recurrent is not None:
             if self.states is None:
                 raise ModelError("A recurrent layer needs states.", "This is a defect in wager.")
             self._recurrence(tensors, layer.recurrent, self.states, state_index)
-        self.record_rest(tensors, layer, index, of=of)
+        self.record_rest(tensors, layer, index, of=of, selected=selected)
 
-    def record_rest(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
+    def record_rest(
+        self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet, selected: bool = False
+    ) -> None:
         """What follows the keys and values of a layer: attention (of plain layers), its output and the feed-forward."""
         buffers = self.buffers
         tape = self.tape
@@ -387,7 +410,8 @@ class LayerRecorder:
                 tape.sigmoid_gate(attention_out, buffers.gate)
         if of == "logits":
             x = buffers.selected
-            tape.select(buffers.x, x)
+            if not selected:
+                tape.select(buffers.x, x)
         if layer.recurrent is not None:
             scale = details.multipliers.state_out
             self._leave(tensors, "attn", buffers.state_out, "state_out", x, of=of, scale=scale)
@@ -407,7 +431,7 @@ class LayerRecorder:
                 inner = of_width(buffers.inner, layer.ffn.width)
                 self._feed_forward(tensors, "", inner, of=of, gated=layer.ffn.gated)
         if self.spec.layer_embedding:
-            self._layer_embedding(tensors)
+            self._layer_embedding(tensors, x, of=of)
 
     def _enter(self, tensors: LayerWeights, part: str, x: Array, *, of: RowSet) -> None:
         """What a sublayer reads of the residual stream x, to `normed`."""
@@ -417,15 +441,15 @@ class LayerRecorder:
         else:
             self.tape.narrow(x, self.buffers.normed, of=of)
 
-    def _layer_embedding(self, tensors: LayerWeights) -> None:
+    def _layer_embedding(self, tensors: LayerWeights, x: Array, *, of: RowSet) -> None:
         """What a token's further embedding for the layer adds behind it."""
         tape, buffers, width = self.tape, self.buffers, self.spec.layer_embedding
         first = tensors.index * width
-        tape.narrow(buffers.x, buffers.normed)
-        tape.linear(buffers.normed, tensors.product("into_embed"), buffers.into_embed)
+        tape.narrow(x, buffers.normed, of=of)
+        tape.linear(buffers.normed, tensors.product("into_embed"), buffers.into_embed, of=of)
         embeds = buffers.layer_embeds[:, first : first + width]
-        tape.multiply(buffers.into_embed, embeds, buffers.embed_gated, gelu=True)
-        self._leave(tensors, "embed", buffers.embed_gated, "out_of_embed", buffers.x, of="rows")
+        tape.multiply(buffers.into_embed, embeds, buffers.embed_gated, gelu=True, of=of)
+        self._leave(tensors, "embed", buffers.embed_gated, "out_of_embed", x, of=of)
 
     def _leave(
         self, tensors: LayerWeights, part: str, inner: Array, matrix: str, x: Array, *, of: RowSet, scale: float = 1.0
@@ -446,29 +470,30 @@ class LayerRecorder:
         norm = tensors.vector(f"{part}_post_norm")
         self.tape.rms_norm(inner, norm, details.norm_eps, x, add=True, scale=scale, of=of)
 
-    def _projections(self, tensors: LayerWeights, attention: Gqa, index: int) -> None:
+    def _projections(self, tensors: LayerWeights, attention: Gqa, index: int, *, of: RowSet) -> None:
         details = self.spec.details
         tape = self.tape
         buffers = self.buffers
         qkv, first = of_width(buffers.qkv, attention.qkv_width), 0
         for group in tensors.groups(*attention.projected):
             last = first + tensors.outputs(group)
-            tape.linear(buffers.normed, tensors.product(*group), qkv[:, first:last])
+            tape.linear(buffers.normed, tensors.product(*group), qkv[:, first:last], of=of)
             first = last
         if attention.gated:
-            tape.linear(buffers.normed, tensors.product("q_gate"), buffers.gate)
+            tape.linear(buffers.normed, tensors.product("q_gate"), buffers.gate, of=of)
         weights = [tensors.vector(f"{part}_norm") for part in attention.projected[:2]] if details.qk_norm else []
         if details.whole_qk_norm:
             first = 0
             for norm in weights:
                 columns = qkv[:, first : first + len(norm)]
-                tape.rms_norm(columns, norm, details.norm_eps, columns)
+                tape.rms_norm(columns, norm, details.norm_eps, columns, of=of)
                 first += len(norm)
             weights = []
         norms = (weights[0], weights[1] if len(weights) > 1 else None, details.norm_eps) if weights else None
         table, q = buffers.rotations.get(attention.rotation), of_width(buffers.q, attention.query_width)
         cache, at = self.cache.of_layer(index)
-        tape.rotary(qkv, table, norms, cache, at, q, rows=attention.projected, norm_values=details.value_norm)
+        options: dict[str, Any] = {"rows": attention.projected, "norm_values": details.value_norm, "of": of}
+        tape.rotary(qkv, table, norms, cache, at, q, **options)
 
     def _recurrence(self, tensors: LayerWeights, layer: Recurrent, states: CpuStates, index: int) -> None:
         tape = self.tape
@@ -716,11 +741,12 @@ class Decoder:
         self._tape: Tape = kernels.tape(**limits)
         self.buffers = self._tape.buffers
         self._outputs: dict[int, TargetOutput] = {}  # views of the buffers, by rows of logits
-        self._places: list[Tap] = []  # where each layer begins
+        self._places: list[Tap] = []  # where each layer begins that is computed for all rows
         self._tap_buffers: dict[int, Array] = {}  # of every layer that was tapped once
         self._tapped: dict[int, Array] = {}
-        self._taps_last = False
-        self._last_tape: Tape | None = None
+        self._behind: frozenset[int] = frozenset()  # what is tapped behind those layers
+        self._behind_tape: Tape | None = None
+        self._behind_places: dict[int, Tap] = {}
         self._logits = empty(self.max_logits_rows, spec.vocab)
         self._greedy_tokens = empty(self.max_logits_rows, dtype=INT32)
         self._record(weights, matrices, store or PackedStore(kernels), keep_expert_choices=keep_expert_choices)
@@ -742,24 +768,31 @@ class Decoder:
         if output is None:
             views = (self._logits[:logits_rows], self._greedy_tokens[:logits_rows], self._selected[:logits_rows])
             output = self._outputs[logits_rows] = TargetOutput(*views)
-        return replace(output, taps=self._taps(batch)) if self._tapped or self._taps_last else output
+        return replace(output, taps=self._taps(batch)) if self._tapped or self._behind else output
 
     def _taps(self, batch: PackedBatch) -> dict[int, Array]:
         found = {layer: rows[: batch.rows] for layer, rows in self._tapped.items()}
-        if self._taps_last:
-            found[len(self.layers)] = self._last_rows(batch)
-        return found
+        return found | self._rows_behind(batch) if self._behind else found
 
-    def _last_rows(self, batch: PackedBatch) -> Array:
-        """The residual stream of all rows behind a last layer that the pass over the batch computed for the rows with
-        logits alone, f32 [R, hidden]. Where all have logits, as in a step that only decodes, nothing is computed."""
-        rows, indices = batch.rows, batch.logits_indices
-        if len(indices) == rows and np.array_equal(indices, np.arange(rows)):
-            return self._selected[:rows]
-        if self._last_tape is None:
-            self._last_tape = self._record_last()
-        self._last_tape.run(rows=rows, sequences=batch.num_sequences, logits_rows=0)
-        return self._layer_buffers.x[:rows]
+    def _rows_behind(self, batch: PackedBatch) -> dict[int, Array]:
+        """The residual stream of all rows behind layers that the pass over the batch computed for the rows with logits
+        alone, f32 [R, hidden]. Nothing is computed for the last one where all have logits, as in a step that only
+        decodes."""
+        rows, indices, last = batch.rows, batch.logits_indices, len(self.layers)
+        if self._behind == {last} and len(indices) == rows and np.array_equal(indices, np.arange(rows)):
+            return {last: self._selected[:rows]}
+        if self._behind_tape is None:
+            self._behind_tape = self._record_behind()
+        found = {layer: self._tap_buffer(layer) for layer in self._behind - {last}}
+        for layer, buffer in found.items():
+            self._behind_places[layer].copy_to(buffer)
+        self._behind_tape.run(rows=rows, sequences=batch.num_sequences, logits_rows=0)
+        return {layer: found.get(layer, self._layer_buffers.x)[:rows] for layer in self._behind}
+
+    def _tap_buffer(self, layer: int) -> Array:
+        if layer not in self._tap_buffers:
+            self._tap_buffers[layer] = empty(self.max_rows, self.spec.hidden)
+        return self._tap_buffers[layer]
 
     def _check(self, batch: PackedBatch) -> None:
         for name, size, limit in (
@@ -775,7 +808,7 @@ class Decoder:
         """From now on passes give the residual stream after these numbers of layers, from 0 (the embeddings) to all
         (before the last norm), in TargetOutput.taps. UsageError for a layer that the model does not have.
 
-        Rows without logits are computed past the last layer's keys and values only while that layer is tapped."""
+        Rows without logits are computed past the last keys and values only while a layer behind them is tapped."""
         last = len(self.layers)
         for layer in layers:
             if not 0 <= layer <= last:
@@ -783,12 +816,10 @@ class Decoder:
                     f"Layer {layer} cannot be tapped: {self.spec.name} has {last} layers.",
                     f"Tap layers 0 to {last}.",
                 )
-        self._taps_last = last in layers and last >= len(self._places)
+        self._behind = frozenset(layer for layer in layers if layer >= len(self._places))
         before, self._tapped = self._tapped, {}
         for layer in [layer for layer in layers if layer < len(self._places)]:
-            if layer not in self._tap_buffers:
-                self._tap_buffers[layer] = empty(self.max_rows, self.spec.hidden)
-            self._tapped[layer] = self._tap_buffers[layer]
+            self._tapped[layer] = self._tap_buffer(layer)
         for layer in before.keys() ^ self._tapped.keys():
             self._places[layer].copy_to(self._tapped.get(layer))
 
@@ -808,24 +839,29 @@ class Decoder:
         recorder = LayerRecorder(
             spec, kernels, tape, self.cache, buffers, states=self.states, keep_expert_choices=keep_expert_choices
         )
-        known, last = tensor_shapes(spec), len(self.layers) - 1
+        kinds = [spec.ordered_layers[index] for index in self.layers]
+        known, first_selected = tensor_shapes(spec), len(kinds) - num_last_layers(kinds)
+        behind: list[tuple[LayerWeights, Layer, int]] = []  # layers that are computed for rows with logits
         caching = stateful = 0  # layers with keys and values, and with a state, that are recorded
         latest: dict[int | None, int] = {}  # the last of the former by its window
         for place, index in enumerate(self.layers):
-            self._places.append(tape.tap(buffers.x))
+            if place <= first_selected:
+                self._places.append(tape.tap(buffers.x))
             tensors = LayerWeights(weights, matrices, store, known, index=index)
-            layer = spec.ordered_layers[index]
-            of: RowSet = last_rows(spec, layer) if place == last else "rows"
+            layer = kinds[place]
+            of: RowSet = "rows" if place < first_selected else "logits"
             window = getattr(layer.attending, "window", None)
             at = caching if layer.caching else latest.get(window, caching)
-            recorder.record(tensors, layer, at, of=of, state_index=stateful)
+            recorder.record(tensors, layer, at, of=of, state_index=stateful, selected=place > first_selected)
+            if of == "logits":
+                behind.append((tensors, layer, at))
             if layer.caching:
                 latest[window], caching = caching, caching + 1
             stateful += layer.recurrent is not None
         self.expert_choices = recorder.expert_choices
         self._layer_buffers = buffers
-        if last_rows(spec, layer) == "logits":
-            self._record_last = partial(self._record_rest, tensors, layer, buffers, at)
+        if behind:
+            self._record_behind = partial(self._record_for_all_rows, behind, buffers)
         else:
             self._places.append(tape.tap(buffers.x))
             tape.select(buffers.x, buffers.selected)
@@ -853,9 +889,14 @@ class Decoder:
         norm, into = weights.read("layer_norm.weight") * np.float32(half), buffers.layer_embeds
         tape.rms_norm(buffers.projected, norm, spec.details.norm_eps, into, add=True, groups=spec.num_layers)
 
-    def _record_rest(self, tensors: LayerWeights, layer: Layer, buffers: LayerBuffers, index: int) -> Tape:
-        """What follows the keys and values of the last layer, for all rows, on a tape of its own."""
+    def _record_for_all_rows(self, behind: Sequence[tuple[LayerWeights, Layer, int]], buffers: LayerBuffers) -> Tape:
+        """What follows the last keys and values, for all rows, on a tape of its own."""
         tape = self._tape.beside()
         recorder = LayerRecorder(self.spec, self.kernels, tape, self.cache, buffers)
-        recorder.record_rest(tensors, layer, index, of="rows")
+        for place, (tensors, layer, index) in enumerate(behind, len(self.layers) - len(behind)):
+            self._behind_places[place] = tape.tap(buffers.x)
+            if len(behind) == 1:  # its queries are still there
+                recorder.record_rest(tensors, layer, index, of="rows")
+            else:
+                recorder.record(tensors, layer, index, of="rows")
         return tape
