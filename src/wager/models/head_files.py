@@ -31,7 +31,8 @@ from wager.models.weights import NAMES, Matrices, StoredWeights, Weights, source
 from wager.types import PackedBatch
 
 if TYPE_CHECKING:
-    from wager.models.safetensors_files import TensorBytes
+    from wager.models.quantised_checkpoints import QuantisedSource
+    from wager.models.safetensors_files import SafetensorsSource, TensorBytes
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -48,7 +49,12 @@ class HeadFiles:
         self.keys = ConfigKeys(self.config, where=str(path / "config.json"))
         from wager.models.safetensors_files import SafetensorsSource  # imports its library
 
-        self._source = SafetensorsSource(path)
+        self._files = SafetensorsSource(path)
+        self._source: SafetensorsSource | QuantisedSource = self._files
+        if "quantization_config" in self.config:
+            from wager.models.quantised_checkpoints import QuantisedSource
+
+            self._source = QuantisedSource(self._files, self.keys.section("quantization_config").values)
         self.names = {name: name for name in self._source.shapes}
 
     @property
@@ -113,8 +119,12 @@ class HeadFiles:
         return tensor
 
     def read_bytes(self, name: str) -> TensorBytes:
-        """One tensor as it is stored."""
-        return self._source.read_bytes(self.names[name])
+        """One tensor as it is stored. ModelError for a quantised matrix, which is several."""
+        if self.names[name] not in self._files.shapes:
+            raise ModelError(
+                f"{self.names[name]} in {self.where} is quantised.", "Take the head that it was made from, in 16 bits."
+            )
+        return self._files.read_bytes(self.names[name])
 
     def stored(self, name: str) -> StoredAs:
         """How a tensor is stored."""
@@ -126,7 +136,7 @@ class HeadFiles:
 
     def integers(self, name: str) -> Array:
         """One tensor of whole numbers or truth values, as int64."""
-        return self._source.read_integers(self.names[name])
+        return self._files.read_integers(self.names[name])
 
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
