@@ -91,9 +91,10 @@ class Kernels(Packer):
         """The states of that number of recurrent layers."""
         return CpuStates(shape, layers=layers, slots=slots, max_rows=max_rows)
 
-    def tape(self, *, max_rows: int, max_sequences: int, max_blocks: int) -> Tape:
+    def tape(self, *, max_rows: int, max_sequences: int, max_blocks: int, whole_spans: bool = False) -> Tape:
+        """whole_spans: a row also attends to the rows of its span behind it."""
         inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks)
-        return Tape(self.pool, self.isa, inputs)
+        return Tape(self.pool, self.isa, inputs, whole_spans=whole_spans)
 
     def sample(self, logits: Array, requests: Sequence[SampleRequest]) -> list[int]:
         """The token of each request, -1 where its row has a logit that is not finite; `logits` float32 [L, vocab]."""

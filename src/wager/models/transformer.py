@@ -668,6 +668,9 @@ def _heads(layer: DeltaNet | Mamba2) -> Heads:
 
 # ---- the decoder -----------------------------------------------------------------------------------------------------
 
+_MOST_OUTPUTS = 256
+"""Results whose views are kept; each is a few small objects."""
+
 
 def refuse_int8_latents(kv_dtype: KVDtype) -> None:
     """UsageError if a latent cache is to hold int8."""
@@ -733,14 +736,14 @@ class Decoder:
         if spec.recurrent is not None and recurrent:
             slots = self.num_states + self.num_snapshots
             self.states = kernels.states(spec.recurrent.state, layers=recurrent, slots=slots, max_rows=max_rows)
-        limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
+        limits: dict[str, Any] = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         matrices = Matrices(weights, dtype, kernels.act)
         self.weight_form = matrices.description
         self.weight_bytes = weight_bytes(matrices, kernels)
         self.workspace_bytes = workspace_bytes(spec, kernels, **limits, max_logits_rows=self.max_logits_rows)
         self._tape: Tape = kernels.tape(**limits)
         self.buffers = self._tape.buffers
-        self._outputs: dict[int, TargetOutput] = {}  # views of the buffers, by rows of logits
+        self._outputs: dict[tuple[int, int], TargetOutput] = {}  # views of the buffers, by rows and those of logits
         self._places: list[Tap] = []  # where each layer begins that is computed for all rows
         self._tap_buffers: dict[int, Array] = {}  # of every layer that was tapped once
         self._tapped: dict[int, Array] = {}
@@ -764,15 +767,14 @@ class Decoder:
             sequences = batch.num_sequences
             logits_rows = len(batch.logits_indices)
         self._tape.run(rows=rows, sequences=sequences, logits_rows=logits_rows)
-        output = self._outputs.get(logits_rows)
+        output = self._outputs.get((rows, logits_rows))
         if output is None:
+            if len(self._outputs) == _MOST_OUTPUTS:
+                self._outputs.clear()
             views = (self._logits[:logits_rows], self._greedy_tokens[:logits_rows], self._selected[:logits_rows])
-            output = self._outputs[logits_rows] = TargetOutput(*views)
-        return replace(output, taps=self._taps(batch)) if self._tapped or self._behind else output
-
-    def _taps(self, batch: PackedBatch) -> dict[int, Array]:
-        found = {layer: rows[: batch.rows] for layer, rows in self._tapped.items()}
-        return found | self._rows_behind(batch) if self._behind else found
+            taps = {layer: tapped[:rows] for layer, tapped in self._tapped.items()}
+            output = self._outputs[rows, logits_rows] = TargetOutput(*views, taps)
+        return replace(output, taps={**output.taps, **self._rows_behind(batch)}) if self._behind else output
 
     def _rows_behind(self, batch: PackedBatch) -> dict[int, Array]:
         """The residual stream of all rows behind layers that the pass over the batch computed for the rows with logits
@@ -820,6 +822,7 @@ class Decoder:
         before, self._tapped = self._tapped, {}
         for layer in [layer for layer in layers if layer < len(self._places)]:
             self._tapped[layer] = self._tap_buffer(layer)
+        self._outputs.clear()
         for layer in before.keys() ^ self._tapped.keys():
             self._places[layer].copy_to(self._tapped.get(layer))
 
