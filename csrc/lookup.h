@@ -7,6 +7,7 @@
 #include <queue>
 #include <vector>
 
+#include "coupling.h"
 #include "shared_texts.h"
 #include "store_table.h"
 #include "suffix_tree.h"
@@ -48,7 +49,8 @@ class LookupText {
     LookupText(const LookupRules& rules, SharedTexts& shared, const StoreTable* store, std::vector<int32_t> prompt,
                std::vector<int32_t> prediction)
         : rules_(&rules), shared_(&shared), store_(store), own_(rules.longest), prompt_(std::move(prompt)),
-          prediction_(std::move(prediction)), rates_(rules.prior), tried_(rules.prior.size(), rules.prior_weight) {}
+          prediction_(std::move(prediction)), rates_(rules.prior), tried_(rules.prior.size(), rules.prior_weight),
+          candidates_(rules.coupling) {}
 
     void know(int32_t token) { unindexed_.push_back(token); }
 
@@ -81,43 +83,50 @@ class LookupText {
     }
 
     // A chain of at most `depth` guesses with their survival: at every place the likeliest token.
-    void draft(int depth, std::vector<int32_t>& tokens, std::vector<double>& survival) {
+    void draft(int depth, const RequestNoise& noise, std::vector<int32_t>& tokens, std::vector<double>& survival) {
         tokens.clear(), survival.clear();
         LookupPlace place = place_;
         LookupGuess guesses[kSources];
         std::copy(guesses_, guesses_ + kSources, guesses);
         double reached = 1.0;
         while (static_cast<int>(tokens.size()) < depth) {
-            const LikelyToken next = likeliest(guesses);
+            if (noise.greedy()) named(guesses, likely_);
+            else coupled(place, noise, tokens.size());
+            const LikelyToken next = likeliest();
             reached *= next.probability;
             if (reached < rules_->min_survival) return;
             tokens.push_back(next.token), survival.push_back(reached);
             move(place, next.token);
-            predict(place, guesses);
+            if (noise.greedy()) predict(place, guesses);
         }
     }
 
     // The likeliest nodes of a tree, at most `most`, each after its parent.
-    void draft_tree(int most, std::vector<int32_t>& tokens, std::vector<int32_t>& parents, std::vector<double>& survival) {
+    void draft_tree(int most, const RequestNoise& noise, std::vector<int32_t>& tokens, std::vector<int32_t>& parents,
+                    std::vector<double>& survival) {
         tokens.clear(), parents.clear(), survival.clear();
         std::priority_queue<Branch> open;
         int pushed = 0;
-        const auto expand = [&](const LookupPlace& place, const LookupGuess(&guesses)[kSources], int32_t parent, double reached) {
-            continuations(place, guesses, likely_);
+        const auto expand = [&](const LookupPlace& place, int32_t parent, int depth, double reached) {
+            if (noise.greedy()) {
+                LookupGuess guesses[kSources];
+                predict(place, guesses);
+                continuations(place, guesses, likely_);
+            } else {
+                coupled(place, noise, depth);
+            }
             for (const LikelyToken& next : likely_)
                 if (reached * next.probability >= rules_->min_survival)
-                    open.push({reached * next.probability, pushed++, parent, next.token, place});
+                    open.push({reached * next.probability, pushed++, parent, next.token, depth, place});
         };
-        expand(place_, guesses_, -1, 1.0);
+        expand(place_, -1, 0, 1.0);
         while (static_cast<int>(tokens.size()) < most && !open.empty()) {
             Branch next = open.top();
             open.pop();
             const int32_t node = static_cast<int32_t>(tokens.size());
             tokens.push_back(next.token), parents.push_back(next.parent), survival.push_back(next.survival);
-            LookupGuess guesses[kSources];
             move(next.place, next.token);
-            predict(next.place, guesses);
-            expand(next.place, guesses, node, next.survival);
+            expand(next.place, node, next.depth + 1, next.survival);
         }
     }
 
@@ -169,15 +178,11 @@ class LookupText {
         return {best.token, first_cell + 4 * (std::min(match.length, kMatchCells) - 1) + kind};
     }
 
-    struct LikelyToken {
-        int32_t token;
-        double probability;
-    };
-
     struct Branch {
         double survival;
         int number;  // in the order in which branches were found
         int32_t parent, token;
+        int depth;          // of the token, from 0
         LookupPlace place;  // before the token
         bool operator<(const Branch& other) const {
             return survival != other.survival ? survival < other.survival : number > other.number;
@@ -202,9 +207,29 @@ class LookupText {
         for (LikelyToken& token : out) token.probability /= all;
     }
 
-    LikelyToken likeliest(const LookupGuess (&guesses)[kSources]) {
+    // Where tokens are sampled: every source gives masses to what it has seen after each ending of the text, `ahead` guesses
+    // after the first.
+    void coupled(const LookupPlace& place, const RequestNoise& noise, size_t ahead) {
+        candidates_.clear();
+        if (rules_->longest != 0) add_followers(own_, place.own, rules_->weights[kOwnText]);
+        if (rules_->shared_tokens != 0) add_followers(shared_->tree(), place.shared, rules_->weights[kSharedTexts]);
+        if (store_ != nullptr)
+            store_->each(place.last + place.known, place.known, kContinuations, [&](int32_t token, int probability) {
+                candidates_.add(token, rules_->weights[kStore] * probability / 255.0);
+            });
+        likely_ = candidates_.judge(noise, ahead);
+    }
+
+    // A follower counts by how often it followed, shared among the different ones.
+    void add_followers(const SuffixTree& tree, SuffixTree::Match match, double weight) {
+        for (; match.length > 0; match = tree.shorter(match)) {
+            tree.latest(match.node, kLatest, followers_);
+            for (const SuffixTree::Follower& each : followers_) candidates_.add(each.token, weight * each.count / followers_.size());
+        }
+    }
+
+    LikelyToken likeliest() const {
         LikelyToken best{-1, 0.0};
-        named(guesses, likely_);
         for (const LikelyToken& token : likely_)
             if (token.probability > best.probability) best = token;
         return best;
@@ -276,6 +301,7 @@ class LookupText {
     std::vector<StoreTable::Continuation> found_;
     std::vector<SuffixTree::Follower> followers_;
     std::vector<LikelyToken> likely_, others_;
+    Candidates candidates_;
 };
 
 }  // namespace wager

@@ -2,6 +2,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -9,11 +10,12 @@
 #include <unordered_map>
 
 #include "lookup.h"
+#include "noise_reader.h"
 #include "step_bindings.h"
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::LookupText, wager::Name, wager::read_tokens, wager::ValueType;
+using wager::as_int, wager::Coupling, wager::LookupText, wager::Name, wager::read_tokens, wager::ValueType;
 
 namespace {
 
@@ -23,16 +25,18 @@ wager::LookupRules checked(wager::LookupRules rules) {
     if (rules.longest < 0 || rules.longest > 64) throw std::invalid_argument("contexts of 0 to 64 tokens");
     if (rules.longest == 0) rules.shared_tokens = 0;
     if (rules.prior.size() != 2 * wager::kTreeCells + wager::kStoreCells) throw std::invalid_argument("one prior for each cell");
+    if (rules.weights.size() != wager::kSources) throw std::invalid_argument("one weight for each source");
     return rules;
 }
 
 class LookupTable {
   public:
     LookupTable(nb::handle draft, std::string drafter, int longest, size_t shared_tokens, std::vector<double> prior,
-                double weight, double min_survival, double most_certain, std::optional<Slots> slots, uint64_t homes, bool trees)
+                double weight, double min_survival, double most_certain, std::vector<double> weights, const Coupling& coupling,
+                std::optional<Slots> slots, uint64_t homes, bool trees)
         : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs"}),
           drafter_(nb::str(drafter.c_str())),
-          rules_(checked({longest, shared_tokens, std::move(prior), weight, min_survival, most_certain})),
+          rules_(checked({longest, shared_tokens, std::move(prior), weight, min_survival, most_certain, std::move(weights), wager::coupling_rules(coupling)})),
           slots_(std::move(slots)),
           shared_(rules_),
           trees_(trees) {
@@ -82,10 +86,11 @@ class LookupTable {
             LookupText& text = of(nb::cast<std::string>(seq_id));
             shared_.absorb();
             text.catch_up();
+            const wager::RequestNoise noise = noise_.of(request);
             if (trees_)
-                text.draft_tree(static_cast<int>(depth), tokens_, parents_, survival_);
+                text.draft_tree(static_cast<int>(depth), noise, tokens_, parents_, survival_);
             else
-                text.draft(static_cast<int>(depth), tokens_, survival_);
+                text.draft(static_cast<int>(depth), noise, tokens_, survival_);
             drafts.append(draft(seq_id));
         }
         return drafts;
@@ -121,15 +126,17 @@ class LookupTable {
     std::vector<int32_t> tokens_, parents_;
     std::vector<double> survival_;
     const Name seq_id_{"seq_id"}, depth_{"depth"};
+    const wager::NoiseReader noise_;
 };
 
 }  // namespace
 
 void bind_lookup(nb::module_& m) {
     nb::class_<LookupTable>(m, "LookupTable")
-        .def(nb::init<nb::handle, std::string, int, size_t, std::vector<double>, double, double, double, std::optional<Slots>, uint64_t, bool>(),
+        .def(nb::init<nb::handle, std::string, int, size_t, std::vector<double>, double, double, double, std::vector<double>, const Coupling&,
+                      std::optional<Slots>, uint64_t, bool>(),
              nb::arg("draft"), nb::arg("drafter"), nb::arg("longest"), nb::arg("shared_tokens"), nb::arg("prior"),
-             nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("most_certain"), nb::arg("slots").none(), nb::arg("homes"), nb::arg("trees"))
+             nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("most_certain"), nb::arg("weights"), nb::arg("coupling"), nb::arg("slots").none(), nb::arg("homes"), nb::arg("trees"))
         .def("begin", &LookupTable::begin)
         .def("accept", &LookupTable::accept)
         .def("end", &LookupTable::end)

@@ -3,6 +3,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "noise_reader.h"
 #include "step_bindings.h"
 #include "successors.h"
 
@@ -20,9 +21,15 @@ void update(Successors& self, const std::vector<int32_t>& tokens, const Logits& 
     for (size_t row = 0; row < tokens.size(); ++row) self.update(tokens[row], logits.data() + row * logits.shape(1));
 }
 
-Tree draft(const Successors& self, int32_t last, int most) {
+// `request`: whose noise the guesses follow; None: of none.
+Tree draft(Successors& self, int32_t last, int most, nb::handle request) {
+    static const wager::NoiseReader reader;
+    const wager::RequestNoise noise = request.is_none() ? wager::RequestNoise() : reader.of(request);
     Tree tree;
-    self.draft(last, most, std::get<0>(tree), std::get<1>(tree), std::get<2>(tree));
+    if (noise.greedy())
+        self.draft(last, most, std::get<0>(tree), std::get<1>(tree), std::get<2>(tree));
+    else
+        self.draft_sampled(last, most, noise, std::get<0>(tree), std::get<1>(tree), std::get<2>(tree));
     return tree;
 }
 
@@ -30,10 +37,11 @@ Tree draft(const Successors& self, int32_t last, int most) {
 
 void bind_recycling(nb::module_& m) {
     nb::class_<Successors>(m, "Successors")
-        .def("__init__", [](Successors* self, int vocab, std::vector<double> rates, double prior_weight, double min_survival) {
+        .def("__init__", [](Successors* self, int vocab, std::vector<double> rates, double prior_weight, double min_survival,
+                           double weight, const wager::Coupling& coupling) {
             if (vocab < 1 || rates.size() != Successors::kRanks) throw std::invalid_argument("a vocabulary, and a rate for each rank");
-            new (self) Successors(vocab, std::move(rates), prior_weight, min_survival);
-        }, nb::arg("vocab"), nb::arg("rates"), nb::arg("prior_weight"), nb::arg("min_survival"))
+            new (self) Successors(vocab, std::move(rates), prior_weight, min_survival, weight, wager::coupling_rules(coupling));
+        }, nb::arg("vocab"), nb::arg("rates"), nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("weight"), nb::arg("coupling"))
         .def("update", &update)
-        .def("draft", &draft);
+        .def("draft", &draft, nb::arg("last"), nb::arg("most"), nb::arg("request").none() = nb::none());
 }

@@ -5,6 +5,7 @@
 #include <deque>
 #include <vector>
 
+#include "coupling.h"
 #include "suffix_tree.h"
 
 namespace wager {
@@ -14,6 +15,8 @@ struct LookupRules {
     size_t shared_tokens = 0;    // of all texts that ended; 0: no shared tree
     std::vector<double> prior;   // acceptance rates by cell: cells of the trees, twice, then those of the store
     double prior_weight, min_survival, most_certain;
+    std::vector<double> weights;  // of the sources, where tokens are sampled
+    CouplingRules coupling;
 };
 
 // The texts that ended: the latest ones, of `shared_tokens` tokens at most.

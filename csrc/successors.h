@@ -7,15 +7,17 @@
 #include <queue>
 #include <vector>
 
+#include "coupling.h"
+
 namespace wager {
 
 class Successors {
   public:
     static constexpr int kRanks = 8;
 
-    Successors(int vocab, std::vector<double> rates, double prior_weight, double min_survival)
-        : vocab_(vocab), ids_(static_cast<size_t>(vocab) * kRanks, -1), rates_(std::move(rates)), tried_(prior_weight),
-          min_survival_(min_survival) {}
+    Successors(int vocab, std::vector<double> rates, double prior_weight, double min_survival, double weight, CouplingRules coupling)
+        : vocab_(vocab), ids_(static_cast<size_t>(vocab) * kRanks, -1), logits_(ids_.size()), rates_(std::move(rates)),
+          tried_(prior_weight), min_survival_(min_survival), weight_(weight), candidates_(coupling) {}
 
     int vocab() const { return vocab_; }
 
@@ -28,6 +30,7 @@ class Successors {
         if (row[0] >= 0 && count > 0) learn(row, found[0]);
         std::fill(row, row + kRanks, -1);
         std::copy(found, found + count, row);
+        for (int rank = 0; rank < count; ++rank) logits_[static_cast<size_t>(token) * kRanks + rank] = logits[found[rank]];
     }
 
     // The likeliest nodes of a tree, at most `most`, each after its parent.
@@ -47,6 +50,26 @@ class Successors {
         }
     }
 
+    // The same where tokens are sampled.
+    void draft_sampled(int32_t last, int most, const RequestNoise& noise, std::vector<int32_t>& tokens,
+                       std::vector<int32_t>& parents, std::vector<double>& survival) {
+        tokens.clear(), parents.clear(), survival.clear();
+        std::priority_queue<Sampled> open;
+        int pushed = 0;
+        const auto expand = [&](int32_t context, int32_t parent, int depth, double reached) {
+            for (const LikelyToken& each : sampled(context, noise, depth))
+                if (reached * each.probability >= min_survival_)
+                    open.push({reached * each.probability, pushed++, parent, each.token, depth});
+        };
+        expand(last, -1, 0, 1.0);
+        while (static_cast<int>(tokens.size()) < most && !open.empty()) {
+            const Sampled next = open.top();
+            open.pop();
+            tokens.push_back(next.token), parents.push_back(next.parent), survival.push_back(next.survival);
+            expand(next.token, static_cast<int32_t>(tokens.size()) - 1, next.depth + 1, next.survival);
+        }
+    }
+
   private:
     struct Candidate {
         double survival, reached;  // of the node, and of its parent
@@ -58,6 +81,29 @@ class Successors {
             return parent != other.parent ? parent > other.parent : rank > other.rank;
         }
     };
+
+    struct Sampled {
+        double survival;
+        int number;  // in the order in which nodes were found
+        int32_t parent, token;
+        int depth;
+        bool operator<(const Sampled& other) const {
+            return survival != other.survival ? survival < other.survival : number > other.number;
+        }
+    };
+
+    const std::vector<LikelyToken>& sampled(int32_t context, const RequestNoise& noise, int depth) {
+        candidates_.clear();
+        if (context >= 0 && context < vocab_) {
+            const size_t first = static_cast<size_t>(context) * kRanks;
+            double masses[kRanks], all = 0.0;
+            int count = 0;
+            for (; count < kRanks && ids_[first + count] >= 0; ++count)
+                all += masses[count] = std::exp((logits_[first + count] - logits_[first]) / noise.temperature);
+            for (int rank = 0; rank < count; ++rank) candidates_.add(ids_[first + rank], weight_ * masses[rank] / all);
+        }
+        return candidates_.judge(noise, depth);
+    }
 
     void push(std::priority_queue<Candidate>& open, int32_t context, int32_t parent, int rank, double reached) const {
         if (rank >= kRanks || context < 0 || context >= vocab_ || ids_[static_cast<size_t>(context) * kRanks + rank] < 0) return;
@@ -95,8 +141,10 @@ class Successors {
 
     int vocab_;
     std::vector<int32_t> ids_;
+    std::vector<float> logits_;  // of these
     std::vector<double> rates_;  // acceptance by rank
-    double tried_, min_survival_;
+    double tried_, min_survival_, weight_;
+    Candidates candidates_;
 };
 
 }  // namespace wager

@@ -94,11 +94,16 @@ class SuffixTree {
         return {nodes_[best].token, nodes_[best].count};
     }
 
+    // The followers that came last, at most `most`, the latest first.
+    void latest(uint32_t node, int most, std::vector<Follower>& out) const {
+        out.clear();
+        for (uint32_t child = nodes_[node].first; child != kNone && most-- > 0; child = nodes_[child].next)
+            out.push_back({nodes_[child].token, nodes_[child].count});
+    }
+
     // Of the `latest` followers that came last the `most` most frequent ones, of equals the latest first.
     void frequent(uint32_t node, int latest, size_t most, std::vector<Follower>& out) const {
-        out.clear();
-        for (uint32_t child = nodes_[node].first; child != kNone && latest-- > 0; child = nodes_[child].next)
-            out.push_back({nodes_[child].token, nodes_[child].count});
+        this->latest(node, latest, out);
         std::stable_sort(out.begin(), out.end(), [](const Follower& a, const Follower& b) { return a.count > b.count; });
         if (out.size() > most) out.resize(most);
     }

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from worlds import EXACT, KINDS, World, deviation, fixed, trees
 
-from wager.types import Draft, SamplingParams
+from wager.draft.coupling import NOISE, SHARPNESS, UNSEEN
+from wager.draft.lookup import SAMPLED_WEIGHTS, LookupDrafter, LookupSources
+from wager.types import Draft, DraftRequest, SamplingParams
 from wager.verify.accept import match
 from wager.verify.distribution import process
 
@@ -131,6 +133,32 @@ def test_the_production_field_has_the_joint_distribution(kind):
     statistic = ((seen - probs * count)[cells] ** 2 / (probs * count)[cells]).sum()
     assert statistic < cells.sum() + 6 * np.sqrt(2 * cells.sum())
     assert abs(np.trace(seen) / count - agreement(world.p(()), world.q(()))) < 4 * np.sqrt(0.25 / count)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_a_lookup_follows_the_noise_and_is_right_as_often_as_its_counts_agree_with_the_target(temperature):
+    """Acceptance has the closed form of p and q ~ m^(a / (b T)); counts that are wrong only lower it."""
+    p = process(
+        np.log(np.array([0.02, 0.5, 0.25, 0.13, 0.1])).astype(np.float32), SamplingParams(temperature=temperature)
+    )
+    count, rates = 4000, []
+    for often in ((8, 4, 2), (2, 4, 8)):  # that 1, 2 and 3 followed 0; 4 never did
+        drafter = LookupDrafter("suffix", LookupSources(1))
+        text = [each for token, times in enumerate(often, 1) for each in [0, token] * times]
+        drafter.begin("s", [*text, 0], SamplingParams())
+        masses = np.array([0, *(SAMPLED_WEIGHTS[0] * times / len(often) + UNSEEN for times in often), 0])
+        q = masses ** (SHARPNESS / (NOISE * temperature))
+        right = 0
+        for seed in range(count):
+            params = SamplingParams(temperature=temperature)
+            [draft] = drafter.propose([DraftRequest("s", len(text) + 1, 1, params, seed, choice=2)])
+            target = p.choose(seed, len(text) + 1, 2)
+            verdict = match(draft, [target, 0])
+            assert verdict.tokens[0] == target
+            right += len(verdict.accepted)
+        rates.append(right / count)
+        assert rates[-1] == pytest.approx(agreement(p.probabilities(5), q / q.sum()), abs=4 * np.sqrt(0.25 / count))
+    assert rates[0] > rates[1] + 0.2
 
 
 def test_tree_children_are_gumbel_top_b_and_are_accepted_more_often():

@@ -13,15 +13,19 @@ from itertools import count
 from operator import add
 from typing import NamedTuple
 
+from oracle.coupling import coupled_guesses
 from oracle.suffix_tree import SuffixCounts
+from wager.draft.guessing import draws
 from wager.draft.lookup import (
     MOST_CERTAIN,
     OTHER_WEIGHTS,
     PRIOR_WEIGHT,
+    SAMPLED_WEIGHTS,
     LookupSources,
     prior_rates,
 )
 from wager.draft.ngram import MIN_SURVIVAL
+from wager.draft.store_file import LONGEST
 from wager.types import Draft, DraftRequest
 
 CONTINUATIONS = 4  # of one source in a tree of guesses
@@ -58,9 +62,9 @@ class PythonLookupTable:
         self._shared.absorb()
         text.catch_up()
         if self._trees:
-            tokens, parents, scores = text.draft_tree(request.depth)
+            tokens, parents, scores = text.draft_tree(request)
             return Draft(request.seq_id, tuple(tokens), tuple(parents), tuple(scores), self._name)
-        chain, survival = text.draft(request.depth)
+        chain, survival = text.draft(request)
         return Draft.chain(request.seq_id, chain, drafter=self._name, scores=survival)
 
 
@@ -124,13 +128,16 @@ class _Text:
             self._append(token)
         self.unindexed.clear()
 
-    def draft(self, depth: int) -> tuple[list[int], list[float]]:
-        """At most `depth` guesses and their survival."""
+    def draft(self, request: DraftRequest) -> tuple[list[int], list[float]]:
+        """The guesses of a chain and their survival."""
         tokens: list[int] = []
         survival: list[float] = []
         text, reached = list(self._tokens), 1.0
-        while len(tokens) < depth:
-            named = self._named(self._guesses(text))
+        while len(tokens) < request.depth:
+            if draws(request) or request.params.greedy:
+                named = self._named(self._guesses(text))
+            else:
+                named = self._coupled(text, request, len(tokens))
             token, probability = max(named.items(), key=lambda item: item[1], default=(-1, 0.0))
             reached *= probability
             if reached < MIN_SURVIVAL:
@@ -140,8 +147,8 @@ class _Text:
             text.append(token)
         return tokens, survival
 
-    def draft_tree(self, most: int) -> tuple[list[int], list[int], list[float]]:
-        """Tokens, parents and survival of the likeliest nodes of a tree, at most `most`, each after its parent."""
+    def draft_tree(self, request: DraftRequest) -> tuple[list[int], list[int], list[float]]:
+        """Tokens, parents and survival of the likeliest nodes of a tree, each after its parent."""
         tokens: list[int] = []
         parents: list[int] = []
         survival: list[float] = []
@@ -149,12 +156,16 @@ class _Text:
         numbers = count()
 
         def expand(text: list[int], parent: int, reached: float) -> None:
-            for token, probability in self._continuations(self._guesses(text)).items():
+            if draws(request) or request.params.greedy:
+                likely = self._continuations(self._guesses(text))
+            else:
+                likely = self._coupled(text, request, len(text) - len(self._tokens))
+            for token, probability in likely.items():
                 if reached * probability >= MIN_SURVIVAL:
                     heappush(open_nodes, (-reached * probability, next(numbers), parent, [*text, token]))
 
         expand(list(self._tokens), -1, 1.0)
-        while open_nodes and len(tokens) < most:
+        while open_nodes and len(tokens) < request.depth:
             negative, _, parent, text = heappop(open_nodes)
             tokens.append(text[-1])
             parents.append(parent)
@@ -173,6 +184,23 @@ class _Text:
             for token, share in others:
                 likely.setdefault(token, min(named, most) * share)
         return likely
+
+    def _coupled(self, text: Sequence[int], request: DraftRequest, ahead: int) -> dict[int, float]:
+        """Every token that a source has seen after an ending of the text, and its probability under the noise."""
+        masses: dict[int, float] = {}
+        own, shared, stored = SAMPLED_WEIGHTS
+        trees = [(own, self._counts)] if self._sources.longest else []
+        if self._sources.shared_tokens:
+            trees.append((shared, self._shared.counts))
+        for weight, counts in trees:
+            for followers in counts.latest(text):
+                for token, often in followers:
+                    masses[token] = masses.get(token, 0.0) + weight * often / len(followers)
+        if self._sources.store is not None:
+            for size in range(1, min(len(text), LONGEST) + 1):
+                for token, probability in self._sources.store.of_context(text[-size:])[:CONTINUATIONS]:
+                    masses[token] = masses.get(token, 0.0) + stored * probability / 255
+        return coupled_guesses(masses, request, ahead)
 
     def _named(self, guesses: Sequence[LookupGuess]) -> dict[int, float]:
         """The tokens that the sources name, with their probabilities. Sources that agree are wrong together as if

@@ -57,6 +57,11 @@ class SuffixCounts:
                 return Followers(len(ending), sum(counts.values()), tuple(every), tuple(latest))
         return Followers(0, 0, ())
 
+    def latest(self, text: Sequence[int]) -> list[list[tuple[int, int]]]:
+        """The followers of each known ending that came last, LATEST at most, the latest first, with their counts."""
+        found = [list(reversed(self._followers.get(ending, {}).items()))[:LATEST] for ending in self._endings(text)]
+        return [followers for followers in found if followers]
+
     def _endings(self, text: Sequence[int]) -> list[tuple[int, ...]]:
         """The endings of a text, the longest first."""
         return [tuple(text[len(text) - size :]) for size in range(min(self._longest, len(text)), 0, -1)]

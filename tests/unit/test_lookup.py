@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from wager.kernels._native import LookupTable
 from wager.types import Draft, DraftRequest, SamplingParams
 
 PARAMS = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.8)
 
 
 def _ask(name: str, depth: int = 7) -> DraftRequest:
@@ -59,6 +61,16 @@ def test_drafts_end_where_nothing_is_known_or_likely() -> None:
 def test_a_match_that_cannot_be_looked_up_is_refused(longest: int) -> None:
     with pytest.raises(UsageError, match="out of range"):
         LookupDrafter("suffix", LookupSources(longest))
+
+
+def test_guesses_follow_the_noise_of_a_request_that_samples_unless_its_rule_needs_what_they_were_drawn_from() -> None:
+    drafter = _begun([1, 40, 3, 1, 50, 4, 1, 60, 5, 1, 40, 6, 1])
+    request = _ask("s", depth=1)
+    greedy = drafter.propose([request])
+    found = {seed: drafter.propose([request._replace(params=SAMPLED, seed=seed)])[0].tokens for seed in range(300)}
+    assert set(found.values()) == {(40,), (50,), (60,)} and greedy[0].tokens == (40,)
+    assert drafter.propose([request._replace(params=SAMPLED, seed=7)])[0].tokens == found[7]
+    assert drafter.propose([request._replace(params=SAMPLED, needs_draft_probs=True)]) == greedy
 
 
 # ---- texts that ended ------------------------------------------------------------------------------------------------
@@ -118,9 +130,14 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
             for table in (native, plain):
                 table.accept(name, tokens)
         asked = [name for name in known if rng.random() < 0.7]
-        requests = [DraftRequest(name, len(known[name]), rng.randint(0, 15), PARAMS, 0) for name in asked]
+        requests = [
+            DraftRequest(name, len(known[name]), rng.randint(0, 15), rng.choice((PARAMS, SAMPLED)), 2**64 - 1, 3)
+            for name in asked
+        ]
         drafts = native.propose(requests)
-        assert drafts == plain.propose(requests)
+        expected = plain.propose(requests)
+        assert [replace(draft, scores=()) for draft in drafts] == [replace(draft, scores=()) for draft in expected]
+        assert [draft.scores for draft in drafts] == [pytest.approx(draft.scores, rel=1e-9) for draft in expected]
         drafted += sum(map(len, drafts))
         if len(known) > 5 or rng.random() < 0.05:
             gone = rng.choice(list(known))

@@ -33,8 +33,11 @@ def test_both_tables_make_the_same_trees() -> None:
         for table in (native, plain):
             table.update(tokens, logits)
         for last, most in ((int(rng.integers(0, 20)), 15), (int(rng.integers(0, VOCAB)), 40)):
-            found, expected = native.draft(last, most), plain.draft(last, most)
-            assert [list(part) for part in found] == [list(part) for part in expected]
+            for request in (None, DraftRequest("s", 9, most, SamplingParams(temperature=0.8), 3)):
+                *found, scores = native.draft(last, most, request)
+                *expected, likely = plain.draft(last, most, request)
+                assert [list(part) for part in found] == [list(part) for part in expected]
+                assert list(scores) == pytest.approx(list(likely), rel=1e-9)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -179,13 +179,13 @@ class InnerDrafter(GuardedDrafter):
 
     def guess(self, wanted: Sequence[tuple[DraftRequest, list[int], int]]) -> dict[str, Draft]:
         """Its guesses of what follows the tokens of each request, at most the given number: valid trees of known
-        tokens; none where it has none."""
+        tokens; none where it has none. What the draft model draws with noise of its own is guessed greedily."""
         requests: list[DraftRequest] = []
         for request, tokens, depth in wanted:
             if depth > 0:
                 self._tell(request.seq_id, tokens)
-                place = len(tokens)
-                inner = DraftRequest(request.seq_id, place, depth, request.params, request.seed, request.choice)
+                params = replace(request.params, temperature=0.0) if draws(request) else request.params
+                inner = DraftRequest(request.seq_id, len(tokens), depth, params, request.seed, request.choice)
                 requests.append(inner)
         return self.propose(requests)
 

@@ -11,6 +11,9 @@ same prior and learns from every token that becomes known, whether or not anythi
 sequence that is never predicted, and can start again. Sources that agree make each other surer, and those that do not
 less sure. The probabilities along a draft, multiplied, are its survival.
 
+Where a request samples, guesses follow its noise instead (coupling.py): every source gives a mass to all that it has
+seen after every ending of the text (SAMPLED_WEIGHTS), and the masses are added. Under rules that need q they do not.
+
 Known tokens are indexed only when a draft is requested, so a drafter that is not used takes hardly any time.
 """
 
@@ -21,6 +24,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from wager.draft.base import Drafter
+from wager.draft.coupling import COUPLING
 from wager.draft.ngram import MIN_SURVIVAL
 from wager.draft.registry import DrafterParts
 from wager.draft.store_file import StoreFile
@@ -75,6 +79,12 @@ SHARED_PRIOR = (
 
 STORE_PRIOR = (0.04, 0.10, 0.15, 0.18, 0.23, 0.30, 0.36, 0.42, 0.46, 0.54, 0.61, 0.66, 0.69, 0.76, 0.85, 0.93)
 """By the probability that the store states, in sixteenths."""
+
+
+SAMPLED_WEIGHTS = (0.5, 0.13, 1.0)
+"""For the text itself, earlier answers and a store: the mass of a token that followed an ending of the text once, and
+nothing else did, or in a store with the probability 1. One that followed k times, of d different ones (at most the 32
+that came last), has k / d times as much."""
 
 
 class LookupSources(NamedTuple):
@@ -151,6 +161,8 @@ def lookup_table(name: str, sources: LookupSources, *, trees: bool = False) -> _
         prior_weight=PRIOR_WEIGHT,
         min_survival=MIN_SURVIVAL,
         most_certain=MOST_CERTAIN,
+        weights=SAMPLED_WEIGHTS,
+        coupling=COUPLING,
         slots=None if store is None else store.slots,
         homes=0 if store is None else store.header.homes,
         trees=trees,

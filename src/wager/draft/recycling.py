@@ -3,8 +3,9 @@
 A table holds, for every token, the ids of the 8 greatest logits that the target last gave after it: of every row that
 was verified, rejected guesses included. From the last known token on it is a tree, of which the likeliest nodes are
 drafted: the probability of a node is that of its rank, multiplied along the path. The probabilities of ranks are
-learned from every row: at which rank the table had what the target now finds likeliest. All requests of a tenant share
-a table, which is small: 32 bytes for each token id.
+learned from every row: at which rank the table had what the target now finds likeliest. Where a request samples, its
+noise chooses among the 8 (coupling.py), whose masses are their shares of what the logits then say. All requests of a
+tenant share a table, which is small: 64 bytes for each token id.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from wager.draft.base import Drafter, LogitsRows
+from wager.draft.coupling import COUPLING
 from wager.draft.registry import DrafterParts
 from wager.drafter_spec import DrafterSpec
 from wager.kernels import _native
@@ -25,6 +27,9 @@ PRIOR = (0.37, 0.09, 0.045, 0.03, 0.02, 0.016, 0.015, 0.013)
 
 PRIOR_WEIGHT = 50.0
 """How many rows the prior counts for."""
+
+SAMPLED_WEIGHT = 0.5
+"""Mass of all the ids of a token together."""
 
 MIN_SURVIVAL = 0.02
 """Guesses of lower survival are not made."""
@@ -72,13 +77,21 @@ class RecyclingDrafter(Drafter):
         self._tables.leave(seq_id)
 
     def _draft(self, request: DraftRequest) -> Draft:
-        tokens, parents, scores = self._tables.of(request.seq_id).draft(self._last[request.seq_id], request.depth)
+        table = self._tables.of(request.seq_id)
+        tokens, parents, scores = table.draft(self._last[request.seq_id], request.depth, request)
         return Draft(request.seq_id, tuple(tokens), tuple(parents), tuple(scores), self.name)
 
 
 def successor_table(vocab: int) -> _native.Successors:
     """In C++ (csrc/successors.h)."""
-    return _native.Successors(vocab, rates=PRIOR, prior_weight=PRIOR_WEIGHT, min_survival=MIN_SURVIVAL)
+    return _native.Successors(
+        vocab,
+        rates=PRIOR,
+        prior_weight=PRIOR_WEIGHT,
+        min_survival=MIN_SURVIVAL,
+        weight=SAMPLED_WEIGHT,
+        coupling=COUPLING,
+    )
 
 
 def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:

@@ -334,15 +334,19 @@ class StoreFile:
         """The number of tokens of the longest known context that `text` ends with, and its continuations, the likeliest
         first; (0, []) if none is known."""
         for size in range(min(LONGEST, len(text)), 0, -1):
-            value = context_hash(text[len(text) - size :])
-            at, found = (value >> 32) * self.header.homes >> 32, []
-            while slot := int(self.slots[at]):
-                if slot >> 28 == value & (1 << 36) - 1:
-                    found.append(Continuation(slot >> 8 & 0xFFFFF, slot & 0xFF))
-                at += 1
-            if found:
+            if found := self.of_context(text[len(text) - size :]):
                 return size, found
         return 0, []
+
+    def of_context(self, context: Sequence[int]) -> list[Continuation]:
+        """The continuations of this very context, the likeliest first; none if it is not known."""
+        value = context_hash(context)
+        at, found = (value >> 32) * self.header.homes >> 32, []
+        while slot := int(self.slots[at]):
+            if slot >> 28 == value & (1 << 36) - 1:
+                found.append(Continuation(slot >> 8 & 0xFFFFF, slot & 0xFF))
+            at += 1
+        return found
 
 
 def _mapped(path: Path) -> tuple[mmap.mmap | bytes, int]:

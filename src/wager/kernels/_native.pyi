@@ -420,6 +420,8 @@ class LookupTable:
         prior_weight: float,
         min_survival: float,
         most_certain: float,
+        weights: Sequence[float],
+        coupling: tuple[float, float, float, float],
         slots: NDArray[np.uint64] | None,
         homes: int,
         trees: bool,
@@ -432,9 +434,18 @@ class LookupTable:
     def nbytes(self) -> int: ...
 
 class Successors:
-    def __init__(self, vocab: int, *, rates: Sequence[float], prior_weight: float, min_survival: float) -> None: ...
+    def __init__(
+        self,
+        vocab: int,
+        *,
+        rates: Sequence[float],
+        prior_weight: float,
+        min_survival: float,
+        weight: float,
+        coupling: tuple[float, float, float, float],
+    ) -> None: ...
     def update(self, tokens: Sequence[int], logits: NDArray[np.float32], /) -> None: ...
-    def draft(self, last: int, most: int, /) -> tuple[list[int], list[int], list[float]]: ...
+    def draft(self, last: int, most: int, request: Any = None) -> tuple[list[int], list[int], list[float]]: ...
 
 class NgramTable:
     def __init__(
