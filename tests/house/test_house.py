@@ -53,6 +53,7 @@ LATE = {
     ("bench.machine", "kernels.cpu"),
     ("loading.drafters", "draft.combined"),
     ("loading.drafters", "loading.heads"),
+    ("loading.load", "draft.corpus.learning"),
     ("loading.load", "profiling.calibrate"),
     ("models.head_files", "models.safetensors_files"),
     ("models.hub", "models.download"),

@@ -88,7 +88,7 @@ _MAIN = (
     "--strict-fields", is_flag=True, help="Refuse fields that are not known, instead of leaving them out by name."
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Of the lines on stderr.")
-@flags.engine_flags()
+@flags.engine_flags(learning=True)
 def command(
     *,
     config: EngineConfig,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from wager.kernels import _native
 from wager.kernels.base import TargetOutput
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
@@ -100,6 +101,12 @@ class RemembersRequests(Protocol):
 
     def forget(self) -> None:
         """Forget them. No sequence is running."""
+
+
+class LearnedCorpora(Protocol):
+    """What was learned of earlier requests, by tenant; see draft/corpus/."""
+
+    def corpus(self, tenant: str) -> _native.Corpus: ...
 
 
 def remembers_requests(drafter: object) -> bool:
