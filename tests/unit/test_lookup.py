@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from oracle.corpus import PythonCorpus
 from oracle.lookup import PythonLookupTable
+from unit.test_corpus import native_corpus
 from wager.draft.lookup import (
     MOST_LONGEST,
     LookupDrafter,
@@ -94,12 +96,20 @@ def _store(path: Path, vocab: int, rng: random.Random) -> StoreFile:
 )
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("vocab", [2, 6, 5000])
+@pytest.mark.parametrize("learned", [False, True])
 def test_the_native_table_drafts_what_the_one_in_python_does(
-    longest: int, shared_tokens: int, vocab: int, tmp_path: Path, *, stored: bool, trees: bool
+    longest: int, shared_tokens: int, vocab: int, tmp_path: Path, *, stored: bool, trees: bool, learned: bool
 ) -> None:
     rng, known = random.Random(vocab), {}
     sources = LookupSources(longest, shared_tokens, _store(tmp_path / "s", vocab, rng) if stored else None)
     native, plain = lookup_table("suffix", sources, trees=trees), PythonLookupTable("suffix", sources, trees=trees)
+    texts = [[[rng.randrange(vocab) for _ in range(40)] for _ in range(3)] for _ in range(2 * learned)]
+    if learned:
+        native.read(native_corpus(tmp_path, texts))
+        plain.read(PythonCorpus(texts))
+        known["learned"] = texts[0][0][:30]
+        for table in (native, plain):
+            table.begin("learned", known["learned"], [])
     drafted = 0
     for step in range(300):
         if len(known) < 3 or rng.random() < 0.05:

@@ -247,7 +247,7 @@ class Segment:
 
     def __iter__(self) -> Iterator[LearnedText]:
         """Its texts, the oldest first."""
-        ends = np.append(self.texts["begin"][1:], len(self.tokens)).tolist()
+        ends = [*self.texts["begin"][1:].tolist(), len(self.tokens)]
         for begin, end, written, used in zip(
             self.texts["begin"].tolist(), ends, self.texts["written"].tolist(), self.used.tolist(), strict=True
         ):

@@ -274,16 +274,18 @@ class LearnedTexts:
 
     def _new_text(self, corpus: _Tenant, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
         """What is to be learned of an answer; nothing if it is known. Of a prompt the part that is not known."""
-        begin = max(0, len(prompt) - _CONTEXT)
+        digest, begin = 0, max(0, len(prompt) - _CONTEXT)
+        rest = begin
         if self._retention.prompts:
-            digest, begin = 0, 0
-            for at in range(0, len(prompt) - _BLOCK, _BLOCK):
-                digest = hash((digest, *prompt[at : at + _BLOCK]))
-                if self._is_known(corpus, digest) and at == begin:
-                    begin = at + _BLOCK
-            begin = max(0, begin - _BLOCK)
-        text = [*prompt[begin:], *answer]
-        return [] if self._is_known(corpus, hash((0, *text))) else text
+            begin = rest = 0
+            while rest + _BLOCK < len(prompt):
+                digest = hash((digest, *prompt[rest : rest + _BLOCK]))
+                if self._is_known(corpus, digest) and rest == begin:
+                    begin += _BLOCK
+                rest += _BLOCK
+        if self._is_known(corpus, hash((digest, *prompt[rest:], *answer))):
+            return []
+        return [*prompt[max(0, begin - _BLOCK) if digest else begin :], *answer]
 
     @staticmethod
     def _is_known(corpus: _Tenant, digest: int) -> bool:
