@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from hashlib import sha256
 from typing import Generic, Protocol, TypeVar
 
 from wager.types import NO_TENANT
@@ -16,6 +17,16 @@ MOST_TENANTS = 32
 """Tenants of which something is kept at a time while none of their sequences runs."""
 
 T = TypeVar("T")
+
+
+def tenant_of_key(key: str) -> str:
+    """The tenant whose requests have this API key."""
+    return sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def tenant_of_party(tenant: str, party: str) -> str:
+    """The tenant of a request where `party` ("": nobody is named) is one of several who share a key."""
+    return sha256(f"{tenant}\0{party}".encode()).hexdigest() if party else tenant
 
 
 class HasTenant(Protocol):

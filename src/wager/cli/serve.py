@@ -51,6 +51,13 @@ _MAIN = (
     help="Learn and cache across keys: faster, and keys can find out others' texts.",
 )
 @click.option(
+    "--tenant-by",
+    default="",
+    metavar="FIELD",
+    help="Tell the users of one key apart by a field of the body, too: user, safety_identifier or metadata.NAME. "
+    "What is learned and cached serves each alone.",
+)
+@click.option(
     "--show-rejected",
     is_flag=True,
     help="Answers with statistics show rejected guesses that may stem from other requests.",

@@ -23,7 +23,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,8 @@ from wager.draft.corpus.files import (
     part_of_segment,
     part_of_texts,
     read_log,
+    sync_folder,
+    tokenizer_of,
     write_segment,
 )
 from wager.errors import UsageError
@@ -93,11 +95,29 @@ class _Tenant:
     known: OrderedDict[int, None] = field(default_factory=OrderedDict)
 
 
+class _Waiting(NamedTuple):
+    """A text to be written into the folder of that name."""
+
+    folder: str
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    written: int
+
+
 class LearnedTexts:
     """The corpora below a folder of the texts of one tokenizer, which is given by its fingerprint. UsageError if the
-    folder cannot be used, or another process learns in it."""
+    folder cannot be used, or another process learns in it. `only`: names of tenants' folders, to leave others as they
+    are."""
 
-    def __init__(self, folder: Path, tokenizer: str, retention: Retention = DEFAULT_RETENTION) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: str,
+        retention: Retention = DEFAULT_RETENTION,
+        *,
+        only: Collection[str] | None = None,
+    ) -> None:
+        self._only = only
         self._root, self._tokenizer, self._retention = folder, bytes.fromhex(tokenizer), retention
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -113,10 +133,10 @@ class LearnedTexts:
         self._names: dict[str, str] = {}
         self._requests: dict[str, tuple[Request, set[int]]] = {}  # and the choices that have not ended
         self._answers: dict[tuple[str, int], list[int]] = {}
-        self._queue: deque[tuple[str, Sequence[int], Sequence[int], int]] = deque()
+        self._queue: deque[_Waiting] = deque()
         self._queued = 0
         self._due: OrderedDict[str, None] = OrderedDict()
-        self._busy = ""
+        self._busy = "all"  # it looks for what is too old
         self._closing = self._sealing = False
         self._warned: dict[str, float] = {}
         self._work = threading.Condition()
@@ -157,14 +177,24 @@ class LearnedTexts:
                 if answer:
                     self.learn(request.tenant, request.prompt, answer)
 
-    def learn(self, tenant: str, prompt: Sequence[int], answer: Sequence[int], *, written: int | None = None) -> None:
-        """An answer of now, or `written` at so many seconds since 1970. It is left out where too much waits."""
+    def learn(
+        self,
+        tenant: str,
+        prompt: Sequence[int],
+        answer: Sequence[int],
+        *,
+        written: int | None = None,
+        folder: str = "",
+    ) -> None:
+        """An answer of now, or `written` at so many seconds since 1970, for a tenant or the `folder` of one. It is left
+        out where too much waits."""
         size = len(prompt) + len(answer)
+        name = folder or self.folder_name(tenant)
         with self._work:
             if self._closing or self._queued + size > _MOST_QUEUED:
                 self._warn("Texts come faster than they can be written: some are not learned.")
                 return
-            self._queue.append((tenant, prompt, answer, int(time.time()) if written is None else written))
+            self._queue.append(_Waiting(name, prompt, answer, int(time.time()) if written is None else written))
             self._queued += size
             self._work.notify_all()
 
@@ -180,6 +210,13 @@ class LearnedTexts:
             self._sealing = True
             self._work.notify_all()
             self._work.wait_for(lambda: not self._sealing)
+        self.settle()
+
+    def rebuild(self, folders: Iterable[str]) -> None:
+        """Look at these folders again: what is too old leaves."""
+        with self._work:
+            self._due.update(dict.fromkeys(folders))
+            self._work.notify_all()
         self.settle()
 
     def close(self) -> None:
@@ -238,23 +275,23 @@ class LearnedTexts:
                 closing, texts = self._closing, list(self._queue)
                 seals = closing or self._sealing
                 self._queue.clear()
-            for tenant, prompt, answer, written in texts:
-                self._append(tenant, prompt, answer, written)
+            for text in texts:
+                self._append(text)
             if seals or time.monotonic() - synced >= _SYNC_S:
                 synced = time.monotonic()
                 self._sync(closes_all=seals)
             with self._work:
                 self._sealing = self._sealing and not seals
-                self._queued = sum(len(prompt) + len(answer) for _, prompt, answer, _ in self._queue)
+                self._queued = sum(len(text.prompt) + len(text.answer) for text in self._queue)
                 self._work.notify_all()
                 if closing and not self._queue:
                     return
 
-    def _append(self, tenant: str, prompt: Sequence[int], answer: Sequence[int], written: int) -> None:
-        name = self.folder_name(tenant)
+    def _append(self, waiting: _Waiting) -> None:
+        name = waiting.folder
         with self._work:
             corpus = self._of(name)
-        text = self._new_text(corpus, prompt, answer)
+        text = self._new_text(corpus, waiting.prompt, waiting.answer)
         if not text:
             return
         try:
@@ -263,7 +300,7 @@ class LearnedTexts:
                 number = max((file.last for file in corpus_files(corpus.folder)), default=0) + 1
                 corpus.log_path = corpus.folder / f"{number}.log"  # before it is there: the builder leaves it alone
                 corpus.log = Log(corpus.log_path, self._tokenizer)
-            corpus.log.append(text, written)
+            corpus.log.append(text, waiting.written)
         except OSError as error:
             self._failed(error)
             if corpus.log is None:
@@ -364,7 +401,7 @@ class LearnedTexts:
             return []
         found, oldest = [], self._oldest()
         for folder in sorted(self._folder.iterdir()):
-            for file in corpus_files(folder):
+            for file in corpus_files(folder) if self._only is None or folder.name in self._only else ():
                 with suppress(OSError, CorpusFileError):
                     of_log = file.path.stat().st_mtime if file.is_log else 0.0
                     if (of_log or Segment(file).texts["written"].min()) < oldest:
@@ -483,6 +520,34 @@ class LearnedTexts:
         log.warning("%s %s", error, "The corpus goes on without it.")
         with suppress(OSError):
             file.path.rename(file.path.with_name(f"{file.path.name}.unread"))
+
+
+def forget_tenants(folder: Path, tenants: Iterable[Path]) -> None:
+    """Overwrite and remove all files of these tenants. UsageError while a process learns in the folder."""
+    lock = lock_folder(folder)
+    try:
+        for tenant in tenants:
+            for path in tenant.iterdir():
+                erase(path)
+            sync_folder(tenant)
+            tenant.rmdir()
+    finally:
+        os.close(lock)
+
+
+def forget_older(folder: Path, tenants: Iterable[Path], *, days: float) -> None:
+    """Overwrite and remove the texts of these tenants that were written before so many days. UsageError while a process
+    learns in the folder."""
+    names: dict[str, list[str]] = {}
+    for tenant in tenants:
+        for file in corpus_files(tenant)[:1]:
+            names.setdefault(tokenizer_of(file.path).hex(), []).append(tenant.name)
+    for tokenizer, folders in names.items():
+        learned = LearnedTexts(folder, tokenizer, Retention(days, 1 << 60), only=folders)
+        try:
+            learned.rebuild(folders)
+        finally:
+            learned.close()
 
 
 def lock_folder(folder: Path) -> int:
