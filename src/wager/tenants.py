@@ -36,12 +36,28 @@ class HasTenant(Protocol):
     def tenant(self) -> str: ...
 
 
-class PerTenant(Generic[T]):
-    """One value for each tenant, made by `make` when its first sequence enters. Beyond `most` tenants the values that
-    no sequence uses are dropped, the least recently used first."""
+class KeptStates(Protocol):
+    """What is kept of a tenant on disk beside its texts, by name; see draft/corpus/learning.py."""
 
-    def __init__(self, make: Callable[[], T], *, most: int = MOST_TENANTS) -> None:
+    before_close: list[Callable[[], object]]
+    """Called before the last states are written."""
+
+    def state(self, tenant: str, name: str) -> bytes | None:
+        """None if nothing is kept, or it is damaged."""
+
+    def keep(self, tenant: str, name: str, state: bytes) -> None:
+        """Written soon, in the place of an earlier one."""
+
+
+class PerTenant(Generic[T]):
+    """One value for each tenant, made by `make` when its first sequence enters; `made` is called with the tenant and a
+    new value. Beyond `most` tenants the values that no sequence uses are dropped, the least recently used first."""
+
+    def __init__(
+        self, make: Callable[[], T], *, most: int = MOST_TENANTS, made: Callable[[str, T], object] | None = None
+    ) -> None:
         self._make = make
+        self._made = made
         self._most = most
         self._values: OrderedDict[str, T] = OrderedDict()
         self._tenants: dict[str, str] = {}  # of sequences
@@ -53,6 +69,10 @@ class PerTenant(Generic[T]):
     def values(self) -> list[T]:
         """The values of all tenants."""
         return list(self._values.values())
+
+    def items(self) -> list[tuple[str, T]]:
+        """The tenants and their values."""
+        return list(self._values.items())
 
     @property
     def present(self) -> Collection[str]:
@@ -91,6 +111,8 @@ class PerTenant(Generic[T]):
         value = self._values.get(tenant)
         if value is None:
             value = self._values[tenant] = self._make()
+            if self._made is not None:
+                self._made(tenant, value)
             self._drop_unused()
         elif len(self._values) > 1:
             self._values.move_to_end(tenant)

@@ -123,6 +123,37 @@ def test_what_cannot_be_learned_is_refused(options: dict[str, Any], said: str, t
     opened(tmp_path).close()  # what was refused holds no lock
 
 
+def test_acceptance_and_recycled_tokens_are_kept_for_later_processes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"depth": None, "learn": tmp_path}
+    with opened(None, "none", depth=None) as llm:
+        plain = ids(answers(llm, GREEDY))
+
+    def estimates(llm: LLM) -> Any:
+        policies: Any = llm.engine.policy
+        return [model.estimates() for model in policies.policy.policy.acceptance.values()]
+
+    with opened(None, "suffix,recycle", **{**options, "learn": None}) as llm:
+        blank = estimates(llm)
+    with opened(None, "suffix,recycle", **options) as llm:
+        assert ids(answers(llm, GREEDY)) == plain
+        learned = estimates(llm)
+        assert learned != blank
+    [*_, table] = sorted(tmp_path.glob("*/*/*.state"))
+    assert table.name == "recycle.state" and table.stat().st_mode & 0o777 == 0o600
+    with opened(None, "suffix,recycle", **options) as llm:
+        assert estimates(llm) == learned, "they go on"
+        [first] = llm.generate([PROMPTS[0]], GREEDY)
+        assert first.token_ids == plain[0]
+    for path in tmp_path.glob("*/*/*.state"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with opened(None, "suffix,recycle", **options) as llm:
+        assert estimates(llm) == blank
+        assert ids(answers(llm, GREEDY)) == plain
+    assert caplog.text.count("is damaged: it begins anew") == 2
+
+
 # ---- wager corpus ----------------------------------------------------------------------------------------------------
 
 

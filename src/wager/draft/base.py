@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
+from wager.tenants import KeptStates
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 
@@ -103,7 +104,7 @@ class RemembersRequests(Protocol):
         """Forget them. No sequence is running."""
 
 
-class LearnedCorpora(Protocol):
+class LearnedCorpora(KeptStates, Protocol):
     """What was learned of earlier requests, by tenant; see draft/corpus/."""
 
     def corpus(self, tenant: str) -> _native.Corpus: ...

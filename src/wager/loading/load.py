@@ -212,9 +212,8 @@ def load(
                 report(f"loading the {loaded.role} {loaded.path.name}")
         blocks, decoder = target.memory_plan.num_blocks, target.decoder
         built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks, learned=learned) for item in opened]
-        engine = _assemble(config, target, [drafter] if drafter else built, plan, report=report)
+        engine = _assemble(config, target, [drafter] if drafter else built, plan, report=report, learned=learned)
         unless_built.pop_all()
-    engine.learned = learned
     engine.notes = tuple(model.note for item in opened for model in item.models if model.note)
     return engine
 
@@ -334,7 +333,13 @@ def calibration_setup(kernels: Kernels, spec: ModelSpec, *, model: str, dtype: s
 
 
 def _assemble(
-    config: EngineConfig, target: LoadedTarget, drafters: Sequence[Drafter], plan: MemoryPlan, *, report: Report
+    config: EngineConfig,
+    target: LoadedTarget,
+    drafters: Sequence[Drafter],
+    plan: MemoryPlan,
+    *,
+    report: Report,
+    learned: LearnedTexts | None,
 ) -> LoadedEngine:
     decoder, model, rule = target.decoder, target.opened, config.speculation.verify
     runner, trace = Runner(decoder, rule=rule, kernels=target.kernels, buffers=decoder.buffers), Trace()
@@ -351,14 +356,14 @@ def _assemble(
     engine = LoadedEngine(
         runner,
         scheduler,
-        policy=TenantPolicies(built.make, scheduler.sequences),
+        policy=TenantPolicies(built.make, scheduler.sequences, kept=learned),
         proposer=Proposer(*(drafters if built.max_depth else ()), vocab=decoder.vocab, rule=rule),
         decoder=lambda prompt: IncrementalDecoder(model.tokenizer, after=prompt),
         eos=model.tokenizer.eos_ids,
         grammars=GrammarCompiler(model.tokenizer),
         trace=trace,
     )
-    engine.target, engine.memory_plan = target, plan
+    engine.target, engine.memory_plan, engine.learned = target, plan, learned
     return engine
 
 

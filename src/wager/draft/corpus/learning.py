@@ -8,7 +8,8 @@ so.
 
     FOLDER/lock                         held by the process that writes
     FOLDER/key                          names the tenants' folders: a digest of a tenant is keyed with it
-    FOLDER/TOKENIZER/TENANT/            files (files.py), by the beginnings of the digests
+    FOLDER/TOKENIZER/TENANT/            files (files.py), by the beginnings of the digests; NAME.state: what drafters
+                                        and the policy go on from, a SHA-256 before it
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from wager.draft.corpus.files import (
     write_segment,
 )
 from wager.errors import UsageError
-from wager.inputs import remove_unfinished
+from wager.inputs import remove_unfinished, replacing
 from wager.kernels import _native
 from wager.types import OutputDelta, Request
 
@@ -66,7 +67,7 @@ _MOST_TENANTS = 64  # whose corpora are open while nobody uses them
 _CONTEXT = 5  # tokens of a prompt that are kept before an answer
 _BLOCK = 32  # tokens of a prompt that are learned, or known, together
 _MOST_KNOWN = 1 << 14  # digests of texts and of beginnings of prompts, that are not learned again
-_ERASED = ".erase"
+_ERASED, _STATE, _UNREAD = ".erase", ".state", ".unread"
 
 
 class Retention(NamedTuple):
@@ -129,6 +130,7 @@ class LearnedTexts:
             raise UsageError(
                 f"Nothing can be learned in {folder}: {error.strerror or error}.", "Give a folder that can be written."
             ) from error
+        self.before_close: list[Callable[[], object]] = []
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # by the name of the folder
         self._names: dict[str, str] = {}
         self._requests: dict[str, tuple[Request, set[int]]] = {}  # and the choices that have not ended
@@ -226,6 +228,9 @@ class LearnedTexts:
             self._work.notify_all()
         for thread in self._threads:
             thread.join()
+        for keep in self.before_close:
+            keep()
+        self.before_close.clear()
         for tenant in self._tenants.values():
             tenant.corpus.set([])
         if self._lock >= 0:
@@ -241,6 +246,31 @@ class LearnedTexts:
                 self._names.clear()
             name = self._names[tenant] = tenant_folder_name(tenant, self._key)
         return name
+
+    def state(self, tenant: str, name: str) -> bytes | None:
+        """See KeptStates."""
+        path = self._folder / self.folder_name(tenant) / f"{name}{_STATE}"
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        if hashlib.sha256(data[32:]).digest() != data[:32]:
+            log.warning("%s is damaged: it begins anew.", path)
+            return None
+        return data[32:]
+
+    def keep(self, tenant: str, name: str, state: bytes) -> None:
+        """See KeptStates. Only what a tenant has that learned something."""
+        folder = self._folder / self.folder_name(tenant)
+        try:
+            if folder.is_dir():
+                with replacing(folder / f"{name}{_STATE}") as file:
+                    os.fchmod(file.fileno(), 0o600)
+                    file.write(hashlib.sha256(state).digest() + state)
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError as error:
+            self._failed(error)
 
     def _of(self, name: str) -> _Tenant:
         tenant = self._tenants.get(name)
@@ -396,15 +426,17 @@ class LearnedTexts:
                 del self._tenants[name]
 
     def _expired(self) -> list[str]:
-        """The tenants that have texts which are too old."""
+        """The tenants that have something which is too old."""
         if self._retention.days is None:
             return []
         found, oldest = [], self._oldest()
         for folder in sorted(self._folder.iterdir()):
-            for file in corpus_files(folder) if self._only is None or folder.name in self._only else ():
+            if self._only is None or folder.name in self._only:
                 with suppress(OSError, CorpusFileError):
-                    of_log = file.path.stat().st_mtime if file.is_log else 0.0
-                    if (of_log or Segment(file).texts["written"].min()) < oldest:
+                    segments = [file for file in corpus_files(folder) if not file.is_log]
+                    times = [float(Segment(file).texts["written"].min()) for file in segments]
+                    times += [path.stat().st_mtime for path in folder.iterdir() if path.suffix != ".segment"]
+                    if min(times, default=oldest) < oldest:
                         found.append(folder.name)
         return found
 
@@ -460,6 +492,10 @@ class LearnedTexts:
         tenant.corpus.set([segment.arrays for segment in reversed(segments)])
         for path in gone:
             erase(path) if leaving else path.unlink(missing_ok=True)
+        others = [*tenant.folder.glob(f"*{_STATE}"), *tenant.folder.glob(f"*{_UNREAD}")]
+        for path in others:
+            if path.stat().st_mtime < self._oldest():
+                erase(path)
 
     def _leave_out(self, parts: Sequence[SegmentPart]) -> bool:
         """Mark the texts that are too old, and those that were not used for longest while there are too many bytes;
@@ -519,7 +555,7 @@ class LearnedTexts:
         """A file that is not read keeps its bytes under another name, until the tenant is forgotten."""
         log.warning("%s %s", error, "The corpus goes on without it.")
         with suppress(OSError):
-            file.path.rename(file.path.with_name(f"{file.path.name}.unread"))
+            file.path.rename(file.path.with_name(f"{file.path.name}{_UNREAD}"))
 
 
 def forget_tenants(folder: Path, tenants: Iterable[Path]) -> None:
