@@ -29,9 +29,6 @@ _ACTIONS = ("list", "show", "export", "import", "forget")
 @click.option("--api-key-file", type=flags.InputPath(), help="Of the tenants whose API keys are in this file.")
 @click.option("--user", metavar="VALUE", help="Of this value of serve's --tenant-by, with the keys of --api-key-file.")
 @click.option("--all", "everyone", is_flag=True, help="Of all tenants: forget wants it said.")
-@click.option(
-    "--older-than", type=click.FloatRange(0, 36500), metavar="DAYS", help="forget: what was written before that."
-)
 @click.option("--limit", type=flags.Count(min=1), default=10, help="show: the latest texts of each tenant.")
 @click.option("--file", "path", type=flags.InputPath(), help="import: recorded answers, as acceptance reads them.")
 @click.option("--output", "output_path", type=flags.OutputPath(), metavar="PATH", help="export: JSON lines of texts.")
@@ -47,7 +44,6 @@ def command(
     api_key_file: Path | None,
     user: str | None,
     everyone: bool,
-    older_than: float | None,
     limit: int,
     path: Path | None,
     output_path: Path | None,
@@ -64,7 +60,7 @@ def command(
     if action == "import":
         _import(chosen, _needed(path, "--file"), _needed(model, "--model"))
     elif action == "forget":
-        _forget(chosen, older_than=older_than, everyone=everyone)
+        _forget(chosen, everyone=everyone)
     elif action == "export":
         _export(chosen, _needed(output_path, "--output"))
     elif action == "show":
@@ -78,7 +74,7 @@ _USES = {
     "show": {"limit", "model", "json_path"},
     "export": {"output_path"},
     "import": {"path", "model"},
-    "forget": {"older_than", "everyone"},
+    "forget": {"everyone"},
 }
 
 
@@ -108,14 +104,23 @@ class _Choice:
 
     def tenants(self) -> list[Path]:
         """Their folders. UsageError if there is none where some were named."""
-        found = sorted(path for path in self.folder.glob("*/*") if path.is_dir())
-        found = [path for path in found if path.name.startswith(self.begin or "")]
-        found = [path for path in found if self.names is None or path.name in self.names]
+        _key_of(self.folder)
+        found = []
+        for path in sorted(self.folder.glob(f"{'[0-9a-f]' * 16}/{'[0-9a-f]' * 32}")):  # and no other folders
+            if path.name.startswith(self.begin or "") and (self.names is None or path.name in self.names):
+                found.append(path)
         if not found and (self.begin is not None or self.names is not None):
             raise UsageError(f"{self.folder} has nothing of that tenant.", "wager corpus list names all of them.")
-        if not (self.folder / "key").exists():
-            raise UsageError(f"{shown(str(self.folder))} is no folder of --learn.", "Give the one that was learned in.")
         return found
+
+
+def _key_of(folder: Path) -> bytes:
+    """The key of the names below a folder. UsageError if nothing was learned there."""
+    try:
+        return (folder / "key").read_bytes()
+    except OSError:
+        hint = "Give the one that was learned in."
+        raise UsageError(f"{shown(str(folder))} is no folder of --learn.", hint) from None
 
 
 def _names_of(folder: Path, api_key_file: Path | None, user: str | None) -> tuple[str, ...] | None:
@@ -126,9 +131,7 @@ def _names_of(folder: Path, api_key_file: Path | None, user: str | None) -> tupl
     from wager.serve.limits import read_api_keys
     from wager.tenants import tenant_of_key, tenant_of_party
 
-    if not (folder / "key").exists():
-        raise UsageError(f"{shown(str(folder))} is no folder of --learn.", "Give the one that was learned in.")
-    secret = (folder / "key").read_bytes()
+    secret = _key_of(folder)
     keys = [tenant_of_key(key) for key in read_api_keys(api_key_file)] if api_key_file else [""]
     party = "" if user is None else json.dumps(user)
     return tuple(tenant_folder_name(tenant_of_party(key, party), secret) for key in keys)
@@ -234,16 +237,13 @@ def _import(chosen: _Choice, path: Path, model: str) -> None:
     console.say(f"{len(prompts)} answers were learned.")
 
 
-def _forget(chosen: _Choice, *, older_than: float | None, everyone: bool) -> None:
-    from wager.draft.corpus.learning import forget_older, forget_tenants
+def _forget(chosen: _Choice, *, everyone: bool) -> None:
+    from wager.draft.corpus.learning import forget_tenants
 
     if not everyone and chosen.begin is None and chosen.names is None:
         raise UsageError("Whose texts are to be forgotten is not said.", "Give --tenant, --api-key-file or --all.")
     tenants = chosen.tenants()
-    if older_than is None:
-        forget_tenants(chosen.folder, tenants)
-    else:
-        forget_older(chosen.folder, tenants, days=older_than)
+    forget_tenants(chosen.folder, tenants)
     console.say(f"It is forgotten, of {len(tenants)} tenant{'s' * (len(tenants) != 1)}.")
 
 

@@ -91,14 +91,6 @@ def corpus_files(folder: Path) -> list[CorpusFile]:
     return sorted(found, key=lambda file: (file.first, -file.last, file.is_log))
 
 
-def tokenizer_of(path: Path) -> bytes:
-    """The digest of the tokenizer that the header of a log or a segment names."""
-    with path.open("rb") as file:
-        if path.suffix == ".log":
-            return file.read(_LOG_HEADER.size)[-32:]
-        return file.read(_SEGMENT_HEADER.size)[-96:-64]
-
-
 def sync_folder(folder: Path) -> None:
     """Names that were written into a folder survive a power cut."""
     opened = os.open(folder, os.O_RDONLY)

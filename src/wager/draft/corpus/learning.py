@@ -24,7 +24,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +46,6 @@ from wager.draft.corpus.files import (
     part_of_texts,
     read_log,
     sync_folder,
-    tokenizer_of,
     write_segment,
 )
 from wager.errors import UsageError
@@ -107,18 +106,9 @@ class _Waiting(NamedTuple):
 
 class LearnedTexts:
     """The corpora below a folder of the texts of one tokenizer, which is given by its fingerprint. UsageError if the
-    folder cannot be used, or another process learns in it. `only`: names of tenants' folders, to leave others as they
-    are."""
+    folder cannot be used, or another process learns in it."""
 
-    def __init__(
-        self,
-        folder: Path,
-        tokenizer: str,
-        retention: Retention = DEFAULT_RETENTION,
-        *,
-        only: Collection[str] | None = None,
-    ) -> None:
-        self._only = only
+    def __init__(self, folder: Path, tokenizer: str, retention: Retention = DEFAULT_RETENTION) -> None:
         self._root, self._tokenizer, self._retention = folder, bytes.fromhex(tokenizer), retention
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -138,7 +128,7 @@ class LearnedTexts:
         self._queue: deque[_Waiting] = deque()
         self._queued = 0
         self._due: OrderedDict[str, None] = OrderedDict()
-        self._busy = "all"  # it looks for what is too old
+        self._busy = "all"  # at first it looks for what is too old
         self._closing = self._sealing = False
         self._warned: dict[str, float] = {}
         self._work = threading.Condition()
@@ -193,8 +183,9 @@ class LearnedTexts:
         size = len(prompt) + len(answer)
         name = folder or self.folder_name(tenant)
         with self._work:
-            if self._closing or self._queued + size > _MOST_QUEUED:
+            if self._queued + size > _MOST_QUEUED:
                 self._warn("Texts come faster than they can be written: some are not learned.")
+            if self._closing or self._queued + size > _MOST_QUEUED:
                 return
             self._queue.append(_Waiting(name, prompt, answer, int(time.time()) if written is None else written))
             self._queued += size
@@ -203,7 +194,7 @@ class LearnedTexts:
     def settle(self) -> None:
         """Wait until all that was learned is written, and what is due has been built."""
         with self._work:
-            self._work.wait_for(lambda: not (self._queued or self._due or self._busy))
+            self._work.wait_for(lambda: self._closing or not (self._queued or self._due or self._busy))
 
     def seal(self) -> None:
         """As `settle`, with all logs made into segments."""
@@ -211,14 +202,7 @@ class LearnedTexts:
         with self._work:
             self._sealing = True
             self._work.notify_all()
-            self._work.wait_for(lambda: not self._sealing)
-        self.settle()
-
-    def rebuild(self, folders: Iterable[str]) -> None:
-        """Look at these folders again: what is too old leaves."""
-        with self._work:
-            self._due.update(dict.fromkeys(folders))
-            self._work.notify_all()
+            self._work.wait_for(lambda: self._closing or not self._sealing)
         self.settle()
 
     def close(self) -> None:
@@ -306,7 +290,10 @@ class LearnedTexts:
                 seals = closing or self._sealing
                 self._queue.clear()
             for text in texts:
-                self._append(text)
+                try:
+                    self._append(text)
+                except Exception:  # the next one may be better
+                    log.exception("a text could not be learned")
             if seals or time.monotonic() - synced >= _SYNC_S:
                 synced = time.monotonic()
                 self._sync(closes_all=seals)
@@ -421,7 +408,7 @@ class LearnedTexts:
     def _close_unused(self) -> None:
         """Let go of the tenants that were used least recently."""
         for name, tenant in list(self._tenants.items())[: max(0, len(self._tenants) - _MOST_TENANTS)]:
-            if tenant.log is None and tenant.log_path is None and name not in self._due and not self._queue:
+            if tenant.log_path is None and name not in self._due and not self._queued:
                 tenant.corpus.set([])
                 del self._tenants[name]
 
@@ -430,14 +417,13 @@ class LearnedTexts:
         if self._retention.days is None:
             return []
         found, oldest = [], self._oldest()
-        for folder in sorted(self._folder.iterdir()):
-            if self._only is None or folder.name in self._only:
-                with suppress(OSError, CorpusFileError):
-                    segments = [file for file in corpus_files(folder) if not file.is_log]
-                    times = [float(Segment(file).texts["written"].min()) for file in segments]
-                    times += [path.stat().st_mtime for path in folder.iterdir() if path.suffix != ".segment"]
-                    if min(times, default=oldest) < oldest:
-                        found.append(folder.name)
+        for folder in self._folder.glob("*"):
+            with suppress(OSError, CorpusFileError):
+                segments = [file for file in corpus_files(folder) if not file.is_log]
+                times = [float(Segment(file).texts["written"].min()) for file in segments]
+                times += [path.stat().st_mtime for path in folder.iterdir() if path.suffix != ".segment"]
+                if min(times, default=oldest) < oldest:
+                    found.append(folder.name)
         return found
 
     def _oldest(self) -> float:
@@ -569,21 +555,6 @@ def forget_tenants(folder: Path, tenants: Iterable[Path]) -> None:
             tenant.rmdir()
     finally:
         os.close(lock)
-
-
-def forget_older(folder: Path, tenants: Iterable[Path], *, days: float) -> None:
-    """Overwrite and remove the texts of these tenants that were written before so many days. UsageError while a process
-    learns in the folder."""
-    names: dict[str, list[str]] = {}
-    for tenant in tenants:
-        for file in corpus_files(tenant)[:1]:
-            names.setdefault(tokenizer_of(file.path).hex(), []).append(tenant.name)
-    for tokenizer, folders in names.items():
-        learned = LearnedTexts(folder, tokenizer, Retention(days, 1 << 60), only=folders)
-        try:
-            learned.rebuild(folders)
-        finally:
-            learned.close()
 
 
 def lock_folder(folder: Path) -> int:
