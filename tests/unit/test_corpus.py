@@ -300,8 +300,9 @@ def test_the_same_answer_is_kept_once_and_prompts_are_kept_if_that_is_asked_for(
         assert len(second) < 80 + 2 * 40 + 32
 
 
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, "cd" * 32])
 def test_old_texts_leave_and_of_too_many_those_that_were_used_least_recently(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
 ) -> None:
     now = int(time.time())
     texts = learned(tmp_path, Retention(days=10, most_bytes=70 * 8 * 401))
@@ -323,11 +324,10 @@ def test_old_texts_leave_and_of_too_many_those_that_were_used_least_recently(
     gone = np.array(random_text(20, 400), "<i4").tobytes()[:64]
     assert not any(gone in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     monkeypatch.setattr(learning.time, "time", lambda: now + 86400 * 20)
-    texts = learned(tmp_path, Retention(days=10))
-    texts.settle()
-    while any((tmp_path / TOKENIZER[:16]).rglob("*.segment")):  # nobody asks for that tenant
-        time.sleep(0.01)
+    texts = LearnedTexts(tmp_path, tokenizer, Retention(days=10))
+    texts.settle()  # nobody asks for that tenant
     texts.close()
+    assert texts_in(tmp_path) == []
 
 
 # ---- whose text ------------------------------------------------------------------------------------------------------

@@ -104,9 +104,11 @@ class _Choice:
 
     def tenants(self) -> list[Path]:
         """Their folders. UsageError if there is none where some were named."""
+        from wager.draft.corpus.learning import TENANT_FOLDERS
+
         _key_of(self.folder)
         found = []
-        for path in sorted(self.folder.glob(f"{'[0-9a-f]' * 16}/{'[0-9a-f]' * 32}")):  # and no other folders
+        for path in sorted(self.folder.glob(TENANT_FOLDERS)):  # and no other folders
             if path.name.startswith(self.begin or "") and (self.names is None or path.name in self.names):
                 found.append(path)
         if not found and (self.begin is not None or self.names is not None):

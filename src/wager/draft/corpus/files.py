@@ -35,8 +35,8 @@ from wager.kernels import _native
 FORMAT = 1
 _LOG_HEADER = struct.Struct("<8sI4x32s")  # magic, format, tokenizer
 _RECORD = struct.Struct("<IIQ")  # tokens, CRC-32 of what follows, seconds since 1970
-_SEGMENT_HEADER = struct.Struct("<8sI4x4Q32s32s32s")
-"""Magic, format, numbers of keys, texts, tokens, places, tokenizer, SHA-256 of the data, and of the header so far."""
+_SEGMENT_HEADER = struct.Struct("<8sI4x32s4Q32s32s")
+"""Magic, format, tokenizer, numbers of keys, texts, tokens, places, SHA-256 of the data, and of the header so far."""
 
 _LOG_MAGIC, _SEGMENT_MAGIC = b"WAGERLOG", b"WAGERSEG"
 _NAMES = re.compile(r"(\d{1,12})\.log|(\d{1,12})-(\d{1,12})\.segment")
@@ -89,6 +89,12 @@ def corpus_files(folder: Path) -> list[CorpusFile]:
                 first, last = (match[1], match[1]) if match[1] else (match[2], match[3])
                 found.append(CorpusFile(path, int(first), int(last)))
     return sorted(found, key=lambda file: (file.first, -file.last, file.is_log))
+
+
+def tokenizer_of(path: Path) -> bytes:
+    """The digest of the tokenizer that a log or a segment was written for."""
+    with path.open("rb") as file:
+        return file.read(48)[16:]
 
 
 def sync_folder(folder: Path) -> None:
@@ -201,7 +207,7 @@ class Segment:
         with path.open("rb") as opened:
             self.nbytes = os.fstat(opened.fileno()).st_size
             header = opened.read(_SEGMENT_HEADER.size).ljust(_SEGMENT_HEADER.size, b"\0")
-            magic, version, *counts, written_for, self._sha256, check = _SEGMENT_HEADER.unpack(header)
+            magic, version, written_for, *counts, self._sha256, check = _SEGMENT_HEADER.unpack(header)
             _check(path, magic == _SEGMENT_MAGIC, version, written_for, tokenizer)
             keys, texts, tokens, places = counts
             ends = np.cumsum([_SEGMENT_HEADER.size, 8 * keys, TEXT.itemsize * texts, 4 * tokens, 4 * places]).tolist()
@@ -329,7 +335,7 @@ def write_segment(path: Path, parts: Sequence[SegmentPart], tokenizer: bytes) ->
     for each in data:
         digest.update(each)
     header = _SEGMENT_HEADER.pack(
-        _SEGMENT_MAGIC, FORMAT, len(keys), len(texts), len(tokens), len(order), tokenizer, digest.digest(), bytes(32)
+        _SEGMENT_MAGIC, FORMAT, tokenizer, len(keys), len(texts), len(tokens), len(order), digest.digest(), bytes(32)
     )[:-32]
     with replacing(path) as file:
         os.fchmod(file.fileno(), 0o600)

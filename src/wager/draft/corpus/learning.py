@@ -46,6 +46,7 @@ from wager.draft.corpus.files import (
     part_of_texts,
     read_log,
     sync_folder,
+    tokenizer_of,
     write_segment,
 )
 from wager.errors import UsageError
@@ -66,6 +67,7 @@ _MOST_TENANTS = 64  # whose corpora are open while nobody uses them
 _CONTEXT = 5  # tokens of a prompt that are kept before an answer
 _BLOCK = 32  # tokens of a prompt that are learned, or known, together
 _MOST_KNOWN = 1 << 14  # digests of texts and of beginnings of prompts, that are not learned again
+TENANT_FOLDERS = f"{'[0-9a-f]' * 16}/{'[0-9a-f]' * 32}"
 _ERASED, _STATE, _UNREAD = ".erase", ".state", ".unread"
 
 
@@ -86,6 +88,7 @@ class _Tenant:
     """A tenant's corpus. `log` is the writer's; `segments` and `opened` are the builder's."""
 
     folder: Path
+    tokenizer: bytes
     corpus: _native.Corpus = field(default_factory=_native.Corpus)
     log: Log | None = None
     log_path: Path | None = None
@@ -259,7 +262,7 @@ class LearnedTexts:
     def _of(self, name: str) -> _Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._tenants[name] = _Tenant(self._folder / name)
+            tenant = self._tenants[name] = _Tenant(self._folder / name, self._tokenizer)
             self._due[name] = None
             self._work.notify_all()
         self._tenants.move_to_end(name)
@@ -413,17 +416,19 @@ class LearnedTexts:
                 del self._tenants[name]
 
     def _expired(self) -> list[str]:
-        """The tenants that have something which is too old."""
-        if self._retention.days is None:
-            return []
+        """The tenants that have something which is too old. Of other tokenizers it leaves at once."""
         found, oldest = [], self._oldest()
-        for folder in self._folder.glob("*"):
+        for folder in self._root.glob(TENANT_FOLDERS):
             with suppress(OSError, CorpusFileError):
-                segments = [file for file in corpus_files(folder) if not file.is_log]
-                times = [float(Segment(file).texts["written"].min()) for file in segments]
+                files = corpus_files(folder)
+                times = [float(Segment(file).texts["written"].min()) for file in files if not file.is_log]
                 times += [path.stat().st_mtime for path in folder.iterdir() if path.suffix != ".segment"]
-                if min(times, default=oldest) < oldest:
+                if min(times, default=oldest) >= oldest:
+                    continue
+                if folder.parent == self._folder:
                     found.append(folder.name)
+                elif files:
+                    self._rebuild(_Tenant(folder, tokenizer_of(files[0].path)))
         return found
 
     def _oldest(self) -> float:
@@ -440,7 +445,7 @@ class LearnedTexts:
         logs = [file for file in files if file.is_log and file.path != writing]
         texts: list[LearnedText] = []
         for file in logs:
-            texts += self._read_log(file)
+            texts += self._read_log(file, tenant.tokenizer)
         now = int(time.time())
         for segment in tenant.segments:
             segment.note_uses(now)
@@ -468,8 +473,8 @@ class LearnedTexts:
                     gone.append(path.with_suffix(_ERASED))
                     gone[-1].unlink(missing_ok=True)
                     os.link(path, gone[-1])
-                write_segment(path, group, self._tokenizer)
-                segments.append(Segment(CorpusFile(path, first, last), self._tokenizer))
+                write_segment(path, group, tenant.tokenizer)
+                segments.append(Segment(CorpusFile(path, first, last), tenant.tokenizer))
                 segments[-1].verify()
                 sources = [file for file in sources if file.path != path]
             gone += [file.path for file in sources]
@@ -518,7 +523,7 @@ class LearnedTexts:
                 continue
             if not file.is_log:
                 try:
-                    segment = Segment(file, self._tokenizer)
+                    segment = Segment(file, tenant.tokenizer)
                     segment.verify()
                 except (CorpusFileError, OSError) as error:
                     self._set_aside(file, error)
@@ -527,9 +532,9 @@ class LearnedTexts:
             counting.append(file)
         return counting
 
-    def _read_log(self, file: CorpusFile) -> list[LearnedText]:
+    def _read_log(self, file: CorpusFile, tokenizer: bytes) -> list[LearnedText]:
         try:
-            texts, cut = read_log(file.path, self._tokenizer)
+            texts, cut = read_log(file.path, tokenizer)
         except CorpusFileError as error:
             self._set_aside(file, error)
             return []
