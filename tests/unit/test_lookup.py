@@ -91,12 +91,18 @@ def _store(path: Path, vocab: int, rng: random.Random) -> StoreFile:
 
 
 @pytest.mark.parametrize(
-    ("longest", "shared_tokens", "stored"),
-    [(8, 300, True), (3, 0, False), (2, 120, False), (0, 100, True), (24, 90, True), (1, 200, False)],
+    ("longest", "shared_tokens", "stored", "learned"),
+    [
+        (8, 300, True, True),
+        (3, 0, False, False),
+        (2, 120, False, True),
+        (0, 100, True, True),
+        (24, 90, True, False),
+        (1, 200, False, True),
+    ],
 )
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("vocab", [2, 6, 5000])
-@pytest.mark.parametrize("learned", [False, True])
 def test_the_native_table_drafts_what_the_one_in_python_does(
     longest: int, shared_tokens: int, vocab: int, tmp_path: Path, *, stored: bool, trees: bool, learned: bool
 ) -> None:
