@@ -76,8 +76,8 @@ PUBLIC_NAMES = set(
     re.findall(
         r"\w+",
         "AsyncLLM AsyncOutputStream CacheIntegrityError CapacityConfig ClosedError Completion DownloadError Engine "
-        "EngineConfig Grammar GrammarError LLM MemoryPlanError ModelConfig ModelError NumericsError OutputDelta "
-        "OutputStream Request RequestError RequestSpeculation SamplingParams SpeculationConfig Stats TokenLogprob "
+        "EngineConfig Grammar GrammarError LLM LearningConfig MemoryPlanError ModelConfig ModelError NumericsError "
+        "OutputDelta OutputStream Request RequestError RequestSpeculation SamplingParams SpeculationConfig Stats TokenLogprob "
         "TokenizerError UsageError WagerError",
     )
 )
