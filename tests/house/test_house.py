@@ -77,8 +77,8 @@ PUBLIC_NAMES = set(
         r"\w+",
         "AsyncLLM AsyncOutputStream CacheIntegrityError CapacityConfig ClosedError Completion DownloadError Engine "
         "EngineConfig Grammar GrammarError LLM LearningConfig MemoryPlanError ModelConfig ModelError NumericsError "
-        "OutputDelta OutputStream Request RequestError RequestSpeculation SamplingParams SpeculationConfig Stats TokenLogprob "
-        "TokenizerError UsageError WagerError",
+        "OutputDelta OutputStream Request RequestError RequestSpeculation SamplingParams SpeculationConfig Stats "
+        "TokenLogprob TokenizerError UsageError WagerError",
     )
 )
 

@@ -21,7 +21,10 @@ _SWITCH_S = 0.0002
 it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tokens a second."""
 
 
-_MAIN = "host port served_names api_key_file model drafter depth max_sequences max_context memory learn strict_fields"
+_MAIN = (
+    "host port served_names api_key_file model drafter depth max_sequences max_context memory learn strict_fields "
+    "log_format"
+)
 """Options that --help shows without --help-all."""
 
 
