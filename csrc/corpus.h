@@ -15,7 +15,7 @@ namespace wager {
 // the tokens before them, read backwards: then of the place. So the places behind equal runs of tokens stand together.
 struct CorpusSegment {
     static constexpr int kDepth = 32;      // tokens before a place that are compared
-    static constexpr size_t kStride = 512;  // of the places whose two tokens before them are among the keys
+    static constexpr size_t kStride = 64;  // of the places whose two tokens before them are among the keys
     static constexpr int kUsedShift = 12;   // a block of tokens, of which is noted that something was found there
 
     const int32_t* tokens = nullptr;

@@ -40,7 +40,7 @@ _SEGMENT_HEADER = struct.Struct("<8sI4x32s4Q32s32s")
 
 _LOG_MAGIC, _SEGMENT_MAGIC = b"WAGERLOG", b"WAGERSEG"
 _NAMES = re.compile(r"(\d{1,12})\.log|(\d{1,12})-(\d{1,12})\.segment")
-_STRIDE = 512  # CorpusSegment::kStride
+_STRIDE = 64  # CorpusSegment::kStride
 _USED_SHIFT = 12  # CorpusSegment::kUsedShift
 _LONGEST_RECORD = 1 << 24
 MOST_TOKENS = 1 << 30
