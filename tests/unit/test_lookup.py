@@ -9,7 +9,7 @@ import pytest
 
 from oracle.corpus import PythonCorpus
 from oracle.lookup import PythonLookupTable
-from unit.test_corpus import native_corpus
+from unit.test_learned_texts import native_corpus
 from wager.draft.lookup import (
     MOST_LONGEST,
     LookupDrafter,
