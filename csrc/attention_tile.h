@@ -197,12 +197,12 @@ struct Scattered {
     size_t room;                        // of one row's tail
 
     Scattered(const Attention& op_, const Step& step_, uint16_t* memory, int most_rows) : op(&op_), step(&step_) {
-        room = step->plan.tail_blocks * cache_block(op->cache);
+        room = plan_of(*step, *op).tail_blocks * cache_block(op->cache);
         tail_keys = memory;
         tail_values = tail_keys + most_rows * room;
     }
 
-    int tail(int t) const { return step->plan.tails[row + t]; }
+    int tail(int t) const { return plan_of(*step, *op).tails[row + t]; }
 
     void begin(int row_, int rows_, int head_) {
         row = row_, rows = rows_, head = head_;
@@ -279,7 +279,7 @@ struct AttentionTile {
     AttentionTile(const Attention& op_, const Step& step_, uint8_t* scratch)
         : op(op_),
           step(step_),
-          plan(plan_of(step, op.row_set)),
+          plan(plan_of(step, op)),
           d(op.cache.head_dim),
           values_d(op.cache.value_dim),
           group(op.heads / op.cache.kv_heads),

@@ -75,6 +75,7 @@ wager::Activation activation_of(const std::string& name) {
     if (name == "silu") return wager::Activation::silu;
     if (name == "gelu") return wager::Activation::gelu;
     if (name == "clamped") return wager::Activation::clamped;
+    if (name == "relu2") return wager::Activation::relu2;
     throw std::invalid_argument("no activation " + name);
 }
 
@@ -98,11 +99,11 @@ void bind_tape(nb::module_& m) {
     nb::class_<Tape>(m, "Tape")
         .def("__init__",
              [](Tape* self, std::shared_ptr<Pool> pool, const Isa& isa, nb::tuple inputs, int max_rows,
-                int max_sequences, int max_blocks, int heads, int kv_heads, int head_dim) {
+                int max_sequences, int max_blocks) {
                  const auto in = [&](int i) { return at<const int32_t>(nb::cast<Address>(inputs[i])); };
                  const wager::Inputs all{in(0), in(1), in(2), in(3), in(4), in(5), in(6), in(7), in(8),
                                          in(9), in(10), max_rows, max_sequences, max_blocks};
-                 new (self) Tape(std::move(pool), isa.table, all, heads, kv_heads, head_dim);
+                 new (self) Tape(std::move(pool), isa.table, all);
              })
         .def("embed", [](Tape& t, Address table, const std::string& format, int vocab, int hidden, Address out, float scale) {
             t.record(wager::Embed{matrix(table, format, hidden), at<float>(out), vocab, scale});
@@ -111,10 +112,10 @@ void bind_tape(nb::module_& m) {
             const auto rows = row_set(logits);
             t.record(wager::RmsNorm{at<const float>(x), at<const float>(weight), at<uint16_t>(out), n, eps, rows});
         })
-        .def("float_norm", [](Tape& t, Address x, Address weight, int n, int stride, float eps, Address out, int out_stride,
-                              bool add, bool logits) {
-            t.record(wager::FloatNorm{at<const float>(x), at<const float>(weight), at<float>(out), n, stride, out_stride, eps, add,
-                                      row_set(logits)});
+        .def("float_norm", [](Tape& t, Address x, Address weight, int n, int stride, int per_row, float eps, Address out,
+                              int out_stride, float scale, bool add, bool logits) {
+            t.record(wager::FloatNorm{at<const float>(x), at<const float>(weight), at<float>(out), n, stride, out_stride, per_row,
+                                      eps, scale, add, row_set(logits)});
         })
         .def("narrow", [](Tape& t, Address x, Address out, int n, bool squared_relu, bool logits) {
             t.record(wager::Narrow{at<const float>(x), at<uint16_t>(out), n, squared_relu, row_set(logits)});
@@ -131,14 +132,14 @@ void bind_tape(nb::module_& m) {
                             Address out) {
             t.record(wager::PerHead{at<const uint16_t>(x), matrix(weight, format, k), at<uint16_t>(out), heads, n, step});
         })
-        .def("route", [](Tape& t, Address x, Address weight, Address logit_bias, Address bias, int hidden, nb::tuple params,
-                         float scale, Address logits, Address ids, Address shares) {
+        .def("route", [](Tape& t, Address x, Address weight, Address logit_bias, Address bias, Address scales, int hidden,
+                         nb::tuple params, float scale, Address logits, Address ids, Address shares) {
             const auto of = [&](int i) { return nb::cast<int>(params[i]); };
             const wager::RoutingParams routing{of(0), of(1), of(2), of(3), of(4), of(5) != 0, of(6) != 0, scale};
             const auto scores = at<float>(logits);
             t.record(wager::Router{at<const uint16_t>(x), at<const float>(weight), at<const float>(logit_bias), scores,
                                    routing.experts, hidden});
-            t.record(wager::TopExperts{scores, at<const float>(bias), at<int32_t>(ids), at<float>(shares), routing});
+            t.record(wager::TopExperts{scores, at<const float>(bias), at<const float>(scales), at<int32_t>(ids), at<float>(shares), routing});
         })
         .def("experts", [](Tape& t, Address x, nb::tuple into, nb::tuple down, int hidden, int width, int experts, int top_k,
                            int rows, nb::tuple routing, const std::string& activation, Address out) {
@@ -166,16 +167,17 @@ void bind_tape(nb::module_& m) {
                                         at<uint16_t>(q_nope), at<uint16_t>(query)});
         })
         .def("rotary", [](Tape& t, Address qkv, Address table, int positions, Address q_norm, Address k_norm, float eps,
-                          const CacheView& cache, int layer, int heads, int rope_dim, Address q) {
+                          const CacheView& cache, int layer, int heads, int rope_dim, int value_at, bool norm_values, Address q,
+                          bool logits) {
             t.record(wager::Rotary{at<const float>(qkv), at<const float>(table), at<const float>(q_norm),
                                    at<const float>(k_norm), eps, cache, layer, heads, positions, rope_dim,
-                                   at<uint16_t>(q)});
+                                   value_at, norm_values, at<uint16_t>(q), row_set(logits)});
         })
         .def("attention", [](Tape& t, Address q, const CacheView& cache, int layer, int heads, int window, float scale,
                              float soft_cap, Address sinks, Address out, bool logits) {
             t.record(wager::Attention{at<const uint16_t>(q), cache, layer, heads, window, scale, soft_cap,
                                       at<const float>(sinks), at<uint16_t>(out),
-                                      row_set(logits), nullptr});
+                                      row_set(logits), nullptr, 0});
         })
         .def("replay", [](Tape& t, const StateView& states, int layer, Address x) {
             t.record(wager::Replay{states, layer, at<float>(x)});
@@ -196,8 +198,10 @@ void bind_tape(nb::module_& m) {
             t.record(wager::GatedNorm{at<const float>(x), at<const float>(gate), at<const float>(weight), at<uint16_t>(out), heads, n,
                                       weight_stride, eps, gate_first});
         })
-        .def("multiply", [](Tape& t, Address x, int stride, Address y, int y_stride, int n, Address out, int out_stride, bool narrow) {
-            t.record(wager::Multiply{at<const float>(x), at<const float>(y), at<void>(out), n, stride, y_stride, out_stride, narrow});
+        .def("multiply", [](Tape& t, Address x, int stride, Address y, int y_stride, int n, Address out, int out_stride, bool gelu,
+                            bool narrow, bool logits) {
+            t.record(wager::Multiply{at<const float>(x), at<const float>(y), at<void>(out), n, stride, y_stride, out_stride, gelu, narrow,
+                                       row_set(logits)});
         })
         .def("sigmoid_gate", [](Tape& t, Address x, Address gate, int n) {
             t.record(wager::SigmoidGate{at<uint16_t>(x), at<const float>(gate), n});

@@ -101,6 +101,7 @@ inline void top_experts_of_row(const TopExperts& op, int row) {
     const bool finite = all == all;
     const float total = !finite ? all : params.normalised ? selected + 1e-20f : params.sigmoid ? 1.0f : all;
     for (int j = 0; j < n; ++j) shares[j] = shares[j] / total * params.scale;
+    for (int j = 0; op.scales && j < n; ++j) shares[j] *= op.scales[ids[j]];
 }
 
 inline void top_experts(const TopExperts& op, const Step& step, int thread) {
@@ -143,7 +144,8 @@ inline int free_rows(WeightFormat format) { return format == WeightFormat::bf16 
 // Panels of the first product by expert, cut among threads so that each has the same work; work counts a panel's reading
 // and its rows.
 inline void experts_in(const ExpertsIn& op, const Step& step, int thread) {
-    const int hits = *op.groups.count, panels = (op.n + 15) / 16;
+    const bool gates = op.activation != Activation::relu2;
+    const int hits = *op.groups.count, each = gates ? 16 : kPanel, panels = (op.n + each - 1) / each;  // outputs of a panel
     const auto cost = [&](int h) { return int64_t{free_rows(op.weight.format)} + op.groups.starts[h + 1] - op.groups.starts[h]; };
     int64_t total = 0;
     for (int h = 0; h < hits; ++h) total += cost(h) * panels;
@@ -168,13 +170,18 @@ inline void experts_in(const ExpertsIn& op, const Step& step, int thread) {
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {
                      F gate = load(sums + r * kPanel), up = load(sums + r * kPanel + 16);
+                     uint16_t* out = op.out + static_cast<size_t>(start + row + r) * op.n + panel * each;
+                     if (!gates) {
+                         const F low = max(zero(), gate), high = max(zero(), up);
+                         narrow_part(out, mul(low, low), op.n - panel * kPanel);
+                         if (op.n - panel * kPanel > 16) narrow_part(out + 16, mul(high, high), op.n - panel * kPanel - 16);
+                         continue;
+                     }
                      if (bias) {
                          gate = add(gate, load(bias + panel * kPanel));
                          up = add(up, load(bias + panel * kPanel + 16));
                      }
-                     const F value = gated(op.activation, gate, up);
-                     uint16_t* out = op.out + static_cast<size_t>(start + row + r) * op.n + panel * 16;
-                     narrow_part(out, value, op.n - panel * 16);
+                     narrow_part(out, gated(op.activation, gate, up), op.n - panel * 16);
                  }
              });
     }

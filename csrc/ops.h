@@ -24,8 +24,9 @@ constexpr int kRowHeads = 24;  // (row, query head) pairs that share the loads o
 
 enum class RowSet { rows, logits };  // all rows of the step, or the logits rows
 
-// Of the gate of a gated layer. gelu: the approximation by tanh; clamped: gpt-oss's, see exp.h.
-enum class Activation { silu, gelu, clamped };
+// Of the gate of a gated layer. gelu: the approximation by tanh; clamped: gpt-oss's, see exp.h. relu2, max(x, 0)^2, is of a
+// layer of experts without gates.
+enum class Activation { silu, gelu, clamped, relu2 };
 
 // How the weights of a matrix are stored (see weight_layout.h).
 enum class WeightFormat {
@@ -107,7 +108,7 @@ struct AttentionPlan {
 struct Step {
     Inputs in;
     int rows, sequences, logits_rows, threads;
-    AttentionPlan plan, logits_plan;
+    const AttentionPlan* plans;  // of each shape of heads two: over all rows, and over the logits rows
     uint8_t* scratch;  // threads * scratch_bytes
     size_t scratch_bytes;
     // Quantised activations: of few rows each thread makes its own copy (own_blocks apart), of many they share one.
@@ -134,12 +135,13 @@ struct RmsNorm {
     RowSet row_set;
 };
 
-// As RmsNorm, to floats: in place of them, or added to `out`. Strides are in elements from one row to the next.
+// As RmsNorm, to floats: in place of them, or added to `out`, and times `scale`. Strides are in elements from one row to the
+// next; `per_row` rows of x belong to a row of the step.
 struct FloatNorm {
     const float *x, *weight;
     float* out;
-    int n, stride, out_stride;
-    float eps;
+    int n, stride, out_stride, per_row;
+    float eps, scale;
     bool add;
     RowSet row_set;
 };
@@ -207,7 +209,7 @@ struct Router {
 };
 
 struct TopExperts {
-    const float *logits, *bias;  // bias null: none
+    const float *logits, *bias, *scales;  // [experts], of the choice and of the shares; null: none
     int32_t* ids;
     float* shares;
     RoutingParams params;
@@ -229,7 +231,7 @@ struct Gather {
 
 struct ExpertsIn {
     const uint16_t* x;
-    Matrix weight;  // gate and up of each expert, panels of one after those of another
+    Matrix weight;  // gate and up of each expert, or up alone (relu2), panels of one after those of another
     const float* bias;  // [experts, panels * 32] in the order of the panels; or null
     uint16_t* out;  // [pairs, n]
     Groups groups;
@@ -268,7 +270,10 @@ struct Rotary {
     CacheView cache;
     int layer, heads, positions;
     int rope_dim;  // the first dimensions of a head, which are rotated; 0: none, and no table
-    uint16_t* q;
+    int value_at;  // the head of a row at which values begin: behind the keys, or with them; -1: rows are queries alone
+    bool norm_values;
+    uint16_t* q;  // [max_rows, heads, d], also where the rows of qkv are those with logits
+    RowSet row_set;
 };
 
 struct Attention {
@@ -281,6 +286,7 @@ struct Attention {
     uint16_t* out;
     RowSet row_set;
     std::atomic<int>* next;  // next work item
+    int shape;               // which of the tape's shapes of heads it has
 };
 
 // Rows of a recurrent layer stand in buffers of 2 max_rows rows: replayed rows from the first on, those of the step from
@@ -333,12 +339,14 @@ struct GatedNorm {
     bool gate_first;
 };
 
-// out = x * y, by element, as floats or rounded to bf16. Strides are in elements from one row to the next.
+// out = x * y, or gelu(x) * y, by element, as floats or rounded to bf16. Strides are in elements from one row to the next. Of
+// logits rows, x and out have these, y all.
 struct Multiply {
     const float *x, *y;
     void* out;
     int n, stride, y_stride, out_stride;
-    bool narrow;
+    bool gelu, narrow;
+    RowSet row_set;
 };
 
 // x *= sigmoid(gate)

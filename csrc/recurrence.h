@@ -287,13 +287,15 @@ inline void gated_norm(const GatedNorm& op, const Step& step, int thread) {
 }
 
 inline void multiply(const Multiply& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(step.rows, thread, step.threads));
-    const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
+    const int rows = row_count(step, op.row_set);
+    const int first = static_cast<int>(part(rows, thread, step.threads));
+    const int last = static_cast<int>(part(rows, thread + 1, step.threads));
     for (int row = first; row < last; ++row) {
-        const float *x = op.x + static_cast<size_t>(row) * op.stride, *y = op.y + static_cast<size_t>(row) * op.y_stride;
+        const int of_y = op.row_set == RowSet::rows ? row : step.in.logits_indices[row];
+        const float *x = op.x + static_cast<size_t>(row) * op.stride, *y = op.y + static_cast<size_t>(of_y) * op.y_stride;
         const size_t out = static_cast<size_t>(row) * op.out_stride;
         for (int i = 0; i < op.n; i += 16) {
-            const F value = mul(load_part(x + i, op.n - i), load_part(y + i, op.n - i));
+            const F some = load_part(x + i, op.n - i), by = load_part(y + i, op.n - i), value = mul(op.gelu ? gelu(some) : some, by);
             if (op.narrow) narrow_part(static_cast<uint16_t*>(op.out) + out + i, value, op.n - i);
             else store_part(static_cast<float*>(op.out) + out + i, value, op.n - i);
         }

@@ -141,7 +141,7 @@ inline void rms_norm(const RmsNorm& op, const Step& step, int thread) {
 }
 
 inline void float_norm(const FloatNorm& op, const Step& step, int thread) {
-    const int rows = row_count(step, op.row_set);
+    const int rows = row_count(step, op.row_set) * op.per_row;
     const int first = static_cast<int>(part(rows, thread, step.threads));
     const int last = static_cast<int>(part(rows, thread + 1, step.threads));
     for (int row = first; row < last; ++row) {
@@ -151,7 +151,7 @@ inline void float_norm(const FloatNorm& op, const Step& step, int thread) {
         for (int i = 0; i < op.n; i += 16) {
             const int n = op.n - i;
             const F value = mul(mul(load_part(x + i, n), scale), load_part(op.weight + i, n));
-            store_part(out + i, op.add ? add(load_part(out + i, n), value) : value, n);
+            store_part(out + i, mul(op.add ? add(load_part(out + i, n), value) : value, splat(op.scale)), n);
         }
     }
 }
@@ -257,13 +257,16 @@ inline void write_value(const CacheView& cache, int layer, int head, int slot, c
 
 inline void rotary(const Rotary& op, const Step& step, int thread) {
     const CacheView& cache = op.cache;
-    const int d = cache.head_dim, all = op.heads + 2 * cache.kv_heads;
-    const int64_t items = static_cast<int64_t>(step.rows) * all;
+    const int d = cache.head_dim, all = op.heads + (op.value_at < 0 ? 0 : 2 * cache.kv_heads);
+    const int width = op.value_at < 0 ? op.heads : op.value_at + cache.kv_heads;  // heads of a row as they are stored
+    const int64_t items = static_cast<int64_t>(row_count(step, op.row_set)) * all;
     const int64_t first = part(items, thread, step.threads), last = part(items, thread + 1, step.threads);
     alignas(64) float rotated[kMaxHeadDim];
     for (int64_t item = first; item < last; ++item) {
-        const int row = static_cast<int>(item / all), head = static_cast<int>(item % all);
-        const float* x = op.qkv + item * d;
+        const int from = static_cast<int>(item / all), head = static_cast<int>(item % all);
+        const int row = op.row_set == RowSet::rows ? from : step.in.logits_indices[from];
+        const int at = head < op.heads + cache.kv_heads ? head : op.value_at + head - op.heads - cache.kv_heads;
+        const float* x = op.qkv + (static_cast<size_t>(from) * width + at) * d;
         const float* table = op.table + static_cast<size_t>(step.in.positions[row]) * op.rope_dim;
         const int slot = step.in.slot_mapping[row];
         if (head < op.heads) {
@@ -272,6 +275,11 @@ inline void rotary(const Rotary& op, const Step& step, int thread) {
             rotate(x, op.k_norm, op.eps, table, d, op.rope_dim, rotated);
             write_key(cache, op.layer, head - op.heads, slot, rotated);
         } else {
+            if (op.norm_values) {
+                const F scale = splat(1.0f / sqrtf(sum_of_squares(x, d) / static_cast<float>(d) + op.eps));
+                for (int i = 0; i < d; i += 16) store(rotated + i, mul(load(x + i), scale));
+                x = rotated;
+            }
             write_value(cache, op.layer, head - op.heads - cache.kv_heads, slot, x);
         }
     }

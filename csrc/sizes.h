@@ -71,7 +71,9 @@ inline int state_tile(const StateView& states) { return states.value_dim % 32 ? 
 inline const StateUse* state_uses(const Step& step) { return reinterpret_cast<const StateUse*>(step.in.state_uses); }
 
 inline int row_count(const Step& step, RowSet set) { return set == RowSet::rows ? step.rows : step.logits_rows; }
-inline const AttentionPlan& plan_of(const Step& step, RowSet set) { return set == RowSet::rows ? step.plan : step.logits_plan; }
+inline const AttentionPlan& plan_of(const Step& step, const Attention& op) {
+    return step.plans[2 * op.shape + (op.row_set == RowSet::logits)];
+}
 
 // Rows of a sequence that one attention tile holds, its (row, query head) pairs, and the floats of its softmax state.
 inline int tile_rows(int group) { return group > kRowHeads ? 1 : kRowHeads / group; }

@@ -42,22 +42,17 @@ class Exclusive {
 
 }  // namespace
 
-Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim)
+Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in)
     : pool_(std::move(pool)),
       table_(table),
       source_(in),
       in_(in),
       storage_(size_t{7} * in.max_rows + size_t{2 + kStateInts} * in.max_sequences + 1 +
                static_cast<size_t>(in.max_sequences) * in.max_blocks),
-      kv_heads_(kv_heads),
-      group_(heads / kv_heads),
-      head_dim_(head_dim),
       tail_blocks_(in.max_rows / kBlockSize + 2),
       vocab_(INT32_MAX),
       positions_(INT32_MAX),
       num_blocks_(INT32_MAX),
-      scratch_bytes_(attention_scratch(group_, head_dim, tail_blocks_)),
-      scratch_(scratch_bytes_ * pool_->threads()),
       done_(new std::atomic<int>[kSplitBelow * pool_->threads()]()),
       replay_starts_(in.max_sequences + 1) {
     tails_.resize(in.max_rows);
@@ -73,6 +68,22 @@ void Tape::limit_blocks(const CacheView& cache) {
 void Tape::limit_slots(const StateView& states) {
     slots_ = slots_ == 0 ? states.slots : std::min(slots_, states.slots);
     slot_writers_.resize(slots_);
+}
+
+// The shape of its heads, for which there is scratch memory.
+int Tape::shape_of(const Attention& op) {
+    const int kv_heads = op.cache.kv_heads, group = op.heads / kv_heads, head_dim = op.cache.head_dim;
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+        const Shape& known = shapes_[i];
+        if (known.kv_heads == kv_heads && known.group == group && known.head_dim == head_dim) return static_cast<int>(i);
+    }
+    shapes_.push_back({kv_heads, group, head_dim, {}, {}});
+    const size_t bytes = attention_scratch(group, head_dim, tail_blocks_);
+    if (bytes > scratch_bytes_) {
+        scratch_bytes_ = bytes;
+        scratch_ = std::make_unique<Buffer>(bytes * pool_->threads());
+    }
+    return static_cast<int>(shapes_.size()) - 1;
 }
 
 // Sets what the linear op before this one prefetches after its own weights.
@@ -122,6 +133,7 @@ size_t Tape::record(Op op) {
                        limit_blocks(o.cache);
                        counters_.push_back(std::make_unique<std::atomic<int>>(0));
                        o.next = counters_.back().get();
+                       o.shape = shape_of(o);
                    },
                    [&](const Convolve& o) { limit_slots(o.states); },
                    [&](const Recur& o) {
@@ -143,15 +155,15 @@ void Tape::redirect(size_t copy, float* out, int stride) {
 }
 
 // Most segments of a tile where threads share out segments, because tiles and kv heads alone would leave some idle; else 0.
-int Tape::segments(const Tiles& tiles) {
-    const int items = static_cast<int>(tiles.rows.size()) * kv_heads_, threads = pool_->threads();
+int Tape::segments(const Shape& shape, const Tiles& tiles) {
+    const int items = static_cast<int>(tiles.rows.size()) * shape.kv_heads, threads = pool_->threads();
     if (threads == 1 || items >= kSplitBelow * threads) return 0;
     int last = 0;
     for (size_t tile = 0; tile < tiles.rows.size(); ++tile)
         for (int row = tiles.rows[tile]; row < tiles.rows[tile] + tiles.sizes[tile]; ++row)
             last = in_.positions[row] > last ? in_.positions[row] : last;
     const int segments = last / kSegment + 1;
-    const size_t bytes = static_cast<size_t>(threads) * (segments + 1) * state_floats(group_, head_dim_) * sizeof(float);
+    const size_t bytes = static_cast<size_t>(threads) * (segments + 1) * state_floats(shape.group, shape.head_dim) * sizeof(float);
     if (parts_ == nullptr || parts_->size() < bytes) parts_ = std::make_unique<Buffer>(bytes + bytes / 2);
     return segments;
 }
@@ -175,14 +187,14 @@ void Tape::give_state_room(int sequences) {
     if (state_room_ == nullptr || state_room_->size() < bytes) state_room_ = std::make_unique<Buffer>(bytes + bytes / 2);
 }
 
-AttentionPlan Tape::plan(Tiles& tiles, const int32_t* rows, int count) {
+AttentionPlan Tape::plan(const Shape& shape, Tiles& tiles, const int32_t* rows, int count) {
     tiles.rows.clear();
     tiles.sizes.clear();
     tiles.outs.clear();
     for (int i = 0; i < count; ++i) {
         const int row = rows[i];
         const bool follows = i > 0 && rows[i - 1] == row - 1 && in_.seq_ids[row - 1] == in_.seq_ids[row];
-        if (follows && tiles.sizes.back() < tile_rows(group_)) {
+        if (follows && tiles.sizes.back() < tile_rows(shape.group)) {
             ++tiles.sizes.back();
             continue;
         }
@@ -190,7 +202,7 @@ AttentionPlan Tape::plan(Tiles& tiles, const int32_t* rows, int count) {
         tiles.sizes.push_back(1);
         tiles.outs.push_back(i);
     }
-    const int most = segments(tiles);
+    const int most = segments(shape, tiles);
     return {tiles.rows.data(), tiles.sizes.data(), tiles.outs.data(), tails_.data(), static_cast<int>(tiles.rows.size()), tail_blocks_,
             most, nullptr, done_.get()};
 }
@@ -202,17 +214,23 @@ void Tape::run(int rows, int sequences, int logits_rows) {
     if (key_dim_ > 0) give_state_room(sequences);
     for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
     find_tails(rows);
-    AttentionPlan all = plan(tiles_, every_row_.data(), rows), some = plan(logits_tiles_, in_.logits_indices, logits_rows);
-    all.parts = some.parts = reinterpret_cast<float*>(parts_ ? parts_->data() : nullptr);
+    plans_.clear();
+    for (Shape& shape : shapes_) {
+        plans_.push_back(plan(shape, shape.tiles, every_row_.data(), rows));
+        plans_.push_back(plan(shape, shape.logits_tiles, in_.logits_indices, logits_rows));
+    }
+    for (AttentionPlan& each : plans_) each.parts = reinterpret_cast<float*>(parts_ ? parts_->data() : nullptr);
+    whole_plans_ = plans_;
+    for (AttentionPlan& each : whole_plans_) each.segments = 0;  // one thread has nothing to share out
     const auto step_of = [&](int threads) {
-        return Step{in_, rows, sequences, logits_rows, threads, all, some, scratch_.data(), scratch_bytes_,
+        const auto& plans = threads == 1 ? whole_plans_ : plans_;
+        return Step{in_, rows, sequences, logits_rows, threads, plans.data(), scratch_ ? scratch_->data() : nullptr, scratch_bytes_,
                     own_ ? reinterpret_cast<ActivationBlock*>(own_->data()) : nullptr,
                     shared_ ? reinterpret_cast<ActivationBlock*>(shared_->data()) : nullptr, own_blocks_,
                     replay_starts_.data(), state_room_ ? reinterpret_cast<float*>(state_room_->data()) : nullptr, state_room_floats_};
     };
     steps_.clear();
     for (int threads = 1; threads <= pool_->threads(); ++threads) steps_.push_back(step_of(threads));
-    steps_[0].plan.segments = steps_[0].logits_plan.segments = 0;  // one thread has nothing to share out
     stages_.clear();
     for (const Op& op : ops_)
         if (runs(op, steps_[0])) stages_.push_back(&op);

@@ -21,7 +21,7 @@ class Tape {
                             ExpertsIn, ExpertsOut, AddGated, LatentWrite, Rotary, Attention, Replay, Convolve, Recur, GatedNorm,
                             Multiply, SigmoidGate, Select, Copy, Argmax>;
 
-    Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim);
+    Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in);
 
     // All throw std::runtime_error while another thread is inside one of them; `run` throws std::out_of_range for inputs
     // that contradict the tape's buffers or each other.
@@ -42,11 +42,18 @@ class Tape {
         std::vector<int32_t> rows, sizes, outs;
     };
 
+    // Heads of attention: key-value heads, query heads of each, and dimensions. Layers with the same have the same tiles.
+    struct Shape {
+        int kv_heads, group, head_dim;
+        Tiles tiles, logits_tiles;
+    };
+
     void limit_blocks(const CacheView& cache);
     void limit_slots(const StateView& states);
     void quantise_before(const Op& op);
     void add_quantise(const QuantiseRows& op);
     void link_prefetch(const Linear& op);
+    int shape_of(const Attention& op);
     void copy_inputs(int rows, int sequences, int logits_rows);
     void check(int rows, int sequences, int logits_rows);
     void check_row(int row, int sequences) const;
@@ -60,16 +67,18 @@ class Tape {
     std::string sequence_of(int block, int sequences) const;
     const int32_t* block_table(int sequence) const { return in_.block_tables + static_cast<size_t>(sequence) * in_.max_blocks; }
     void find_tails(int rows);
-    AttentionPlan plan(Tiles& tiles, const int32_t* rows, int count);
-    int segments(const Tiles& tiles);
+    AttentionPlan plan(const Shape& shape, Tiles& tiles, const int32_t* rows, int count);
+    int segments(const Shape& shape, const Tiles& tiles);
 
     std::shared_ptr<Pool> pool_;
     const Table* table_;
     Inputs source_, in_;  // the caller's buffers, and the copy of a step's inputs in storage_
     std::vector<int32_t> storage_;
-    int kv_heads_, group_, head_dim_, tail_blocks_, vocab_, positions_, num_blocks_;
-    size_t scratch_bytes_;
-    Buffer scratch_;
+    int tail_blocks_, vocab_, positions_, num_blocks_;
+    size_t scratch_bytes_ = 0;  // of a thread, for the largest shape of heads
+    std::unique_ptr<Buffer> scratch_;
+    std::vector<Shape> shapes_;
+    std::vector<AttentionPlan> plans_, whole_plans_;  // by shape; the latter without segments, for one thread
     std::unique_ptr<Buffer> parts_;  // grows with the longest context of a step with few rows
     size_t own_blocks_ = 0, shared_blocks_ = 0;  // activation blocks per thread, and of all rows
     std::unique_ptr<Buffer> own_, shared_;
@@ -80,7 +89,6 @@ class Tape {
     std::vector<std::unique_ptr<std::atomic<int>>> counters_;
     std::ptrdiff_t last_linear_ = -1;
     std::vector<int32_t> every_row_, tails_;  // 0, 1, 2 ..; see AttentionPlan
-    Tiles tiles_, logits_tiles_;
     std::vector<Writer> writers_;  // by block of the smallest cache; empty for a tape without one
     int slots_ = 0, key_dim_ = 0, tile_ = 0;  // of recurrent layers; 0: there are none
     std::vector<Writer> slot_writers_;        // by slot

@@ -63,7 +63,7 @@ class Linears:
     """Every matrix of SmolLM2-135M in order, over random weights, as one tape."""
 
     def __init__(self, kernels: Kernels, max_rows: int) -> None:
-        self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_blocks=64, heads=1, kv_heads=1, head_dim=16)
+        self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_blocks=64)
         self.out = zeros(max_rows, VOCAB)
         hidden, mixed, act = (noise(max_rows, n).astype(BFLOAT16) for n in (HIDDEN, HIDDEN, FFN))
         qkv, residual = zeros(max_rows, QKV), zeros(max_rows, HIDDEN)
@@ -139,7 +139,7 @@ class Quantised:
 
     def __init__(self, kernels: Kernels, name: str, max_rows: int) -> None:
         n, k, known = 5632, 2048, BLOCK_FORMATS[name]
-        self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
+        self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_blocks=1)
         self.tape.inputs.positions[:] = self.tape.inputs.slot_mapping[:] = np.arange(max_rows)
         self.tape.inputs.parents[:] = np.arange(-1, max_rows - 1)
         x, out = noise(max_rows, k).astype(BFLOAT16), zeros(max_rows, n)
@@ -171,7 +171,7 @@ def formats(kernels: Kernels, rounds: int, names: Sequence[str]) -> None:
 
 def overhead(kernels: Kernels, rounds: int) -> None:
     """240 ops on 16 numbers each: the overhead of a tape."""
-    tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
+    tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=1)
     x, weight, out = np.ones((1, 16), np.float32), np.ones(16, np.float32), zeros(1, 16, dtype=BFLOAT16)
     for _ in range(240):
         tape.rms_norm(x, weight, 1e-5, out)
@@ -186,7 +186,7 @@ class Attention:
     def __init__(self, kernels: Kernels, kv_dtype: KVDtype, *, sequences: int, rows: int, context: int) -> None:
         blocks, total = (context + rows) // 16 + 1, sequences * rows
         sizes = {"max_rows": total, "max_sequences": sequences, "max_blocks": blocks}
-        self.tape = kernels.tape(**sizes, heads=HEADS, kv_heads=KV_HEADS, head_dim=D)
+        self.tape = kernels.tape(**sizes)
         shape = {"layers": LAYERS, "num_blocks": blocks * sequences, "kv_heads": KV_HEADS, "head_dim": D}
         cache = kernels.cache(**shape, kv_dtype=kv_dtype)
         q = noise(total, HEADS * D).astype(BFLOAT16)

@@ -31,7 +31,7 @@ from wager.drafter_spec import parse_drafters  # noqa: E402
 from wager.prompts import BUILTIN, read_prompts, spread  # noqa: E402
 
 DRAFTERS = ("none", "auto", "store:tree:{store}", "ngram,suffix:tree,recycle,prediction", "layers:0-3,layers:tree:0-3")
-STORE = ROOT / "src" / "wager" / "stores" / "SmolLM2-135M-Instruct.store"
+STORE = ROOT / "src" / "wager" / "shipped" / "SmolLM2-135M-Instruct.store"
 SMALL = "cache-tokens = 384\nmax-rows = 96\n"
 
 

@@ -60,7 +60,7 @@ def memory_read(kernels: Kernels) -> Callable[[], object]:
 
 def cached_product(kernels: Kernels, rows: int) -> Callable[[], object]:
     """The product kernel on a matrix that stays in the processor's cache."""
-    tape = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=rows // 16, heads=1, kv_heads=1, head_dim=16)
+    tape = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=rows // 16)
     noise = np.random.default_rng(0).standard_normal((rows + SQUARE, SQUARE), np.float32)
     x, out = noise[:rows].astype(BFLOAT16), zeros(rows, SQUARE)
     weight = kernels.pack(noise[rows:])

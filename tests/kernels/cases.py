@@ -96,7 +96,6 @@ class World:
     cache: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        shape = {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.d}
         self.cache = self.kernels.cache(
             layers=self.layers,
             num_blocks=self.num_blocks,
@@ -104,7 +103,7 @@ class World:
             head_dim=self.d,
             kv_dtype=self.kv_dtype,
         )
-        self.tape = self.kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_blocks, **shape)
+        self.tape = self.kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_blocks)
         self.qkv = zeros(self.max_rows, self.width)
         self.q = zeros(self.max_rows, self.heads * self.d, dtype=self.kernels.act)
         self.out = np.zeros_like(self.q)
@@ -171,8 +170,7 @@ class LatentWorld(World):
         self.rank, self.rope, self.queries = rank, rope, heads * (nope + rope)
         self.max_rows, self.max_blocks, self.num_blocks = 256, 48, 64
         self.cache = kernels.latent_cache(layers=layers, num_blocks=self.num_blocks, rank=rank, rope=rope)
-        shape = {"heads": heads, "kv_heads": 1, "head_dim": rank + rope}
-        self.tape = kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_blocks, **shape)
+        self.tape = kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_blocks)
         act, rows, layer = kernels.act, self.max_rows, layers - 1
         self.qkv = zeros(rows, self.width)
         self.q, self.kv = zeros(rows, self.queries), zeros(rows, rank + rope)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import CappedWorld, Int8World, LatentWorld, Piece, SinkWorld, World, decode, rand, randn
+from cases import CappedWorld, Int8World, LatentWorld, Piece, SinkWorld, World, angles, decode, rand, randn
 
 from closeness import assert_close
 from wager.errors import CacheIntegrityError, ModelError
@@ -37,6 +37,73 @@ def near(got, want, atol=0.02):
 
 
 # ---- the oracle's numbers ----
+
+
+@pytest.mark.usefixtures("kv_dtype")
+@pytest.mark.parametrize("heads", ["qk", "q"])
+def test_rows_without_values_or_keys(kernels, oracle, heads):
+    """Values that are the keys before norm and rotation, normed; and queries that read what another layer wrote."""
+    found = []
+    for each in (kernels, oracle):
+        world = World(each, norms=(rand(32) + 0.5, np.linspace(0.5, 1.5, 32, dtype=np.float32), 1e-6))
+        q_norm, k_norm = np.linspace(0.7, 1.2, 32, dtype=np.float32), world.norms[1]
+        width = (world.heads + (len(heads) - 1) * world.kv_heads) * world.d
+        rows, q, out = zeros(world.max_rows, width), np.zeros_like(world.q), np.zeros_like(world.q)
+        norms = (q_norm, k_norm if heads == "qk" else None, 1e-6)
+        table = angles(world.max_blocks * BLOCK_SIZE, world.d)
+        world.tape.rotary(rows, table, norms, world.cache, 0, q, rows=heads, norm_values=True)
+        world.tape.attention(q, world.cache, 0, window=None, out=out)
+        rows[:40] = randn(40, width, seed=5) * 1.5
+        world.step(Piece([3, 1, 2], 0, world.rows(40, seed=4)))
+        found.append((q[:40], out[:40], world.cache.read(3 * 16 + 5)[0]))
+    for ours, exact in zip(*found, strict=True):
+        near(ours, exact)
+
+
+def test_queries_of_rows_with_logits_are_those_of_all_rows(kernels):
+    """They go to their rows, and the others stay as they were."""
+    world = World(kernels)
+    q_norm, width = np.linspace(0.7, 1.2, world.d, dtype=np.float32), world.heads * world.d
+    rows, some = randn(world.max_rows, width, seed=5), zeros(world.max_rows, width)
+    whole, q = np.zeros_like(world.q), np.zeros_like(world.q)
+    table, norms = angles(world.max_blocks * BLOCK_SIZE, world.d), (q_norm, None, 1e-6)
+    world.tape.rotary(rows, table, norms, world.cache, 0, whole, rows="q")
+    world.tape.rotary(some, table, norms, world.cache, 0, q, rows="q", of="logits")
+    factors, products, few = (
+        randn(world.max_rows, width, seed=6),
+        zeros(world.max_rows, width),
+        zeros(world.max_rows, width),
+    )
+    world.tape.multiply(rows, factors, products, gelu=True)
+    world.tape.multiply(some, factors, few, gelu=True, of="logits")
+    chosen = [39, 0, 17]
+    some[:3] = rows[chosen]
+    world.step(Piece([3, 1, 2], 7, world.rows(40, seed=4)), logits_indices=chosen)
+    assert np.array_equal(q[chosen], whole[chosen]) and np.array_equal(few[:3], products[chosen])
+    assert not q[[row for row in range(40) if row not in chosen]].any() and not few[3:].any()
+    with pytest.raises(ModelError, match="for all rows"):
+        world.tape.rotary(world.qkv, table, None, world.cache, 0, q, of="logits")
+
+
+def test_layers_of_two_shapes_have_one_tape(threaded):
+    """Each gives the bits that it gives on a tape of its own, whatever the other's heads."""
+    kernels, shapes = threaded(3), [(6, 2, 32), (8, 1, 128), (4, 4, 16)]
+    worlds = [World(kernels, heads=heads, kv_heads=kv_heads, d=d) for heads, kv_heads, d in shapes]
+    both, outs = worlds[0].tape, [worlds[0].out]
+    for world in worlds[1:]:
+        table, out = angles(world.max_blocks * BLOCK_SIZE, world.d), np.zeros_like(world.q)
+        both.rotary(world.qkv, table, None, world.cache, 0, world.q)
+        both.attention(world.q, world.cache, 0, window=None, out=out)
+        outs.append(out)
+    for count, base in ((70, 0), (1, 70), (12, 71)):
+        parents = TREE if count == 12 else ()
+        pieces = [Piece(blocks(6, seed=1), base, world.rows(count, seed=base), parents) for world in worlds]
+        for world, piece in zip(worlds[1:], pieces[1:], strict=True):
+            world.step(piece)
+        found = worlds[0].step(pieces[0])  # the other worlds' rows are still in their buffers
+        for world, out in zip(worlds, outs, strict=True):
+            assert np.array_equal(out[:count], world.out[:count]) and out[:count].any()
+        assert np.array_equal(found[0], outs[0][:count])
 
 
 @pytest.mark.usefixtures("kv_dtype")

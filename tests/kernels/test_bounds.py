@@ -113,7 +113,7 @@ def test_rows_past_the_block_table_are_refused(kernels):
 
 def test_a_tape_is_run_by_one_thread_at_a_time(kernels):
     """While one thread runs, another one's run and recording are refused; afterwards the tape works as before."""
-    tape = kernels.tape(max_rows=256, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
+    tape = kernels.tape(max_rows=256, max_sequences=1, max_blocks=16)
     chain_inputs(tape)
     x, weight = randn(256, 512, seed=0).astype(BFLOAT16), kernels.pack(randn(1024, 512, seed=1))
     out = zeros(256, 1024)

@@ -31,12 +31,22 @@ GROUPED = replace(
     SIGMOID,
     gating=replace(SIGMOID.gating, score="softmax", correction_bias=False, normalised=False, group_best=1),
 )
-SHAPES = {"soft": SOFT, "sigmoid": SIGMOID, "grouped": GROUPED, "wide": replace(SOFT, count=130, active=8)}
+SCALED = replace(SOFT, gating=Gating(expert_scales=True))
+SHAPES = {
+    "soft": SOFT,
+    "scaled": SCALED,
+    "sigmoid": SIGMOID,
+    "grouped": GROUPED,
+    "wide": replace(SOFT, count=130, active=8),
+}
 QUANTISED = Experts(count=5, active=2, shared=0, width=512)
+UNGATED = Experts(count=9, active=3, shared=0, width=56, gated=False)
+"""As Nemotron-H's."""
 BIASED = Experts(count=7, active=3, shared=0, width=40, biased=True)
 """As gpt-oss's, with its activation."""
 CASES = [
-    *((spec, None) for spec in (*SHAPES.values(), BIASED)),
+    *((spec, None) for spec in (*SHAPES.values(), BIASED, UNGATED)),
+    (replace(UNGATED, width=96), "q8_0"),
     *((QUANTISED, name) for name in ("q8_0", "q4_1", "q5_k")),
     (replace(BIASED, width=96), "mxfp4"),
 ]
@@ -55,10 +65,11 @@ class Mixture:
         self.x = zeros(rows, hidden, dtype=BFLOAT16)
         self.out = zeros(rows, hidden)
         self.routing = Routing.allocate(spec, max_rows=rows, hidden=hidden, act=BFLOAT16)
-        self.tape: Any = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
+        self.tape: Any = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=16)
         chain_inputs(self.tape)
         logit_bias = randn(spec.count, seed=5) if spec.biased else None
-        self.tape.route(self.x, self.router, self.bias, spec, self.routing, logit_bias=logit_bias)
+        scales = np.linspace(0.5, 1.5, spec.count, dtype=np.float32) if spec.gating.expert_scales else None
+        self.tape.route(self.x, self.router, self.bias, spec, self.routing, logit_bias=logit_bias, scales=scales)
         parts = [randn(3, spec.width, hidden, seed=10 + index) * hidden**-0.5 for index in range(spec.count)]
         for index in spoiled:
             parts[index][0] = np.nan
@@ -69,10 +80,12 @@ class Mixture:
                 tuple(matrix(quantised, n, k, 3 * expert + i, size=3e-4) for i, (n, k) in enumerate(shapes))
                 for expert in range(spec.count)
             ]
+        if not spec.gated:
+            triples = [(None, up, down) for _, up, down in triples]
         sizes = (spec.width, spec.width, hidden)
         biases = [tuple(3 * randn(size, seed=6 + index) for size in sizes) for index in range(spec.count)]
         packed = kernels.pack_experts(iter(triples), count=spec.count, biases=biases if spec.biased else None)
-        activation = "clamped" if spec.biased else "silu"
+        activation = "clamped" if spec.biased else "silu" if spec.gated else "relu2"
         self.tape.experts(self.x, packed, spec, self.routing, self.out, activation=activation)
 
     def __call__(self, x: Array, before: Array | None = None) -> Array:
@@ -164,7 +177,7 @@ def test_what_is_added_behind_a_gate(kernels, oracle, width):
     x, weight, y = rows(33), randn(HIDDEN, seed=1), randn(33, width, seed=2)
     found = []
     for each in (kernels, oracle):
-        tape: Any = each.tape(max_rows=33, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
+        tape: Any = each.tape(max_rows=33, max_sequences=1, max_blocks=16)
         chain_inputs(tape)
         out, mine, other = np.ones((33, width), np.float32), x.copy(), y.copy()
         tape.add_gated(mine, weight, other, out)

@@ -88,7 +88,7 @@ def test_parts_have_the_bytes_of_the_layout_version_and_are_put_together_again(k
     x = np.random.default_rng(3).standard_normal((5, 512), np.float32).astype(BFLOAT16)
 
     def product(weight: Any) -> Array:
-        tape = kernels.tape(max_rows=5, max_sequences=1, max_blocks=4, heads=1, kv_heads=1, head_dim=16)
+        tape = kernels.tape(max_rows=5, max_sequences=1, max_blocks=4)
         out = np.zeros((5, 70), np.float32)
         chain_inputs(tape)
         tape.linear(x, weight, out)
@@ -108,6 +108,9 @@ def test_biases_of_experts_are_kept(kernels: Any) -> None:
     assert np.array_equal(again.into_bias, weight.into_bias) and np.array_equal(again.down_bias, weight.down_bias)
     assert weight.into_bias.shape == (3, 96) and weight.into_bias[2, 16:20].tolist() == [2, 3, 4, 5]
     assert again.nbytes == weight.nbytes
+    alone = kernels.pack_experts(((None, up, down) for _, up, down in parts), count=3)
+    kept = kernels.assemble(copied(kernels.dismantle(alone)))
+    assert not kept.gated and kept.nbytes == alone.nbytes < weight.nbytes
     fields, arrays = kernels.dismantle(weight).fields, kernels.dismantle(weight).arrays
     with pytest.raises(ValueError, match="parts of"):
         kernels.assemble(WeightParts(fields, (*arrays[:3], arrays[3][:-4])))

@@ -84,7 +84,7 @@ def test_no_wake_up_is_lost() -> None:
         for always_all in (False, True):
             kernels = Kernels(threads=3)
             kernels.pool = _native.Pool(3, always_all=always_all)
-            tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
+            tape = kernels.tape(max_rows=1, max_sequences=1, max_blocks=1)
             x, out = np.ones((1, 16), BFLOAT16), zeros(1, 320)
             for _ in range(4):
                 tape.linear(x, kernels.pack(np.ones((320, 16), np.float32)), out)
@@ -107,7 +107,7 @@ def test_a_forked_child_can_compute():
         from wager.kernels.arrays import BFLOAT16, zeros
         from wager.kernels.cpu import Kernels
         kernels = Kernels(threads=3)
-        tape = kernels.tape(max_rows=4, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
+        tape = kernels.tape(max_rows=4, max_sequences=1, max_blocks=1)
         x, out = np.ones((4, 16), BFLOAT16), zeros(4, 320)
         tape.linear(x, kernels.pack(np.ones((320, 16), np.float32)), out)
         tape.inputs.parents[0], tape.inputs.query_start_loc[1] = -1, 1

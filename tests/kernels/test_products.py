@@ -41,7 +41,7 @@ def exact(weight: Matrix, x: Array) -> Array:
 
 
 def tape_of(kernels: Any, rows: int = ROWS) -> Any:
-    tape = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=16, heads=1, kv_heads=1, head_dim=16)
+    tape = kernels.tape(max_rows=rows, max_sequences=1, max_blocks=16)
     chain_inputs(tape)
     return tape
 

@@ -46,7 +46,7 @@ class Recurrence:
     def __init__(self, kernels: Any, layer: DeltaNet) -> None:
         shape, self.rows = layer.state, ROWS[:, : layer.state.width]
         self.states = kernels.states(shape, layers=2, slots=6, max_rows=MAX_ROWS)
-        self.tape = kernels.tape(max_rows=MAX_ROWS, max_sequences=4, max_blocks=4, heads=1, kv_heads=1, head_dim=16)
+        self.tape = kernels.tape(max_rows=MAX_ROWS, max_sequences=4, max_blocks=4)
         self.x, convolved = zeros(2 * MAX_ROWS, shape.width), zeros(2 * MAX_ROWS, shape.width)
         self.out = zeros(MAX_ROWS, layer.value_width)
         weight, keys = randn(shape.taps, shape.channels, seed=1), layer.key_heads * layer.key_dim
@@ -160,8 +160,8 @@ def test_gates_of_outputs_are_the_oracles(kernels: Kernels, oracle: ReferenceKer
     x, gate, weight = randn(6, 96), randn(6, 96), randn(norm) if norm else None
     found = []
     for each in (kernels, oracle):
-        tape = each.tape(max_rows=6, max_sequences=1, max_blocks=1, heads=1, kv_heads=1, head_dim=16)
-        values, gates, product = zeros(6, 96), zeros(6, 96), zeros(6, 64)
+        tape = each.tape(max_rows=6, max_sequences=1, max_blocks=1)
+        values, gates, product, activated = zeros(6, 96), zeros(6, 96), zeros(6, 64), zeros(6, 96, dtype=BFLOAT16)
         normed = zeros(6, 96, dtype=BFLOAT16)
         values[:], gates[:] = x, gate
         mixed = zeros(6, 96, dtype=BFLOAT16)
@@ -169,8 +169,9 @@ def test_gates_of_outputs_are_the_oracles(kernels: Kernels, oracle: ReferenceKer
         tape.gated_norm(values, gates, weight, 1e-6, normed, heads=heads, gate_first=heads == 1)
         tape.sigmoid_gate(mixed, gates)
         tape.multiply(values[:, :64], gates[:, 32:], product)
+        tape.multiply(values, gates, activated, gelu=True)
         tape.inputs.fill(batch([(0, [0] * 6, range(-1, 5), [0])], []))
         tape.run(rows=6, sequences=1, logits_rows=0)
-        found.append((normed.astype(np.float32), mixed.astype(np.float32), product))
+        found.append((normed.astype(np.float32), mixed.astype(np.float32), product, activated.astype(np.float32)))
     for ours, exact in zip(*found, strict=True):
         assert_close(ours, exact, atol=0.02, rtol=0.01)

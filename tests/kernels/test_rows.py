@@ -10,7 +10,7 @@ from closeness import assert_close
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, zeros
 
-SHAPE = {"max_rows": 64, "max_sequences": 1, "max_blocks": 4, "heads": 1, "kv_heads": 1, "head_dim": 16}
+SHAPE = {"max_rows": 64, "max_sequences": 1, "max_blocks": 4}
 
 
 def chain_tape(kernels):
@@ -36,6 +36,26 @@ def test_rms_norm(kernels, n):
         x[0] = rows[row]
         run_chain(tape, 1, 1)
         assert np.array_equal(out[0], whole[row])
+
+
+@pytest.mark.parametrize("groups", [1, 3, 7])
+def test_rms_norm_of_groups_and_scaled(kernels, groups):
+    """Each group of a row as a row of its own."""
+    size = 40
+    x, weight, before = randn(64, groups * size) * 3, rand(size) + 0.5, randn(64, groups * size)
+    added, alone = before.copy(), zeros(64 * groups, size)
+    tape = chain_tape(kernels)
+    tape.rms_norm(x, weight, 1e-5, added, add=True, scale=0.75, groups=groups)
+    run_chain(tape, 37)
+    for first in range(0, 64 * groups, 64):
+        part = chain_tape(kernels)
+        part.rms_norm(x.reshape(-1, size)[first : first + 64], weight, 1e-5, alone[first : first + 64])
+        run_chain(part, 64)
+    normed = alone.reshape(64, -1)
+    assert np.array_equal(added[:37], (before + normed)[:37] * np.float32(0.75))
+    assert np.array_equal(added[37:], before[37:])
+    with pytest.raises(ModelError, match="groups"):
+        tape.rms_norm(zeros(64, 4 * size)[:, : 2 * size], weight, 1e-5, zeros(64, 2 * size), groups=2)
 
 
 @pytest.mark.parametrize("n", [16, 40, 577, 1536])

@@ -22,7 +22,7 @@ from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Floats, Matrix, Quantised
 from wager.kernels.cpu import Kernels, SampleRequest
 from wager.kernels.inputs import Inputs
 from wager.kernels.noise import argmax_gumbel
-from wager.kernels.tape import Gates, Heads, Routing, RowSet
+from wager.kernels.tape import Gates, HeadRows, Heads, Routing, RowSet
 from wager.types import KVDtype
 
 
@@ -215,8 +215,8 @@ class ReferenceWeight:
 
 ReferenceMatrix = ReferenceWeight | ReferenceQuantised
 
-ReferenceExpert = tuple[tuple[ReferenceMatrix, ReferenceMatrix], ReferenceMatrix]
-"""Gate and up, then down."""
+ReferenceExpert = tuple[tuple[ReferenceMatrix | None, ReferenceMatrix], ReferenceMatrix]
+"""Gate, if there is one, and up, then down."""
 
 
 class ReferenceCache:
@@ -228,6 +228,9 @@ class ReferenceCache:
         self.keys: Array = np.zeros(shape, dtype)
         self.values: Array = np.zeros(shape, dtype)
         self.stored = [self.keys, self.values]
+
+    def of_layer(self, layer: int) -> tuple[ReferenceCache, int]:
+        return self, layer
 
     def write(self, layer: int, slot: int, keys: Array, values: Array) -> None:
         """Keys and values of one row, f32 [kv_heads, head_dim]."""
@@ -366,9 +369,8 @@ class ReferenceTap:
 class ReferenceTape:
     """Records each op as a function of one row; `run` calls it for every row of its set, op after op."""
 
-    def __init__(self, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(self, inputs: Inputs) -> None:
         self.inputs, self.buffers = inputs, inputs.packer()
-        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._ops: list[tuple[RowSet | Literal["sequences"], Callable[[int], None]]] = []
         self._paths: list[Array] = []
 
@@ -382,12 +384,21 @@ class ReferenceTape:
             out[row] = table.row(int(self.inputs.tokens[row])) * np.float32(scale)
 
     def rms_norm(
-        self, x: Array, weight: Array, eps: float, out: Array, *, add: bool = False, of: RowSet = "rows"
+        self,
+        x: Array,
+        weight: Array,
+        eps: float,
+        out: Array,
+        *,
+        add: bool = False,
+        scale: float = 1.0,
+        groups: int = 1,
+        of: RowSet = "rows",
     ) -> None:
         @self._each(of)
         def op(row: int) -> None:
-            y = rms_norm(_row(x, row), weight, eps)
-            out[row] = out[row] + y if add else y
+            y = rms_norm(_row(x, row).reshape(groups, -1), weight, eps).ravel()
+            out[row] = (out[row] + y if add else y) * np.float32(scale)
 
     def narrow(self, x: Array, out: Array, *, squared_relu: bool = False, of: RowSet = "rows") -> None:
         @self._each(of)
@@ -440,12 +451,14 @@ class ReferenceTape:
         routing: Routing,
         *,
         logit_bias: Array | None = None,
+        scales: Array | None = None,
     ) -> None:
         @self._each("rows")
         def op(row: int) -> None:
             logits = matrix_vector(weight, _row(x, row))
             routing.logits[row] = logits if logit_bias is None else logits + logit_bias
-            routing.ids[row], routing.shares[row] = top_experts(routing.logits[row].copy(), bias, spec)
+            ids, shares = top_experts(routing.logits[row].copy(), bias, spec)
+            routing.ids[row], routing.shares[row] = ids, shares if scales is None else shares * scales[ids]
 
     def experts(
         self,
@@ -462,7 +475,8 @@ class ReferenceTape:
             value = _row(x, row)
             for expert, share in zip(routing.ids[row].tolist(), routing.shares[row], strict=True):
                 (gate, up), down = weight[expert]
-                inner = gated(activation, gate.product(value), up.product(value))
+                of_up = up.product(value)
+                inner = np.maximum(of_up, 0) ** 2 if gate is None else gated(activation, gate.product(value), of_up)
                 out[row] += share * down.product(inner.astype(x.dtype).astype(np.float32))
 
     def add_gated(self, x: Array, weight: Array, y: Array, out: Array) -> None:
@@ -488,13 +502,14 @@ class ReferenceTape:
         query: Array,
     ) -> None:
         rope, rank = table.shape[1], len(norm[0])
+        all_heads = query.shape[1] // (rank + rope)
 
         @self._each("rows")
         def op(row: int) -> None:
             angles, slot = table[int(self.inputs.positions[row])], int(self.inputs.slot_mapping[row])
-            heads, vector = _row(q, row).reshape(self._heads, -1), _row(kv, row)
+            heads, vector = _row(q, row).reshape(all_heads, -1), _row(kv, row)
             q_nope[row] = heads[:, :-rope].ravel()
-            query[row].reshape(self._heads, -1)[:, rank:] = rotate(heads[:, -rope:], angles)
+            query[row].reshape(all_heads, -1)[:, rank:] = rotate(heads[:, -rope:], angles)
             cache.keys[layer, slot, 0, :rank] = rms_norm(vector[:rank].copy(), *norm)
             cache.keys[layer, slot, :, rank:] = rotate(vector[None, rank:], angles)
 
@@ -502,23 +517,32 @@ class ReferenceTape:
         self,
         qkv: Array,
         table: Array | None,
-        norms: tuple[Array, Array, float] | None,
+        norms: tuple[Array, Array | None, float] | None,
         cache: ReferenceCache,
         layer: int,
         q: Array,
+        *,
+        rows: HeadRows = "qkv",
+        norm_values: bool = False,
+        of: RowSet = "rows",
     ) -> None:
-        first_key, first_value = self._heads, self._heads + self._kv_heads
+        kv_heads, head_dim = cache.keys.shape[2:]
+        first_key = q.shape[1] // head_dim
 
-        @self._each("rows")
-        def op(row: int) -> None:
-            heads = _row(qkv, row).reshape(-1, self._head_dim)
-            queries, keys, values = heads[:first_key], heads[first_key:first_value], heads[first_value:]
-            if norms is not None:
-                queries, keys = rms_norm(queries, norms[0], norms[2]), rms_norm(keys, norms[1], norms[2])
+        @self._each(of)
+        def op(index: int) -> None:
+            row = index if of == "rows" else int(self.inputs.logits_indices[index])
+            heads = _row(qkv, index).reshape(-1, head_dim)
+            queries = heads[:first_key] if norms is None else rms_norm(heads[:first_key], norms[0], norms[2])
             angles = _UNROTATED if table is None else table[int(self.inputs.positions[row])]
-            slot = int(self.inputs.slot_mapping[row])
             q[row] = rotate(queries, angles).ravel()
-            cache.write(layer, slot, rotate(keys, angles), values)
+            if rows == "q":
+                return
+            keys, values = heads[first_key : first_key + kv_heads], heads[-kv_heads:]
+            if norms is not None and norms[1] is not None:
+                keys = rms_norm(keys, norms[1], norms[2])
+                values = rms_norm(values, np.float32(1), norms[2]) if norm_values else values
+            cache.write(layer, int(self.inputs.slot_mapping[row]), rotate(keys, angles), values)
 
     def attention(
         self,
@@ -533,14 +557,15 @@ class ReferenceTape:
         sinks: Array | None = None,
         of: RowSet = "rows",
     ) -> None:
-        factor = self._head_dim**-0.5 if scale is None else scale
+        kv_heads, head_dim = cache.keys.shape[2:]
+        factor = head_dim**-0.5 if scale is None else scale
 
         @self._each(of)
         def op(index: int) -> None:
             row = index if of == "rows" else int(self.inputs.logits_indices[index])
             path = self._paths[row] if window is None else self._paths[row][-window:]
             keys, values = cache.rows(layer, path)  # [n, kv_heads, d]
-            queries = _row(q, row).reshape(self._kv_heads, -1, self._head_dim)
+            queries = _row(q, row).reshape(kv_heads, -1, head_dim)
             scores = np.einsum("kgd,nkd->kgn", queries, keys) * np.float32(factor)
             if soft_cap is not None:
                 scores = capped(scores, soft_cap)
@@ -669,10 +694,11 @@ class ReferenceTape:
                 normed = rms_norm(values, weights, eps) * silu(by)
             out[row] = normed.ravel()
 
-    def multiply(self, x: Array, y: Array, out: Array) -> None:
-        @self._each("rows")
+    def multiply(self, x: Array, y: Array, out: Array, *, gelu: bool = False, of: RowSet = "rows") -> None:
+        @self._each(of)
         def op(row: int) -> None:
-            out[row] = _row(x, row) * _row(y, row)
+            value, by = _row(x, row), _row(y, row if of == "rows" else int(self.inputs.logits_indices[row]))
+            out[row] = gated("gelu", value, by) if gelu else value * by
 
     def sigmoid_gate(self, x: Array, gate: Array) -> None:
         @self._each("rows")
@@ -698,7 +724,7 @@ class ReferenceTape:
             out[row] = _argmax(logits[row])
 
     def beside(self) -> ReferenceTape:
-        return ReferenceTape(self.inputs, heads=self._heads, kv_heads=self._kv_heads, head_dim=self._head_dim)
+        return ReferenceTape(self.inputs)
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         counts = {"rows": rows, "logits": logits_rows, "sequences": sequences}
@@ -750,7 +776,7 @@ class ReferenceKernels:
 
     def pack_experts(
         self,
-        parts: Iterable[tuple[Matrix, Matrix, Matrix]],
+        parts: Iterable[tuple[Matrix | None, Matrix, Matrix]],
         *,
         count: int,
         biases: Sequence[tuple[Array, Array, Array]] | None = None,
@@ -758,7 +784,8 @@ class ReferenceKernels:
         packed: list[ReferenceExpert] = []
         for index, (gate, up, down) in enumerate(parts):
             of_gate, of_up, of_down = (None, None, None) if biases is None else biases[index]
-            packed.append(((self.pack(gate, of_gate), self.pack(up, of_up)), self.pack(down, of_down)))
+            first = None if gate is None else self.pack(gate, of_gate)
+            packed.append(((first, self.pack(up, of_up)), self.pack(down, of_down)))
         return packed
 
     def pack_heads(self, weight: Sequence[Matrix] | Array) -> list[ReferenceMatrix]:
@@ -785,11 +812,8 @@ class ReferenceKernels:
     def states(self, shape: StateShape, *, layers: int, slots: int, max_rows: int) -> ReferenceStates:
         return ReferenceStates(shape, layers=layers, slots=slots, max_rows=max_rows)
 
-    def tape(
-        self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int
-    ) -> ReferenceTape:
-        inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks)
-        return ReferenceTape(inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    def tape(self, *, max_rows: int, max_sequences: int, max_blocks: int) -> ReferenceTape:
+        return ReferenceTape(Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks))
 
     def sample(self, logits: Array, requests: Sequence[SampleRequest]) -> list[int]:
         """argmax_gumbel is -1 where a logit is not finite."""

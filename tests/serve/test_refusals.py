@@ -191,7 +191,12 @@ TOO_LONG, UNKNOWN, UNSUPPORTED = "context_length_exceeded", "unknown_parameter",
 REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"messages": None}, "messages", None, ("messages",)),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", None, ("role",)),
-    ({"messages": [*MESSAGES, *user(PICTURE)]}, "messages", None, ("'messages.1.content.1.type'", "text")),
+    (
+        {"messages": [*MESSAGES, *user(PICTURE)]},
+        "messages",
+        None,
+        ("'messages.1.content.1.type'", "'image_url' is no text"),
+    ),
     ({"messages": user(LONG_TEXT)}, "messages", TOO_LONG, ("512",)),
     ({"messages": user("x" * 400_000)}, "messages", TOO_LONG, ("400000", "characters", "512")),
     ({"temprature": 1}, "temprature", UNKNOWN, ("temprature", "'temperature'?")),

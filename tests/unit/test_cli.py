@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny_models import edit
+from tokenizer_models import save_model
 
 import wager as package
 from in_process import Call, refused
@@ -430,6 +432,20 @@ def test_doctor_tells_of_a_model_before_it_is_loaded(wager: Call, tmp_path: Path
     refused = wager("doctor", str(tmp_path))
     assert refused.code == 1
     assert "does not run: Architecture 'MambaForCausalLM' is not supported. Known are: llama" in refused.out
+
+
+def test_a_part_for_images_that_is_left_out_is_told_of(
+    wager: Call, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = Path(save_model(tmp_path))
+    edit(path / "config.json", vision_config={"hidden_size": 8}, dtype="bfloat16")
+    told = "its part for images is not used"
+    assert told in wager("doctor", str(path)).out
+    ran = wager("run", "Hi", "--model", str(path), "--raw", "--max-tokens", "2", "--drafter", "none")
+    assert (ran.code, caplog.text.count(told)) == (0, 1)
+    assert told in wager("plan", "--model", str(path), "--hardware", "cpu").out
+    edit(path / "config.json", vision_config=None)
+    assert told not in wager("doctor", str(path)).out
 
 
 def test_doctor_says_that_a_machine_is_busy(wager: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

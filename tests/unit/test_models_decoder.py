@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import tracemalloc
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +30,18 @@ from wager.models.weights import Matrices
 from wager.types import KVDtype
 
 SIGMOID = Gating("sigmoid", correction_bias=True, groups=4, top_groups=2, group_best=2)
+GEMMA4: dict[str, Any] = {
+    "qk_norm": True,
+    "value_norm": True,
+    "layer_scales": True,
+    "post_norms": True,
+    "rope": Rope(500.0, (1.0,) * 4 + (math.inf,) * 12),
+    "local_rope": Rope(70.0),
+    "activation": "gelu",
+    "attention_scale": 1.0,
+    "embedding_scale": 7.0,
+    "logit_cap": 9.0,
+}
 SHAPES: dict[str, ModelSpec] = {
     "plain": spec(),
     "everything": spec(
@@ -81,10 +95,30 @@ SHAPES: dict[str, ModelSpec] = {
         ),
         multipliers=Multipliers(0.9, 0.4, 0.6, 0.9, 0.5, 0.3, 0.4, 0.6, 0.5),
     ),
+    "two sizes of heads, embeddings by layer": spec(
+        (
+            Gqa(6, 2, 16, window=11, rotation="local"),
+            Gqa(6, 1, 32),
+            Gqa(6, 2, 16, window=11, rotation="local", shared=True),
+        ),
+        (Dense(64), Dense(64), Dense(96)),
+        **GEMMA4,
+        layer_embedding=16,
+    ),
+    "two sizes of heads, experts apart": spec(
+        (Gqa(6, 2, 16, window=11, rotation="local"), Gqa(6, 3, 32, keys_as_values=True)),
+        (Dense(64), Experts(9, 3, 1, 24, 20, Gating(expert_scales=True), apart=True)),
+        **GEMMA4,
+    ),
     "sublayers alone": spec(
         (Mamba2(4, 16, 2, 32, 4), Absent(), Gqa(6, 2, 16, rotation="none"), Absent()),
         (Absent(), Dense(64, gated=False), Absent(), Dense(64, gated=False)),
         mlp_bias=True,
+        activation="relu2",
+    ),
+    "experts without gates, of latents": spec(
+        (Gqa(6, 2, 16, rotation="none"), Absent(), Gqa(6, 2, 16, rotation="none"), Absent()),
+        (Absent(), Dense(64, gated=False), Absent(), Experts(9, 3, 1, 24, 80, gated=False, latent=32)),
         activation="relu2",
     ),
     "short convolutions": spec((ShortConv(48, 3), Gqa(6, 2, 16), ShortConv(48, 3)), (Dense(64),) * 3, qk_norm=True),
@@ -187,7 +221,7 @@ def test_any_tree_is_bit_equal_to_its_chains(decoder: Decoder, data: st.DataObje
 
 def test_nan_logits_are_reported_in_their_row_alone(shape: ModelSpec) -> None:
     decoder = build(shape)
-    decoder.cache.keys[:, 2 * BLOCK_SIZE] = float("nan")
+    decoder.cache.of_layer(0)[0].keys[:, 2 * BLOCK_SIZE] = float("nan")
     spans = [chain(1, [3], [2]), chain(0, [3], [1])]
     output = decoder.forward(batch(spans, [0, 1]))
     assert int(output.greedy_tokens[0]) == -1
@@ -246,7 +280,9 @@ def test_the_native_kernels_compute_the_same_model() -> None:
         fewer = ours.forward(batch([chain(0, TOKENS[:40], [4, 5, 6])], [39, 0, 7]))
         assert np.array_equal(fewer.logits, near[[39, 0, 7]])
         apart = np.abs(near - far).max(axis=1)  # a row whose nearly equal experts change places is another text
-        assert (apart < 0.05 * far.std()).astype(np.float32).mean() > (0.8 if shape.experts else 0.99)
+        assert (apart < 0.05 * far.std()).astype(np.float32).mean() > (
+            0.8 if shape.experts or shape.layer_embedding else 0.99
+        )
         assert_close(
             ours.cache.read(4 * BLOCK_SIZE + 3).astype(np.float32),
             exact.cache.read(4 * BLOCK_SIZE + 3).astype(np.float32),

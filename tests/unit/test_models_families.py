@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from safetensors.torch import save_file
-from tiny_models import SIZES, TOKENS, logits, oracle, oracle_logits, save, spread
+from tiny_models import SIZES, TOKENS, edit, logits, oracle, oracle_logits, save, spread
 
 import wager
 from closeness import assert_close
@@ -59,6 +60,26 @@ GEMMA3 = {
     "sliding_window_pattern": 3,
     "query_pre_attn_scalar": 24,
 }
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_hidden_layers": 4,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 83,
+    "final_logit_softcapping": 30.0,
+    "pad_token_id": 0,
+}
+GEMMA4_EDGE = {
+    **GEMMA4,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "hidden_size_per_layer_input": 16,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+}
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 16}
 GRANITE = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.4,
@@ -86,6 +107,15 @@ NEMOTRON = {
     "head_dim": 16,
     "time_step_min": 1e-30,  # steps have no least length outside of transformers
     "pad_token_id": 0,
+}
+NEMOTRON_EXPERTS = {
+    **NEMOTRON,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56,
+    "routed_scaling_factor": 1.7,
 }
 LONGROPE = {
     "rope_type": "longrope",
@@ -159,6 +189,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron h, biases": (
         "NemotronHForCausalLM",
         {**NEMOTRON, "layers_block_type": ["mlp", "full_attention", "linear_attention"], "mlp_bias": True},
+    ),
+    "nemotron h, experts": ("NemotronHForCausalLM", NEMOTRON_EXPERTS),
+    "nemotron h, experts of latents in groups": (
+        "NemotronHForCausalLM",
+        {**NEMOTRON_EXPERTS, "moe_latent_size": 32, "n_routed_experts": 8, "n_group": 2, "norm_topk_prob": False},
     ),
     "deepseek v2 greedy": ("DeepseekV2ForCausalLM", {**LATENT, "n_routed_experts": 4, "first_k_dense_replace": 1}),
     "deepseek v2 grouped": (
@@ -246,6 +281,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma2ForCausalLM",
         {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0},
     ),
+    "gemma 4": ("Gemma4ForCausalLM", {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    "gemma 4, embeddings by layer": ("Gemma4ForCausalLM", GEMMA4_EDGE),
+    "gemma 4, experts": (
+        "Gemma4ForCausalLM",
+        {**GEMMA4, **GEMMA4_EXPERTS, "attention_k_eq_v": True, "num_global_key_value_heads": 3},
+    ),
+    "gemma 4 unified": (
+        "Gemma4UnifiedForCausalLM",
+        {
+            **{name: value for name, value in GEMMA4.items() if "per_layer" not in name},
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 900.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+            },
+        },
+    ),
     "phi 3": ("Phi3ForCausalLM", {"sliding_window": 9, "pad_token_id": 0}),
     "phi 4 mini": (
         "Phi3ForCausalLM",
@@ -307,7 +358,7 @@ def test_the_older_spelling_of_rope_is_the_same_model(scaling: dict[str, Any], t
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"layers_block_type": ["mamba", "moe", "attention"]}, "layers of kind 'moe'"),
+        ({"layers_block_type": ["mamba", "wheel", "attention"]}, "layers of kind 'wheel'"),
         ({"hybrid_override_pattern": "M*"}, "2 kinds for 3 layers"),
         ({"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
         ({"mamba_num_heads": 5}, "mamba_num_heads = 5"),
@@ -461,3 +512,39 @@ def test_the_text_part_of_a_model_that_sees(family: str, more: dict[str, Any], t
             {name: values.contiguous() for name, values in whole.state_dict().items()}, path / "model.safetensors"
         )
         assert_close(logits(open_weights(path), TOKENS), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Gemma4", "Gemma4Unified"])
+def test_the_text_part_of_gemma_4(family: str, tmp_path: Path) -> None:
+    """As it is published: beside what reads images and sounds, and with projections of keys and values in layers that
+    share those of others."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    inputs = {"vision_config": {**sizes, "num_key_value_heads": 2, "head_dim": 16}, "audio_config": sizes}
+    layers = GEMMA4_EDGE
+    if family == "Gemma4Unified":
+        inputs = {"vision_config": {"mm_embed_dim": 32}, "audio_config": {}}
+        layers = {name: value for name, value in layers.items() if "per_layer" not in name}
+    text = {**SIZES, **layers, "eos_token_id": None, "bos_token_id": None, "attn_implementation": "eager"}
+    config = getattr(transformers, f"{family}Config")(text_config=text, **inputs, attn_implementation="eager")
+    whole = spread(getattr(transformers, f"{family}ForConditionalGeneration")(config).eval())
+    expected = oracle_logits(whole, TOKENS)
+    state = {name: values.contiguous() for name, values in whole.state_dict().items()}
+    root = "model.language_model.layers.5.self_attn"
+    state |= {f"{root}.{part}_proj.weight": torch.randn(64, 48) for part in "kv"}
+    state[f"{root}.k_norm.weight"] = torch.randn(32)
+    config.save_pretrained(tmp_path)
+    edit(tmp_path / "config.json", architectures=[f"{family}ForConditionalGeneration"])
+    save_file(
+        {name: values for name, values in state.items() if name != "lm_head.weight"}, tmp_path / "model.safetensors"
+    )
+    assert sum("vision" in name for name in state) > 2
+    weights = open_weights(tmp_path)
+    assert weights.spec.left_out == "its part for images and sounds is not used"
+    assert_close(logits(weights, TOKENS), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_that_share_keys_and_values_need_a_layer_that_has_some() -> None:
+    config = {"architectures": ["Gemma4ForCausalLM"], **SIZES, **GEMMA4}
+    for shared, types in ((4, GEMMA4["layer_types"]), (1, ["sliding_attention"] * 3 + ["full_attention"])):
+        with pytest.raises(ModelError, match=f"{shared} of 4 layers in config.json share keys and values"):
+            read_config({**config, "num_kv_shared_layers": shared, "layer_types": types}, runnable=True)

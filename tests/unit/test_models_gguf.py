@@ -94,11 +94,40 @@ SSM = {
     "ssm.time_step_rank": 6,
     "ssm.inner_size": 96,
 }
+GEMMA4 = {
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "attention.sliding_window": 7,
+    "attention.shared_kv_layers": 0,
+    "embedding_length_per_layer_input": 0,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16,
+    "rope.freq_base": 1000000.0,
+    "rope.freq_base_swa": 10000.0,
+    "final_logit_softcapping": 30.0,
+}
+UNTURNED = {"rope_freqs.weight": (np.array([1.0] * 4 + [1e30] * 12, np.float32), Kind.F32)}
 LONG_TENSORS = {
     f"rope_factors_{name}.weight": (np.array(LONGROPE[f"{name}_factor"], np.float32), Kind.F32)
     for name in ("short", "long")
 }
 
+NEMOTRON_MOE = {
+    **SSM,
+    "attention.head_count_kv": [0, 0, 2, 0, 0],
+    "feed_forward_length": [0, 40, 0, 0, 40],
+    "expert_count": 6,
+    "expert_used_count": 3,
+    "expert_feed_forward_length": 40,
+    "expert_shared_feed_forward_length": 56,
+    "expert_shared_count": 1,
+    "expert_weights_scale": 1.7,
+    "expert_group_count": 1,
+    "rope.dimension_count": 8,
+    "rope.scaling.finetuned": False,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[np.ndarray, Kind]]]] = {
     "gemma 3": ("gemma3", {"attention.sliding_window": 7, "attention.sliding_window_pattern": 3}, {}),
     "gemma 3 scaled": (
@@ -112,6 +141,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[np.ndarray, Kind]
             "final_logit_softcapping": 7.0,
         },
         {},
+    ),
+    "gemma 4": (
+        "gemma4",
+        {**GEMMA4, "attention.head_count_kv": [2, 1, 2, 1], "attention.sliding_window_pattern": [True, False] * 2},
+        UNTURNED,
+    ),
+    "gemma 4, embeddings by layer": (
+        "gemma4",
+        {
+            **GEMMA4,
+            "attention.sliding_window_pattern": [True, False] * 3,
+            "attention.shared_kv_layers": 3,
+            "feed_forward_length": [80] * 3 + [160] * 3,
+            "embedding_length_per_layer_input": 16,
+        },
+        UNTURNED,
+    ),
+    "gemma 4, experts": (
+        "gemma4",
+        {
+            **GEMMA4,
+            "attention.head_count_kv": [2, 3, 2, 3],
+            "attention.sliding_window_pattern": [True, False] * 2,
+            "expert_count": 6,
+            "expert_used_count": 3,
+            "feed_forward_length": 80,
+            "expert_feed_forward_length": 16,
+        },
+        UNTURNED,
     ),
     "gemma 2": ("gemma2", {"attention.sliding_window": 7, **GEMMA_CAPS}, {}),
     "phi 3": ("phi3", {"attention.sliding_window": 9}, {}),
@@ -178,6 +236,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, tuple[np.ndarray, Kind]
         },
         {},
     ),
+    "nemotron h, experts": ("nemotron_h_moe", {**NEMOTRON_MOE, "expert_weights_norm": True}, {}),
+    "nemotron h, experts of latents in groups": (
+        "nemotron_h_moe",
+        {
+            **NEMOTRON_MOE,
+            "expert_weights_norm": False,
+            "expert_count": 8,
+            "expert_group_count": 2,
+            "moe_latent_size": 32,
+        },
+        {},
+    ),
     "lfm2": (
         "lfm2",
         {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0], "feed_forward_length": 56},
@@ -196,7 +266,7 @@ UNLIKE: dict[str, dict[str, Any]] = {"smollm3": {"num_hidden_layers": 4, "no_rop
 def test_families_agree_with_transformers(case: str, tmp_path: Path) -> None:
     architecture, metadata, extra = FAMILIES[case]
     class_, config = CASES[case]
-    changed = {"query_pre_attn_scalar": 16} if "gemma" in case else UNLIKE.get(case, {})
+    changed = {"query_pre_attn_scalar": 16} if architecture in ("gemma2", "gemma3") else UNLIKE.get(case, {})
     model = oracle(class_, **{**config, **changed})
     hf = open_weights(save(model, tmp_path / "hf")).spec
     tensors = {**converted(model, architecture), **extra}

@@ -61,3 +61,15 @@ def test_the_text_is_the_targets(written: str, tmp_path: Path) -> None:
     assert sum(each.stats.drafted for each in got) > 50
     with pytest.raises(UsageError, match="does not exist"):
         load(wager.EngineConfig.from_options(**options, drafter="layers:0-7"))
+
+
+def test_layers_that_read_keys_and_values_of_others(tmp_path: Path) -> None:
+    """The last three layers of this model have none of their own: with a window, without and with one again."""
+    options = {"model": "random:gemma4:edge", "max_rows": 32, "max_sequences": 4, "cache_tokens": 96}
+    plain, found = load(wager.EngineConfig.from_options(**options, drafter="none")), []
+    for drafter in ("none", "layers:0.4", "layers:0-1.3-4"):
+        engine = load(wager.EngineConfig.from_options(**options, drafter=drafter, depth=3))
+        found.append([each.token_ids for each in engine.generate(requests(plain, TEXTS), concurrency=3)])
+    assert found[1] == found[0] == found[2]
+    with pytest.raises(UsageError, match=r"Layer 3 of .* reads keys and values of a layer before it"):
+        load(wager.EngineConfig.from_options(**options, drafter="layers:0.3"))

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from wager.arch.layers import Absent, Parallel
 from wager.arch.spec import Multipliers
 from wager.config import CapacityConfig
 from wager.draft.base import Drafter
+from wager.draft.model import DraftModel
 from wager.errors import ModelError, UsageError
 from wager.loading.load import load
 from wager.loading.opened import running_sequences
@@ -28,7 +30,7 @@ from wager.models.head_mtp import open_mtp
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder, states_bytes
 from wager.testing.drafters import AdversaryDrafter, RandomTreeDrafter, ReferenceOracle, SetAcceptanceDrafter
-from wager.types import SamplingParams
+from wager.types import DraftRequest, Request, SamplingParams
 
 STATE = DeltaNet(2, 4, 16, 32, 4)
 MAMBA = Mamba2(4, 16, 2, 32, 4)
@@ -145,11 +147,69 @@ def test_the_prompt_of_several_choices_is_computed_once(decoder: Decoder) -> Non
     assert cached == {"r0#0": 0, "r0#1": 32, "r0#2": 32}
 
 
-@pytest.mark.parametrize("drafter", ["layers:0-1", "model:random:qwen3-next:tiny"])
-def test_what_cannot_take_back_states_is_refused(drafter: str) -> None:
-    options = {"model": "random:qwen3-next:tiny", "max_context": 128, "max_sequences": 4}
-    with pytest.raises(UsageError, match="has recurrent layers, so it cannot draft"):
-        load(wager.EngineConfig.from_options(**options, drafter=drafter))
+OPTIONS: dict[str, Any] = {"model": "random:qwen3-next:tiny", "max_context": 128, "max_sequences": 4}
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "lfm2", "granite-h", "falcon-h1", "nemotron-h"])
+def test_a_model_with_recurrent_layers_drafts_for_itself(family: str) -> None:
+    """Its states are those of the target: every guess is right, also where guesses were taken back before."""
+    model = f"random:{family}:tiny"
+    engine = load(wager.EngineConfig.from_options(**{**OPTIONS, "model": model}, drafter=f"model:{model}", depth=3))
+    plain = load(wager.EngineConfig.from_options(**{**OPTIONS, "model": model}, drafter="none"))
+    asked = [
+        Request(f"r{i}", tuple(PROMPTS[i]), SamplingParams(temperature=i % 2, seed=i, max_tokens=30, ignore_eos=True))
+        for i in range(4)
+    ]
+    wanted, found = plain.generate(asked, concurrency=3), engine.generate(asked, concurrency=3)
+    assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+    assert sum(each.stats.drafted for each in found) > 60
+    assert all(each.stats.accepted == each.stats.drafted for each in found)
+
+
+@pytest.mark.parametrize("drafter", ["layers:0-1", "layers:0.3", "model:random:qwen3.5:tiny"])
+def test_wrong_guesses_of_a_model_with_recurrent_layers_are_taken_back(drafter: str) -> None:
+    plain = load(wager.EngineConfig.from_options(**OPTIONS, drafter="none"))
+    engine = load(wager.EngineConfig.from_options(**OPTIONS, drafter=drafter, depth=3))
+    drawn = SamplingParams(temperature=1.0, seed=5, max_tokens=30, ignore_eos=True)
+    asked = [Request(f"r{i}", tuple(PROMPTS[i]), drawn) for i in range(4)]
+    wanted = plain.generate(asked, concurrency=3)
+    for _ in range(2):  # the second time with the slots that the first gave back
+        found = engine.generate(asked, concurrency=3)
+        assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+    assert sum(each.stats.drafted for each in found) > sum(each.stats.accepted for each in found)
+
+
+def test_a_draft_with_states_is_what_one_from_the_whole_text_is() -> None:
+    """Whatever was accepted of it: none, some, all, and in one call or token by token."""
+    weights = random_weights(MODELS["delta"], 3)
+    sizes = {"num_blocks": 40, "max_rows": 32, "max_sequences": 2, "max_blocks": 20, "spare_states": 2}
+    kept, anew = (DraftModel(Decoder(weights, native(), **sizes), kernels=native()) for _ in range(2))
+    rng, text = np.random.default_rng(2), [int(i) for i in PROMPTS[1]]
+    kept.begin("s", text, SamplingParams())
+    for round_ in range(24):
+        ask = DraftRequest("s", len(text), 4, SamplingParams(), 0, 0)
+        [draft] = kept.propose([ask])
+        anew.begin("s", text, SamplingParams())
+        [wanted] = anew.propose([ask])
+        assert draft.tokens == wanted.tokens and len(draft.tokens) == 4
+        tokens = [*draft.tokens[: round_ % 5], int(rng.integers(VOCAB))]
+        for part in [tokens] if round_ % 2 else [[token] for token in tokens]:
+            kept.accept("s", part)
+        text += tokens
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"drafter": "model:tree:random:qwen3-next:tiny"}, "guesses a tree"),
+        ({"drafter": "layers:0-1+ngram"}, "has a drafter of its own"),
+        ({"drafter": "slem:random:qwen3-next:tiny"}, "translates another vocabulary"),
+        ({"drafter": "model:random:qwen3-next:tiny", "draft_threads": 1}, "drafts ahead"),
+    ],
+)
+def test_what_needs_more_than_chains_is_refused(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=f"has recurrent layers, and a drafter .* that {what}"):
+        load(wager.EngineConfig.from_options(**OPTIONS, **options))
 
 
 def test_modules_with_gated_attention_are_refused(tmp_path: Path) -> None:
@@ -159,6 +219,17 @@ def test_modules_with_gated_attention_are_refused(tmp_path: Path) -> None:
     save_file({"mtp.fc.weight": np.zeros((48, 96), np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="gated attention"):
         open_mtp(HeadFiles(tmp_path), MODELS["delta"], quantised=False)
+
+
+def test_the_plan_has_the_states_of_a_draft_model() -> None:
+    """Two for each sequence, of the layers that are run."""
+    found = []
+    for drafter in ("layers:0-1", "layers:0.3"):  # the last layer has attention
+        engine = load(wager.EngineConfig.from_options(**OPTIONS, drafter=drafter, max_rows=32))
+        found.append(engine.memory_plan.drafter)
+    kind = engine.target.opened.spec.recurrent
+    assert kind is not None
+    assert found[0] - found[1] == 4 * (2 * 4 * kind.state.elements + 32 * kind.state.width)
 
 
 def test_the_plan_has_the_states() -> None:

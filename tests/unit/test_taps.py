@@ -12,12 +12,13 @@ import torch
 from decoder_engines import decoder_on, native
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_models_families import GEMMA4_EDGE
 from tiny_models import SIZES, TOKENS, oracle, save, spec
 
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from packing import Rows, batch, chain
-from wager.arch import Dense, Experts, Mla
+from wager.arch import Dense, Experts, Gqa, Mla
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.models.random_models import random_weights
@@ -52,13 +53,35 @@ def test_they_are_the_hidden_states_of_transformers(tmp_path: Path) -> None:
     assert list(some) == [LAYERS] and np.array_equal(some[LAYERS], taps[LAYERS])
 
 
-@pytest.fixture(scope="module", params=["reference", "native", "experts", "latent"])
+def test_they_are_those_of_layers_without_keys_and_values_too(tmp_path: Path) -> None:
+    """From the last layer on that has some, a pass computes rows with logits alone."""
+    model = oracle("Gemma4ForCausalLM", **GEMMA4_EDGE)
+    decoder = decoder_on(open_weights(save(model, tmp_path)), ReferenceKernels("float32"))
+    layers = GEMMA4_EDGE["num_hidden_layers"]
+    decoder.tap(range(layers + 1))
+    taps, _ = taken(decoder, [chain(0, TOKENS[:40], [3, 9, 1])])
+    unnormed: list[Array] = []
+    model.model.norm.register_forward_pre_hook(lambda _, inputs: unnormed.append(inputs[0][0].numpy()))
+    with torch.no_grad():
+        states = model(torch.tensor([TOKENS[:40]]), output_hidden_states=True).hidden_states
+    assert list(taps) == list(range(layers + 1))
+    for layer, rows in taps.items():
+        assert_close(rows, unnormed[0] if layer == layers else states[layer][0].numpy(), rtol=1e-4, atol=1e-4)
+    for tapped in ([layers], [3, 5], [0, 4, layers]):
+        decoder.tap(tapped)
+        output = decoder.forward(batch([chain(0, TOKENS[:40], [3, 9, 1])], [7, 39]))
+        assert sorted(output.taps) == tapped
+        assert all(np.array_equal(output.taps[layer], taps[layer]) for layer in tapped)
+
+
+@pytest.fixture(scope="module", params=["reference", "native", "experts", "latent", "shared"])
 def decoder(request: pytest.FixtureRequest) -> Decoder:
     """A decoder of two layers, tapped before and behind the last one."""
     kernels = ReferenceKernels() if request.param == "reference" else native()
     shapes: dict[str, Any] = {
         "experts": {"ffn": (Dense(64), Experts(6, 2, 1, 32))},
         "latent": {"attention": (Mla(6, 24, 32, 16, 16, 16),) * 2},
+        "shared": {"attention": (Gqa(6, 2, 16), Gqa(6, 2, 16, shared=True)), "layer_embedding": 16, "post_norms": True},
     }
     made = decoder_on(random_weights(spec(**shapes.get(request.param, {})), 1), kernels)
     made.tap([1, 2])

@@ -22,12 +22,15 @@ from tokenizer_models import (
     copy,
     gguf_metadata,
     llama_golden,
+    parts,
     save,
     sentencepiece_metadata,
     train,
     write,
 )
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as HfTokenizer
+from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 
 import wager
@@ -312,6 +315,32 @@ def test_tokens_with_spaces_inside_are_merged_across_words(tmp_path: Path) -> No
     }
     ours = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
     assert [ours.token(i) for i in ours.encode("a b ab", special=False)] == ["▁", "a▁b", "▁a", "b"]
+
+
+def test_gemma_4s_tokenizer_is_transformers(tmp_path: Path) -> None:
+    trained = HfTokenizer(BPE(byte_fallback=True))
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.pre_tokenizer = pre_tokenizers.Split(Regex("▁+[^▁\n]*|\n+|[^▁\n]+"), behavior="isolated")
+    first = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "<|turn>", "<|channel>"]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=first, show_progress=False)
+    trained.train_from_iterator([text for text in TEXTS if text.isascii() for _ in range(3)], trainer)
+    tokens, merges = parts(trained)
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3, 3, 3, *[6] * 256, 3, 4, *[1] * (len(tokens) - 262)],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.add_space_prefix": False,
+        **{f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("padding", "eos", "bos", "unknown"))},
+    }
+    ours = Tokenizer.load(write(tmp_path / "t.gguf", metadata))
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    theirs = transformers.GemmaTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs)
+    theirs.add_special_tokens({"additional_special_tokens": ["<|turn>", "<|channel>"]})
+    for text in (*TEXTS, "<|turn>user\n\n\nHi  there\n<|channel>", " a\n \n  b  "):
+        ids = ours.encode(text)
+        assert ids == [2, *theirs.encode(text, add_special_tokens=False)], text
+        assert ours.decode(ids, special=True) == f"<bos>{text}".replace("▁", " ")
 
 
 def test_sentencepiece_tokens_that_a_file_does_not_name(tmp_path: Path) -> None:

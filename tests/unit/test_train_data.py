@@ -15,7 +15,7 @@ from wager.testing import ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.train import answers
 from wager.train.data import DraftVocabulary, TextWeights, TrainingData, TrainingText
-from wager.types import SamplingParams
+from wager.types import Request, SamplingParams
 
 KNOWN = np.ones(512, bool)
 
@@ -73,10 +73,14 @@ def test_the_vocabulary_is_the_most_frequent_ids_in_order() -> None:
 PROMPTS = [(number, number + 1, 3) for number in range(40)]
 
 
+def asked(prompts: list[tuple[int, ...]], temperature: float = 0) -> list[Request]:
+    params = SamplingParams(max_tokens=5, seed=1, temperature=temperature)
+    return [Request(f"asked-{number}", prompt, params) for number, prompt in enumerate(prompts)]
+
+
 def answered(path: Path, prompts: list[tuple[int, ...]] = PROMPTS) -> list[TrainingText]:
-    missing = answers.unanswered([*prompts, *prompts], path, target="me")
-    params = SamplingParams(max_tokens=5, seed=1)
-    answers.answer(toy_engine(ToyDistribution(vocab=64)), missing, path, params=params, concurrency=3)
+    missing = answers.unanswered(asked(prompts), path, target="me")
+    answers.answer(answers.EngineAuthor(toy_engine(ToyDistribution(vocab=64)), 3), missing, path)
     return list(answers.read_answers(path, target="me", vocab=64))
 
 
@@ -87,7 +91,8 @@ def test_answers_go_on_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> N
     path = tmp_path / "cut.jsonl"
     lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:11]) + lines[11][:9])
-    assert answers.unanswered(PROMPTS, path, target="me") == PROMPTS[10:]
+    assert answers.unanswered(asked(PROMPTS), path, target="me") == asked(PROMPTS)[10:]
+    assert answers.unanswered(asked(PROMPTS, 0.5), path, target="me") == asked(PROMPTS, 0.5), "another temperature"
     assert answered(path) == whole
     path.write_text('{"targ')  # killed while it wrote the first line
     assert answered(path) == whole

@@ -45,12 +45,15 @@ def spec(
     *,
     tied: bool = True,
     rope: Rope = Rope(10000.0),  # noqa: B008
+    layer_embedding: int = 0,
     **details: Any,
 ) -> ModelSpec:
     """A small spec with whole-number sizes, for tests that need no oracle."""
     layers, order = stacked(attention, ffn)
     decoder = DecoderDetails("test", order, rope, 1e-5, **details)
-    return ModelSpec("test", 48, 83, tied, layers, Precision.of("bf16"), 128, decoder=decoder)
+    return ModelSpec(
+        "test", 48, 83, tied, layers, Precision.of("bf16"), 128, decoder=decoder, layer_embedding=layer_embedding
+    )
 
 
 def oracle(architecture: str, **config: Any) -> Any:
@@ -72,6 +75,8 @@ def spread(model: Any) -> Any:
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.data = torch.randn(buffer.shape, generator=generator) * 0.2
+        elif name.endswith("layer_scalar"):
+            buffer.data = 1 + torch.rand(buffer.shape, generator=generator) / 2
     return model
 
 
@@ -107,12 +112,12 @@ def permute(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def gguf_metadata(model_spec: ModelSpec, architecture: str) -> dict[str, Any]:
-    assert model_spec.dense is not None
+    width = model_spec.dense.width if model_spec.dense else 0
     return {
         "context_length": model_spec.context,
         "embedding_length": model_spec.hidden,
         "block_count": model_spec.num_layers,
-        "feed_forward_length": model_spec.dense.width,
+        "feed_forward_length": width,
         "attention.head_count": model_spec.attention.heads,
         "attention.head_count_kv": model_spec.attention.kv_heads,
         "attention.key_length": model_spec.attention.head_dim,
@@ -162,16 +167,21 @@ def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf
     tensors: dict[str, np.ndarray] = {}
     for name, stored in model.state_dict().items():
         values, part = stored.numpy(), name.split(".")[-2]
-        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+        if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
             values = values + 1
+        if architecture == "gemma4" and not name.endswith("weight"):
+            name = name.replace("router.per_expert_scale", "experts.down_proj.scale") + ".weight"
+            name = name.replace("router.scale", "router.proj.scale").replace("scale.weight", "scale")
         if part in ("conv", "conv1d") and name.endswith("weight"):
             values = values.squeeze()
         if architecture == "falcon-h1":
             values = falcon_tensor(name, values, config.to_dict())
-        if architecture == "nemotron_h":
-            name = name.replace("model.", "backbone.")
+        if architecture.startswith("nemotron_h"):
+            name = name.replace("model.", "backbone.").replace("e_score_correction_bias", "e_score_correction.bias")
+            if ".experts." in name:
+                name = name.replace("backbone.", "model.").replace(".mixer.", ".mlp.") + ".weight"
         if ".mamba." in name or (".mixer." in name and part not in ("up_proj", "down_proj")):
-            groups = config.n_groups if architecture == "nemotron_h" else config.mamba_n_groups
+            groups = config.n_groups if architecture.startswith("nemotron_h") else config.mamba_n_groups
             name, values = mamba_tensor(name, values, groups=groups)
         if architecture == "qwen35":
             [(name, values)] = hybrid_tensors(name, values, config.to_dict(), tiled=True).items()
@@ -185,7 +195,7 @@ def converted(model: Any, architecture: str) -> dict[str, tuple[np.ndarray, gguf
         elif part == "output_linear":
             tensors[f"blk.{name.split('.')[2]}.ffn_down.weight"] = values
         elif not (name == "lm_head.weight" and config.tie_word_embeddings):
-            found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            found = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
             assert found is not None, name
             tensors[found] = values
     return {name: (values, gguf.GGMLQuantizationType.F32) for name, values in tensors.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -122,6 +122,65 @@ def interleaved_windows(keys: ConfigKeys, layers: int, *, rotation: Rotation = "
     return [narrow if sliding else everywhere for sliding in _sliding_types(keys, layers) or pattern]
 
 
+def two_shapes(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """Gemma 4: heads of layers without a window (each sixth, unless layer_types is given, and the last) have the size
+    global_head_dim, and with attention_k_eq_v values are their keys. The last num_kv_shared_layers share those of the
+    layers before."""
+    pattern = [_SLIDING if (layer + 1) % 6 else _FULL for layer in range(layers)]
+    types = [*(keys.per_layer("layer_types", layers, known=(_FULL, _SLIDING)) or pattern)[:-1], _FULL]
+    near = _gqa(keys, window=keys.integer("sliding_window", most=MOST_WINDOW), rotation="local")
+    as_keys, each = keys.flag("attention_k_eq_v"), keys.section("per_layer_config").section(str(types.index(_FULL)))
+    size = each.get("head_dim") if keys.get("global_head_dim") is None else keys.integer("global_head_dim")
+    count = each.get("num_key_value_heads")
+    if count is None and as_keys:
+        count = keys.get("num_global_key_value_heads")
+    size, count = 512 if size is None else size, near.kv_heads if count is None else count
+    values = {**keys.values, "head_dim": size, "num_key_value_heads": count}
+    wide = ConfigKeys(values, where=keys.where, prefix=keys.prefix)
+    kinds = {_SLIDING: near, _FULL: replace(_gqa(wide), keys_as_values=as_keys)}
+    return _sharing(keys, [kinds[kind] for kind in types], keys.count("num_kv_shared_layers"))
+
+
+def _sharing(keys: ConfigKeys, kinds: Sequence[Gqa], shared: int) -> Sequence[Gqa]:
+    """The layers, of which the last `shared` have no keys and values of their own."""
+    first = len(kinds) - shared
+    if first < 1 or not {kind.window for kind in kinds} <= {kind.window for kind in kinds[:first]}:
+        raise ModelError(
+            f"{shared} of {len(kinds)} layers in {keys.where} share keys and values that no layer has.",
+            "The configuration is damaged.",
+        )
+    own = [replace(kind, shared=True, keys_as_values=False) for kind in kinds[first:]]
+    return [*kinds[:first], *own]
+
+
+def gguf_two_shapes(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
+    """The same as GGUF. That values are keys shows in the tensors: see `with_values_of`."""
+    pattern = keys.get(_GGUF_PATTERN)
+    if not isinstance(pattern, list) or len(pattern) != layers or set(map(type, pattern)) != {bool}:
+        raise keys.wrong(_GGUF_PATTERN, f"true or false for each of the {layers} layers")
+    counts = keys.get("num_key_value_heads")
+    counts = keys.integers("num_key_value_heads") if isinstance(counts, list) else [counts] * layers
+    if not counts or len(counts) != layers:
+        raise keys.wrong("num_key_value_heads", "a number for each layer")
+    kinds, window = [], keys.integer("sliding_window", most=MOST_WINDOW)
+    for sliding, count in zip(pattern, counts, strict=True):
+        size = keys.integer("attention.key_length_swa" if sliding else "head_dim")
+        values = {**keys.values, GGUF_KEYS["head_dim"]: size, GGUF_KEYS["num_key_value_heads"]: count}
+        values[GGUF_KEYS["rotary_dim"]] = keys.integer("rope.dimension_count_swa", default=size) if sliding else size
+        own = ConfigKeys(values, where=keys.where, prefix=keys.prefix, renamed=GGUF_KEYS)
+        kinds.append(_gqa(own, window=window, rotation="local") if sliding else _gqa(own))
+    return _sharing(keys, kinds, keys.count("attention.shared_kv_layers"))
+
+
+def with_values_of(attention: Sequence[Attention], tensors: Collection[str]) -> Sequence[Attention]:
+    """The layers of a file: values are keys where it has no projection of values."""
+    found = []
+    for layer, kind in enumerate(attention):
+        alone = isinstance(kind, Gqa) and not kind.shared and f"blk.{layer}.attn_v.weight" not in tensors
+        found.append(replace(kind, keys_as_values=True) if alone and isinstance(kind, Gqa) else kind)
+    return found
+
+
 def unrotated_by_layer(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     """SmolLM3: as Qwen's, without RoPE in the layers that have 0 in no_rope_layers, else in each
     no_rope_layer_interval-th."""
@@ -182,20 +241,21 @@ def gguf_parallel_mamba(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     return [Parallel(_gqa(keys), _gguf_mamba(keys))] * layers
 
 
+_SUPPORTED_BLOCKS = {"mamba", "attention", "mlp", "moe"}
 _BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe", _LINEAR: "mamba", _FULL: "attention"}
 
 
 def _blocks(keys: ConfigKeys, layers: int) -> list[str]:
-    """Nemotron-H: what each layer is, one of mamba, attention and mlp."""
+    """Nemotron-H: what each layer is, one of mamba, attention, mlp and moe."""
     pattern = keys.text("hybrid_override_pattern")
     types = list(pattern) if pattern else keys.per_layer("layers_block_type", layers)
     types = [_BLOCKS.get(kind, kind) for kind in types or keys.per_layer("layer_types", layers) or ()]
-    unknown = sorted({*types} - {"mamba", "attention", "mlp"})
+    unknown = sorted({*types} - _SUPPORTED_BLOCKS)
     if unknown or len(types) != layers:
         what = f"layers of kind {short_repr(unknown[0])}" if unknown else f"{len(types)} kinds for {layers} layers"
         raise ModelError(
             f"{keys.where} has {what}, which is not supported for this architecture.",
-            "Supported are mamba, attention and mlp; mixtures of experts without gates are not.",
+            f"Supported are: {', '.join(sorted(_SUPPORTED_BLOCKS))}.",
         )
     return types
 
@@ -211,14 +271,24 @@ def mixers_alone(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
     state = _checked_mamba(keys, "mamba_num_heads", heads, heads * keys.integer("mamba_head_dim"), *sizes)
     head_dim = keys.integer("head_dim", "attention_head_dim", default=128)
     everywhere = _gqa(ConfigKeys({**keys.values, "head_dim": head_dim}, where=keys.where), rotation="none")
-    kinds: Mapping[str, Attention] = {"mamba": state, "attention": everywhere, "mlp": Absent()}
-    return [kinds[kind] for kind in _blocks(keys, layers)]
+    kinds: Mapping[str, Attention] = {"mamba": state, "attention": everywhere}
+    return [kinds.get(kind, Absent()) for kind in _blocks(keys, layers)]
 
 
 def feed_forwards_alone(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
-    """Nemotron-H: a feed-forward without a gate in layers that have nothing else."""
-    alone = Dense(keys.integer("intermediate_size"), gated=False)
-    return [alone if kind == "mlp" else Absent() for kind in _blocks(keys, layers)]
+    """Nemotron-H: a feed-forward, or experts, without gates in layers that have nothing else."""
+    blocks, found = _blocks(keys, layers), list[FeedForward]()
+    for kind in blocks:
+        if kind == "mlp":
+            found.append(Dense(keys.integer("intermediate_size"), gated=False))
+        elif kind == "moe":
+            count, active = keys.integer("n_routed_experts"), keys.integer("num_experts_per_tok")
+            inner = {"width": keys.integer("moe_intermediate_size"), "shared": 1}
+            experts = _experts(count, active, **inner, shared_width=keys.integer("moe_shared_expert_intermediate_size"))
+            found.append(replace(experts, gated=False, latent=keys.count("moe_latent_size")))
+        else:
+            found.append(Absent())
+    return found
 
 
 def gguf_mixers_alone(keys: ConfigKeys, layers: int) -> Sequence[Attention]:
@@ -510,6 +580,24 @@ def experts_if_any(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     return [_experts(count, active, shared=1, width=width, shared_width=shared)] * layers
 
 
+def wide_where_shared(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """Gemma 4: with enable_moe_block experts beside a dense feed-forward in every layer. Else with use_double_wide_mlp
+    feed-forwards of layers without keys and values of their own are twice as wide."""
+    width, doubled = keys.integer("intermediate_size"), keys.flag("use_double_wide_mlp")
+    if keys.flag("enable_moe_block"):
+        keys.refuse("use_double_wide_mlp", unless=(False,))
+        count, active = keys.integer("num_experts"), keys.integer("top_k_experts")
+        inner = keys.integer("moe_intermediate_size")
+        return [_experts(count, active, shared=1, width=inner, shared_width=width)] * layers
+    shared = keys.count("num_kv_shared_layers") if doubled else 0
+    return [Dense(width if layer < layers - shared else 2 * width) for layer in range(layers)]
+
+
+def gguf_widths(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """A feed-forward of the width that a file states for each layer."""
+    return [Dense(width) for width in _widths(keys, layers)]
+
+
 def experts_everywhere(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
     """Mixtral and gpt-oss: experts in every layer, of width intermediate_size."""
     count = keys.integer("num_local_experts", "num_experts")
@@ -590,6 +678,16 @@ def gemma_scales(keys: ConfigKeys) -> Scales:
     }
 
 
+def gemma4_scales(keys: ConfigKeys) -> Scales:
+    """Gemma 4: scores as they are, since queries are normed."""
+    cap = keys.get("final_logit_softcapping")
+    return {
+        "embedding_scale": math.sqrt(keys.integer("hidden_size")),
+        "attention_scale": 1.0,
+        "logit_cap": None if cap in (None, 0) else keys.number("final_logit_softcapping"),
+    }
+
+
 def gguf_gemma_scales(keys: ConfigKeys, *, widest: int) -> Scales:
     """As llama.cpp: the size of that number of layers (27B) scales its scores by hidden size / heads, not head_dim."""
     scalar = keys.integer("hidden_size") / keys.integer("num_attention_heads")
@@ -660,11 +758,13 @@ class GatingKeys:
     single_group: tuple[str, ...] = ()
     grouped: tuple[str, ...] = ()
     group_best: int = 1
+    expert_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GgufLayout:
-    """How llama.cpp's converter writes the family, under the architecture that is its model_type, or `architecture`.
+    """How llama.cpp's converter writes the family, under the architecture that is its model_type, or `architecture`;
+    models with experts, if that is another, under `mixture`.
 
     `attention`, `ffn` and `scales` replace the family's own readers; `defaults` are values of keys, by their names in
     config.json, that files leave out. `interleaved_rope`: rotated pairs of the query and key projections lie side by
@@ -674,6 +774,7 @@ class GgufLayout:
     """
 
     architecture: str | None = None
+    mixture: str | None = None
     attention: AttentionReader = gguf_windows
     ffn: FeedForwardReader | None = None
     scales: ScaleReader | None = None
@@ -692,8 +793,9 @@ class EngineSupport:
     A bias is always present (True), never (False), or present if the configuration's key of that name is set; likewise
     `interleaved_rope`. `partial_rope`: it may rotate a part of each head. `names` are tensors' that differ from
     weights.NAMES; parts of one name are rows of one tensor, in the order q, k, v and gate, up. `root` is what published
-    checkpoints write for the `model` that names begin with. `sinks`, `shared_gate` and `expert_bias` are of layers.Gqa
-    and layers.Experts (there `biased`). `gguf` is None for a family that is not read from GGUF files.
+    checkpoints write for the `model` that names begin with. `sinks`, `shared_gate`, `apart` and `expert_bias` are of
+    layers.Gqa and layers.Experts (there `biased`). `layer_embedding` is the key of ModelSpec.layer_embedding. `gguf` is
+    None for a family that is not read from GGUF files.
     """
 
     qkv_bias: bool | str = False
@@ -715,6 +817,10 @@ class EngineSupport:
     sinks: bool = False
     expert_bias: bool = False
     shared_gate: bool = False
+    value_norm: bool = False
+    layer_scales: bool = False
+    apart: bool = False
+    layer_embedding: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -755,6 +861,55 @@ _GEMMA_ENGINE = EngineSupport(
     norm_offset=1.0,
     scales=gemma_scales,
     names=_GEMMA_NORMS,
+)
+_GEMMA4 = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
+_GEMMA4_ENGINE = EngineSupport(
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    activation="gelu",
+    qk_norm=True,
+    value_norm=True,
+    layer_scales=True,
+    post_norms=True,
+    apart=True,
+    layer_embedding="hidden_size_per_layer_input",
+    scales=gemma4_scales,
+    names={
+        **_GEMMA_NORMS,
+        **{f"shared_{part}": f"model.layers.{{}}.mlp.{part}_proj" for part in ("gate", "up", "down")},
+        "shared_post_norm": "model.layers.{}.post_feedforward_layernorm_1",
+        "router": "model.layers.{}.router.proj",
+        "router_norm": "=model.layers.{}.router.scale",
+        "expert_scales": "=model.layers.{}.router.per_expert_scale",
+        "expert_norm": "model.layers.{}.pre_feedforward_layernorm_2",
+        "expert_post_norm": "model.layers.{}.post_feedforward_layernorm_2",
+        **dict.fromkeys(("expert_gate", "expert_up"), "=model.layers.{}.experts.gate_up_proj[{}]"),
+        "expert_down": "=model.layers.{}.experts.down_proj[{}]",
+    },
+    gating=GatingKeys(expert_scales=True),
+    gguf=GgufLayout(
+        architecture="gemma4",
+        attention=gguf_two_shapes,
+        ffn=gguf_widths,
+        defaults={"rope_theta": 1000000.0, "rope_local_base_freq": 10000.0},
+        read=("final_logit_softcapping",),
+        experts=True,
+        normalised=True,
+    ),
 )
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _FUSED_INTO = {"gate": "model.layers.{}.mlp.gate_up_proj", "up": "model.layers.{}.mlp.gate_up_proj"}
@@ -857,6 +1012,12 @@ _MAMBA = {
 _NEMOTRON_NAMES = {
     **{part: name.replace(".mamba.", ".mixer.") for part, name in _MAMBA_NAMES.items()},
     **{part: f"model.layers.{{}}.mixer.{part}_proj" for part in ("q", "k", "v", "o", "up", "down")},
+    **{f"shared_{part}": f"model.layers.{{}}.mixer.shared_experts.{part}_proj" for part in ("up", "down")},
+    **{f"expert_{part}": f"model.layers.{{}}.mixer.experts.{{}}.{part}_proj" for part in ("up", "down")},
+    "router": "model.layers.{}.mixer.gate",
+    "correction": "=model.layers.{}.mixer.gate.e_score_correction_bias",
+    "latent_in": "model.layers.{}.mixer.fc1_latent_proj",
+    "latent_out": "model.layers.{}.mixer.fc2_latent_proj",
     **dict.fromkeys(("attn_norm", "mlp_norm"), "model.layers.{}.norm"),
     "embed": "model.embeddings",
     "norm": "model.norm_f",
@@ -945,6 +1106,22 @@ FAMILIES: Mapping[str, Family] = {
                 read=_CAPS,
             ),
         ),
+    ),
+    "gemma4": Family(
+        "Gemma4ForCausalLM",
+        two_shapes,
+        wide_where_shared,
+        {**_GEMMA4, "sliding_window": 512, "hidden_size_per_layer_input": 256},
+        _GEMMA4_ENGINE,
+        wrapper="Gemma4ForConditionalGeneration",
+    ),
+    "gemma4_unified": Family(
+        "Gemma4UnifiedForCausalLM",
+        two_shapes,
+        wide_where_shared,
+        {**_GEMMA4, "sliding_window": 1024, "max_position_embeddings": 262144},
+        replace(_GEMMA4_ENGINE, gguf=None),
+        wrapper="Gemma4UnifiedForConditionalGeneration",
     ),
     "phi3": Family(
         "Phi3ForCausalLM",
@@ -1211,6 +1388,11 @@ FAMILIES: Mapping[str, Family] = {
             "n_groups": 8,
             "ssm_state_size": 128,
             "conv_kernel": 4,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "moe_shared_expert_intermediate_size": 7688,
+            "norm_topk_prob": True,
         },
         EngineSupport(
             mlp_bias="mlp_bias",
@@ -1218,7 +1400,21 @@ FAMILIES: Mapping[str, Family] = {
             partial_rope=True,  # files state rotated dimensions, though there is no rotation
             names=_NEMOTRON_NAMES,
             root="backbone",
-            gguf=GgufLayout(attention=gguf_mixers_alone, ffn=gguf_feed_forwards_alone),
+            gating=GatingKeys(
+                score="sigmoid",
+                correction_bias=True,
+                normalised="norm_topk_prob",
+                scale="routed_scaling_factor",
+                grouped=("noaux_tc",),
+                group_best=2,
+            ),
+            gguf=GgufLayout(
+                mixture="nemotron_h_moe",
+                attention=gguf_mixers_alone,
+                ffn=gguf_feed_forwards_alone,
+                experts=True,
+                normalised=True,
+            ),
         ),
     ),
     "gpt_oss": Family(
@@ -1307,6 +1503,7 @@ GGUF_KEYS: Mapping[str, str] = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
     "rope_local_base_freq": "rope.freq_base_swa",
+    "hidden_size_per_layer_input": "embedding_length_per_layer_input",
     "attention_multiplier": "attention.scale",
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
@@ -1322,6 +1519,7 @@ def find_gguf(architecture: str) -> tuple[Family, EngineSupport, GgufLayout]:
         for name, family in FAMILIES.items()
         if family.engine and family.engine.gguf
     }
+    known |= {layout.mixture: (family, engine, layout) for family, engine, layout in known.values() if layout.mixture}
     if architecture not in known:
         raise ModelError(
             f"Architecture {short_repr(architecture)} is not supported in a GGUF file.",

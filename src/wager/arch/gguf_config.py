@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, short_repr
-from wager.arch.families import GGUF_KEYS, GgufLayout, find_gguf, with_sinks, without_norm
+from wager.arch.families import GGUF_KEYS, GgufLayout, find_gguf, with_sinks, with_values_of, without_norm
 from wager.arch.formats import FORMATS, Format, Precision
 from wager.arch.gguf_experts import SPLIT_LATENT, latent_scores, read_feed_forwards
 from wager.arch.layers import Gqa, Mla
@@ -80,6 +80,8 @@ def read_gguf(
     attentions = with_sinks(layout.attention(keys, layers), engine)
     if not any(name.endswith(".ssm_norm.weight") for name in tensors):
         attentions = [without_norm(kind) for kind in attentions]
+    if engine.value_norm:
+        attentions = with_values_of(attentions, tensors)
     mixture = bool(keys.count("expert_count"))
     reader = layout.ffn or family.ffn
     ffn = read_feed_forwards(keys, engine, layout, layers, tensors) if mixture else reader(keys, layers)
@@ -94,9 +96,11 @@ def read_gguf(
         precision=precision or Precision.of("bf16"),
         context=context,
         source="the model's own files",
+        layer_embedding=keys.count(engine.layer_embedding) if engine.layer_embedding else 0,
     )
-    attention = spec.attention
-    rope, scale = _rope(keys, rope_dim=attention.rope_dim, context=context, truncated=layout.truncated), None
+    global_ = [kind for kind in spec.attentions if isinstance(kind, Gqa) and kind.window is None]
+    attention = (*global_, spec.attention)[0]
+    rope, scale = _rope(keys, rope_dim=spec.rope_dim("global"), context=context, truncated=layout.truncated), None
     if isinstance(attention, Mla):
         rope, scale = latent_scores(keys, attention, rope)
     else:
@@ -118,6 +122,8 @@ def read_gguf(
         mlp_bias=biased["gate"],
         qk_norm=engine.qk_norm,
         whole_qk_norm=engine.whole_qk_norm,
+        value_norm=engine.value_norm,
+        layer_scales=engine.layer_scales and "blk.0.layer_output_scale.weight" in tensors,
         attention_scale=scale,
         interleaved_rope=layout.interleaved_rope,
         split_latent=SPLIT_LATENT in tensors,
@@ -172,6 +178,20 @@ GGUF_NAMES: Mapping[str, str] = {
     "skip": "=blk.{}.ssm_d",
     "state_norm": "blk.{}.ssm_norm",
     "state_out": "blk.{}.ssm_out",
+    "layer_embed": "per_layer_token_embd",
+    "layer_project": "per_layer_model_proj",
+    "layer_norm": "per_layer_proj_norm",
+    "into_embed": "blk.{}.inp_gate",
+    "out_of_embed": "blk.{}.proj",
+    "embed_post_norm": "blk.{}.post_norm",
+    "scale": "blk.{}.layer_output_scale",
+    "router_norm": "=blk.{}.ffn_gate_inp.scale",
+    "expert_scales": "=blk.{}.ffn_down_exps.scale",
+    "latent_in": "blk.{}.ffn_latent_down",
+    "latent_out": "blk.{}.ffn_latent_up",
+    "expert_norm": "blk.{}.pre_ffw_norm_2",
+    "expert_post_norm": "blk.{}.post_ffw_norm_2",
+    "shared_post_norm": "blk.{}.post_ffw_norm_1",
 }
 """Canonical name (as in weights.tensor_shapes, without places and suffix) -> llama.cpp's."""
 
@@ -198,6 +218,8 @@ def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
         names |= dict.fromkeys(("q", "k", "v"), "blk.{}.attn_qkv")
     if "blk.0.ffn_up.weight" in tensors and "blk.0.ffn_gate.weight" not in tensors:
         names["gate"] = names["up"]
+    if "blk.0.pre_ffw_norm_2.weight" in tensors:  # the dense feed-forward of Gemma 4 beside its experts
+        names |= {f"shared_{part}": names[part] for part in ("gate", "up", "down")}
     if "blk.0.ffn_gate_up_exps.weight" in tensors:
         names |= dict.fromkeys(("expert_gate", "expert_up"), "blk.{}.ffn_gate_up_exps[{}]")
     if "blk.0.attn_sinks.weight" in tensors:
@@ -222,16 +244,16 @@ def read_original_context(metadata: Mapping[str, Any], where: str) -> int | None
 
 
 _PARTS = (
-    ("embedding", r"token_embd\.weight"),
+    ("embedding", r"(per_layer_)?token_embd\.weight"),
     ("head", r"output\.weight"),
     (
         "projections",
-        r"blk\.\d+\.(attn_(q|k|v|qkv|gate|output|kv_a_mqa|[a-z]+_[ab])|ssm_(in|out|ba|beta|alpha)|shortconv\.(in|out)_proj)\.weight",
+        r"blk\.\d+\.(attn_(q|k|v|qkv|gate|output|kv_a_mqa|[a-z]+_[ab])|ssm_(in|out|ba|beta|alpha)|shortconv\.(in|out)_proj|per_layer_model_proj)\.weight",
     ),
     ("router", r"blk\.\d+\.ffn_gate_inp\.weight"),
     ("experts", r"blk\.\d+\.ffn_\w+_exps\.weight"),
     ("shared", r"blk\.\d+\.ffn_\w+_shexp\.weight"),
-    ("weights", r"blk\.\d+\.ffn_(gate|up|down)\.weight"),
+    ("weights", r"blk\.\d+\.(ffn_(gate|up|down)|inp_gate|proj)\.weight"),
 )
 """The parts of a model by the names of their tensors."""
 

@@ -12,7 +12,7 @@ from typing import Literal
 from wager.arch.config_keys import ConfigKeys
 from wager.arch.families import EngineSupport, GgufLayout
 from wager.arch.hf_config import MOST_EXPERTS_OF_ALL_LAYERS, check_gating
-from wager.arch.layers import Dense, Experts, Gating, Mla
+from wager.arch.layers import Absent, Dense, Experts, Gating, Mla
 from wager.arch.rope import Rope
 from wager.errors import ModelError
 
@@ -26,7 +26,7 @@ SPLIT_LATENT = "blk.0.attn_k_b.weight"
 
 def read_feed_forwards(
     keys: ConfigKeys, engine: EngineSupport, layout: GgufLayout, layers: int, tensors: Collection[str]
-) -> list[Dense | Experts]:
+) -> list[Dense | Experts | Absent]:
     """The feed-forward of every layer of a file with experts; `tensors` are the names of the file's. ModelError names a
     value that is not supported."""
     count = keys.integer("expert_count")
@@ -41,16 +41,24 @@ def read_feed_forwards(
             f"{count} experts in each of {layers} layers of {keys.where} cannot be right.", "It is damaged."
         )
     experts = _experts(keys, engine, layout, count, tensors)
-    dense: list[Dense | Experts] = [Dense(keys.integer("feed_forward_length"))] * first if first else []
+    if isinstance(widths := keys.get("feed_forward_length"), list):  # in layers of their own
+        return [experts if width else Absent() for width in widths]
+    dense: list[Dense | Experts | Absent] = [Dense(keys.integer("feed_forward_length"))] * first if first else []
     return dense + [experts] * (layers - first)
 
 
 def _experts(
     keys: ConfigKeys, engine: EngineSupport, layout: GgufLayout, count: int, tensors: Collection[str]
 ) -> Experts:
-    width = keys.integer("expert_feed_forward_length", default=keys.count("feed_forward_length") or None)
+    stated = keys.get("expert_feed_forward_length") is not None
+    width = keys.integer("expert_feed_forward_length" if stated else "feed_forward_length")
     active, shared_width = keys.integer("expert_used_count"), keys.count("expert_shared_feed_forward_length")
     shared = keys.count("expert_shared_count", default=1 if shared_width else 0)
+    gated = engine.activation != "relu2"
+    if not gated:
+        shared = min(shared, 1)  # of the width of all
+    if engine.apart:
+        shared, shared_width = 1, keys.integer("feed_forward_length")
     if active > count:
         raise ModelError(f"{keys.where} has {active} experts active out of {count}.", "The file is damaged.")
     corrected = any(_CORRECTION.fullmatch(name) for name in tensors)
@@ -63,6 +71,7 @@ def _experts(
         scale=keys.number("expert_weights_scale") if keys.get("expert_weights_scale") else 1.0,
         groups=groups,
         top_groups=keys.integer("expert_group_used_count", default=1) if groups > 1 else 1,
+        expert_scales=engine.gating is not None and engine.gating.expert_scales,
     )
     experts = Experts(
         count,
@@ -72,6 +81,9 @@ def _experts(
         shared_width or None,
         biased=engine.expert_bias,
         shared_gate=engine.shared_gate and shared > 0,
+        apart=engine.apart,
+        gated=gated,
+        latent=keys.count("moe_latent_size"),
     )
     return check_gating(experts, gating, group_best=2 if score == "sigmoid" else 1, where=keys.where)
 

@@ -65,10 +65,23 @@ def read_config(
         precision=precision or read_precision(keys.values, layers, cache=family.cache),
         context=keys.integer("max_position_embeddings"),
         source="config.json",
+        layer_embedding=_layer_embedding(keys, family),
+        other_inputs=tuple(name for key, name in _OTHER_INPUTS.items() if config.get(key)),
     )
     if engine is None:
         return spec
     return replace(spec, decoder=_decoder(keys, family, engine, spec=spec, order=order))
+
+
+_OTHER_INPUTS = {"vision_config": "images", "audio_config": "sounds"}
+
+
+def _layer_embedding(keys: ConfigKeys, family: Family) -> int:
+    name = family.engine.layer_embedding if family.engine else None
+    width = keys.count(name) if name else 0
+    if width:
+        keys.refuse("vocab_size_per_layer_input", unless=(keys.integer("vocab_size"),))
+    return width
 
 
 # ---- details for the engine beyond the shape -----------------------------------------------------------------------
@@ -103,7 +116,7 @@ def _refuse_unsupported(keys: ConfigKeys, engine: EngineSupport) -> None:
     keys.refuse("swiglu_alpha", unless=(1.702,))
     keys.refuse("swiglu_limit", unless=(7.0,))
     keys.refuse("clip_qkv", unless=())
-    keys.refuse("use_bidirectional_attention", unless=(False,))
+    keys.refuse("use_bidirectional_attention", unless=(False, "vision"))  # of images alone
 
 
 def _decoder(
@@ -133,6 +146,8 @@ def _decoder(
         pre_norms=engine.pre_norms,
         post_norms=engine.post_norms,
         whole_qk_norm=engine.whole_qk_norm,
+        value_norm=engine.value_norm,
+        layer_scales=engine.layer_scales,
         norm_offset=engine.norm_offset,
         log_rates=spec.recurrent is not None,
     )
@@ -143,7 +158,7 @@ def _ropes(keys: ConfigKeys, spec: ModelSpec) -> tuple[Rope, Rope | None]:
     """The model's rotation, and that of its local layers, if it has some: from rope_parameters by layer type, or from
     rope_scaling, which local layers do without, rope_theta and rope_local_base_freq as older configurations have
     them."""
-    rope_dim, context = spec.attention.rope_dim, spec.context
+    rope_dim, context = spec.rope_dim("global"), spec.context
     scaling = keys.section("rope_parameters", "rope_scaling")
     nested = [name for name, value in scaling.values.items() if isinstance(value, Mapping)]
     local = "local" in spec.rotations
@@ -154,16 +169,13 @@ def _ropes(keys: ConfigKeys, spec: ModelSpec) -> tuple[Rope, Rope | None]:
             "Supported are models of it with one rotation for all layers.",
         )
     if nested:
-        full, near = (_rope(keys, scaling.section(kind), rope_dim, context) for kind in _LAYER_TYPES)
-        return full, near
+        full = _rope(keys, scaling.section("full_attention"), rope_dim, context)
+        return full, _rope(keys, scaling.section("sliding_attention"), spec.rope_dim("local"), context)
     rope = _rope(keys, scaling, rope_dim, context)
     if not local:
         return rope, None
     stated = keys.get("rope_local_base_freq") is not None
     return rope, Rope(read_theta(keys, "rope_local_base_freq") if stated else rope.theta)
-
-
-_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 def _rope(keys: ConfigKeys, scaling: ConfigKeys, rope_dim: int, context: int) -> Rope:
@@ -209,6 +221,7 @@ def _with_gating(
         scale=keys.number(known.scale, default=1.0) if known.scale else 1.0,
         groups=groups,
         top_groups=top_groups,
+        expert_scales=known.expert_scales,
     )
     total = sum(layer.count for layer in ffn if isinstance(layer, Experts))
     if total > MOST_EXPERTS_OF_ALL_LAYERS:
@@ -218,8 +231,9 @@ def _with_gating(
         if not isinstance(layer, Experts):
             found.append(layer)
             continue
-        gated = replace(layer, biased=engine.expert_bias, shared_gate=engine.shared_gate and layer.shared > 0)
-        found.append(check_gating(gated, gating, group_best=known.group_best, where=keys.where))
+        shared_gate = engine.shared_gate and layer.shared > 0
+        detailed = replace(layer, biased=engine.expert_bias, shared_gate=shared_gate, apart=engine.apart)
+        found.append(check_gating(detailed, gating, group_best=known.group_best, where=keys.where))
     return found
 
 

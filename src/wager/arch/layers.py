@@ -40,7 +40,8 @@ class Gqa:
 
     `rotation` names the layer's RoPE: the model's, that of its local layers where the two differ, or none. `rotated`
     are the first dimensions of a head that it turns (None: all). With `sinks` each head has a learned score that takes
-    part in the softmax without a value.
+    part in the softmax without a value. `keys_as_values`: values are what the key projection gives. `shared`: the layer
+    has queries alone, and reads the keys and values of the last layer before it that has some and the same window.
     """
 
     heads: int
@@ -51,11 +52,18 @@ class Gqa:
     rotation: Rotation = "global"
     rotated: int | None = None
     sinks: bool = False
+    keys_as_values: bool = False
+    shared: bool = False
 
     @property
     def query_width(self) -> int:
         """Elements of a row's queries, all heads."""
         return self.heads * self.head_dim
+
+    @property
+    def projected(self) -> Literal["qkv", "qk", "q"]:
+        """What the layer projects: queries, keys and values, or not all of them."""
+        return "q" if self.shared else "qk" if self.keys_as_values else "qkv"
 
     @property
     def output_width(self) -> int:
@@ -64,8 +72,8 @@ class Gqa:
 
     @property
     def qkv_width(self) -> int:
-        """Elements of a row's queries, keys and values."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
+        """Elements of what is projected of a row."""
+        return (self.heads + (len(self.projected) - 1) * self.kv_heads) * self.head_dim
 
     @property
     def rope_dim(self) -> int:
@@ -74,19 +82,22 @@ class Gqa:
 
     @property
     def cache_width(self) -> int:
-        """Elements cached per position."""
+        """Elements of a cached position that a row reads."""
         return 2 * self.kv_heads * self.head_dim
 
     def weights(self, hidden: int) -> int:
-        return hidden * self.head_dim * ((3 if self.gated else 2) * self.heads + 2 * self.kv_heads)
+        return hidden * (self.qkv_width + (2 if self.gated else 1) * self.query_width)
 
     def kv_bytes(self, context: float, precision: Precision) -> float:
+        return 0.0 if self.shared else self._read_bytes(context, precision)
+
+    def _read_bytes(self, context: float, precision: Precision) -> float:
         return self.cache_width * precision.cache * self._attended(context)
 
     def streams(self, context: float, rows: float, precision: Precision) -> tuple[Stream, ...]:
         part = "attention" if self.window is None else "window attention"
         flops = 4 * self.query_width * self._attended(context) * rows
-        cached = self.kv_bytes(context, precision)
+        cached = self._read_bytes(context, precision)
         return (
             Stream(part, flops, self.query_width * precision.query * rows, precision.attention, cached, self.kv_heads),
         )
@@ -540,7 +551,8 @@ class Gating:
     A row's scores are the softmax or the sigmoid of its router's logits. With `correction_bias`, a learned bias is
     added to them for the choice alone (DeepSeek-V3). With `groups` above 1 the experts form that many equal groups and
     only those in the `top_groups` best groups are eligible; a group's score is the sum of its `group_best` best scores.
-    The weights of the chosen experts are their scores, divided by their sum where `normalised`, times `scale`.
+    The weights of the chosen experts are their scores, divided by their sum where `normalised`, times `scale`, and with
+    `expert_scales` times a learned factor of each expert.
     """
 
     score: Literal["softmax", "sigmoid"] = "softmax"
@@ -550,6 +562,7 @@ class Gating:
     groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    expert_scales: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,8 +571,11 @@ class Experts:
     `shared` ones of inner size `shared_width` (None: `width`) that every token uses.
 
     The cost of a mixture does not depend on the rest, which only the engine reads: the `gating`; `biased`, whether the
-    router and the experts' projections have biases; and `shared_gate`, whether the shared experts' output is multiplied
-    by the sigmoid of a projection to one number.
+    router and the experts' projections have biases; `shared_gate`, whether the shared experts' output is multiplied by
+    the sigmoid of a projection to one number; and `apart`, whether router, routed and shared experts read the residual
+    stream through norms of their own, and the outputs of both are normed before they are added (Gemma 4). Experts that
+    are not `gated` have no gate projections (Nemotron-H); with a `latent` size the routed ones read and write vectors
+    of that size, from a projection of the row and to one back.
     """
 
     count: int
@@ -570,6 +586,9 @@ class Experts:
     gating: Gating = Gating()
     biased: bool = False
     shared_gate: bool = False
+    apart: bool = False
+    gated: bool = True
+    latent: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.active <= self.count or self.shared < 0 or self.width < 1:
@@ -584,13 +603,17 @@ class Experts:
         """Inner size of all shared experts together, 0 for none."""
         return self.shared * (self.shared_width or self.width)
 
+    def outer(self, hidden: int) -> int:
+        """Elements of what a routed expert reads, and gives."""
+        return self.latent or hidden
+
     def expert(self, hidden: int) -> int:
         """Elements of one routed expert."""
-        return 3 * hidden * self.width
+        return (2 + self.gated) * self.outer(hidden) * self.width
 
     def shared_weights(self, hidden: int) -> int:
-        """Elements of all shared experts."""
-        return 3 * hidden * self.shared_inner
+        """Elements of all shared experts, and of the projections around the routed ones."""
+        return hidden * ((2 + self.gated) * self.shared_inner + 2 * self.latent)
 
     def router(self, hidden: int) -> int:
         """Elements of the router's matrix."""

@@ -25,7 +25,8 @@ _LARGEST_THETA = 1e15
 class Rope:
     """Rotary position embedding; any scaling is reduced to `factors` and `magnitude`.
 
-    Pair i of a head is rotated by position * theta^(-2i/d) / factors[i]; no factors means all ones. `magnitude`
+    Pair i of a head is rotated by position * theta^(-2i/d) / factors[i]; no factors means all ones, and an infinite one
+    no rotation. `magnitude`
     multiplies both cosine and sine (YaRN's attention factor, which thereby scales queries and keys alike).
     `long_factors` replace the factors where sequences may have more positions than `original` (LongRoPE).
     """
@@ -118,6 +119,13 @@ def _linear(scaling: _Scaling) -> Rope:
     return Rope(scaling.theta, (scaling.number("factor"),) * (scaling.head_dim // 2))
 
 
+def _proportional(scaling: _Scaling) -> Rope:
+    """Gemma 4: only the first pairs turn, by frequencies that count all pairs of the head."""
+    pairs, factor = scaling.head_dim // 2, scaling.number("factor", 1)
+    turned = int(scaling.keys.number("partial_rotary_factor", default=1, most=1) * scaling.head_dim // 2)
+    return Rope(scaling.theta, (factor,) * turned + (math.inf,) * (pairs - turned))
+
+
 def _llama3(scaling: _Scaling) -> Rope:
     """Llama 3.1: long wavelengths divided by the factor, short ones kept, interpolated between them."""
     factor = scaling.number("factor")
@@ -181,4 +189,5 @@ _SCALINGS: Mapping[str, Callable[[_Scaling], Rope]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "su": _longrope,
+    "proportional": _proportional,
 }

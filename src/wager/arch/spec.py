@@ -44,8 +44,14 @@ class Layer:
 
     @property
     def attending(self) -> Gqa | Mla | None:
-        """The part that has keys and values."""
+        """The part that reads keys and values."""
         return next((each for each in self.mixers if isinstance(each, Gqa | Mla)), None)
+
+    @property
+    def caching(self) -> Gqa | Mla | None:
+        """The part that has keys and values of its own."""
+        found = self.attending
+        return None if isinstance(found, Gqa) and found.shared else found
 
     @property
     def recurrent(self) -> Recurrent | None:
@@ -82,7 +88,8 @@ class DecoderDetails:
     `architecture` is the name in its configuration; layer i has the shape `ModelSpec.layers[layer_order[i]]`. `rope`
     turns the layers whose Gqa.rotation is global, `local_rope` the local ones. RMS norms stand before each sublayer
     (`pre_norms`), behind it, before its output is added (`post_norms`), or both. `qk_norm` is of each head of the
-    queries and keys, with `whole_qk_norm` of all their heads together.
+    queries and keys, with `whole_qk_norm` of all their heads together; `value_norm`, without weights, of each head of
+    the values. `layer_scales`: the residual stream is multiplied by a learned number behind each layer.
 
     The embeddings are multiplied by `embedding_scale`, what a sublayer adds by `residual_scale`, logits by
     `logit_scale`; attention scores by `attention_scale` (None: head_dim ** -0.5); what is in a layer by `multipliers`.
@@ -111,6 +118,8 @@ class DecoderDetails:
     pre_norms: bool = True
     post_norms: bool = False
     whole_qk_norm: bool = False
+    value_norm: bool = False
+    layer_scales: bool = False
     norm_offset: float = 0.0
     log_rates: bool = False
     embedding_scale: float = 1.0
@@ -130,8 +139,10 @@ class ModelSpec:
     """A model: sizes, shapes of its layers, number formats, and, if the engine runs it, `decoder`.
 
     `layers` holds each shape of layer once, with its count. `tied`: the LM head is the embedding matrix. `context` is
-    the maximum number of positions. `head` and `router` False leave these matrices out of all figures,
-    as some published charts do. `source` is the source of the sizes.
+    the maximum number of positions. `layer_embedding` is the width of a token's further embedding for each layer, 0 for
+    none: behind a layer a projection of the residual stream, gated by it, is projected back and added. `head` and
+    `router` False leave these matrices out of all figures, as some published charts do. `source` is the source of the
+    sizes. `other_inputs` are what the published model reads besides text, by a part that is left out.
     """
 
     name: str
@@ -145,10 +156,17 @@ class ModelSpec:
     router: bool = True
     source: str = ""
     decoder: DecoderDetails | None = None
+    layer_embedding: int = 0
+    other_inputs: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:
         return sum(layer.count for layer in self.layers)
+
+    @property
+    def left_out(self) -> str:
+        """That a part of the model is left out, in words; "" if none is."""
+        return f"its part for {' and '.join(self.other_inputs)} is not used" if self.other_inputs else ""
 
     @property
     def sparse(self) -> bool:
@@ -166,18 +184,28 @@ class ModelSpec:
 
     @property
     def attention(self) -> Gqa | Mla:
-        """The attention of a model that the engine runs: the layers that have one differ only in the window and the
-        rotation."""
-        found = next((kind for layer in self.layers if (kind := layer.attending)), None)
-        if found is None:
+        """The attention of a model that the engine runs: that of its first layer that has one."""
+        return self.attentions[0]
+
+    @property
+    def attentions(self) -> tuple[Gqa | Mla, ...]:
+        """The kinds of attention of a model that the engine runs. They differ in the window and the rotation; in the
+        size of heads, and whose keys and values they read, only in families that have that."""
+        found = tuple(dict.fromkeys(kind for layer in self.layers if (kind := layer.attending)))
+        if not found:
             first = type(self.layers[0].attention).__name__
             raise ModelError(f"The engine does not support the attention of {self.name} ({first}).")
         return found
 
     @property
-    def num_attending(self) -> int:
-        """How many layers have keys and values."""
-        return sum(layer.count for layer in self.layers if layer.attending is not None)
+    def head_dim(self) -> int:
+        """The largest size of a head."""
+        return max(kind.head_dim for kind in self.attentions)
+
+    def rope_dim(self, rotation: Rotation) -> int:
+        """Dimensions of a head that layers of that rotation turn; those of other layers if there are none."""
+        kinds = [kind for kind in self.attentions if isinstance(kind, Gqa) and kind.rotation == rotation]
+        return (kinds or self.attentions)[0].rope_dim
 
     @property
     def recurrent(self) -> Recurrent | None:
@@ -204,8 +232,9 @@ class ModelSpec:
 
     @property
     def dense(self) -> Dense | None:
-        """The feed-forward of the layers without experts, None if all have experts."""
-        return next((layer.ffn for layer in self.layers if isinstance(layer.ffn, Dense)), None)
+        """The feed-forward of the layers without experts, the widest if they differ; None if all have experts."""
+        found = [layer.ffn for layer in self.layers if isinstance(layer.ffn, Dense)]
+        return max(found, key=lambda dense: dense.width, default=None)
 
     @property
     def experts(self) -> Experts | None:
@@ -232,6 +261,10 @@ class ModelSpec:
             total["experts"] += layer.count * layer.ffn.count * layer.ffn.expert(self.hidden)
         total["head"] = self.head_elements
         total["embedding"] = 0 if self.tied or not self.head else self.head_elements
+        further = self.num_layers * self.layer_embedding  # of a token
+        total["projections"] += further * self.hidden
+        total["ffn"] += 2 * further * self.hidden
+        total["embedding"] += further * self.vocab if self.head else 0
         return total
 
     @property
@@ -241,7 +274,10 @@ class ModelSpec:
         if decoder is None:
             return (each + 1) * self.hidden
         norms = ((decoder.pre_norms + decoder.post_norms) * each + 1) * self.hidden
-        return norms + sum(layer.count * _layer_vectors(layer, decoder, self.hidden) for layer in self.layers)
+        further = self.num_layers * self.hidden + self.layer_embedding if self.layer_embedding else 0
+        scales = self.num_layers if decoder.layer_scales else 0
+        inner = sum(layer.count * _layer_vectors(layer, decoder, self.hidden) for layer in self.layers)
+        return norms + further + scales + inner
 
     @property
     def parameters(self) -> int:
@@ -302,7 +338,7 @@ def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
     if isinstance(attention, Mla):
         total += attention.kv_rank + (attention.q_rank or 0)
     elif isinstance(attention, Gqa):
-        heads = attention.heads + attention.kv_heads if decoder.whole_qk_norm else 2
+        heads = attention.heads + attention.kv_heads if decoder.whole_qk_norm else 1 if attention.shared else 2
         total += heads * attention.head_dim if decoder.qk_norm else 0
         total += attention.qkv_width if decoder.qkv_bias else 0
         total += attention.heads if attention.sinks else 0
@@ -314,7 +350,9 @@ def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
         return total + ((1 + layer.ffn.gated) * layer.ffn.width + hidden if decoder.mlp_bias else 0)
     experts = layer.ffn
     total += experts.count if experts.gating.correction_bias else 0
+    total += experts.count if experts.gating.expert_scales else 0
     total += hidden if experts.shared_gate else 0
+    total += 4 * hidden if experts.apart else 0  # norms of the router, around the experts, and behind the shared one
     return total + (experts.count * (1 + 2 * experts.width + hidden) if experts.biased else 0)
 
 

@@ -69,7 +69,7 @@ def inspect_model(model: str) -> dict[str, Any]:
         _, weights, tokenizer = open_model(model)
         spec, attention = weights.spec, weights.spec.attention
         latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
-        kernels = select(head_dim=None if latent else attention.head_dim, latent=latent)
+        kernels = select(head_dim=None if latent else spec.head_dim, latent=latent)
         defaults = CapacityConfig()
         sequences = running_sequences(defaults, spec)
     except WagerError as error:
@@ -91,6 +91,7 @@ def inspect_model(model: str) -> dict[str, Any]:
         "sequences": sequences,
         "states_bytes": states_bytes(spec, max_rows=defaults.max_rows, max_sequences=sequences),
         "chat_template": bool(tokenizer.chat_template),
+        "left_out": spec.left_out,
     }
 
 
@@ -241,6 +242,7 @@ def _about_lines(model: dict[str, Any]) -> list[str]:
         f"weights {model['weights']}{others}: {model['weight_bytes'] / 1e6:,.0f} MB in memory",
         f"cache {model['position_bytes'] / 1e3:,.1f} KB a position, up to {model['context']:,} positions{states}",
         "with a chat template" if model["chat_template"] else "without a chat template: give prompts as text (--raw)",
+        *([model["left_out"]] if model["left_out"] else []),
     ]
 
 

@@ -89,6 +89,15 @@ _MAIN = "kind output prompts made_up answers apart_from passes steps depth devic
     help="Longest answer; 0 trains on the prompts' own text alone.",
 )
 @click.option(
+    "--temperature",
+    type=click.FloatRange(0, 2),
+    multiple=True,
+    default=(0.0,),
+    show_default=False,
+    metavar="X",
+    help="Temperature of the answers, 0 without it; repeated, every prompt is answered once at each.",
+)
+@click.option(
     "--concurrency", type=flags.Count(1, flags.MOST_CONCURRENT), default=32, help="Prompts that are answered together."
 )
 @click.option(
@@ -104,6 +113,12 @@ _MAIN = "kind output prompts made_up answers apart_from passes steps depth devic
     metavar="N",
     help="Layers of a block drafter (dspark: 2), or of the model that a pruned draft keeps (6): a number, "
     "half of them the first and half the last, or which, such as 0,1,2,28,29.",
+)
+@click.option(
+    "--inner",
+    type=flags.Count(16, 1 << 20),
+    metavar="N",
+    help="Width of a head's feed-forward. Without it the model's.",
 )
 @click.option(
     "--loss",
@@ -197,7 +212,7 @@ def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
     from wager.train.target import check_trainable, choose_device
 
     device, precision = choose_device(options["device"], options["precision"], threads=config.model.threads)
-    target, texts = _collected(config, folder, options, check=check_trainable)
+    target, texts = _collected(config, folder, options, check=check_trainable, device=device, precision=precision)
     settings = TrainSettings(
         kind=kind,
         steps=options["steps"] or 1,
@@ -210,7 +225,10 @@ def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
         keep=options["keep_states"],
         device=device,
         command=_command(),
-        **{name: options[name] for name in ("taps", "layers", "longest", "vocabulary", "save_every", "begin_with")},
+        **{
+            name: options[name]
+            for name in ("taps", "layers", "inner", "longest", "vocabulary", "save_every", "begin_with")
+        },
     )
     session = TrainingSession(target, texts, settings, run_options, folder)
     data = session.data
@@ -243,13 +261,15 @@ def _collected(
     options: Mapping[str, Any],
     *,
     check: Callable[[ModelSpec], object] | None = None,
+    device: str = "cpu",
+    precision: str = "float32",
 ) -> tuple[TrainingTarget, list[TrainingText]]:
-    """The target, which is checked first, and everything to train on; the engine is loaded if something has to be
-    written, once, and freed."""
+    """The target, which is checked first, and everything to train on. If something has to be written, the engine is
+    loaded for it, or on a GPU the target in torch, once, and freed."""
     from wager.cli.bench import count_answers
     from wager.cli.loading import open_engine
     from wager.models.opening import open_model
-    from wager.train.answers import TextSources, collect_texts
+    from wager.train.answers import Author, EngineAuthor, TextSources, collect_texts
     from wager.train.data import TrainingTarget
 
     path, weights, tokenizer = open_model(config.model.model)
@@ -257,12 +277,21 @@ def _collected(
         check(weights.spec)
     target = TrainingTarget(config.model.model, path, weights, tokenizer)
     sources = TextSources(**{name: options[name] for name in TextSources.__slots__})
+
+    @cache
+    def author() -> Author:
+        if device == "cpu":
+            return EngineAuthor(open_engine(config), options["concurrency"])
+        from wager.train.generation import TorchAuthor
+
+        return TorchAuthor(weights, eos=tokenizer.eos_ids, precision=precision, device=device)
+
     with console.meter("answers") as update:
         texts = collect_texts(
             target,
             sources,
             folder,
-            engine=cache(lambda: open_engine(config)),
+            author=author,
             on_output=lambda total: count_answers(update, "Answering", total),
         )
     return target, texts

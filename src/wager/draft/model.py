@@ -7,6 +7,10 @@ Keys and values of guesses are provisional: those of guesses that turn out right
 positions where they lay in a tree, and the others are overwritten. A sequence for which no draft was requested for a
 while has more tokens to compute the next time.
 
+A model with recurrent layers keeps two states of each sequence, one behind its known tokens and one behind guesses,
+which begins with the other; if all guesses that it was fed turn out right, the two change places, and else the
+accepted ones are computed again with the tokens behind them. It guesses chains, and has no prefix cache.
+
 The confidence of a guess in a chain is its probability under q before processing (in a tree see guessing.py); survival
 is the product along the path, and drafting ends after the first guesses whose survival is below the request's
 `min_survival`.
@@ -66,6 +70,24 @@ class DraftedSequence:
     reached: int | None = None
     alternatives: Sequence[tuple[int, ...]] = ()  # by guess of the last draft, if it was a chain, likeliest first
     unknown: int | None = None
+    slots: tuple[int, int] | None = None  # of recurrent states: behind the known tokens, and behind guesses
+
+    def states_of(self, span: Span) -> tuple[int, int]:
+        """The slots of states that a span's pass writes to and begins with (-1: zeros)."""
+        known, guessed = self.slots or (-1, -1)
+        behind = span.num_computed_tokens - len(self.tokens)  # guesses before it
+        if behind < 0:
+            return known, known if span.num_computed_tokens else -1
+        return guessed, guessed if behind else known
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Tokens are about to become known, with recurrent states behind the fed guesses."""
+        fed, count = self.fed, len(self.fed.tokens)
+        fresh = self.reached == -1 and fed.start == len(self.tokens)
+        if self.slots and fresh and 0 < count < len(tokens) and list(tokens[:count]) == fed.tokens:
+            self.slots = (self.slots[1], self.slots[0])
+            self.num_computed_tokens = fed.start + count
+        self.reached = None
 
     def extend(self, tokens: Sequence[int], vocab: int) -> None:
         """Tokens became known; ids from `vocab` on are unknown to the model."""
@@ -263,6 +285,10 @@ class DraftModel(Drafter):
     ) -> None:
         self.name = name
         self.makes_trees = trees
+        slots = getattr(target, "num_states", 0) + getattr(target, "num_snapshots", 0)
+        self._recurrent = slots > 0
+        self._free_slots = list(range(slots))
+        prefix_cache = prefix_cache and not self._recurrent
         self.block_pool = BlockPool(target.cache.num_blocks, prefix_cache=prefix_cache)
         self.rank_rates = PerTenant(RankRates)
         self.on_pass: Callable[[], bool] | None = None
@@ -320,8 +346,11 @@ class DraftModel(Drafter):
         """Compare the tokens that became known with the guesses: right guesses keep their keys and values."""
         state, own = self._states[seq_id], self._sampler.known_ids(tokens)
         self.rank_rates.of(seq_id).compare(seq_id, own)
-        for position, token in enumerate(own, len(state.tokens)):
-            self._compare(seq_id, state, token, position)
+        if self._recurrent:
+            state.follow(own)
+        else:
+            for position, token in enumerate(own, len(state.tokens)):
+                self._compare(seq_id, state, token, position)
         state.extend(own, self._target.vocab)
         if state.history is not None:
             state.history.append(tokens)
@@ -332,7 +361,7 @@ class DraftModel(Drafter):
         if state.reached is None or state.reached not in state.fed.parents:
             self.block_pool.trim(seq_id, state.num_computed_tokens)
         if state.unknown is not None:
-            self.block_pool.release(seq_id)
+            self._release(seq_id, state)
             state.num_computed_tokens, state.reached, state.alternatives = 0, None, ()
 
     def rewind(self, seq_id: str, length: int) -> None:
@@ -344,16 +373,23 @@ class DraftModel(Drafter):
             state.unknown = None
         kept = max(0, min(state.num_computed_tokens, length - 1))  # the last token's logits are still needed
         kept -= kept % BLOCK_SIZE  # the block may be shared by now
+        kept = 0 if self._recurrent else kept
         state.num_computed_tokens = kept
         self.block_pool.trim(seq_id, kept)
 
     def end(self, seq_id: str) -> None:
-        if self._states.pop(seq_id, None) is not None:
-            self.block_pool.release(seq_id)
+        if (state := self._states.pop(seq_id, None)) is not None:
+            self._release(seq_id, state)
             self.rank_rates.of(seq_id).end(seq_id)
             self.rank_rates.leave(seq_id)
             if self._inner is not None:
                 self._inner.end(seq_id)
+
+    def _release(self, seq_id: str, state: DraftedSequence) -> None:
+        """Give back the blocks and slots of a sequence."""
+        self.block_pool.release(seq_id)
+        self._free_slots += state.slots or ()
+        state.slots = None
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One chain or tree per request; it ends where the draft model's logits are not finite."""
@@ -410,6 +446,13 @@ class DraftModel(Drafter):
         if not self.block_pool.block_table(request.seq_id):
             tenant = self.rank_rates.tenant(request.seq_id)
             state.num_computed_tokens = self.block_pool.match_prefix(request.seq_id, state.tokens, tenant=tenant)
+        if self._recurrent:
+            if state.slots is None:
+                if len(self._free_slots) < 2:
+                    return None
+                state.slots = (self._free_slots.pop(), self._free_slots.pop())
+            if state.num_computed_tokens >= known:  # the states are behind the token whose logits are needed
+                state.num_computed_tokens = 0
         state.num_computed_tokens = min(state.num_computed_tokens, known - 1)
         if self.makes_trees:
             return self._start_tree(request, state, room)
@@ -464,7 +507,12 @@ class DraftModel(Drafter):
             for start, span, rows in zip(starts, spans, wanted, strict=False)
             for row in rows
         ]
-        return self._target.forward(replace(batch, logits_indices=np.array(indices, np.int32)))
+        batch = replace(batch, logits_indices=np.array(indices, np.int32))
+        if self._recurrent:
+            none = (0, *[-1] * 4)  # neither replays nor snapshots
+            uses = [(*self._states[span.seq_id].states_of(span), len(span.tokens), *none) for span in spans]
+            batch = replace(batch, state_uses=np.array(uses, np.int32), replays=np.zeros(0, np.int32))
+        return self._target.forward(batch)
 
     def _draw(self, served: Sequence[tuple[DraftRound, int]], output: TargetOutput) -> None:
         """Draw from the rows of each round, in their order; what was guessed right is followed within the pass."""

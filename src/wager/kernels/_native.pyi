@@ -59,9 +59,6 @@ class Tape:
         max_rows: int,
         max_sequences: int,
         max_blocks: int,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
     ) -> None: ...
     def embed(self, table: int, format: str, vocab: int, hidden: int, out: int, scale: float) -> None: ...
     def rms_norm(self, x: int, weight: int, n: int, eps: float, out: int, logits: bool) -> None: ...
@@ -71,9 +68,11 @@ class Tape:
         weight: int,
         n: int,
         stride: int,
+        per_row: int,
         eps: float,
         out: int,
         out_stride: int,
+        scale: float,
         add: bool,
         logits: bool,
     ) -> None: ...
@@ -103,6 +102,7 @@ class Tape:
         weight: int,
         logit_bias: int,
         bias: int,
+        scales: int,
         hidden: int,
         params: tuple[int, ...],
         scale: float,
@@ -152,7 +152,10 @@ class Tape:
         layer: int,
         heads: int,
         rope_dim: int,
+        value_at: int,
+        norm_values: bool,
         q: int,
+        logits: bool,
     ) -> None: ...
     def attention(
         self,
@@ -209,7 +212,17 @@ class Tape:
         out: int,
     ) -> None: ...
     def multiply(
-        self, x: int, stride: int, y: int, y_stride: int, n: int, out: int, out_stride: int, narrow: bool
+        self,
+        x: int,
+        stride: int,
+        y: int,
+        y_stride: int,
+        n: int,
+        out: int,
+        out_stride: int,
+        gelu: bool,
+        narrow: bool,
+        logits: bool,
     ) -> None: ...
     def sigmoid_gate(self, x: int, gate: int, n: int) -> None: ...
     def select(self, x: int, out: int, n: int) -> None: ...

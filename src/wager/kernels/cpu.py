@@ -91,11 +91,9 @@ class Kernels(Packer):
         """The states of that number of recurrent layers."""
         return CpuStates(shape, layers=layers, slots=slots, max_rows=max_rows)
 
-    def tape(
-        self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int
-    ) -> Tape:
+    def tape(self, *, max_rows: int, max_sequences: int, max_blocks: int) -> Tape:
         inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks)
-        return Tape(self.pool, self.isa, inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+        return Tape(self.pool, self.isa, inputs)
 
     def sample(self, logits: Array, requests: Sequence[SampleRequest]) -> list[int]:
         """The token of each request, -1 where its row has a logit that is not finite; `logits` float32 [L, vocab]."""

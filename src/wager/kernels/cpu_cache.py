@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from wager.errors import CacheIntegrityError, ModelError
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, Array, address, empty
-from wager.kernels.base import BLOCK_SIZE, MAX_HEAD_DIM
+from wager.kernels.base import BLOCK_SIZE, MAX_HEAD_DIM, KVCache
 from wager.types import KVDtype
 
 
@@ -52,6 +53,10 @@ class CpuCache:
 
     def _buffers(self) -> list[Any]:
         return [self.keys] if self.values is None else [self.keys, self.values]
+
+    def of_layer(self, layer: int) -> tuple[CpuCache, int]:
+        """The cache that has a layer, and which of its layers that is."""
+        return self, layer
 
     def move(self, source: Array, target: Array) -> None:
         if len(source) != len(target):
@@ -96,6 +101,39 @@ class CpuLatents(CpuCache):
         self.keys, self.values = _native.Buffer(nbytes, huge_pages=False), None
         self.view = _native.CacheView.latent(self.keys, layers, num_blocks, rank, rope)
         self._pool = pool
+
+
+class JoinedCache:
+    """Caches of layers whose heads have other sizes, block by block alike: layer i of the model is layer `places[i][1]`
+    of `parts[places[i][0]]`."""
+
+    def __init__(self, parts: Sequence[KVCache], places: Sequence[tuple[int, int]]) -> None:
+        self.parts, self._places = parts, places
+        self.num_blocks = parts[0].num_blocks
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(getattr(part, "nbytes", 0)) for part in self.parts)
+
+    @property
+    def resident_bytes(self) -> int:
+        return sum(int(getattr(part, "resident_bytes", 0)) for part in self.parts)
+
+    def of_layer(self, layer: int) -> tuple[Any, int]:
+        part, index = self._places[layer]
+        return self.parts[part], index
+
+    def move(self, source: Array, target: Array) -> None:
+        for part in self.parts:
+            part.move(source, target)
+
+    def read(self, slot: int) -> Array:
+        """Keys and values of one slot, layers of one size of heads after those of another, in one row."""
+        return np.concatenate([part.read(slot).ravel() for part in self.parts])
+
+    def clear(self, block: int) -> None:
+        for part in self.parts:
+            part.clear(block)
 
 
 def _resident(start: int, nbytes: int) -> int:

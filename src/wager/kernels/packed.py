@@ -60,8 +60,8 @@ class PackedHeads:
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """Gate and up (`into`) and down projections of each expert, expert after expert, and the format of each. Biases are
-    f32 [count, panels * 32] in the order of the panels."""
+    """Gate and up projections of each expert, or without gates up alone (`into`), and down projections, expert after
+    expert, and the format of each. Biases are f32 [count, panels * 32] in the order of the panels."""
 
     into: Any
     down: Any
@@ -70,6 +70,7 @@ class PackedExperts:
     count: int
     hidden: int
     width: int
+    gated: bool = True
     into_bias: Array | None = None
     down_bias: Array | None = None
 
@@ -144,23 +145,27 @@ class Packer:
 
     def pack_experts(
         self,
-        parts: Iterable[tuple[Matrix, Matrix, Matrix]],
+        parts: Iterable[tuple[Matrix | None, Matrix, Matrix]],
         *,
         count: int,
         biases: Sequence[tuple[Array, Array, Array]] | None = None,
     ) -> PackedExperts:
         """Gate and up [width, hidden] and down [hidden, width] of `count` experts in order, taken one by one; all gates
-        and ups of one format, and all downs. `biases` are those of each expert: [width], [width] and [hidden]."""
+        and ups of one format, and all downs. Gates are None in experts without. `biases` are those of each expert:
+        [width], [width] and [hidden]."""
         packed: PackedExperts | None = None
         done = 0
         for gate, up, down in parts:
-            into, out = _gated(gate, up), _rows(down).padded(PANEL)
+            into = _rows(up).padded(PANEL) if gate is None else _gated(gate, up)
+            out = _rows(down).padded(PANEL)
             if packed is None:
                 first = (into, out)
                 buffers = (_native.Buffer(count * into.nbytes), _native.Buffer(count * out.nbytes))
-                packed = PackedExperts(*buffers, into.format, out.format, count, into.k, gate.shape[0])
-            shapes = [tuple(part.shape) for part in (gate, up, down)]
-            if done == count or shapes != [(packed.width, packed.hidden)] * 2 + [(packed.hidden, packed.width)]:
+                formats, gated = (into.format, out.format), gate is not None
+                packed = PackedExperts(*buffers, *formats, count, into.k, up.shape[0], gated)
+            shapes = [tuple(part.shape) for part in (gate, up, down) if part is not None]
+            wanted = [(packed.width, packed.hidden)] * (1 + packed.gated) + [(packed.hidden, packed.width)]
+            if done == count or shapes != wanted:
                 raise ModelError(f"Expert {done} has the shapes {shapes}, or is one too many for {count} experts.")
             for rows, of, buffer in zip((into, out), first, (packed.into, packed.down), strict=True):
                 _check_same(f"Expert {done}", rows, of)
@@ -182,12 +187,13 @@ class Packer:
     def dismantle(self, weight: Packed | PackedHeads | PackedExperts) -> WeightParts:
         """A packed weight in parts that a file can hold; its bytes are not copied."""
         if isinstance(weight, Packed):
-            names = ("format", "n", "k", "panels", "gated")
             bias = () if weight.bias is None else (weight.bias.view(np.uint8),)
-            return WeightParts(_fields("matrix", weight, names), (_bytes(weight.buffer), *bias))
+            return WeightParts(
+                _fields("matrix", weight, ("format", "n", "k", "panels", "gated")), (_bytes(weight.buffer), *bias)
+            )
         if isinstance(weight, PackedHeads):
             return WeightParts(_fields("heads", weight, ("format", "heads", "n", "k")), (_bytes(weight.buffer),))
-        names = ("into_format", "down_format", "count", "hidden", "width")
+        names = ("into_format", "down_format", "count", "hidden", "width", "gated")
         biases = [bias.view(np.uint8).ravel() for bias in (weight.into_bias, weight.down_bias) if bias is not None]
         return WeightParts(_fields("experts", weight, names), (_bytes(weight.into), _bytes(weight.down), *biases))
 
@@ -208,7 +214,7 @@ class Packer:
         if kind != "experts":
             raise ValueError(f"a weight of kind {kind!r}")
         count, hidden, width = fields["count"], fields["hidden"], fields["width"]
-        outputs = _panels(2 * -(-width // 16) * 16), _panels(hidden)
+        outputs = _panels(2 * -(-width // 16) * 16 if fields.get("gated", True) else width), _panels(hidden)
         into = outputs[0] * _panel_bytes(fields["into_format"], hidden)
         down = outputs[1] * _panel_bytes(fields["down_format"], width)
         biases = [count * size * PANEL * 4 for size in outputs] if len(arrays) > 2 else []

@@ -31,6 +31,9 @@ KEY_TILE = 64
 RowSet = Literal["rows", "logits"]
 """The rows an op runs over: all rows of the step, or the logits rows that `Tape.select` copied."""
 
+HeadRows = Literal["qkv", "qk", "q"]
+"""The heads that a row has before its rotation: of queries, keys and values, without values, or of queries alone."""
+
 _ANY_POSITION = (1 << 31) - 1
 
 MAX_EXPERTS = 1024
@@ -112,17 +115,14 @@ class Tape:
     `of` names the rows an op runs over, see RowSet. A tape is used by one thread at a time.
     """
 
-    def __init__(self, pool: Any, isa: Any, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
-        if heads % kv_heads:
-            raise ModelError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
+    def __init__(self, pool: Any, isa: Any, inputs: Inputs) -> None:
         self.inputs = inputs
         self.buffers = inputs.packer()
-        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._rows = self._logits_rows = len(inputs.tokens)
         self._kept: list[Any] = [inputs]
         addresses = tuple(address(getattr(inputs, field.name)) for field in fields(Inputs))
         sizes = (self._rows, len(inputs.num_computed_tokens), inputs.block_tables.shape[1])
-        self._tape = _native.Tape(pool, isa, addresses, *sizes, heads, kv_heads, head_dim)
+        self._tape = _native.Tape(pool, isa, addresses, *sizes)
         self._threads = pool, isa
 
     def _take(self, name: str, array: Array, dtype: DType, shape: Sequence[int | None]) -> int:
@@ -177,20 +177,35 @@ class Tape:
         self._tape.embed(table.buffer.address, table.format, table.n, table.k, target, scale)
 
     def rms_norm(
-        self, x: Array, weight: Array, eps: float, out: Array, *, add: bool = False, of: RowSet = "rows"
+        self,
+        x: Array,
+        weight: Array,
+        eps: float,
+        out: Array,
+        *,
+        add: bool = False,
+        scale: float = 1.0,
+        groups: int = 1,
+        of: RowSet = "rows",
     ) -> None:
-        """out = x / sqrt(mean(x^2) + eps) * weight, in act or float32; out += in float32 when `add`. x f32 [*, n],
-        weight f32 [n]. In float32, x and out may be columns of wider buffers, and the same ones."""
+        """out = x / sqrt(mean(x^2) + eps) * weight, in act or float32; in float32 `scale` times that, or times out +
+        that when `add`. x f32 [*, n], weight f32 [n]. In float32, x and out may be columns of wider buffers, and the
+        same ones; or each of `groups` equal parts of whole rows is normed alone, weight f32 [n / groups]."""
         n = x.shape[-1]
         if out.dtype == FLOAT32:
+            size = n // groups
             columns = self._columns("x", x, n, of=of)
-            scale, into = self._take("weight", weight, FLOAT32, (n,)), self._columns("out", out, n, of=of)
-            self._tape.float_norm(columns, scale, n, _stride(x), eps, into, _stride(out), add, of == "logits")
+            weights, into = self._take("weight", weight, FLOAT32, (size,)), self._columns("out", out, n, of=of)
+            if groups > 1 and (n % groups or _stride(x) != n or _stride(out) != n):
+                raise ModelError(f"Rows of {n} that lie apart cannot be normed as {groups} groups.")
+            strides = (size, size) if groups > 1 else (_stride(x), _stride(out))
+            rows = (size, strides[0], groups, eps)
+            self._tape.float_norm(columns, weights, *rows, into, strides[1], scale, add, of == "logits")
             return
         source = self._buffer("x", x, FLOAT32, n, of=of)
-        scale = self._take("weight", weight, FLOAT32, (n,))
+        weights = self._take("weight", weight, FLOAT32, (n,))
         target = self._buffer("out", out, BFLOAT16, n, of=of)
-        self._tape.rms_norm(source, scale, n, eps, target, of == "logits")
+        self._tape.rms_norm(source, weights, n, eps, target, of == "logits")
 
     def narrow(self, x: Array, out: Array, *, squared_relu: bool = False, of: RowSet = "rows") -> None:
         """out act = x, or max(x, 0)^2 with `squared_relu`, rounded; x f32 [*, n]."""
@@ -273,13 +288,14 @@ class Tape:
         routing: Routing,
         *,
         logit_bias: Array | None = None,
+        scales: Array | None = None,
     ) -> None:
         """Select each row's top experts and their shares, by arch.feed_forward.Experts; x act [R, hidden].
 
         Logits are x W^T in float32 (+ `logit_bias` f32 [experts]), weight f32 [experts, hidden], and are compared as
         they are under softmax; scores are, under sigmoid. `bias` f32 [experts] is added for the selection alone. Ties,
-        of experts and of groups, go to the lowest. A row whose logits are not finite has shares that are NaN and does
-        not affect the other rows."""
+        of experts and of groups, go to the lowest. Shares are multiplied by `scales` f32 [experts]. A row whose logits
+        are not finite has shares that are NaN and does not affect the other rows."""
         if spec.count > MAX_EXPERTS:
             raise ModelError(f"{spec.count} experts are more than the {MAX_EXPERTS} the kernels support.")
         hidden = x.shape[-1]
@@ -289,6 +305,7 @@ class Tape:
             self._take("router", weight, FLOAT32, (spec.count, hidden)),
             self._vector("router's bias", logit_bias, spec.count),
             self._vector("correction", bias, spec.count),
+            self._vector("scales", scales, spec.count),
             hidden,
             (*params, spec.gating.score == "sigmoid", spec.gating.normalised),
             spec.gating.scale,
@@ -310,6 +327,8 @@ class Tape:
         """out f32 [R, hidden] += share * expert(x) for each expert selected by `route`, in order of their ids; x act
         [R, hidden]; weight from `Kernels.pack_experts`. Only the weights of experts that some row selected are read.
         The values between an expert's projections are rounded to act."""
+        if (weight.gated, spec.gated) != (activation != "relu2",) * 2:
+            raise ModelError(f"Experts {'with' if weight.gated else 'without'} gates have no {activation}.")
         if (weight.count, weight.width) != (spec.count, spec.width):
             raise ModelError(f"{weight.count} experts of {weight.width} are packed, not {spec.count} of {spec.width}.")
         pairs = len(routing.ids) * spec.active
@@ -358,10 +377,10 @@ class Tape:
         rotated, to the last `rope` of the head's rank + rope in query act [R, heads * (rank + rope)]. kv f32 [R, rank +
         rope]: RMS norm (weight f32 [rank], eps) of the first part, rotation of the second, then the cache. table f32
         [positions, rope] and the rotation as in `rotary`."""
-        self._check_cache(cache, layer)
+        heads = self._heads(cache, layer, query)
         if not isinstance(cache, CpuLatents):
             raise ModelError("Latent attention needs a cache of latents.")
-        rank, rope, heads = cache.rank, self._head_dim - cache.rank, self._heads
+        rank, rope = cache.rank, cache.shape[2] - cache.rank
         nope = q_nope.shape[-1] // heads
         self._tape.latent(
             self._buffer("q", q, FLOAT32, heads * (nope + rope)),
@@ -382,19 +401,27 @@ class Tape:
         self,
         qkv: Array,
         table: Array | None,
-        norms: tuple[Array, Array, float] | None,
+        norms: tuple[Array, Array | None, float] | None,
         cache: CpuCache,
         layer: int,
         q: Array,
+        *,
+        rows: HeadRows = "qkv",
+        norm_values: bool = False,
+        of: RowSet = "rows",
     ) -> None:
         """Per-head q/k RMS norm (q weight, k weight, eps) if given, rotation, and the write of k, v to the cache.
 
-        qkv f32 [R, (heads + 2 kv_heads) * d]; table f32 [positions, r] = cos | sin of each angle, [r/2] each. The first
+        qkv f32 [R, (heads + 2 kv_heads) * d] with the heads that `rows` names: without v, values are the keys as they
+        are before norm and rotation; without k and v, nothing is written. With `norm_values` values have an RMS norm
+        without weight. table f32 [positions, r] = cos | sin of each angle, [r/2] each. The first
         r <= d dimensions of a head are rotated, half-split (dimension i pairs with i + r/2); without a table none. q
-        act [R, heads * d]."""
-        d, width = self._head_dim, (self._heads + 2 * self._kv_heads) * self._head_dim
-        self._check_cache(cache, layer)
-        source = self._buffer("qkv", qkv, FLOAT32, width)
+        act [R, heads * d]. Of logits rows, qkv [L, heads * d] has queries alone, which go to their rows of q."""
+        if of == "logits" and rows != "q":
+            raise ModelError("Keys and values are written for all rows.")
+        heads, (_, kv_heads, d) = self._heads(cache, layer, q), cache.shape
+        stored = heads + (len(rows) - 1) * kv_heads
+        source = self._buffer("qkv", qkv, FLOAT32, stored * d, of=of)
         angles, positions, rope_dim = 0, _ANY_POSITION, 0
         if table is not None:
             angles, (positions, rope_dim) = self._take("table", table, FLOAT32, (None, None)), table.shape
@@ -403,13 +430,12 @@ class Tape:
         weights, eps = (0, 0), 0.0
         if norms is not None:
             q_norm, k_norm, eps = norms
-            weights = (
-                self._take("q norm", q_norm, FLOAT32, (d,)),
-                self._take("k norm", k_norm, FLOAT32, (d,)),
-            )
-        target = self._buffer("q", q, BFLOAT16, self._heads * d)
+            weights = (self._take("q norm", q_norm, FLOAT32, (d,)), self._vector("k norm", k_norm, d))
+        target = self._buffer("q", q, BFLOAT16, heads * d)
         rotated = (source, angles, positions, *weights, eps)
-        self._tape.rotary(*rotated, cache.view, layer, self._heads, rope_dim, target)
+        values = -1 if rows == "q" else stored - kv_heads
+        written = (heads, rope_dim, values, norm_values, target)
+        self._tape.rotary(*rotated, cache.view, layer, *written, of == "logits")
 
     def attention(
         self,
@@ -430,15 +456,15 @@ class Tape:
         that take part in the softmax and have no value. Keys are taken in path order in tiles of KEY_TILE that begin at
         absolute positions. Over a latent cache d is rank + rope, a value is the first `rank` of what is its key, and
         out is [*, heads * rank]."""
-        self._check_cache(cache, layer)
+        heads, head_dim = self._heads(cache, layer, q), cache.shape[2]
         if window is not None and window < 1:
             raise ModelError(f"A sliding window of {window} positions holds no key.")
-        source = self._buffer("q", q, BFLOAT16, self._heads * self._head_dim)
-        value_dim = cache.rank if isinstance(cache, CpuLatents) else self._head_dim
-        target = self._buffer("out", out, BFLOAT16, self._heads * value_dim, of=of)
-        sink = self._vector("sinks", sinks, self._heads)
+        source = self._buffer("q", q, BFLOAT16, heads * head_dim)
+        value_dim = cache.rank if isinstance(cache, CpuLatents) else head_dim
+        target = self._buffer("out", out, BFLOAT16, heads * value_dim, of=of)
+        sink = self._vector("sinks", sinks, heads)
         options = (window or 0, scale or 0.0, soft_cap or 0.0, sink)
-        self._tape.attention(source, cache.view, layer, self._heads, *options, target, of == "logits")
+        self._tape.attention(source, cache.view, layer, heads, *options, target, of == "logits")
 
     def convolve(
         self,
@@ -531,12 +557,14 @@ class Tape:
         stride = n // heads if size == n else 0
         self._tape.gated_norm(source, by, scale, eps, heads, n // heads, stride, gate_first, target)
 
-    def multiply(self, x: Array, y: Array, out: Array) -> None:
-        """out [R, n] = x * y, by element; x and y f32, out f32 or act; those in f32 may be columns of wider buffers."""
+    def multiply(self, x: Array, y: Array, out: Array, *, gelu: bool = False, of: RowSet = "rows") -> None:
+        """out [R, n] = x * y, or gelu(x) * y, by element; x and y f32, out f32 or act; those in f32 may be columns of
+        wider buffers. Of logits rows, x and out have these, and y
+        [R, n] all rows."""
         n, narrow = x.shape[-1], out.dtype == BFLOAT16
-        source, by = self._columns("x", x, n, of="rows"), self._columns("y", y, n, of="rows")
-        target = self._buffer("out", out, BFLOAT16, n) if narrow else self._columns("out", out, n, of="rows")
-        self._tape.multiply(source, _stride(x), by, _stride(y), n, target, _stride(out), narrow)
+        source, by = self._columns("x", x, n, of=of), self._columns("y", y, n, of="rows")
+        target = self._buffer("out", out, BFLOAT16, n, of=of) if narrow else self._columns("out", out, n, of=of)
+        self._tape.multiply(source, _stride(x), by, _stride(y), n, target, _stride(out), gelu, narrow, of == "logits")
 
     def sigmoid_gate(self, x: Array, gate: Array) -> None:
         """x act [R, n] *= sigmoid(gate f32 [R, n]); n a multiple of 16."""
@@ -580,9 +608,8 @@ class Tape:
         self._tape.argmax(source, self._take("out", out, INT32, (None,)), n)
 
     def beside(self) -> Tape:
-        """An empty tape of the same shape that reads the same `inputs`."""
-        sizes = {"heads": self._heads, "kv_heads": self._kv_heads, "head_dim": self._head_dim}
-        return Tape(*self._threads, self.inputs, **sizes)
+        """An empty tape that reads the same `inputs`."""
+        return Tape(*self._threads, self.inputs)
 
     def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
         if logits_rows > self._logits_rows:
@@ -594,10 +621,11 @@ class Tape:
         except RuntimeError as error:
             raise UsageError(f"A step cannot be run: {error}.", "Run one step at a time.") from error
 
-    def _check_cache(self, cache: CpuCache, layer: int) -> None:
+    def _heads(self, cache: CpuCache, layer: int, q: Array) -> int:
+        """How many heads queries q [R, heads * d] of a layer have, by its cache."""
         layers, kv_heads, head_dim = cache.shape
-        if (kv_heads, head_dim) != (self._kv_heads, self._head_dim) or not 0 <= layer < layers:
-            raise ModelError(
-                f"Layer {layer} of a cache {cache.shape} does not fit {self._kv_heads} x {self._head_dim}."
-            )
+        heads, rest = divmod(int(q.shape[-1]), head_dim)
+        if rest or heads % kv_heads or not 0 <= layer < layers:
+            raise ModelError(f"Layer {layer} of a cache {cache.shape} does not fit queries of {q.shape[-1]}.")
         self._kept.append(cache)
+        return heads

@@ -257,7 +257,7 @@ def _select_kernels(config: EngineConfig, model: OpenedModel) -> Kernels:
     threads, own = config.model.threads, config.speculation.draft_threads
     if threads is None and own and config.speculation.drafters:  # the drafter's cores are left to it
         threads = max(1, physical_cores() - own)
-    return select(threads=threads, head_dim=attention.head_dim, latent=latent)
+    return select(threads=threads, head_dim=model.spec.head_dim, latent=latent)
 
 
 def _plan_memory(

@@ -155,6 +155,7 @@ class OpenedModel:
     dtype: str = "auto"
     layers: tuple[int, ...] | None = None  # of the model that are run; None: all
     note: str = ""  # what a user should know of it when it is loaded
+    drafts: bool = False  # for another model
     role = "draft model"
     """What it is called where it is loaded beside a target."""
 
@@ -185,7 +186,13 @@ class OpenedModel:
     @property
     def states_bytes(self) -> int:
         """Bytes of recurrent states."""
-        return states_bytes(self.spec, max_rows=self.limits.rows, max_sequences=self.limits.sequences)
+        rows, sequences, spare = self.limits.rows, self.limits.sequences, self._spare_states
+        return states_bytes(self.spec, max_rows=rows, max_sequences=sequences, spare=spare, layers=self.layers)
+
+    @property
+    def _spare_states(self) -> int | None:
+        """A drafter keeps states behind guesses beside those behind known tokens, and no snapshots."""
+        return self.limits.sequences if self.drafts else None
 
     def formats(self, kernels: Kernels) -> str:
         """The forms of the weights, and the cache's if it is not the default: what a step's seconds depend on."""
@@ -209,6 +216,7 @@ class OpenedModel:
             store=store,
             kv_dtype=self.limits.kv_dtype,
             layers=self.layers,
+            spare_states=self._spare_states,
         )
         if self.layers is None:  # a file holds all of a model's weights
             store.save()
@@ -239,6 +247,8 @@ def open_target(config: EngineConfig) -> OpenedModel:
             f"max_context = {context} is more than the model's {weights.spec.context} positions.",
             "Leave it out to use all of them.",
         )
+    if weights.spec.left_out:
+        log.warning("The model %s: %s.", path.name, weights.spec.left_out)
     sequences = running_sequences(capacity, weights.spec)
     kv_dtype = config.model.kv_dtype
     if isinstance(weights.spec.attention, Mla):
@@ -252,7 +262,6 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_v
     target's type, unless it holds latents; beside a quantised target it is rounded to q8_0, as heads are, since a guess
     costs what its bytes cost."""
     path, weights, tokenizer = open_model(model)
-    _refuse_recurrent(weights.spec, str(path))
     note = ""
     if not other_vocabulary:
         check_same_vocabulary(target.tokenizer, tokenizer, where=f" ({path})")
@@ -274,17 +283,7 @@ def open_draft(config: EngineConfig, target: OpenedModel, model: str, *, other_v
     dtype = config.model.dtype
     if dtype == "auto" and target.quantised:
         dtype = "q8"
-    return OpenedModel(path, weights, tokenizer, limits, dtype, note=note)
-
-
-def _refuse_recurrent(spec: ModelSpec, model: str) -> None:
-    """UsageError for a draft model with recurrent layers: a drafter takes guesses back, and does not keep states from
-    before them."""
-    if spec.recurrent is not None:
-        raise UsageError(
-            f"{model} has recurrent layers, so it cannot draft: its states are not taken back behind wrong guesses.",
-            "Draft by lookup (ngram, suffix, store, auto), or with a model that has attention in every layer.",
-        )
+    return OpenedModel(path, weights, tokenizer, limits, dtype, note=note, drafts=True)
 
 
 def _draft_limits(config: EngineConfig, target: OpenedModel, context: int) -> PassLimits:
@@ -296,6 +295,16 @@ def _draft_limits(config: EngineConfig, target: OpenedModel, context: int) -> Pa
 def open_layers(config: EngineConfig, target: OpenedModel, text: str) -> OpenedModel:
     """Some layers of the target as a draft model, with a cache of their own. Their packed weights are those of the
     target's file, mapped once more, where there is one."""
-    _refuse_recurrent(target.spec, target.path.name)
     layers = parse_layers(text, target.spec.num_layers)
-    return replace(target, layers=layers, limits=_draft_limits(config, target, target.limits.context))
+    kinds, own = target.spec.ordered_layers, set[int | None]()
+    for layer in layers:
+        window = getattr(kinds[layer].attending, "window", None)
+        if kinds[layer].caching:
+            own.add(window)
+        elif kinds[layer].attending and window not in own:
+            raise UsageError(
+                f"Layer {layer} of {target.path.name} reads keys and values of a layer before it, and none of "
+                f"layers:{text} has some.",
+                "Choose more of the first layers.",
+            )
+    return replace(target, layers=layers, limits=_draft_limits(config, target, target.limits.context), drafts=True)

@@ -122,7 +122,7 @@ class EagleHead(CachedHead):
 
     def __init__(self, head: CheckedEagle, decoder: Decoder, target: Weights, *, num_blocks: int) -> None:
         weights, attention = head.weights(decoder.kernels), head.attention
-        super().__init__(decoder, decoder.kernels, attention, head.decoder.hidden)
+        super().__init__(decoder, decoder.kernels, head.decoder.hidden)
         self.taps, self.state_width = head.taps, head.state_width
         self.cache = decoder.kernels.cache(
             layers=head.decoder.num_layers,

@@ -16,7 +16,7 @@ import numpy as np
 
 from wager.arch.config_keys import ConfigKeys, one_line, read_json, short_repr
 from wager.arch.hf_config import read_config
-from wager.arch.layers import Dense, Gqa, Mla
+from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
 from wager.kernels.arrays import FLOAT32, INT32, Array, DType, all_finite, empty
@@ -31,7 +31,8 @@ from wager.models.weights import NAMES, Matrices, StoredWeights, Weights, source
 from wager.types import PackedBatch
 
 if TYPE_CHECKING:
-    from wager.models.safetensors_files import TensorBytes
+    from wager.models.quantised_checkpoints import QuantisedSource
+    from wager.models.safetensors_files import SafetensorsSource, TensorBytes
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
@@ -48,7 +49,12 @@ class HeadFiles:
         self.keys = ConfigKeys(self.config, where=str(path / "config.json"))
         from wager.models.safetensors_files import SafetensorsSource  # imports its library
 
-        self._source = SafetensorsSource(path)
+        self._files = SafetensorsSource(path)
+        self._source: SafetensorsSource | QuantisedSource = self._files
+        if "quantization_config" in self.config:
+            from wager.models.quantised_checkpoints import QuantisedSource
+
+            self._source = QuantisedSource(self._files, self.keys.section("quantization_config").values)
         self.names = {name: name for name in self._source.shapes}
 
     @property
@@ -113,8 +119,12 @@ class HeadFiles:
         return tensor
 
     def read_bytes(self, name: str) -> TensorBytes:
-        """One tensor as it is stored."""
-        return self._source.read_bytes(self.names[name])
+        """One tensor as it is stored. ModelError for a quantised matrix, which is several."""
+        if self.names[name] not in self._files.shapes:
+            raise ModelError(
+                f"{self.names[name]} in {self.where} is quantised.", "Take the head that it was made from, in 16 bits."
+            )
+        return self._files.read_bytes(self.names[name])
 
     def stored(self, name: str) -> StoredAs:
         """How a tensor is stored."""
@@ -126,7 +136,7 @@ class HeadFiles:
 
     def integers(self, name: str) -> Array:
         """One tensor of whole numbers or truth values, as int64."""
-        return self._source.read_integers(self.names[name])
+        return self._files.read_integers(self.names[name])
 
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -280,7 +290,7 @@ class HeadWeights:
 def row_tape(weights: HeadWeights, rows: int) -> Tape:
     """A tape for ops without positions: its rows are one sequence; `run_rows` runs it."""
     blocks = -(-rows // BLOCK_SIZE)
-    tape = weights.kernels.tape(max_rows=rows, max_sequences=1, max_blocks=blocks, heads=1, kv_heads=1, head_dim=16)
+    tape = weights.kernels.tape(max_rows=rows, max_sequences=1, max_blocks=blocks)
     places = np.arange(rows, dtype=INT32)
     inputs = tape.inputs
     inputs.positions[:] = places
@@ -441,7 +451,7 @@ def read_layers(files: HeadFiles, target: ModelSpec) -> dict[str, Any]:
 class CachedHead:
     """A head with a cache of keys and values of its own, within the limits of the target's `decoder`."""
 
-    def __init__(self, decoder: Decoder, kernels: Kernels, attention: Gqa | Mla, hidden: int) -> None:
+    def __init__(self, decoder: Decoder, kernels: Kernels, hidden: int) -> None:
         self.vocab, self.hidden = decoder.vocab, hidden
         self.max_rows = decoder.max_rows
         self.max_sequences = decoder.max_sequences
@@ -452,9 +462,6 @@ class CachedHead:
             max_rows=self.max_rows,
             max_sequences=self.max_sequences,
             max_blocks=self.max_blocks,
-            heads=attention.heads,
-            kv_heads=attention.kv_heads,
-            head_dim=attention.head_dim,
         )
         self.buffers = self._tape.buffers
         self._state = empty(self.max_rows, hidden)  # what the rows read

@@ -266,12 +266,12 @@ class MtpHead(CachedHead):
 
     def __init__(self, head: CheckedMtp, decoder: Decoder, target: Weights, *, num_blocks: int) -> None:
         kernels, hidden = decoder.kernels, head.decoder.hidden
-        super().__init__(decoder, kernels, head.decoder.attention, hidden)
+        super().__init__(decoder, kernels, hidden)
         self.modules = head.modules
         self.state_width = hidden
         self.state_dtype: DType = FLOAT32
         self.taps: tuple[int, ...] = (target.spec.num_layers,)
-        self.cache = layer_cache(head.decoder, kernels, layers=head.modules, num_blocks=num_blocks, kv_dtype="bf16")
+        self.cache = layer_cache([head.decoder.attention] * head.modules, kernels, num_blocks=num_blocks)
         self._head, self._decoder, self._weights = head, decoder, head.weights(kernels)
         self._target_norm: Tape | None = None
         if head.after_norm:  # the target hands its states over without it

@@ -131,9 +131,12 @@ class RandomWeights:
         if part == "norm":
             tied = math.sqrt(spec.hidden) * embedding if spec.tied else 1.0
             return LOGIT_STD_PER_BIT * math.log2(spec.vocab) / tied
+        if part == "layer_embed":
+            return math.sqrt(1 / spec.layer_embedding)
         scale = embedding if part == "embed" else 1.0 if len(shape) == 1 else shape[1] ** -0.5
         if part == self._query and name.endswith("weight"):
-            attention = spec.attention
+            layer = spec.ordered_layers[int(name.split(".")[1])]
+            attention = layer.attending or spec.attention
             size = attention.head_dim if isinstance(attention, Gqa) else attention.nope + attention.rope
             scale *= SCORE_STD / (math.sqrt(size) * (details.attention_scale or size**-0.5))
         elif part in ("o", "down") and name.endswith("weight"):
@@ -164,6 +167,17 @@ _TEMPLATE = (
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _HEADS = (*_SIZES, "num_key_value_heads", "head_dim")
 _ROPE = ("rope_theta", "tie_word_embeddings")
+_GEMMA4 = (
+    "global_head_dim",
+    "sliding_window",
+    "layer_types",
+    "attention_k_eq_v",
+    "num_global_key_value_heads",
+    "hidden_size_per_layer_input",
+    "num_kv_shared_layers",
+    "use_double_wide_mlp",
+)
+_WINDOWS_BUT_SECONDS = ["sliding_attention", "full_attention"] * 3
 _QWEN = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _LINEAR = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
 _MAMBA = ("mamba_n_heads", "mamba_d_state")
@@ -211,6 +225,23 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
             "1b": (1152, 26, 4, 6912, 262144, 1, 256, 512, 6),
         },
         query_pre_attn_scalar=256,
+    ),
+    "gemma4": _family(
+        "Gemma4ForCausalLM",
+        (*_HEADS, *_GEMMA4),
+        {
+            "tiny": (64, 5, 4, 160, 512, 2, 16, 32, 8, _WINDOWS_BUT_SECONDS, True, 1, 0, 0, False),
+            "edge": (64, 6, 4, 160, 512, 1, 16, 32, 8, _WINDOWS_BUT_SECONDS, False, None, 32, 3, True),
+            "e2b": (1536, 35, 8, 6144, 262144, 1, 256, 512, 512, None, False, None, 256, 20, True),
+        },
+        final_logit_softcapping=30.0,
+    ),
+    "gemma4-moe": _family(
+        "Gemma4ForCausalLM",
+        (*_HEADS, *_GEMMA4, "num_experts", "top_k_experts", "moe_intermediate_size"),
+        {"tiny": (64, 5, 4, 96, 512, 2, 16, 32, 8, _WINDOWS_BUT_SECONDS, True, 1, 0, 0, False, 16, 4, 32)},
+        enable_moe_block=True,
+        final_logit_softcapping=30.0,
     ),
     "gemma2": _family(
         "Gemma2ForCausalLM",
@@ -362,6 +393,17 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Mapping[str, Any]]]] = {
             "tiny": (64, 6, 4, 160, 512, 2, 16, "M-M*-M", 4, 16, 2, 32),
             "1b": (2048, 18, 16, 8192, 131072, 8, 128, "M-M-M-M*-" * 2, 64, 64, 8, 128),
         },
+        mlp_hidden_act="relu2",
+    ),
+    "nemotron-h-moe": _family(
+        "NemotronHForCausalLM",
+        (*_HEADS, *_NEMOTRON, "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_latent_size"),
+        {
+            "tiny": (64, 6, 4, 160, 512, 2, 16, "MEM*EM", 4, 16, 2, 32, 16, 4, 32, None),
+            "latent": (64, 6, 4, 160, 512, 2, 16, "MEM*EM", 4, 16, 2, 32, 16, 4, 32, 32),
+        },
+        moe_shared_expert_intermediate_size=96,
+        routed_scaling_factor=2.5,
         mlp_hidden_act="relu2",
     ),
     "gpt-oss": _family(

@@ -252,13 +252,13 @@ def _from_directory(path: Path) -> TokenizerParts:
 
 def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
     kind, tokens = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.tokens")
-    if kind not in ("gpt2", "llama") or not isinstance(tokens, list):
+    if kind not in ("gpt2", "llama", "gemma4") or not isinstance(tokens, list):
         raise TokenizerError(
             f"{where} has a tokenizer of model {kind!r}, which is not supported.",
-            "Supported are gpt2 (byte-level merges) and llama (SentencePiece) with their tokens in the file.",
+            "Supported are gpt2 (byte-level merges), llama and gemma4 (SentencePiece) with their tokens in the file.",
         )
     pre = pre_tokenizer(metadata.get("tokenizer.ggml.pre") or "default") if kind == "gpt2" else None
-    spaced = pre is None and bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    spaced = pre is None and bool(metadata.get("tokenizer.ggml.add_space_prefix", kind == "llama"))
     if pre is not None:
         backend = _byte_level(tokens, _merges(metadata, where), pre, where)
     else:

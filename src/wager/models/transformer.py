@@ -6,6 +6,7 @@ kind; MTP modules use it too. Kernels are used through kernels/cpu.py and kernel
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from wager.arch.layers import Absent, DeltaNet, Dense, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
+from wager.arch.layers import Absent, DeltaNet, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError, UsageError
 from wager.kernels.arrays import INT32, Array, DType, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.blocks import Matrix, QuantisedMatrix, stack
 from wager.kernels.cpu import Kernels
-from wager.kernels.cpu_cache import CpuCache
+from wager.kernels.cpu_cache import CpuCache, JoinedCache
 from wager.kernels.cpu_states import CpuStates, state_bytes
 from wager.kernels.tape import Gates, Heads, Routing, RowSet, Tap, Tape
 from wager.models.packed_cache import PackedStore
@@ -40,10 +41,13 @@ def weight_bytes(matrices: Matrices, kernels: Kernels) -> int:
 
 def block_bytes(spec: ModelSpec, kernels: Kernels, kv_dtype: KVDtype = "bf16") -> int:
     """Bytes of one cache block: BLOCK_SIZE positions, keys and values or latents of all layers."""
-    width, layers = spec.attention.cache_width, spec.num_attending
-    if kv_dtype == "q8":  # and a float32 scale for each key and each value of a head
-        return layers * BLOCK_SIZE * (width + 4 * width // spec.attention.head_dim)
-    return layers * BLOCK_SIZE * width * kernels.act.itemsize
+    total = 0
+    for layer in spec.layers:
+        if kind := layer.caching:
+            width = kind.cache_width
+            scales = 4 * width // kind.head_dim  # float32, of each key and each value of a head in 8 bits
+            total += layer.count * (width + scales if kv_dtype == "q8" else width * kernels.act.itemsize)
+    return BLOCK_SIZE * total
 
 
 def num_snapshots(max_sequences: int) -> int:
@@ -51,12 +55,22 @@ def num_snapshots(max_sequences: int) -> int:
     return max(4, max_sequences // 2)
 
 
-def states_bytes(spec: ModelSpec, *, max_rows: int, max_sequences: int) -> int:
-    """Bytes of the recurrent states of running sequences, of their snapshots, and of what a pass saves of guesses."""
-    if spec.recurrent is None:
+def states_bytes(
+    spec: ModelSpec,
+    *,
+    max_rows: int,
+    max_sequences: int,
+    spare: int | None = None,
+    layers: Sequence[int] | None = None,
+) -> int:
+    """Bytes of the recurrent states of running sequences, of `spare` others (None: of snapshots), and of what a pass
+    saves of guesses, in these `layers` (None: all)."""
+    kinds = spec.ordered_layers if layers is None else [spec.ordered_layers[index] for index in layers]
+    recurrent = sum(layer.recurrent is not None for layer in kinds)
+    if spec.recurrent is None or not recurrent:
         return 0
-    slots = max_sequences + num_snapshots(max_sequences)
-    return state_bytes(spec.recurrent.state, layers=spec.num_recurrent, slots=slots, max_rows=max_rows)
+    slots = max_sequences + (num_snapshots(max_sequences) if spare is None else spare)
+    return state_bytes(spec.recurrent.state, layers=recurrent, slots=slots, max_rows=max_rows)
 
 
 def workspace_bytes(
@@ -71,23 +85,37 @@ def workspace_bytes(
     """Bytes of the buffers of a pass: activations, logits, integer inputs and the rotation tables."""
     logits_rows = max_rows if max_logits_rows is None else max_logits_rows
     attention, act = spec.attention, kernels.act.itemsize
-    row = 4 * spec.hidden + act * (spec.hidden + attention.heads * attention.head_dim + attention.output_width)
-    row += _dense_row(spec.dense, act) if spec.dense else 0
+    queries, outputs, projected = _widths(spec)
+    row = 4 * spec.hidden + act * (spec.hidden + queries + outputs)
+    row += act * spec.dense.width if spec.dense else 0
+    row += 4 * _ungated(spec)
     row += 4 * spec.hidden if spec.details.post_norms else 0
-    row += _latent_row(attention, act) if isinstance(attention, Mla) else 4 * attention.qkv_width
+    row += _latent_row(attention, act) if isinstance(attention, Mla) else 4 * projected
     row += _expert_row(spec.hidden, spec.experts, act) if spec.experts else 0
+    row += 8 * spec.num_layers * spec.layer_embedding + (4 + act) * spec.layer_embedding
     row += 4 * attention.query_width if isinstance(attention, Gqa) and attention.gated else 0
     row += _recurrent_row(spec.recurrent, act) if spec.recurrent else 0
     logits_row = 4 * (spec.hidden + spec.vocab + 1) + act * spec.hidden
     integers = 4 * (7 * max_rows + max_sequences * (10 + max_blocks))
     integers += 4 * (2 * spec.experts.count + 2) if spec.experts else 0
-    table = 4 * max_blocks * BLOCK_SIZE * attention.rope_dim * len(spec.rotations)
+    table = 4 * max_blocks * BLOCK_SIZE * sum(map(spec.rope_dim, spec.rotations))
     return max_rows * row + logits_rows * logits_row + integers + table
 
 
-def _dense_row(dense: Dense, act: int) -> int:
-    """Bytes per row of the inner layer of a feed-forward, without a gate also as floats."""
-    return dense.width * (act if dense.gated else 4 + act)
+def _widths(spec: ModelSpec) -> tuple[int, int, int]:
+    """The most elements that layers have of a row's queries, of what goes into the output projection, and of what is
+    projected."""
+    kinds = spec.attentions
+    projected = (kind.qkv_width for kind in kinds if isinstance(kind, Gqa))
+    queries = (kind.heads * kind.head_dim for kind in kinds)
+    return max(queries), max(kind.output_width for kind in kinds), max(projected, default=0)
+
+
+def _ungated(spec: ModelSpec) -> int:
+    """The widest inner layer of a feed-forward without a gate, which is made as floats; 0 for none."""
+    dense, experts = spec.dense, spec.experts
+    alone = dense.width if dense and not dense.gated else 0
+    return max(alone, experts.shared_inner if experts and not experts.gated else 0)
 
 
 def _latent_row(attention: Mla, act: int) -> int:
@@ -107,9 +135,9 @@ def _recurrent_row(layer: Recurrent, act: int) -> int:
 
 def _expert_row(hidden: int, experts: Experts, act: int) -> int:
     """Bytes per row of kernels.tape.Routing and of the shared experts' inner layer."""
-    choice = 4 + 4 + 4 + act * (hidden + experts.width)
-    shared = act * experts.shared_inner + (4 * hidden if experts.shared_gate else 0)
-    return 4 * experts.count + experts.active * choice + shared
+    choice = 4 + 4 + 4 + act * (experts.outer(hidden) + experts.width)
+    shared = act * experts.shared_inner + 4 * hidden * (experts.shared_gate + 2 * experts.apart)
+    return 4 * experts.count + experts.active * choice + shared + (8 + act) * experts.latent
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
@@ -131,16 +159,16 @@ class LayerWeights:
         self._matrices = matrices
         self._store = store
         self._known = known
-        self._index = index
+        self.index = index
         self._packed: dict[str, Any] = {}
 
     def _name(self, part: str, suffix: str) -> str:
-        return f"layers.{self._index}.{part}.{suffix}"
+        return f"layers.{self.index}.{part}.{suffix}"
 
     def packed(self, name: str, make: Callable[[], Any]) -> Any:
         """What the store has under that name for the layer, or `make` packs, once."""
         if name not in self._packed:
-            self._packed[name] = self._store.get(f"layers.{self._index}.{name}", make)
+            self._packed[name] = self._store.get(f"layers.{self.index}.{name}", make)
         return self._packed[name]
 
     def matrix(self, part: str) -> Matrix:
@@ -171,8 +199,10 @@ class LayerWeights:
         """Matrices of heads that were cut from one, each in the form that they are multiplied in."""
         return [self._matrices.refit(head) for head in heads]
 
-    def expert(self, expert: int) -> tuple[Matrix, Matrix, Matrix]:
-        """Gate, up and down of one expert."""
+    def expert(self, expert: int) -> tuple[Matrix | None, Matrix, Matrix]:
+        """Gate, if it has one, up and down of one expert."""
+        if self._name(f"{expert}.expert_gate", "weight") not in self._known:
+            return None, self.matrix(f"{expert}.expert_up"), self.matrix(f"{expert}.expert_down")
         gate, up = in_one_form([self.matrix(f"{expert}.expert_{part}") for part in ("gate", "up")])
         return gate, up, self.matrix(f"{expert}.expert_down")
 
@@ -199,14 +229,22 @@ class LayerWeights:
         return self._matrices.formats[self._name(part, "weight")]
 
 
-def layer_cache(spec: ModelSpec, kernels: Kernels, *, layers: int, num_blocks: int, kv_dtype: KVDtype) -> CpuCache:
-    """A cache for that number of layers of a model's kind: keys and values, or latents."""
-    attention = spec.attention
-    if isinstance(attention, Mla):
-        rank, rope = attention.kv_rank, attention.rope
-        return kernels.latent_cache(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
-    shape = {"layers": layers, "num_blocks": num_blocks, "kv_heads": attention.kv_heads}
-    return kernels.cache(**shape, head_dim=attention.head_dim, kv_dtype=kv_dtype)
+def layer_cache(
+    kinds: Sequence[Gqa | Mla], kernels: Kernels, *, num_blocks: int, kv_dtype: KVDtype = "bf16"
+) -> CpuCache | JoinedCache:
+    """A cache for layers of these kinds: keys and values, or latents."""
+    if kinds and isinstance(latent := kinds[0], Mla):
+        sizes = {"layers": len(kinds), "num_blocks": num_blocks, "rank": latent.kv_rank, "rope": latent.rope}
+        return kernels.latent_cache(**sizes)
+    shapes = [(kind.kv_heads, kind.head_dim) for kind in kinds]
+    counts = Counter(shapes)
+    parts = [
+        kernels.cache(layers=count, num_blocks=num_blocks, kv_heads=kv_heads, head_dim=head_dim, kv_dtype=kv_dtype)
+        for (kv_heads, head_dim), count in counts.items()
+    ]
+    order = list(counts)
+    places = [(order.index(shape), shapes[:layer].count(shape)) for layer, shape in enumerate(shapes)]
+    return parts[0] if len(parts) == 1 else JoinedCache(parts, places)
 
 
 def last_layer_rows(layer: Layer) -> RowSet:
@@ -217,11 +255,27 @@ def last_layer_rows(layer: Layer) -> RowSet:
     return "logits" if plain and not isinstance(layer.ffn, Experts) else "rows"
 
 
+def num_last_layers(layers: Sequence[Layer]) -> int:
+    """How many layers at the end are computed so: the last one, and those before it while none behind has keys and
+    values of its own, which other rows read."""
+    count = 0
+    for layer in reversed(layers):
+        if last_layer_rows(layer) == "rows" or (count and layers[-count].caching) or layer.recurrent:
+            break
+        count += 1
+    return count
+
+
+def of_width(rows: Array, width: int) -> Array:
+    """The memory of a buffer as as many rows of a smaller width, without gaps."""
+    return rows.reshape(-1)[: len(rows) * width].reshape(len(rows), width)
+
+
 class LayerBuffers:
     """Buffers that all layers share, [max_rows, ...] each: residual `x` and its norm, queries (and keys and values)
     before the rotation, rotated `q`, the input of the output projection, the inner layers of the feed-forwards; those
-    of latent attention, of recurrent layers, of experts and of norms behind sublayers where the model has them; and
-    `selected`, the logits rows of `x`. `rotations` are the tables for `positions` by Gqa.rotation."""
+    of latent attention, of recurrent layers, of experts, of embeddings by layer and of norms behind sublayers where the
+    model has them; and `selected`, the logits rows of `x`. `rotations` are tables for `positions` by Gqa.rotation."""
 
     def __init__(
         self, spec: ModelSpec, kernels: Kernels, *, positions: int, max_rows: int, max_logits_rows: int
@@ -229,17 +283,17 @@ class LayerBuffers:
         rows = max_rows
         act = kernels.act
         attention = spec.attention
-        heads = attention.heads
+        heads, (queries, outputs, projected) = attention.heads, _widths(spec)
         ropes = {kind: spec.details.rope_of(kind) for kind in spec.rotations}
         self.rotations = {
-            kind: rope.table(positions, attention.rope_dim) for kind, rope in ropes.items() if rope is not None
+            kind: rope.table(positions, spec.rope_dim(kind)) for kind, rope in ropes.items() if rope is not None
         }
         self.x, self.normed = empty(rows, spec.hidden), empty(rows, spec.hidden, dtype=act)
         self.selected = empty(max_logits_rows, spec.hidden)
         if spec.details.post_norms:
             self.added = empty(rows, spec.hidden)
-        self.q = zeros(rows, heads * attention.head_dim, dtype=act)
-        self.attention_out = empty(rows, attention.output_width, dtype=act)
+        self.q = zeros(rows, queries, dtype=act)
+        self.attention_out = empty(rows, outputs, dtype=act)
         if isinstance(attention, Mla):
             q_rank = attention.q_rank or 0
             self.qkv = empty(rows, attention.query_width)
@@ -249,7 +303,7 @@ class LayerBuffers:
             self.q_nope = empty(rows, heads * attention.nope, dtype=act)
             self.latent_out = empty(rows, heads * attention.kv_rank, dtype=act)
         else:
-            self.qkv = empty(rows, attention.qkv_width)
+            self.qkv = empty(rows, projected)
             self.gate = empty(rows if attention.gated else 0, attention.query_width)
         if recurrent := spec.recurrent:
             state = recurrent.state
@@ -258,13 +312,20 @@ class LayerBuffers:
             self.beside = empty(rows, recurrent.beside_width)
             self.recurred = empty(rows, recurrent.value_width)
             self.state_out = empty(rows, recurrent.value_width, dtype=act)
+        self.inner_floats = empty(rows, _ungated(spec))
         if dense := spec.dense:
             self.inner = empty(rows, dense.width, dtype=act)
-            self.inner_floats = empty(0 if dense.gated else rows, dense.width)
         if experts := spec.experts:
-            self.routing = Routing.allocate(experts, max_rows=rows, hidden=spec.hidden, act=act)
+            self.routing = Routing.allocate(experts, max_rows=rows, hidden=experts.outer(spec.hidden), act=act)
+            self.latent = empty(rows, experts.latent, dtype=act)
+            self.latent_sum, self.no_latent = empty(rows, experts.latent), zeros(rows, experts.latent)
             self.shared_inner = empty(rows, experts.shared_inner, dtype=act)
-            self.shared_out = empty(rows if experts.shared_gate else 0, spec.hidden)
+            self.shared_out = empty(rows if experts.shared_gate or experts.apart else 0, spec.hidden)
+            self.nothing = zeros(rows if experts.apart else 0, spec.hidden)
+        if further := spec.layer_embedding:
+            self.layer_embeds = empty(rows, spec.num_layers * further)
+            self.projected = empty(rows, spec.num_layers * further)
+            self.into_embed, self.embed_gated = empty(rows, further), empty(rows, further, dtype=act)
 
 
 class LayerRecorder:
@@ -276,7 +337,7 @@ class LayerRecorder:
         spec: ModelSpec,
         kernels: Kernels,
         tape: Tape,
-        kv_cache: CpuCache,
+        kv_cache: CpuCache | JoinedCache,
         buffers: LayerBuffers,
         *,
         states: CpuStates | None = None,
@@ -291,59 +352,86 @@ class LayerRecorder:
         self.expert_choices: list[Array] = []
         self._keep_expert_choices = keep_expert_choices
 
-    def record(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet, state_index: int = 0) -> None:
+    def record(
+        self,
+        tensors: LayerWeights,
+        layer: Layer,
+        index: int,
+        *,
+        of: RowSet,
+        state_index: int = 0,
+        selected: bool = False,
+    ) -> None:
         """A layer over `x`, whose keys and values are layer `index` of the cache and whose state is layer `state_index`
         of the states. With `of` "logits" only those rows are computed past the keys and values, to `selected`, and x
-        stays as it was."""
+        stays as it was; in a layer without keys and values of its own, and where they were `selected` before, these
+        alone."""
+        buffers = self.buffers
+        if of == "logits" and not selected and layer.attending and not layer.caching:
+            self.tape.select(buffers.x, buffers.selected)
+            selected = True
+        read: RowSet = "logits" if selected else "rows"
         if layer.mixers:
-            self._enter(tensors, "attn", self.buffers.x, of="rows")
+            self._enter(tensors, "attn", buffers.selected if selected else buffers.x, of=read)
         attention = layer.attending
         if isinstance(attention, Mla):
             self._latent_attention(tensors, attention, index)
         elif attention is not None:
-            self._projections(tensors, attention, index)
+            self._projections(tensors, attention, index, of=read)
         if layer.recurrent is not None:
             if self.states is None:
                 raise ModelError("A recurrent layer needs states.", "This is a defect in wager.")
             self._recurrence(tensors, layer.recurrent, self.states, state_index)
-        self.record_rest(tensors, layer, index, of=of)
+        self.record_rest(tensors, layer, index, of=of, selected=selected)
 
-    def record_rest(self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet) -> None:
+    def record_rest(
+        self, tensors: LayerWeights, layer: Layer, index: int, *, of: RowSet, selected: bool = False
+    ) -> None:
         """What follows the keys and values of a layer: attention (of plain layers), its output and the feed-forward."""
         buffers = self.buffers
         tape = self.tape
         x = self.buffers.x
         details, attention = self.spec.details, layer.attending
         if isinstance(attention, Gqa):
+            attention_out = of_width(buffers.attention_out, attention.output_width)
+            cache, at = self.cache.of_layer(index)
             tape.attention(
-                buffers.q,
-                self.cache,
-                index,
+                of_width(buffers.q, attention.query_width),
+                cache,
+                at,
                 window=attention.window,
-                out=buffers.attention_out,
+                out=attention_out,
                 scale=details.attention_scale,
                 soft_cap=details.attention_cap,
                 sinks=tensors.vector("sinks") if attention.sinks else None,
                 of=of,
             )
             if attention.gated:
-                tape.sigmoid_gate(buffers.attention_out, buffers.gate)
+                tape.sigmoid_gate(attention_out, buffers.gate)
         if of == "logits":
             x = buffers.selected
-            tape.select(buffers.x, x)
+            if not selected:
+                tape.select(buffers.x, x)
         if layer.recurrent is not None:
             scale = details.multipliers.state_out
             self._leave(tensors, "attn", buffers.state_out, "state_out", x, of=of, scale=scale)
         if attention is not None:
             scale = details.multipliers.attention_out
-            self._leave(tensors, "attn", buffers.attention_out, "o", x, of=of, scale=scale)
+            inner = of_width(buffers.attention_out, attention.output_width)
+            self._leave(tensors, "attn", inner, "o", x, of=of, scale=scale)
         if isinstance(layer.ffn, Absent):
             return
-        self._enter(tensors, "mlp", x, of=of)
-        if isinstance(layer.ffn, Experts):
-            self._experts(tensors, layer.ffn)
+        if isinstance(layer.ffn, Experts) and layer.ffn.apart:
+            self._experts_apart(tensors, layer.ffn)
         else:
-            self._feed_forward(tensors, "", buffers.inner, of=of, gated=layer.ffn.gated)
+            self._enter(tensors, "mlp", x, of=of)
+            if isinstance(layer.ffn, Experts):
+                self._experts(tensors, layer.ffn)
+            else:
+                inner = of_width(buffers.inner, layer.ffn.width)
+                self._feed_forward(tensors, "", inner, of=of, gated=layer.ffn.gated)
+        if self.spec.layer_embedding:
+            self._layer_embedding(tensors, x, of=of)
 
     def _enter(self, tensors: LayerWeights, part: str, x: Array, *, of: RowSet) -> None:
         """What a sublayer reads of the residual stream x, to `normed`."""
@@ -352,6 +440,16 @@ class LayerRecorder:
             self.tape.rms_norm(x, norm, self.spec.details.norm_eps, self.buffers.normed, of=of)
         else:
             self.tape.narrow(x, self.buffers.normed, of=of)
+
+    def _layer_embedding(self, tensors: LayerWeights, x: Array, *, of: RowSet) -> None:
+        """What a token's further embedding for the layer adds behind it."""
+        tape, buffers, width = self.tape, self.buffers, self.spec.layer_embedding
+        first = tensors.index * width
+        tape.narrow(x, buffers.normed, of=of)
+        tape.linear(buffers.normed, tensors.product("into_embed"), buffers.into_embed, of=of)
+        embeds = buffers.layer_embeds[:, first : first + width]
+        tape.multiply(buffers.into_embed, embeds, buffers.embed_gated, gelu=True, of=of)
+        self._leave(tensors, "embed", buffers.embed_gated, "out_of_embed", x, of=of)
 
     def _leave(
         self, tensors: LayerWeights, part: str, inner: Array, matrix: str, x: Array, *, of: RowSet, scale: float = 1.0
@@ -362,30 +460,40 @@ class LayerRecorder:
             self.tape.linear(inner, weight, x, add=True, scale=details.residual_scale * scale, of=of)
             return
         self.tape.linear(inner, weight, self.buffers.added, scale=scale, of=of)
-        norm = tensors.vector(f"{part}_post_norm")
-        self.tape.rms_norm(self.buffers.added, norm, details.norm_eps, x, add=True, of=of)
+        self._add_normed(tensors, part, self.buffers.added, x, of=of)
 
-    def _projections(self, tensors: LayerWeights, attention: Gqa, index: int) -> None:
+    def _add_normed(self, tensors: LayerWeights, part: str, inner: Array, x: Array, *, of: RowSet) -> None:
+        """What a sublayer gives, normed and added to the residual stream, which the last one of a layer scales."""
+        details = self.spec.details
+        last = details.layer_scales and part == ("embed" if self.spec.layer_embedding else "mlp")
+        scale = float(tensors.vector("scale")[0]) if last else 1.0
+        norm = tensors.vector(f"{part}_post_norm")
+        self.tape.rms_norm(inner, norm, details.norm_eps, x, add=True, scale=scale, of=of)
+
+    def _projections(self, tensors: LayerWeights, attention: Gqa, index: int, *, of: RowSet) -> None:
         details = self.spec.details
         tape = self.tape
         buffers = self.buffers
-        first = 0
-        for group in tensors.groups("q", "k", "v"):
+        qkv, first = of_width(buffers.qkv, attention.qkv_width), 0
+        for group in tensors.groups(*attention.projected):
             last = first + tensors.outputs(group)
-            tape.linear(buffers.normed, tensors.product(*group), buffers.qkv[:, first:last])
+            tape.linear(buffers.normed, tensors.product(*group), qkv[:, first:last], of=of)
             first = last
         if attention.gated:
-            tape.linear(buffers.normed, tensors.product("q_gate"), buffers.gate)
-        norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), details.norm_eps) if details.qk_norm else None
-        if norms and details.whole_qk_norm:
+            tape.linear(buffers.normed, tensors.product("q_gate"), buffers.gate, of=of)
+        weights = [tensors.vector(f"{part}_norm") for part in attention.projected[:2]] if details.qk_norm else []
+        if details.whole_qk_norm:
             first = 0
-            for norm in norms[:2]:
-                columns = buffers.qkv[:, first : first + len(norm)]
-                tape.rms_norm(columns, norm, details.norm_eps, columns)
+            for norm in weights:
+                columns = qkv[:, first : first + len(norm)]
+                tape.rms_norm(columns, norm, details.norm_eps, columns, of=of)
                 first += len(norm)
-            norms = None
-        table = buffers.rotations.get(attention.rotation)
-        tape.rotary(buffers.qkv, table, norms, self.cache, index, buffers.q)
+            weights = []
+        norms = (weights[0], weights[1] if len(weights) > 1 else None, details.norm_eps) if weights else None
+        table, q = buffers.rotations.get(attention.rotation), of_width(buffers.q, attention.query_width)
+        cache, at = self.cache.of_layer(index)
+        options: dict[str, Any] = {"rows": attention.projected, "norm_values": details.value_norm, "of": of}
+        tape.rotary(qkv, table, norms, cache, at, q, **options)
 
     def _recurrence(self, tensors: LayerWeights, layer: Recurrent, states: CpuStates, index: int) -> None:
         tape = self.tape
@@ -439,10 +547,8 @@ class LayerRecorder:
             normed = buffers.q_latent_normed
         tape.linear(normed, tensors.product("q_b" if attention.q_rank else "q"), buffers.qkv)
         tape.linear(buffers.normed, tensors.product("kv_a"), buffers.kv)
-        norm = (tensors.vector("kv_a_norm"), eps)
-        tape.latent(
-            buffers.qkv, buffers.kv, buffers.rotations["global"], norm, self.cache, index, buffers.q_nope, buffers.q
-        )
+        norm, (cache, at) = (tensors.vector("kv_a_norm"), eps), self.cache.of_layer(index)
+        tape.latent(buffers.qkv, buffers.kv, buffers.rotations["global"], norm, cache, at, buffers.q_nope, buffers.q)
 
         heads = attention.heads
 
@@ -458,12 +564,27 @@ class LayerRecorder:
             return kernels.pack_heads(tensors.rows("kv_b", heads, first=attention.nope))
 
         tape.per_head(buffers.q_nope, tensors.packed("kv_b_keys", keys), buffers.q)
-        tape.attention(buffers.q, self.cache, index, window=None, out=buffers.latent_out, scale=details.attention_scale)
+        tape.attention(buffers.q, cache, at, window=None, out=buffers.latent_out, scale=details.attention_scale)
         tape.per_head(buffers.latent_out, tensors.packed("kv_b_values", values), buffers.attention_out)
 
-    def _experts(self, tensors: LayerWeights, experts: Experts) -> None:
-        tape = self.tape
-        buffers = self.buffers
+    def _experts_apart(self, tensors: LayerWeights, experts: Experts) -> None:
+        """Router, experts and a dense feed-forward that read the residual stream through norms of their own."""
+        tape, buffers, eps = self.tape, self.buffers, self.spec.details.norm_eps
+        x, normed, both = buffers.x, buffers.normed, buffers.shared_out
+        tape.rms_norm(x, tensors.vector("router_norm") * np.float32(self.spec.hidden**-0.5), eps, normed)
+        routing = self._route(tensors, experts)
+        tape.rms_norm(x, tensors.vector("expert_norm"), eps, normed)
+        tape.copy(buffers.nothing, buffers.added)
+        self._routed(tensors, experts, routing, normed, buffers.added)
+        tape.rms_norm(buffers.added, tensors.vector("expert_post_norm"), eps, both)
+        tape.rms_norm(x, tensors.vector("mlp_norm"), eps, normed)
+        self._into(tensors, "shared_", buffers.shared_inner, of="rows")
+        tape.linear(buffers.shared_inner, tensors.product("shared_down"), buffers.added)
+        tape.rms_norm(buffers.added, tensors.vector("shared_post_norm"), eps, both, add=True)
+        self._add_normed(tensors, "mlp", both, x, of="rows")
+
+    def _route(self, tensors: LayerWeights, experts: Experts) -> Routing:
+        """The choice of experts by what is in `normed`."""
         routing = self.buffers.routing
         if self._keep_expert_choices:
             routing = replace(routing, ids=zeros(*routing.ids.shape, dtype=INT32))
@@ -472,8 +593,13 @@ class LayerRecorder:
         scaled = replace(experts.gating, scale=experts.gating.scale * details.residual_scale)
         experts = replace(experts, gating=scaled)
         bias = tensors.vector("correction", "bias") if experts.gating.correction_bias else None
-        logit_bias = tensors.bias("router")
-        tape.route(buffers.normed, tensors.vector("router"), bias, experts, routing, logit_bias=logit_bias)
+        scales = tensors.vector("expert_scales") if experts.gating.expert_scales else None
+        options = {"logit_bias": tensors.bias("router"), "scales": scales}
+        self.tape.route(self.buffers.normed, tensors.vector("router"), bias, experts, routing, **options)
+        return routing
+
+    def _routed(self, tensors: LayerWeights, experts: Experts, routing: Routing, x: Array, out: Array) -> None:
+        """Adds the outputs of the chosen experts for rows x."""
 
         def pack() -> Any:
             every = range(experts.count)
@@ -481,13 +607,27 @@ class LayerRecorder:
             return self.kernels.pack_experts(map(tensors.expert, every), count=experts.count, biases=biases)
 
         packed = tensors.packed("experts", pack)
-        tape.experts(buffers.normed, packed, experts, routing, buffers.x, activation=details.activation)
+        self.tape.experts(x, packed, experts, routing, out, activation=self.spec.details.activation)
+
+    def _experts(self, tensors: LayerWeights, experts: Experts) -> None:
+        tape, buffers = self.tape, self.buffers
+        routing = self._route(tensors, experts)
+        if experts.latent:
+            latent, floats = buffers.latent, buffers.latent_sum
+            tape.linear(buffers.normed, tensors.product("latent_in"), floats)
+            tape.narrow(floats, latent)
+            tape.copy(buffers.no_latent, floats)
+            self._routed(tensors, experts, routing, latent, floats)
+            tape.narrow(floats, latent)
+            tape.linear(latent, tensors.product("latent_out"), buffers.x, add=True)
+        else:
+            self._routed(tensors, experts, routing, buffers.normed, buffers.x)
         if experts.shared_gate:
             self._into(tensors, "shared_", buffers.shared_inner, of="rows")
             tape.linear(buffers.shared_inner, tensors.product("shared_down"), buffers.shared_out)
             tape.add_gated(buffers.normed, tensors.vector("shared_router"), buffers.shared_out, buffers.x)
         elif experts.shared:
-            self._feed_forward(tensors, "shared_", buffers.shared_inner, of="rows")
+            self._feed_forward(tensors, "shared_", buffers.shared_inner, of="rows", gated=experts.gated)
 
     def _feed_forward(
         self, tensors: LayerWeights, prefix: str, inner: Array, *, of: RowSet, gated: bool = True
@@ -496,7 +636,7 @@ class LayerRecorder:
         if gated:
             self._into(tensors, prefix, inner, of=of)
         else:
-            floats = self.buffers.inner_floats
+            floats = of_width(self.buffers.inner_floats, inner.shape[-1])
             self.tape.linear(self.buffers.normed, tensors.product(prefix + "up"), floats, of=of)
             self.tape.narrow(floats, inner, squared_relu=True, of=of)
         scale = self.spec.details.multipliers.down
@@ -550,7 +690,8 @@ class Decoder:
     `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
     `embedding` and `head` are the packed matrices, for drafters that share them. `layers` are those of the model that
-    are run, ascending (None: all); the norm and the head follow the last of them.
+    are run, ascending (None: all); the norm and the head follow the last of them. Beside the recurrent states of each
+    sequence there is room for `spare_states` others (None: for as many snapshots as `num_snapshots` says).
     """
 
     def __init__(
@@ -568,9 +709,9 @@ class Decoder:
         store: PackedStore | None = None,
         kv_dtype: KVDtype = "bf16",
         layers: Sequence[int] | None = None,
+        spare_states: int | None = None,
     ) -> None:
         spec = self.spec = weights.spec
-        attention = spec.attention
         self.layers = tuple(range(spec.num_layers)) if layers is None else tuple(layers)
         self.kernels = kernels
         self.vocab = spec.vocab
@@ -578,15 +719,16 @@ class Decoder:
         self.max_sequences = max_sequences
         self.max_logits_rows = max_rows if max_logits_rows is None else min(max_logits_rows, max_rows)
         self.max_blocks = max_blocks
-        if isinstance(attention, Mla):
+        if isinstance(spec.attention, Mla):
             refuse_int8_latents(kv_dtype)
         kinds = [spec.ordered_layers[index] for index in self.layers]
         recurrent = sum(layer.recurrent is not None for layer in kinds)
-        attending = sum(layer.attending is not None for layer in kinds)
-        self.cache = layer_cache(spec, kernels, layers=attending, num_blocks=num_blocks, kv_dtype=kv_dtype)
+        caching = [kind for layer in kinds if (kind := layer.caching)] or [spec.attention]
+        self.cache = layer_cache(caching, kernels, num_blocks=num_blocks, kv_dtype=kv_dtype)
         self.num_states = max_sequences if recurrent else 0
         """Sequences whose recurrent states are kept; 0 without recurrent layers."""
-        self.num_snapshots = num_snapshots(max_sequences) if recurrent else 0
+        spare = num_snapshots(max_sequences) if spare_states is None else spare_states
+        self.num_snapshots = spare if recurrent else 0
         self.states: CpuStates | None = None
         if spec.recurrent is not None and recurrent:
             slots = self.num_states + self.num_snapshots
@@ -596,15 +738,15 @@ class Decoder:
         self.weight_form = matrices.description
         self.weight_bytes = weight_bytes(matrices, kernels)
         self.workspace_bytes = workspace_bytes(spec, kernels, **limits, max_logits_rows=self.max_logits_rows)
-        kv_heads, head_dim = attention.kv_heads, attention.head_dim
-        self._tape: Tape = kernels.tape(**limits, heads=attention.heads, kv_heads=kv_heads, head_dim=head_dim)
+        self._tape: Tape = kernels.tape(**limits)
         self.buffers = self._tape.buffers
         self._outputs: dict[int, TargetOutput] = {}  # views of the buffers, by rows of logits
-        self._places: list[Tap] = []  # where each layer begins
+        self._places: list[Tap] = []  # where each layer begins that is computed for all rows
         self._tap_buffers: dict[int, Array] = {}  # of every layer that was tapped once
         self._tapped: dict[int, Array] = {}
-        self._taps_last = False
-        self._last_tape: Tape | None = None
+        self._behind: frozenset[int] = frozenset()  # what is tapped behind those layers
+        self._behind_tape: Tape | None = None
+        self._behind_places: dict[int, Tap] = {}
         self._logits = empty(self.max_logits_rows, spec.vocab)
         self._greedy_tokens = empty(self.max_logits_rows, dtype=INT32)
         self._record(weights, matrices, store or PackedStore(kernels), keep_expert_choices=keep_expert_choices)
@@ -626,24 +768,31 @@ class Decoder:
         if output is None:
             views = (self._logits[:logits_rows], self._greedy_tokens[:logits_rows], self._selected[:logits_rows])
             output = self._outputs[logits_rows] = TargetOutput(*views)
-        return replace(output, taps=self._taps(batch)) if self._tapped or self._taps_last else output
+        return replace(output, taps=self._taps(batch)) if self._tapped or self._behind else output
 
     def _taps(self, batch: PackedBatch) -> dict[int, Array]:
         found = {layer: rows[: batch.rows] for layer, rows in self._tapped.items()}
-        if self._taps_last:
-            found[len(self.layers)] = self._last_rows(batch)
-        return found
+        return found | self._rows_behind(batch) if self._behind else found
 
-    def _last_rows(self, batch: PackedBatch) -> Array:
-        """The residual stream of all rows behind a last layer that the pass over the batch computed for the rows with
-        logits alone, f32 [R, hidden]. Where all have logits, as in a step that only decodes, nothing is computed."""
-        rows, indices = batch.rows, batch.logits_indices
-        if len(indices) == rows and np.array_equal(indices, np.arange(rows)):
-            return self._selected[:rows]
-        if self._last_tape is None:
-            self._last_tape = self._record_last()
-        self._last_tape.run(rows=rows, sequences=batch.num_sequences, logits_rows=0)
-        return self._layer_buffers.x[:rows]
+    def _rows_behind(self, batch: PackedBatch) -> dict[int, Array]:
+        """The residual stream of all rows behind layers that the pass over the batch computed for the rows with logits
+        alone, f32 [R, hidden]. Nothing is computed for the last one where all have logits, as in a step that only
+        decodes."""
+        rows, indices, last = batch.rows, batch.logits_indices, len(self.layers)
+        if self._behind == {last} and len(indices) == rows and np.array_equal(indices, np.arange(rows)):
+            return {last: self._selected[:rows]}
+        if self._behind_tape is None:
+            self._behind_tape = self._record_behind()
+        found = {layer: self._tap_buffer(layer) for layer in self._behind - {last}}
+        for layer, buffer in found.items():
+            self._behind_places[layer].copy_to(buffer)
+        self._behind_tape.run(rows=rows, sequences=batch.num_sequences, logits_rows=0)
+        return {layer: found.get(layer, self._layer_buffers.x)[:rows] for layer in self._behind}
+
+    def _tap_buffer(self, layer: int) -> Array:
+        if layer not in self._tap_buffers:
+            self._tap_buffers[layer] = empty(self.max_rows, self.spec.hidden)
+        return self._tap_buffers[layer]
 
     def _check(self, batch: PackedBatch) -> None:
         for name, size, limit in (
@@ -659,7 +808,7 @@ class Decoder:
         """From now on passes give the residual stream after these numbers of layers, from 0 (the embeddings) to all
         (before the last norm), in TargetOutput.taps. UsageError for a layer that the model does not have.
 
-        Rows without logits are computed past the last layer's keys and values only while that layer is tapped."""
+        Rows without logits are computed past the last keys and values only while a layer behind them is tapped."""
         last = len(self.layers)
         for layer in layers:
             if not 0 <= layer <= last:
@@ -667,12 +816,10 @@ class Decoder:
                     f"Layer {layer} cannot be tapped: {self.spec.name} has {last} layers.",
                     f"Tap layers 0 to {last}.",
                 )
-        self._taps_last = last in layers and last >= len(self._places)
+        self._behind = frozenset(layer for layer in layers if layer >= len(self._places))
         before, self._tapped = self._tapped, {}
         for layer in [layer for layer in layers if layer < len(self._places)]:
-            if layer not in self._tap_buffers:
-                self._tap_buffers[layer] = empty(self.max_rows, self.spec.hidden)
-            self._tapped[layer] = self._tap_buffers[layer]
+            self._tapped[layer] = self._tap_buffer(layer)
         for layer in before.keys() ^ self._tapped.keys():
             self._places[layer].copy_to(self._tapped.get(layer))
 
@@ -687,23 +834,34 @@ class Decoder:
         self._selected = buffers.selected
         embedding = store.get("embed", lambda: kernels.pack(matrices.read("embed.weight")))
         tape.embed(embedding, buffers.x, scale=spec.details.embedding_scale)
+        if spec.layer_embedding:
+            self._record_layer_embeddings(weights, matrices, store, buffers)
         recorder = LayerRecorder(
             spec, kernels, tape, self.cache, buffers, states=self.states, keep_expert_choices=keep_expert_choices
         )
-        known, last = tensor_shapes(spec), len(self.layers) - 1
-        attending = stateful = 0  # layers with keys and values, and with a state, that are recorded
+        kinds = [spec.ordered_layers[index] for index in self.layers]
+        known, first_selected = tensor_shapes(spec), len(kinds) - num_last_layers(kinds)
+        behind: list[tuple[LayerWeights, Layer, int]] = []  # layers that are computed for rows with logits
+        caching = stateful = 0  # layers with keys and values, and with a state, that are recorded
+        latest: dict[int | None, int] = {}  # the last of the former by its window
         for place, index in enumerate(self.layers):
-            self._places.append(tape.tap(buffers.x))
+            if place <= first_selected:
+                self._places.append(tape.tap(buffers.x))
             tensors = LayerWeights(weights, matrices, store, known, index=index)
-            layer = spec.ordered_layers[index]
-            of: RowSet = last_layer_rows(layer) if place == last else "rows"
-            recorder.record(tensors, layer, attending, of=of, state_index=stateful)
-            attending += layer.attending is not None
+            layer = kinds[place]
+            of: RowSet = "rows" if place < first_selected else "logits"
+            window = getattr(layer.attending, "window", None)
+            at = caching if layer.caching else latest.get(window, caching)
+            recorder.record(tensors, layer, at, of=of, state_index=stateful, selected=place > first_selected)
+            if of == "logits":
+                behind.append((tensors, layer, at))
+            if layer.caching:
+                latest[window], caching = caching, caching + 1
             stateful += layer.recurrent is not None
         self.expert_choices = recorder.expert_choices
         self._layer_buffers = buffers
-        if last_layer_rows(layer) == "logits":
-            self._record_last = partial(self._record_rest, tensors, layer, buffers, attending - 1)
+        if behind:
+            self._record_behind = partial(self._record_for_all_rows, behind, buffers)
         else:
             self._places.append(tape.tap(buffers.x))
             tape.select(buffers.x, buffers.selected)
@@ -717,9 +875,28 @@ class Decoder:
             tape.soft_cap(self._logits, spec.details.logit_cap, of="logits")
         tape.argmax(self._logits, self._greedy_tokens)
 
-    def _record_rest(self, tensors: LayerWeights, layer: Layer, buffers: LayerBuffers, index: int) -> Tape:
-        """What follows the keys and values of the last layer, for all rows, on a tape of its own."""
+    def _record_layer_embeddings(
+        self, weights: Weights, matrices: Matrices, store: PackedStore, buffers: LayerBuffers
+    ) -> None:
+        """Each token's further embeddings, for each layer: its own, and a projection of the first, normed by layer."""
+        spec, tape, kernels = self.spec, self._tape, self.kernels
+        width, half = spec.layer_embedding, 2**-0.5  # the two are added, by half of their squares
+        table = store.get("layer_embed", lambda: kernels.pack(matrices.read("layer_embed.weight")))
+        project = store.get("layer_project", lambda: kernels.pack(matrices.read("layer_project.weight")))
+        tape.embed(table, buffers.layer_embeds, scale=width**0.5 * half)
+        tape.narrow(buffers.x, buffers.normed)
+        tape.linear(buffers.normed, project, buffers.projected, scale=spec.hidden**-0.5)
+        norm, into = weights.read("layer_norm.weight") * np.float32(half), buffers.layer_embeds
+        tape.rms_norm(buffers.projected, norm, spec.details.norm_eps, into, add=True, groups=spec.num_layers)
+
+    def _record_for_all_rows(self, behind: Sequence[tuple[LayerWeights, Layer, int]], buffers: LayerBuffers) -> Tape:
+        """What follows the last keys and values, for all rows, on a tape of its own."""
         tape = self._tape.beside()
         recorder = LayerRecorder(self.spec, self.kernels, tape, self.cache, buffers)
-        recorder.record_rest(tensors, layer, index, of="rows")
+        for place, (tensors, layer, index) in enumerate(behind, len(self.layers) - len(behind)):
+            self._behind_places[place] = tape.tap(buffers.x)
+            if len(behind) == 1:  # its queries are still there
+                recorder.record_rest(tensors, layer, index, of="rows")
+            else:
+                recorder.record(tensors, layer, index, of="rows")
         return tape

@@ -81,6 +81,13 @@ NAMES: Mapping[str, str] = {
     "skip": "=model.layers.{}.linear_attn.D",
     "state_norm": "model.layers.{}.linear_attn.norm",
     "state_out": "model.layers.{}.linear_attn.out_proj",
+    "layer_embed": "model.embed_tokens_per_layer",
+    "layer_project": "model.per_layer_model_projection",
+    "layer_norm": "model.per_layer_projection_norm",
+    "into_embed": "model.layers.{}.per_layer_input_gate",
+    "out_of_embed": "model.layers.{}.per_layer_projection",
+    "embed_post_norm": "model.layers.{}.post_per_layer_input_norm",
+    "scale": "=model.layers.{}.layer_scalar",
 }
 """Canonical name (as in tensor_shapes, without places and suffix) -> name in a Hugging Face checkpoint. A name after =
 is complete; the others get the suffix. One that ends with [{}] is a part of a tensor: see Source."""
@@ -97,6 +104,13 @@ _MODULES = (r"mtp\..*", r"model\.mtp_layers\..*")
 
 _IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
 """Tensors that a checkpoint may repeat: stored RoPE frequencies, and the head of a tied model."""
+
+_OTHER_INPUTS = (
+    r"model\.visual\..*",
+    r"model\.(vision|audio)_(tower|embedder)\..*",
+    r"model\.embed_(vision|audio)\..*",
+)
+"""Tensors of what reads images and sounds in models with other inputs beside the text."""
 
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor of llama3 scaling: the divisor of each pair's frequency."""
@@ -136,7 +150,14 @@ def ignored_tensors(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ..
     """Patterns of further tensors that a checkpoint may have: repeated ones, and layers that predict further tokens."""
     further = ConfigKeys(config).count("num_nextn_predict_layers", most=_MOST_FURTHER)
     layers = tuple(rf"model\.layers\.{spec.num_layers + i}\..*" for i in range(further))
-    return (*(_IGNORED if spec.tied else _IGNORED[:1]), *_MODULES, *layers)
+    shared = (rf"model\.layers\.{layer}\.self_attn\.[kv]_(proj|norm)\..*" for layer in _sharing(spec))
+    return (*(_IGNORED if spec.tied else _IGNORED[:1]), *_MODULES, *layers, *shared)
+
+
+def _sharing(spec: ModelSpec) -> list[int]:
+    """The layers without keys and values of their own, though a checkpoint may have their projections."""
+    layers = enumerate(spec.ordered_layers)
+    return [index for index, layer in layers if layer.attending is not None and layer.caching is None]
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -146,8 +167,19 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     `layers.L.E.part.kind`.
     """
     shapes: dict[str, tuple[int, ...]] = {"embed.weight": (spec.vocab, spec.hidden)}
+    further, hidden = spec.layer_embedding, spec.hidden
+    if further:
+        every = spec.num_layers * further
+        shapes |= {"layer_embed.weight": (spec.vocab, every), "layer_project.weight": (every, hidden)}
+        shapes["layer_norm.weight"] = (further,)
     for index, layer in enumerate(spec.ordered_layers):
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in _layer(layer, spec.details, spec.hidden)}
+        parts = dict(_layer(layer, spec.details, hidden))
+        if further:
+            parts |= {"into_embed.weight": (further, hidden), "out_of_embed.weight": (hidden, further)}
+            parts["embed_post_norm.weight"] = (hidden,)
+        if spec.details.layer_scales:
+            parts["scale.weight"] = (1,)
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in parts.items()}
     shapes["norm.weight"] = (spec.hidden,)
     if not spec.tied:
         shapes["head.weight"] = (spec.vocab, spec.hidden)
@@ -170,8 +202,7 @@ def _layer(layer: Layer, decoder: DecoderDetails, hidden: int) -> Shapes:
     if recurrent := layer.recurrent:
         yield from _recurrent(recurrent, hidden)
     if isinstance(ffn, Dense):
-        parts = _gated("", ffn.width, hidden, biased=decoder.mlp_bias)
-        yield from (part for part in parts if ffn.gated or not part[0].startswith("gate"))
+        yield from _gated("", ffn.width, hidden, biased=decoder.mlp_bias, gated=ffn.gated)
     elif isinstance(ffn, Experts):
         yield from _experts(ffn, hidden)
 
@@ -180,11 +211,10 @@ def _grouped_query(attention: Gqa, decoder: DecoderDetails, hidden: int) -> Shap
     keys = attention.kv_heads * attention.head_dim
     if decoder.qk_norm:
         heads = (attention.heads, attention.kv_heads) if decoder.whole_qk_norm else (1, 1)
-        yield from (
-            ("q_norm.weight", (heads[0] * attention.head_dim,)),
-            ("k_norm.weight", (heads[1] * attention.head_dim,)),
-        )
-    for part, size in (("q", attention.query_width), ("k", keys), ("v", keys)):
+        sizes = zip("qk" if not attention.shared else "q", heads, strict=False)
+        yield from ((f"{part}_norm.weight", (count * attention.head_dim,)) for part, count in sizes)
+    for part in attention.projected:
+        size = attention.query_width if part == "q" else keys
         yield f"{part}.weight", (size, hidden)
         if decoder.qkv_bias:
             yield f"{part}.bias", (size,)
@@ -237,17 +267,26 @@ def _experts(experts: Experts, hidden: int) -> Shapes:
         yield "correction.bias", (experts.count,)
     if experts.biased:
         yield "router.bias", (experts.count,)
+    if experts.latent:
+        yield from (("latent_in.weight", (experts.latent, hidden)), ("latent_out.weight", (hidden, experts.latent)))
     if experts.shared:
-        yield from _gated("shared_", experts.shared_inner, hidden)
+        yield from _gated("shared_", experts.shared_inner, hidden, gated=experts.gated)
     if experts.shared_gate:
         yield "shared_router.weight", (hidden,)
+    if experts.gating.expert_scales:
+        yield "expert_scales.weight", (experts.count,)
+    if experts.apart:
+        norms = ("router_norm", "expert_norm", "expert_post_norm", "shared_post_norm")
+        yield from ((f"{norm}.weight", (hidden,)) for norm in norms)
     for expert in range(experts.count):
-        parts = _gated("expert_", experts.width, hidden, biased=experts.biased)
+        parts = _gated("expert_", experts.width, experts.outer(hidden), biased=experts.biased, gated=experts.gated)
         yield from ((f"{expert}.{name}", shape) for name, shape in parts)
 
 
-def _gated(prefix: str, width: int, hidden: int, *, biased: bool = False) -> Shapes:
+def _gated(prefix: str, width: int, hidden: int, *, biased: bool = False, gated: bool = True) -> Shapes:
     for part, shape in {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}.items():
+        if part == "gate" and not gated:
+            continue
         yield f"{prefix}{part}.weight", shape
         if biased:
             yield f"{prefix}{part}.bias", shape[:1]
@@ -419,8 +458,13 @@ def _open_directory(path: Path) -> Weights:
     ignored, support = ignored_tensors(config, spec), _support(spec.details.architecture)
     if "expert_gate" not in support.names and any(name.endswith(".experts.gate_up_proj") for name in files.shapes):
         names = {**names, **STACKED_EXPERTS}
+    elif any(name.endswith(".experts.up_proj") for name in files.shapes):  # of experts without gates
+        parts = ("expert_up", "expert_down")
+        names = {**names, **{part: "=" + re.sub(r"\.\{\}\.(\w+)$", r".\1[{}]", names[part]) for part in parts}}
     if is_wrapped(config):
-        names, ignored = _under(names, "model.language_model"), (*ignored, r"model\.visual\..*")
+        root = "model.language_model"
+        ignored = tuple(pattern.replace(r"model\.layers", r"model\.language_model\.layers") for pattern in ignored)
+        names, ignored = _under(names, root), (*ignored, *_OTHER_INPUTS)
     elif any(name.startswith(f"{support.root}.") for name in files.shapes):
         names = _under(names, support.root)
     if spec.details.architecture == "GptOssForCausalLM":
@@ -452,15 +496,21 @@ def _open_gguf(file: GgufFile) -> Weights:
     names = gguf_names(file.tensors)
     joined = (r"blk\.\d+\.attn_kv_b\.weight",) if spec.details.split_latent else ()
     further = (rf"blk\.{spec.num_layers + i}\..*" for i in range(read_further_layers(file.metadata, file.where)))
-    check_tensors(spec, file, names, ignored=(*map(re.escape, tensors), *joined, *further))
+    shared = (rf"blk\.{layer}\.attn_[kv](_norm)?\..*" for layer in _sharing(spec))
+    check_tensors(spec, file, names, ignored=(*map(re.escape, tensors), *joined, *further, *shared))
     return StoredWeights(spec, file, names)
+
+
+_UNTURNED = 9e29
+"""A factor that stands for infinity: llama.cpp writes 1e30 for pairs that do not turn."""
 
 
 def _factors(spec: ModelSpec, file: GgufFile, name: str) -> tuple[float, ...]:
     """The RoPE factors that the file stores as a tensor, multiplied by those of its metadata."""
-    _check_shape(file.where, name, found=file.shapes[name], expected=(spec.attention.rope_dim // 2,))
+    _check_shape(file.where, name, found=file.shapes[name], expected=(spec.rope_dim("global") // 2,))
     stored = file.read(name, np.dtype(np.float64))
-    if not ((stored >= 1e-6) & (stored <= 1e6)).all():
+    stored = np.where(stored >= _UNTURNED, np.inf, stored)
+    if not (((stored >= 1e-6) & (stored <= 1e6)) | np.isposinf(stored)).all():
         raise ModelError(
             f"{name} in {file.where} has factors that are not above 0 and finite.",
             "The file is damaged; fetch it again.",
@@ -515,7 +565,7 @@ WANTED: Mapping[str, str | None] = {"auto": None, "bf16": None, "q8": "q8_0", "q
 """dtype -> the format of matrices that are not stored in as few bits already. q4 is q4_1 rather than q4_0: a tenth more
 bytes and a sixth to two fifths less KL; see docs/quantisation.md."""
 
-_WIDER = {"embed": "q8_0", "head": "q8_0"}
+_WIDER = {"embed": "q8_0", "head": "q8_0", "layer_embed": "q8_0"}
 """Parts that q4 keeps wider, as llama.cpp's files do."""
 
 _PLAIN = frozenset({"F32", "F16", "BF16", "F64", "random"})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from wager.arch import Dense, Gqa, Layer, ModelSpec, ReleasedHead, find_format
 from wager.arch.layers import Absent
@@ -187,6 +188,10 @@ class PassDraftCost(DraftCost):
         return seconds + depth * product
 
 
+_OF_HEADS: Mapping[str, Any] = {"tied": True, "head": True, "decoder": None, "layer_embedding": 0}
+"""What a head has otherwise than its target."""
+
+
 def mtp_cost(target: CostModel, cluster: Cluster) -> PassDraftCost:
     """The multi-token-prediction module of a target (DeepSeek-V3, arXiv 2412.19437, section 2.2): one layer like the
     target's last, a fusion of 2 d into d, and the target's own head, in the target's number formats. Every draft token
@@ -194,7 +199,7 @@ def mtp_cost(target: CostModel, cluster: Cluster) -> PassDraftCost:
     model = target.model
     layers = [layer for layer in model.layers if not (layer.recurrent or isinstance(layer.attention, Absent))]
     layers = layers or list(model.layers)
-    spec = replace(model, name="mtp", layers=(replace(layers[-1], count=1),), tied=True, head=True, decoder=None)
+    spec = replace(model, name="mtp", layers=(replace(layers[-1], count=1),), **_OF_HEADS)
     cluster = cluster if spec.sparse else replace(cluster, ep=1)
     cost = CostModel(spec, cluster, target.routing, balanced=target.balanced, fusion=2 * model.hidden**2)
     return PassDraftCost("mtp", cost, taps=model.hidden, shares_head=True)
@@ -237,7 +242,7 @@ def released_cost(target: CostModel, cluster: Cluster, head: ReleasedHead, *, na
     if head.reads_embedding and isinstance(first, Gqa):
         fusion += model.hidden * first.qkv_width
     if head.native:
-        spec = replace(model, name=name, layers=head.layers, tied=True, head=True, decoder=None)
+        spec = replace(model, name=name, layers=head.layers, **_OF_HEADS)
         cost = CostModel(spec, cluster, target.routing, balanced=target.balanced, fusion=fusion)
     else:
         cost = _head_cost(name, model, cluster, layers=head.layers, fusion=fusion, vocab=head.vocab)
@@ -293,9 +298,7 @@ def _head_cost(
         layers=layers,
         vocab=vocab or model.vocab,
         precision=replace(given, weights=wide, projections=wide, head=given.head if vocab is None else wide),
-        tied=True,
-        head=True,
-        decoder=None,
+        **_OF_HEADS,
     )
     return CostModel(spec, replace(cluster, ep=1), fusion=fusion)
 

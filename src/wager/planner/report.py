@@ -109,7 +109,8 @@ class PlanReport:
         beside = ", beside verification" if self.deployment.asynchronous else ""
         return [
             f"model     {model.name}: {model.parameters / 1e9:.4g}B parameters, {model.active / 1e9:.3g}B a token, "
-            f"{model.num_layers} layers, {' and '.join(filter(None, stored))}{head} ({model.source})",
+            f"{model.num_layers} layers, {' and '.join(filter(None, stored))}{head} ({model.source})"
+            + (f"; {model.left_out}" if model.left_out else ""),
             f"hardware  {device.name}{spread}: {peaks}, {_amount(device.bandwidth, 'B/s')}, {memory} ({device.label})",
             f"drafter   {drafter.name}{weights}{own}{beside}{shape}",
             f"memory    {self._memory()}",
@@ -277,6 +278,7 @@ class PlanReport:
             "model": {
                 "name": model.name,
                 "source": model.source,
+                "left_out": model.left_out,
                 "parameters": model.parameters,
                 "active": model.active,
                 "layers": model.num_layers,

@@ -328,8 +328,14 @@ class CompletionBody(SamplingFields):
     suffix: str | None = None
 
 
+def _named_kind(kind: Any) -> Any:
+    if isinstance(kind, str) and kind != "text":
+        raise PydanticCustomError("part", "{kind} is no text, and nothing else is read", {"kind": repr(kind[:40])})
+    return kind
+
+
 class TextContent(Strict):
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(_named_kind)]
     text: str
     cache_control: dict[str, Any] | None = None
 

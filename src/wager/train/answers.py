@@ -1,7 +1,7 @@
 """Training texts by the target itself: prompts from a file or made up by the model, and its answers to them.
 
 Answers are appended to a JSON-lines file whose first line names the model; a run that was killed goes on after the last
-whole line, and trains on the same texts.
+whole line, and trains on the same texts if the engine writes them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from wager.engine.core import Engine
 from wager.errors import MALFORMED, UsageError
@@ -19,39 +20,53 @@ from wager.prompts import OTHER, ChatTokenizer, Prompt, TextPart, as_conversatio
 from wager.train.data import TrainingTarget, TrainingText, check_disjoint
 from wager.types import OutputDelta, Request, SamplingParams
 
-_BATCH = 128
-"""Requests between two writes."""
-
-_HINT = 'A row is {"prompt_ids": [...], "token_ids": [...]}, as `wager train` writes it.'
+_HINT = 'A row is {"prompt_ids": [...], "token_ids": [...], "temperature": 0.8}, as `wager train` writes it.'
 _MARK = "WAGERUSERTEXT"
 
 
-def answer(
-    engine: Engine,
-    prompts: Sequence[tuple[int, ...]],
-    path: Path,
-    *,
-    params: SamplingParams,
-    concurrency: int,
-    on_output: Callable[[OutputDelta], None] | None = None,
-) -> None:
-    """Answer the prompts (token ids) and append the answers to the file at `path`."""
-    for first in range(0, len(prompts), _BATCH):
-        part = prompts[first : first + _BATCH]
-        requests = [Request(f"answer-{first + number}", prompt, params) for number, prompt in enumerate(part)]
-        completions = engine.generate(requests, concurrency=concurrency, on_output=on_output)
+OnOutput = Callable[[OutputDelta], None]
+
+
+class Author(Protocol):
+    """What writes answers: the engine, or the target in torch. `batch` requests are between two writes to a file."""
+
+    @property
+    def batch(self) -> int: ...
+
+    def write(self, requests: Sequence[Request], on_output: OnOutput | None = None) -> list[tuple[int, ...] | None]:
+        """The token ids of every answer; None of one that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAuthor:
+    """The engine, `concurrency` requests at a time."""
+
+    engine: Engine
+    concurrency: int
+    batch: int = 128
+
+    def write(self, requests: Sequence[Request], on_output: OnOutput | None = None) -> list[tuple[int, ...] | None]:
+        found = self.engine.generate(requests, concurrency=self.concurrency, on_output=on_output)
+        return [None if answer.finish_reason == "error" else tuple(answer.token_ids) for answer in found]
+
+
+def answer(author: Author, requests: Sequence[Request], path: Path, on_output: OnOutput | None = None) -> None:
+    """Answer the requests and append the answers to the file at `path`."""
+    for first in range(0, len(requests), author.batch):
+        part = requests[first : first + author.batch]
+        written = author.write(part, on_output)
         rows = [
-            {"prompt_ids": list(prompt), "token_ids": list(completion.token_ids)}
-            for prompt, completion in zip(part, completions, strict=True)
-            if completion.finish_reason != "error"
+            {"prompt_ids": list(asked.prompt), "token_ids": list(ids), "temperature": asked.params.temperature}
+            for asked, ids in zip(part, written, strict=True)
+            if ids is not None
         ]
         with path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def unanswered(prompts: Iterable[tuple[int, ...]], path: Path, *, target: str) -> list[tuple[int, ...]]:
-    """The different prompts that the file at `path` has no answer for. The file is made if it is not there, for the
-    model of the fingerprint `target`, and a line that a kill has cut off is removed.
+def unanswered(requests: Iterable[Request], path: Path, *, target: str) -> list[Request]:
+    """The requests that the file at `path` has no answer for, by prompt and temperature. The file is made if it is not
+    there, for the model of the fingerprint `target`, and a line that a kill has cut off is removed.
 
     UsageError if the file has answers of another model.
     """
@@ -62,13 +77,18 @@ def unanswered(prompts: Iterable[tuple[int, ...]], path: Path, *, target: str) -
     elif whole < len(data):
         with path.open("r+b") as file:
             file.truncate(whole)
-    known = {text.ids[: text.prompt_length] for text in read_answers(path, target=target)}
-    return [prompt for prompt in dict.fromkeys(prompts) if prompt not in known]
+    known = {(text.ids[: text.prompt_length], temperature) for text, temperature in _answers(path, target, None)}
+    return [request for request in requests if (request.prompt, request.params.temperature) not in known]
 
 
 def read_answers(path: Path, *, target: str, vocab: int | None = None) -> Iterator[TrainingText]:
     """The answers of a file; without a first line that names the model it is believed. UsageError names file and line
     of a row that is none, and a file that is of another model; with `vocab` ids must be below it."""
+    return (text for text, _ in _answers(path, target, vocab))
+
+
+def _answers(path: Path, target: str, vocab: int | None) -> Iterator[tuple[TrainingText, float]]:
+    """Each answer of a file, and its temperature."""
     for number, line in enumerate(read_text(path, "file of answers", _HINT).splitlines(), 1):
         where = f"{path}, line {number}"
         try:
@@ -81,11 +101,12 @@ def read_answers(path: Path, *, target: str, vocab: int | None = None) -> Iterat
                 continue
             prompt, answered = row["prompt_ids"], row["token_ids"]
             ids = (*prompt, *answered)
+            temperature = float(row.get("temperature", 0))
         except MALFORMED as error:
             raise UsageError(f"{where}: {shown(line)} is no answer.", _HINT) from error
         if not all(type(token) is int and token >= 0 and (vocab is None or token < vocab) for token in ids):
             raise UsageError(f"{where}: a token id is not of this model.", "Give answers of the same model.")
-        yield TrainingText(ids, len(prompt))
+        yield TrainingText(ids, len(prompt)), temperature
 
 
 def bare_header(tokenizer: ChatTokenizer) -> tuple[int, ...]:
@@ -105,15 +126,15 @@ ANSWERS, MADE_UP = "answers.jsonl", "made_up.json"
 @dataclass(frozen=True, slots=True)
 class TextSources:
     """Where training texts come from: a file of prompts, how many the model makes up, files of answers, files of
-    prompts that must not be among them, how long answers are (0: prompts are not answered), how many are given
-    together, and the seed of what is drawn."""
+    prompts that must not be among them, how long answers are (0: prompts are not answered), the temperatures at each of
+    which a prompt is answered once, and the seed of what is drawn."""
 
     prompts: Path | None = None
     made_up: int = 0
     answers: tuple[Path, ...] = ()
     apart_from: tuple[Path, ...] = ()
     answer_tokens: int = 160
-    concurrency: int = 32
+    temperature: tuple[float, ...] = (0.0,)
     seed: int = 0
 
 
@@ -122,16 +143,16 @@ def collect_texts(
     sources: TextSources,
     folder: Path,
     *,
-    engine: Callable[[], Engine],
-    on_output: Callable[[int], Callable[[OutputDelta], None]],
+    author: Callable[[], Author],
+    on_output: Callable[[int], OnOutput],
 ) -> list[TrainingText]:
-    """The texts, of which those that are missing are generated by `engine()`, which is called only then; `on_output` is
+    """The texts, of which those that are missing are written by `author()`, which is called only then; `on_output` is
     asked for a function of its deltas with the number of answers to come. UsageError names what cannot be used."""
     vocab, fingerprint = target.weights.spec.vocab, target.fingerprint
     given = [text for path in sources.answers for text in read_answers(path, target=fingerprint, vocab=vocab)]
     asked = read_prompts(sources.prompts) if sources.prompts else []
     if sources.made_up:
-        texts = _made_up(target.tokenizer, sources, folder / MADE_UP, engine)
+        texts = _made_up(target.tokenizer, sources, folder / MADE_UP, author)
         asked += [Prompt(f"made-up-{number}", OTHER, text) for number, text in enumerate(texts)]
     for path in sources.apart_from:
         measured = [prompt.text for prompt in read_prompts(path) if prompt.text]
@@ -144,13 +165,21 @@ def collect_texts(
     if not wanted:
         return given
     path = folder / ANSWERS
-    missing = unanswered(wanted, path, target=fingerprint)
+    requests = [
+        Request(
+            f"answer-{number}-{place}",
+            prompt,
+            SamplingParams(max_tokens=sources.answer_tokens, temperature=temperature, seed=sources.seed + number),
+        )
+        for number, prompt in enumerate(wanted)
+        for place, temperature in enumerate(dict.fromkeys(sources.temperature))
+    ]
+    missing = unanswered(requests, path, target=fingerprint)
     if missing:
-        params = SamplingParams(max_tokens=sources.answer_tokens, seed=sources.seed)
-        report = on_output(len(missing))
-        answer(engine(), missing, path, params=params, concurrency=sources.concurrency, on_output=report)
-    found = read_answers(path, target=fingerprint, vocab=vocab)
-    return [*given, *(text for text in found if text.ids[: text.prompt_length] in wanted)]
+        answer(author(), missing, path, on_output(len(missing)))
+    asked_for = {(request.prompt, request.params.temperature) for request in requests}
+    found = _answers(path, fingerprint, vocab)
+    return [*given, *(text for text, at in found if (text.ids[: text.prompt_length], at) in asked_for)]
 
 
 def read_made_up(path: Path) -> tuple[list[int], list[str]]:
@@ -167,7 +196,7 @@ def read_made_up(path: Path) -> tuple[list[int], list[str]]:
     return key, prompts
 
 
-def _made_up(tokenizer: Tokenizer, sources: TextSources, path: Path, engine: Callable[[], Engine]) -> list[str]:
+def _made_up(tokenizer: Tokenizer, sources: TextSources, path: Path, author: Callable[[], Author]) -> list[str]:
     """Texts that the model writes where a user's message would stand, at temperature 1, empty ones left out: those of
     an earlier start of this run, or new ones."""
     wanted = [sources.made_up, sources.seed]
@@ -180,8 +209,7 @@ def _made_up(tokenizer: Tokenizer, sources: TextSources, path: Path, engine: Cal
         Request(f"prompt-{number}", header, SamplingParams(max_tokens=96, temperature=1.0, seed=sources.seed + number))
         for number in range(sources.made_up)
     ]
-    answers = engine().generate(requests, concurrency=sources.concurrency)
-    texts = [tokenizer.decode(completion.token_ids).strip() for completion in answers]
+    texts = [tokenizer.decode(ids).strip() for ids in author().write(requests) if ids is not None]
     found = [text for text in dict.fromkeys(texts) if text]
     with replacing(path) as file:
         file.write(json.dumps({"key": wanted, "prompts": found}).encode())

@@ -82,17 +82,17 @@ class EagleModule(DraftModule):
 
     def attach(self, target: TorchTarget, vocabulary: DraftVocabulary) -> None:
         """As DraftModule's; the state begins as the deepest tap, the feed-forward as that of the target's last layer,
-        scaled to the normed residual, if sizes agree."""
+        scaled to the normed residual, as far as it is as wide."""
         super().attach(target, vocabulary)
         layer, last, sizes = self._only, target.layers[-1], self.sizes
         self.norm.weight.data.copy_(target.final_norm)
         self.fc.weight.data.mul_(0.1)
-        self.fc.weight.data[:, -sizes.hidden :] += torch.eye(sizes.hidden)
-        if last["gate"].shape == layer.mlp.gate_proj.weight.shape:
-            layer.post_attention_layernorm.weight.data.copy_(last["mlp_norm"])
-            layer.mlp.gate_proj.weight.data.copy_(last["gate"])
-            layer.mlp.up_proj.weight.data.copy_(last["up"])
-            layer.mlp.down_proj.weight.data.copy_(last["down"]).mul_(_MLP_SCALE)
+        self.fc.weight.data[:, -sizes.hidden :] += torch.eye(sizes.hidden, device=target.device)
+        layer.post_attention_layernorm.weight.data.copy_(last["mlp_norm"])
+        inner = min(sizes.inner, len(last["gate"]))
+        layer.mlp.gate_proj.weight.data[:inner] = last["gate"][:inner].float()
+        layer.mlp.up_proj.weight.data[:inner] = last["up"][:inner].float()
+        layer.mlp.down_proj.weight.data[:, :inner] = last["down"][:, :inner].float() * _MLP_SCALE
 
     def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:
         tokens, positions = states.tokens, states.tokens.shape[1] - 1

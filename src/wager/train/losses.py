@@ -47,7 +47,7 @@ def divergence(loss: str, logits: Tensor, target_logits: Tensor) -> Tensor:
     return LOSSES[loss](logits.float().log_softmax(-1), log_p)
 
 
-_ROWS = 512
+_ROWS, _ROWS_ON_CUDA = 512, 16384
 """Rows whose logits are held at a time."""
 
 
@@ -69,20 +69,21 @@ def rows_loss(
     weights: Tensor,
     parameters: list[torch.nn.Parameter],
     compute: Callable[[Tensor, slice], tuple[Tensor, Tensor]],
-) -> tuple[Tensor, float]:
+) -> tuple[Tensor, Tensor]:
     """The sum of losses of states [n, H], each counted by `weights` [n], differentiable, and the weight of the rows
     whose first choice is right. `compute(states, rows)` gives losses of these rows and whether their first choice is
     right, from the states and `parameters` alone."""
-    total, right = torch.zeros((), device=states.device), 0.0
+    total, right = torch.zeros((), device=states.device), torch.zeros((), device=states.device)
     tensors = [states, *parameters]
     wanted = torch.is_grad_enabled() and states.requires_grad
     gradients = [torch.zeros_like(tensor) for tensor in tensors] if wanted else []
-    for first in range(0, len(states), _ROWS):
-        rows = slice(first, first + _ROWS)
+    at_once = _ROWS_ON_CUDA if states.is_cuda else _ROWS
+    for first in range(0, len(states), at_once):
+        rows = slice(first, first + at_once)
         part = states[rows].detach().requires_grad_(wanted)
         losses, correct = compute(part, rows)
         loss = (losses * weights[rows]).sum()
-        right += float((correct * weights[rows]).sum())
+        right += (correct * weights[rows]).sum()
         total += loss.detach()
         if wanted:
             found = torch.autograd.grad(loss, [part, *parameters])
@@ -106,7 +107,8 @@ def unrolled_loss(
     """The weighted loss of all depths, each of which counts `decay` times the one before, and by depth the share of
     rows whose first choice is the target's."""
     total = torch.zeros((), device=states.tokens.device)
-    agreement, scale, scales = [], 1.0, 0.0
+    agreement: list[Tensor] = []
+    scale, scales = 1.0, 0.0
     for rows in module.steps(states, depth, generator):
         places = rows.positions
         weights = states.weights.gather(1, places) * rows.valid
@@ -125,6 +127,6 @@ def unrolled_loss(
         found, right = rows_loss(taken.states, weights[chosen], module.output_parameters(), compute)
         whole = weights.sum().clamp(min=1e-6)
         total = total + scale * found / whole
-        agreement.append(right / whole.item())
+        agreement.append(right / whole)
         scales, scale = scales + scale, scale * decay
-    return total / scales, agreement
+    return total / scales, torch.stack(agreement).tolist()

@@ -89,7 +89,8 @@ class RunOptions:
 
     `passes` over the data (None: `settings.steps` counts), `taps` of the target (None: the usual), `longest` text,
     `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `layers` of a block drafter or
-    pruned model (a number, or of the latter which; None: the usual number), `save_every` steps, `keep` the states on
+    pruned model (a number, or of the latter which; None: the usual number), `inner` width of a head's feed-forward
+    (None: the target's), `save_every` steps, `keep` the states on
     disk, `begin_with` the weights and vocabulary of an earlier run's folder.
     """
 
@@ -99,6 +100,7 @@ class RunOptions:
     vocabulary: int | None = 8192
     prompt_weight: float = 0.3
     layers: int | tuple[int, ...] | None = None
+    inner: int | None = None
     save_every: int = 50
     keep: bool = False
     begin_with: Path | None = None
@@ -190,7 +192,7 @@ class TrainingCheckpoint:
         """SHA-256 of the module's weights, in hex."""
         found = hashlib.sha256()
         for name, value in sorted(self.module.items()):
-            found.update(name.encode() + value.float().numpy().tobytes())
+            found.update(name.encode() + value.float().cpu().numpy().tobytes())
         return found.hexdigest()
 
     def restore_module(self, module: DraftModule) -> None:
@@ -442,8 +444,13 @@ def head_sizes(spec: ModelSpec, options: RunOptions, settings: TrainSettings, ma
             f"Layer {bad[0]} cannot be tapped: {spec.name} has layers 0 to {spec.num_layers - 1}.",
             "0 taps the embeddings, N what comes after N layers.",
         )
+    inner = options.inner or dense.width
+    if inner != dense.width and settings.kind in ("medusa", "pruned"):
+        raise UsageError(
+            f"--inner is of an EAGLE-3 or block head, not of --kind {settings.kind}.", "Leave it out for this kind."
+        )
     sizes = DraftSizes(
-        spec.hidden, dense.width, attention.heads, attention.heads, attention.head_dim, spec.details.norm_eps, taps
+        spec.hidden, inner, attention.heads, attention.heads, attention.head_dim, spec.details.norm_eps, taps
     )
     layers = options.layers or _LAYERS.get(settings.kind, 1)
     if settings.kind == "medusa":  # reads no taps; one is computed in any case

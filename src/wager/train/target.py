@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +41,9 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
         cos, sin = cos[:, None], sin[:, None]
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+Remember = Callable[[int, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -130,20 +133,48 @@ class TorchTarget:
     @torch.no_grad()
     def states(self, tokens: Tensor, weights: Tensor) -> TargetStates:
         """The states of padded token ids [B, T], no longer than its positions; `weights` is handed on."""
-        x = functional.embedding(tokens, self.embedding).float()
-        found = {0: x}
-        for index, layer in enumerate(self.spec.ordered_layers):
-            x = x + self._attention(self.layers[index], cast(Gqa, layer.attention), x)
-            x = x + self._feed_forward(self.layers[index], x)
-            found[index + 1] = x
+        found: dict[int, Tensor] = {}
+        for layer, x in enumerate(self.residuals(tokens)):
+            if layer in self.taps or layer == len(self.layers):
+                found[layer] = x
         taps = torch.stack([found[tap] for tap in self.taps], 2)
-        return TargetStates(tokens, taps, rms_norm(x, self.final_norm, self.spec.details.norm_eps), weights)
+        final = rms_norm(found[len(self.layers)], self.final_norm, self.spec.details.norm_eps)
+        return TargetStates(tokens, taps, final, weights)
+
+    def residuals(self, tokens: Tensor, remember: Remember | None = None) -> Iterator[Tensor]:
+        """The residual stream float32 [B, T, H] of token ids [B, T] before the first layer and after each one;
+        `remember` gets each layer's number, keys and values [B, kv, T, d]."""
+        x = functional.embedding(tokens, self.embedding).float()
+        yield x
+        for index, layer in enumerate(self.spec.ordered_layers):
+            x = x + self._attention(index, cast(Gqa, layer.attention), x, remember)
+            x = x + self.feed_forward(self.layers[index], x)
+            yield x
 
     def logits(self, final: Tensor) -> Tensor:
         """float32 [..., V] of states that enter the output matrix."""
         return functional.linear(final.to(self.dtype), self.head).float()
 
-    def _attention(self, layer: dict[str, Tensor], attention: Gqa, x: Tensor) -> Tensor:
+    def _attention(self, index: int, attention: Gqa, x: Tensor, remember: Remember | None) -> Tensor:
+        rows, layer = x.shape[1], self.layers[index]
+        q, k, v = self.projected(layer, attention, x, self.rotation[:rows])
+        if remember is not None:
+            remember(index, k, v)
+        mask = None
+        if attention.window is not None and attention.window < rows:
+            ones = torch.ones(rows, rows, dtype=torch.bool, device=x.device)
+            mask = ones.tril() & ones.triu(1 - attention.window)
+        scale = self.spec.details.attention_scale
+        out = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True, scale=scale
+        )
+        return self.output(layer, out)
+
+    def projected(
+        self, layer: dict[str, Tensor], attention: Gqa, x: Tensor, rotation: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [B, heads, rows, d] and keys, and values [B, kv, rows, d], of the residual stream
+        [B, rows, H]."""
         details, (batch, rows, _) = self.spec.details, x.shape
         normed = rms_norm(x, layer["attn_norm"], details.norm_eps).to(self.dtype)
 
@@ -155,23 +186,15 @@ class TorchTarget:
         if details.qk_norm:
             q = rms_norm(q, layer["q_norm"], details.norm_eps)
             k = rms_norm(k, layer["k_norm"], details.norm_eps)
-        q, k = rotate(q, self.rotation[:rows]), rotate(k, self.rotation[:rows])
-        mask = None
-        if attention.window is not None and attention.window < rows:
-            ones = torch.ones(rows, rows, dtype=torch.bool, device=x.device)
-            mask = ones.tril() & ones.triu(1 - attention.window)
-        out = functional.scaled_dot_product_attention(
-            q.to(self.dtype),
-            k.to(self.dtype),
-            v.to(self.dtype),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=True,
-            scale=details.attention_scale,
-        )
-        return functional.linear(out.transpose(1, 2).reshape(batch, rows, -1), layer["o"], layer.get("o_bias")).float()
+        return rotate(q, rotation).to(self.dtype), rotate(k, rotation).to(self.dtype), v.to(self.dtype)
 
-    def _feed_forward(self, layer: dict[str, Tensor], x: Tensor) -> Tensor:
+    def output(self, layer: dict[str, Tensor], out: Tensor) -> Tensor:
+        """The output projection of [B, heads, rows, d], float32."""
+        joined = out.transpose(1, 2).flatten(2)
+        return functional.linear(joined, layer["o"], layer.get("o_bias")).float()
+
+    def feed_forward(self, layer: dict[str, Tensor], x: Tensor) -> Tensor:
+        """The feed-forward of the residual stream [B, rows, H], float32."""
         normed = rms_norm(x, layer["mlp_norm"], self.spec.details.norm_eps).to(self.dtype)
         gate = functional.linear(normed, layer["gate"], layer.get("gate_bias"))
         up = functional.linear(normed, layer["up"], layer.get("up_bias"))
