@@ -30,12 +30,14 @@ struct LookupGuess {
 
 // A place in a text, real or drafted.
 struct LookupPlace {
+    static constexpr size_t kLast = Corpus::kLongest;
+
     SuffixTree::Match own, shared;
-    int32_t last[StoreTable::kLongest] = {};
+    int32_t last[kLast] = {};
     size_t known = 0;  // of those
 
     void add(int32_t token) {
-        if (known == StoreTable::kLongest)
+        if (known == kLast)
             std::copy(last + 1, last + known, last);
         else
             ++known;
@@ -154,14 +156,14 @@ class LookupText {
     void find_place() {
         place_ = {};
         shared_version_ = shared_->tree().version();
-        const size_t most = std::max<size_t>(rules_->longest, StoreTable::kLongest);
+        const size_t most = std::max<size_t>(rules_->longest, LookupPlace::kLast);
         for (size_t i = tokens_.size() - std::min(tokens_.size(), most); i < tokens_.size(); ++i) move(place_, tokens_[i]);
         place_.own = {endings_.back(), static_cast<int>(endings_.size()) - 1};
     }
 
     void predict(const LookupPlace& place, LookupGuess (&guesses)[kSources]) {
         guesses[kOwnText] = rules_->longest != 0 ? of_tree(own_, place.own, 0) : LookupGuess();
-        guesses[kSharedTexts] = rules_->shared_tokens != 0 ? of_tree(shared_->tree(), place.shared, kTreeCells) : LookupGuess();
+        guesses[kSharedTexts] = rules_->shared_tokens != 0 ? of_shared_texts(place) : LookupGuess();
         guesses[kStore] = LookupGuess();
         if (store_ == nullptr || store_->find(place.last + place.known, place.known, 1, found_) == 0) return;
         guesses[kStore] = {found_[0].token, 2 * kTreeCells + found_[0].probability * kStoreCells / 256};
@@ -172,10 +174,26 @@ class LookupText {
     static LookupGuess of_tree(SuffixTree& tree, SuffixTree::Match match, int first_cell) {
         match = known(tree, match);
         if (match.length == 0) return {};
-        const SuffixTree::Follower best = tree.best(match.node);
-        const uint32_t all = tree.followers(match.node);
+        return of_match(tree.best(match.node), tree.followers(match.node), match.length, first_cell);
+    }
+
+    static LookupGuess of_match(SuffixTree::Follower best, uint32_t all, int length, int first_cell) {
         const int kind = all == 1 ? 0 : best.count == all ? 1 : 2 * best.count > all ? 2 : 3;
-        return {best.token, first_cell + 4 * (std::min(match.length, kMatchCells) - 1) + kind};
+        return {best.token, first_cell + 4 * (std::min(length, kMatchCells) - 1) + kind};
+    }
+
+    // The latest texts are in a tree, older ones in a corpus, if there is one: the longer match counts.
+    LookupGuess of_shared_texts(const LookupPlace& place) {
+        uint32_t all = 0;
+        const int length = find_in_corpus(place, all);
+        return length != 0 ? of_match(followers_[0], all, length, kTreeCells) : of_tree(shared_->tree(), place.shared, kTreeCells);
+    }
+
+    // The length of a match in the corpus that is longer than any in the tree, else 0; what followed is in `followers_`.
+    int find_in_corpus(const LookupPlace& place, uint32_t& all) {
+        if (shared_->corpus == nullptr) return 0;
+        const int least = known(shared_->tree(), place.shared).length + 1;
+        return shared_->corpus->find(place.last + place.known, place.known, least, followers_, all);
     }
 
     struct Branch {
@@ -266,10 +284,17 @@ class LookupText {
                 if (other.token != best) others_.push_back({other.token, double(other.probability) / found_[0].probability});
             return;
         }
-        SuffixTree& tree = source == kOwnText ? own_ : shared_->tree();
-        const SuffixTree::Match match = known(tree, source == kOwnText ? place.own : place.shared);
-        const double most = tree.best(match.node).count;
-        tree.frequent(match.node, kLatest, kContinuations, followers_);
+        uint32_t all = 0;
+        double most = 0.0;
+        if (source == kSharedTexts && find_in_corpus(place, all) != 0) {
+            most = followers_[0].count;
+            if (followers_.size() > kContinuations) followers_.resize(kContinuations);
+        } else {
+            SuffixTree& tree = source == kOwnText ? own_ : shared_->tree();
+            const SuffixTree::Match match = known(tree, source == kOwnText ? place.own : place.shared);
+            most = tree.best(match.node).count;
+            tree.frequent(match.node, kLatest, kContinuations, followers_);
+        }
         for (const SuffixTree::Follower& other : followers_)
             if (other.token != best) others_.push_back({other.token, other.count / most});
     }

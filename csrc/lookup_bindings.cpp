@@ -1,12 +1,14 @@
 // The bindings of the lookup drafters: the texts of all sequences, and the drafts of all requests in one call.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 
 #include "lookup.h"
@@ -27,6 +29,62 @@ wager::LookupRules checked(wager::LookupRules rules) {
     if (rules.prior.size() != 2 * wager::kTreeCells + wager::kStoreCells) throw std::invalid_argument("one prior for each cell");
     if (rules.weights.size() != wager::kSources) throw std::invalid_argument("one weight for each source");
     return rules;
+}
+
+using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Order = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Places = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Used = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Segments, and what Python holds of them.
+class LearnedCorpus {
+  public:
+    using Arrays = std::tuple<Tokens, Order, Slots, Used>;
+
+    void set(std::vector<Arrays> arrays) {
+        std::vector<wager::CorpusSegment> segments;
+        for (const auto& [tokens, order, keys, used] : arrays) {
+            const size_t size = order.shape(0), blocks = (tokens.shape(0) >> wager::CorpusSegment::kUsedShift) + 1;
+            if (keys.shape(0) != (size + wager::CorpusSegment::kStride - 1) / wager::CorpusSegment::kStride || used.shape(0) != blocks)
+                throw std::invalid_argument("keys or blocks are not those of the order and the tokens");
+            segments.push_back({tokens.data(), order.data(), size, keys.data(), used.data()});
+        }
+        corpus.set(std::move(segments));
+        arrays_ = std::move(arrays);
+    }
+
+    std::pair<int, std::vector<std::pair<int32_t, uint32_t>>> find(const std::vector<int32_t>& text, int least) {
+        std::vector<wager::SuffixTree::Follower> followers;
+        uint32_t all = 0;
+        const int length = corpus.find(text.data() + text.size(), text.size(), least, followers, all);
+        std::vector<std::pair<int32_t, uint32_t>> found;
+        for (const auto& each : followers) found.push_back({each.token, each.count});
+        return {length, found};
+    }
+
+    wager::Corpus corpus;
+
+  private:
+    std::vector<Arrays> arrays_;
+};
+
+void corpus_order(const Tokens& tokens, const nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& out) {
+    nb::gil_scoped_release others_run;
+    const std::vector<uint32_t> order = wager::corpus_order(tokens.data(), tokens.shape(0));
+    if (order.size() != out.shape(0)) throw std::invalid_argument("another number of places");
+    std::copy(order.begin(), order.end(), out.data());
+}
+
+void corpus_merge(const Tokens& tokens, const std::vector<std::tuple<Order, Places, Places>>& orders,
+                  const nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& out) {
+    std::vector<wager::MovedOrder> moved;
+    for (const auto& [order, begins, by] : orders) {
+        if (begins.shape(0) == 0 || begins.shape(0) != by.shape(0)) throw std::invalid_argument("a shift for each text");
+        moved.push_back({order.data(), order.shape(0), begins.data(), by.data(), begins.shape(0)});
+    }
+    nb::gil_scoped_release others_run;
+    if (wager::corpus_merge(tokens.data(), std::move(moved), out.data(), out.shape(0)) != out.shape(0))
+        throw std::invalid_argument("another number of places");
 }
 
 class LookupTable {
@@ -68,6 +126,12 @@ class LookupTable {
             if (!generated.empty()) shared_.end(std::move(generated));
         }
         texts_.erase(found);
+    }
+
+    // Texts look in this corpus, too.
+    void read(nb::object corpus) {
+        shared_.corpus = &nb::cast<LearnedCorpus&>(corpus).corpus;
+        corpus_ = std::move(corpus);
     }
 
     // Of all texts and trees; a store is not counted.
@@ -121,6 +185,7 @@ class LookupTable {
     std::optional<Slots> slots_;  // kept while the store reads them
     std::optional<wager::StoreTable> store_;
     wager::SharedTexts shared_;
+    nb::object corpus_;  // kept while texts look in it
     std::unordered_map<std::string, std::unique_ptr<LookupText>> texts_;
     bool trees_;
     std::vector<int32_t> tokens_, parents_;
@@ -140,6 +205,13 @@ void bind_lookup(nb::module_& m) {
         .def("begin", &LookupTable::begin)
         .def("accept", &LookupTable::accept)
         .def("end", &LookupTable::end)
+        .def("read", &LookupTable::read)
         .def_prop_ro("nbytes", &LookupTable::bytes)
         .def("propose", &LookupTable::propose);
+    nb::class_<LearnedCorpus>(m, "Corpus")
+        .def(nb::init<>())
+        .def("set", &LearnedCorpus::set)
+        .def("find", &LearnedCorpus::find);
+    m.def("corpus_order", &corpus_order);
+    m.def("corpus_merge", &corpus_merge);
 }

@@ -3,6 +3,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+#include <string>
+#include <utility>
+
 #include "noise_reader.h"
 #include "step_bindings.h"
 #include "successors.h"
@@ -33,6 +37,28 @@ Tree draft(Successors& self, int32_t last, int most, nb::handle request) {
     return tree;
 }
 
+// The table and the rates as bytes, and back: false if they are not those of this vocabulary.
+nb::bytes state(const Successors& self) {
+    const auto& [ids, rates, tried] = self.parts();
+    std::string bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int32_t));
+    bytes.append(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
+    bytes.append(reinterpret_cast<const char*>(&tried), sizeof(double));
+    return nb::bytes(bytes.data(), bytes.size());
+}
+
+bool restore(Successors& self, const nb::bytes& state) {
+    std::vector<int32_t> ids(static_cast<size_t>(self.vocab()) * Successors::kRanks);
+    std::vector<double> rates(Successors::kRanks);
+    double tried = 0.0;
+    const char* from = state.c_str();
+    const size_t sizes[] = {ids.size() * sizeof(int32_t), rates.size() * sizeof(double), sizeof(double)};
+    if (state.size() != sizes[0] + sizes[1] + sizes[2]) return false;
+    std::memcpy(ids.data(), from, sizes[0]);
+    std::memcpy(rates.data(), from + sizes[0], sizes[1]);
+    std::memcpy(&tried, from + sizes[0] + sizes[1], sizes[2]);
+    return self.set_parts(std::move(ids), std::move(rates), tried);
+}
+
 }  // namespace
 
 void bind_recycling(nb::module_& m) {
@@ -43,5 +69,7 @@ void bind_recycling(nb::module_& m) {
             new (self) Successors(vocab, std::move(rates), prior_weight, min_survival, weight, wager::coupling_rules(coupling));
         }, nb::arg("vocab"), nb::arg("rates"), nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("weight"), nb::arg("coupling"))
         .def("update", &update)
+        .def("state", &state)
+        .def("restore", &restore)
         .def("draft", &draft, nb::arg("last"), nb::arg("most"), nb::arg("request").none() = nb::none());
 }

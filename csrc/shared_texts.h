@@ -5,6 +5,7 @@
 #include <deque>
 #include <vector>
 
+#include "corpus.h"
 #include "coupling.h"
 #include "suffix_tree.h"
 
@@ -23,6 +24,8 @@ struct LookupRules {
 class SharedTexts {
   public:
     explicit SharedTexts(const LookupRules& rules) : rules_(&rules), tree_(rules.longest) {}
+
+    Corpus* corpus = nullptr;  // of older texts
 
     SuffixTree& tree() { return tree_; }
     size_t bytes() const { return tree_.bytes() + sizeof(int32_t) * (tokens_ + waiting_tokens_); }

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <queue>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "coupling.h"
@@ -20,6 +22,18 @@ class Successors {
           tried_(prior_weight), min_survival_(min_survival), weight_(weight), candidates_(coupling) {}
 
     int vocab() const { return vocab_; }
+
+    // Ids by token and rank, rates by rank, and how many rows these were learned from.
+    std::tuple<const std::vector<int32_t>&, const std::vector<double>&, double> parts() const { return {ids_, rates_, tried_}; }
+
+    // False, and nothing is set, if an id or a number is out of range.
+    bool set_parts(std::vector<int32_t> ids, std::vector<double> rates, double tried) {
+        const bool known = std::all_of(ids.begin(), ids.end(), [&](int32_t id) { return id >= -1 && id < vocab_; });
+        const bool likely = std::all_of(rates.begin(), rates.end(), [](double rate) { return rate >= 0.0 && rate <= 1.0; });
+        if (!known || !likely || !(tried >= 1.0 && tried <= 10000.0)) return false;
+        ids_ = std::move(ids), rates_ = std::move(rates), tried_ = tried;
+        return true;
+    }
 
     // The row of logits that the target gave after `token`.
     void update(int32_t token, const float* logits) {

@@ -68,6 +68,7 @@ SANITIZERS = {
             "tests/kernels",
             "tests/economics/test_native_policy.py",
             *_unit(
+                "learned_texts",
                 "draft_ahead",
                 "engine",
                 "loading",
@@ -86,7 +87,7 @@ SANITIZERS = {
             "tests/kernels/test_packed_parts.py",
             "tests/kernels/test_step.py",
             "tests/economics/test_native_policy.py",
-            *_unit("engine", "lookup", "ngram", "pack", "recycling"),
+            *_unit("learned_texts", "engine", "lookup", "ngram", "pack", "recycling"),
         ],
     ),
     "thread": Sanitizer(

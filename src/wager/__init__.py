@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wager.async_llm import AsyncLLM, AsyncOutputStream
-    from wager.config import CapacityConfig, EngineConfig, ModelConfig, SpeculationConfig
+    from wager.config import CapacityConfig, EngineConfig, LearningConfig, ModelConfig, SpeculationConfig
     from wager.engine.core import Engine
     from wager.errors import (
         CacheIntegrityError,
@@ -56,6 +56,7 @@ __all__ = [
     "EngineConfig",
     "Grammar",
     "GrammarError",
+    "LearningConfig",
     "MemoryPlanError",
     "ModelConfig",
     "ModelError",
@@ -76,7 +77,7 @@ __all__ = [
 
 _MODULES = {
     "async_llm": ("AsyncLLM", "AsyncOutputStream"),
-    "config": ("CapacityConfig", "EngineConfig", "ModelConfig", "SpeculationConfig"),
+    "config": ("CapacityConfig", "EngineConfig", "LearningConfig", "ModelConfig", "SpeculationConfig"),
     "engine.core": ("Engine",),
     "llm": ("LLM", "OutputStream"),
     "types": (

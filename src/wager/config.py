@@ -155,12 +155,36 @@ class CapacityConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LearningConfig:
+    """What is kept of requests on disk, for the guesses of later ones (docs/privacy.md).
+
+    learn: folder; None keeps nothing. learn_prompts: prompts are kept too, not answers alone. learn_days: of how many
+    days. learn_bytes: how many bytes for each tenant.
+    """
+
+    learn: str | Path | None = None
+    learn_prompts: bool = False
+    learn_days: float = 30.0
+    learn_bytes: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "learn", self.learn if self.learn is None else str(self.learn))
+        _check_text("learn", self.learn, optional=True)
+        require("learn_prompts", self.learn_prompts, "True or False", ok=isinstance(self.learn_prompts, bool))
+        days = self.learn_days
+        is_number = isinstance(days, int | float) and not isinstance(days, bool)
+        require("learn_days", days, "a number above 0, at most 36500", ok=is_number and 0 < days <= 36500)
+        _check_integer("learn_bytes", self.learn_bytes, minimum=1 << 20, maximum=LARGEST_MEMORY, optional=False)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """All options of an engine, and the sampling parameters of requests that have none of their own."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     capacity: CapacityConfig = field(default_factory=CapacityConfig)
+    learning: LearningConfig = field(default_factory=LearningConfig)
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     @classmethod
@@ -180,8 +204,9 @@ class EngineConfig:
                 if name not in OPTIONS:
                     raise _unknown("Option", name, list(OPTIONS))
             options = dict(values)
-            if isinstance(options.get("memory"), str):
-                options["memory"] = parse_size(options["memory"])
+            for name in ("memory", "learn_bytes"):
+                if isinstance(options.get(name), str):
+                    options[name] = parse_size(options[name], name)
             groups = {
                 group: kind(**{name: value for name, value in options.items() if OPTIONS[name] == group})
                 for group, kind in _GROUPS.items()
@@ -205,6 +230,7 @@ _GROUPS: Mapping[str, type] = {
     "model": ModelConfig,
     "speculation": SpeculationConfig,
     "capacity": CapacityConfig,
+    "learning": LearningConfig,
     "sampling": SamplingParams,
 }
 
@@ -229,14 +255,14 @@ def read_options(path: Path) -> dict[str, Any]:
     return options
 
 
-def parse_size(text: str) -> int:
+def parse_size(text: str, name: str = "memory") -> int:
     """Bytes of 4GiB, 512MiB, 4G or plain bytes; all units are powers of 1024. UsageError for anything else."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if not match or not float(match[1]):
-        raise UsageError(f"memory = {shown(text)} is not an amount of memory.", "Write 4GiB or 512MiB.")
+        raise UsageError(f"{name} = {shown(text)} is not an amount of memory.", "Write 4GiB or 512MiB.")
     size = float(match[1]) * _SIZE_UNITS[match[2]]
     if not 1 <= size <= LARGEST_MEMORY:
-        raise UsageError(f"memory = {shown(text)} is out of range.", f"Give 1 byte to {LARGEST_MEMORY >> 40} TiB.")
+        raise UsageError(f"{name} = {shown(text)} is out of range.", f"Give 1 byte to {LARGEST_MEMORY >> 40} TiB.")
     return int(size)
 
 

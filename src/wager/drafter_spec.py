@@ -37,8 +37,8 @@ class DrafterOption:
     have), "store" (required, the file of a store) or "layers" (required, of the target). placeholder: what the argument
     is called in help. range: least and largest number. trees: whether drafts branch, "optional" where `:tree` asks for
     it. takes_inner: its chains may have a drafter of their own. reads_predictions: guesses may come from
-    SamplingParams.prediction. reads_rows: it reads every row of the target's logits. other_vocabulary: its model's
-    tokenizer may be another one.
+    SamplingParams.prediction. reads_learned: and from what --learn keeps. reads_rows: it reads every row of the
+    target's logits. other_vocabulary: its model's tokenizer may be another one.
     """
 
     module: str
@@ -49,6 +49,7 @@ class DrafterOption:
     trees: Literal["never", "optional", "always"] = "never"
     takes_inner: bool = False
     reads_predictions: bool = False
+    reads_learned: bool = False
     reads_rows: bool = False
     other_vocabulary: bool = False
 
@@ -81,6 +82,7 @@ DRAFTERS: Mapping[str, DrafterOption] = {
         (1, 24),
         trees="optional",
         reads_predictions=True,
+        reads_learned=True,
     ),
     "store": DrafterOption(
         "lookup",
@@ -89,6 +91,7 @@ DRAFTERS: Mapping[str, DrafterOption] = {
         "PATH",
         trees="optional",
         reads_predictions=True,
+        reads_learned=True,
     ),
     "recycle": DrafterOption(
         "recycling", "trees of what the target last found likeliest after each token", trees="always", reads_rows=True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from hashlib import sha256
 from typing import Generic, Protocol, TypeVar
 
 from wager.types import NO_TENANT
@@ -18,6 +19,16 @@ MOST_TENANTS = 32
 T = TypeVar("T")
 
 
+def tenant_of_key(key: str) -> str:
+    """The tenant whose requests have this API key."""
+    return sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def tenant_of_party(tenant: str, party: str) -> str:
+    """The tenant of a request where `party` ("": nobody is named) is one of several who share a key."""
+    return sha256(f"{tenant}\0{party}".encode()).hexdigest() if party else tenant
+
+
 class HasTenant(Protocol):
     """Whatever belongs to a tenant, such as a sequence."""
 
@@ -25,12 +36,28 @@ class HasTenant(Protocol):
     def tenant(self) -> str: ...
 
 
-class PerTenant(Generic[T]):
-    """One value for each tenant, made by `make` when its first sequence enters. Beyond `most` tenants the values that
-    no sequence uses are dropped, the least recently used first."""
+class KeptStates(Protocol):
+    """What is kept of a tenant on disk beside its texts, by name; see draft/corpus/learning.py."""
 
-    def __init__(self, make: Callable[[], T], *, most: int = MOST_TENANTS) -> None:
+    before_close: list[Callable[[], object]]
+    """Called before the last states are written."""
+
+    def state(self, tenant: str, name: str) -> bytes | None:
+        """None if nothing is kept, or it is damaged."""
+
+    def keep(self, tenant: str, name: str, state: bytes) -> None:
+        """Written soon, in the place of an earlier one."""
+
+
+class PerTenant(Generic[T]):
+    """One value for each tenant, made by `make` when its first sequence enters; `made` is called with the tenant and a
+    new value. Beyond `most` tenants the values that no sequence uses are dropped, the least recently used first."""
+
+    def __init__(
+        self, make: Callable[[], T], *, most: int = MOST_TENANTS, made: Callable[[str, T], object] | None = None
+    ) -> None:
         self._make = make
+        self._made = made
         self._most = most
         self._values: OrderedDict[str, T] = OrderedDict()
         self._tenants: dict[str, str] = {}  # of sequences
@@ -42,6 +69,10 @@ class PerTenant(Generic[T]):
     def values(self) -> list[T]:
         """The values of all tenants."""
         return list(self._values.values())
+
+    def items(self) -> list[tuple[str, T]]:
+        """The tenants and their values."""
+        return list(self._values.items())
 
     @property
     def present(self) -> Collection[str]:
@@ -80,6 +111,8 @@ class PerTenant(Generic[T]):
         value = self._values.get(tenant)
         if value is None:
             value = self._values[tenant] = self._make()
+            if self._made is not None:
+                self._made(tenant, value)
             self._drop_unused()
         elif len(self._values) > 1:
             self._values.move_to_end(tenant)

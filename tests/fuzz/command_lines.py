@@ -111,6 +111,12 @@ VALID: dict[str, tuple[str, ...]] = {
     "dispatch": _FORMATS,
     "cache": _FORMATS,
     "output": ("{folder}/trained", "{folder}", "{missing}", "{text}"),
+    "folder": ("{folder}", "{missing}", "{text}"),
+    "learn": ("{folder}/learned", "{text}", "/proc/x"),
+    "learn_bytes": ("1MiB", "1k", "0", "nan", "4GiB", "x"),
+    "tenant": ("a", "0123", "é", "../.."),
+    "user": ("alice", "é" * 50, "../.."),
+    "tenant_by": words("user metadata.team metadata. x user.x é"),
     "head": ("{folder}", "{missing}", "{text}", MODEL, "SmolLM2-135M-Instruct"),
     "verify_with": ("{missing}", "{text}", "{folder}", "python"),
     "url": words(
@@ -156,11 +162,12 @@ BASES: dict[str, tuple[str, ...]] = {
     "replay": words("--rounds 50 --concurrency 1 --output 16 --policy-time 0us"),
     "lesson": ("2",),
     "doctor": (),
+    "corpus": ("list", "{folder}"),
 }
 """A short call of each command that succeeds (`pull`: that fails without a network; `rm`, `serve`
-and `export`: that find no model and no head)."""
+and `export`: that find no model and no head; `corpus`: that finds nothing learned)."""
 
-FAILS = {"pull", "rm", "serve", "export"}
+FAILS = {"pull", "rm", "serve", "export", "corpus"}
 """Commands whose base fails."""
 
 

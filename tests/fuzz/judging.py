@@ -108,6 +108,7 @@ def _of_a_refusal(line: CommandLine, ending: Ending) -> Iterator[str]:
 def _named(flag: str, value: str | None, message: str) -> bool:
     name = flag.lstrip("-")
     words = [flag, name, name.replace("-", "_"), name.replace("-", " "), flag.replace("--no-", "--")]
+    words.append(name.removesuffix("s"))  # models is MODEL... in messages
     words += [word for word in name.split("-") if len(word) > 3]
     if value and value.strip():
         words += [value[:20], os.path.expanduser(value), repr(value[:20])[1:-1]]

@@ -53,6 +53,7 @@ LATE = {
     ("bench.machine", "kernels.cpu"),
     ("loading.drafters", "draft.combined"),
     ("loading.drafters", "loading.heads"),
+    ("loading.load", "draft.corpus.learning"),
     ("loading.load", "profiling.calibrate"),
     ("models.head_files", "models.safetensors_files"),
     ("models.hub", "models.download"),
@@ -75,9 +76,9 @@ PUBLIC_NAMES = set(
     re.findall(
         r"\w+",
         "AsyncLLM AsyncOutputStream CacheIntegrityError CapacityConfig ClosedError Completion DownloadError Engine "
-        "EngineConfig Grammar GrammarError LLM MemoryPlanError ModelConfig ModelError NumericsError OutputDelta "
-        "OutputStream Request RequestError RequestSpeculation SamplingParams SpeculationConfig Stats TokenLogprob "
-        "TokenizerError UsageError WagerError",
+        "EngineConfig Grammar GrammarError LLM LearningConfig MemoryPlanError ModelConfig ModelError NumericsError "
+        "OutputDelta OutputStream Request RequestError RequestSpeculation SamplingParams SpeculationConfig Stats "
+        "TokenLogprob TokenizerError UsageError WagerError",
     )
 )
 

@@ -13,8 +13,9 @@ from itertools import count
 from operator import add
 from typing import NamedTuple
 
+from oracle.corpus import PythonCorpus
 from oracle.coupling import coupled_guesses
-from oracle.suffix_tree import SuffixCounts
+from oracle.suffix_tree import Followers, SuffixCounts
 from wager.draft.guessing import draws
 from wager.draft.lookup import (
     MOST_CERTAIN,
@@ -42,6 +43,9 @@ class PythonLookupTable:
         self._sources = sources if sources.longest else sources._replace(shared_tokens=0)
         self._texts: dict[str, _Text] = {}
         self._shared = SharedTexts(self._sources)
+
+    def read(self, corpus: PythonCorpus) -> None:
+        self._shared.corpus = corpus
 
     def begin(self, seq_id: str, tokens: Sequence[int], prediction: Sequence[int], /) -> None:
         self._texts[seq_id] = _Text(self._sources, self._shared, list(tokens), list(prediction))
@@ -73,6 +77,7 @@ class SharedTexts:
 
     def __init__(self, sources: LookupSources) -> None:
         self.counts = SuffixCounts(sources.longest)
+        self.corpus = PythonCorpus([])  # of older texts
         self._most = sources.shared_tokens
         self._texts: deque[list[int]] = deque()
         self._waiting: deque[list[int]] = deque()
@@ -229,10 +234,16 @@ class _Text:
         """What each source guesses after `text`, in their order, without those that know nothing."""
         guesses = []
         if self._sources.longest:
-            guesses += _guess_of_tree(self._counts, text, self._sources.longest, first_cell=0)
+            guesses += _guess_of(self._counts.followers(text[-self._sources.longest :]), first_cell=0)
         if self._sources.shared_tokens:
             cells = 4 * MATCHES
-            guesses += _guess_of_tree(self._shared.counts, text, self._sources.longest, first_cell=cells)
+            of_tree = self._shared.counts.followers(text[-self._sources.longest :])
+            length, found = self._shared.corpus.find(text, of_tree.length + 1)
+            if length:
+                followers = Followers(length, sum(times for _, times in found), tuple(found), tuple(found))
+                guesses += _guess_of(followers, first_cell=cells)
+            else:
+                guesses += _guess_of(of_tree, first_cell=cells)
         if self._sources.store is not None:
             _, found = self._sources.store.continuations(text[-5:])
             if found:
@@ -243,8 +254,8 @@ class _Text:
         return guesses
 
 
-def _guess_of_tree(counts: SuffixCounts, text: Sequence[int], longest: int, *, first_cell: int) -> list[LookupGuess]:
-    length, seen, followers, latest = counts.followers(text[-longest:])
+def _guess_of(found: Followers, *, first_cell: int) -> list[LookupGuess]:
+    length, seen, followers, latest = found
     if not length:
         return []
     token, often = followers[0]

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from unit.every_drafter import every_drafter
 from wager.constrain.compiler import GrammarCompiler
 from wager.economics.surface import LatencySurface
 from wager.loading import load
+from wager.tenants import tenant_of_key
 from wager.trace import Trace
 from wager.types import Grammar, StepRecord
 
@@ -63,9 +66,11 @@ def server_of_two(engine: dict[str, Any], **options: Any) -> Iterator[Running]:
 
 
 def ask(server: Running, key: str, body: dict[str, Any]) -> Any:
-    """What a caller sees of an answer, without what varies."""
+    """What a caller sees of an answer, without what varies. What is learned of it is there for the next one."""
     answer = server.post(CHAT, body, headers={"authorization": f"Bearer {key}"})
     assert answer.status_code == 200, answer.text
+    if (learned := server.llm.engine.learned) is not None:
+        learned.seal()
     if not body.get("stream"):
         return without_varying(answer.json())
     lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
@@ -79,11 +84,13 @@ def without_varying(value: Any) -> Any:
 
 
 def seen_by_ben(engine: dict[str, Any], *, after_anna: bool, **options: Any) -> list[Any]:
-    with server_of_two(engine, **options) as server:
-        for body in QUESTIONS * after_anna:
-            ask(server, ANNA, body)
-        ask(server, OPERATOR, OTHER)  # what a policy's last look at a step takes is counted with the next one's time
-        return [ask(server, BEN, body) for body in QUESTIONS]
+    with TemporaryDirectory() as folder:
+        engine = {**engine, "learn": folder} if engine.get("learn") else engine
+        with server_of_two(engine, **options) as server:
+            for body in QUESTIONS * after_anna:
+                ask(server, ANNA, body)
+            ask(server, OPERATOR, OTHER)  # what a policy's last look at a step takes counts for the next one's time
+            return [ask(server, BEN, body) for body in QUESTIONS]
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +114,8 @@ LEARNING: dict[str, dict[str, Any]] = {
     "ranks of a draft model": {"drafter": "layers:tree:0", "depth": 6, "verify": "rejection"},
     "ranks of a head": {"drafter": "eagle3:tree", "depth": 6, "verify": "rejection"},
     "cached keys of a head": {"drafter": "eagle3", "depth": 4},
+    "learned": {"drafter": "suffix", "depth": 6, "policy": "fixed", "learn": True, "learn_prompts": True},
+    "learned, auto": {"drafter": "auto", "learn": True, "learn_prompts": True},
     "no prefix cache": {"drafter": "suffix", "prefix_cache": False},
 }
 
@@ -116,14 +125,14 @@ def few(names: Iterable[str], *quick: str) -> list[Any]:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", few(LEARNING, "auto", "suffix, fixed depth"))
+@pytest.mark.parametrize("name", few(LEARNING, "auto", "suffix, fixed depth", "learned"))
 def test_a_key_sees_the_same_whatever_another_one_asked(name: str, drafters: dict[str, str]) -> None:
     engine = LEARNING[name] | {"drafter": drafters.get(str(LEARNING[name]["drafter"]), LEARNING[name]["drafter"])}
     assert seen_by_ben(engine, after_anna=True) == seen_by_ben(engine, after_anna=False)
 
 
 @pytest.mark.parametrize(
-    "name", few(["auto", "suffix, fixed depth", "recycle, fixed depth", "several"], "suffix, fixed depth")
+    "name", few(["auto", "suffix, fixed depth", "recycle, fixed depth", "several", "learned"], "suffix, fixed depth")
 )
 def test_keys_that_share_see_each_others_traces(name: str) -> None:
     """What the walls keep apart is there to be seen without them."""
@@ -177,6 +186,37 @@ def test_a_grammar_that_another_key_uses_is_compiled_again(monkeypatch: pytest.M
             ask(server, key, body)
             counts.append(len(compiled))
     assert counts == [1, 1, 2, 2]
+
+
+def test_the_users_of_a_key_are_told_apart_if_that_is_asked_for() -> None:
+    fields: list[tuple[str, dict[str, Any]]] = [
+        ("user", {"user": "anna"}),
+        ("metadata.team", {"metadata": {"team": "a", "user": "x"}}),
+    ]
+    for tenant_by, named in fields:
+        with server_of_two({"drafter": "suffix", "depth": 6}, tenant_by=tenant_by) as server:
+            first = ask(server, ANNA, {**PLAIN, **named})
+            for others in ({}, {"user": "ben", "metadata": {"team": "b"}}, {"user": 5, "metadata": {"team": ["a"]}}):
+                assert ask(server, ANNA, {**PLAIN, **others}) == first
+            again = ask(server, ANNA, {**PLAIN, **named})
+            assert again["choices"] == first["choices"]
+            assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_what_a_key_asked_before_a_restart_is_guessed_for_it_alone(tmp_path: Path) -> None:
+    engine = {"drafter": "suffix", "depth": 6, "policy": "fixed", "learn": str(tmp_path)}
+    body = {**PLAIN, "speculation_stats": True}
+
+    def rounds(key: str) -> int:
+        with server_of_two(engine) as server:
+            if (learned := server.llm.engine.learned) is not None:
+                learned.corpus(tenant_of_key(key))
+                learned.settle()
+            return int(ask(server, key, body)["speculation"]["choices"][0]["rounds"])
+
+    first = rounds(ANNA)
+    assert rounds(BEN) == first
+    assert rounds(ANNA) < 0.7 * first
 
 
 def test_figures_of_all_keys_are_for_operators() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from oracle.corpus import PythonCorpus
 from oracle.lookup import PythonLookupTable
+from unit.test_learned_texts import native_corpus
 from wager.draft.lookup import (
     MOST_LONGEST,
     LookupDrafter,
@@ -101,17 +103,31 @@ def _store(path: Path, vocab: int, rng: random.Random) -> StoreFile:
 
 
 @pytest.mark.parametrize(
-    ("longest", "shared_tokens", "stored"),
-    [(8, 300, True), (3, 0, False), (2, 120, False), (0, 100, True), (24, 90, True), (1, 200, False)],
+    ("longest", "shared_tokens", "stored", "learned"),
+    [
+        (8, 300, True, True),
+        (3, 0, False, False),
+        (2, 120, False, True),
+        (0, 100, True, True),
+        (24, 90, True, False),
+        (1, 200, False, True),
+    ],
 )
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("vocab", [2, 6, 5000])
 def test_the_native_table_drafts_what_the_one_in_python_does(
-    longest: int, shared_tokens: int, vocab: int, tmp_path: Path, *, stored: bool, trees: bool
+    longest: int, shared_tokens: int, vocab: int, tmp_path: Path, *, stored: bool, trees: bool, learned: bool
 ) -> None:
     rng, known = random.Random(vocab), {}
     sources = LookupSources(longest, shared_tokens, _store(tmp_path / "s", vocab, rng) if stored else None)
     native, plain = lookup_table("suffix", sources, trees=trees), PythonLookupTable("suffix", sources, trees=trees)
+    texts = [[[rng.randrange(vocab) for _ in range(40)] for _ in range(3)] for _ in range(2 * learned)]
+    if learned:
+        native.read(native_corpus(tmp_path, texts))
+        plain.read(PythonCorpus(texts))
+        known["learned"] = texts[0][0][:30]
+        for table in (native, plain):
+            table.begin("learned", known["learned"], [])
     drafted = 0
     for step in range(300):
         if len(known) < 3 or rng.random() < 0.05:

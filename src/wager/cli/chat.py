@@ -32,7 +32,7 @@ _MAIN = "system model drafter depth temperature top_p seed max_tokens max_contex
 
 @click.command("chat", cls=flags.Verb, main=_MAIN.split())
 @click.option("--system", metavar="TEXT", help="System message. Without it the template's own, if it has one.")
-@flags.engine_flags()
+@flags.engine_flags(learning=True)
 @flags.sampling_flags(max_tokens=512)
 def command(*, system: str | None, config: EngineConfig, params: SamplingParams) -> None:
     """Talk with a model, one line a turn; /reset starts over, /bye (or end of input) ends.

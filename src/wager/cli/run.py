@@ -56,7 +56,7 @@ _MAIN = "show schema_path system model drafter depth temperature top_p seed stop
     help="A JSON schema that the answer keeps to; keywords that no grammar can say are checked at the end.",
 )
 @flags.framing_flags
-@flags.engine_flags()
+@flags.engine_flags(learning=True)
 @flags.sampling_flags()
 @flags.json_flag
 def command(

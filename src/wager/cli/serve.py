@@ -22,7 +22,8 @@ it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tok
 
 
 _MAIN = (
-    "host port served_names api_key_file model drafter depth max_sequences max_context memory strict_fields log_format"
+    "host port served_names api_key_file model drafter depth max_sequences max_context memory learn strict_fields "
+    "log_format"
 )
 """Options that --help shows without --help-all."""
 
@@ -49,6 +50,13 @@ _MAIN = (
     "--share-between-keys",
     is_flag=True,
     help="Learn and cache across keys: faster, and keys can find out others' texts.",
+)
+@click.option(
+    "--tenant-by",
+    default="",
+    metavar="FIELD",
+    help="Tell the users of one key apart by a field of the body, too: user, safety_identifier or metadata.NAME. "
+    "What is learned and cached serves each alone.",
 )
 @click.option(
     "--show-rejected",
@@ -88,7 +96,7 @@ _MAIN = (
     "--strict-fields", is_flag=True, help="Refuse fields that are not known, instead of leaving them out by name."
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Of the lines on stderr.")
-@flags.engine_flags()
+@flags.engine_flags(learning=True)
 def command(
     *,
     config: EngineConfig,

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from wager.kernels import _native
 from wager.kernels.base import TargetOutput
+from wager.tenants import KeptStates
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 
@@ -98,6 +100,12 @@ class RemembersRequests(Protocol):
 
     def forget(self) -> None:
         """Forget them. No sequence is running."""
+
+
+class LearnedCorpora(KeptStates, Protocol):
+    """What was learned of earlier requests, by tenant; see draft/corpus/."""
+
+    def corpus(self, tenant: str) -> _native.Corpus: ...
 
 
 def remembers_requests(drafter: object) -> bool:

@@ -2,8 +2,9 @@
 
 There are three sources: the text itself (prompt, output and what the user predicts the output to be), the outputs of
 the tenant's requests that ended, and a static store. The first two are suffix trees (csrc/suffix_tree.h), which know
-what followed every run of tokens, and how often; the third is a file (store_file.py). At every place of a draft each
-source names a token, and the likeliest one is guessed.
+what followed every run of tokens, and how often; the third is a file (store_file.py). Where texts are learned
+(corpus/), the second has those on disk, too: the longer match counts. At every place of a draft each source names a
+token, and the likeliest one is guessed.
 
 How sure a source is, is an acceptance rate that is learned: for a tree by the length of the match and by how often
 something followed it and how often this, for a store by the probability that it states. Each sequence starts from the
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from wager.draft.base import Drafter
+from wager.draft.base import Drafter, LearnedCorpora
 from wager.draft.coupling import COUPLING
 from wager.draft.ngram import MIN_SURVIVAL
 from wager.draft.registry import DrafterParts
@@ -89,11 +90,12 @@ that came last), has k / d times as much."""
 
 class LookupSources(NamedTuple):
     """Where a drafter looks: in trees of matches of `longest` tokens (0: in none), of the text itself and of
-    `shared_tokens` tokens of requests that ended (0: of none), and in a store."""
+    `shared_tokens` tokens of requests that ended (0: of none), in a store, and in what was `learned`."""
 
     longest: int = 0
     shared_tokens: int = 0
     store: StoreFile | None = None
+    learned: LearnedCorpora | None = None
 
 
 def prior_rates() -> list[float]:
@@ -115,6 +117,7 @@ class LookupDrafter(Drafter):
         self.name = name
         self.makes_trees = trees
         self.remembers_requests = sources.shared_tokens > 0
+        self._learned = sources.learned
         self._tables = PerTenant(lambda: lookup_table(name, sources, trees=trees))
 
     def forget(self) -> None:
@@ -130,7 +133,10 @@ class LookupDrafter(Drafter):
         """Keep the prompt and the predicted output for the index; no rate is learned from them, since the target did
         not generate them."""
         self._tables.enter(seq_id, tenant)
-        self._tables.of(seq_id).begin(seq_id, tokens, tuple(map(int, params.prediction)))
+        table = self._tables.of(seq_id)
+        if self._learned is not None:
+            table.read(self._learned.corpus(tenant))
+        table.begin(seq_id, tokens, tuple(map(int, params.prediction)))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, empty where nothing is known."""
@@ -174,4 +180,5 @@ def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     if spec.name == "store" and parts.store is None:
         raise UsageError(f"Drafter {str(spec)!r} was given no open store.", "Open it and pass it as a part.")
     longest = int(spec.argument) if spec.argument and spec.name == "suffix" else DEFAULT_LONGEST
-    return LookupDrafter(spec.label, LookupSources(longest, SHARED_TOKENS, parts.store), trees=spec.trees)
+    sources = LookupSources(longest, SHARED_TOKENS, parts.store, parts.learned)
+    return LookupDrafter(spec.label, sources, trees=spec.trees)

@@ -10,6 +10,7 @@ tenant share a table, which is small: 64 bytes for each token id.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -19,8 +20,10 @@ from wager.draft.registry import DrafterParts
 from wager.drafter_spec import DrafterSpec
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
-from wager.tenants import PerTenant
+from wager.tenants import KeptStates, PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
+
+log = logging.getLogger("wager")
 
 PRIOR = (0.37, 0.09, 0.045, 0.03, 0.02, 0.016, 0.015, 0.013)
 """Probability that what follows a token is what had each rank the last time (SmolLM2-135M, greedy)."""
@@ -45,9 +48,24 @@ class RecyclingDrafter(Drafter):
     reads_rows = True
     remembers_requests = True
 
-    def __init__(self, vocab: int) -> None:
+    def __init__(self, vocab: int, kept: KeptStates | None = None) -> None:
+        """Tables are `kept` for later processes."""
         self._last: dict[str, int] = {}
-        self._tables = PerTenant(lambda: successor_table(vocab))
+        self._kept = kept
+        self._tables = PerTenant(lambda: successor_table(vocab), made=self._start_from_kept)
+        if kept is not None:
+            kept.before_close.append(self._keep)
+
+    def _start_from_kept(self, tenant: str, table: _native.Successors) -> None:
+        state = None if self._kept is None else self._kept.state(tenant, self.name)
+        if state is not None and not table.restore(state):
+            log.warning("The table of recycled tokens that was kept for a tenant is of another vocabulary.")
+
+    def _keep(self) -> None:
+        if self._kept is None:
+            return
+        for tenant, table in self._tables.items():
+            self._kept.keep(tenant, self.name, table.state())
 
     def forget(self) -> None:
         """Forget the rows of earlier requests; see RemembersRequests."""
@@ -95,4 +113,4 @@ def successor_table(vocab: int) -> _native.Successors:
 
 
 def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    return RecyclingDrafter(parts.vocab)
+    return RecyclingDrafter(parts.vocab, parts.learned)

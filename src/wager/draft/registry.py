@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from wager.draft.base import Drafter
+from wager.draft.base import Drafter, LearnedCorpora
 from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import TextVocabulary
 from wager.drafter_spec import DRAFTERS, DrafterSpec
@@ -20,7 +20,8 @@ from wager.kernels.cpu import Kernels
 class DrafterParts:
     """What a drafter may be built from: the verified model's number of logits `vocab`, the positions of a sequence
     `max_context`; for a drafter that runs a model or a head, that, loaded, and the kernels it samples with; for one
-    that reads a store, the store, open; `inner` is the drafter's own drafter. `depth`: guesses of a round that the head
+    that reads a store, the store, open; `learned`: what was
+    learned of earlier requests; `inner` is the drafter's own drafter. `depth`: guesses of a round that the head
     was made for; `vocabularies`: the verified model's and the draft model's."""
 
     vocab: int
@@ -31,6 +32,7 @@ class DrafterParts:
     head: Any = None
     depth: int | None = None
     store: StoreFile | None = None
+    learned: LearnedCorpora | None = None
     inner: Drafter | None = None
     max_logits_rows: int | None = None
     vocabularies: tuple[TextVocabulary, TextVocabulary] | None = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +106,13 @@ class LogOddsTable:
         expected = self.odds[cell] * odds
         return expected / (1.0 + expected)
 
+    def start_from(self, log_odds: Sequence[float]) -> None:
+        """Estimates of an earlier process become the prior. ValueError if they are not those of a table like this."""
+        if len(log_odds) != len(self._prior) or not all(abs(each) <= MAX_LOG_ODDS for each in log_odds):
+            raise ValueError("other cells, or no log-odds")
+        self._prior = list(log_odds)
+        self.log_odds[:], self.odds[:] = log_odds, [math.exp(each) for each in log_odds]
+
     def age(self) -> None:
         """Discount older trials; the current estimates become the prior."""
         self._prior = list(self.log_odds)
@@ -183,6 +190,15 @@ class AcceptanceModel:
         self._mean, self._spread = 0.0, _SPREAD  # of the offsets of sequences
         self._ended = 0.0, 0.0, 0.0  # of sequences that ended: number, sum of offsets, and of their squares
         self._shifts, self._num_shifts = np.ones((_CONFIDENCE_SHIFTS, _MAX_DEPTH)), 0
+
+    def estimates(self) -> dict[str, list[float]]:
+        """What `start_from` of another process goes on from."""
+        return {"depths": list(self.depths.log_odds), "bins": list(self.bins.log_odds)}
+
+    def start_from(self, estimates: Mapping[str, Sequence[float]]) -> None:
+        """Take earlier estimates for the prior. KeyError, TypeError or ValueError if they are none."""
+        self.depths.start_from(estimates["depths"])
+        self.bins.start_from(estimates["bins"])
 
     def start_sequence(self) -> SequenceAcceptance:
         """A new sequence is taken to be an average one."""

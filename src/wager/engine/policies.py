@@ -15,15 +15,21 @@ a fact of the machine, not of a text.
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from wager.draft.base import Drafter
+from wager.economics.acceptance import AcceptanceModel
+from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import Policy, WrappedPolicy, longest_that_fits, truncate_to
 from wager.engine.sequence import EngineSequence
-from wager.errors import GrammarError, RequestError
-from wager.tenants import HasTenant, PerTenant
+from wager.errors import MALFORMED, GrammarError, RequestError
+from wager.tenants import HasTenant, KeptStates, PerTenant
 from wager.types import NO_TENANT, Draft, DraftDecision, GrammarState, Plan, Request, RequestSpeculation, Span, Verdict
+
+log = logging.getLogger("wager")
 
 GRAMMAR_DRAFTER = "grammar"
 """The drafter of forced tokens."""
@@ -264,13 +270,27 @@ class _ConstrainedDraft:
 # ---- a policy for each tenant ----------------------------------------------------------------------------
 
 
+_ESTIMATES = "acceptance"
+"""What the estimates of a tenant's policy are kept as."""
+
+
+def _acceptance_models(policy: Policy) -> Mapping[str, AcceptanceModel]:
+    """Those of a policy that has some, by drafter."""
+    return policy.acceptance if isinstance(policy, Adaptive) else {}
+
+
 class TenantPolicies(WrappedPolicy):
     """Decides as the policy of the tenant whose sequences run, or as the one for several. `make` makes each of them,
-    with the same latency model; `sequences` are the engine's."""
+    with the same latency model; `sequences` are the engine's. How often guesses are accepted, as far as a policy knows,
+    is `kept` for those of later processes."""
 
-    def __init__(self, make: Callable[[], Policy], sequences: Mapping[str, HasTenant]) -> None:
-        self._make, self._sequences = make, sequences
-        self._policies = PerTenant(make)
+    def __init__(
+        self, make: Callable[[], Policy], sequences: Mapping[str, HasTenant], *, kept: KeptStates | None = None
+    ) -> None:
+        self._make, self._sequences, self._kept = make, sequences, kept
+        self._policies = PerTenant(make, made=self._start_from_kept)
+        if kept is not None:
+            kept.before_close.append(self._keep)
         self._of_several: Policy | None = None
         self._weights: dict[str, float] = {}  # of the sequences that have begun and not ended
         self._waiting: list[str] = []  # those of them that the policy does not know yet
@@ -292,6 +312,24 @@ class TenantPolicies(WrappedPolicy):
         else:
             self.policy.end(sequence)
         self._ended = True
+
+    def _start_from_kept(self, tenant: str, policy: Policy) -> None:
+        state = None if self._kept is None else self._kept.state(tenant, _ESTIMATES)
+        models = _acceptance_models(policy)
+        try:
+            for name, estimates in json.loads(state).items() if state else ():
+                if name in models:
+                    models[name].start_from(estimates)
+        except MALFORMED:
+            log.warning("The estimates of acceptance that were kept for a tenant cannot be read: they begin anew.")
+
+    def _keep(self) -> None:
+        if self._kept is None:
+            return
+        for tenant, policy in self._policies.items():
+            if models := _acceptance_models(policy):
+                state = json.dumps({name: model.estimates() for name, model in models.items()})
+                self._kept.keep(tenant, _ESTIMATES, state.encode())
 
     def leave_out(self, drafters: frozenset[str]) -> None:
         self._left_out = drafters

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from wager.arch.config_keys import ConfigKeys, read_json
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter, ForkingDrafter
-from wager.draft.base import Drafter
+from wager.draft.base import Drafter, LearnedCorpora
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile, read_store_header
 from wager.draft.vocabulary import vocabulary_digest
@@ -189,12 +189,13 @@ def build(
     *,
     decoder: Decoder,
     num_blocks: int,
+    learned: LearnedCorpora | None = None,
 ) -> Drafter:
     """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks. One that
-    can draft ahead gets the threads that the configuration has for it."""
+    can draft ahead gets the threads that the configuration has for it, one that reads what was `learned` that."""
     threads = config.speculation.draft_threads if opened.spec.can_draft_ahead else 0
     kernels = select(threads=threads) if threads else decoder.kernels
-    drafter = _build(opened, config, decoder, num_blocks=num_blocks, kernels=kernels)
+    drafter = _build(opened, config, decoder, num_blocks=num_blocks, kernels=kernels, learned=learned)
     if threads:
         drafter = AheadDrafter(cast(ForkingDrafter, drafter))
     drafter.name = opened.label
@@ -208,9 +209,10 @@ def _build(
     *,
     num_blocks: int,
     kernels: Kernels,
+    learned: LearnedCorpora | None,
 ) -> Drafter:
     def part(below: OpenedDrafter) -> Drafter:
-        return _build(below, config, decoder, num_blocks=num_blocks, kernels=kernels)
+        return _build(below, config, decoder, num_blocks=num_blocks, kernels=kernels, learned=learned)
 
     if opened.parts:
         from wager.draft.combined import MergedDrafter  # few starts need trees
@@ -226,6 +228,7 @@ def _build(
         head=head.load(decoder, num_blocks) if head else None,
         depth=head.depth if head else None,
         store=opened.store,
+        learned=learned,
         inner=part(opened.inner) if opened.inner else None,
         max_logits_rows=model.limits.logits_rows if model else None,
         vocabularies=(opened.target, model.tokenizer) if model and opened.target else None,

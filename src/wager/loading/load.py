@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from wager.arch import Mla, ModelSpec
 from wager.config import EngineConfig, SpeculationConfig, check_rule_for_trees
@@ -29,6 +31,7 @@ from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
 from wager.engine.scheduler import Scheduler
 from wager.errors import NumericsError, UsageError
+from wager.inputs import expand_path
 from wager.kernels.cpu import Kernels, machine, physical_cores, select
 from wager.kv.paged_cache import BlockPool, PagedKVCache
 from wager.loading import drafters as drafting
@@ -36,10 +39,14 @@ from wager.loading import memory
 from wager.loading.memory import MemoryPlan
 from wager.loading.opened import OpenedModel, open_target
 from wager.models import hub
+from wager.models.opening import tokenizer_fingerprint
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
 from wager.trace import Trace
-from wager.types import Request
+from wager.types import NO_TENANT, OutputDelta, Request
+
+if TYPE_CHECKING:
+    from wager.draft.corpus.learning import LearnedTexts
 
 log = logging.getLogger("wager")
 
@@ -92,6 +99,8 @@ class LoadedEngine(Engine):
     target: LoadedTarget
     memory_plan: MemoryPlan
     notes: tuple[str, ...] = ()
+    learned: LearnedTexts | None = None
+    """What learns from its requests."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -122,10 +131,20 @@ class LoadedEngine(Engine):
         return surface.seconds(rows, requests, requests * context)
 
     def close(self) -> None:
-        """End the threads of drafters that have their own. May be repeated; those drafters draft no more."""
+        """End the threads of drafters that have their own, and what learns. May be repeated; those drafters draft no
+        more."""
         for drafter in self.proposer.drafters.values():
             if isinstance(drafter, AheadDrafter):
                 drafter.close()
+        if self.learned is not None:
+            self.learned.close()
+
+    def step(self) -> list[OutputDelta]:
+        """As Engine's. Answers that end are learned, if they are to be."""
+        deltas = super().step()
+        if self.learned is not None:
+            self.learned.take(deltas)
+        return deltas
 
     def _add(self, request: Request) -> None:
         """As Engine's. A prediction may be a text. Resets the prefix cache if another engine has used the target's
@@ -138,6 +157,8 @@ class LoadedEngine(Engine):
             tokens = tuple(self.tokenizer.encode(prediction, special=False))
             request = replace(request, params=replace(request.params, prediction=tokens))
         super()._add(request)
+        if self.learned is not None:
+            self.learned.begin(request)
 
 
 def load(
@@ -175,20 +196,48 @@ def load(
     plan = _plan_memory(config, kernels, model, [opened, *others], shared=target)
     for request in expected(model.tokenizer) if expected else ():
         check_length(request, max_context=model.limits.context, num_blocks=plan.num_blocks)
-    if target is None:
-        report(f"loading {model.path.name} ({memory.gib(plan.weights)}, {model.formats(kernels)})")
-        for kind, form in model.matrices(kernels).converted.items():
-            report(f"{kind} has no kernels of its own: its tensors are read as {form}")
-        decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)
-        target = LoadedTarget(config, model, decoder, kernels, plan)
-    for item in opened:
-        for loaded in item.models:
-            report(f"loading the {loaded.role} {loaded.path.name}")
-    blocks, decoder = target.memory_plan.num_blocks, target.decoder
-    built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks) for item in opened]
-    engine = _assemble(config, target, [drafter] if drafter else built, plan, report=report)
+    with ExitStack() as unless_built:
+        learned = _learning(config, model, opened)
+        if learned is not None:
+            unless_built.callback(learned.close)
+            learned.corpus(NO_TENANT)  # is read while the model is
+        if target is None:
+            report(f"loading {model.path.name} ({memory.gib(plan.weights)}, {model.formats(kernels)})")
+            for kind, form in model.matrices(kernels).converted.items():
+                report(f"{kind} has no kernels of its own: its tensors are read as {form}")
+            decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)
+            target = LoadedTarget(config, model, decoder, kernels, plan)
+        for item in opened:
+            for loaded in item.models:
+                report(f"loading the {loaded.role} {loaded.path.name}")
+        blocks, decoder = target.memory_plan.num_blocks, target.decoder
+        built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks, learned=learned) for item in opened]
+        engine = _assemble(config, target, [drafter] if drafter else built, plan, report=report, learned=learned)
+        unless_built.pop_all()
     engine.notes = tuple(model.note for item in opened for model in item.models if model.note)
     return engine
+
+
+def _learning(
+    config: EngineConfig, model: OpenedModel, drafters: Sequence[drafting.OpenedDrafter]
+) -> LearnedTexts | None:
+    """What learns in the folder of the configuration; None if there is none. UsageError if no drafter reads it, or it
+    cannot be used."""
+    options = config.learning
+    if options.learn is None:
+        return None
+    if config.speculation.depth == 0 or not any(
+        spec.option.reads_learned for each in drafters for spec in each.spec.all if not spec.parts
+    ):
+        raise UsageError(
+            f"Nothing reads what is learned in {options.learn}: drafter {config.speculation.drafter!r} looks up no "
+            "earlier texts.",
+            "Use --drafter auto, suffix or store, or leave out --learn.",
+        )
+    from wager.draft.corpus.learning import LearnedTexts, Retention  # few engines learn
+
+    retention = Retention(options.learn_days, options.learn_bytes, options.learn_prompts)
+    return LearnedTexts(expand_path(str(options.learn)), tokenizer_fingerprint(model.tokenizer), retention)
 
 
 def _check_shared(config: EngineConfig, shared: EngineConfig) -> None:
@@ -284,7 +333,13 @@ def calibration_setup(kernels: Kernels, spec: ModelSpec, *, model: str, dtype: s
 
 
 def _assemble(
-    config: EngineConfig, target: LoadedTarget, drafters: Sequence[Drafter], plan: MemoryPlan, *, report: Report
+    config: EngineConfig,
+    target: LoadedTarget,
+    drafters: Sequence[Drafter],
+    plan: MemoryPlan,
+    *,
+    report: Report,
+    learned: LearnedTexts | None,
 ) -> LoadedEngine:
     decoder, model, rule = target.decoder, target.opened, config.speculation.verify
     runner, trace = Runner(decoder, rule=rule, kernels=target.kernels, buffers=decoder.buffers), Trace()
@@ -301,14 +356,14 @@ def _assemble(
     engine = LoadedEngine(
         runner,
         scheduler,
-        policy=TenantPolicies(built.make, scheduler.sequences),
+        policy=TenantPolicies(built.make, scheduler.sequences, kept=learned),
         proposer=Proposer(*(drafters if built.max_depth else ()), vocab=decoder.vocab, rule=rule),
         decoder=lambda prompt: IncrementalDecoder(model.tokenizer, after=prompt),
         eos=model.tokenizer.eos_ids,
         grammars=GrammarCompiler(model.tokenizer),
         trace=trace,
     )
-    engine.target, engine.memory_plan = target, plan
+    engine.target, engine.memory_plan, engine.learned = target, plan, learned
     return engine
 
 

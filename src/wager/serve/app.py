@@ -77,6 +77,7 @@ class Server:
                 num_blocks=scheduler.block_pool.num_blocks,
                 vocab=llm.engine.runner.target.vocab,
                 temperature=options.default_temperature,
+                tenant_by=options.tenant_by,
             )
         )
         self.generation = Generation(llm, options, self.limits, self.bodies, self.admission, self.metrics)

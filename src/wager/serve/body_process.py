@@ -71,7 +71,7 @@ class BodyReader:
                 return await loop.run_in_executor(self._thread, self._read_beside, kind, (raw, request_id, *earlier))
         async with self._short.turn(tenant):
             try:
-                return getattr(self._parser, kind)(raw, request_id, *earlier)
+                return self._parser.read(kind, raw, request_id, *earlier)
             finally:
                 await asyncio.sleep(0)
 
@@ -161,7 +161,7 @@ def serve() -> None:
         while True:
             kind, given = pickle.load(source)
             try:
-                result = _OTHERS[kind](*given) if kind in _OTHERS else getattr(parser, kind)(*given)
+                result = _OTHERS[kind](*given) if kind in _OTHERS else parser.read(kind, *given)
             except WagerError as error:
                 result = error
             except Exception as error:

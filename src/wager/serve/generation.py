@@ -35,6 +35,7 @@ from wager.serve.streaming import (
     log_report,
     until_gone,
 )
+from wager.tenants import tenant_of_party
 from wager.types import Completion, Grammar, Request, SamplingParams, Stats, TokenLogprob
 
 log = logging.getLogger("wager.serve")
@@ -73,15 +74,16 @@ class Generation:
             parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id, *earlier, tenant=tenant)
         for told in parsed.warnings:
             log.warning("%s", told, extra={"fields": {"request_id": http.state.request_id}})
-        parsed = await self._ready(parsed, tenant)
+        own = tenant_of_party(tenant, parsed.party)
+        parsed = await self._ready(parsed, own)
         async with AsyncExitStack() as stack:
             stack.enter_context(self.admission.place(parsed.sequences))
-            scores = await self._scores(http, parsed) if parsed.scored is not None else ()
+            scores = await self._scores(http, parsed, own) if parsed.scored is not None else ()
             if scores is None:
                 return Response(status_code=499)  # nobody reads it
             if not parsed.answers:
                 return await self._written(parsed, None, [_no_answer(prompt) for prompt in parsed.prompts], scores)
-            requests = await self._requests(parsed, http.state.tenant)
+            requests = await self._requests(parsed, own)
             answer = await stack.enter_async_context(self.llm.open_stream(*requests))
             log_fields = http.state.log_fields = {"prompt_tokens": parsed.prompt_tokens}
             answer.with_rounds = parsed.speculation_stats
@@ -143,7 +145,9 @@ class Generation:
         found = {name: self.kept.get(tenant, name) for name in names}
         return {name: each.conversation for name, each in found.items() if each is not None}
 
-    async def _scores(self, http: HttpRequest, parsed: ParsedRequest) -> list[tuple[TokenLogprob, ...]] | None:
+    async def _scores(
+        self, http: HttpRequest, parsed: ParsedRequest, tenant: str
+    ) -> list[tuple[TokenLogprob, ...]] | None:
         """Log-probabilities of the tokens of each prompt but the first: those of an answer that can be no other. None
         if the client has gone."""
         requests, places = [], []
@@ -153,7 +157,7 @@ class Generation:
                 params = SamplingParams(
                     max_tokens=len(prompt) - 1, ignore_eos=True, logprobs=parsed.scored, grammar=known
                 )
-                requests.append(self.llm.request(tuple(prompt[:1]), params, tenant=http.state.tenant))
+                requests.append(self.llm.request(tuple(prompt[:1]), params, tenant=tenant))
                 places.append(place)
                 await asyncio.sleep(0)
         scores: list[tuple[TokenLogprob, ...]] = [()] * len(parsed.prompts)

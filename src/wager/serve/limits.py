@@ -22,6 +22,7 @@ from wager.serve.errors import ApiError, field_error
 
 
 _SHORTEST_KEY = 16
+_PARTY = re.compile(r"user|safety_identifier|metadata\.[\w.-]{1,64}")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
@@ -39,7 +40,8 @@ class ServeOptions:
 
     What is learned and cached of a key's requests serves that key alone, unless `share_between_keys`. `operator_keys`
     are keys that may also read the figures of all. `show_rejected`: answers show rejected guesses also of drafters that
-    guess from other requests.
+    guess from other requests. `tenant_by`: the field of a body, such as user or metadata.team, by which the requests of
+    one key are told apart: each of its values is a tenant.
     """
 
     model_names: tuple[str, ...]
@@ -49,6 +51,7 @@ class ServeOptions:
     operator_keys: tuple[str, ...] = ()
     share_between_keys: bool = False
     show_rejected: bool = False
+    tenant_by: str = ""
     max_waiting: int = 256
     request_timeout: float = 600.0
     max_body: int = 4 << 20
@@ -60,7 +63,12 @@ class ServeOptions:
     strict_fields: bool = False
 
     def __post_init__(self) -> None:
-        """UsageError for an origin that no browser sends."""
+        """UsageError for an origin that no browser sends, and for a field that no body has."""
+        if self.tenant_by and not _PARTY.fullmatch(self.tenant_by):
+            raise UsageError(
+                f"Requests cannot be told apart by {shown(self.tenant_by)}.",
+                "Give user, safety_identifier, or a name below metadata, such as metadata.team.",
+            )
         for origin in self.cors:
             if not _ORIGIN.fullmatch(origin):
                 raise UsageError(

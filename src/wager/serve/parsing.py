@@ -73,7 +73,7 @@ _LONGEST_TOKENS = 64
 class ParsingContext:
     """What bodies are read by. `max_context`, `num_blocks` and `vocab` are the engine's, `names` those by which
     its model is called, `temperature` is that of requests that name none. `strict`: fields that are not known are
-    refused."""
+    refused. `tenant_by`: the field that tells the users of one key apart."""
 
     names: Sequence[str]
     tokenizer: Tokenizer
@@ -82,6 +82,7 @@ class ParsingContext:
     vocab: int
     temperature: float
     strict: bool = False
+    tenant_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class ParsedRequest:
     out or cannot be enforced. `checks`: schemas that the grammar lacks a part of, by the tool, or "" for the answer.
     `echoes`: the texts that the answer repeats, `scored`: how many alternatives are wanted to each token of a prompt
     (None: no log-probabilities of prompts). `answers`: False if the prompts alone are wanted. `blocks`: how an answer
-    of Responses or Messages is written."""
+    of Responses or Messages is written. `party`: which of a key's users asks, if they are told apart."""
 
     kind: type[Strict]
     head: Mapping[str, Any]
@@ -114,6 +115,7 @@ class ParsedRequest:
     prompt_logprobs: bool = False
     grammar_field: str = "response_format"
     blocks: ResponseForm | MessageForm | None = None
+    party: str = ""
 
     @property
     def sequences(self) -> int:
@@ -178,6 +180,16 @@ class BodyParser:
 
     def __init__(self, model: ParsingContext) -> None:
         self.model = model
+
+    def read(self, kind: str, raw: bytes, request_id: str, *earlier: Mapping[str, bytes]) -> Any:
+        """What the method of that name makes of a body."""
+        read = getattr(self, kind)(raw, request_id, *earlier)
+        if not self.model.tenant_by or not isinstance(read, ParsedRequest):
+            return read
+        value = json.loads(raw.decode("utf-8-sig"))
+        for name in self.model.tenant_by.split(".", 1):
+            value = value.get(name) if isinstance(value, dict) else None
+        return replace(read, party="" if value is None else json.dumps(value))
 
     def completion(self, raw: bytes, request_id: str) -> ParsedRequest:
         """A body of /v1/completions."""

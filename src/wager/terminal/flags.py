@@ -17,7 +17,16 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from wager.config import DEFAULT_MODEL, DTYPES, MOST_POSITIONS, OPTIONS, EngineConfig, parse_size, read_options
+from wager.config import (
+    DEFAULT_MODEL,
+    DTYPES,
+    MOST_POSITIONS,
+    OPTIONS,
+    EngineConfig,
+    LearningConfig,
+    parse_size,
+    read_options,
+)
 from wager.drafter_spec import DRAFTERS, WORDS, parse_drafters
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError
@@ -248,6 +257,13 @@ def _refuse_without_drafter(drafters: Sequence[str], values: Mapping[str, Any]) 
             )
 
 
+def _refuse_without_folder(values: Mapping[str, Any]) -> None:
+    """UsageError for an option of learning that was given on the command line without a folder."""
+    for name in LEARNING_FLAGS if not values.get("learn") else ():
+        if wrote(name):
+            raise UsageError(f"--{name.replace('_', '-')} has no effect without --learn.", "Give the folder.")
+
+
 def _read_config(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
     """Make the options of a file the defaults of the command's flags; keep all of them for options without a flag."""
     if path is None:
@@ -426,20 +442,52 @@ ENGINE_FLAGS: Mapping[str, Function] = {
 """Flags of the engine by option, in the order the help shows them."""
 
 
+LEARNING_FLAGS: Mapping[str, Function] = {
+    "learn": click.option(
+        "--learn",
+        type=Parsed(expand_path),
+        metavar="FOLDER",
+        help="Learn from answers: later guesses come from them too, also after a restart. docs/privacy.md says what "
+        "the folder holds.",
+    ),
+    "learn_prompts": click.option("--learn-prompts", is_flag=True, help="Learn from prompts as well."),
+    "learn_days": click.option(
+        "--learn-days",
+        type=click.FloatRange(0, 36500, min_open=True),
+        default=LearningConfig().learn_days,
+        metavar="DAYS",
+        help="Forget what is older.",
+    ),
+    "learn_bytes": click.option(
+        "--learn-bytes",
+        type=Parsed(functools.partial(parse_size, name="learn_bytes")),
+        default="256MiB",
+        metavar="SIZE",
+        help="Of each tenant's texts; 8 bytes a token. The texts used least recently leave first.",
+    ),
+}
+"""Flags of commands that may learn, by option."""
+
+
 def engine_flags(
-    *, drafter: Function | None = None, prefix_cache: bool = True, only: Collection[str] | None = None
+    *,
+    drafter: Function | None = None,
+    prefix_cache: bool = True,
+    only: Collection[str] | None = None,
+    learning: bool = False,
 ) -> Decorator:
     """Flags of the engine, or `only` those named and `drafter`; the command receives `config`.
 
     `drafter` replaces the flag of that name; if it may be repeated, the command receives `drafters` beside a config
-    that has none of them. `prefix_cache` is the default of the flag of that name.
+    that has none of them. `prefix_cache` is the default of the flag of that name. `learning`: with LEARNING_FLAGS.
     """
     reuse = click.option(
         "--prefix-cache/--no-prefix-cache", default=prefix_cache, help="Reuse cached keys and values of equal prefixes."
     )
     flags = {**ENGINE_FLAGS, "drafter": drafter or ENGINE_FLAGS["drafter"], "prefix_cache": reuse}
+    flags |= LEARNING_FLAGS if learning else {}
     chosen = [name for name in flags if only is None or name in only or (name == "drafter" and drafter)]
-    groups = ("model", "capacity") if only else ("model", "capacity", "speculation")
+    groups = ("model", "capacity") if only else ("model", "capacity", "speculation", *(["learning"] * learning))
 
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
@@ -447,6 +495,7 @@ def engine_flags(
             options = {**_options_of_file(groups), **{key: values.pop(key) for key in chosen if key != "drafter"}}
             drafters = drafter if isinstance(drafter, tuple) else (drafter,)
             _refuse_without_drafter(drafters, options)
+            _refuse_without_folder(options)
             if drafters is drafter:
                 values["drafters"], drafter = drafters, "none"
             return function(config=EngineConfig.from_options(**{**options, "drafter": drafter}), **values)

@@ -1,0 +1,265 @@
+"""`wager corpus`: what `--learn` keeps in a folder, and its removal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wager.errors import UsageError
+from wager.inputs import expand_path, replacing, shown
+from wager.terminal import console, flags
+
+if TYPE_CHECKING:
+    from wager.draft.corpus.files import LearnedText
+    from wager.models.tokenizer import Tokenizer
+
+_ACTIONS = ("list", "show", "export", "import", "forget")
+
+
+@click.command("corpus", cls=flags.Verb)
+@click.argument("action", type=click.Choice(_ACTIONS))
+@click.argument("folder", type=flags.Parsed(expand_path))
+@click.option("--tenant", metavar="NAME", help="Of the tenants whose names, as list has them, begin so.")
+@click.option("--api-key-file", type=flags.InputPath(), help="Of the tenants whose API keys are in this file.")
+@click.option("--user", metavar="VALUE", help="Of this value of serve's --tenant-by, with the keys of --api-key-file.")
+@click.option("--all", "everyone", is_flag=True, help="Of all tenants: forget wants it said.")
+@click.option("--limit", type=flags.Count(min=1), default=10, help="show: the latest texts of each tenant.")
+@click.option("--file", "path", type=flags.InputPath(), help="import: recorded answers, as acceptance reads them.")
+@click.option("--output", "output_path", type=flags.OutputPath(), metavar="PATH", help="export: JSON lines of texts.")
+@click.option(
+    "-m", "--model", metavar="MODEL", help="Whose tokenizer it is: show gives texts; import needs it to write any."
+)
+@flags.json_flag
+def command(
+    *,
+    action: str,
+    folder: Path,
+    tenant: str | None,
+    api_key_file: Path | None,
+    user: str | None,
+    everyone: bool,
+    limit: int,
+    path: Path | None,
+    output_path: Path | None,
+    model: str | None,
+    json_path: Path | None,
+) -> None:
+    """List, show, export, import or forget what --learn keeps in FOLDER.
+
+    list and show only read, also while a server learns there; import and forget want it stopped. What is forgotten
+    is overwritten and removed. Each tenant has a folder whose name does not tell its API key.
+    """
+    _check_given(action, everyone=everyone)
+    chosen = _Choice(folder, tenant, _names_of(folder, api_key_file, user))
+    if action == "import":
+        _import(chosen, _needed(path, "--file"), _needed(model, "--model"))
+    elif action == "forget":
+        _forget(chosen, everyone=everyone)
+    elif action == "export":
+        _export(chosen, _needed(output_path, "--output"))
+    elif action == "show":
+        _show(chosen, limit, model, json_path)
+    else:
+        _list(chosen, json_path)
+
+
+_USES = {
+    "list": {"json_path"},
+    "show": {"limit", "model", "json_path"},
+    "export": {"output_path"},
+    "import": {"path", "model"},
+    "forget": {"everyone"},
+}
+
+
+def _check_given(action: str, *, everyone: bool) -> None:
+    """UsageError for an option that the action does not use."""
+    always = {"action", "folder", "tenant", "api_key_file", "user"}
+    for name, option in flags.given().items():
+        if name not in always | _USES[action]:
+            raise UsageError(f"{option} has no effect with wager corpus {action}.", "Leave it out.")
+    if everyone and flags.given().keys() & {"tenant", "api_key_file", "user"}:
+        raise UsageError("--all names all tenants, and another option some.", "Give one of them.")
+
+
+def _needed(value: Any, option: str) -> Any:
+    if value is None:
+        raise UsageError(f"{option} is missing.", "See wager corpus --help.")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Some tenants of a folder: those whose names begin so, and are among `names` (None: all)."""
+
+    folder: Path
+    begin: str | None
+    names: tuple[str, ...] | None
+
+    def tenants(self) -> list[Path]:
+        """Their folders. UsageError if there is none where some were named."""
+        from wager.draft.corpus.learning import TENANT_FOLDERS
+
+        _key_of(self.folder)
+        found = []
+        for path in sorted(self.folder.glob(TENANT_FOLDERS)):  # and no other folders
+            if path.name.startswith(self.begin or "") and (self.names is None or path.name in self.names):
+                found.append(path)
+        if not found and (self.begin is not None or self.names is not None):
+            raise UsageError(f"{self.folder} has nothing of that tenant.", "wager corpus list names all of them.")
+        return found
+
+
+def _key_of(folder: Path) -> bytes:
+    """The key of the names below a folder. UsageError if nothing was learned there."""
+    try:
+        return (folder / "key").read_bytes()
+    except OSError:
+        hint = "Give the one that was learned in."
+        raise UsageError(f"{shown(str(folder))} is no folder of --learn.", hint) from None
+
+
+def _names_of(folder: Path, api_key_file: Path | None, user: str | None) -> tuple[str, ...] | None:
+    """The names of the tenants of API keys, or of a user of them; None if neither is given."""
+    if api_key_file is None and user is None:
+        return None
+    from wager.draft.corpus.learning import tenant_folder_name
+    from wager.serve.limits import read_api_keys
+    from wager.tenants import tenant_of_key, tenant_of_party
+
+    secret = _key_of(folder)
+    keys = [tenant_of_key(key) for key in read_api_keys(api_key_file)] if api_key_file else [""]
+    party = "" if user is None else json.dumps(user)
+    return tuple(tenant_folder_name(tenant_of_party(key, party), secret) for key in keys)
+
+
+def _texts(tenant: Path) -> Iterator[LearnedText]:
+    """The texts of a tenant, the oldest first; files that cannot be read are named and left out."""
+    from wager.draft.corpus.files import CorpusFile, CorpusFileError, Segment, corpus_files, read_log
+
+    read: list[CorpusFile] = []
+    for file in corpus_files(tenant):
+        if any(each.supersedes(file) for each in read):
+            continue
+        try:
+            if file.is_log:
+                yield from read_log(file.path)[0]
+            else:
+                segment = Segment(file)
+                segment.verify()
+                yield from segment
+        except (CorpusFileError, FileNotFoundError) as error:  # a server merged it meanwhile
+            console.warn(str(error))
+        else:
+            read.append(file)
+
+
+def _list(chosen: _Choice, json_path: Path | None) -> None:
+    rows: list[dict[str, Any]] = []
+    for tenant in chosen.tenants():
+        texts = list(_texts(tenant))
+        times = [text.written for text in texts]
+        rows.append(
+            {
+                "tokenizer": tenant.parent.name,
+                "tenant": tenant.name,
+                "texts": len(texts),
+                "tokens": sum(len(text.tokens) for text in texts),
+                "bytes": sum(path.stat().st_size for path in tenant.iterdir()),
+                "oldest": _time(min(times)) if times else None,
+                "newest": _time(max(times)) if times else None,
+            }
+        )
+    console.write_json({"tenants": rows}, json_path)
+    if json_path != console.STDOUT:
+        columns = ["tokenizer", "tenant", "texts", "tokens", "bytes", "oldest", "newest"]
+        cells = [["" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+        console.table("", columns, cells, to_stdout=True, texts=(0, 1, 5, 6))
+
+
+def _show(chosen: _Choice, limit: int, model: str | None, json_path: Path | None) -> None:
+    tokenizer = _tokenizer(model) if model else None
+    found = []
+    for tenant in chosen.tenants():
+        if tokenizer is not None and tenant.parent.name != _fingerprint(tokenizer)[:16]:
+            console.warn(f"{tenant.parent.name} is not the tokenizer of {model}: {tenant.name} is left out.")
+            continue
+        for text in list(_texts(tenant))[-limit:]:
+            ids = text.tokens.tolist()
+            said = tokenizer.decode(ids) if tokenizer else None
+            found.append({"tenant": tenant.name, "written": _time(text.written), "token_ids": ids, "text": said})
+    console.write_json({"texts": found}, json_path)
+    for each in found if json_path != console.STDOUT else ():
+        click.echo(f"{each['tenant']} {each['written']}: {each['text'] or each['token_ids']}")
+
+
+def _export(chosen: _Choice, path: Path) -> None:
+    count = 0
+    with replacing(path) as file:
+        Path(file.name).chmod(0o600)
+        for tenant in chosen.tenants():
+            for text in _texts(tenant):
+                first, *rest = text.tokens.tolist()
+                row = {"category": tenant.name, "written": _time(text.written), "prompt": [first], "answer": rest}
+                file.write(json.dumps(row).encode() + b"\n")
+                count += 1
+    console.say(f"{count} texts are in {path}.")
+
+
+def _import(chosen: _Choice, path: Path, model: str) -> None:
+    """The recorded answers of a file as learned now."""
+    from wager.draft.corpus.learning import LearnedTexts, Retention
+    from wager.prompts import read_prompts
+
+    prompts = [prompt for prompt in read_prompts(path) if prompt.answer]
+    if not prompts:
+        raise UsageError(f"No request of {path} has an answer.", 'A row has an "answer" (docs/acceptance.md).')
+    names = chosen.names or ()
+    if chosen.begin is not None:
+        names = tuple(dict.fromkeys(each.name for each in chosen.tenants()))
+    if len(names) > 1:
+        raise UsageError("Texts can be learned for one tenant at a time.", "Give one key, or more of the name.")
+    tokenizer = _tokenizer(model)
+    learned = LearnedTexts(chosen.folder, _fingerprint(tokenizer), Retention(days=None, most_bytes=1 << 40))
+    try:
+        for number, prompt in enumerate(prompts):
+            answer = tokenizer.encode_text(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer or ()
+            if number % 256 == 255:
+                learned.settle()
+            learned.learn("", flags.Framing().encode(tokenizer, prompt.content), answer, folder=next(iter(names), ""))
+        learned.seal()
+    finally:
+        learned.close()
+    console.say(f"{len(prompts)} answers were learned.")
+
+
+def _forget(chosen: _Choice, *, everyone: bool) -> None:
+    from wager.draft.corpus.learning import forget_tenants
+
+    if not everyone and chosen.begin is None and chosen.names is None:
+        raise UsageError("Whose texts are to be forgotten is not said.", "Give --tenant, --api-key-file or --all.")
+    tenants = chosen.tenants()
+    forget_tenants(chosen.folder, tenants)
+    console.say(f"It is forgotten, of {len(tenants)} tenant{'s' * (len(tenants) != 1)}.")
+
+
+def _tokenizer(model: str) -> Tokenizer:
+    from wager.models.opening import open_model
+
+    return open_model(model)[2]
+
+
+def _fingerprint(tokenizer: Tokenizer) -> str:
+    from wager.models.opening import tokenizer_fingerprint
+
+    return tokenizer_fingerprint(tokenizer)
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
