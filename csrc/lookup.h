@@ -191,6 +191,7 @@ class LookupText {
 
     // The length of a match in the corpus that is longer than any in the tree, else 0; what followed is in `followers_`.
     int find_in_corpus(const LookupPlace& place, uint32_t& all) {
+        followers_.clear();
         if (shared_->corpus == nullptr) return 0;
         const int least = known(shared_->tree(), place.shared).length + 1;
         return shared_->corpus->find(place.last + place.known, place.known, least, followers_, all);
@@ -230,7 +231,12 @@ class LookupText {
     void coupled(const LookupPlace& place, const RequestNoise& noise, size_t ahead) {
         candidates_.clear();
         if (rules_->longest != 0) add_followers(own_, place.own, rules_->weights[kOwnText]);
-        if (rules_->shared_tokens != 0) add_followers(shared_->tree(), place.shared, rules_->weights[kSharedTexts]);
+        if (rules_->shared_tokens != 0) {
+            add_followers(shared_->tree(), place.shared, rules_->weights[kSharedTexts]);
+            uint32_t all = 0;
+            find_in_corpus(place, all);
+            add_followers(rules_->weights[kSharedTexts]);
+        }
         if (store_ != nullptr)
             store_->each(place.last + place.known, place.known, kContinuations, [&](int32_t token, int probability) {
                 candidates_.add(token, rules_->weights[kStore] * probability / 255.0);
@@ -242,8 +248,12 @@ class LookupText {
     void add_followers(const SuffixTree& tree, SuffixTree::Match match, double weight) {
         for (; match.length > 0; match = tree.shorter(match)) {
             tree.latest(match.node, kLatest, followers_);
-            for (const SuffixTree::Follower& each : followers_) candidates_.add(each.token, weight * each.count / followers_.size());
+            add_followers(weight);
         }
+    }
+
+    void add_followers(double weight) {
+        for (const SuffixTree::Follower& each : followers_) candidates_.add(each.token, weight * each.count / followers_.size());
     }
 
     LikelyToken likeliest() const {

@@ -55,6 +55,7 @@ LATE = {
     ("loading.drafters", "loading.heads"),
     ("loading.load", "draft.corpus.learning"),
     ("loading.load", "profiling.calibrate"),
+    ("models.head_files", "models.quantised_checkpoints"),
     ("models.head_files", "models.safetensors_files"),
     ("models.hub", "models.download"),
     ("models.opening", "models.random_models"),

@@ -198,7 +198,11 @@ class _Text:
         if self._sources.shared_tokens:
             trees.append((shared, self._shared.counts))
         for weight, counts in trees:
-            for followers in counts.latest(text):
+            seen = list(counts.latest(text))
+            if counts is self._shared.counts:
+                least = counts.followers(text[-self._sources.longest :]).length + 1
+                seen.append(self._shared.corpus.find(text, least)[1])
+            for followers in seen:
                 for token, often in followers:
                     masses[token] = masses.get(token, 0.0) + weight * often / len(followers)
         if self._sources.store is not None:
