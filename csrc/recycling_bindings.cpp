@@ -64,10 +64,10 @@ bool restore(Successors& self, const nb::bytes& state) {
 void bind_recycling(nb::module_& m) {
     nb::class_<Successors>(m, "Successors")
         .def("__init__", [](Successors* self, int vocab, std::vector<double> rates, double prior_weight, double min_survival,
-                           double weight, const wager::Coupling& coupling) {
+                           double weight, double min_sampled, const wager::Coupling& coupling) {
             if (vocab < 1 || rates.size() != Successors::kRanks) throw std::invalid_argument("a vocabulary, and a rate for each rank");
-            new (self) Successors(vocab, std::move(rates), prior_weight, min_survival, weight, wager::coupling_rules(coupling));
-        }, nb::arg("vocab"), nb::arg("rates"), nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("weight"), nb::arg("coupling"))
+            new (self) Successors(vocab, std::move(rates), prior_weight, min_survival, weight, min_sampled, wager::coupling_rules(coupling));
+        }, nb::arg("vocab"), nb::arg("rates"), nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("weight"), nb::arg("min_sampled"), nb::arg("coupling"))
         .def("update", &update)
         .def("state", &state)
         .def("restore", &restore)

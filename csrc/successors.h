@@ -17,9 +17,10 @@ class Successors {
   public:
     static constexpr int kRanks = 8;
 
-    Successors(int vocab, std::vector<double> rates, double prior_weight, double min_survival, double weight, CouplingRules coupling)
+    Successors(int vocab, std::vector<double> rates, double prior_weight, double min_survival, double weight,
+               double min_sampled, CouplingRules coupling)
         : vocab_(vocab), ids_(static_cast<size_t>(vocab) * kRanks, -1), logits_(ids_.size()), rates_(std::move(rates)),
-          tried_(prior_weight), min_survival_(min_survival), weight_(weight), candidates_(coupling) {}
+          tried_(prior_weight), min_survival_(min_survival), weight_(weight), min_sampled_(min_sampled), candidates_(coupling) {}
 
     int vocab() const { return vocab_; }
 
@@ -72,7 +73,7 @@ class Successors {
         int pushed = 0;
         const auto expand = [&](int32_t context, int32_t parent, int depth, double reached) {
             for (const LikelyToken& each : sampled(context, noise, depth))
-                if (reached * each.probability >= min_survival_)
+                if (reached * each.probability >= min_sampled_)
                     open.push({reached * each.probability, pushed++, parent, each.token, depth});
         };
         expand(last, -1, 0, 1.0);
@@ -157,7 +158,7 @@ class Successors {
     std::vector<int32_t> ids_;
     std::vector<float> logits_;  // of these
     std::vector<double> rates_;  // acceptance by rank
-    double tried_, min_survival_, weight_;
+    double tried_, min_survival_, weight_, min_sampled_;
     Candidates candidates_;
 };
 

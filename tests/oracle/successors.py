@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from oracle.coupling import coupled_guesses
 from wager.draft.guessing import Candidate, draws
-from wager.draft.recycling import MIN_SURVIVAL, PRIOR, PRIOR_WEIGHT, SAMPLED_WEIGHT
+from wager.draft.recycling import MIN_SAMPLED_SURVIVAL, MIN_SURVIVAL, PRIOR, PRIOR_WEIGHT, SAMPLED_WEIGHT
 from wager.draft.trees import best_first
 from wager.types import DraftRequest
 
@@ -48,7 +48,7 @@ class PythonSuccessors:
             def sampled(path: tuple[int, ...]) -> list[Candidate]:
                 return self._sampled((last, *path)[-1], request, len(path))
 
-            tree = best_first(sampled, most, min_survival=MIN_SURVIVAL)
+            tree = best_first(sampled, most, min_survival=MIN_SAMPLED_SURVIVAL)
             return tree.tokens, tree.parents, tree.scores
         tokens: list[int] = []
         parents: list[int] = []

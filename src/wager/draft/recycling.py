@@ -34,8 +34,8 @@ PRIOR_WEIGHT = 50.0
 SAMPLED_WEIGHT = 0.5
 """Mass of all the ids of a token together."""
 
-MIN_SURVIVAL = 0.02
-"""Guesses of lower survival are not made."""
+MIN_SURVIVAL, MIN_SAMPLED_SURVIVAL = 0.02, 0.005
+"""Guesses of lower survival are not made, greedily and where a request samples."""
 
 
 class RecyclingDrafter(Drafter):
@@ -108,6 +108,7 @@ def successor_table(vocab: int) -> _native.Successors:
         prior_weight=PRIOR_WEIGHT,
         min_survival=MIN_SURVIVAL,
         weight=SAMPLED_WEIGHT,
+        min_sampled=MIN_SAMPLED_SURVIVAL,
         coupling=COUPLING,
     )
 

@@ -459,6 +459,7 @@ class Successors:
         prior_weight: float,
         min_survival: float,
         weight: float,
+        min_sampled: float,
         coupling: tuple[float, float, float, float],
     ) -> None: ...
     def update(self, tokens: Sequence[int], logits: NDArray[np.float32], /) -> None: ...
