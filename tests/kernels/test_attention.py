@@ -292,7 +292,7 @@ def test_rows_see_the_whole_of_their_span(kernels, oracle, threaded, base):
     table, other = list(range(22)), list(range(30, 34))
     outs = []
     for each in (oracle, kernels, threaded(1), threaded(3)):
-        own = World(each, whole_spans=True, max_blocks=24)
+        own = World(each, whole_spans=True, max_rows=320, max_blocks=24)
         rows = own.rows(base + 19, seed=base)
         piece, beside = Piece(table, base, rows[base:]), Piece(other, 3, own.rows(7, seed=4))
         if base:
