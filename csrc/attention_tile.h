@@ -296,7 +296,7 @@ struct AttentionTile {
           after{nullptr, 0, 0, 0} {}
 
     int first_key(int t) const { return first_key_of(op, step.in.positions[row + t]); }
-    int end_key(int t) const { return step.in.positions[row + t] + 1; }
+    int end_key(int t) const { return plan.ends[row + t]; }
 
     // The rows of a tile, and the positions that they see.
     void place(int tile) {

@@ -98,14 +98,15 @@ void bind_tape(nb::module_& m) {
     nb::class_<Tape>(m, "Tape")
         .def("__init__",
              [](Tape* self, std::shared_ptr<Pool> pool, const Isa& isa, nb::tuple inputs, int max_rows,
-                int max_sequences, int max_blocks, int heads, int kv_heads, int head_dim) {
+                int max_sequences, int max_blocks, int heads, int kv_heads, int head_dim, bool whole_spans) {
                  const auto in = [&](int i) { return at<const int32_t>(nb::cast<Address>(inputs[i])); };
                  const wager::Inputs all{in(0), in(1), in(2), in(3), in(4), in(5), in(6), in(7), in(8),
                                          in(9), in(10), max_rows, max_sequences, max_blocks};
-                 new (self) Tape(std::move(pool), isa.table, all, heads, kv_heads, head_dim);
+                 new (self) Tape(std::move(pool), isa.table, all, heads, kv_heads, head_dim, whole_spans);
              })
-        .def("embed", [](Tape& t, Address table, const std::string& format, int vocab, int hidden, Address out, float scale) {
-            t.record(wager::Embed{matrix(table, format, hidden), at<float>(out), vocab, scale});
+        .def("embed", [](Tape& t, Address table, const std::string& format, int vocab, int hidden, Address tokens, Address out,
+                         float scale) {
+            t.record(wager::Embed{matrix(table, format, hidden), at<const int32_t>(tokens), at<float>(out), vocab, scale});
         })
         .def("rms_norm", [](Tape& t, Address x, Address weight, int n, float eps, Address out, bool logits) {
             const auto rows = row_set(logits);
@@ -199,6 +200,9 @@ void bind_tape(nb::module_& m) {
         .def("multiply", [](Tape& t, Address x, int stride, Address y, int y_stride, int n, Address out, int out_stride, bool narrow) {
             t.record(wager::Multiply{at<const float>(x), at<const float>(y), at<void>(out), n, stride, y_stride, out_stride, narrow});
         })
+        .def("add_silu", [](Tape& t, Address x, Address y, int n, Address out, int stride) {
+            t.record(wager::AddSilu{at<const uint16_t>(x), at<const float>(y), at<uint16_t>(out), n, stride});
+        })
         .def("sigmoid_gate", [](Tape& t, Address x, Address gate, int n) {
             t.record(wager::SigmoidGate{at<uint16_t>(x), at<const float>(gate), n});
         })
@@ -212,7 +216,15 @@ void bind_tape(nb::module_& m) {
         .def("argmax", [](Tape& t, Address logits, Address out, int n) {
             t.record(wager::Argmax{at<const float>(logits), at<int32_t>(out), n});
         })
-        .def("run", &Tape::run, nb::call_guard<nb::gil_scoped_release>(), "rows"_a, "sequences"_a, "logits_rows"_a);
+        .def("guess", [](Tape& t, Address logits, int stride, int n, Address ids, Address halves, Address keys, int ahead,
+                         Address tokens, Address probabilities, bool logits_rows) {
+            t.record(wager::Guess{at<const float>(logits), at<const int32_t>(ids), at<const int32_t>(halves),
+                                  at<const wager::NoiseKey>(keys), at<int32_t>(tokens), at<float>(probabilities), n, stride, ahead,
+                                  row_set(logits_rows)});
+        })
+        .def("run", &Tape::run, nb::call_guard<nb::gil_scoped_release>(), "rows"_a, "sequences"_a, "logits_rows"_a, "first"_a,
+             "last"_a)
+        .def_prop_ro("ops", &Tape::ops);
 }
 
 void bind_cache(nb::module_& m) {

@@ -156,6 +156,10 @@ WAGER_INLINE U count_from(uint32_t x) {
     return {_mm256_add_epi32(lanes, _mm256_set1_epi32(static_cast<int>(x))),
             _mm256_add_epi32(lanes, _mm256_set1_epi32(static_cast<int>(x + 8)))};
 }
+WAGER_INLINE U load_u(const int32_t* p) {
+    const __m256i* q = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
 WAGER_INLINE U exor(U x, U y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
 WAGER_INLINE void multiply_half(__m256i x, __m256i m, __m256i& high, __m256i& low) {
     const __m256i even = _mm256_mul_epu32(x, m), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);

@@ -107,6 +107,7 @@ WAGER_INLINE U count_from(uint32_t x) {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     return {_mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(x)))};
 }
+WAGER_INLINE U load_u(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 WAGER_INLINE U exor(U a, U b) { return {_mm512_xor_si512(a.v, b.v)}; }
 WAGER_INLINE void multiply(U a, uint32_t factor, U& high, U& low) {
     const __m512i m = _mm512_set1_epi64(factor);

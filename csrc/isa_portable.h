@@ -171,6 +171,11 @@ WAGER_INLINE U count_from(uint32_t x) {
     WAGER_EACH r.v[i] = U4{0, 1, 2, 3} + (x + 4u * static_cast<uint32_t>(i));
     return r;
 }
+WAGER_INLINE U load_u(const int32_t* p) {
+    U r;
+    std::memcpy(&r, p, sizeof(r));
+    return r;
+}
 WAGER_INLINE U exor(U a, U b) {
     WAGER_EACH a.v[i] = a.v[i] ^ b.v[i];
     return a;

@@ -95,6 +95,7 @@ struct AttentionPlan {
     const int32_t* tile_sizes;  // [tiles]
     const int32_t* tile_outs;   // [tiles] the row of the output that is the first one's
     const int32_t* tails;       // [rows]
+    const int32_t* ends;        // [rows] the position behind the last that a row sees
     int tiles;
     int tail_blocks;  // room in the scratch memory per row
     // Where threads share out segments: how many a tile has at most (0: they take whole items), room for states, and how many
@@ -121,6 +122,7 @@ struct Step {
 
 struct Embed {
     Matrix table;
+    const int32_t* tokens;  // those that another op wrote (below zero: the first one's row); or null: the step's
     float* out;
     int vocab;
     float scale;  // of the embeddings
@@ -341,6 +343,14 @@ struct Multiply {
     bool narrow;
 };
 
+// out = x + silu(y), rounded. Rows of `out` are `stride` elements apart.
+struct AddSilu {
+    const uint16_t* x;
+    const float* y;
+    uint16_t* out;
+    int n, stride;
+};
+
 // x *= sigmoid(gate)
 struct SigmoidGate {
     uint16_t* x;
@@ -366,6 +376,25 @@ struct Argmax {
     const float* logits;
     int32_t* out;
     int n;
+};
+
+// What a row of guesses is drawn with, argmax(z / temperature + g); see Draw. Temperature 0: greedy.
+struct NoiseKey {
+    double temperature;
+    uint64_t seed;
+    uint32_t position, choice;
+};
+
+// The token of each row of logits [n], and its probability under their softmax. -1 and 0 if some logit is not finite.
+struct Guess {
+    const float* logits;
+    const int32_t *ids, *halves;  // [n]: the target's id of each logit, and that by two; or null: they are the same
+    const NoiseKey* keys;         // [rows]
+    int32_t* tokens;
+    float* probabilities;
+    int n, stride;  // elements from one row of logits to the next
+    int ahead;      // added to the position
+    RowSet row_set;
 };
 
 // A logit that penalties or biases of a request have changed.
@@ -427,10 +456,12 @@ struct Table {
     void (*recur)(const Recur&, const Step&, int thread);
     void (*gated_norm)(const GatedNorm&, const Step&, int thread);
     void (*multiply)(const Multiply&, const Step&, int thread);
+    void (*add_silu)(const AddSilu&, const Step&, int thread);
     void (*sigmoid_gate)(const SigmoidGate&, const Step&, int thread);
     void (*select)(const Select&, const Step&, int thread);
     void (*copy)(const Copy&, const Step&, int thread);
     void (*argmax)(const Argmax&, const Step&, int thread);
+    void (*guess)(const Guess&, const Step&, int thread);
     MaxLogit (*max_logit)(const float* logits, int first, int last);
     ScoredToken (*draw)(const Draw&, MaxLogit top, int first, int last);
     ScoredToken (*draw_among)(const Draw&, const ScoredToken* ranked, int n);

@@ -34,9 +34,9 @@ inline double gumbel(const Draw& draw, int id) {
     return -::log(-::log1p(-u));
 }
 
-// Upper words of the noise of ids 2 * counter and 2 * counter + 1, for sixteen counters from `counter` on.
-WAGER_INLINE void philox_uppers(const Draw& draw, uint32_t counter, U& even, U& odd) {
-    U c0 = count_from(counter), c1 = splat_u(draw.position), c2 = splat_u(draw.choice), c3 = splat_u(0);
+// Upper words of the noise of ids 2 * counter and 2 * counter + 1, for sixteen counters c0.
+WAGER_INLINE void philox_uppers(const Draw& draw, U c0, U& even, U& odd) {
+    U c1 = splat_u(draw.position), c2 = splat_u(draw.choice), c3 = splat_u(0);
     uint32_t k0 = static_cast<uint32_t>(draw.seed), k1 = static_cast<uint32_t>(draw.seed >> 32);
 #pragma GCC unroll 10
     for (int round = 0; round < 10; ++round, k0 += kPhiloxW0, k1 += kPhiloxW1) {

@@ -300,6 +300,16 @@ inline void multiply(const Multiply& op, const Step& step, int thread) {
     }
 }
 
+inline void add_silu(const AddSilu& op, const Step& step, int thread) {
+    const int first = static_cast<int>(part(step.rows, thread, step.threads));
+    const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
+    for (int row = first; row < last; ++row) {
+        const size_t at = static_cast<size_t>(row) * op.n;
+        uint16_t* out = op.out + static_cast<size_t>(row) * op.stride;
+        for (int i = 0; i < op.n; i += 16) narrow(out + i, add(widen(op.x + at + i), silu(load(op.y + at + i))));
+    }
+}
+
 inline void sigmoid_gate(const SigmoidGate& op, const Step& step, int thread) {
     const int first = static_cast<int>(part(step.rows, thread, step.threads));
     const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));

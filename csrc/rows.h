@@ -98,7 +98,8 @@ inline void embed(const Embed& op, const Step& step, int thread) {
     const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
     for (int row = first; row < last; ++row) {
         float* out = op.out + static_cast<size_t>(row) * op.table.k;
-        read_row(op.table, step.in.tokens[row], out);
+        const int token = op.tokens == nullptr ? step.in.tokens[row] : op.tokens[row];
+        read_row(op.table, token < 0 ? 0 : token, out);
         if (op.scale == 1.0f) continue;
         for (int i = 0; i < op.table.k; i += 16) {
             const int n = op.table.k - i;

@@ -19,16 +19,22 @@ inline double logit(const Draw& draw, int id) {
 struct Race {
     const Draw& draw;
     MaxLogit top;
+    const int32_t* ids;  // whose noise belongs to each logit; or null: its own
     ScoredToken best;
     float bound;  // exp(top / T - best score), with slack for float rounding
+
+    Race(const Draw& draw_, MaxLogit top_, const int32_t* ids_) : draw(draw_), top(top_), ids(ids_), best{score(top_.id), top_.id} {
+        update_bound();
+    }
+    double score(int id) const { return logit(draw, id) / draw.temperature + gumbel(draw, ids ? ids[id] : id); }
 
     void consider(int id) {
         if (id == best.id) return;
         for (int i = 0; i < draw.num_excluded; ++i)
             if (id == draw.excluded[i]) return;
-        const double score = logit(draw, id) / draw.temperature + gumbel(draw, id);
-        if (score > best.score || (score == best.score && id < best.id)) {
-            best = {score, id};
+        const double found = score(id);
+        if (found > best.score || (found == best.score && id < best.id)) {
+            best = {found, id};
             update_bound();
         }
     }
@@ -40,9 +46,7 @@ struct Race {
 
 // `top` is the largest logit of the row over all ids; returns the best of ids [first, last) or, if it scores higher, top's.
 inline ScoredToken draw(const Draw& draw, MaxLogit top, int first, int last) {
-    Race race{draw, top, {0.0, top.id}, 0.0f};
-    race.best.score = logit(draw, top.id) / draw.temperature + gumbel(draw, top.id);
-    race.update_bound();
+    Race race(draw, top, nullptr);
     const F peak_value = splat(top.value), unit = splat(0x1p-24f);
     const F slope = splat(static_cast<float>(1.4426950408889634 / draw.temperature));
     int id = first;
@@ -50,7 +54,7 @@ inline ScoredToken draw(const Draw& draw, MaxLogit top, int first, int last) {
         F even, odd;
         split(draw.logits + id, even, odd);
         U even_words, odd_words;
-        philox_uppers(draw, static_cast<uint32_t>(id) / 2, even_words, odd_words);
+        philox_uppers(draw, count_from(static_cast<uint32_t>(id) / 2), even_words, odd_words);
         const F bound = splat(race.bound);
         even = mul(exp2(mul(sub(even, peak_value), slope)), bound);
         odd = mul(exp2(mul(sub(odd, peak_value), slope)), bound);
@@ -60,6 +64,24 @@ inline ScoredToken draw(const Draw& draw, MaxLogit top, int first, int last) {
         for (; hits; hits &= hits - 1) race.consider(id + 2 * __builtin_ctz(hits) + 1);
     }
     for (; id < last; ++id) race.consider(id);
+    return race.best;
+}
+
+// The same over all logits of a row, the noise of which is that of `ids`; `halves` are those ids by two. The place of the best.
+inline ScoredToken draw_as(const Draw& draw, MaxLogit top, const int32_t* ids, const int32_t* halves) {
+    Race race(draw, top, ids);
+    const F peak_value = splat(top.value), unit = splat(0x1p-24f);
+    const F slope = splat(static_cast<float>(1.4426950408889634 / draw.temperature));
+    int i = 0;
+    for (; i + 16 <= draw.vocab; i += 16) {
+        U even, odd;
+        philox_uppers(draw, load_u(halves + i), even, odd);
+        const F limit = mul(exp2(mul(sub(load(draw.logits + i), peak_value), slope)), splat(race.bound));
+        const F first = mul(upper_bits(even), unit), second = mul(upper_bits(odd), unit);  // an id has one of both
+        for (uint32_t hits = at_most(first, limit) | at_most(second, limit); hits; hits &= hits - 1)
+            race.consider(i + __builtin_ctz(hits));
+    }
+    for (; i < draw.vocab; ++i) race.consider(i);
     return race.best;
 }
 

@@ -42,7 +42,8 @@ class Exclusive {
 
 }  // namespace
 
-Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim)
+Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim,
+           bool whole_spans)
     : pool_(std::move(pool)),
       table_(table),
       source_(in),
@@ -56,11 +57,13 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int
       vocab_(INT32_MAX),
       positions_(INT32_MAX),
       num_blocks_(INT32_MAX),
+      whole_spans_(whole_spans),
       scratch_bytes_(attention_scratch(group_, head_dim, tail_blocks_)),
       scratch_(scratch_bytes_ * pool_->threads()),
       done_(new std::atomic<int>[kSplitBelow * pool_->threads()]()),
       replay_starts_(in.max_sequences + 1) {
     tails_.resize(in.max_rows);
+    ends_.resize(in.max_rows);
     every_row_.resize(in.max_rows);
     std::iota(every_row_.begin(), every_row_.end(), 0);
 }
@@ -114,7 +117,7 @@ size_t Tape::record(Op op) {
     const Exclusive use(busy_);
     quantise_before(op);
     std::visit(Overloaded{
-                   [&](const Embed& o) { vocab_ = std::min(vocab_, o.vocab); },
+                   [&](const Embed& o) { if (o.tokens == nullptr) vocab_ = std::min(vocab_, o.vocab); },
                    [&](const Linear& o) { link_prefetch(o); },
                    [&](const LatentWrite& o) { limit_blocks(o.cache), positions_ = std::min(positions_, o.positions); },
                    [&](const Rotary& o) { limit_blocks(o.cache), positions_ = std::min(positions_, o.positions); },
@@ -149,20 +152,21 @@ int Tape::segments(const Tiles& tiles) {
     int last = 0;
     for (size_t tile = 0; tile < tiles.rows.size(); ++tile)
         for (int row = tiles.rows[tile]; row < tiles.rows[tile] + tiles.sizes[tile]; ++row)
-            last = in_.positions[row] > last ? in_.positions[row] : last;
-    const int segments = last / kSegment + 1;
+            last = std::max(last, ends_[row]);
+    const int segments = (last - 1) / kSegment + 1;
     const size_t bytes = static_cast<size_t>(threads) * (segments + 1) * state_floats(group_, head_dim_) * sizeof(float);
     if (parts_ == nullptr || parts_->size() < bytes) parts_ = std::make_unique<Buffer>(bytes + bytes / 2);
     return segments;
 }
 
-void Tape::find_tails(int rows) {
+void Tape::find_keys(int rows) {
     for (int row = 0; row < rows; ++row) {
         const int sequence = in_.seq_ids[row], start = in_.query_start_loc[sequence], base = in_.num_computed_tokens[sequence];
         int32_t tail = AttentionPlan::kDirect;
         for (int a = row; a >= start && a - start != in_.positions[a] - base; a = in_.parents[a])
             tail = in_.positions[a] / kBlockSize;
         tails_[row] = tail;
+        ends_[row] = whole_spans_ ? base + in_.query_start_loc[sequence + 1] - start : in_.positions[row] + 1;
     }
 }
 
@@ -191,17 +195,17 @@ AttentionPlan Tape::plan(Tiles& tiles, const int32_t* rows, int count) {
         tiles.outs.push_back(i);
     }
     const int most = segments(tiles);
-    return {tiles.rows.data(), tiles.sizes.data(), tiles.outs.data(), tails_.data(), static_cast<int>(tiles.rows.size()), tail_blocks_,
+    return {tiles.rows.data(), tiles.sizes.data(), tiles.outs.data(), tails_.data(), ends_.data(), static_cast<int>(tiles.rows.size()), tail_blocks_,
             most, nullptr, done_.get()};
 }
 
-void Tape::run(int rows, int sequences, int logits_rows) {
+void Tape::run(int rows, int sequences, int logits_rows, size_t first, size_t last) {
     const Exclusive use(busy_);
     copy_inputs(rows, sequences, logits_rows);
     check(rows, sequences, logits_rows);
     if (key_dim_ > 0) give_state_room(sequences);
     for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);
-    find_tails(rows);
+    find_keys(rows);
     AttentionPlan all = plan(tiles_, every_row_.data(), rows), some = plan(logits_tiles_, in_.logits_indices, logits_rows);
     all.parts = some.parts = reinterpret_cast<float*>(parts_ ? parts_->data() : nullptr);
     const auto step_of = [&](int threads) {
@@ -214,8 +218,8 @@ void Tape::run(int rows, int sequences, int logits_rows) {
     for (int threads = 1; threads <= pool_->threads(); ++threads) steps_.push_back(step_of(threads));
     steps_[0].plan.segments = steps_[0].logits_plan.segments = 0;  // one thread has nothing to share out
     stages_.clear();
-    for (const Op& op : ops_)
-        if (runs(op, steps_[0])) stages_.push_back(&op);
+    for (size_t i = first; i < std::min(last, ops_.size()); ++i)
+        if (runs(ops_[i], steps_[0])) stages_.push_back(&ops_[i]);
     pool_->run(static_cast<int>(stages_.size()), [&](int stage, int thread, int threads) {
         const Table& table = *table_;
         const Step& step = steps_[threads - 1];
@@ -242,10 +246,12 @@ void Tape::run(int rows, int sequences, int logits_rows) {
                        [&](const Recur& o) { table.recur(o, step, thread); },
                        [&](const GatedNorm& o) { table.gated_norm(o, step, thread); },
                        [&](const Multiply& o) { table.multiply(o, step, thread); },
+                       [&](const AddSilu& o) { table.add_silu(o, step, thread); },
                        [&](const SigmoidGate& o) { table.sigmoid_gate(o, step, thread); },
                        [&](const Select& o) { table.select(o, step, thread); },
                        [&](const Copy& o) { table.copy(o, step, thread); },
                        [&](const Argmax& o) { table.argmax(o, step, thread); },
+                       [&](const Guess& o) { table.guess(o, step, thread); },
                    },
                    *stages_[stage]);
     });

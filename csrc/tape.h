@@ -19,16 +19,19 @@ class Tape {
   public:
     using Op = std::variant<Embed, RmsNorm, FloatNorm, Narrow, SoftCap, QuantiseRows, Linear, PerHead, Router, TopExperts, Gather,
                             ExpertsIn, ExpertsOut, AddGated, LatentWrite, Rotary, Attention, Replay, Convolve, Recur, GatedNorm,
-                            Multiply, SigmoidGate, Select, Copy, Argmax>;
+                            Multiply, AddSilu, SigmoidGate, Select, Copy, Argmax, Guess>;
 
-    Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim);
+    // whole_spans: every row also sees the rows of its span behind it, which is a chain.
+    Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, int heads, int kv_heads, int head_dim, bool whole_spans);
 
     // All throw std::runtime_error while another thread is inside one of them; `run` throws std::out_of_range for inputs
     // that contradict the tape's buffers or each other.
     size_t record(Op op);  // the number of the op
     // Where a recorded Copy writes from now on; null: it does nothing.
     void redirect(size_t copy, float* out, int stride);
-    void run(int rows, int sequences, int logits_rows);
+    // The ops from number `first` on, up to number `last`.
+    void run(int rows, int sequences, int logits_rows, size_t first, size_t last);
+    size_t ops() const { return ops_.size(); }
 
   private:
     // Which sequence writes to a block of the cache, and in which run.
@@ -59,7 +62,7 @@ class Tape {
     void give_state_room(int sequences);
     std::string sequence_of(int block, int sequences) const;
     const int32_t* block_table(int sequence) const { return in_.block_tables + static_cast<size_t>(sequence) * in_.max_blocks; }
-    void find_tails(int rows);
+    void find_keys(int rows);
     AttentionPlan plan(Tiles& tiles, const int32_t* rows, int count);
     int segments(const Tiles& tiles);
 
@@ -68,6 +71,7 @@ class Tape {
     Inputs source_, in_;  // the caller's buffers, and the copy of a step's inputs in storage_
     std::vector<int32_t> storage_;
     int kv_heads_, group_, head_dim_, tail_blocks_, vocab_, positions_, num_blocks_;
+    bool whole_spans_;
     size_t scratch_bytes_;
     Buffer scratch_;
     std::unique_ptr<Buffer> parts_;  // grows with the longest context of a step with few rows
@@ -79,7 +83,7 @@ class Tape {
     std::vector<Step> steps_;        // by the number of threads that share a stage, from one
     std::vector<std::unique_ptr<std::atomic<int>>> counters_;
     std::ptrdiff_t last_linear_ = -1;
-    std::vector<int32_t> every_row_, tails_;  // 0, 1, 2 ..; see AttentionPlan
+    std::vector<int32_t> every_row_, tails_, ends_;  // 0, 1, 2 ..; see AttentionPlan
     Tiles tiles_, logits_tiles_;
     std::vector<Writer> writers_;  // by block of the smallest cache; empty for a tape without one
     int slots_ = 0, key_dim_ = 0, tile_ = 0;  // of recurrent layers; 0: there are none

@@ -90,6 +90,7 @@ class World:
     norms: tuple[Array, Array, float] | None = None
     layers: int = 1
     rotated: int | None = None  # 0: no table
+    whole_spans: bool = False
     kv_dtype: ClassVar[KVDtype] = "bf16"
     soft_cap: ClassVar[float | None] = None
     with_sinks: ClassVar[bool] = False
@@ -104,7 +105,8 @@ class World:
             head_dim=self.d,
             kv_dtype=self.kv_dtype,
         )
-        self.tape = self.kernels.tape(max_rows=self.max_rows, max_sequences=16, max_blocks=self.max_blocks, **shape)
+        limits = {"max_rows": self.max_rows, "max_sequences": 16, "max_blocks": self.max_blocks}
+        self.tape = self.kernels.tape(**limits, **shape, whole_spans=self.whole_spans)
         self.qkv = zeros(self.max_rows, self.width)
         self.q = zeros(self.max_rows, self.heads * self.d, dtype=self.kernels.act)
         self.out = np.zeros_like(self.q)

@@ -219,6 +219,26 @@ def test_any_number_of_threads_shares_a_long_path(threaded, kind, window):
         assert all(np.array_equal(a, b) for a, b in zip(got, outs[0], strict=True))
 
 
+@pytest.mark.parametrize("base", [0, 5, 300])
+def test_rows_see_the_whole_of_their_span(kernels, oracle, threaded, base):
+    """And no row of another one, on any number of threads, and whichever tile of rows they are in."""
+    table, other = list(range(22)), list(range(30, 34))
+    outs = []
+    for each in (oracle, kernels, threaded(1), threaded(3)):
+        own = World(each, whole_spans=True, max_rows=320, max_blocks=24)
+        rows = own.rows(base + 19, seed=base)
+        piece, beside = Piece(table, base, rows[base:]), Piece(other, 3, own.rows(7, seed=4))
+        if base:
+            own.step(Piece(table, 0, rows[:base]))
+        own.step(Piece(other, 0, own.rows(3, seed=5)))
+        alone, together = own.step(piece), own.step(beside, piece)
+        assert np.array_equal(alone[0], together[1])
+        outs.append(together)
+    for ours, exact in zip(outs[1], outs[0], strict=True):
+        near(ours, exact)
+    assert all(np.array_equal(a, b) for out in outs[2:] for a, b in zip(out, outs[1], strict=True))
+
+
 # ---- the cache ----
 
 

@@ -167,10 +167,12 @@ def test_gates_of_outputs_are_the_oracles(kernels: Kernels, oracle: ReferenceKer
         mixed = zeros(6, 96, dtype=BFLOAT16)
         mixed[:] = x
         tape.gated_norm(values, gates, weight, 1e-6, normed, heads=heads, gate_first=heads == 1)
+        wide = zeros(6, 100, dtype=BFLOAT16)
+        tape.add_silu(mixed, gates, wide[:, 4:])
         tape.sigmoid_gate(mixed, gates)
         tape.multiply(values[:, :64], gates[:, 32:], product)
         tape.inputs.fill(batch([(0, [0] * 6, range(-1, 5), [0])], []))
         tape.run(rows=6, sequences=1, logits_rows=0)
-        found.append((normed.astype(np.float32), mixed.astype(np.float32), product))
+        found.append((normed.astype(np.float32), mixed.astype(np.float32), product, wide.astype(np.float32)))
     for ours, exact in zip(*found, strict=True):
         assert_close(ours, exact, atol=0.02, rtol=0.01)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from cases import chain_inputs, rand, randn, run_chain
 
 from closeness import assert_close
 from wager.errors import ModelError
-from wager.kernels.arrays import BFLOAT16, zeros
+from wager.kernels.arrays import BFLOAT16, INT32, zeros
+from wager.kernels.noise import gumbel
+from wager.kernels.tape import NOISE_KEY, GuessedIds
 
 SHAPE = {"max_rows": 64, "max_sequences": 1, "max_blocks": 4, "heads": 1, "kv_heads": 1, "head_dim": 16}
 
@@ -112,6 +116,69 @@ def test_argmax_takes_the_lowest_of_equals(kernels, n):
     out.fill(-7)
     run_chain(tape, 8, 1)
     assert out.tolist() == [-1] + [-7] * 7
+
+
+@pytest.mark.parametrize("n", [1, 16, 33, 1000, 8192])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_guesses_are_drawn_with_the_noise_of_their_ids(kernels, n, mapped):
+    """The token and its probability by the definition, of rows that are columns of a wider buffer, and ahead."""
+    rng = np.random.default_rng(n)
+    wide = (rng.normal(size=(9, n + 5)) * [[0], [1], [3], [8], [80], [1], [1], [1], [1]]).astype(np.float32)
+    logits = wide[:, 5:]
+    logits[6, n // 2], logits[7, n - 1] = float("nan"), float("inf")
+    ids = rng.permutation(3 * n)[:n].astype(np.int32) if mapped else np.arange(n, dtype=np.int32)
+    keys, tokens, probabilities = zeros(9, dtype=NOISE_KEY), zeros(2, 9, dtype=INT32), zeros(2, 9)
+    shape = {**SHAPE, "max_rows": 9}
+    for temperature in (0.0, 0.3, 1.0, 1000.0):
+        for row in range(9):
+            keys[row] = (temperature, rng.integers(0, 2**64, dtype=np.uint64), rng.integers(5000), row % 3)
+        tape = kernels.tape(**shape)
+        chain_inputs(tape)
+        known = GuessedIds(ids if mapped else None, count=n)
+        for ahead in (0, 2):
+            place = ahead // 2
+            tape.guess(logits, known, keys, tokens[place], probabilities[place], ahead=ahead, of="rows")
+        run_chain(tape, 8)
+        for place, row in itertools.product(range(2), range(8)):
+            _, seed, position, choice = keys[row].tolist()
+            if not np.isfinite(logits[row]).all():
+                assert (tokens[place, row], probabilities[place, row]) == (-1, 0)
+                continue
+            z = logits[row].astype(np.float64)
+            if temperature:
+                z = z / temperature + gumbel(seed, position + 2 * place, ids, choice=choice)
+            best = int(z.argmax())
+            exact = np.exp(logits[row].astype(np.float64) - np.logaddexp.reduce(logits[row].astype(np.float64)))
+            assert tokens[place, row] == ids[best]
+            assert probabilities[place, row] == pytest.approx(exact[best], rel=1e-5)
+        assert not tokens[:, 8].any()
+        before = tokens.copy(), probabilities.copy()
+        run_chain(tape, 3)  # a row's bits do not depend on the others
+        assert np.array_equal(before[0], tokens) and np.array_equal(before[1], probabilities)
+
+
+def test_a_guess_is_the_token_of_the_next_embedding(kernels):
+    table, logits = randn(40, 64), randn(8, 40)
+    first, second, out = zeros(8, dtype=INT32), zeros(8, 64), zeros(8, 64)
+    logits[3, 7] = float("nan")
+    tape = kernels.tape(**{**SHAPE, "max_rows": 8})
+    chain_inputs(tape)
+    tape.embed(kernels.pack(table), second)
+    tape.guess(logits, GuessedIds(None, count=40), zeros(8, dtype=NOISE_KEY), first, zeros(8), of="rows")
+    mark = tape.mark
+    tape.embed(kernels.pack(table), out, tokens=first)
+    tape.inputs.tokens[:8] = np.arange(8)
+    run_chain(tape, 5)
+    rounded = table.astype(BFLOAT16).astype(np.float32)
+    expected = [*logits[:3].argmax(1), -1, int(logits[4].argmax())]
+    assert first.tolist() == [*expected, 0, 0, 0]
+    assert np.array_equal(out[:5], rounded[np.maximum(expected, 0)]) and np.array_equal(second[:5], rounded[:5])
+    tape.inputs.query_start_loc[1] = 6
+    out.fill(7)
+    tape.run(rows=6, sequences=1, logits_rows=0, last=mark)
+    assert first[5] == logits[5].argmax() and (out == 7).all()
+    tape.run(rows=6, sequences=1, logits_rows=0, first=mark)
+    assert np.array_equal(out[5], rounded[first[5]])
 
 
 @pytest.mark.slow

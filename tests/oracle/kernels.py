@@ -21,8 +21,8 @@ from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Floats, Matrix, QuantisedMatrix
 from wager.kernels.cpu import Kernels, SampleRequest
 from wager.kernels.inputs import Inputs
-from wager.kernels.noise import argmax_gumbel
-from wager.kernels.tape import Gates, Heads, Routing, RowSet
+from wager.kernels.noise import argmax_gumbel, gumbel
+from wager.kernels.tape import Gates, GuessedIds, Heads, Routing, RowSet
 from wager.types import KVDtype
 
 
@@ -366,8 +366,8 @@ class ReferenceTap:
 class ReferenceTape:
     """Records each op as a function of one row; `run` calls it for every row of its set, op after op."""
 
-    def __init__(self, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
-        self.inputs, self.buffers = inputs, inputs.packer()
+    def __init__(self, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int, whole_spans: bool = False) -> None:
+        self.inputs, self.buffers, self._whole_spans = inputs, inputs.packer(), whole_spans
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._ops: list[tuple[RowSet | Literal["sequences"], Callable[[int], None]]] = []
         self._paths: list[Array] = []
@@ -376,10 +376,12 @@ class ReferenceTape:
         """Record what is done for each row."""
         return lambda op: self._ops.append((of, op))
 
-    def embed(self, table: ReferenceMatrix, out: Array, *, scale: float = 1.0) -> None:
+    def embed(self, table: ReferenceMatrix, out: Array, *, scale: float = 1.0, tokens: Array | None = None) -> None:
+        source = self.inputs.tokens if tokens is None else tokens
+
         @self._each("rows")
         def op(row: int) -> None:
-            out[row] = table.row(int(self.inputs.tokens[row])) * np.float32(scale)
+            out[row] = table.row(max(0, int(source[row]))) * np.float32(scale)
 
     def rms_norm(
         self, x: Array, weight: Array, eps: float, out: Array, *, add: bool = False, of: RowSet = "rows"
@@ -674,6 +676,11 @@ class ReferenceTape:
         def op(row: int) -> None:
             out[row] = _row(x, row) * _row(y, row)
 
+    def add_silu(self, x: Array, y: Array, out: Array) -> None:
+        @self._each("rows")
+        def op(row: int) -> None:
+            out[row] = _row(x, row) + silu(_row(y, row))
+
     def sigmoid_gate(self, x: Array, gate: Array) -> None:
         @self._each("rows")
         def op(row: int) -> None:
@@ -697,14 +704,42 @@ class ReferenceTape:
         def op(row: int) -> None:
             out[row] = _argmax(logits[row])
 
+    def guess(
+        self,
+        logits: Array,
+        ids: GuessedIds,
+        keys: Array,
+        tokens: Array,
+        probabilities: Array,
+        *,
+        ahead: int = 0,
+        of: RowSet = "logits",
+    ) -> None:
+        own = np.arange(ids.count) if ids.own is None else ids.own
+
+        @self._each(of)
+        def op(row: int) -> None:
+            tokens[row], probabilities[row] = -1, 0
+            temperature, seed, position, choice = keys[row].tolist()
+            if (best := _argmax(logits[row])) >= 0:
+                if temperature > 0:
+                    noise = gumbel(seed, position + ahead, own, choice=choice)
+                    best = int((logits[row].astype(np.float64) / temperature + noise).argmax())
+                shares = np.exp(logits[row] - logits[row].max())
+                tokens[row], probabilities[row] = own[best], shares[best] / shares.sum()
+
     def beside(self) -> ReferenceTape:
         return ReferenceTape(self.inputs, heads=self._heads, kv_heads=self._kv_heads, head_dim=self._head_dim)
 
-    def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
+    @property
+    def mark(self) -> int:
+        return len(self._ops)
+
+    def run(self, *, rows: int, sequences: int, logits_rows: int, first: int = 0, last: int | None = None) -> None:
         counts = {"rows": rows, "logits": logits_rows, "sequences": sequences}
         with np.errstate(all="ignore"):  # what is not finite is found in the logits
             self._paths = [self._path(row) for row in range(rows)]
-            for of, op in self._ops:
+            for of, op in self._ops[first:last]:
                 for row in range(counts[of]):
                     op(row)
 
@@ -713,6 +748,9 @@ class ReferenceTape:
         inputs = self.inputs
         position, sequence = int(inputs.positions[row]), int(inputs.seq_ids[row])
         base = int(inputs.num_computed_tokens[sequence])
+        if self._whole_spans:  # the last row of the span sees all of them
+            row = int(inputs.query_start_loc[sequence + 1]) - 1
+            position = int(inputs.positions[row])
         below = np.arange(base)
         cached = inputs.block_tables[sequence][below // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + below % BLOCK_SIZE
         steps: list[int] = []
@@ -786,10 +824,19 @@ class ReferenceKernels:
         return ReferenceStates(shape, layers=layers, slots=slots, max_rows=max_rows)
 
     def tape(
-        self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int
+        self,
+        *,
+        max_rows: int,
+        max_sequences: int,
+        max_blocks: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        whole_spans: bool = False,
     ) -> ReferenceTape:
         inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks)
-        return ReferenceTape(inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+        sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        return ReferenceTape(inputs, **sizes, whole_spans=whole_spans)
 
     def sample(self, logits: Array, requests: Sequence[SampleRequest]) -> list[int]:
         """argmax_gumbel is -1 where a logit is not finite."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -92,10 +93,20 @@ class Kernels(Packer):
         return CpuStates(shape, layers=layers, slots=slots, max_rows=max_rows)
 
     def tape(
-        self, *, max_rows: int, max_sequences: int, max_blocks: int, heads: int, kv_heads: int, head_dim: int
+        self,
+        *,
+        max_rows: int,
+        max_sequences: int,
+        max_blocks: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        whole_spans: bool = False,
     ) -> Tape:
+        """whole_spans: a row also attends to the rows of its span behind it."""
         inputs = Inputs.allocate(max_rows=max_rows, max_sequences=max_sequences, max_blocks=max_blocks)
-        return Tape(self.pool, self.isa, inputs, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+        sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        return Tape(self.pool, self.isa, inputs, **sizes, whole_spans=whole_spans)
 
     def sample(self, logits: Array, requests: Sequence[SampleRequest]) -> list[int]:
         """The token of each request, -1 where its row has a logit that is not finite; `logits` float32 [L, vocab]."""

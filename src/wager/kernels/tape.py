@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import numpy as np
+
 from wager.arch.layers import Activation, Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError
 from wager.kernels import _native
@@ -32,6 +34,7 @@ RowSet = Literal["rows", "logits"]
 """The rows an op runs over: all rows of the step, or the logits rows that `Tape.select` copied."""
 
 _ANY_POSITION = (1 << 31) - 1
+_EVERY_OP = 1 << 31
 
 MAX_EXPERTS = 1024
 """Most experts of a layer that the router takes."""
@@ -88,6 +91,21 @@ class Routing:
         return sum(getattr(self, name).nbytes for name in self.__dataclass_fields__)
 
 
+NOISE_KEY: DType = np.dtype(
+    [("temperature", np.float64), ("seed", np.uint64), ("position", np.uint32), ("choice", np.uint32)]
+)
+"""What a guess is drawn with; see `Tape.guess`."""
+
+
+class GuessedIds:
+    """The target's id of each logit: `ids` [count], or None where they are its own."""
+
+    def __init__(self, ids: Array | None, *, count: int) -> None:
+        self.count = count
+        self.own = None if ids is None else np.ascontiguousarray(ids, np.int32)
+        self.halves = None if self.own is None else self.own // 2
+
+
 def _stride(rows: Array) -> int:
     """Elements from one row to the next."""
     return int(rows.strides[0] // rows.itemsize)
@@ -112,7 +130,17 @@ class Tape:
     `of` names the rows an op runs over, see RowSet. A tape is used by one thread at a time.
     """
 
-    def __init__(self, pool: Any, isa: Any, inputs: Inputs, *, heads: int, kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self,
+        pool: Any,
+        isa: Any,
+        inputs: Inputs,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        whole_spans: bool = False,
+    ) -> None:
         if heads % kv_heads:
             raise ModelError(f"{heads} query heads cannot share {kv_heads} key-value heads evenly.")
         self.inputs = inputs
@@ -122,7 +150,7 @@ class Tape:
         self._kept: list[Any] = [inputs]
         addresses = tuple(address(getattr(inputs, field.name)) for field in fields(Inputs))
         sizes = (self._rows, len(inputs.num_computed_tokens), inputs.block_tables.shape[1])
-        self._tape = _native.Tape(pool, isa, addresses, *sizes, heads, kv_heads, head_dim)
+        self._tape = _native.Tape(pool, isa, addresses, *sizes, heads, kv_heads, head_dim, whole_spans)
         self._threads = pool, isa
 
     def _take(self, name: str, array: Array, dtype: DType, shape: Sequence[int | None]) -> int:
@@ -153,12 +181,12 @@ class Tape:
         self._kept.append(array)
         return address(array)
 
-    def _check_columns(self, name: str, array: Array, width: int, *, of: RowSet) -> None:
-        size = FLOAT32.itemsize
-        shaped = array.ndim == 2 and array.shape[1] == width and array.dtype == FLOAT32
+    def _check_columns(self, name: str, array: Array, width: int, *, of: RowSet, dtype: DType = FLOAT32) -> None:
+        size = dtype.itemsize
+        shaped = array.ndim == 2 and array.shape[1] == width and array.dtype == dtype
         if not shaped or array.strides[1] != size or array.strides[0] % size or array.strides[0] < size * width:
             raise ModelError(
-                f"{name} is {array.dtype} {tuple(array.shape)}; it must be contiguous float32 rows of {width}.",
+                f"{name} is {array.dtype} {tuple(array.shape)}; it must be contiguous {dtype} rows of {width}.",
                 "A tape's buffers are fixed when it is recorded.",
             )
         self._check_room(name, array, of)
@@ -169,12 +197,14 @@ class Tape:
         elif len(array) < self._rows:
             raise ModelError(f"{name} has room for {len(array)} rows; the tape's max_rows is {self._rows}.")
 
-    def embed(self, table: Packed, out: Array, *, scale: float = 1.0) -> None:
+    def embed(self, table: Packed, out: Array, *, scale: float = 1.0, tokens: Array | None = None) -> None:
         """out f32 [R, hidden] = table[inputs.tokens] * scale; table [vocab, hidden] from `Kernels.pack`. A quantised
-        row is dequantised: scale * code, then + minimum, each rounded to float32."""
+        row is dequantised: scale * code, then + minimum, each rounded to float32. `tokens` int32 [R] are those that a
+        `guess` of the same tape wrote, of a vocabulary no larger, where -1 reads row 0."""
         self._kept.append(table)
         target = self._buffer("out", out, FLOAT32, table.k)
-        self._tape.embed(table.buffer.address, table.format, table.n, table.k, target, scale)
+        source = 0 if tokens is None else self._guesses("tokens", tokens, INT32, of="rows")
+        self._tape.embed(table.buffer.address, table.format, table.n, table.k, source, target, scale)
 
     def rms_norm(
         self, x: Array, weight: Array, eps: float, out: Array, *, add: bool = False, of: RowSet = "rows"
@@ -538,6 +568,17 @@ class Tape:
         target = self._buffer("out", out, BFLOAT16, n) if narrow else self._columns("out", out, n, of="rows")
         self._tape.multiply(source, _stride(x), by, _stride(y), n, target, _stride(out), narrow)
 
+    def add_silu(self, x: Array, y: Array, out: Array) -> None:
+        """out act [R, n] = x + silu(y), rounded; x act [R, n], y f32 [R, n], n a multiple of 16. out may be columns of
+        a wider buffer."""
+        n = x.shape[-1]
+        if n % 16:
+            raise ModelError(f"Rows of {n} elements cannot be added: the kernels need a multiple of 16.")
+        source, by = self._buffer("x", x, BFLOAT16, n), self._buffer("y", y, FLOAT32, n)
+        self._check_columns("out", out, n, of="rows", dtype=BFLOAT16)
+        self._kept.append(out)
+        self._tape.add_silu(source, by, n, address(out), _stride(out))
+
     def sigmoid_gate(self, x: Array, gate: Array) -> None:
         """x act [R, n] *= sigmoid(gate f32 [R, n]); n a multiple of 16."""
         n = x.shape[-1]
@@ -579,16 +620,53 @@ class Tape:
             raise ModelError(f"argmax has {len(logits)} rows of logits and room for {len(out)} results.")
         self._tape.argmax(source, self._take("out", out, INT32, (None,)), n)
 
+    def guess(
+        self,
+        logits: Array,
+        ids: GuessedIds,
+        keys: Array,
+        tokens: Array,
+        probabilities: Array,
+        *,
+        ahead: int = 0,
+        of: RowSet = "logits",
+    ) -> None:
+        """tokens int32 [*] are guesses by the rows of logits f32 [*, n], which may be columns of a wider buffer:
+        argmax(z / temperature + g), g the noise of each id in `ids` (kernels/noise.py) under the row's key, a NOISE_KEY
+        [*], `ahead` positions behind the key's. Greedy at temperature 0. probabilities f32 [*] are those of the tokens
+        under the softmax of the logits. -1 and 0 where a logit is not finite."""
+        if not 0 < logits.shape[-1] == ids.count:
+            raise ModelError(f"Logits of {logits.shape[-1]} ids cannot be those of {ids.count}.")
+        source = self._columns("logits", logits, ids.count, of=of)
+        noise = self._guesses("keys", keys, NOISE_KEY, of=of)
+        target = self._guesses("tokens", tokens, INT32, of=of)
+        shares = self._guesses("probabilities", probabilities, FLOAT32, of=of)
+        self._kept.append(ids)
+        own = (0, 0) if ids.own is None or ids.halves is None else (address(ids.own), address(ids.halves))
+        self._tape.guess(source, _stride(logits), ids.count, *own, noise, ahead, target, shares, of == "logits")
+
+    def _guesses(self, name: str, array: Array, dtype: DType, *, of: RowSet) -> int:
+        """One element for each row."""
+        first = self._take(name, array, dtype, (None,))
+        self._check_room(name, array, of)
+        return first
+
     def beside(self) -> Tape:
         """An empty tape of the same shape that reads the same `inputs`."""
-        sizes = {"heads": self._heads, "kv_heads": self._kv_heads, "head_dim": self._head_dim}
+        sizes: dict[str, Any] = {"heads": self._heads, "kv_heads": self._kv_heads, "head_dim": self._head_dim}
         return Tape(*self._threads, self.inputs, **sizes)
 
-    def run(self, *, rows: int, sequences: int, logits_rows: int) -> None:
+    @property
+    def mark(self) -> int:
+        """The place behind all ops that were recorded so far."""
+        return int(self._tape.ops)
+
+    def run(self, *, rows: int, sequences: int, logits_rows: int, first: int = 0, last: int = _EVERY_OP) -> None:
+        """All ops, or those between two marks."""
         if logits_rows > self._logits_rows:
             raise CacheIntegrityError(f"A step has {logits_rows} logits rows; the buffers hold {self._logits_rows}.")
         try:
-            self._tape.run(rows, sequences, logits_rows)
+            self._tape.run(rows, sequences, logits_rows, first, last)
         except IndexError as error:
             raise CacheIntegrityError(f"A step cannot be run: {error}.", "This is a defect in wager.") from error
         except RuntimeError as error:
