@@ -7,7 +7,6 @@ tokens and draft requests, and depends on no scheduler, acceptance rule or targe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from wager.kernels.base import TargetOutput
@@ -58,8 +57,7 @@ class Drafter(Protocol):
         """The sequence finished or was aborted. Unknown sequences are ignored."""
 
 
-@dataclass(frozen=True, slots=True)
-class ComputedRows:
+class ComputedRows(NamedTuple):
     """The rows of a pass that are known tokens of one sequence: row `rows[i]` of the batch is its position `start` + i.
     Rows of guesses that were not accepted are left out. `logits_row` is the row of logits of the last one, -1 if it has
     none."""

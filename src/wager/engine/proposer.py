@@ -464,7 +464,9 @@ def computed_rows(spans: Sequence[Span], outcomes: Mapping[str, Outcome]) -> lis
     for span in spans:
         outcome = outcomes.get(span.seq_id)
         count, accepted = len(span.tokens), () if outcome is None else outcome.verdict.accepted
-        rows = (*range(first, first + count), *(first + count + node for node in accepted))
+        rows: Sequence[int] = range(first, first + count)
+        if accepted:
+            rows = (*rows, *(first + count + node for node in accepted))
         last = -1 if outcome is None else logits_row + (1 + accepted[-1] if accepted else 0)
         computed.append(ComputedRows(span.seq_id, span.num_computed_tokens, rows, last))
         drafted = 0 if outcome is None else outcome.drafted

@@ -528,6 +528,9 @@ def _heads(layer: DeltaNet | Mamba2) -> Heads:
 
 # ---- the decoder -----------------------------------------------------------------------------------------------------
 
+_MOST_OUTPUTS = 256
+"""Results whose views are kept; each is a few small objects."""
+
 
 def refuse_int8_latents(kv_dtype: KVDtype) -> None:
     """UsageError if a latent cache is to hold int8."""
@@ -591,7 +594,7 @@ class Decoder:
         if spec.recurrent is not None and recurrent:
             slots = self.num_states + self.num_snapshots
             self.states = kernels.states(spec.recurrent.state, layers=recurrent, slots=slots, max_rows=max_rows)
-        limits = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
+        limits: dict[str, Any] = {"max_rows": max_rows, "max_sequences": max_sequences, "max_blocks": max_blocks}
         matrices = Matrices(weights, dtype, kernels.act)
         self.weight_form = matrices.description
         self.weight_bytes = weight_bytes(matrices, kernels)
@@ -599,7 +602,7 @@ class Decoder:
         kv_heads, head_dim = attention.kv_heads, attention.head_dim
         self._tape: Tape = kernels.tape(**limits, heads=attention.heads, kv_heads=kv_heads, head_dim=head_dim)
         self.buffers = self._tape.buffers
-        self._outputs: dict[int, TargetOutput] = {}  # views of the buffers, by rows of logits
+        self._outputs: dict[tuple[int, int], TargetOutput] = {}  # views of the buffers, by rows and those of logits
         self._places: list[Tap] = []  # where each layer begins
         self._tap_buffers: dict[int, Array] = {}  # of every layer that was tapped once
         self._tapped: dict[int, Array] = {}
@@ -622,17 +625,16 @@ class Decoder:
             sequences = batch.num_sequences
             logits_rows = len(batch.logits_indices)
         self._tape.run(rows=rows, sequences=sequences, logits_rows=logits_rows)
-        output = self._outputs.get(logits_rows)
+        output = self._outputs.get((rows, logits_rows))
         if output is None:
+            if len(self._outputs) == _MOST_OUTPUTS:
+                self._outputs.clear()
             views = (self._logits[:logits_rows], self._greedy_tokens[:logits_rows], self._selected[:logits_rows])
-            output = self._outputs[logits_rows] = TargetOutput(*views)
-        return replace(output, taps=self._taps(batch)) if self._tapped or self._taps_last else output
-
-    def _taps(self, batch: PackedBatch) -> dict[int, Array]:
-        found = {layer: rows[: batch.rows] for layer, rows in self._tapped.items()}
+            taps = {layer: tapped[:rows] for layer, tapped in self._tapped.items()}
+            output = self._outputs[rows, logits_rows] = TargetOutput(*views, taps)
         if self._taps_last:
-            found[len(self.layers)] = self._last_rows(batch)
-        return found
+            return replace(output, taps={**output.taps, len(self.layers): self._last_rows(batch)})
+        return output
 
     def _last_rows(self, batch: PackedBatch) -> Array:
         """The residual stream of all rows behind a last layer that the pass over the batch computed for the rows with
@@ -673,6 +675,7 @@ class Decoder:
             if layer not in self._tap_buffers:
                 self._tap_buffers[layer] = empty(self.max_rows, self.spec.hidden)
             self._tapped[layer] = self._tap_buffers[layer]
+        self._outputs.clear()
         for layer in before.keys() ^ self._tapped.keys():
             self._places[layer].copy_to(self._tapped.get(layer))
 
