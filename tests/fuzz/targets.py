@@ -177,11 +177,11 @@ def head(data: bytes, folder: Path) -> None:
     (path / "model.safetensors").symlink_to(weights)
     files, target = HeadFiles(path), _target()
     _attempt(
-        lambda: open_eagle(files, target, quantised=False),
-        lambda: open_block(files, target, quantised=False),
-        lambda: open_medusa(files, target, quantised=False),
-        lambda: open_mtp(files, target, quantised=False, inside=False),
-        lambda: open_mtp(files, target, quantised=False, inside=True),
+        lambda: open_eagle(files, target, dtype="bf16"),
+        lambda: open_block(files, target, dtype="bf16"),
+        lambda: open_medusa(files, target, dtype="bf16"),
+        lambda: open_mtp(files, target, dtype="bf16", inside=False),
+        lambda: open_mtp(files, target, dtype="bf16", inside=True),
     )
 
 

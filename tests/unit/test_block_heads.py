@@ -151,4 +151,4 @@ class ReferenceBlock(ReferenceLayers):
 )
 def test_what_does_not_fit_is_named(name: str, changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=complaint):
-        open_block(HeadFiles(ReferenceBlock(KINDS[name]).save(tmp_path, **changes)), TARGET, quantised=False)
+        open_block(HeadFiles(ReferenceBlock(KINDS[name]).save(tmp_path, **changes)), TARGET, dtype="bf16")

@@ -71,22 +71,20 @@ class Case:
             return cls(reference_of(EAGLES[name], weights), weights, folder)
         return cls(modules_of(name), open_weights(modules_of(name).save_target(folder)), folder)
 
-    def head(self, decoder: Decoder, *, quantised: bool = False) -> EagleHead | MtpHead:
+    def head(self, decoder: Decoder, *, dtype: str = "bf16") -> EagleHead | MtpHead:
         """Modules are inside the target, or in a directory of their own where their format has one."""
         if isinstance(self.reference, ReferenceHead):
-            opened = open_eagle(HeadFiles(self.reference.save(self.folder)), TARGET, quantised=quantised)
+            opened = open_eagle(HeadFiles(self.reference.save(self.folder)), TARGET, dtype=dtype)
             return opened.load(decoder, self.weights, num_blocks=48)
         inside = self.reference.variant.format != "speculators"
         files = HeadFiles(self.folder if inside else self.reference.save_modules(self.folder / "modules"))
-        modules = open_mtp(files, decoder.spec, quantised=quantised, inside=inside)
+        modules = open_mtp(files, decoder.spec, dtype=dtype, inside=inside)
         return modules.load(decoder, self.weights, num_blocks=48)
 
     def drafter(
-        self, decoder: Decoder, *, kernels: Kernels | None = None, quantised: bool = False, prefix_cache: bool = True
+        self, decoder: Decoder, *, kernels: Kernels | None = None, dtype: str = "bf16", prefix_cache: bool = True
     ) -> HeadDrafter:
-        parts = DrafterParts(
-            VOCAB, head=self.head(decoder, quantised=quantised), kernels=kernels, prefix_cache=prefix_cache
-        )
+        parts = DrafterParts(VOCAB, head=self.head(decoder, dtype=dtype), kernels=kernels, prefix_cache=prefix_cache)
         made = build_drafter(DrafterSpec("eagle3" if isinstance(self.reference, ReferenceHead) else "mtp"), parts)
         assert isinstance(made, HeadDrafter)
         return made
@@ -131,15 +129,15 @@ def test_guesses_are_those_of_the_reference_whatever_the_engine_does(name: str, 
 
 
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("quantised", [False, True])
-def test_the_text_is_that_of_plain_decoding(params: SamplingParams, quantised: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "q8", "q4"])
+def test_the_text_is_that_of_plain_decoding(params: SamplingParams, dtype: str, tmp_path: Path) -> None:
     """Also preempted, in chunks, and in a small cache, and a second time with prefixes in it."""
     case, kernels = Case.of("eagle3", "eagle3.1", tmp_path), native()
     decoder = decoder_on(case.weights, kernels)
     asked = requests([TOKENS[:20], TOKENS[:20], TOKENS[3:40], TOKENS[5:9], [5]], params)
     plain = answers(engine_on(decoder), asked)
     for preempt_every, max_rows, blocks in ((0, 48, 48), (4, 13, 48), (0, 48, 9)):
-        drafter = case.drafter(decoder, kernels=kernels, quantised=quantised)
+        drafter = case.drafter(decoder, kernels=kernels, dtype=dtype)
         engine = engine_on(decoder, drafter, depth=4, max_rows=max_rows, num_blocks=blocks)
         for _ in range(2):
             assert answers(engine, asked, preempt_every=preempt_every) == plain
@@ -183,7 +181,7 @@ def test_entries_of_a_cached_prefix_are_found_or_left_out(
         case.check(case.states(text, kernels)[first:], text, recorded)
 
 
-@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("dtype", ["bf16", "q8", "q4"])
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -195,15 +193,15 @@ def test_entries_of_a_cached_prefix_are_found_or_left_out(
         ("mtp", "deepseek"),
     ],
 )
-def test_the_native_kernels_guess_as_the_reference(kind: str, name: str, quantised: bool, tmp_path: Path) -> None:
+def test_the_native_kernels_guess_as_the_reference(kind: str, name: str, dtype: str, tmp_path: Path) -> None:
     case, logits = Case.of(kind, name, tmp_path), []
     for kernels in (native(), ReferenceKernels()):
-        head = case.head(decoder_on(case.weights, kernels), quantised=quantised)
+        head = case.head(decoder_on(case.weights, kernels), dtype=dtype)
         rng = np.random.default_rng(3)
-        states = rng.standard_normal((10, head.state_width)).astype(head.state_dtype)
+        states = rng.standard_normal((10, head.state_width)).astype(np.float32)
         fed = rng.standard_normal((1, head.hidden)).astype(np.float32)
         output = head.forward(batch([chain(0, TOKENS[:10], [3]), chain(0, TOKENS[3:4], [5])], [9, 10]), states, fed)
-        assert output.last_hidden is not None
-        logits.append(output.logits.copy())
-        assert np.array_equal(output.greedy_tokens, output.logits.argmax(axis=1))
-    assert_close(*logits, rtol=0.05, atol=0.5 if quantised else 0.25)
+        logits.append(output.by_target().logits.copy())
+        assert output.fed is not None and np.array_equal(output.tokens, output.by_target().logits.argmax(axis=1))
+        assert np.array_equal(output.by_target().greedy_tokens, output.tokens)
+    assert_close(*logits, rtol=0.05, atol=0.25 if dtype == "bf16" else 0.5)

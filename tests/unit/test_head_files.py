@@ -34,7 +34,7 @@ def reference(flags: Flags = VARIANTS["eagle3.1"]) -> ReferenceHead:
 
 
 def opened(folder: Path) -> CheckedEagle:
-    return open_eagle(HeadFiles(folder), TARGET, quantised=False)
+    return open_eagle(HeadFiles(folder), TARGET, dtype="bf16")
 
 
 def retensored(folder: Path, **changes: Any) -> Path:
@@ -137,7 +137,7 @@ def reference_of(name: str) -> ReferenceModules:
 
 def opened_modules(folder: Path, *, target: Path | None = None, **options: bool) -> CheckedMtp:
     spec = open_weights(target or folder).spec
-    return open_mtp(HeadFiles(folder), spec, quantised=False, inside=target is None, **options)
+    return open_mtp(HeadFiles(folder), spec, dtype="bf16", inside=target is None, **options)
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "speculators"])

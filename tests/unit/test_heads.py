@@ -23,6 +23,7 @@ from test_cached_heads import TARGET, reference_of
 from test_medusa_heads import FORMATS, IDS, expected_logits, save
 from tiny_models import TOKENS
 
+from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from packing import batch, chain
 from wager.draft.registry import DrafterParts, build_drafter
@@ -32,13 +33,15 @@ from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kernels.noise import gumbel
+from wager.kv.paged_cache import BlockPool
 from wager.models.head_block import open_block
 from wager.models.head_eagle import open_eagle
-from wager.models.head_files import HeadFiles
+from wager.models.head_files import HeadFiles, HeadOutput
 from wager.models.head_medusa import open_medusa
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
-from wager.types import Draft, DraftRequest, SamplingParams, VerifyRule
+from wager.types import Draft, DraftRequest, SamplingParams, Span, VerifyRule
+from wager.verify.pack import pack
 
 torch.set_num_threads(1)
 
@@ -61,10 +64,10 @@ class Head:
     depth: int
 
     def drafter(
-        self, decoder: Decoder, *, quantised: bool = False, trees: bool = True, kernels: Kernels | None = None
+        self, decoder: Decoder, *, dtype: str = "bf16", trees: bool = True, kernels: Kernels | None = None
     ) -> Any:
         opened: Any = {"eagle3": open_eagle, "medusa": open_medusa, "dflash": open_block}[self.kind](
-            HeadFiles(self.folder), TARGET, quantised=quantised
+            HeadFiles(self.folder), TARGET, dtype=dtype
         )
         head = opened.load(decoder, WEIGHTS, num_blocks=48)
         return build_drafter(DrafterSpec(self.kind, trees=trees), DrafterParts(VOCAB, head=head, kernels=kernels))
@@ -192,7 +195,7 @@ def test_guesses_are_those_of_a_search_by_the_definition(
     recorded = Recorded(drafter, vocab=VOCAB)
     recorded.texts = texts
     assert answers(engine_on(decoder, drafter, depth=4, max_rows=17), asked, preempt_every=6) == plain
-    if kind == "eagle3":
+    if kind != "medusa":
         drafter.block_pool.check({})
     drafts = recorded.drafts
     assert len(drafts) > max(8, 0.6 * len(recorded.made))
@@ -254,6 +257,41 @@ def test_rules_that_need_q_get_it_and_siblings_are_drawn_in_a_shape_that_is_know
     assert answers(engine_on(decoder, drafter, depth=6, rule=rule), greedy) == answers(engine_on(decoder), greedy)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "q8", "q4"])
+@pytest.mark.parametrize("variant", BLOCKS)
+def test_blocks_on_the_native_kernels_are_those_of_the_reference(variant: str, dtype: str, tmp_path: Path) -> None:
+    """And the guesses of a tape for all of them are those that are taken one after the other."""
+    folder, found = ReferenceBlock(BLOCKS[variant]).save(tmp_path), []
+    for kernels in (native(), ReferenceKernels()):
+        decoder, pool = decoder_on(WEIGHTS, kernels), BlockPool(48, prefix_cache=False)
+        head = open_block(HeadFiles(folder), TARGET, dtype=dtype).load(decoder, WEIGHTS, num_blocks=48)
+        lengths = {"a": 10, "b": 3}
+        for seq_id, length in lengths.items():
+            pool.reserve(seq_id, length + head.slots)
+        states = np.random.default_rng(3).standard_normal((13, head.state_width)).astype(np.float32)
+        known = [Span(name, 0, tuple(TOKENS[:n]), needs_logits=False) for name, n in lengths.items()]
+        head.extend(pack(known, {}, pool.block_tables, into=head.context_buffers), states)
+        last = [TOKENS[10], TOKENS[3]]
+        blocks = [
+            Span(name, n, (token, *head.masks), needs_logits=True)
+            for (name, n), token in zip(lengths.items(), last, strict=True)
+        ]
+        head.run(pack(blocks, {}, pool.block_tables, into=head.buffers))
+        depth, before, tokens, rates = head.max_depth, last, [], []
+        for step in range(depth):
+            output, sure = head.logits([head.guess_row(block, step) for block in range(2)], before)
+            found.append(output.logits.copy())
+            before = output.greedy_tokens.tolist()
+            tokens.append(before)
+            shares = np.exp(output.logits - np.logaddexp.reduce(output.logits, axis=1, keepdims=True)).max(axis=1)
+            rates.append(shares if sure[0] is None else sure)
+        chained, chances = head.chains(last, depth)
+        assert np.array_equal(chained, np.transpose(tokens))
+        assert_close(chances, np.transpose(rates).astype(np.float32), rtol=1e-3, atol=1e-3)
+    half = len(found) // 2
+    assert_close(found[0], found[half], rtol=0.05, atol=0.25 if dtype == "bf16" else 0.5)
+
+
 def test_logits_that_are_no_numbers_end_the_draft(tmp_path: Path) -> None:
     """In all kinds of heads, whose texts are those of plain decoding."""
     kernels = native()
@@ -266,15 +304,21 @@ def test_logits_that_are_no_numbers_end_the_draft(tmp_path: Path) -> None:
     plain = answers(engine_on(decoder), asked)
     for (kind, variant), trees in itertools.product(SOME, (True, False)):
         drafter = head_named(kind, variant, tmp_path / kind).drafter(decoder, kernels=kernels, trees=trees)
-        name = "logits" if kind == "dflash" else "forward"
+        name = "forward" if kind != "dflash" else "logits" if trees else "chains"
         working, calls = getattr(drafter._head, name), itertools.count(1)
 
-        def broken(*given: Any, working: Any = working, calls: Iterator[int] = calls) -> TargetOutput:
-            output: TargetOutput = working(*given)
+        def broken(*given: Any, working: Any = working, calls: Iterator[int] = calls) -> Any:
+            output = working(*given)
             if next(calls) % 3:
                 return output
-            nothing = np.full_like(output.greedy_tokens, -1)
-            return TargetOutput(output.logits * np.float32("nan"), nothing, output.last_hidden)
+            if isinstance(output, HeadOutput):
+                nothing = np.full_like(output.tokens, -1)
+                return replace(output, logits=output.logits * np.float32("nan"), tokens=nothing)
+            first, rates = output
+            if isinstance(first, TargetOutput):
+                nothing = np.full_like(first.greedy_tokens, -1)
+                return replace(first, logits=first.logits * np.float32("nan"), greedy_tokens=nothing), rates
+            return np.full_like(first, -1), rates
 
         setattr(drafter._head, name, broken)
         engine = engine_on(decoder, drafter)

@@ -31,7 +31,7 @@ def test_medusa_of_the_original_repository_has_the_heads_of_its_weights(tmp_path
     shapes = {"0.linear.weight": (48, 48), "0.linear.bias": (48,), "1.weight": (83, 48)}
     tensors = {f"{head}.{name}": torch.zeros(shape) for head in range(5) for name, shape in shapes.items()}
     save_file(tensors, tmp_path / "model.safetensors")
-    spec = open_medusa(HeadFiles(tmp_path), TARGET, quantised=False)
+    spec = open_medusa(HeadFiles(tmp_path), TARGET, dtype="bf16")
     assert (spec.heads, spec.layers, len(spec.outputs), spec.vocabulary.whole) == (5, 1, 5, True)
 
 

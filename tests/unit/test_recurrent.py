@@ -158,7 +158,7 @@ def test_modules_with_gated_attention_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**config, "moe_intermediate_size": 16}))
     save_file({"mtp.fc.weight": np.zeros((48, 96), np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="gated attention"):
-        open_mtp(HeadFiles(tmp_path), MODELS["delta"], quantised=False)
+        open_mtp(HeadFiles(tmp_path), MODELS["delta"], dtype="bf16")
 
 
 def test_the_plan_has_the_states() -> None:

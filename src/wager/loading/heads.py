@@ -69,9 +69,9 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
         )
     files = HeadFiles(path)
     check_provenance(files, target)
-    quantised = target.quantised
+    dtype = target.draft_dtype
     if not modules:
-        opened = _OPEN[spec.name](files, target.spec, quantised=quantised)
+        opened = _OPEN[spec.name](files, target.spec, dtype=dtype)
         noted = files.keys.section("wager").integers("taps")  # as `wager train` writes them
         if noted and isinstance(opened, CheckedLayers) and list(opened.taps) != noted:
             found, wanted = (", ".join(map(str, taps)) for taps in (opened.taps, noted))
@@ -81,7 +81,7 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
             )
         return OpenedHead(path, target, opened)
     after_norm = None if side is None else side == "after"
-    opened_mtp = open_mtp(files, target.spec, quantised=quantised, inside=inside, after_norm=after_norm)
+    opened_mtp = open_mtp(files, target.spec, dtype=dtype, inside=inside, after_norm=after_norm)
     if spec.trees and opened_mtp.modules > 1:
         raise ModelError(
             f"{path.name} has {opened_mtp.modules} MTP modules, which guess in turn; trees are those of a single one.",

@@ -8,6 +8,7 @@ them, guesses worse, and changes no text.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -21,6 +22,7 @@ from wager.draft.vocabulary import check_same_vocabulary, vocabulary_difference
 from wager.drafter_spec import parse_layers
 from wager.errors import TokenizerError, UsageError, WagerError
 from wager.kernels.base import BLOCK_SIZE
+from wager.kernels.blocks import BLOCK_FORMATS
 from wager.kernels.cpu import Kernels
 from wager.loading.memory import budget
 from wager.models.opening import fingerprints, open_model, trained_for_another
@@ -166,6 +168,16 @@ class OpenedModel:
     def quantised(self) -> bool:
         """Whether some matrix is multiplied in fewer than 16 bits."""
         return any(Matrices(self.weights, self.dtype).formats.values())
+
+    @property
+    def draft_dtype(self) -> str:
+        """The form of the matrices of a head on its states, since a guess costs what its bytes cost: in four bits where
+        most of its own have fewer than six, in eight where others are quantised."""
+        counts = Counter(Matrices(self.weights, self.dtype).formats.values())
+        if set(counts) == {None}:
+            return "bf16"
+        usual = counts.most_common(1)[0][0]
+        return "q4" if usual is not None and BLOCK_FORMATS[usual].packed_bits < 6 else "q8"
 
     @property
     def fingerprints(self) -> Mapping[str, str]:

@@ -2,9 +2,8 @@
 block of slots.
 
 Every layer projects the target's fused states of all known positions with its own matrices, once, to the keys and
-values of the context. The slots attend to these and to each other, in both directions, which the attention of a tape
-cannot; so it is computed here, in numpy, between the products on the kernels. BLAS is not called: its threads would
-spin beside those of the kernels and make the next pass several times slower.
+values of the context, which are cached. The slots attend to these and to each other, in both directions. Guesses are
+drawn one after the other, where a Markov head adds what the one before says; a tape has all of them.
 
 Read are the formats of vLLM's speculators (`speculators_model_type` dflash or dspark) and of DSpark's own checkpoints
 (flat, layer ids one lower). Layers of a sliding window are refused.
@@ -13,29 +12,34 @@ Read are the formats of vLLM's speculators (`speculators_model_type` dflash or d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from wager.arch.config_keys import ConfigKeys, short_repr
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
-from wager.kernels.arrays import FLOAT32, INT32, Array, empty
-from wager.kernels.base import BLOCK_SIZE, TargetOutput
+from wager.kernels.arrays import INT32, Array, empty, zeros
+from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
+from wager.kernels.tape import Tape
 from wager.models.head_files import (
     TREE_ROWS,
+    CachedHead,
     CheckedLayers,
     HeadFiles,
+    HeadLogits,
     HeadWeights,
-    TargetLogits,
     check_taps,
+    layer_weights,
     read_layers,
     row_tape,
     run_rows,
 )
-from wager.models.transformer import Decoder
-from wager.models.weights import Weights
+from wager.models.transformer import Decoder, LayerBuffers, LayerRecorder
+from wager.models.weights import NAMES, Weights
+from wager.types import PackedBatch
 
 _MOST_SLOTS = 64
 
@@ -61,19 +65,21 @@ class CheckedBlock(CheckedLayers):
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         act, attention = kernels.act.itemsize, self.attention
         hidden, keys = self.decoder.hidden, attention.kv_heads * attention.head_dim
-        row = 4 * (2 * hidden + self.state_width + 2 * keys * self.decoder.num_layers + attention.qkv_width)
-        row += act * (2 * hidden + self.state_width + attention.output_width + self.inner)
-        return rows * (row + 4 * len(self.vocabulary.ids)) + 4 * context * attention.rope_dim
+        row = 4 * (2 * hidden + self.state_width + 3 * keys + attention.qkv_width + len(self.vocabulary.ids))
+        row += act * (
+            3 * hidden + self.state_width + keys + attention.query_width + attention.output_width + self.inner
+        )
+        return max(rows, self.slots) * row + 4 * context * attention.rope_dim
 
     def token_bytes(self, kernels: Kernels) -> int:
-        """Bytes of keys and values per position, in float32, with the room they grow into."""
-        return 2 * 4 * self.decoder.num_layers * self.attention.cache_width
+        """Bytes of keys and values per position."""
+        return self.decoder.num_layers * self.attention.cache_width * kernels.act.itemsize
 
     def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> BlockHead:
-        return BlockHead(self, decoder, target)
+        return BlockHead(self, decoder, target, num_blocks=num_blocks)
 
 
-def open_block(files: HeadFiles, target: ModelSpec, *, quantised: bool) -> CheckedBlock:
+def open_block(files: HeadFiles, target: ModelSpec, *, dtype: str) -> CheckedBlock:
     """The drafter in some files; all tensors' names and shapes are checked. ModelError names what does not fit."""
     files.rename({r"model\.": ""})
     keys, flat = files.keys, files.flat
@@ -90,7 +96,7 @@ def open_block(files: HeadFiles, target: ModelSpec, *, quantised: bool) -> Check
     keys.refuse("markov_head_type", unless=("vanilla",))
     head = CheckedBlock(
         files,
-        quantised,
+        dtype,
         **layers,
         taps=_taps(keys, native, target, flat=flat),
         slots=slots,
@@ -132,206 +138,169 @@ def _mask(keys: ConfigKeys, native: ConfigKeys, target: ModelSpec) -> int:
     return ids[0]
 
 
-@dataclass
-class BlockContext:
-    """Keys (rotated) and values of one sequence's known positions, `count` of them behind `origin`: float32 [layers, 2,
-    kv_heads, room, head_dim]."""
-
-    origin: int = 0
-    count: int = 0
-    values: Array = field(default_factory=lambda: np.zeros((0, 2, 0, 0, 0), np.float32))
-
-    @property
-    def known(self) -> Array:
-        return self.values[:, :, :, : self.count]
-
-
-class BlockHead:
+class BlockHead(CachedHead):
     """A block drafter for the target `decoder`, whose embedding and output matrix it uses where it has none.
+    `num_blocks` is the size of its cache.
 
     `conditions`: its logits depend on the token before; `logits` gives at most `max_logits_rows` rows at a time.
     """
 
-    def __init__(self, head: CheckedBlock, decoder: Decoder, target: Weights) -> None:
-        weights = head.weights(decoder.kernels)
-        act, vocabulary = decoder.kernels.act, head.vocabulary
-        self._head, self._details, self._attention = head, head.decoder.details, head.attention
-        self.taps, self.state_width, self.state_dtype = head.taps, head.state_width, act
-        self.vocab, self.max_depth = decoder.vocab, head.depth
-        self.max_positions = decoder.max_blocks * BLOCK_SIZE + head.slots
-        self.max_sequences = max(1, decoder.max_rows // head.slots)
-        self.max_logits_rows = max(self.max_sequences, head.slots, TREE_ROWS)
-        self.conditions = head.markov_rank > 0
-        self._rotation = self._details.rope.table(self.max_positions, self._attention.rope_dim)
-        self._record_context(weights, decoder.max_rows)
-        rows = self.max_sequences * head.slots
-        self._record_layers(weights, decoder, rows)
-        self._logits = empty(rows, len(vocabulary.ids))
-        self._output = row_tape(weights, rows)
-        self._output.rms_norm(self._x, weights.vector("norm.weight"), self._details.norm_eps, self._normed)
-        self._output.linear(self._normed, head.output(weights, decoder, target), self._logits)
-        self._target = TargetLogits(vocabulary, self.max_logits_rows)
-        self._codes = weights.matrix("markov_head.markov_w1.weight") if head.markov_rank else None
-        if head.markov_rank:
-            self._code = empty(self.max_logits_rows, head.markov_rank, dtype=act)
-            self._further = empty(self.max_logits_rows, len(vocabulary.ids))
-            self._markov = row_tape(weights, self.max_logits_rows)
-            self._markov.linear(self._code, weights.pack(["markov_head.markov_w2.weight"]), self._further)
-        self._confidence = (
-            (weights.vector("confidence_head.proj.weight")[0], float(weights.vector("confidence_head.proj.bias")[0]))
-            if head.confidence
-            else None
+    def __init__(self, head: CheckedBlock, decoder: Decoder, target: Weights, *, num_blocks: int) -> None:
+        weights, attention = head.weights(decoder.kernels), head.attention
+        super().__init__(
+            decoder,
+            decoder.kernels,
+            attention,
+            head.decoder.hidden,
+            state_width=head.state_width,
+            least_rows=head.slots,
+            whole_spans=True,
         )
+        self.taps = head.taps
+        self.max_depth, self.slots, self.conditions = head.depth, head.slots, head.markov_rank > 0
+        self.masks = (head.mask_token,) * (head.slots - 1)
+        self.blocks = min(self.max_sequences, self.max_rows // head.slots)
+        """Blocks of a pass at most."""
+        self.max_logits_rows = max(self.blocks, head.slots, TREE_ROWS)
+        self._first_slot = 0 if head.anchor_guesses else 1
+        self._weights, self._head = weights, head
+        self.cache = decoder.kernels.cache(
+            layers=head.decoder.num_layers,
+            num_blocks=num_blocks,
+            kv_heads=attention.kv_heads,
+            head_dim=attention.head_dim,
+        )
+        self._confidence: Array | None = empty(self.max_rows, 1) if head.confidence else None  # before the sigmoid
+        self._code_confidence = self._record_layers(weights, decoder, target)  # what the Markov head's code adds
+        self.guesses = HeadLogits(head.vocabulary, self.max_logits_rows)
+        self._tokens = zeros(head.depth, self.blocks, dtype=INT32)
+        self._probabilities = zeros(head.depth, self.blocks)
+        self._chains: dict[int, Tape] = {}
+        if head.markov_rank:
+            self._codes = weights.matrix("markov_head.markov_w1.weight")
+            self._packed_codes = decoder.kernels.pack(self._codes)
+            self._from_code = weights.pack(["markov_head.markov_w2.weight"])
+            rows = self.max_logits_rows
+            self._code = empty(rows, head.markov_rank, dtype=decoder.kernels.act)
+            self._further, self._surer = empty(rows, len(head.vocabulary.ids)), empty(rows, 1)
+            self._markov = row_tape(weights, rows)
+            self._markov.linear(self._code, self._from_code, self._further)
+            if self._code_confidence is not None:
+                self._markov.linear(self._code, self._code_confidence, self._surer)
 
     # ---- recording -------------------------------------------------------------------------------------------------
 
-    def _record_context(self, weights: HeadWeights, rows: int) -> None:
-        """A tape from tapped states to each layer's keys | values of them."""
-        head, act = self._head, weights.kernels.act
-        hidden, keys = head.decoder.hidden, self._attention.kv_heads * self._attention.head_dim
-        self._states = empty(rows, head.state_width, dtype=act)
-        fused, normed = empty(rows, hidden), empty(rows, hidden, dtype=act)
-        self._context = row_tape(weights, rows)
-        self._context.linear(self._states, weights.pack(["fc.weight"]), fused)
-        self._context.rms_norm(fused, weights.vector("hidden_norm.weight"), self._details.norm_eps, normed)
-        self._known = [empty(rows, 2 * keys) for _ in range(head.decoder.num_layers)]
-        for layer, out in enumerate(self._known):
-            names = [f"layers.{layer}.self_attn.{part}_proj.weight" for part in "kv"]
-            self._context.linear(normed, weights.pack(names), out)
+    def _record_layers(self, weights: HeadWeights, decoder: Decoder, target: Weights) -> Any:
+        """The pass over blocks, to logits of all slots, and the one from states of known positions to their keys and
+        values in every layer. What the confidence reads of the Markov head's code, packed; None if it does not."""
+        head, model, kernels, rows = self._head, self._head.decoder, weights.kernels, self.max_rows
+        attention, details, act = head.attention, model.details, weights.kernels.act
+        buffers = LayerBuffers(model, kernels, positions=self.max_context, max_rows=rows, max_logits_rows=1)
+        narrowed, fused = empty(rows, head.state_width, dtype=act), empty(rows, self.hidden)
+        normed, kv_width = empty(rows, self.hidden, dtype=act), attention.kv_heads * attention.head_dim
+        qkv, unused = zeros(rows, 3 * kv_width), empty(rows, kv_width, dtype=act)  # rotation takes queries, too
+        sizes: dict[str, Any] = {
+            "heads": attention.kv_heads,
+            "kv_heads": attention.kv_heads,
+            "head_dim": attention.head_dim,
+        }
+        limits: dict[str, Any] = {"max_rows": rows, "max_sequences": self.max_sequences, "max_blocks": self.max_blocks}
+        self._context: Tape = kernels.tape(**limits, **sizes)
+        self.context_buffers = self._context.buffers
+        self._context.narrow(self._target_states, narrowed)
+        self._context.linear(narrowed, weights.pack(["fc.weight"]), fused)
+        self._context.rms_norm(fused, weights.vector("hidden_norm.weight"), details.norm_eps, normed)
+        self._tape.embed(head.embedding(weights, decoder), buffers.x)
+        recorder = LayerRecorder(model, kernels, self._tape, self.cache, buffers)
+        names = {part: name.removeprefix("model.") for part, name in NAMES.items()}
+        for index, tensors in enumerate(layer_weights(weights, model, names)):
+            recorder.record(tensors, model.ordered_layers[index], index, of="rows")
+            self._context.linear(
+                normed,
+                weights.pack([f"layers.{index}.self_attn.{part}_proj.weight" for part in "kv"]),
+                qkv[:, kv_width:],
+            )
+            norms = (tensors.vector("q_norm"), tensors.vector("k_norm"), details.norm_eps) if details.qk_norm else None
+            self._context.rotary(qkv, buffers.rotations["global"], norms, self.cache, index, unused)
+        self._normed, self._logits = empty(rows, self.hidden, dtype=act), empty(rows, len(head.vocabulary.ids))
+        self._tape.rms_norm(buffers.x, weights.vector("norm.weight"), details.norm_eps, self._normed)
+        self._tape.linear(self._normed, head.output(weights, decoder, target), self._logits)
+        if self._confidence is None:
+            return None
+        weight, bias = (weights.vector(f"confidence_head.proj.{part}") for part in ("weight", "bias"))
+        self._tape.linear(self._normed, kernels.pack(weight[:, : self.hidden], bias), self._confidence)
+        return kernels.pack(weight[:, self.hidden :]) if head.confidence_reads_markov and head.markov_rank else None
 
-    def _record_layers(self, weights: HeadWeights, decoder: Decoder, rows: int) -> None:
-        """Tapes of the layers over the slots of several blocks: one up to the attention, one behind it."""
-        head, act, eps = self._head, weights.kernels.act, self._details.norm_eps
-        hidden = head.decoder.hidden
-        self._x, self._normed = empty(rows, hidden), empty(rows, hidden, dtype=act)
-        self._qkv = empty(rows, self._attention.qkv_width)
-        self._mixed = empty(rows, self._attention.output_width, dtype=act)
-        inner = empty(rows, head.inner, dtype=act)
-        self._embed = row_tape(weights, rows)
-        self._embed.embed(head.embedding(weights, decoder), self._x)
-        self._layers = []
-        for layer in range(head.decoder.num_layers):
-            attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
-            before, after = row_tape(weights, rows), row_tape(weights, rows)
-            before.rms_norm(self._x, weights.vector(f"layers.{layer}.input_layernorm.weight"), eps, self._normed)
-            qkv = weights.pack([f"{attention}.{part}_proj.weight" for part in "qkv"])
-            before.linear(self._normed, qkv, self._qkv)
-            after.linear(self._mixed, weights.pack([f"{attention}.o_proj.weight"]), self._x, add=True)
-            norm = weights.vector(f"layers.{layer}.post_attention_layernorm.weight")
-            after.rms_norm(self._x, norm, eps, self._normed)
-            gated = weights.pack_gated(f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight")
-            after.gated(self._normed, gated, inner)
-            after.linear(inner, weights.pack([f"{mlp}.down_proj.weight"]), self._x, add=True)
-            norms = [weights.vector(f"{attention}.{part}_norm.weight") for part in "qk" if self._details.qk_norm]
-            self._layers.append((before, after, norms))
+    def _record_chain(self, depth: int) -> Tape:
+        """A tape over blocks that guesses `depth` tokens of each, one after the other."""
+        head, rows, slots = self._head, self.blocks, self._head.slots
+        ids, tape = self._logits.shape[1], row_tape(self._weights, rows)
+        logits = self._logits[: rows * slots].reshape(rows, slots * ids)
+        code, narrowed = empty(rows, head.markov_rank), empty(rows, head.markov_rank, dtype=self._weights.kernels.act)
+        for step in range(depth):
+            slot = step + self._first_slot
+            own = logits[:, slot * ids : (slot + 1) * ids]
+            if head.markov_rank:
+                tape.embed(self._packed_codes, code, tokens=self._tokens[step - 1] if step else None)
+                tape.narrow(code, narrowed)
+                tape.linear(narrowed, self._from_code, own, add=True)
+                if self._confidence is not None and self._code_confidence is not None:
+                    sure = self._confidence[: rows * slots].reshape(rows, slots)[:, slot : slot + 1]
+                    tape.linear(narrowed, self._code_confidence, sure, add=True)
+            found = self._tokens[step], self._probabilities[step]
+            tape.guess(own, self.guesses.ids, self.guesses.keys[:rows], *found, ahead=step, of="rows")
+        return tape
 
     # ---- running ---------------------------------------------------------------------------------------------------
 
-    def extend(self, context: BlockContext, states: Array) -> None:
-        """Add the next known positions, whose tapped states are [n, state_width]."""
-        for first in range(0, len(states), len(self._states)):
-            part = states[first : first + len(self._states)]
-            rows, start = len(part), context.origin + context.count
-            self._states[:rows] = part
-            run_rows(self._context, rows)
-            self._make_room(context, rows)
-            table, place = self._rotation[start : start + rows], slice(context.count, context.count + rows)
-            for layer, known in enumerate(self._known):
-                keys, values = np.split(known[:rows], 2, axis=1)
-                context.values[layer, 0, :, place] = self._keys(layer, keys, table)
-                context.values[layer, 1, :, place] = split(values, self._attention.kv_heads)
-            context.count += rows
+    def extend(self, batch: PackedBatch, states: Array) -> None:
+        """Cache the keys and values of the batch's rows, known positions whose tapped states are [n, state_width]. It
+        is packed into `context_buffers`."""
+        self._target_states[: len(states)] = states
+        self._context.run(rows=batch.rows, sequences=batch.num_sequences, logits_rows=0)
 
-    def _make_room(self, context: BlockContext, rows: int) -> None:
-        room, attention = context.values.shape[3], self._attention
-        if context.count + rows > room:
-            room = max(2 * room, context.count + rows, 64)
-            shape = (self._head.decoder.num_layers, 2, attention.kv_heads, room, attention.head_dim)
-            grown = np.zeros(shape, np.float32)
-            if context.count:
-                grown[:, :, :, : context.count] = context.known
-            context.values = grown
+    def run(self, batch: PackedBatch) -> None:
+        """One pass over blocks, packed into `buffers`: the last known token of each sequence, and masks."""
+        self._tape.run(rows=batch.rows, sequences=batch.num_sequences, logits_rows=0)
 
-    def run(self, contexts: Sequence[BlockContext], anchors: Sequence[int]) -> None:
-        """One pass over a block behind each context, whose first slot has the token `anchors[i]`."""
-        slots, rows = self._head.slots, len(anchors) * self._head.slots
-        tokens = np.full((len(anchors), slots), self._head.mask_token, np.int32)
-        tokens[:, 0] = anchors
-        self._embed.inputs.tokens[:rows] = tokens.reshape(-1)
-        run_rows(self._embed, rows)
-        for layer, (before, after, _) in enumerate(self._layers):
-            run_rows(before, rows)
-            for block, context in enumerate(contexts):
-                own, start = slice(block * slots, (block + 1) * slots), context.origin + context.count
-                table = self._rotation[start : start + slots]
-                self._mixed[own] = self._attend(layer, self._qkv[own], context.known[layer], table)
-            run_rows(after, rows)
-        run_rows(self._output, rows)
-
-    def _attend(self, layer: int, qkv: Array, context: Array, table: Array) -> Array:
-        """Every slot over the `context` [2, kv_heads, n, head_dim] and all slots of its block; `table` are the
-        rotations [slots, head_dim]."""
-        attention = self._attention
-        size, slots = attention.head_dim, len(qkv)
-        ends = [attention.query_width, attention.query_width + attention.kv_heads * size]
-        own_queries, own_keys, own_values = np.split(qkv, ends, axis=1)
-        queries = split(own_queries, attention.heads)
-        if norms := self._layers[layer][2]:
-            queries = self._head_norm(queries, norms[0])
-        keys = np.concatenate([context[0], self._keys(layer, own_keys, table)], axis=1)
-        values = np.concatenate([context[1], split(own_values, attention.kv_heads)], axis=1)
-        grouped = rotated(queries, table).reshape(attention.kv_heads, -1, size)  # the queries that share a kv head
-        scores = np.einsum("kqd,knd->kqn", grouped, keys) * np.float32(size**-0.5)
-        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        mixed = np.einsum("kqn,knd->kqd", scores / scores.sum(axis=-1, keepdims=True), values)
-        found: Array = mixed.reshape(attention.heads, slots, size).swapaxes(0, 1).reshape(slots, -1)
-        return found
-
-    def _keys(self, layer: int, keys: Array, table: Array) -> Array:
-        """A layer's keys [n, kv_heads * d] by head, normed and rotated."""
-        found, norms = split(keys, self._attention.kv_heads), self._layers[layer][2]
-        return rotated(self._head_norm(found, norms[1]) if norms else found, table)
-
-    def _head_norm(self, x: Array, weight: Array) -> Array:
-        found: Array = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + self._details.norm_eps) * weight
-        return found
-
-    # ---- results ---------------------------------------------------------------------------------------------------
+    def chains(self, last: Sequence[int], depth: int) -> tuple[Array, Array]:
+        """The guesses of all blocks of the last pass, drawn as `guesses.keys` say, and the chance of each to be right
+        if those before it are: by the confidence head, or else its probability; [blocks, depth] both. `last` are the
+        last known tokens. Logits of these slots are used up."""
+        rows = len(last)
+        if depth not in self._chains:
+            self._chains[depth] = self._record_chain(depth)
+        tape = self._chains[depth]
+        tape.inputs.tokens[:rows] = last
+        run_rows(tape, rows)
+        rates = self._probabilities[:depth, :rows].T
+        if self._confidence is not None:
+            slots = self._confidence[: rows * self.slots].reshape(rows, self.slots)
+            rates = sigmoid(slots[:, self._first_slot : self._first_slot + depth])
+        return self._tokens[:depth, :rows].T, rates
 
     def guess_row(self, block: int, step: int) -> int:
         """The row whose logits are guess `step` of a block."""
-        return block * self._head.slots + step + (0 if self._head.anchor_guesses else 1)
+        return block * self.slots + step + self._first_slot
 
-    def logits(self, rows: Sequence[int], before: Sequence[int]) -> TargetOutput:
-        """The logits of some rows of the last pass by the target's ids, `before` the tokens before their guesses."""
-        logits = self._logits[list(rows)]
-        if self._codes is not None:
-            self._code[: len(rows)] = self._codes[list(before)]
-            run_rows(self._markov, len(rows))
-            logits += self._further[: len(rows)]
-        finite = np.isfinite(logits).all(axis=1)
-        return self._target.take(logits, np.where(finite, logits.argmax(axis=1), -1).astype(INT32))
-
-    def confidence(self, row: int, before: int) -> float | None:
-        """The chance that the guess of a row is right if those before it are, as the head sees it; None without one."""
-        if self._confidence is None:
-            return None
-        weight, bias = self._confidence
-        x = self._normed[row].astype(FLOAT32)
-        if self._head.confidence_reads_markov and self._codes is not None:
-            x = np.concatenate([x, self._codes[before].astype(FLOAT32)])
-        score = float((weight * x).sum()) + bias
-        return float(1 / (1 + np.exp(-score))) if np.isfinite(score) else 0.0
+    def logits(self, rows: Sequence[int], before: Sequence[int]) -> tuple[TargetOutput, Sequence[float | None]]:
+        """The logits of some rows of the last pass by the target's ids, `before` the tokens before their guesses; and
+        the chance that the guess of each is right if those before it are, where there is a confidence head."""
+        picked, n = list(rows), len(rows)
+        logits = self._logits[picked]
+        sure = None if self._confidence is None else self._confidence[picked, 0]
+        if self.conditions:
+            self._code[:n] = self._codes[list(before)]
+            run_rows(self._markov, n)
+            logits += self._further[:n]
+            if sure is not None and self._code_confidence is not None:
+                sure += self._surer[:n, 0]
+        rates = [None] * n if sure is None else sigmoid(sure).tolist()
+        return self.guesses.output(logits).by_target(), rates
 
 
-def split(x: Array, heads: int) -> Array:
-    """[n, heads * d] -> [heads, n, d]."""
-    return x.reshape(len(x), heads, -1).swapaxes(0, 1)
-
-
-def rotated(x: Array, table: Array) -> Array:
-    """Rotary embedding of [heads, n, d] by [n, d] of cos | sin, halves paired."""
-    half = x.shape[-1] // 2
-    cos, sin = table[:, :half], table[:, half:]
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+def sigmoid(x: Array) -> Array:
+    """0 where x is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: Array = 1 / (1 + np.exp(-x))
+    return np.where(np.isfinite(x), found, np.float32(0))

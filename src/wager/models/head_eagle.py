@@ -16,21 +16,19 @@ from typing import Any
 from wager.arch.config_keys import ConfigKeys
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
-from wager.kernels.arrays import FLOAT32, INT32, Array, DType, empty
-from wager.kernels.base import TargetOutput
+from wager.kernels.arrays import Array, empty
 from wager.kernels.cpu import Kernels
 from wager.models.head_files import (
     CachedHead,
     CheckedLayers,
     HeadFiles,
+    HeadLogits,
+    HeadOutput,
     HeadWeights,
-    TargetLogits,
     check_taps,
     layer_weights,
     read_layers,
     read_proposed,
-    row_tape,
-    run_rows,
 )
 from wager.models.transformer import Decoder, LayerBuffers, LayerRecorder, last_layer_rows
 from wager.models.weights import NAMES, Weights
@@ -70,7 +68,7 @@ class CheckedEagle(CheckedLayers):
         return EagleHead(self, decoder, target, num_blocks=num_blocks)
 
 
-def open_eagle(files: HeadFiles, target: ModelSpec, *, quantised: bool) -> CheckedEagle:
+def open_eagle(files: HeadFiles, target: ModelSpec, *, dtype: str) -> CheckedEagle:
     """The head in some files; all of its tensors' names and shapes are checked. ModelError names what does not fit the
     target, and what is not supported."""
     files.rename({"model\\.": "", "midlayer\\.": "layers.0."})
@@ -80,7 +78,7 @@ def open_eagle(files: HeadFiles, target: ModelSpec, *, quantised: bool) -> Check
         raise ModelError(f"The head in {files.where} is a {kind} head.", "An eagle3 head is wanted here.")
     head = CheckedEagle(
         files,
-        quantised,
+        dtype,
         **read_layers(files, target),
         taps=_read_taps(keys, files.layer_keys, target),
         norm_before_residual=keys.flag("norm_before_residual", default=not files.flat),
@@ -117,13 +115,14 @@ class EagleHead(CachedHead):
     """An EAGLE-3 head for the target `decoder`, whose embedding and output matrix it uses where it has none of its
     own. `num_blocks` is the size of its cache.
 
-    `taps`: the target's layers whose states it needs; a position's are `state_width` elements of `state_dtype`.
+    `taps`: the target's layers whose states it needs; a position's are `state_width` elements.
     """
 
     def __init__(self, head: CheckedEagle, decoder: Decoder, target: Weights, *, num_blocks: int) -> None:
         weights, attention = head.weights(decoder.kernels), head.attention
-        super().__init__(decoder, decoder.kernels, attention, head.decoder.hidden)
-        self.taps, self.state_width = head.taps, head.state_width
+        super().__init__(decoder, decoder.kernels, attention, head.decoder.hidden, state_width=head.state_width)
+        self.taps = head.taps
+        self._outputs: dict[int, HeadOutput] = {}  # views of the buffers, by rows of logits
         self.cache = decoder.kernels.cache(
             layers=head.decoder.num_layers,
             num_blocks=num_blocks,
@@ -133,50 +132,36 @@ class EagleHead(CachedHead):
         self._record_fusion(head, weights)
         states = self._record_layers(head, weights, head.embedding(weights, decoder))
         rows = self.max_logits_rows
-        self._target = TargetLogits(head.vocabulary, rows)
-        self._logits, self._greedy = empty(rows, len(head.vocabulary.ids)), empty(rows, dtype=INT32)
+        self.guesses, self._logits = HeadLogits(head.vocabulary, rows), empty(rows, len(head.vocabulary.ids))
         normed = empty(rows, self.hidden, dtype=decoder.kernels.act)
         self._fed = normed if head.norm_output else states
         norm = weights.vector("norm.weight")
         self._tape.rms_norm(states, norm, head.decoder.details.norm_eps, normed, of="logits")
         self._tape.linear(normed, head.output(weights, decoder, target), self._logits, of="logits")
-        self._tape.argmax(self._logits, self._greedy)
+        self.guesses.record(self._tape, self._logits)
 
-    def forward(self, batch: PackedBatch, states: Array, fed: Array) -> TargetOutput:
+    def forward(self, batch: PackedBatch, states: Array, fed: Array) -> HeadOutput:
         """One pass over the packed rows: the first of them have the target's `states` [n, state_width] and the others
-        what the head gave before, `fed` f32 [m, hidden].
-
-        The logits are by the target's ids, with those that the head cannot guess far below all others; `last_hidden`
-        is what is fed to the next row. UsageError if the batch exceeds the buffers.
-        """
-        self._prepare(batch, states, fed)
-        rows = len(batch.logits_indices)
-        self._tape.run(rows=batch.rows, sequences=batch.num_sequences, logits_rows=rows)
-        given = self._fed[:rows].astype(FLOAT32, copy=False)
-        return self._target.take(self._logits[:rows], self._greedy[:rows], given)
+        what the head gave before, `fed` [m, hidden]. UsageError if the batch exceeds the buffers."""
+        rows = self._run(batch, states, fed)
+        output = self._outputs.get(rows)
+        if output is None:
+            output = self._outputs[rows] = self.guesses.output(self._logits[:rows], self._fed[:rows])
+        return output
 
     def _record_fusion(self, head: CheckedEagle, weights: HeadWeights) -> None:
-        """A tape of its own from the taps of each position, side by side, to `_state`."""
-        rows, act = self.max_rows, weights.kernels.act
-        self._fusion = row_tape(weights, rows)
-        normed = head.fc_norm or head.norm_before_fc
-        self.state_dtype: DType = FLOAT32 if normed else act
-        step = head.target_hidden if head.fc_norm else head.state_width
-        self._parts = [empty(rows, step, dtype=self.state_dtype) for _ in range(head.state_width // step)]
-        for index, part in enumerate(self._parts):
-            ready = part
-            if normed:
-                ready = empty(rows, step, dtype=act)
-                norm = weights.vector(f"fc_norm.{index}.weight" if head.fc_norm else "input_norm.weight")
-                self._fusion.rms_norm(part, norm, head.decoder.details.norm_eps, ready)
-            matrix = weights.pack(["fc.weight"], slice(index * step, (index + 1) * step))
-            self._fusion.linear(ready, matrix, self._state, add=index > 0)
-
-    def _read_target(self, states: Array) -> None:
-        step = self._parts[0].shape[1]
-        for index, part in enumerate(self._parts):
-            part[: len(states)] = states[:, index * step : (index + 1) * step]
-        run_rows(self._fusion, len(states))
+        """From the taps of each position, side by side, to `_state`."""
+        rows, eps, width = self.max_rows, head.decoder.details.norm_eps, head.state_width
+        ready = empty(rows, width, dtype=weights.kernels.act)
+        if head.norm_before_fc:
+            self._tape.rms_norm(self._target_states, weights.vector("input_norm.weight"), eps, ready)
+        else:
+            for index in range(len(head.taps) if head.fc_norm else 0):
+                part = self._target_states[:, index * head.target_hidden : (index + 1) * head.target_hidden]
+                self._tape.rms_norm(part, weights.vector(f"fc_norm.{index}.weight"), eps, part)
+            self._tape.narrow(self._target_states, ready)
+        self._tape.linear(ready, weights.pack(["fc.weight"]), self._state)
+        self._fused = self._tape.mark
 
     def _record_layers(self, head: CheckedEagle, weights: HeadWeights, embedding: Any) -> Array:
         """The residual stream of the rows that give logits, behind the last layer."""

@@ -19,15 +19,15 @@ from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, Gqa, Mla
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
-from wager.kernels.arrays import FLOAT32, INT32, Array, DType, all_finite, empty
+from wager.kernels.arrays import FLOAT32, INT32, Array, DType, all_finite, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.blocks import BLOCK, Matrix, QuantisedMatrix, quantise
 from wager.kernels.cpu import Kernels
-from wager.kernels.tape import Tape
+from wager.kernels.tape import NOISE_KEY, GuessedIds, RowSet, Tape
 from wager.models.gguf import StoredAs
 from wager.models.packed_cache import PackedStore
 from wager.models.transformer import Decoder, LayerWeights
-from wager.models.weights import NAMES, Matrices, StoredWeights, Weights, source_name, tensor_shapes
+from wager.models.weights import NAMES, WANTED, Matrices, StoredWeights, Weights, source_name, tensor_shapes
 from wager.types import PackedBatch
 
 if TYPE_CHECKING:
@@ -232,10 +232,11 @@ def _agree(ids: Array, known: Array) -> bool:
 
 
 class HeadWeights:
-    """The tensors of a head, packed as they are asked for: matrices as q8_0 if `quantised`, as far as blocks fit."""
+    """The tensors of a head, packed as they are asked for: matrices as `dtype` (a key of weights.WANTED) says, as far
+    as blocks fit."""
 
-    def __init__(self, files: HeadFiles, kernels: Kernels, *, quantised: bool) -> None:
-        self.files, self.kernels, self.quantised = files, kernels, quantised
+    def __init__(self, files: HeadFiles, kernels: Kernels, *, dtype: str) -> None:
+        self.files, self.kernels, self.dtype = files, kernels, dtype
 
     def vector(self, name: str) -> Array:
         return self.files.read(name)
@@ -254,22 +255,26 @@ class HeadWeights:
         biases = self._biases([gate, up])
         return self.kernels.pack_gated(first, second, bias=(biases[0], biases[1]) if biases else None)
 
-    def pack_values(self, matrix: Array) -> Any:
-        """A matrix that the head does not have itself."""
-        return self.kernels.pack(self._formed(matrix))
+    def pack_wide(self, matrix: Array) -> Any:
+        """An embedding or output matrix: in q8_0 where others are quantised, as the target's."""
+        return self.kernels.pack(self._formed(matrix, wide=True))
 
     def nbytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """Bytes of tensors by name as they are packed, vectors in float32, without the maps of token ids."""
-        return sum(self._packed_bytes(*shape) for name, shape in shapes.items() if name not in _ID_MAPS)
+        return sum(self._packed_bytes(name, *shape) for name, shape in shapes.items() if name not in _ID_MAPS)
 
-    def _packed_bytes(self, outputs: int, inputs: int | None = None) -> int:
-        return 4 * outputs if inputs is None else self.kernels.matrix_bytes(outputs, inputs, self._format_of(inputs))
+    def _packed_bytes(self, name: str, outputs: int, inputs: int | None = None) -> int:
+        if inputs is None:
+            return 4 * outputs
+        form = self._format_of(inputs, wide=re.fullmatch(_WIDE, name) is not None)
+        return self.kernels.matrix_bytes(outputs, inputs, form)
 
-    def _format_of(self, inputs: int) -> str | None:
-        return "q8_0" if self.quantised and inputs % BLOCK == 0 else None
+    def _format_of(self, inputs: int, *, wide: bool) -> str | None:
+        wanted = WANTED[self.dtype] if inputs % BLOCK == 0 else None
+        return "q8_0" if wanted is not None and wide else wanted
 
-    def _formed(self, values: Array) -> Matrix:
-        known = self._format_of(values.shape[1])
+    def _formed(self, values: Array, *, wide: bool = False) -> Matrix:
+        known = self._format_of(values.shape[1], wide=wide)
         return np.ascontiguousarray(values) if known is None else quantise(values, known)
 
     def _biases(self, names: Sequence[str]) -> list[Array]:
@@ -296,6 +301,7 @@ def run_rows(tape: Tape, rows: int, *, logits_rows: int = 0) -> None:
 
 
 _ID_MAPS = ("d2t", "t2d", "token_map")
+_WIDE = r"(lm_head|lm_heads\.\d+|embed_tokens|modules\.\d+\.(head|embed))\.weight"
 
 TREE_ROWS = 16
 """Rows of logits that a head gives at least in one go: as many as a level of a tree may have."""
@@ -304,30 +310,62 @@ _NEVER = np.float32(-1e30)
 """The logit of an id that the head cannot guess: finite, and of probability 0 whatever is done to logits."""
 
 
-class TargetLogits:
-    """Rows of a head's logits by the target's ids, `rows` at most."""
+class HeadLogits:
+    """Rows of a head's logits, at most `rows`, and the guess of each; `keys` NOISE_KEY [rows] are for drawing them."""
 
     def __init__(self, vocabulary: HeadVocabulary, rows: int) -> None:
-        self._ids = None if vocabulary.whole else vocabulary.ids
-        self._whole = np.empty((0, 0), np.float32)
-        if self._ids is not None:
-            self._whole = np.full((rows, vocabulary.size), _NEVER, np.float32)
+        whole = vocabulary.whole
+        self._ids = None if whole else vocabulary.ids
+        self.ids = GuessedIds(self._ids, count=len(vocabulary.ids))
+        self.keys = zeros(rows, dtype=NOISE_KEY)
+        self.greedy = True
+        """Whether all keys are."""
+        self.tokens, self.probabilities = zeros(rows, dtype=INT32), zeros(rows)
+        self._whole = np.empty((0, 0) if whole else (rows, vocabulary.size), np.float32)
+        self._whole.fill(_NEVER)
 
-    def take(self, logits: Array, greedy: Array, fed: Array | None = None) -> TargetOutput:
-        """logits f32 [n, ids] and the greedy id of each row, -1 where a logit is not finite; valid until the next."""
+    def record(self, tape: Tape, logits: Array, *, of: RowSet = "logits") -> None:
+        """Guess the rows of logits f32 [rows, ids]."""
+        tape.guess(logits, self.ids, self.keys, self.tokens, self.probabilities, of=of)
+
+    def output(self, logits: Array, fed: Array | None = None, given: Array | None = None) -> HeadOutput:
+        """What a pass gave with these rows of logits, valid until the next one."""
+        return HeadOutput(self, logits, self.tokens[: len(logits)], self.probabilities[: len(logits)], fed, given)
+
+    def spread(self, logits: Array) -> Array:
+        """Logits f32 [n, ids] by the target's ids, valid until the next call."""
         if self._ids is None:
-            return TargetOutput(logits, greedy, fed)
+            return logits
         rows = len(logits)
         self._whole[:rows, self._ids] = logits
-        greedy = np.where(greedy < 0, np.int32(-1), self._ids[greedy].astype(np.int32))
-        return TargetOutput(self._whole[:rows], greedy, fed)
+        return self._whole[:rows]
+
+
+@dataclass(slots=True)
+class HeadOutput:
+    """The result of a pass of a head: `logits` f32 [n, ids] by its own ids, the token of each row and its probability
+    as `Tape.guess` finds them, what is `fed` to the next row [n, hidden]; with several modules what all rows gave."""
+
+    of: HeadLogits
+    logits: Array
+    tokens: Array
+    probabilities: Array
+    fed: Array | None = None
+    given: Array | None = None
+
+    def by_target(self) -> TargetOutput:
+        """The rows by the target's ids, with those that the head cannot guess far below all others; greedy tokens."""
+        logits, own = self.logits, self.of.ids.own
+        greedy = logits.argmax(axis=1).astype(INT32)
+        greedy = np.where(np.isfinite(logits).all(axis=1), greedy if own is None else own[greedy], INT32.type(-1))
+        return TargetOutput(self.of.spread(logits), greedy, self.fed)
 
 
 def layer_weights(weights: HeadWeights, spec: ModelSpec, names: Mapping[str, str]) -> list[LayerWeights]:
     """The layers of a head that are those of a decoder of that spec; `names` are its tensors' as in weights.NAMES."""
     kernels = weights.kernels
     stored = StoredWeights(spec, weights.files, names)
-    matrices = Matrices(stored, "q8" if weights.quantised else "bf16", kernels.act, only_layers=True)
+    matrices = Matrices(stored, weights.dtype, kernels.act, only_layers=True)
     known = tensor_shapes(spec)
     return [
         LayerWeights(stored, matrices, PackedStore(kernels), known, index=index) for index in range(spec.num_layers)
@@ -339,7 +377,7 @@ def output_matrix(weights: HeadWeights, vocabulary: HeadVocabulary, decoder: Dec
     if vocabulary.whole:
         return decoder.head
     name = "embed.weight" if target.spec.tied else "head.weight"
-    return weights.pack_values(target.read(name, weights.kernels.act)[vocabulary.ids])
+    return weights.pack_wide(target.read(name, weights.kernels.act)[vocabulary.ids])
 
 
 # ---- heads as they are opened and run ------------------------------------------------------------------------------
@@ -347,13 +385,14 @@ def output_matrix(weights: HeadWeights, vocabulary: HeadVocabulary, decoder: Dec
 
 @dataclass(frozen=True)
 class CheckedHead:
-    """A head whose files were checked against its target, but not loaded; `quantised`: as its target is."""
+    """A head whose files were checked against its target, but not loaded; `dtype` is the form of its matrices, a key of
+    weights.WANTED."""
 
     files: HeadFiles
-    quantised: bool
+    dtype: str
 
     def weights(self, kernels: Kernels) -> HeadWeights:
-        return HeadWeights(self.files, kernels, quantised=self.quantised)
+        return HeadWeights(self.files, kernels, dtype=self.dtype)
 
     def weight_bytes(self, kernels: Kernels) -> int:
         return self.weights(kernels).nbytes(self.files.shapes)
@@ -382,12 +421,13 @@ class CheckedLayers(CheckedHead):
 
     def embedding(self, weights: HeadWeights, decoder: Decoder) -> Any:
         """Its embedding, packed, or the target's."""
-        return weights.pack(["embed_tokens.weight"]) if self.own_embedding else decoder.embedding
+        own = self.own_embedding
+        return weights.pack_wide(weights.matrix("embed_tokens.weight")) if own else decoder.embedding
 
     def output(self, weights: HeadWeights, decoder: Decoder, target: Weights) -> Any:
         """Its output matrix, packed, or the target's."""
         return (
-            weights.pack(["lm_head.weight"])
+            weights.pack_wide(weights.matrix("lm_head.weight"))
             if self.own_output
             else output_matrix(weights, self.vocabulary, decoder, target)
         )
@@ -439,11 +479,23 @@ def read_layers(files: HeadFiles, target: ModelSpec) -> dict[str, Any]:
 
 
 class CachedHead:
-    """A head with a cache of keys and values of its own, within the limits of the target's `decoder`."""
+    """A head with a cache of keys and values of its own, within the limits of the target's `decoder`, but for
+    `least_rows`. Its tape begins with `_fused` ops that make `_state` of the target's states. whole_spans: as of
+    Kernels.tape."""
 
-    def __init__(self, decoder: Decoder, kernels: Kernels, attention: Gqa | Mla, hidden: int) -> None:
-        self.vocab, self.hidden = decoder.vocab, hidden
-        self.max_rows = decoder.max_rows
+    def __init__(
+        self,
+        decoder: Decoder,
+        kernels: Kernels,
+        attention: Gqa | Mla,
+        hidden: int,
+        *,
+        state_width: int,
+        least_rows: int = 1,
+        whole_spans: bool = False,
+    ) -> None:
+        self.vocab, self.hidden, self.state_width = decoder.vocab, hidden, state_width
+        self.max_rows = max(decoder.max_rows, least_rows)
         self.max_sequences = decoder.max_sequences
         self.max_blocks = decoder.max_blocks
         self.max_logits_rows = min(self.max_rows, max(self.max_sequences, TREE_ROWS))
@@ -455,25 +507,33 @@ class CachedHead:
             heads=attention.heads,
             kv_heads=attention.kv_heads,
             head_dim=attention.head_dim,
+            whole_spans=whole_spans,
         )
         self.buffers = self._tape.buffers
+        self._target_states = empty(self.max_rows, state_width)
         self._state = empty(self.max_rows, hidden)  # what the rows read
+        self._fused = 0
 
-    def _read_target(self, states: Array) -> None:
-        """Write the target's states to the first rows of `_state`."""
-        raise NotImplementedError
-
-    def _prepare(self, batch: PackedBatch, states: Array, fed: Array) -> None:
-        """Fill the inputs of a pass whose first rows have the target's `states` and the others `fed`. UsageError if the
-        batch exceeds the buffers."""
-        rows = batch.rows
-        if rows > self.max_rows or batch.num_sequences > self.max_sequences or len(states) + len(fed) != rows:
+    def _run(self, batch: PackedBatch, states: Array, fed: Array, *, further: Tape | None = None) -> int:
+        """A pass whose first rows have the target's `states` and the others `fed`; the number of rows with logits. All
+        rows are fed where it is another tape's. UsageError if the batch exceeds the buffers."""
+        rows, sequences, logits_rows, known = batch.rows, batch.num_sequences, len(batch.logits_indices), len(states)
+        if rows > self.max_rows or sequences > self.max_sequences or known + len(fed) != rows:
             raise UsageError(
-                f"A pass of {rows} rows and {batch.num_sequences} sequences with {len(states)} + {len(fed)} states "
-                "does not fit this head."
+                f"A pass of {rows} rows and {sequences} sequences with {known} + {len(fed)} states does not fit this "
+                "head."
             )
-        if len(states):
-            self._read_target(states)
-        self._state[len(states) : rows] = fed
         if self.buffers.packed is not batch:
             self._tape.inputs.fill(batch)
+        sizes = {"rows": rows, "sequences": sequences, "logits_rows": logits_rows}
+        if known:
+            self._target_states[:known] = states
+        if len(fed):
+            if known:  # other rows are fused too, and then overwritten
+                self._tape.run(**sizes, last=self._fused)
+            self._state[known:rows] = fed
+        if further is None:
+            self._tape.run(**sizes, first=self._fused if len(fed) else 0)
+        else:
+            further.run(**sizes)
+        return logits_rows

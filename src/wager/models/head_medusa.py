@@ -18,14 +18,15 @@ import numpy as np
 from wager.arch.config_keys import short_repr
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
-from wager.kernels.arrays import FLOAT32, Array, empty
-from wager.kernels.base import TargetOutput
+from wager.kernels.arrays import Array, empty
 from wager.kernels.cpu import Kernels
+from wager.kernels.tape import Tape
 from wager.models.head_files import (
     CheckedHead,
     HeadFiles,
+    HeadLogits,
+    HeadOutput,
     HeadVocabulary,
-    TargetLogits,
     check_sizes,
     output_matrix,
     row_tape,
@@ -70,7 +71,7 @@ class CheckedMedusa(CheckedHead):
         return MedusaHead(self, decoder, target)
 
 
-def open_medusa(files: HeadFiles, target: ModelSpec, *, quantised: bool) -> CheckedMedusa:
+def open_medusa(files: HeadFiles, target: ModelSpec, *, dtype: str) -> CheckedMedusa:
     """The heads in some files; all tensors' names and shapes are checked. ModelError names what does not fit."""
     files.rename(_RENAMED)
     keys, shapes = files.keys, files.shapes
@@ -105,7 +106,7 @@ def open_medusa(files: HeadFiles, target: ModelSpec, *, quantised: bool) -> Chec
     if "token_map" in shapes:
         expected["token_map"] = (len(ids),)
     files.check(expected)
-    return CheckedMedusa(files, quantised, heads, layers, hidden, outputs, HeadVocabulary(ids, vocab))
+    return CheckedMedusa(files, dtype, heads, layers, hidden, outputs, HeadVocabulary(ids, vocab))
 
 
 def medusa_config(
@@ -154,72 +155,61 @@ class MedusaHead:
     """Medusa heads for the target `decoder`, for as many sequences as its passes may have."""
 
     def __init__(self, head: CheckedMedusa, decoder: Decoder, target: Weights) -> None:
-        weights, ids = head.weights(decoder.kernels), head.vocabulary.ids
-        act, rows = decoder.kernels.act, decoder.max_sequences
+        self._weights = weights = head.weights(decoder.kernels)
+        act, rows, ids = decoder.kernels.act, decoder.max_sequences, head.vocabulary.ids
         self.vocab = decoder.vocab
         self.max_depth = head.heads
         self.max_sequences = rows
-        self._state = empty(rows, head.hidden)
-        self._normed = empty(rows, head.hidden, dtype=act)
-        self._norm = row_tape(weights, rows)
-        self._norm.rms_norm(self._state, target.read("norm.weight"), target.spec.details.norm_eps, self._normed)
-        self._x = empty(rows, head.hidden, dtype=act)
-        self._y = empty(rows, head.hidden)
-        self._blocks = [[row_tape(weights, rows) for _ in range(head.layers)] for _ in range(head.heads)]
-        for number, blocks in enumerate(self._blocks):
-            for layer, tape in enumerate(blocks):
-                tape.linear(self._x, weights.pack([f"blocks.{number}.layers.{layer}.weight"]), self._y)
-        # One output matrix takes the states of all heads as rows of one product.
-        self._one_output = len(head.outputs) < 2
-        output_rows = rows * (head.heads if self._one_output else 1)
-        self._last = empty(output_rows, head.hidden, dtype=act)
-        self._logits = empty(output_rows, len(ids))
-        self._target = TargetLogits(head.vocabulary, rows * head.heads)
+        self._hidden, self._layers = head.hidden, head.layers
+        self._state, self._y = empty(rows, head.hidden), empty(rows, head.hidden)
+        self._norm = target.read("norm.weight"), target.spec.details.norm_eps
+        self._blocks = {
+            (number, layer): weights.pack([f"blocks.{number}.layers.{layer}.weight"])
+            for number in range(head.heads)
+            for layer in range(head.layers)
+        }
         self._outputs = []
-        for name in head.outputs or ("",):
-            if name:
-                matrix = weights.matrix(name)
-                packed = weights.pack_values(matrix if len(matrix) == len(ids) else matrix[ids])
-            else:
-                packed = output_matrix(weights, head.vocabulary, decoder, target)
-            tape = row_tape(weights, output_rows)
-            tape.linear(self._last, packed, self._logits)
-            self._outputs.append(tape)
+        for name in head.outputs:
+            matrix = weights.matrix(name)
+            self._outputs.append(weights.pack_wide(matrix if len(matrix) == len(ids) else matrix[ids]))
+        if not self._outputs:
+            self._outputs.append(output_matrix(weights, head.vocabulary, decoder, target))
+        self._last, self._logits = empty(rows * head.heads, head.hidden, dtype=act), empty(rows * head.heads, len(ids))
+        self.guesses = HeadLogits(head.vocabulary, rows * head.heads)
+        self._output = row_tape(weights, rows * head.heads)
+        if len(self._outputs) == 1:  # it takes the states of all heads as rows of one product
+            self._output.linear(self._last, self._outputs[0], self._logits)
+        self.guesses.record(self._output, self._logits, of="rows")
+        self._tapes: dict[int, Tape] = {}
 
-    def forward(self, states: Array, depth: int) -> TargetOutput:
-        """states f32 [n, hidden]: what enters the target's last norm. The logits, by the target's ids, of the first
-        `depth` heads: row i * depth + j is head j's for state i."""
+    def forward(self, states: Array, depth: int) -> HeadOutput:
+        """states f32 [n, hidden]: what enters the target's last norm. The logits of the first `depth` heads: row
+        i * depth + j is head j's for state i."""
         n = len(states)
         self._state[:n] = states
-        run_rows(self._norm, n)
-        found = np.empty((n, depth, states.shape[1]), self._x.dtype)
+        if depth not in self._tapes:
+            self._tapes[depth] = self._record(depth)
+        run_rows(self._tapes[depth], n)
+        run_rows(self._output, n * depth)
+        return self.guesses.output(self._logits[: n * depth])
+
+    def _record(self, depth: int) -> Tape:
+        """A tape from the states of sequences to what the first `depth` heads multiply with their output matrix, side
+        by side; and those products, where each head has a matrix of its own."""
+        rows, hidden, act = self.max_sequences, self._hidden, self._weights.kernels.act
+        ids = self._logits.shape[1]
+        last = self._last.reshape(-1)[: rows * depth * hidden].reshape(rows, depth * hidden)
+        logits = self._logits.reshape(-1)[: rows * depth * ids].reshape(rows, depth * ids)
+        tape, normed = row_tape(self._weights, rows), empty(rows, hidden, dtype=act)
+        tape.rms_norm(self._state, *self._norm, normed)
         for head in range(depth):
-            x = self._normed[:n].astype(FLOAT32)
-            for tape in self._blocks[head]:
-                self._x[:n] = x
-                run_rows(tape, n)
-                x = x + _silu(self._y[:n])
-            found[:, head] = x
-        logits = self._output(found).reshape(n * depth, -1)
-        greedy = np.where(np.isfinite(logits).all(axis=1), logits.argmax(axis=1), -1).astype(np.int32)
-        return self._target.take(logits, greedy)
-
-    def _output(self, states: Array) -> Array:
-        """states act [n, depth, hidden] -> logits of each."""
-        n, depth, hidden = states.shape
-        if self._one_output:
-            self._last[: n * depth] = states.reshape(-1, hidden)
-            run_rows(self._outputs[0], n * depth)
-            return self._logits[: n * depth]
-        logits = np.empty((n, depth, self._logits.shape[1]), np.float32)
-        for head in range(depth):
-            self._last[:n] = states[:, head]
-            run_rows(self._outputs[head], n)
-            logits[:, head] = self._logits[:n]
-        return logits
-
-
-def _silu(x: Array) -> Array:
-    with np.errstate(over="ignore"):
-        found: Array = x / (1 + np.exp(-x))
-    return found
+            x = normed
+            for layer in range(self._layers):
+                tape.linear(x, self._blocks[head, layer], self._y)
+                shared = layer == self._layers - 1 and len(self._outputs) == 1
+                out = last[:, head * hidden : (head + 1) * hidden] if shared else empty(rows, hidden, dtype=act)
+                tape.add_silu(x, self._y, out)
+                x = out
+            if len(self._outputs) > 1:
+                tape.linear(x, self._outputs[head], logits[:, head * ids : (head + 1) * ids])
+        return tape

@@ -16,12 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, FeedForward, Gqa
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError
-from wager.kernels.arrays import FLOAT32, INT32, Array, DType, empty
-from wager.kernels.base import BLOCK_SIZE, TargetOutput
+from wager.kernels.arrays import Array, empty
+from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.cpu import Kernels
 from wager.kernels.tape import Tape
 from wager.models.head_files import (
@@ -29,6 +31,9 @@ from wager.models.head_files import (
     CachedHead,
     CheckedHead,
     HeadFiles,
+    HeadLogits,
+    HeadOutput,
+    HeadVocabulary,
     Shapes,
     check_sizes,
     layer_weights,
@@ -187,7 +192,7 @@ class CheckedMtp(CheckedHead):
 
 
 def open_mtp(
-    files: HeadFiles, target: ModelSpec, *, quantised: bool, inside: bool = False, after_norm: bool | None = None
+    files: HeadFiles, target: ModelSpec, *, dtype: str, inside: bool = False, after_norm: bool | None = None
 ) -> CheckedMtp:
     """The modules in some files; the names and shapes of all their tensors are checked. `inside`: they are the target's
     own files; `after_norm` overrides the format's. ModelError names what does not fit, and what is not supported."""
@@ -213,7 +218,7 @@ def open_mtp(
     layers = (replace(last, ffn=_feed_forward(files, last), count=count),)
     decoder = replace(base, layers=layers, tied=True, decoder=replace(base.details, layer_order=(0,) * count))
     depth = None if inside else read_proposed(files.keys)
-    head = CheckedMtp(files, quantised, decoder, known, known.after_norm if after_norm is None else after_norm, depth)
+    head = CheckedMtp(files, dtype, decoder, known, known.after_norm if after_norm is None else after_norm, depth)
     others = r"(?!modules\.).*" if inside else r"(model|lm_head)\..*|.*rotary_emb\.inv_freq|verifier_.*"
     files.check(dict(head.tensors()), optional=(others,))
     return head
@@ -261,52 +266,41 @@ class MtpHead(CachedHead):
     """The modules for the target `decoder`, whose embedding and output matrix they use where they have none of their
     own. `num_blocks` is the size of their cache, which holds a layer for each.
 
-    `taps`: the target's layer whose states they need; a position's are `state_width` elements of `state_dtype`.
+    `taps`: the target's layer whose states they need; a position's are `state_width` elements.
     """
 
     def __init__(self, head: CheckedMtp, decoder: Decoder, target: Weights, *, num_blocks: int) -> None:
         kernels, hidden = decoder.kernels, head.decoder.hidden
-        super().__init__(decoder, kernels, head.decoder.attention, hidden)
+        super().__init__(decoder, kernels, head.decoder.attention, hidden, state_width=hidden)
         self.modules = head.modules
-        self.state_width = hidden
-        self.state_dtype: DType = FLOAT32
         self.taps: tuple[int, ...] = (target.spec.num_layers,)
         self.cache = layer_cache(head.decoder, kernels, layers=head.modules, num_blocks=num_blocks, kv_dtype="bf16")
         self._head, self._decoder, self._weights = head, decoder, head.weights(kernels)
-        self._target_norm: Tape | None = None
         if head.after_norm:  # the target hands its states over without it
-            self._given, self._given_normed = (
-                empty(self.max_rows, hidden),
-                empty(self.max_rows, hidden, dtype=kernels.act),
+            self._tape.rms_norm(
+                self._target_states, target.read("norm.weight"), target.spec.details.norm_eps, self._state
             )
-            self._target_norm = row_tape(self._weights, self.max_rows)
-            norm, eps = target.read("norm.weight"), target.spec.details.norm_eps
-            self._target_norm.rms_norm(self._given, norm, eps, self._given_normed)
+        else:
+            self._tape.copy(self._target_states, self._state)
+        self._fused = self._tape.mark
         rows, logits_rows = self.max_rows, self.max_logits_rows
         limits = {"positions": self.max_context, "max_rows": rows, "max_logits_rows": logits_rows}
         self._layer = LayerBuffers(head.decoder, kernels, **limits)
         self._embedded = empty(rows, hidden)
         self._embedded_normed, self._state_normed = (empty(rows, hidden, dtype=kernels.act) for _ in range(2))
+        self.guesses = HeadLogits(HeadVocabulary(np.arange(self.vocab), self.vocab), logits_rows)
         layers = layer_weights(self._weights, head.decoder, head.layer_names)
         self._modules = [self._record(module, layer) for module, layer in enumerate(layers)]
 
-    def forward(self, batch: PackedBatch, states: Array, fed: Array, module: int = 0) -> TargetOutput:
+    def forward(self, batch: PackedBatch, states: Array, fed: Array, module: int = 0) -> HeadOutput:
         """One pass of a module over the packed rows: the first of them have the target's `states` [n, hidden] and the
-        others what a module gave before, `fed` f32 [m, hidden].
-
-        `last_hidden` is what is fed to the next row; with several modules `taps` has under 0 what all rows gave, for
-        the next module. UsageError if the batch exceeds the buffers.
-        """
-        self._prepare(batch, states, fed)
-        return self._modules[module].run(batch)
-
-    def _read_target(self, states: Array) -> None:
-        n = len(states)
-        if self._target_norm:
-            self._given[:n] = states
-            run_rows(self._target_norm, n)
-            states = self._given_normed[:n]
-        self._state[:n] = states
+        others what a module gave before, `fed` [m, hidden]; with several modules `given` is for the next one.
+        UsageError if the batch exceeds the buffers."""
+        recorded = self._modules[module]
+        recorded.embed_tokens(batch)
+        rows = self._run(batch, states, fed, further=recorded.tape if module else None)
+        given = None if recorded.all_normed is None else recorded.all_normed[: batch.rows]
+        return self.guesses.output(recorded.logits[:rows], recorded.normed[:rows], given)
 
     def _record(self, module: int, layer: LayerWeights) -> _Module:
         """Record a module; all of them share buffers, but for what they give."""
@@ -334,11 +328,11 @@ class MtpHead(CachedHead):
             tape.rms_norm(buffers.x, norm, eps, every)
         rows = self.max_logits_rows
         normed = empty(rows, self.hidden, dtype=act)
-        logits, greedy = empty(rows, self.vocab), empty(rows, dtype=INT32)
+        logits = empty(rows, self.vocab)
         tape.rms_norm(buffers.selected, norm, eps, normed, of="logits")
         tape.linear(normed, self._matrix(module, "head", self._decoder.head), logits, of="logits")
-        tape.argmax(logits, greedy)
-        return _Module(tape, embed, self._embedded, logits, greedy, normed, every)
+        self.guesses.record(tape, logits)
+        return _Module(tape, embed, self._embedded, logits, normed, every)
 
     def _name(self, module: int, part: str) -> str:
         return f"modules.{0 if self._head.format.shared else module}.{part}.weight"
@@ -349,29 +343,24 @@ class MtpHead(CachedHead):
     def _matrix(self, module: int, part: str, shared: Any) -> Any:
         """A module's own matrix, or else the target's."""
         name = self._name(module, part)
-        return self._weights.pack([name]) if name in self._weights.files.shapes else shared
+        return self._weights.pack_wide(self._weights.matrix(name)) if name in self._weights.files.shapes else shared
 
 
 @dataclass(frozen=True)
 class _Module:
-    """A module's tape and what it gives: f32 logits and their greedy ids, `normed` of the rows with logits and, with
+    """A module's tape and what it gives: f32 logits, `normed` of the rows with logits and, with
     several modules, of all rows. `embed` is a tape of its own where the first position's embedding is zeroed."""
 
     tape: Tape
     embed: Tape | None
     embedded: Array
     logits: Array
-    greedy: Array
     normed: Array
     all_normed: Array | None
 
-    def run(self, batch: PackedBatch) -> TargetOutput:
-        rows, logits_rows = batch.rows, len(batch.logits_indices)
+    def embed_tokens(self, batch: PackedBatch) -> None:
+        """Before the pass."""
         if self.embed is not None:
-            self.embed.inputs.tokens[:rows] = batch.tokens
-            run_rows(self.embed, rows)
-            self.embedded[:rows][batch.positions == 0] = 0
-        self.tape.run(rows=rows, sequences=batch.num_sequences, logits_rows=logits_rows)
-        given = {} if self.all_normed is None else {0: self.all_normed[:rows].astype(FLOAT32)}
-        fed = self.normed[:logits_rows].astype(FLOAT32)
-        return TargetOutput(self.logits[:logits_rows], self.greedy[:logits_rows], fed, given)
+            self.embed.inputs.tokens[: batch.rows] = batch.tokens
+            run_rows(self.embed, batch.rows)
+            self.embedded[: batch.rows][batch.positions == 0] = 0

@@ -30,8 +30,9 @@ from typing import Any, cast
 import numpy as np
 
 from wager.draft.base import ComputedRows, Drafter
-from wager.draft.guessing import Guess, GuessedChain, GuessSampler
+from wager.draft.guessing import Guess
 from wager.draft.heads.pending_states import PendingStates, StateFormat
+from wager.draft.heads.sampling import HeadChain, HeadSampler, drawing_temperature
 from wager.draft.registry import DrafterParts
 from wager.draft.trees import FedNodes, GuessedTree, RankLearner, TreeShape
 from wager.drafter_spec import DrafterSpec
@@ -41,6 +42,7 @@ from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kv.paged_cache import BlockPool
 from wager.models.head_eagle import EagleHead
+from wager.models.head_files import HeadOutput
 from wager.models.head_mtp import MtpHead
 from wager.types import NO_TENANT, Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.distribution import History
@@ -50,23 +52,25 @@ from wager.verify.pack import pack
 @dataclass(slots=True)
 class HeadSequence:
     """One sequence in the head's cache, which holds the final entries of the positions `origin` to `origin` +
-    `num_entries` - 1, at the places from 0 on."""
+    `num_entries` - 1, at the places from 0 on. `temperature`: as of drawing_temperature."""
 
     tokens: list[int]
     history: History | None
+    temperature: float | None
     states: PendingStates = field(default_factory=PendingStates)
     origin: int = 0
     num_entries: int = 0
     tenant: str = NO_TENANT
 
 
-class HeadRound(GuessedChain):
+class HeadRound(HeadChain):
     """One draft request in progress; `fed` is what the head gave for the latest entry."""
 
+    fed: Array
+
     def __init__(self, request: DraftRequest, state: HeadSequence, depth: int) -> None:
-        super().__init__(request, state.history, depth)
+        super().__init__(request, state.history, depth, temperature=state.temperature)
         self.state = state
-        self.fed: Array = np.empty(0, FLOAT32)
 
     def num_pending(self) -> int:
         """Entries of known tokens that are not computed yet."""
@@ -86,9 +90,10 @@ class HeadRound(GuessedChain):
         return Span(self.request.seq_id, place, (self.tokens[-1],), True)
 
     def take(self, guess: Guess, fed: Array) -> None:
-        """The guess of a pass, and what is fed with it."""
+        """The guess of a pass, and what is fed with it: a view that is valid until the next pass."""
         self.add(guess)
-        self.fed = fed
+        if not self.done:
+            self.fed = fed.copy()
 
 
 class HeadDrafter(Drafter):
@@ -112,37 +117,41 @@ class HeadDrafter(Drafter):
         self.default_depth = min(depth or 4, self.max_depth)
         self.block_pool = BlockPool(head.cache.num_blocks, prefix_cache=prefix_cache, lead=lead)
         self._head = head
-        self._format = StateFormat(head.taps, head.state_width, head.state_dtype)
-        self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
+        self._format = StateFormat(head.taps, head.state_width)
+        self._sampler = HeadSampler(head.vocab, vocab=head.vocab, kernels=kernels)
         self._states: dict[str, HeadSequence] = {}
+        self._most_kept = 0  # states that wait are no more
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """Remember the prompt; its entries are computed when the first draft is requested."""
         self.end(seq_id)
-        state = self._states[seq_id] = self._sequence(History.of(tokens, params))
+        state = self._states[seq_id] = self._sequence(History.of(tokens, params), drawing_temperature(params))
         state.tenant = tenant
         state.tokens += tokens
 
-    def _sequence(self, history: History | None) -> HeadSequence:
-        return HeadSequence([], history)
+    def _sequence(self, history: History | None, temperature: float | None) -> HeadSequence:
+        return HeadSequence([], history, temperature)
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """Keep the states of positions that are new, as many of all sequences together as there is memory for: one that
         loses its oldest begins later."""
-        kept = sum(state.states.count for state in self._states.values())
         for rows in computed:
             state = self._states.get(rows.seq_id)
             if state is None:
                 continue
-            states, known = state.states, state.origin + state.num_entries
-            before = states.count
-            skipped = max(0, min(max(known, states.end) - rows.start, len(rows.rows)))
-            if skipped < len(rows.rows):
-                states.add(rows.start + skipped, self._format.rows(output, rows.rows[skipped:]))
-                states.drop(states.first + max(0, kept + states.count - before - self._format.most_rows))
-                kept += states.count - before
+            states, first = state.states, rows.start
+            known = max(state.origin + state.num_entries, states.end)
+            new = rows.rows if known <= first else rows.rows[known - first :]
+            if not new:
+                continue
+            self._format.write(output, new, states.room(max(known, first), len(new), width=self._format.width))
+            self._most_kept += len(new)
+            if self._most_kept > self._format.most_rows:
+                kept = sum(each.states.count for each in self._states.values())
+                states.drop(states.first + max(0, kept - self._format.most_rows))
+                self._most_kept = min(kept, self._format.most_rows)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         state = self._states[seq_id]
@@ -208,24 +217,25 @@ class HeadDrafter(Drafter):
                 fed.append((r, r.guess_span()))
                 room -= 1
         states = self._take([(r, len(span.tokens)) for r, span in known])
-        spans = [span for _, span in (*known, *fed)]
-        batch = pack(spans, {}, self.block_pool.block_tables, into=self._head.buffers)
-        output = self._head.forward(batch, states, stacked_rows([r.fed for r, _ in fed], self._head.hidden))
+        both = [*known, *fed]
+        batch = pack([span for _, span in both], {}, self.block_pool.block_tables, into=self._head.buffers)
+        served = [r for r, span in both if span.needs_logits]
+        self._sampler.set_keys(self._head.guesses, [(r, len(r.tokens)) for r in served])
+        output = self._head.forward(batch, states, stacked_rows([r.fed for r, _ in fed]))
         self._commit([r for r, _ in known])
-        self._draw([r for r, span in (*known, *fed) if span.needs_logits], output)
+        self._draw(served, output)
 
-    def _draw(self, served: Sequence[HeadRound], output: TargetOutput) -> None:
-        guesses = self._sampler.guesses(output, [r.row(index) for index, r in enumerate(served)])
-        given: Sequence[Array] = () if output.last_hidden is None else list(output.last_hidden)
-        for r, guess, fed in zip(served, guesses, given, strict=True):
-            r.take(guess, fed.copy())
+    def _draw(self, served: Sequence[HeadRound], output: HeadOutput) -> None:
+        if output.fed is not None:
+            for r, guess, fed in zip(served, self._sampler.drawn(output, served), output.fed, strict=True):
+                r.take(guess, fed)
 
     def _take(self, known: Sequence[tuple[HeadRound, int]]) -> Array:
         """The given number of next states of each round, as rows."""
         parts = [r.state.states.take(rows) for r, rows in known]
         if len(parts) == 1:
             return parts[0]
-        return np.concatenate(parts) if parts else np.empty((0, self._format.width), self._format.dtype)
+        return np.concatenate(parts) if parts else np.empty((0, self._format.width), FLOAT32)
 
     def _commit(self, rounds: Sequence[HeadRound]) -> None:
         """Let others find the known entries that were computed."""
@@ -234,9 +244,14 @@ class HeadDrafter(Drafter):
                 self.block_pool.commit(r.request.seq_id, r.state.tokens, length=r.state.num_entries)
 
 
-def stacked_rows(rows: Sequence[Array], width: int) -> Array:
-    """f32 [rows, width]."""
-    return np.stack(rows) if rows else np.empty((0, width), FLOAT32)
+_NO_ROWS: Array = np.empty((0, 0), FLOAT32)
+
+
+def stacked_rows(rows: Sequence[Array]) -> Array:
+    """[rows, width]."""
+    if len(rows) == 1:
+        return rows[0][None]
+    return np.stack(rows) if rows else _NO_ROWS
 
 
 class HeadTreeRound(HeadRound):
@@ -315,20 +330,20 @@ class HeadTreeDrafter(RankLearner, HeadDrafter):
             return
         states = self._take([(each.round, len(each.tokens)) for each in known])
         batch = _packed([*known, *grown], self.block_pool.block_tables)
-        output = self._head.forward(batch, states, stacked_rows(inputs, self._head.hidden))
+        output = self._head.forward(batch, states, stacked_rows(inputs))
         self._commit([each.round for each in known])
         self._grow([*known, *grown], output)
 
-    def _grow(self, served: Sequence[_Served], output: TargetOutput) -> None:
-        first = 0
+    def _grow(self, served: Sequence[_Served], output: HeadOutput) -> None:
+        first, whole = 0, output.by_target()
         for each in served:
             rows, tree = range(first, first + len(each.wanted)), each.round.tree
             first += len(each.wanted)
-            if not rows or output.last_hidden is None:
+            if not rows or output.fed is None:
                 continue
             for node, row in zip(tree.frontier, rows, strict=True):
-                each.round.given[node] = output.last_hidden[row].copy()
-            tree.grow(self._sampler, output, rows)
+                each.round.given[node] = output.fed[row].copy()
+            tree.grow(self._sampler, whole, rows)
 
 
 def _known(r: HeadTreeRound, span: Span) -> _Served:
@@ -484,10 +499,10 @@ class ModulesDrafter(HeadDrafter):
         super().__init__(head, lead=head.modules, **options)
         self._rounds: list[ModulesRound] = []
 
-    def _sequence(self, history: History | None) -> ModulesSequence:
+    def _sequence(self, history: History | None, temperature: float | None) -> ModulesSequence:
         further = self._head.modules - 1
         given = [PendingStates() for _ in range(further)]
-        return ModulesSequence([], history, given=given, entries=[0] * further)
+        return ModulesSequence([], history, temperature, given=given, entries=[0] * further)
 
     def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> ModulesRound | None:
         depth = min(request.depth, self._head.max_context - known + 1)
@@ -520,14 +535,17 @@ class ModulesDrafter(HeadDrafter):
         none = np.empty((0, self._head.hidden), FLOAT32)
         given = np.concatenate(inputs)
         states, fed = (none, given) if module else (given, none)
+        served = [r for r, span in spans if span.needs_logits]
+        self._sampler.set_keys(self._head.guesses, [(r, len(r.tokens)) for r in served])
         output = self._head.forward(batch, states, fed, module)
         first = 0
         for r, span in spans:
-            r.computed(span, output.taps[0][first : first + len(span.tokens)])
+            if output.given is not None:
+                r.computed(span, output.given[first : first + len(span.tokens)])
             first += len(span.tokens)
             if not r.state.origin:
                 self.block_pool.commit(r.request.seq_id, r.state.tokens, length=r.state.entries[-1])
-        self._draw([r for r, span in spans if span.needs_logits], output)
+        self._draw(served, output)
 
 
 def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:

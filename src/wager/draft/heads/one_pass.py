@@ -17,14 +17,16 @@ what the Markov head adds for each node's token, in one product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
 from wager.draft.base import ComputedRows, Drafter
-from wager.draft.guessing import Candidate, GuessedChain, GuessedRow, GuessSampler, draws
-from wager.draft.heads.pending_states import PendingStates, StateFormat
+from wager.draft.guessing import Candidate, Guess, GuessedRow, draws
+from wager.draft.heads.autoregressive import HeadDrafter, HeadRound, HeadSequence, stacked_rows
+from wager.draft.heads.sampling import HeadChain, HeadSampler, drawing_temperature
 from wager.draft.registry import DrafterParts
 from wager.draft.trees import (
     BRANCHES,
@@ -39,27 +41,12 @@ from wager.drafter_spec import DrafterSpec
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.kernels.cpu import Kernels
-from wager.models.head_block import BlockContext, BlockHead
+from wager.models.head_block import BlockHead
+from wager.models.head_files import HeadOutput
 from wager.models.head_medusa import MedusaHead
-from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
+from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams, Span
 from wager.verify.distribution import History
-
-
-def draft_some(
-    requests: Sequence[DraftRequest],
-    ready: Sequence[DraftRequest],
-    make: Callable[[Sequence[DraftRequest]], Iterable[Draft]],
-    *,
-    together: int,
-    drafter: str,
-) -> list[Draft]:
-    """One draft per request: `make` makes those that are ready, `together` at a time, and the others are declined."""
-    drafts = {
-        draft.seq_id: draft
-        for first in range(0, len(ready), together)
-        for draft in make(ready[first : first + together])
-    }
-    return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=drafter) for request in requests]
+from wager.verify.pack import pack
 
 
 @dataclass(slots=True)
@@ -67,13 +54,14 @@ class _LastState:
     """A sequence, and the state of its position `position` (-2: none came yet)."""
 
     history: History | None
+    temperature: float | None
     position: int = -2
     state: Array = field(default_factory=lambda: np.empty(0, np.float32))
 
 
 class ParallelDrafter(Drafter):
-    """Drafts chains with `head`. `kernels` sample natively where given. A sequence is declined until the state of its
-    newest verified position has come."""
+    """Drafts chains with `head`; `kernels` sample where given. A sequence is declined until the state of its newest
+    verified position has come."""
 
     samples = True
     taps = ()
@@ -83,11 +71,11 @@ class ParallelDrafter(Drafter):
         self.max_depth = head.max_depth
         self.default_depth = min(3, head.max_depth)
         self._head = head
-        self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
+        self._sampler = HeadSampler(head.vocab, vocab=head.vocab, kernels=kernels)
         self._states: dict[str, _LastState] = {}
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
-        self._states[seq_id] = _LastState(History.of(tokens, params))
+        self._states[seq_id] = _LastState(History.of(tokens, params), drawing_temperature(params))
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """Keep the state of each sequence's newest position."""
@@ -108,123 +96,122 @@ class ParallelDrafter(Drafter):
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request; it ends where logits are not finite."""
         ready = [r for r in requests if r.depth > 0 and self._states[r.seq_id].position == r.position - 2]
-        return draft_some(requests, ready, self._drafts, together=self._head.max_sequences, drafter=self.name)
+        together = self._head.max_sequences
+        parts = [self._drafts(ready[first : first + together]) for first in range(0, len(ready), together)]
+        drafts = {draft.seq_id: draft for part in parts for draft in part}
+        return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
 
-    def _forward(self, requests: Sequence[DraftRequest]) -> tuple[TargetOutput, int]:
+    def _forward(self, requests: Sequence[DraftRequest]) -> tuple[HeadOutput, int]:
         """One pass, and how many rows of logits it gives for each request."""
         depth = min(self._head.max_depth, max(request.depth for request in requests))
-        return self._head.forward(np.stack([self._states[request.seq_id].state for request in requests]), depth), depth
+        states = [self._states[request.seq_id].state for request in requests]
+        return self._head.forward(stacked_rows(states), depth), depth
 
     def _drafts(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        output, depth = self._forward(requests)
-        chains = [
-            GuessedChain(request, self._states[request.seq_id].history, min(depth, request.depth))
-            for request in requests
-        ]
-        for step in range(depth):
-            active = [(index, chain) for index, chain in enumerate(chains) if not chain.done]
-            rows = [chain.row(index * depth + step) for index, chain in active]
-            for (_, chain), guess in zip(active, self._sampler.guesses(output, rows), strict=True):
-                chain.add(guess)
+        chains = []
+        for request in requests:
+            state, most = self._states[request.seq_id], min(self._head.max_depth, request.depth)
+            chains.append(HeadChain(request, state.history, most, temperature=state.temperature))
+        depth = max(chain.depth for chain in chains)
+        rows = [(chain, step) for chain in chains for step in range(depth)]
+        self._sampler.set_keys(self._head.guesses, rows)
+        output, _ = self._forward(requests)
+        tokens, probabilities, whole = output.tokens.tolist(), output.probabilities.tolist(), None
+        for row, (chain, _) in enumerate(rows):
+            if chain.done:
+                continue
+            if chain.temperature is not None:
+                chain.add(Guess(tokens[row], probabilities[row]))
+            else:
+                whole = whole or output.by_target()
+                chain.add(*self._sampler.guesses(whole, [chain.row(row)]))
         return [chain.draft(self.name) for chain in chains]
 
 
-@dataclass(slots=True)
-class BlockSequence:
-    """A sequence: how many tokens are known, the last of them, its context, and states that are not in it yet."""
+class BlockDrafter(HeadDrafter):
+    """Drafts chains with `head`: its cache has keys and values of positions whose states came. A sequence is declined
+    while its newest state is missing, when the cache has no blocks for it, and where a block would not fit the
+    context."""
 
-    known: int
-    last: int
-    history: History | None
-    context: BlockContext = field(default_factory=BlockContext)
-    states: PendingStates = field(default_factory=PendingStates)
+    _head: Any
 
-
-class BlockDrafter(Drafter):
-    """Drafts chains with `head`. `kernels` sample natively where given. A sequence is declined while its newest state
-    is missing, and where a block would not fit the context."""
-
-    samples = True
-
-    def __init__(self, head: BlockHead, *, kernels: Kernels | None = None, name: str = "block") -> None:
-        self.name, self.taps = name, head.taps
+    def __init__(self, head: BlockHead, **options: Any) -> None:
+        """`options` are HeadDrafter's."""
+        super().__init__(cast(Any, head), **options)
         self.max_depth = self.default_depth = head.max_depth
-        self._head = head
-        self._format = StateFormat(head.taps, head.state_width, head.state_dtype)
-        self._sampler = GuessSampler(head.vocab, vocab=head.vocab, kernels=kernels)
-        self._states: dict[str, BlockSequence] = {}
-
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
-        self._states[seq_id] = BlockSequence(len(tokens), tokens[-1], History.of(tokens, params))
-
-    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
-        """Keep the states of positions that are new."""
-        for rows in computed:
-            state = self._states.get(rows.seq_id)
-            if state is None:
-                continue
-            end = max(state.context.origin + state.context.count, state.states.end)
-            skipped = max(0, min(end - rows.start, len(rows.rows)))
-            if skipped < len(rows.rows):
-                state.states.add(rows.start + skipped, self._format.rows(output, rows.rows[skipped:]))
-                if state.states.count > self._format.most_rows:
-                    state.states.drop(state.states.end - self._format.most_rows)
-
-    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
-        state = self._states[seq_id]
-        if tokens:
-            state.known, state.last = state.known + len(tokens), tokens[-1]
-        if state.history is not None:
-            state.history.append(tokens)
-
-    def end(self, seq_id: str) -> None:
-        self._states.pop(seq_id, None)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request; it ends where logits are not finite."""
-        ready = [request for request in requests if self._is_ready(request)]
-        return draft_some(requests, ready, self._run, together=self._head.max_sequences, drafter=self.name)
+        rounds = [started for request in requests if (started := self._start(request)) is not None]
+        waiting: list[HeadRound] = rounds
+        while waiting := [r for r in waiting if r.num_pending()]:
+            self._extend(waiting)
+        drafts: dict[str, Draft] = {}
+        for first in range(0, len(rounds), self._head.blocks):
+            some = rounds[first : first + self._head.blocks]
+            last = [r.state.tokens[-1] for r in some]
+            spans = [
+                Span(r.request.seq_id, r.state.num_entries, (token, *self._head.masks), needs_logits=True)
+                for r, token in zip(some, last, strict=True)
+            ]
+            self._head.run(pack(spans, {}, self.block_pool.block_tables, into=self._head.buffers))
+            drafts |= {draft.seq_id: draft for draft in self._drafts(some, last)}
+        for r in rounds:
+            self.block_pool.trim(r.request.seq_id, r.state.num_entries)
+        return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
 
-    def _run(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One pass of the head."""
-        states = [self._states[request.seq_id] for request in requests]
-        self._head.run([state.context for state in states], [state.last for state in states])
-        return self._drafts(requests, states)
+    def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> HeadRound | None:
+        rows = known + self._head.slots
+        if request.depth < 1 or rows > self._head.max_context or not self.block_pool.reserve(request.seq_id, rows):
+            return None
+        return HeadRound(request, state, min(request.depth, self._head.max_depth))
 
-    def _is_ready(self, request: DraftRequest) -> bool:
-        """Brings the context up to date; whether it reaches to the last token."""
-        state = self._states[request.seq_id]
-        context, states = state.context, state.states
-        if request.depth < 1 or state.known + self._head.max_depth > self._head.max_positions:
-            return False
-        if states.count:
-            if states.first > context.origin + context.count:
-                context = state.context = BlockContext(states.first)
-            self._head.extend(context, states.take(states.count))
-        return 0 < context.count == state.known - 1 - context.origin
+    def _extend(self, waiting: Sequence[HeadRound]) -> None:
+        """One pass over states that wait, as many as there is room for."""
+        room, known = self._head.max_rows, []
+        for r in waiting[: self._head.max_sequences]:
+            if room < 1:
+                break
+            known.append((r, r.known_span(room)))
+            room -= len(known[-1][1].tokens)
+        states = self._take([(r, len(span.tokens)) for r, span in known])
+        spans = [span for _, span in known]
+        self._head.extend(pack(spans, {}, self.block_pool.block_tables, into=self._head.context_buffers), states)
+        self._commit([r for r, _ in known])
 
-    def _drafts(self, requests: Sequence[DraftRequest], states: Sequence[BlockSequence]) -> list[Draft]:
+    def _drafts(self, rounds: Sequence[HeadRound], last: Sequence[int]) -> Iterable[Draft]:
         """The drafts that the blocks of the last pass give."""
         head = self._head
-        chains = [
-            GuessedChain(request, state.history, min(request.depth, head.max_depth))
-            for request, state in zip(requests, states, strict=True)
-        ]
-        while active := [(block, chain) for block, chain in enumerate(chains) if not chain.done]:
-            rows = [head.guess_row(block, len(chain.tokens)) for block, chain in active]
-            before = [chain.tokens[-1] if chain.tokens else states[block].last for block, chain in active]
-            output = head.logits(rows, before)
-            drawn = self._sampler.guesses(output, [chain.row(index) for index, (_, chain) in enumerate(active)])
-            for row, token, (_, chain), guess in zip(rows, before, active, drawn, strict=True):
-                chain.add(guess, rate=None if guess.token < 0 else head.confidence(row, token))
-        return [chain.draft(self.name) for chain in chains]
+        if any(r.temperature is None for r in rounds):
+            return self._drawn_apart(rounds, last)
+        depth = max(r.depth for r in rounds)
+        self._sampler.set_keys(head.guesses, [(r, 0) for r in rounds])
+        tokens, rates = (found.tolist() for found in head.chains(last, depth))
+        for block, r in enumerate(rounds):
+            for token, rate in zip(tokens[block], rates[block], strict=True):
+                if r.done:
+                    break
+                r.add(Guess(token, rate))
+        return [r.draft(self.name) for r in rounds]
+
+    def _drawn_apart(self, rounds: Sequence[HeadRound], last: Sequence[int]) -> Iterable[Draft]:
+        """The same where some request has more than a temperature: each guess is drawn by the target's ids."""
+        head = self._head
+        while active := [(block, r) for block, r in enumerate(rounds) if not r.done]:
+            rows = [head.guess_row(block, len(r.tokens)) for block, r in active]
+            before = [r.tokens[-1] if r.tokens else last[block] for block, r in active]
+            output, rates = head.logits(rows, before)
+            drawn = self._sampler.guesses(output, [r.row(index) for index, (_, r) in enumerate(active)])
+            for (_, r), guess, rate in zip(active, drawn, rates, strict=True):
+                r.add(guess, rate=None if guess.token < 0 else rate)
+        return [r.draft(self.name) for r in rounds]
 
 
 class OnePassTrees(RankLearner):
     """Trees from the rows of logits of one pass."""
 
     name: str
-    _sampler: GuessSampler
+    _sampler: HeadSampler
 
     def _started(self, request: DraftRequest, history: History | None, levels: int, *, rows: int) -> GuessedTree:
         """A tree of the request, in the shape of a template where q is requested; `rows`: nodes of a level at most."""
@@ -269,33 +256,32 @@ class ParallelTreeDrafter(OnePassTrees, ParallelDrafter):
 
     def _drafts(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         output, depth = self._forward(requests)
-        drafts = []
+        whole, drafts = output.by_target(), []
         for index, request in enumerate(requests):
             rows = range(index * depth, (index + 1) * depth)
             history = self._states[request.seq_id].history
-            drafts.append(self._marginal_tree(request, history, output, rows, rates=[None] * depth))
+            drafts.append(self._marginal_tree(request, history, whole, rows, rates=[None] * depth))
         return drafts
 
 
 class BlockTreeDrafter(OnePassTrees, BlockDrafter):
     """Drafts trees with a block head, of as many nodes as guesses are requested."""
 
-    def _drafts(self, requests: Sequence[DraftRequest], states: Sequence[BlockSequence]) -> list[Draft]:
+    def _drafts(self, rounds: Sequence[HeadRound], last: Sequence[int]) -> Iterable[Draft]:
         if self._head.conditions:
-            return self._conditioned(requests, states)
+            return self._conditioned(rounds, last)
         drafts = []
-        for block, (request, state) in enumerate(zip(requests, states, strict=True)):
-            rows = [self._head.guess_row(block, step) for step in range(min(self._head.max_depth, request.depth))]
-            output = self._head.logits(rows, [state.last] * len(rows))
-            rates = [self._head.confidence(row, state.last) for row in rows]
-            drafts.append(self._marginal_tree(request, state.history, output, range(len(rows)), rates=rates))
+        for block, r in enumerate(rounds):
+            rows = [self._head.guess_row(block, step) for step in range(r.depth)]
+            output, rates = self._head.logits(rows, [last[block]] * len(rows))
+            drafts.append(self._marginal_tree(r.request, r.history, output, range(len(rows)), rates=rates))
         return drafts
 
-    def _conditioned(self, requests: Sequence[DraftRequest], states: Sequence[BlockSequence]) -> list[Draft]:
+    def _conditioned(self, rounds: Sequence[HeadRound], last: Sequence[int]) -> Iterable[Draft]:
         head = self._head
         found = [
-            (block, state.last, self._started(request, state.history, head.max_depth, rows=head.max_logits_rows))
-            for block, (request, state) in enumerate(zip(requests, states, strict=True))
+            (block, last[block], self._started(r.request, r.history, head.max_depth, rows=head.max_logits_rows))
+            for block, r in enumerate(rounds)
         ]
         waiting = found
         while waiting:
@@ -318,12 +304,11 @@ class BlockTreeDrafter(OnePassTrees, BlockDrafter):
         for block, last, tree in trees:
             rows += [self._head.guess_row(block, tree.level)] * len(tree.frontier)
             before += [last if node < 0 else tree.tokens[node] for node in tree.frontier]
-        output = self._head.logits(rows, before)
+        output, rates = self._head.logits(rows, before)
         first = 0
         for _, _, tree in trees:
             count = len(tree.frontier)
-            rates = [self._head.confidence(rows[i], before[i]) for i in range(first, first + count)]
-            tree.grow(self._sampler, output, range(first, first + count), rates=rates)
+            tree.grow(self._sampler, output, range(first, first + count), rates=rates[first : first + count])
             first += count
 
 
@@ -333,4 +318,4 @@ def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
         parallel = ParallelTreeDrafter if spec.trees else ParallelDrafter
         return parallel(head, kernels=parts.kernels, name=spec.label)
     block = BlockTreeDrafter if spec.trees else BlockDrafter
-    return block(head, kernels=parts.kernels, name=spec.label)
+    return block(head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, name=spec.label)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from wager.kernels.arrays import Array, DType
+from wager.kernels.arrays import FLOAT32, Array
 from wager.kernels.base import TargetOutput
 
 _NO_ROWS: Array = np.empty((0, 0), np.float32)
@@ -39,8 +39,7 @@ class PendingStates:
             self.first, self.count, end = start, 0, start
         new = start + len(rows) - end
         if new > 0:
-            self._room(new, rows)[:] = rows[len(rows) - new :]
-            self.count += new
+            self.room(end, new, width=rows.shape[1])[:] = rows[len(rows) - new :]
 
     def drop(self, below: int) -> None:
         """Forget the positions below."""
@@ -56,46 +55,42 @@ class PendingStates:
         return self._kept()[start - self.first : end - self.first]
 
     def take(self, rows: int) -> Array:
-        """Remove and return the first rows."""
-        taken = self._kept()[:rows].copy()
+        """Remove and return the first rows, valid until more are added."""
+        taken = self._memory[self._begin : self._begin + min(rows, self.count)]
         self.drop(self.first + rows)
         return taken
 
     def _kept(self) -> Array:
         return self._memory[self._begin : self._begin + self.count]
 
-    def _room(self, rows: int, like: Array) -> Array:
-        """Memory for that number of further rows."""
-        if not self.count:
-            self._begin = 0
+    def room(self, start: int, rows: int, *, width: int) -> Array:
+        """Where to write the states of `rows` further positions from `start` on. Behind a gap they begin anew."""
+        if start != self.end or not self.count:
+            self.first, self.count, self._begin = start, 0, 0
         used = self._begin + self.count
         if used + rows > len(self._memory):
-            memory = np.empty((2 * (self.count + rows) + _LEAST_ROWS, *like.shape[1:]), like.dtype)
+            memory = np.empty((2 * (self.count + rows) + _LEAST_ROWS, width), FLOAT32)
             if self.count:
                 memory[: self.count] = self._kept()
             self._memory, self._begin, used = memory, 0, self.count
+        self.count += rows
         return self._memory[used : used + rows]
 
 
 @dataclass(frozen=True, slots=True)
 class StateFormat:
-    """What is kept of a position: the taps side by side, `width` elements of `dtype`."""
+    """What is kept of a position: the taps side by side, `width` elements of float32."""
 
     taps: tuple[int, ...]
     width: int
-    dtype: DType
 
     @property
     def most_rows(self) -> int:
         """Positions that are kept for all sequences together, the latest ones."""
-        return max(1, _BUDGET // (self.width * self.dtype.itemsize))
+        return max(1, _BUDGET // (self.width * FLOAT32.itemsize))
 
-    def rows(self, output: TargetOutput, rows: Sequence[int]) -> Array:
-        """A copy of those rows of a pass, ascending, [n, width]."""
+    def write(self, output: TargetOutput, rows: Sequence[int], into: Array) -> None:
+        """Copy those rows of a pass, ascending, to `into` [n, width]."""
         first, end = rows[0], rows[-1] + 1
         chosen: slice | list[int] = slice(first, end) if end - first == len(rows) else list(rows)
-        found = np.empty((len(rows), self.width), self.dtype)
-        step = self.width // len(self.taps)
-        for place, tap in enumerate(self.taps):
-            found[:, place * step : (place + 1) * step] = output.taps[tap][chosen]
-        return found
+        np.concatenate([output.taps[tap][chosen] for tap in self.taps], axis=1, out=into)
