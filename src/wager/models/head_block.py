@@ -198,13 +198,8 @@ class BlockHead(CachedHead):
         narrowed, fused = empty(rows, head.state_width, dtype=act), empty(rows, self.hidden)
         normed, kv_width = empty(rows, self.hidden, dtype=act), attention.kv_heads * attention.head_dim
         qkv, unused = zeros(rows, 3 * kv_width), empty(rows, kv_width, dtype=act)  # rotation takes queries, too
-        sizes: dict[str, Any] = {
-            "heads": attention.kv_heads,
-            "kv_heads": attention.kv_heads,
-            "head_dim": attention.head_dim,
-        }
         limits: dict[str, Any] = {"max_rows": rows, "max_sequences": self.max_sequences, "max_blocks": self.max_blocks}
-        self._context: Tape = kernels.tape(**limits, **sizes)
+        self._context: Tape = kernels.tape(**limits)
         self.context_buffers = self._context.buffers
         self._context.narrow(self._target_states, narrowed)
         self._context.linear(narrowed, weights.pack(["fc.weight"]), fused)
