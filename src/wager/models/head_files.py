@@ -490,7 +490,8 @@ def read_layers(files: HeadFiles, target: ModelSpec) -> dict[str, Any]:
 
 class CachedHead:
     """A head with a cache of keys and values of its own, within the limits of the target's `decoder`, but for
-    `least_rows`. Its tape begins with `_fused` ops that make `_state` of the target's states. whole_spans: as of
+    `least_rows`. `_state` f32 [max_rows, hidden] is what it makes of the target's states, f32 [max_rows, state_width]:
+    where rows read both these and what it gave itself, by the first `_fused` ops of its tape. whole_spans: as of
     Kernels.tape."""
 
     def __init__(
