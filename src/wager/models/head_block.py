@@ -63,13 +63,17 @@ class CheckedBlock(CheckedLayers):
         return self.slots if self.anchor_guesses else self.slots - 1
 
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
+        """Bytes of the buffers of a pass."""
         act, attention = kernels.act.itemsize, self.attention
         hidden, keys = self.decoder.hidden, attention.kv_heads * attention.head_dim
         row = 4 * (2 * hidden + self.state_width + 3 * keys + attention.qkv_width + len(self.vocabulary.ids))
         row += act * (
             3 * hidden + self.state_width + keys + attention.query_width + attention.output_width + self.inner
         )
-        return max(rows, self.slots) * row + 4 * context * attention.rope_dim
+        vocabulary = self.vocabulary
+        logits = len(vocabulary.ids) * bool(self.markov_rank) + (0 if vocabulary.whole else vocabulary.size)
+        logits_rows = max(sequences, self.slots, TREE_ROWS)
+        return max(rows, self.slots) * row + logits_rows * 4 * logits + 4 * context * attention.rope_dim
 
     def token_bytes(self, kernels: Kernels) -> int:
         """Bytes of keys and values per position."""
