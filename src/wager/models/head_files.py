@@ -249,9 +249,11 @@ class HeadWeights:
         self.files, self.kernels, self.dtype = files, kernels, dtype
 
     def vector(self, name: str) -> Array:
+        """A tensor in float32."""
         return self.files.read(name)
 
     def matrix(self, name: str) -> Array:
+        """A matrix [outputs, inputs] in the kernels' activation type, not packed."""
         return self.files.read(name, self.kernels.act)
 
     def pack(self, names: Sequence[str], columns: slice = slice(None), *, biased: bool = True) -> Any:
@@ -259,11 +261,6 @@ class HeadWeights:
         matrix = np.concatenate([self.matrix(name)[:, columns] for name in names])
         biases = self._biases(names) if biased else []
         return self.kernels.pack(self._formed(matrix), np.concatenate(biases) if biases else None)
-
-    def pack_gated(self, gate: str, up: str) -> Any:
-        first, second = (self._formed(self.matrix(name)) for name in (gate, up))
-        biases = self._biases([gate, up])
-        return self.kernels.pack_gated(first, second, bias=(biases[0], biases[1]) if biases else None)
 
     def pack_wide(self, matrix: Array) -> Any:
         """An embedding or output matrix: in q8_0 where others are quantised, as the target's."""
