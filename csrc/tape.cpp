@@ -79,12 +79,12 @@ int Tape::shape_of(const Attention& op) {
         const Shape& known = shapes_[i];
         if (known.kv_heads == kv_heads && known.group == group && known.head_dim == head_dim) return static_cast<int>(i);
     }
-    shapes_.push_back({kv_heads, group, head_dim, {}, {}});
     const size_t bytes = attention_scratch(group, head_dim, tail_blocks_);
     if (bytes > scratch_bytes_) {
-        scratch_bytes_ = bytes;
         scratch_ = std::make_unique<Buffer>(bytes * pool_->threads());
+        scratch_bytes_ = bytes;
     }
+    shapes_.push_back({kv_heads, group, head_dim, {}, {}});
     return static_cast<int>(shapes_.size()) - 1;
 }
 
@@ -112,6 +112,7 @@ void Tape::add_quantise(const QuantiseRows& op) {
     }
     ops_.push_back(op);
 }
+
 void Tape::quantise_before(const Op& op) {
     std::visit(Overloaded{
                    [&](const Linear& o) { add_quantise({o.x, o.weight.k, 1, o.row_set, o.weight.format}); },
@@ -206,8 +207,8 @@ AttentionPlan Tape::plan(const Shape& shape, Tiles& tiles, const int32_t* rows, 
         tiles.outs.push_back(i);
     }
     const int most = segments(shape, tiles);
-    return {tiles.rows.data(), tiles.sizes.data(), tiles.outs.data(), tails_.data(), ends_.data(), static_cast<int>(tiles.rows.size()), tail_blocks_,
-            most, nullptr, done_.get()};
+    return {tiles.rows.data(), tiles.sizes.data(), tiles.outs.data(), tails_.data(), ends_.data(),
+            static_cast<int>(tiles.rows.size()), tail_blocks_, most, nullptr, done_.get()};
 }
 
 void Tape::run(int rows, int sequences, int logits_rows, size_t first, size_t last) {

@@ -82,7 +82,7 @@ class Tape {
     size_t scratch_bytes_ = 0;  // of a thread, for the largest shape of heads
     std::unique_ptr<Buffer> scratch_;
     std::vector<Shape> shapes_;
-    std::vector<AttentionPlan> plans_, whole_plans_;  // by shape; the latter without segments, for one thread
+    std::vector<AttentionPlan> plans_, whole_plans_;  // as Step::plans; the latter without segments, for one thread
     std::unique_ptr<Buffer> parts_;  // grows with the longest context of a step with few rows
     size_t own_blocks_ = 0, shared_blocks_ = 0;  // activation blocks per thread, and of all rows
     std::unique_ptr<Buffer> own_, shared_;

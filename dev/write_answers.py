@@ -39,7 +39,7 @@ def texts_of(prompts: Sequence[str], each: int, chance: random.Random) -> dict[s
     """Prompts of the kinds that are made of a file's."""
     bodies = [max(prompt.split("\n\n"), key=len).strip() for prompt in prompts]
     bodies = [body for body in dict.fromkeys(bodies) if len(body) > 300]
-    sentences = [each for body in bodies for each in re.split(r"(?<=[.!?])\s+", body.replace("\n", " "))]
+    sentences = [text for body in bodies for text in re.split(r"(?<=[.!?])\s+", body.replace("\n", " "))]
     sentences = [text for text in dict.fromkeys(sentences) if 6 <= len(text.split()) <= 28 and text[-1] in ".!?"]
     questions = [prompt for prompt in prompts if len(prompt) < 120 and prompt.endswith("?")] or ["What is said here?"]
     for texts in (bodies, sentences):
@@ -120,7 +120,7 @@ def main() -> None:
             print(f"out of time: {first} of {len(missing)} asked")
             break
         answer(author, missing[first : first + CHUNK], given.output)
-        print(f"{first + CHUNK} of {len(missing)}, {time.monotonic() - started:.0f} s", flush=True)
+        print(f"{min(first + CHUNK, len(missing))} of {len(missing)}, {time.monotonic() - started:.0f} s", flush=True)
 
 
 def author_of(target: TrainingTarget, device: str, precision: str) -> Author:

@@ -98,8 +98,8 @@ def read_gguf(
         source="the model's own files",
         layer_embedding=keys.count(engine.layer_embedding) if engine.layer_embedding else 0,
     )
-    global_ = [kind for kind in spec.attentions if isinstance(kind, Gqa) and kind.window is None]
-    attention = (*global_, spec.attention)[0]
+    everywhere = [kind for kind in spec.attentions if isinstance(kind, Gqa) and kind.window is None]
+    attention = (*everywhere, spec.attention)[0]
     rope, scale = _rope(keys, rope_dim=spec.rope_dim("global"), context=context, truncated=layout.truncated), None
     if isinstance(attention, Mla):
         rope, scale = latent_scores(keys, attention, rope)

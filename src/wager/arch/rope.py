@@ -26,8 +26,8 @@ class Rope:
     """Rotary position embedding; any scaling is reduced to `factors` and `magnitude`.
 
     Pair i of a head is rotated by position * theta^(-2i/d) / factors[i]; no factors means all ones, and an infinite one
-    no rotation. `magnitude`
-    multiplies both cosine and sine (YaRN's attention factor, which thereby scales queries and keys alike).
+    no rotation. `magnitude` multiplies both cosine and sine (YaRN's attention factor, which thereby scales queries and
+    keys alike).
     `long_factors` replace the factors where sequences may have more positions than `original` (LongRoPE).
     """
 

@@ -98,7 +98,10 @@ _MAIN = "kind output prompts made_up answers apart_from passes steps depth devic
     help="Temperature of the answers, 0 without it; repeated, every prompt is answered once at each.",
 )
 @click.option(
-    "--concurrency", type=flags.Count(1, flags.MOST_CONCURRENT), default=32, help="Prompts that are answered together."
+    "--concurrency",
+    type=flags.Count(1, flags.MOST_CONCURRENT),
+    default=32,
+    help="Prompts that the engine answers together; on a GPU as many as fit are.",
 )
 @click.option(
     "--passes", type=click.FloatRange(0, 10_000, min_open=True), default=2.0, metavar="X", help="Passes over the texts."

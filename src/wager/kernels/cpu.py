@@ -75,7 +75,7 @@ class Kernels(Packer):
         return int(self.pool.threads)
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> CpuLatents:
-        """A cache of one vector of rank + rope per position and layer, for `latent`; its tape has kv_heads 1."""
+        """A cache of one vector of rank + rope per position and layer, for `Tape.latent`."""
         return CpuLatents(self.pool, layers=layers, num_blocks=num_blocks, rank=rank, rope=rope)
 
     def cache(

@@ -101,7 +101,8 @@ NOISE_KEY: DType = np.dtype(
 
 
 class GuessedIds:
-    """The target's id of each logit: `ids` [count], or None where they are its own."""
+    """The target's id of each logit: `ids` int [count], or None where logit i is that of id i. `halves` are the ids by
+    two, as the noise needs them."""
 
     def __init__(self, ids: Array | None, *, count: int) -> None:
         self.count = count
@@ -130,7 +131,8 @@ class Tap:
 class Tape:
     """Ops over fixed buffers. `out` buffers have room for max_rows; only the rows of the step are written.
 
-    `of` names the rows an op runs over, see RowSet. A tape is used by one thread at a time.
+    `of` names the rows an op runs over, see RowSet. whole_spans: as of Kernels.tape. A tape is used by one thread at a
+    time.
     """
 
     def __init__(self, pool: Any, isa: Any, inputs: Inputs, *, whole_spans: bool = False) -> None:
@@ -434,9 +436,9 @@ class Tape:
 
         qkv f32 [R, (heads + 2 kv_heads) * d] with the heads that `rows` names: without v, values are the keys as they
         are before norm and rotation; without k and v, nothing is written. With `norm_values` values have an RMS norm
-        without weight. table f32 [positions, r] = cos | sin of each angle, [r/2] each. The first
-        r <= d dimensions of a head are rotated, half-split (dimension i pairs with i + r/2); without a table none. q
-        act [R, heads * d]. Of logits rows, qkv [L, heads * d] has queries alone, which go to their rows of q."""
+        without weight. table f32 [positions, r] = cos | sin of each angle, [r/2] each: the first r <= d dimensions of a
+        head are rotated, half-split (dimension i pairs with i + r/2); without a table none. q act [R, heads * d]. Of
+        logits rows, qkv [L, heads * d] has queries alone, which go to their rows of q."""
         if of == "logits" and rows != "q":
             raise ModelError("Keys and values are written for all rows.")
         heads, (_, kv_heads, d) = self._heads(cache, layer, q), cache.shape
@@ -578,9 +580,8 @@ class Tape:
         self._tape.gated_norm(source, by, scale, eps, heads, n // heads, stride, gate_first, target)
 
     def multiply(self, x: Array, y: Array, out: Array, *, gelu: bool = False, of: RowSet = "rows") -> None:
-        """out [R, n] = x * y, or gelu(x) * y, by element; x and y f32, out f32 or act; those in f32 may be columns of
-        wider buffers. Of logits rows, x and out have these, and y
-        [R, n] all rows."""
+        """out [*, n] = x * y, or gelu(x) * y, by element; x [*, n] and y [R, n] f32, out f32 or act; those in f32 may
+        be columns of wider buffers. Of logits rows x and out have these, y all rows."""
         n, narrow = x.shape[-1], out.dtype == BFLOAT16
         source, by = self._columns("x", x, n, of=of), self._columns("y", y, n, of="rows")
         target = self._buffer("out", out, BFLOAT16, n, of=of) if narrow else self._columns("out", out, n, of=of)
@@ -664,7 +665,7 @@ class Tape:
         self._tape.guess(source, _stride(logits), ids.count, *own, noise, ahead, target, shares, of == "logits")
 
     def _guesses(self, name: str, array: Array, dtype: DType, *, of: RowSet) -> int:
-        """One element for each row."""
+        """An array of one element for each row."""
         first = self._take(name, array, dtype, (None,))
         self._check_room(name, array, of)
         return first

@@ -100,9 +100,9 @@ def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDraft
 
 def _open_auto(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
     """A lookup, and beside it the first drafter on this machine that is known to fit the model, or the head that comes
-    with wager for it; a policy that takes one drafter takes what is known to fit, or else the lookup. The lookup
-    is in the store that comes with wager for the tokenizer, if there is one: for trees where rows are cheap, which they
-    are beside weights of 16 bits (docs/drafters_measured.md), and the rule verifies trees."""
+    with wager for it; a policy that takes one drafter takes what is known to fit, or else the lookup. The lookup is in
+    the store that comes with wager for the tokenizer, if there is one: for trees where rows are cheap, which they are
+    beside weights of 16 bits (docs/drafters_measured.md), and the rule verifies trees."""
     paired = next((spec for spec in known_drafters(config.model.model) if is_here(spec)), None)
     adaptive = config.speculation.parsed_policy.kind == "adaptive"
     if paired is not None and not adaptive:

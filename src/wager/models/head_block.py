@@ -63,13 +63,17 @@ class CheckedBlock(CheckedLayers):
         return self.slots if self.anchor_guesses else self.slots - 1
 
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
+        """Bytes of the buffers of a pass."""
         act, attention = kernels.act.itemsize, self.attention
         hidden, keys = self.decoder.hidden, attention.kv_heads * attention.head_dim
         row = 4 * (2 * hidden + self.state_width + 3 * keys + attention.qkv_width + len(self.vocabulary.ids))
         row += act * (
             3 * hidden + self.state_width + keys + attention.query_width + attention.output_width + self.inner
         )
-        return max(rows, self.slots) * row + 4 * context * attention.rope_dim
+        vocabulary = self.vocabulary
+        logits = len(vocabulary.ids) * bool(self.markov_rank) + (0 if vocabulary.whole else vocabulary.size)
+        logits_rows = max(sequences, self.slots, TREE_ROWS)
+        return max(rows, self.slots) * row + logits_rows * 4 * logits + 4 * context * attention.rope_dim
 
     def token_bytes(self, kernels: Kernels) -> int:
         """Bytes of keys and values per position."""
@@ -195,15 +199,15 @@ class BlockHead(CachedHead):
         head, model, kernels, rows = self._head, self._head.decoder, weights.kernels, self.max_rows
         attention, details, act = head.attention, model.details, weights.kernels.act
         buffers = LayerBuffers(model, kernels, positions=self.max_context, max_rows=rows, max_logits_rows=1)
-        narrowed, fused = empty(rows, head.state_width, dtype=act), empty(rows, self.hidden)
-        normed, kv_width = empty(rows, self.hidden, dtype=act), attention.kv_heads * attention.head_dim
+        narrowed, normed = empty(rows, head.state_width, dtype=act), empty(rows, self.hidden, dtype=act)
+        kv_width = attention.kv_heads * attention.head_dim
         qkv, unused = zeros(rows, 3 * kv_width), empty(rows, kv_width, dtype=act)  # rotation takes queries, too
         limits: dict[str, Any] = {"max_rows": rows, "max_sequences": self.max_sequences, "max_blocks": self.max_blocks}
         self._context: Tape = kernels.tape(**limits)
         self.context_buffers = self._context.buffers
         self._context.narrow(self._target_states, narrowed)
-        self._context.linear(narrowed, weights.pack(["fc.weight"]), fused)
-        self._context.rms_norm(fused, weights.vector("hidden_norm.weight"), details.norm_eps, normed)
+        self._context.linear(narrowed, weights.pack(["fc.weight"]), self._state)
+        self._context.rms_norm(self._state, weights.vector("hidden_norm.weight"), details.norm_eps, normed)
         self._tape.embed(head.embedding(weights, decoder), buffers.x)
         recorder = LayerRecorder(model, kernels, self._tape, self.cache, buffers)
         names = {part: name.removeprefix("model.") for part, name in NAMES.items()}

@@ -19,6 +19,7 @@ from wager.errors import ModelError
 from wager.kernels.arrays import Array, empty
 from wager.kernels.cpu import Kernels
 from wager.models.head_files import (
+    TREE_ROWS,
     CachedHead,
     CheckedLayers,
     HeadFiles,
@@ -58,7 +59,8 @@ class CheckedEagle(CheckedLayers):
         )
         vocabulary = self.vocabulary
         logits = len(vocabulary.ids) + (0 if vocabulary.whole else vocabulary.size)
-        return rows * row + sequences * (4 * (2 * hidden + logits) + act * hidden) + 4 * context * attention.rope_dim
+        logits_rows = min(rows, max(sequences, TREE_ROWS))
+        return rows * row + logits_rows * (4 * (2 * hidden + logits) + act * hidden) + 4 * context * attention.rope_dim
 
     def token_bytes(self, kernels: Kernels) -> int:
         """Bytes of keys and values per position."""

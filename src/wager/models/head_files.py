@@ -249,9 +249,11 @@ class HeadWeights:
         self.files, self.kernels, self.dtype = files, kernels, dtype
 
     def vector(self, name: str) -> Array:
+        """A tensor in float32."""
         return self.files.read(name)
 
     def matrix(self, name: str) -> Array:
+        """A matrix [outputs, inputs] in the kernels' activation type, not packed."""
         return self.files.read(name, self.kernels.act)
 
     def pack(self, names: Sequence[str], columns: slice = slice(None), *, biased: bool = True) -> Any:
@@ -259,11 +261,6 @@ class HeadWeights:
         matrix = np.concatenate([self.matrix(name)[:, columns] for name in names])
         biases = self._biases(names) if biased else []
         return self.kernels.pack(self._formed(matrix), np.concatenate(biases) if biases else None)
-
-    def pack_gated(self, gate: str, up: str) -> Any:
-        first, second = (self._formed(self.matrix(name)) for name in (gate, up))
-        biases = self._biases([gate, up])
-        return self.kernels.pack_gated(first, second, bias=(biases[0], biases[1]) if biases else None)
 
     def pack_wide(self, matrix: Array) -> Any:
         """An embedding or output matrix: in q8_0 where others are quantised, as the target's."""
@@ -490,7 +487,8 @@ def read_layers(files: HeadFiles, target: ModelSpec) -> dict[str, Any]:
 
 class CachedHead:
     """A head with a cache of keys and values of its own, within the limits of the target's `decoder`, but for
-    `least_rows`. Its tape begins with `_fused` ops that make `_state` of the target's states. whole_spans: as of
+    `least_rows`. `_state` f32 [max_rows, hidden] is what it makes of the target's states, f32 [max_rows, state_width]:
+    where rows read both these and what it gave itself, by the first `_fused` ops of its tape. whole_spans: as of
     Kernels.tape."""
 
     def __init__(

@@ -348,8 +348,9 @@ class MtpHead(CachedHead):
 
 @dataclass(frozen=True)
 class _Module:
-    """A module's tape and what it gives: f32 logits, `normed` of the rows with logits and, with
-    several modules, of all rows. `embed` is a tape of its own where the first position's embedding is zeroed."""
+    """A module's tape and what it gives: logits f32 [L, vocab], and the states behind its last norm in act, of the rows
+    with logits [L, hidden] and, with several modules, of all rows [R, hidden]. `embed` is a tape of its own where the
+    first position's embedding, f32 [R, hidden] in `embedded`, is zeroed."""
 
     tape: Tape
     embed: Tape | None

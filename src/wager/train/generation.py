@@ -7,6 +7,7 @@ seed and on the prompts beside it, up to rounding also where it is greedy: texts
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from typing import cast
 
@@ -17,7 +18,7 @@ from torch.nn import functional
 from wager.arch.layers import Gqa
 from wager.models.weights import Weights
 from wager.train.answers import OnOutput
-from wager.train.target import TorchTarget, rms_norm
+from wager.train.target import TorchTarget, check_trainable, rms_norm
 from wager.types import OutputDelta, Request
 
 _CACHE_SHARE = 0.5
@@ -33,15 +34,15 @@ _WORTH_LEAVING = 0.75
 
 
 class TorchAuthor:
-    """The target of `weights` as an author of answers (see answers.Author), which end with an id of `eos`."""
+    """The target of `weights` as an author of answers (see answers.Author), which end with an id of `eos`. UsageError
+    for a target that TorchTarget does not compute."""
 
     batch = 1 << 14
 
     def __init__(self, weights: Weights, *, eos: Collection[int], precision: str, device: str) -> None:
-        dtype = getattr(torch, precision)
+        dtype, (attention, _) = getattr(torch, precision), check_trainable(weights.spec)
         self._target = TorchTarget(weights, (0,), dtype=dtype, device=device, positions=weights.spec.context)
         self._eos = torch.tensor(sorted(eos), dtype=torch.int64, device=device)
-        attention = weights.spec.attention
         self._token_bytes = weights.spec.num_layers * attention.cache_width * dtype.itemsize
         self._memory = _CPU_CACHE
         if device == "cuda":
@@ -95,9 +96,8 @@ class _Rows:
         self._target, device = target, target.device
         self.requests = list(range(len(requests)))
         lengths = [len(request.prompt) for request in requests]
-        room = max(lengths) + max(request.params.max_tokens for request in requests) + _CHECKED_EVERY
         self._longest = max(lengths)
-        self._room = min(room, len(target.rotation))
+        self._room = min(self._longest + max(request.params.max_tokens for request in requests), len(target.rotation))
         attention = cast(Gqa, target.spec.attention)
         shape = (len(requests), attention.kv_heads, self._room, attention.head_dim)
         self._caches = [
@@ -108,8 +108,8 @@ class _Rows:
             for _ in target.layers
         ]
         self.positions = torch.tensor(lengths, device=device)
-        heat = torch.tensor([request.params.temperature for request in requests], device=device)
-        self._scale, self._noise = 1 / heat.clamp(min=1e-3)[:, None], (heat > 0).float()[:, None]
+        temperature = torch.tensor([request.params.temperature for request in requests], device=device)[:, None]
+        self._scale, self._noise = 1 / temperature.clamp(min=1e-3), (temperature > 0).float()
         at_once = max(1, _PROMPT_TOKENS // max(lengths))
         self.final = torch.cat(
             [self._read(requests[first : first + at_once], first) for first in range(0, len(requests), at_once)]
@@ -177,7 +177,7 @@ class _Rows:
             self._caches[number][0][rows, :, : k.shape[2]] = k
             self._caches[number][1][rows, :, : v.shape[2]] = v
 
-        *_, x = target.residuals(tokens.to(target.device), remember)
+        (x,) = deque(target.residuals(tokens.to(target.device), remember), maxlen=1)  # of the last layer alone
         last = torch.tensor(lengths, device=target.device) - 1
         behind = x[torch.arange(len(requests), device=target.device), last]
         return rms_norm(behind, target.final_norm, target.spec.details.norm_eps)

@@ -90,8 +90,8 @@ class RunOptions:
     `passes` over the data (None: `settings.steps` counts), `taps` of the target (None: the usual), `longest` text,
     `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `layers` of a block drafter or
     pruned model (a number, or of the latter which; None: the usual number), `inner` width of a head's feed-forward
-    (None: the target's), `save_every` steps, `keep` the states on
-    disk, `begin_with` the weights and vocabulary of an earlier run's folder.
+    (None: the target's), `save_every` steps, `keep` the states on disk, `begin_with` the weights and vocabulary of an
+    earlier run's folder.
     """
 
     passes: float | None = None

@@ -220,7 +220,7 @@ class StateSource:
             self._final = _mapped(folder / f"{digest}.final", (rows, hidden), np.uint16)
             self._kept = _mapped(folder / f"{digest}.kept", (len(lengths),), np.uint8)
         except OSError as error:
-            raise UsageError(f"States cannot be kept in {folder}: {error}.", "Give another --states folder.") from error
+            raise UsageError(f"States cannot be kept in {folder}: {error}.", "Leave out --keep-states.") from error
 
     def of(self, texts: list[TrainingText], text_weights: TextWeights) -> TargetStates:
         """The states of a batch of these texts."""
