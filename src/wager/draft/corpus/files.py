@@ -19,6 +19,7 @@ import mmap
 import os
 import re
 import struct
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -129,6 +130,7 @@ class Log:
         self.path = path
         self.tokens = 0
         self.dirty = True
+        self.created = time.monotonic()
         self._end = _LOG_HEADER.size
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:

@@ -64,6 +64,7 @@ _GROWTH = 4  # a segment is merged with newer ones if it has at most so many tim
 _SYNC_S, _IDLE_S, _EXPIRE_S, _WARN_S = 1.0, 60.0, 3600.0, 60.0
 _MOST_QUEUED = 1 << 22  # tokens
 _MOST_TENANTS = 64  # whose corpora are open while nobody uses them
+_MOST_LOGS = 128  # that are open: each is a file descriptor
 _CONTEXT = 5  # tokens of a prompt that are kept before an answer
 _BLOCK = 32  # tokens of a prompt that are learned, or known, together
 _MOST_KNOWN = 1 << 14  # digests of texts and of beginnings of prompts, that are not learned again
@@ -355,13 +356,14 @@ class LearnedTexts:
 
     def _sync(self, *, closes_all: bool) -> None:
         now = time.monotonic()
-        with self._work:
-            tenants = list(self._tenants.items())
-        for name, tenant in tenants:
-            if tenant.log is not None and (closes_all or now - tenant.appended >= _IDLE_S):
+        with self._work:  # the least recently used first
+            written = [(name, tenant, tenant.log) for name, tenant in self._tenants.items() if tenant.log is not None]
+        for left, (name, tenant, log_file) in zip(range(len(written), 0, -1), written, strict=True):
+            rests = now - tenant.appended >= _IDLE_S or now - log_file.created >= _EXPIRE_S
+            if closes_all or rests or left > _MOST_LOGS:
                 self._close_log(name, tenant)
-            elif tenant.log is not None and tenant.log.dirty:
-                self._sync_log(tenant.log)
+            elif log_file.dirty:
+                self._sync_log(log_file)
 
     def _sync_log(self, log_file: Log) -> None:
         try:
@@ -419,16 +421,18 @@ class LearnedTexts:
         """The tenants that have something which is too old. Of other tokenizers it leaves at once."""
         found, oldest = [], self._oldest()
         for folder in self._root.glob(TENANT_FOLDERS):
-            with suppress(OSError, CorpusFileError):
+            with suppress(OSError):
                 files = corpus_files(folder)
-                times = [float(Segment(file).texts["written"].min()) for file in files if not file.is_log]
+                times = [_oldest_in(file) for file in files if not file.is_log]
                 times += [path.stat().st_mtime for path in folder.iterdir() if path.suffix != ".segment"]
                 if min(times, default=oldest) >= oldest:
                     continue
                 if folder.parent == self._folder:
                     found.append(folder.name)
-                elif files:
-                    self._rebuild(_Tenant(folder, tokenizer_of(files[0].path)))
+                    continue
+                tokenizers = (tokenizer_of(file.path) for file in files)
+                own = (each for each in tokenizers if each.hex().startswith(folder.parent.name))
+                self._rebuild(_Tenant(folder, next(own, b"")))
         return found
 
     def _oldest(self) -> float:
@@ -547,6 +551,14 @@ class LearnedTexts:
         log.warning("%s %s", error, "The corpus goes on without it.")
         with suppress(OSError):
             file.path.rename(file.path.with_name(f"{file.path.name}{_UNREAD}"))
+
+
+def _oldest_in(file: CorpusFile) -> float:
+    """When the oldest text of a segment was written; before all times for one that is damaged, which is to be set aside."""
+    try:
+        return float(Segment(file).texts["written"].min(initial=np.iinfo(np.uint32).max))
+    except CorpusFileError:
+        return -np.inf
 
 
 def forget_tenants(folder: Path, tenants: Iterable[Path]) -> None:
