@@ -40,13 +40,13 @@ class KeptStates(Protocol):
     """What is kept of a tenant on disk beside its texts, by name; see draft/corpus/learning.py."""
 
     before_close: list[Callable[[], object]]
-    """Called before the last states are written."""
+    """Called when learning ends, to keep the last states."""
 
     def state(self, tenant: str, name: str) -> bytes | None:
         """None if nothing is kept, or it is damaged."""
 
     def keep(self, tenant: str, name: str, state: bytes) -> None:
-        """Written soon, in the place of an earlier one."""
+        """Write it in the place of an earlier one, if something was learned of the tenant."""
 
 
 class PerTenant(Generic[T]):

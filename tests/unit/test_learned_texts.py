@@ -202,6 +202,12 @@ def test_another_process_and_a_folder_that_cannot_be_written_are_refused(tmp_pat
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"Nothing can be learned in .*file"):
         learned(tmp_path / "file")
+    (tmp_path / TOKENIZER[:16]).rmdir()
+    (tmp_path / TOKENIZER[:16]).write_text("")
+    with pytest.raises(UsageError, match="Nothing can be learned in"):
+        learned(tmp_path)
+    (tmp_path / TOKENIZER[:16]).unlink()
+    learned(tmp_path).close()  # what was refused holds no lock
 
 
 WRITER = f"""

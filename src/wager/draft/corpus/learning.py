@@ -117,9 +117,13 @@ class LearnedTexts:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = lock_folder(folder)
-            self._key = _tenant_key(folder)
-            self._folder = folder / tokenizer[:16]
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            try:
+                self._key = _tenant_key(folder)
+                self._folder = folder / tokenizer[:16]
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+            except OSError:
+                os.close(self._lock)
+                raise
         except OSError as error:
             raise UsageError(
                 f"Nothing can be learned in {folder}: {error.strerror or error}.", "Give a folder that can be written."
@@ -554,7 +558,7 @@ class LearnedTexts:
 
 
 def _oldest_in(file: CorpusFile) -> float:
-    """When the oldest text of a segment was written; before all times for one that is damaged, which is to be set aside."""
+    """When the oldest text of a segment was written. Of a damaged one: before all times, so that it is set aside."""
     try:
         return float(Segment(file).texts["written"].min(initial=np.iinfo(np.uint32).max))
     except CorpusFileError:
@@ -605,4 +609,5 @@ def _tenant_key(folder: Path) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         path.with_suffix(".new").rename(path)
+        sync_folder(folder)
     return path.read_bytes()
