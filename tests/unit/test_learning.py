@@ -180,6 +180,11 @@ def test_what_was_learned_is_listed_shown_exported_imported_and_forgotten(
     assert sorted([*row["prompt"], *row["answer"]] for row in rows) == expected
     assert file.stat().st_mode & 0o777 == 0o600
 
+    file.write_text(file.read_text() + '{"prompt": [1], "answer": [4294967296]}\n')
+    code, _, err = run(capsys, "corpus", "import", tmp_path / "other", "--file", file, "--model", MODEL)
+    assert code == 2 and "has token ids that" in err
+    file.write_text(file.read_text().rsplit("{", 1)[0])
+
     copy = tmp_path / "copy"
     assert run(capsys, "corpus", "import", copy, "--file", file, "--model", MODEL)[0] == 0
     with opened(copy) as llm:
