@@ -3,8 +3,8 @@
 The engine's thread puts texts into a queue. One thread appends them to the tenants' logs, and fsyncs these every
 second; another one makes segments of closed logs, merges segments that are small beside what is new, and puts the
 result in place of what the drafters read, between two of their calls. Until a segment has been read and checked no
-drafter sees it. Nothing of this makes a request fail or wait: what cannot be written is not learned, and the log says
-so.
+drafter sees it. Nothing of this makes a request fail, and none waits for it, but a tenant's first one for its states:
+what cannot be written is not learned, and the log says so.
 
     FOLDER/lock                         held by the process that writes
     FOLDER/key                          names the tenants' folders: a digest of a tenant is keyed with it
