@@ -24,9 +24,9 @@ def tenant_of_key(key: str) -> str:
     return sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def tenant_of_party(tenant: str, party: str) -> str:
-    """The tenant of a request where `party` ("": nobody is named) is one of several who share a key."""
-    return sha256(f"{tenant}\0{party}".encode()).hexdigest() if party else tenant
+def tenant_of_user(tenant: str, user: str) -> str:
+    """The tenant of a request where `user` ("": nobody is named) is one of several who share a key."""
+    return sha256(f"{tenant}\0{user}".encode()).hexdigest() if user else tenant
 
 
 class HasTenant(Protocol):

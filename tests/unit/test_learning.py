@@ -209,13 +209,13 @@ def test_what_was_learned_is_listed_shown_exported_imported_and_forgotten(
 def test_one_of_several_tenants_is_forgotten_by_its_key_or_its_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from wager.tenants import tenant_of_key, tenant_of_party
+    from wager.tenants import tenant_of_key, tenant_of_user
 
     keys = tmp_path / "keys"
     keys.write_text("anna-0123456789abcdef\n")
     anna = tenant_of_key("anna-0123456789abcdef")
     learned = learning.LearnedTexts(tmp_path / "learned", "ab" * 32)
-    for tenant in (anna, tenant_of_party(anna, '"bob"'), "", tenant_of_party("", '"eve"')):
+    for tenant in (anna, tenant_of_user(anna, "bob"), "", tenant_of_user("", "eve")):
         learned.learn(tenant, [], list(range(50)))
     learned.close()
 

@@ -136,12 +136,11 @@ def _names_of(folder: Path, api_key_file: Path | None, user: str | None) -> tupl
         return None
     from wager.draft.corpus.learning import tenant_folder_name
     from wager.serve.limits import read_api_keys
-    from wager.tenants import tenant_of_key, tenant_of_party
+    from wager.tenants import tenant_of_key, tenant_of_user
 
     secret = _key_of(folder)
     keys = [tenant_of_key(key) for key in read_api_keys(api_key_file)] if api_key_file else [""]
-    party = "" if user is None else json.dumps(user)
-    return tuple(tenant_folder_name(tenant_of_party(key, party), secret) for key in keys)
+    return tuple(tenant_folder_name(tenant_of_user(key, user or ""), secret) for key in keys)
 
 
 def _texts(tenant: Path) -> Iterator[LearnedText]:

@@ -35,7 +35,7 @@ from wager.serve.streaming import (
     log_report,
     until_gone,
 )
-from wager.tenants import tenant_of_party
+from wager.tenants import tenant_of_user
 from wager.types import Completion, Grammar, Request, SamplingParams, Stats, TokenLogprob
 
 log = logging.getLogger("wager.serve")
@@ -74,7 +74,7 @@ class Generation:
             parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id, *earlier, tenant=tenant)
         for told in parsed.warnings:
             log.warning("%s", told, extra={"fields": {"request_id": http.state.request_id}})
-        own = tenant_of_party(tenant, parsed.party)
+        own = tenant_of_user(tenant, parsed.user)
         parsed = await self._ready(parsed, own, key=tenant)
         async with AsyncExitStack() as stack:
             stack.enter_context(self.admission.place(parsed.sequences))
