@@ -378,7 +378,8 @@ class LearnedTexts:
     def _close_log(self, name: str, tenant: _Tenant) -> None:
         if tenant.log is not None:
             self._sync_log(tenant.log)
-            tenant.log.close()
+            with suppress(OSError):  # of a file system that writes late; fsync has said it
+                tenant.log.close()
             with self._work:
                 tenant.log = tenant.log_path = None
                 self._due[name] = None
