@@ -24,9 +24,9 @@ def tenant_of_key(key: str) -> str:
     return sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def tenant_of_party(tenant: str, party: str) -> str:
-    """The tenant of a request where `party` ("": nobody is named) is one of several who share a key."""
-    return sha256(f"{tenant}\0{party}".encode()).hexdigest() if party else tenant
+def tenant_of_user(tenant: str, user: str) -> str:
+    """The tenant of a request where `user` ("": nobody is named) is one of several who share a key."""
+    return sha256(f"{tenant}\0{user}".encode()).hexdigest() if user else tenant
 
 
 class HasTenant(Protocol):
@@ -40,13 +40,13 @@ class KeptStates(Protocol):
     """What is kept of a tenant on disk beside its texts, by name; see draft/corpus/learning.py."""
 
     before_close: list[Callable[[], object]]
-    """Called before the last states are written."""
+    """Called when learning ends, to keep the last states."""
 
     def state(self, tenant: str, name: str) -> bytes | None:
         """None if nothing is kept, or it is damaged."""
 
     def keep(self, tenant: str, name: str, state: bytes) -> None:
-        """Written soon, in the place of an earlier one."""
+        """Write it in the place of an earlier one, if something was learned of the tenant."""
 
 
 class PerTenant(Generic[T]):

@@ -198,8 +198,11 @@ def test_the_users_of_a_key_are_told_apart_if_that_is_asked_for() -> None:
             first = ask(server, ANNA, {**PLAIN, **named})
             for others in ({}, {"user": "ben", "metadata": {"team": "b"}}, {"user": 5, "metadata": {"team": ["a"]}}):
                 assert ask(server, ANNA, {**PLAIN, **others}) == first
-            again = ask(server, ANNA, {**PLAIN, **named})
-            assert again["choices"] == first["choices"]
+            as_list = {"user": "anna", "metadata": {"team": ["a"]}}
+            as_text = {"user": "anna", "metadata": {"team": '["a"]'}}
+            for others in (named, as_list, as_text):
+                again = ask(server, ANNA, {**PLAIN, **others})
+                assert again["choices"] == first["choices"]
             assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 

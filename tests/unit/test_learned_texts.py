@@ -202,6 +202,12 @@ def test_another_process_and_a_folder_that_cannot_be_written_are_refused(tmp_pat
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"Nothing can be learned in .*file"):
         learned(tmp_path / "file")
+    (tmp_path / TOKENIZER[:16]).rmdir()
+    (tmp_path / TOKENIZER[:16]).write_text("")
+    with pytest.raises(UsageError, match="Nothing can be learned in"):
+        learned(tmp_path)
+    (tmp_path / TOKENIZER[:16]).unlink()
+    learned(tmp_path).close()  # what was refused holds no lock
 
 
 WRITER = f"""
@@ -328,6 +334,39 @@ def test_old_texts_leave_and_of_too_many_those_that_were_used_least_recently(
     texts.settle()  # nobody asks for that tenant
     texts.close()
     assert texts_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, "cd" * 32])
+def test_old_texts_leave_beside_a_damaged_file_and_states_beside_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
+) -> None:
+    texts = learned(tmp_path)
+    for tenant in ("anna", "ben"):
+        texts.learn(tenant, [], random_text(1))
+        texts.seal()
+        texts.keep(tenant, "recycle", b"table")
+    anna, ben = (tmp_path / TOKENIZER[:16] / texts.folder_name(tenant) for tenant in ("anna", "ben"))
+    texts.close()
+    (anna / "1-1.segment").unlink()
+    (ben / "0-0.segment").write_bytes(b"damaged")
+    later = time.time() + 86400 * 31
+    monkeypatch.setattr(learning.time, "time", lambda: later)
+    texts = LearnedTexts(tmp_path, tokenizer)
+    texts.settle()
+    texts.close()
+    assert [path.name for folder in (anna, ben) for path in folder.iterdir()] == []
+
+
+def test_few_logs_are_open_however_many_tenants_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "_MOST_LOGS", 3)
+    monkeypatch.setattr(learning, "_SYNC_S", 0.0)
+    texts = learned(tmp_path)
+    for tenant in range(9):
+        texts.learn(str(tenant), [], random_text(tenant))
+        texts.settle()
+    assert sum(tenant.log is not None for tenant in texts._tenants.values()) <= 3
+    texts.close()
+    assert len(texts_in(tmp_path)) == 9
 
 
 # ---- whose text ------------------------------------------------------------------------------------------------------

@@ -180,6 +180,11 @@ def test_what_was_learned_is_listed_shown_exported_imported_and_forgotten(
     assert sorted([*row["prompt"], *row["answer"]] for row in rows) == expected
     assert file.stat().st_mode & 0o777 == 0o600
 
+    file.write_text(file.read_text() + '{"prompt": [1], "answer": [4294967296]}\n')
+    code, _, err = run(capsys, "corpus", "import", tmp_path / "other", "--file", file, "--model", MODEL)
+    assert code == 2 and "has token ids that" in err
+    file.write_text(file.read_text().rsplit("{", 1)[0])
+
     copy = tmp_path / "copy"
     assert run(capsys, "corpus", "import", copy, "--file", file, "--model", MODEL)[0] == 0
     with opened(copy) as llm:
@@ -204,13 +209,13 @@ def test_what_was_learned_is_listed_shown_exported_imported_and_forgotten(
 def test_one_of_several_tenants_is_forgotten_by_its_key_or_its_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from wager.tenants import tenant_of_key, tenant_of_party
+    from wager.tenants import tenant_of_key, tenant_of_user
 
     keys = tmp_path / "keys"
     keys.write_text("anna-0123456789abcdef\n")
     anna = tenant_of_key("anna-0123456789abcdef")
     learned = learning.LearnedTexts(tmp_path / "learned", "ab" * 32)
-    for tenant in (anna, tenant_of_party(anna, '"bob"'), "", tenant_of_party("", '"eve"')):
+    for tenant in (anna, tenant_of_user(anna, "bob"), "", tenant_of_user("", "eve")):
         learned.learn(tenant, [], list(range(50)))
     learned.close()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +20,9 @@ from wager.terminal import console, flags
 if TYPE_CHECKING:
     from wager.draft.corpus.files import LearnedText
     from wager.models.tokenizer import Tokenizer
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What callers wrote must not reach the terminal as a command."""
 
 _ACTIONS = ("list", "show", "export", "import", "forget")
 
@@ -131,12 +136,11 @@ def _names_of(folder: Path, api_key_file: Path | None, user: str | None) -> tupl
         return None
     from wager.draft.corpus.learning import tenant_folder_name
     from wager.serve.limits import read_api_keys
-    from wager.tenants import tenant_of_key, tenant_of_party
+    from wager.tenants import tenant_of_key, tenant_of_user
 
     secret = _key_of(folder)
     keys = [tenant_of_key(key) for key in read_api_keys(api_key_file)] if api_key_file else [""]
-    party = "" if user is None else json.dumps(user)
-    return tuple(tenant_folder_name(tenant_of_party(key, party), secret) for key in keys)
+    return tuple(tenant_folder_name(tenant_of_user(key, user or ""), secret) for key in keys)
 
 
 def _texts(tenant: Path) -> Iterator[LearnedText]:
@@ -154,8 +158,10 @@ def _texts(tenant: Path) -> Iterator[LearnedText]:
                 segment = Segment(file)
                 segment.verify()
                 yield from segment
-        except (CorpusFileError, FileNotFoundError) as error:  # a server merged it meanwhile
+        except CorpusFileError as error:
             console.warn(str(error))
+        except FileNotFoundError:
+            console.warn(f"A server has merged or removed {file.path} meanwhile: texts of it are left out.")
         else:
             read.append(file)
 
@@ -171,7 +177,7 @@ def _list(chosen: _Choice, json_path: Path | None) -> None:
                 "tenant": tenant.name,
                 "texts": len(texts),
                 "tokens": sum(len(text.tokens) for text in texts),
-                "bytes": sum(path.stat().st_size for path in tenant.iterdir()),
+                "bytes": sum(map(_bytes_of, tenant.iterdir())),
                 "oldest": _time(min(times)) if times else None,
                 "newest": _time(max(times)) if times else None,
             }
@@ -181,6 +187,12 @@ def _list(chosen: _Choice, json_path: Path | None) -> None:
         columns = ["tokenizer", "tenant", "texts", "tokens", "bytes", "oldest", "newest"]
         cells = [["" if row[name] is None else str(row[name]) for name in columns] for row in rows]
         console.table("", columns, cells, to_stdout=True, texts=(0, 1, 5, 6))
+
+
+def _bytes_of(path: Path) -> int:
+    with suppress(FileNotFoundError):  # a server has merged or removed it meanwhile
+        return path.stat().st_size
+    return 0
 
 
 def _show(chosen: _Choice, limit: int, model: str | None, json_path: Path | None) -> None:
@@ -196,7 +208,8 @@ def _show(chosen: _Choice, limit: int, model: str | None, json_path: Path | None
             found.append({"tenant": tenant.name, "written": _time(text.written), "token_ids": ids, "text": said})
     console.write_json({"texts": found}, json_path)
     for each in found if json_path != console.STDOUT else ():
-        click.echo(f"{each['tenant']} {each['written']}: {each['text'] or each['token_ids']}")
+        said = _CONTROL.sub("?", each["text"] or str(each["token_ids"]))
+        click.echo(f"{each['tenant']} {each['written']}: {said}")
 
 
 def _export(chosen: _Choice, path: Path) -> None:
@@ -230,9 +243,14 @@ def _import(chosen: _Choice, path: Path, model: str) -> None:
     try:
         for number, prompt in enumerate(prompts):
             answer = tokenizer.encode_text(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer or ()
-            if number % 256 == 255:
+            if number % 16 == 15:  # before so many wait that some are left out
                 learned.settle()
-            learned.learn("", flags.Framing().encode(tokenizer, prompt.content), answer, folder=next(iter(names), ""))
+            asked = flags.Framing().encode(tokenizer, prompt.content)
+            if max(*asked, *answer) >= tokenizer.vocab_size:
+                raise UsageError(
+                    f"Request {prompt.id} has token ids that {model} lacks.", "Give the model of the file."
+                )
+            learned.learn("", asked, answer, folder=next(iter(names), ""))
         learned.seal()
     finally:
         learned.close()

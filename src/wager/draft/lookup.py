@@ -81,7 +81,6 @@ SHARED_PRIOR = (
 STORE_PRIOR = (0.04, 0.10, 0.15, 0.18, 0.23, 0.30, 0.36, 0.42, 0.46, 0.54, 0.61, 0.66, 0.69, 0.76, 0.85, 0.93)
 """By the probability that the store states, in sixteenths."""
 
-
 SAMPLED_WEIGHTS = (0.5, 0.13, 1.0)
 """For the text itself, earlier answers and a store: the mass of a token that followed an ending of the text once, and
 nothing else did, or in a store with the probability 1. One that followed k times, of d different ones (at most the 32

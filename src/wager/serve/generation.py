@@ -35,7 +35,7 @@ from wager.serve.streaming import (
     log_report,
     until_gone,
 )
-from wager.tenants import tenant_of_party
+from wager.tenants import tenant_of_user
 from wager.types import Completion, Grammar, Request, SamplingParams, Stats, TokenLogprob
 
 log = logging.getLogger("wager.serve")
@@ -74,8 +74,8 @@ class Generation:
             parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id, *earlier, tenant=tenant)
         for told in parsed.warnings:
             log.warning("%s", told, extra={"fields": {"request_id": http.state.request_id}})
-        own = tenant_of_party(tenant, parsed.party)
-        parsed = await self._ready(parsed, own)
+        own = tenant_of_user(tenant, parsed.user)
+        parsed = await self._ready(parsed, own, key=tenant)
         async with AsyncExitStack() as stack:
             stack.enter_context(self.admission.place(parsed.sequences))
             scores = await self._scores(http, parsed, own) if parsed.scored is not None else ()
@@ -105,14 +105,15 @@ class Generation:
             events.resources = stack.pop_all()
             return events
 
-    async def _ready(self, parsed: ParsedRequest, tenant: str) -> ParsedRequest:
-        """The request with its grammar compiled, one at a time and in a thread, so that no step waits for it."""
+    async def _ready(self, parsed: ParsedRequest, tenant: str, *, key: str) -> ParsedRequest:
+        """The request with its grammar compiled, one at a time and in a thread, so that no step waits for it. Keys take
+        turns, however many tenants each names."""
         params = parsed.params
         grammars = self.llm.engine.grammars
         if params.grammar is None or grammars is None:
             return parsed
         try:
-            async with self._compiling.turn(tenant):
+            async with self._compiling.turn(key):
                 grammar = await asyncio.to_thread(grammars.compile, params.grammar, tenant=tenant)
         except RequestError as error:
             raise parsed.refusal(error, max_context=self.llm.engine.scheduler.max_context) from None

@@ -22,7 +22,7 @@ from wager.serve.errors import ApiError, field_error
 
 
 _SHORTEST_KEY = 16
-_PARTY = re.compile(r"user|safety_identifier|metadata\.[\w.-]{1,64}")
+_TENANT_FIELD = re.compile(r"user|safety_identifier|metadata\.[\w.-]{1,64}")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
@@ -64,7 +64,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         """UsageError for an origin that no browser sends, and for a field that no body has."""
-        if self.tenant_by and not _PARTY.fullmatch(self.tenant_by):
+        if self.tenant_by and not _TENANT_FIELD.fullmatch(self.tenant_by):
             raise UsageError(
                 f"Requests cannot be told apart by {shown(self.tenant_by)}.",
                 "Give user, safety_identifier, or a name below metadata, such as metadata.team.",

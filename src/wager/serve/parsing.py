@@ -92,7 +92,7 @@ class ParsedRequest:
     out or cannot be enforced. `checks`: schemas that the grammar lacks a part of, by the tool, or "" for the answer.
     `echoes`: the texts that the answer repeats, `scored`: how many alternatives are wanted to each token of a prompt
     (None: no log-probabilities of prompts). `answers`: False if the prompts alone are wanted. `blocks`: how an answer
-    of Responses or Messages is written. `party`: which of a key's users asks, if they are told apart."""
+    of Responses or Messages is written. `user`: which of a key's users asks, if they are told apart."""
 
     kind: type[Strict]
     head: Mapping[str, Any]
@@ -115,7 +115,7 @@ class ParsedRequest:
     prompt_logprobs: bool = False
     grammar_field: str = "response_format"
     blocks: ResponseForm | MessageForm | None = None
-    party: str = ""
+    user: str = ""
 
     @property
     def sequences(self) -> int:
@@ -189,7 +189,8 @@ class BodyParser:
         value = json.loads(raw.decode("utf-8-sig"))
         for name in self.model.tenant_by.split(".", 1):
             value = value.get(name) if isinstance(value, dict) else None
-        return replace(read, party="" if value is None else json.dumps(value))
+        user = value if isinstance(value, str) else "" if value is None else json.dumps(value)
+        return replace(read, user=user)
 
     def completion(self, raw: bytes, request_id: str) -> ParsedRequest:
         """A body of /v1/completions."""

@@ -19,6 +19,7 @@ import mmap
 import os
 import re
 import struct
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -129,6 +130,7 @@ class Log:
         self.path = path
         self.tokens = 0
         self.dirty = True
+        self.created = time.monotonic()
         self._end = _LOG_HEADER.size
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -176,7 +178,7 @@ def read_log(path: Path, tokenizer: bytes | None = None) -> tuple[list[LearnedTe
         if not 0 < size <= _LONGEST_RECORD or end > len(data) or zlib.crc32(data[at + 8 : end]) != check:
             break
         tokens = np.frombuffer(data, "<i4", size, at + _RECORD.size)
-        if tokens.min() < 0:
+        if tokens.min() < 0 or written >> 32:
             break
         texts.append(LearnedText(tokens, written, written))
         at = end
@@ -205,14 +207,14 @@ class Segment:
         """CorpusFileError for one that is damaged, or of another tokenizer (None: of any) or format."""
         self.file, path = file, file.path
         with path.open("rb") as opened:
-            self.nbytes = os.fstat(opened.fileno()).st_size
+            nbytes = os.fstat(opened.fileno()).st_size
             header = opened.read(_SEGMENT_HEADER.size).ljust(_SEGMENT_HEADER.size, b"\0")
             magic, version, written_for, *counts, self._sha256, check = _SEGMENT_HEADER.unpack(header)
             _check(path, magic == _SEGMENT_MAGIC, version, written_for, tokenizer)
             keys, texts, tokens, places = counts
             ends = np.cumsum([_SEGMENT_HEADER.size, 8 * keys, TEXT.itemsize * texts, 4 * tokens, 4 * places]).tolist()
-            if hashlib.sha256(header[:-32]).digest() != check or ends[-1] != self.nbytes or tokens > MOST_TOKENS:
-                raise self._damaged(f"it has {self.nbytes} bytes, or its header is another")
+            if hashlib.sha256(header[:-32]).digest() != check or ends[-1] != nbytes or tokens > MOST_TOKENS:
+                raise self._damaged(f"it has {nbytes} bytes, or its header is another")
             self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         self.keys = np.frombuffer(self._map, "<u8", keys, ends[0])
         self.texts = np.frombuffer(self._map, TEXT, texts, ends[1])
@@ -229,8 +231,8 @@ class Segment:
             raise self._damaged("its data do not have the digest that its header states")
         order, begins, size = self.order, self.texts["begin"], len(self.tokens)
         places = len(order) == 0 or (order.min() >= 2 and order.max() < size)
-        ends_texts = size > 0 and self.tokens[0] < 0 and len(begins) > 0 and begins[0] == 0 and begins[-1] < size
-        if not (places and ends_texts and len(self.keys) == -(-len(order) // _STRIDE)):
+        texts = size > 0 and self.tokens[0] < 0 and len(begins) > 0 and begins[0] == 0 and begins[-1] < size
+        if not (places and texts and (begins[1:] > begins[:-1]).all() and len(self.keys) == -(-len(order) // _STRIDE)):
             raise self._damaged("its places are not those of its tokens")
 
     def note_uses(self, now: int) -> None:

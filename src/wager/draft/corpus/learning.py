@@ -3,8 +3,8 @@
 The engine's thread puts texts into a queue. One thread appends them to the tenants' logs, and fsyncs these every
 second; another one makes segments of closed logs, merges segments that are small beside what is new, and puts the
 result in place of what the drafters read, between two of their calls. Until a segment has been read and checked no
-drafter sees it. Nothing of this makes a request fail or wait: what cannot be written is not learned, and the log says
-so.
+drafter sees it. Nothing of this makes a request fail, and none waits for it, but a tenant's first one for its states:
+what cannot be written is not learned, and the log says so.
 
     FOLDER/lock                         held by the process that writes
     FOLDER/key                          names the tenants' folders: a digest of a tenant is keyed with it
@@ -64,6 +64,7 @@ _GROWTH = 4  # a segment is merged with newer ones if it has at most so many tim
 _SYNC_S, _IDLE_S, _EXPIRE_S, _WARN_S = 1.0, 60.0, 3600.0, 60.0
 _MOST_QUEUED = 1 << 22  # tokens
 _MOST_TENANTS = 64  # whose corpora are open while nobody uses them
+_MOST_LOGS = 128  # that are open: each is a file descriptor
 _CONTEXT = 5  # tokens of a prompt that are kept before an answer
 _BLOCK = 32  # tokens of a prompt that are learned, or known, together
 _MOST_KNOWN = 1 << 14  # digests of texts and of beginnings of prompts, that are not learned again
@@ -116,9 +117,13 @@ class LearnedTexts:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = lock_folder(folder)
-            self._key = _tenant_key(folder)
-            self._folder = folder / tokenizer[:16]
-            self._folder.mkdir(mode=0o700, exist_ok=True)
+            try:
+                self._key = _tenant_key(folder)
+                self._folder = folder / tokenizer[:16]
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+            except OSError:
+                os.close(self._lock)
+                raise
         except OSError as error:
             raise UsageError(
                 f"Nothing can be learned in {folder}: {error.strerror or error}.", "Give a folder that can be written."
@@ -355,13 +360,14 @@ class LearnedTexts:
 
     def _sync(self, *, closes_all: bool) -> None:
         now = time.monotonic()
-        with self._work:
-            tenants = list(self._tenants.items())
-        for name, tenant in tenants:
-            if tenant.log is not None and (closes_all or now - tenant.appended >= _IDLE_S):
+        with self._work:  # the least recently used first
+            written = [(name, tenant, tenant.log) for name, tenant in self._tenants.items() if tenant.log is not None]
+        for left, (name, tenant, log_file) in zip(range(len(written), 0, -1), written, strict=True):
+            rests = now - tenant.appended >= _IDLE_S or now - log_file.created >= _EXPIRE_S
+            if closes_all or rests or left > _MOST_LOGS:
                 self._close_log(name, tenant)
-            elif tenant.log is not None and tenant.log.dirty:
-                self._sync_log(tenant.log)
+            elif log_file.dirty:
+                self._sync_log(log_file)
 
     def _sync_log(self, log_file: Log) -> None:
         try:
@@ -372,7 +378,8 @@ class LearnedTexts:
     def _close_log(self, name: str, tenant: _Tenant) -> None:
         if tenant.log is not None:
             self._sync_log(tenant.log)
-            tenant.log.close()
+            with suppress(OSError):  # of a file system that writes late; fsync has said it
+                tenant.log.close()
             with self._work:
                 tenant.log = tenant.log_path = None
                 self._due[name] = None
@@ -419,16 +426,18 @@ class LearnedTexts:
         """The tenants that have something which is too old. Of other tokenizers it leaves at once."""
         found, oldest = [], self._oldest()
         for folder in self._root.glob(TENANT_FOLDERS):
-            with suppress(OSError, CorpusFileError):
+            with suppress(OSError):
                 files = corpus_files(folder)
-                times = [float(Segment(file).texts["written"].min()) for file in files if not file.is_log]
+                times = [_oldest_in(file) for file in files if not file.is_log]
                 times += [path.stat().st_mtime for path in folder.iterdir() if path.suffix != ".segment"]
                 if min(times, default=oldest) >= oldest:
                     continue
                 if folder.parent == self._folder:
                     found.append(folder.name)
-                elif files:
-                    self._rebuild(_Tenant(folder, tokenizer_of(files[0].path)))
+                    continue
+                tokenizers = (tokenizer_of(file.path) for file in files)
+                own = (each for each in tokenizers if each.hex().startswith(folder.parent.name))
+                self._rebuild(_Tenant(folder, next(own, b"")))
         return found
 
     def _oldest(self) -> float:
@@ -549,6 +558,14 @@ class LearnedTexts:
             file.path.rename(file.path.with_name(f"{file.path.name}{_UNREAD}"))
 
 
+def _oldest_in(file: CorpusFile) -> float:
+    """When the oldest text of a segment was written. Of a damaged one: before all times, so that it is set aside."""
+    try:
+        return float(Segment(file).texts["written"].min(initial=np.iinfo(np.uint32).max))
+    except CorpusFileError:
+        return -np.inf
+
+
 def forget_tenants(folder: Path, tenants: Iterable[Path]) -> None:
     """Overwrite and remove all files of these tenants. UsageError while a process learns in the folder."""
     lock = lock_folder(folder)
@@ -593,4 +610,5 @@ def _tenant_key(folder: Path) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         path.with_suffix(".new").rename(path)
+        sync_folder(folder)
     return path.read_bytes()
