@@ -512,7 +512,7 @@ def _factors(spec: ModelSpec, file: GgufFile, name: str) -> tuple[float, ...]:
     stored = np.where(stored >= _UNTURNED, np.inf, stored)
     if not (((stored >= 1e-6) & (stored <= 1e6)) | np.isposinf(stored)).all():
         raise ModelError(
-            f"{name} in {file.where} has factors that are not above 0 and finite.",
+            f"{name} in {file.where} has factors that are not numbers from 1e-6 to 1e6, or infinite.",
             "The file is damaged; fetch it again.",
         )
     return tuple((stored * np.array(spec.details.rope.factors or (1.0,))).tolist())
