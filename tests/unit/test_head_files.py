@@ -17,11 +17,15 @@ from tokenizer_models import train
 
 import wager
 from wager.arch import Dense, Gqa
+from wager.config import DEFAULT_MODEL
+from wager.draft.store_file import read_store_header
 from wager.errors import ModelError, UsageError
 from wager.loading.load import load
+from wager.models import hub
 from wager.models.head_eagle import CheckedEagle, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import CheckedMtp, open_mtp
+from wager.models.opening import open_model
 from wager.models.weights import open_weights
 from wager.types import Request, SamplingParams
 
@@ -228,3 +232,14 @@ def test_targets_without_modules_say_so(tmp_path: Path) -> None:
         load(wager.EngineConfig.from_options(model=path, drafter="mtp:nowhere@behind"))
     with pytest.raises(UsageError, match="'mtp' reads the target's states, which a draft model"):
         wager.EngineConfig.from_options(model=path, drafter=f"model:{path}+mtp")
+
+
+def test_what_comes_with_wager_is_found_by_the_name_of_its_model() -> None:
+    head = hub.head_path(DEFAULT_MODEL)
+    target = open_model("random:llama:135m")[1].spec  # of the same shape
+    opened = open_eagle(HeadFiles(head), target, dtype="q4")
+    assert opened.taps == (2, 15, 27) and len(opened.vocabulary.ids) == 8192
+    store = hub.shipped(DEFAULT_MODEL, "store")
+    assert store is not None and read_store_header(store).vocab == target.vocab
+    for name in ("SmolLM2", f"../shipped/{DEFAULT_MODEL}", "", "."):
+        assert hub.shipped(name, "eagle3") is None

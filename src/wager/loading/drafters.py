@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from wager.arch.config_keys import ConfigKeys, read_json
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter, ForkingDrafter
 from wager.draft.base import Drafter, LearnedCorpora
@@ -21,7 +20,6 @@ from wager.kernels.cpu import Kernels, select
 from wager.loading.opened import OpenedModel, open_draft, open_layers
 from wager.models import hub
 from wager.models.names import named_model
-from wager.models.opening import trained_for_another
 from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.models.transformer import Decoder
 from wager.types import RULES
@@ -29,28 +27,15 @@ from wager.types import RULES
 if TYPE_CHECKING:
     from wager.loading.heads import OpenedHead
 
-FOLDER = Path(__file__).parents[1] / "shipped"
-"""What comes with wager: NAME.store, and NAME.eagle3 beside it, for the model of that name."""
-
 
 def shipped_store(tokenizer: Tokenizer) -> StoreFile | None:
     """The store that was built for this tokenizer, open; None if there is none. UsageError if it is damaged."""
     digest = ""
-    for path in sorted(FOLDER.glob("*.store")):
+    for path in sorted(hub.SHIPPED.glob("*.store")):
         digest = digest or vocabulary_digest(tokenizer)
         if read_store_header(path).tokenizer == digest:
             return StoreFile(path, vocab=num_tokens(tokenizer), tokenizer=digest)
     return None
-
-
-def shipped_head(store: StoreFile | None, target: OpenedModel) -> DrafterSpec | None:
-    """The EAGLE-3 head that comes with wager beside that store, if it was trained for this target."""
-    path = store.path.with_suffix(".eagle3") if store is not None else None
-    if path is None or not path.is_dir():
-        return None
-    noted = ConfigKeys(read_json(path / "config.json"), where=str(path)).section("wager")
-    other = trained_for_another(noted, target.weights, target.tokenizer, target.path.name)
-    return None if other else DrafterSpec("eagle3", str(path))
 
 
 def known_drafters(model: str) -> tuple[DrafterSpec, ...]:
@@ -99,18 +84,15 @@ def open_drafters(config: EngineConfig, target: OpenedModel) -> list[OpenedDraft
 
 
 def _open_auto(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]:
-    """A lookup, and beside it the first drafter on this machine that is known to fit the model, or the head that comes
-    with wager for it; a policy that takes one drafter takes what is known to fit, or else the lookup. The lookup is in
-    the store that comes with wager for the tokenizer, if there is one: for trees where rows are cheap, which they are
-    beside weights of 16 bits (docs/drafters_measured.md), and the rule verifies trees."""
+    """A lookup, and beside it the first drafter on this machine that is known to fit the model; a policy that takes one
+    drafter takes the latter. The lookup is in the store that comes with wager for this tokenizer, if there is one: for
+    trees where rows are cheap, which they are beside weights of 16 bits (docs/drafters_measured.md), and the rule
+    verifies trees."""
     paired = next((spec for spec in known_drafters(config.model.model) if is_here(spec)), None)
-    adaptive = config.speculation.parsed_policy.kind == "adaptive"
-    if paired is not None and not adaptive:
-        return [_open(config, target, paired, label=paired.label)]
-    store = shipped_store(target.tokenizer)
-    if adaptive:
-        paired = paired or shipped_head(store, target)
     found = [] if paired is None else [_open(config, target, paired, label=paired.label)]
+    if found and config.speculation.parsed_policy.kind != "adaptive":
+        return found
+    store = shipped_store(target.tokenizer)
     if store is None:
         return [_open(config, target, spec, label=spec.label) for spec in AUTO] + found
     trees = not target.quantised and RULES[config.speculation.verify].verifies_trees
@@ -134,7 +116,7 @@ def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label
 
         head = open_head(spec, target)
     elif option.argument == "store":
-        store = open_store(Path(argument), tokenizer)
+        store = open_store(hub.shipped(argument, "store") or Path(argument), tokenizer)
     if model is not None and model.states_bytes:
         _check_chains(config, spec, model)
     inner = _open(config, target, spec.inner, label=str(spec.inner)) if spec.inner else None

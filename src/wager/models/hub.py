@@ -123,11 +123,24 @@ def pull(name: str, progress: Progress = silent, *, force: bool = False) -> Path
     return path
 
 
+SHIPPED = Path(__file__).parents[1] / "shipped"
+"""What comes with wager, by the name of its model: NAME.store, and NAME.eagle3 with a head."""
+
+
+def shipped(name: str, kind: str) -> Path | None:
+    """What comes with wager for the model of that name, a `store` or an `eagle3` head; None if nothing does."""
+    path = SHIPPED / f"{Path(name).name}.{kind}"
+    return path if name == path.stem and path.exists() else None
+
+
 def head_path(argument: str) -> Path:
-    """The folder of a drafter's head, or of modules: a path, or ORG/NAME on the hub if it was fetched."""
+    """The folder of a drafter's head, or of modules: a path, ORG/NAME on the hub if it was fetched, or the name of a
+    model whose EAGLE-3 head comes with wager."""
     path = expand_path(argument)
-    source = None if path.exists() else hub_source(argument)
-    return (_hub_model(source) if source else None) or path
+    if path.exists():
+        return path
+    source = hub_source(argument)
+    return (_hub_model(source) if source else None) or shipped(argument, "eagle3") or path
 
 
 def _pull_known(name: str, progress: Progress, *, force: bool) -> Finding:
