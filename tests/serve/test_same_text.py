@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from serve.same_requests import Answer, ServedProcess, Variant, cases, served_process, variants
-from wager.loading.drafters import FOLDER
+from wager.models.hub import SHIPPED
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 CASES = cases()
 ALONE = Variant(stream=True, stats=True)
-STORE = FOLDER / "SmolLM2-135M-Instruct.store"
+STORE = SHIPPED / "SmolLM2-135M-Instruct.store"
 
 Reference = Mapping[str, Answer]
 

@@ -109,7 +109,7 @@ def test_a_server_of_wager_is_asked_for_depths_and_its_steps_make_plans(wager: C
             "--json",
             str(path),
             "--seconds",
-            "0.1",
+            "0.5",
         ]
         made = wager(*call, more="--concurrency 1,2,4 --prompt-tokens 40 --depth 0,2")
     assert made.code == 0, made.err
