@@ -21,8 +21,8 @@ from wager.draft.lookup import LookupDrafter, LookupSources, lookup_table
 from wager.draft.store_file import LARGEST_VOCABULARY, StoreFile, build_store
 from wager.draft.vocabulary import vocabulary_digest
 from wager.errors import UsageError, WagerError
-from wager.loading import drafters
 from wager.loading.load import load
+from wager.models import hub
 from wager.types import DraftRequest, Request, SamplingParams
 
 PARAMS = SamplingParams()
@@ -214,7 +214,7 @@ def test_auto_looks_in_the_store_that_comes_with_wager_for_the_tokenizer(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = wager.EngineConfig.from_options(model=str(directory), max_rows=32, max_sequences=4, drafter="auto")
-    monkeypatch.setattr(drafters, "FOLDER", tmp_path)
+    monkeypatch.setattr(hub, "SHIPPED", tmp_path)
     assert load(config).drafter_name == "suffix"
     tokenizer = load(config.with_options(drafter="none")).tokenizer
     pairs = [((5, 6), (7, 8, 9))]
