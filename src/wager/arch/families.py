@@ -1009,6 +1009,16 @@ _MAMBA = {
     "mamba_expand": 2,
     "mamba_conv_bias": True,
 }
+_CORRECTED_SIGMOID = GatingKeys(
+    score="sigmoid",
+    correction_bias=True,
+    normalised="norm_topk_prob",
+    scale="routed_scaling_factor",
+    grouped=("noaux_tc",),
+    group_best=2,
+)
+"""DeepSeek-V3's router, which Nemotron-H has too."""
+
 _NEMOTRON_NAMES = {
     **{part: name.replace(".mamba.", ".mixer.") for part, name in _MAMBA_NAMES.items()},
     **{part: f"model.layers.{{}}.mixer.{part}_proj" for part in ("q", "k", "v", "o", "up", "down")},
@@ -1400,14 +1410,7 @@ FAMILIES: Mapping[str, Family] = {
             partial_rope=True,  # files state rotated dimensions, though there is no rotation
             names=_NEMOTRON_NAMES,
             root="backbone",
-            gating=GatingKeys(
-                score="sigmoid",
-                correction_bias=True,
-                normalised="norm_topk_prob",
-                scale="routed_scaling_factor",
-                grouped=("noaux_tc",),
-                group_best=2,
-            ),
+            gating=_CORRECTED_SIGMOID,
             gguf=GgufLayout(
                 mixture="nemotron_h_moe",
                 attention=gguf_mixers_alone,
@@ -1473,14 +1476,7 @@ FAMILIES: Mapping[str, Family] = {
         {"max_position_embeddings": 4096, "rope_interleave": True, "norm_topk_prob": True},
         EngineSupport(
             interleaved_rope="rope_interleave",
-            gating=GatingKeys(
-                score="sigmoid",
-                correction_bias=True,
-                normalised="norm_topk_prob",
-                scale="routed_scaling_factor",
-                grouped=("noaux_tc",),
-                group_best=2,
-            ),
+            gating=_CORRECTED_SIGMOID,
         ),
     ),
     "deepseek_v32": Family("DeepseekV32ForCausalLM", indexed_attention, experts_after_dense),

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wager.errors import ModelError, UsageError, WagerError
+from wager.errors import ModelError, UsageError
 from wager.models.safetensors_files import pickled_weights
-from wager.train import require_torch
+from wager.train import require_torch, run_on_folders
 
 
 def convert(folder: Path) -> Path:
@@ -57,17 +57,8 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Convert the one folder that is named, and say where the result is."""
-    try:
-        if len(arguments) != 1 or arguments[0].startswith("-"):
-            raise UsageError("Name one folder.", "python -m wager.train.convert FOLDER")
-        sys.stdout.write(f"written to {convert(Path(arguments[0]).expanduser())}\n")
-    except WagerError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2 if isinstance(error, UsageError) else 1
-    except OSError as error:
-        sys.stderr.write(f"The system refuses: {error.filename}: {error.strerror}.\n")
-        return 1
-    return 0
+    usage = "python -m wager.train.convert FOLDER"
+    return run_on_folders(arguments, convert, count=1, asked="Name one folder.", usage=usage)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.arch.config_keys import read_json
-from wager.errors import UsageError, WagerError
+from wager.errors import UsageError
 from wager.kernels.arrays import FLOAT32
 from wager.models.safetensors_files import SafetensorsSource, TensorBytes, write_tensors
+from wager.train import run_on_folders
 
 _GROUP = 32
 _OUTPUT = "lm_head"
@@ -59,9 +60,9 @@ def _packed(numbers: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     return found
 
 
-def quantise_head(source: Path, folder: Path) -> None:
-    """Write the head in `source` to `folder`, which is new or empty. UsageError if it is not, or if the head is
-    quantised already."""
+def quantise_head(source: Path, folder: Path) -> Path:
+    """Write the head in `source` to `folder`, which is new or empty, and return it. UsageError if it is not, or if the
+    head is quantised already."""
     config = read_json(source / "config.json")
     if "quantization_config" in config:
         raise UsageError(f"The head in {source} is quantised already.", "Give the one that `wager train` wrote.")
@@ -98,6 +99,7 @@ def quantise_head(source: Path, folder: Path) -> None:
             shutil.copy(file, folder)
     write_tensors(folder / "model.safetensors", tensors)
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": method}, indent=2) + "\n")
+    return folder
 
 
 def _group(targets: list[str], bits: int) -> dict[str, Any]:
@@ -107,19 +109,8 @@ def _group(targets: list[str], bits: int) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Quantise the head in one folder into another, and say where it is."""
-    try:
-        if len(arguments) != 2 or any(argument.startswith("-") for argument in arguments):
-            raise UsageError("Name two folders.", "python -m wager.train.quantise HEAD FOLDER")
-        source, folder = (Path(argument).expanduser() for argument in arguments)
-        quantise_head(source, folder)
-        sys.stdout.write(f"written to {folder}\n")
-    except WagerError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2 if isinstance(error, UsageError) else 1
-    except OSError as error:
-        sys.stderr.write(f"The system refuses: {error.filename}: {error.strerror}.\n")
-        return 1
-    return 0
+    usage = "python -m wager.train.quantise HEAD FOLDER"
+    return run_on_folders(arguments, quantise_head, count=2, asked="Name two folders.", usage=usage)
 
 
 if __name__ == "__main__":
