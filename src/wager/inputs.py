@@ -85,15 +85,18 @@ def read_text(path: Path, what: str, hint: str) -> str:
 
 
 @contextmanager
-def replacing(path: Path, *, buffered: int = -1) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, buffered: int = -1, durable: bool = False) -> Iterator[BinaryIO]:
     """A new file to write, which takes the place of `path` when the block ends and is removed when it raises: nobody
     ever reads half of it, and of two that write together the later one wins. `buffered`: bytes that are written at
-    once, at the least."""
+    once, at the least; `durable`: it is on the disk before it takes that place."""
     remove_unfinished(path.parent, escape(path.name))
     unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with unfinished.open("xb", buffered) as file:
             yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         unfinished.replace(path)
     finally:
         with suppress(OSError):

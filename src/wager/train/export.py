@@ -9,12 +9,10 @@ like any other of its family, for `--drafter model:PATH`, transformers and other
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -209,20 +207,11 @@ def export(
     save_tensors(folder / "model.safetensors", tensors)
     texts = {**target.tokenizer.files(), "config.json": json.dumps(config, indent=2) + "\n"}
     for name, text in texts.items():
-        with replaced(folder / name) as file:
+        with replacing(folder / name, durable=True) as file:
             file.write(text.encode())
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file."""
-    with replaced(path) as file:
+    with replacing(path, durable=True) as file:
         file.write(save(dict(tensors), metadata={"format": "pt"}))
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when it is whole and on the disk."""
-    with replacing(path) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())

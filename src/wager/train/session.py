@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
+from wager.inputs import replacing
 from wager.train.block import BlockModule
 from wager.train.data import (
     DraftVocabulary,
@@ -34,7 +35,7 @@ from wager.train.data import (
 )
 from wager.train.draft_module import DraftModule, DraftSizes, MedusaModule
 from wager.train.eagle import EagleModule
-from wager.train.export import export, replaced, rope_scaling
+from wager.train.export import export, rope_scaling
 from wager.train.losses import unrolled_loss
 from wager.train.pruned import PrunedModule, check_prunable, chosen_layers
 from wager.train.target import StateSource, TorchTarget, check_trainable, default_taps
@@ -149,7 +150,7 @@ class TrainingCheckpoint:
             "optimiser": dict(self.optimiser),
             "history": list(self.history),
         }
-        with replaced(folder / NAME) as file:
+        with replacing(folder / NAME, durable=True) as file:
             torch.save(values, file)
 
     @classmethod

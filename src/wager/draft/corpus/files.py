@@ -22,9 +22,9 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,14 @@ def sync_folder(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+@contextmanager
+def private_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file of the mode 0600, which takes the place of `path` once it is whole and on the disk."""
+    with replacing(path, durable=True) as file:
+        os.fchmod(file.fileno(), 0o600)
+        yield file
 
 
 def erase(path: Path) -> None:
@@ -339,11 +347,8 @@ def write_segment(path: Path, parts: Sequence[SegmentPart], tokenizer: bytes) ->
     header = _SEGMENT_HEADER.pack(
         _SEGMENT_MAGIC, FORMAT, tokenizer, len(keys), len(texts), len(tokens), len(order), digest.digest(), bytes(32)
     )[:-32]
-    with replacing(path) as file:
-        os.fchmod(file.fileno(), 0o600)
+    with private_file(path) as file:
         file.write(header + hashlib.sha256(header).digest())
         for each in data:
             file.write(each)
-        file.flush()
-        os.fsync(file.fileno())
     sync_folder(path.parent)

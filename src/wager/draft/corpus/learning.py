@@ -44,13 +44,14 @@ from wager.draft.corpus.files import (
     erase,
     part_of_segment,
     part_of_texts,
+    private_file,
     read_log,
     sync_folder,
     tokenizer_of,
     write_segment,
 )
 from wager.errors import UsageError
-from wager.inputs import remove_unfinished, replacing
+from wager.inputs import remove_unfinished
 from wager.kernels import _native
 from wager.types import OutputDelta, Request
 
@@ -256,11 +257,8 @@ class LearnedTexts:
         folder = self._folder / self.folder_name(tenant)
         try:
             if folder.is_dir():
-                with replacing(folder / f"{name}{_STATE}") as file:
-                    os.fchmod(file.fileno(), 0o600)
+                with private_file(folder / f"{name}{_STATE}") as file:
                     file.write(hashlib.sha256(state).digest() + state)
-                    file.flush()
-                    os.fsync(file.fileno())
         except OSError as error:
             self._failed(error)
 
@@ -604,11 +602,7 @@ def _tenant_key(folder: Path) -> bytes:
     """The key of a folder's names, made once; its process holds the lock."""
     path = folder / "key"
     if not path.exists():
-        opened = os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(opened, "wb") as file:
+        with private_file(path) as file:
             file.write(secrets.token_bytes(32))
-            file.flush()
-            os.fsync(file.fileno())
-        path.with_suffix(".new").rename(path)
         sync_folder(folder)
     return path.read_bytes()
