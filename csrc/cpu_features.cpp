@@ -3,6 +3,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 
+#include <cstring>
+
 namespace {
 
 struct Registers {
@@ -26,6 +28,12 @@ unsigned saved_registers(const Registers& basic) {
     return low;
 }
 
+// The name of leaf 0, in the order of its registers.
+bool made_by(const char (&name)[13]) {
+    const Registers maker = cpuid(0, 0);
+    return !std::memcmp(&maker.ebx, name, 4) && !std::memcmp(&maker.edx, name + 4, 4) && !std::memcmp(&maker.ecx, name + 8, 4);
+}
+
 wager::CpuFeatures read_features() {
     const Registers basic = cpuid(1, 0), extended = cpuid(7, 0);
     const Registers more = extended.eax >= 1 ? cpuid(7, 1) : Registers{};
@@ -43,6 +51,7 @@ wager::CpuFeatures read_features() {
     found.avx512vl = zmm && bit(extended.ebx, 31);
     found.avx512_bf16 = zmm && bit(more.eax, 5);
     found.avx512_vnni = zmm && bit(extended.ecx, 11);
+    found.amd = made_by("AuthenticAMD") || made_by("HygonGenuine");
     return found;
 }
 

@@ -2,6 +2,7 @@
 // its panels, then tiles of rows, so that a panel is read from memory once per block while what follows it is prefetched.
 #pragma once
 
+#include "cpu_features.h"
 #include "panel_products.h"
 #include "quantise_rows.h"
 
@@ -168,7 +169,7 @@ WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
         const int tiles = (size + most - 1) / most;
         const ptrdiff_t near = size <= kQuickRows ? kPrefetchBytes * 3 / 2 : kPrefetchBytes;
         const ptrdiff_t distance = tiles == 1 ? near : static_cast<ptrdiff_t>(bytes);
-        Prefetch prefetch{distance, end, all.after ? all.after : end, 0, tiles};
+        Prefetch prefetch{distance, end, all.after ? all.after : end, 0, tiles, tiles == 1 && kCpuFeatures.amd};
         for (int panel = all.first; panel < all.last; ++panel) {
             const uint8_t* weight = all.weight.panels + panel * bytes;
             for (int tile = 0; tile < tiles; ++tile) {

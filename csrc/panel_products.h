@@ -16,8 +16,7 @@ struct Prefetch {
     const uint8_t *end, *after;
     // Several tiles of rows read the same panel: each prefetches for every `turns`-th piece of it, from piece `turn` on.
     int turn, turns;
-
-    bool once() const { return turns == 1; }
+    bool once;  // non-temporal: the bytes are read once, and other levels of the cache keep what they have
     WAGER_INLINE const uint8_t* ahead(const uint8_t* at) const {
         const uint8_t* to = at + distance;
         return to < end ? to : after + (to - end);
@@ -36,8 +35,7 @@ struct Turns {
     }
 };
 
-// Part `index` of `parts` of the cache lines of `bytes` at `at`; `once`: they will be read once, so other levels of the cache
-// keep what they have.
+// Part `index` of `parts` of the cache lines of `bytes` at `at`.
 template <int bytes, int index, int parts>
 WAGER_INLINE void fetch_part(const uint8_t* at, bool once) {
     constexpr int kLines = (bytes + 63) / 64, kFirst = kLines * index / parts, kEnd = kLines * (index + 1) / parts;
@@ -98,7 +96,7 @@ struct Tile {
             const uint8_t* ahead = first && turns.due(k / kPairs) ? prefetch.ahead(at) : nullptr;
 #pragma GCC unroll 16
             for (int u = 0; u < kPairs; ++u) {
-                if (ahead) fetch_part<2 * kStride, 0, 1>(ahead + 2 * kStride * u, prefetch.once());
+                if (ahead) fetch_part<2 * kStride, 0, 1>(ahead + 2 * kStride * u, prefetch.once);
                 step(bases, x_stride, w + static_cast<size_t>(k + u) * kStride, k + u);
             }
         }
@@ -122,7 +120,7 @@ struct WeightBlock {
     WAGER_INLINE const uint8_t* ahead(int index, Turns& turns, const Prefetch& prefetch) const {
         if (!turns.due(index)) return nullptr;
         if (kLayout.grouped() && index % kLayout.blocks == 0)
-            fetch_part<kLayout.header, 0, 1>(prefetch.ahead(group), prefetch.once());
+            fetch_part<kLayout.header, 0, 1>(prefetch.ahead(group), prefetch.once);
         return prefetch.ahead(block);
     }
 
@@ -324,7 +322,7 @@ __attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, i
                 return reinterpret_cast<const ActivationBlock*>(bases[i / 3] + (i % 3) * stride)[index];
             };
             const uint8_t* ahead = column == 0 ? block.ahead(index, turns, prefetch) : nullptr;
-            tile.step(block, column, rows, ahead, prefetch.once());
+            tile.step(block, column, rows, ahead, prefetch.once);
         }
         if constexpr (!stored) tile.total.write(tile.out, kPanel);
     }
@@ -347,7 +345,7 @@ __attribute__((aligned(64))) void block_rows(const uint8_t* x, size_t stride, in
         for (int index = 0; index < k / kBlockInputs; ++index) {
             const WeightBlock<format> block(panel, index);
             const uint8_t* ahead = column == 0 ? block.ahead(index, turns, prefetch) : nullptr;
-            const HeldBlock<format> held(block, column, ahead, prefetch.once());
+            const HeldBlock<format> held(block, column, ahead, prefetch.once);
             const uint8_t* at = x + index * sizeof(ActivationBlock);
             float* to = out + 16 * column;
             for (int row = 0; row < rows; ++row, at += stride, to += kPanel) add_row(held, at, to);
