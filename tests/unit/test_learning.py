@@ -4,6 +4,7 @@ what is refused; `wager corpus` on what was learned."""
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from wager import LLM, SamplingParams, UsageError
 from wager.cli import main
 from wager.draft.corpus import learning
+from wager.models.opening import open_model, tokenizer_fingerprint
 from wager.types import Completion
 
 MODEL = "random:llama:tiny"
@@ -228,6 +230,49 @@ def test_one_of_several_tenants_is_forgotten_by_its_key_or_its_user(
     assert left("--api-key-file", keys) == 1
     code, _, err = run(capsys, "corpus", "forget", tmp_path / "learned", "--api-key-file", keys)
     assert code == 2 and "nothing of that tenant" in err
+
+
+def test_a_store_of_learned_texts_is_written_where_it_guesses_better(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng, store = random.Random(0), tmp_path / "own.store"
+    likeliest = [rng.randrange(250) for _ in range(250)]
+
+    def text(noise: float) -> list[int]:
+        """Each token depends on the one before: a run of two tokens, which --learn looks for, tells little."""
+        tokens = [rng.randrange(250)]
+        while len(tokens) < 60:
+            tokens.append(rng.randrange(250) if rng.random() < noise else likeliest[tokens[-1]])
+        return tokens
+
+    def learn(folder: Path, texts: list[list[int]], tenant: str = "") -> None:
+        learned = learning.LearnedTexts(folder, tokenizer_fingerprint(open_model(MODEL)[2]))
+        for each in texts:
+            learned.learn(tenant, each[:5], each[5:])
+            learned.settle()
+        learned.close()
+
+    learn(tmp_path / "learned", [text(0.4) for _ in range(60)])
+    words = ("corpus", "distill", tmp_path / "learned", "--model", MODEL, "--output", store)
+    code, out, err = run(capsys, *words, "--json", "-")
+    found = json.loads(out)
+    assert code == 0 and "--drafter store:" in err and (found["texts"], found["held_out"]) == (54, 6)
+    assert found["tau_after"] > found["tau_before"] and store.stat().st_mode & 0o777 == 0o600
+    with opened(None, f"store:{store}") as llm, opened(None) as plain:
+        assert ids(llm.generate(PROMPTS[:2], GREEDY)) == ids(plain.generate(PROMPTS[:2], GREEDY))
+
+    same = text(0.0)
+    learn(tmp_path / "same", [[number, *same] for number in range(20)])
+    store.unlink()
+    code, out, err = run(capsys, "corpus", "distill", tmp_path / "same", *words[3:])
+    assert code == 1 and "guesses no better" in err and not [*tmp_path.glob("own.store*")]
+
+    learn(tmp_path / "same", [text(0.4) for _ in range(10)], "another")
+    code, _, err = run(capsys, "corpus", "distill", tmp_path / "same", *words[3:])
+    assert code == 2 and "2 tenants" in err
+    learn(tmp_path / "few", [same])
+    code, _, err = run(capsys, "corpus", "distill", tmp_path / "few", *words[3:])
+    assert code == 2 and "too few" in err
 
 
 @pytest.mark.parametrize(

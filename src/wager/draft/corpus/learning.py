@@ -57,6 +57,9 @@ from wager.types import OutputDelta, Request
 
 log = logging.getLogger("wager")
 
+CONTEXT = 5
+"""Tokens of a prompt that are kept before an answer."""
+
 SEAL_TOKENS = 1 << 14
 """Tokens of a log from which on it becomes a segment: what came later is in the drafters' memory."""
 
@@ -66,7 +69,6 @@ _SYNC_S, _IDLE_S, _EXPIRE_S, _WARN_S = 1.0, 60.0, 3600.0, 60.0
 _MOST_QUEUED = 1 << 22  # tokens
 _MOST_TENANTS = 64  # whose corpora are open while nobody uses them
 _MOST_LOGS = 128  # that are open: each is a file descriptor
-_CONTEXT = 5  # tokens of a prompt that are kept before an answer
 _BLOCK = 32  # tokens of a prompt that are learned, or known, together
 _MOST_KNOWN = 1 << 14  # digests of texts and of beginnings of prompts, that are not learned again
 TENANT_FOLDERS = f"{'[0-9a-f]' * 16}/{'[0-9a-f]' * 32}"
@@ -334,7 +336,7 @@ class LearnedTexts:
 
     def _new_text(self, corpus: _Tenant, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
         """What is to be learned of an answer; nothing if it is known. Of a prompt the part that is not known."""
-        digest, begin = 0, max(0, len(prompt) - _CONTEXT)
+        digest, begin = 0, max(0, len(prompt) - CONTEXT)
         rest = begin
         if self._retention.prompts:
             begin = rest = 0
