@@ -11,10 +11,12 @@ import pytest
 from trained import texts
 
 from wager.errors import UsageError
+from wager.models.opening import open_model
+from wager.prompts import encode_content
 from wager.testing import ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.train import answers
-from wager.train.data import DraftVocabulary, TextWeights, TrainingData, TrainingText
+from wager.train.data import DraftVocabulary, TextWeights, TrainingData, TrainingTarget, TrainingText
 from wager.types import Request, SamplingParams
 
 KNOWN = np.ones(512, bool)
@@ -109,3 +111,24 @@ def test_answers_of_another_model_and_broken_ones_are_named(tmp_path: Path) -> N
     path.write_text('{"prompt_ids": [1], "token_ids": [2]}\n{"prompt": 3}\n')
     with pytest.raises(UsageError, match=r"line 2: .* is no answer"):
         list(answers.read_answers(path, target="me"))
+
+
+def test_answers_may_be_a_log_of_requests(tmp_path: Path) -> None:
+    model, path = "random:llama:tiny", tmp_path / "log.jsonl"
+    folder, weights, tokenizer = open_model(model)
+    target = TrainingTarget(model, folder, weights, tokenizer)
+
+    def texts(*rows: object) -> list[TrainingText]:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sources = answers.TextSources(answers=(path,))
+        return answers.collect_texts(target, sources, tmp_path, author=pytest.fail, on_output=pytest.fail)
+
+    turns = [{"role": "user", "content": "Say a word."}, {"role": "assistant", "content": "Word."}]
+    said, asked_again = texts({"messages": turns}, {"prompt": [5, 6], "answer": [7]})
+    assert tokenizer.decode(said.ids[said.prompt_length :]) == "Word."
+    assert said.ids[: said.prompt_length] == tuple(encode_content(tokenizer, turns[:1]))
+    assert asked_again == TrainingText((5, 6, 7), 2)
+    with pytest.raises(UsageError, match="has no answers"):
+        texts({"prompt": "Say a word."})
+    with pytest.raises(UsageError, match="not of this model"):
+        texts({"prompt": [5], "answer": [weights.spec.vocab]})

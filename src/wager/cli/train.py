@@ -74,7 +74,8 @@ _MAIN = "kind output prompts made_up answers apart_from passes steps depth devic
     "--answers",
     type=flags.InputPath(),
     multiple=True,
-    help='Answers that the model gave before: JSON lines {"prompt_ids", "token_ids"}. Repeatable.',
+    help='Answers that the model gave before: JSON lines {"prompt_ids", "token_ids"}, or a log of requests with their '
+    "answers, as for `wager acceptance --recorded`. Repeatable.",
 )
 @click.option(
     "--apart-from",

@@ -87,6 +87,32 @@ def read_answers(path: Path, *, target: str, vocab: int | None = None) -> Iterat
     return (text for text, _ in _answers(path, target, vocab))
 
 
+def _is_log(path: Path) -> bool:
+    first = read_text(path, "file of answers", _HINT).partition("\n")[0]
+    try:
+        row = json.loads(first)
+    except ValueError:
+        return False
+    return isinstance(row, dict) and not row.keys() & {"target", "prompt_ids"}
+
+
+def _given(path: Path, target: TrainingTarget, vocab: int) -> Iterator[TrainingText]:
+    """The answers of a file that `wager train` wrote, or of a log of requests."""
+    if not _is_log(path):
+        yield from read_answers(path, target=target.fingerprint, vocab=vocab)
+        return
+    tokenizer, answered = target.tokenizer, [prompt for prompt in read_prompts(path) if prompt.answer]
+    if not answered:
+        raise UsageError(f"{path} has no answers.", f"{_HINT} Or it is a log, with what was answered.")
+    for prompt in answered:
+        asked = encode_content(tokenizer, as_conversation(prompt.content))
+        said = tokenizer.encode_text(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer or ()
+        ids = (*asked, *said)
+        if max(ids) >= vocab:
+            raise UsageError(f"{path}: request {prompt.id} has a token id that is not of this model.", _HINT)
+        yield TrainingText(ids, len(asked))
+
+
 def _answers(path: Path, target: str, vocab: int | None) -> Iterator[tuple[TrainingText, float]]:
     """Each answer of a file, and its temperature."""
     for number, line in enumerate(read_text(path, "file of answers", _HINT).splitlines(), 1):
@@ -149,7 +175,7 @@ def collect_texts(
     """The texts, of which those that are missing are written by `author()`, which is called only then; `on_output` is
     asked for a function of its deltas with the number of answers to come. UsageError names what cannot be used."""
     vocab, fingerprint = target.weights.spec.vocab, target.fingerprint
-    given = [text for path in sources.answers for text in read_answers(path, target=fingerprint, vocab=vocab)]
+    given = [text for path in sources.answers for text in _given(path, target, vocab)]
     asked = read_prompts(sources.prompts) if sources.prompts else []
     if sources.made_up:
         texts = _made_up(target.tokenizer, sources, folder / MADE_UP, author)
