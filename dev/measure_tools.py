@@ -1,6 +1,6 @@
 """How often a model calls the right function with the right arguments, of 24 fixed questions with four tools each.
 
-python dev/measure_tools.py [--model NAME] [--choice auto|required]
+python dev/measure_tools.py [--model NAME] [--choice auto|required] [--chat-template FILE]
 
 Four of the questions need no tool. Answers are greedy, of one call at most, and follow the grammar that the
 server gives them.
@@ -83,9 +83,10 @@ QUESTIONS: list[tuple[str, str, dict[str, Any]]] = [
 @click.command()
 @click.option("--model", default="SmolLM2-135M-Instruct")
 @click.option("--choice", default="auto")
-def main(model: str, choice: str) -> None:
+@click.option("--chat-template")
+def main(model: str, choice: str, chat_template: str | None) -> None:
     right_names = right_calls = 0
-    with wager.LLM(model=model, drafter="none") as llm:
+    with wager.LLM(model=model, drafter="none", chat_template=chat_template) as llm:
         for question, name, arguments in QUESTIONS:
             messages = [{"role": "user", "content": question}]
             asked = {"messages": messages, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}

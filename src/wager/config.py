@@ -39,16 +39,19 @@ class ModelConfig:
     model: directory, GGUF file, known name, ORG/NAME on the hub, or `random:FAMILY:SIZE`. dtype: auto (a GGUF
     file in its own types, other models in bfloat16), bf16 or bfloat16, q8 or q4; see models/weights.py. kv_dtype: of
     cached keys and values, bf16, or q8: int8 with a scale per position and head, half the memory. threads: of the
-    kernels, None for one per physical core.
+    kernels, None for one per physical core. chat_template: a file with a Jinja template in place of the model's own.
     """
 
     model: str = DEFAULT_MODEL
     dtype: str = "auto"
     kv_dtype: KVDtype = "bf16"
     threads: int | None = None
+    chat_template: str | Path | None = None
 
     def __post_init__(self) -> None:
         _check_text("model", self.model)
+        object.__setattr__(self, "chat_template", None if self.chat_template is None else str(self.chat_template))
+        _check_text("chat_template", self.chat_template, optional=True)
         if self.dtype == "bfloat16":
             object.__setattr__(self, "dtype", "bf16")
         _check_choice("dtype", self.dtype, (*DTYPES, "bfloat16"))

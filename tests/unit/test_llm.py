@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,18 @@ def test_chat_answers_one_conversation_or_several(llm: wager.LLM) -> None:
 
 
 # ---- streams --------------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_template_may_come_from_a_file(llm: wager.LLM, tmp_path: Path) -> None:
+    path = tmp_path / "own.jinja"
+    path.write_text("{% for message in messages %}[{{ message.content }}]{% endfor %}")
+    with wager.LLM("random:llama:tiny", chat_template=path, **OPTIONS) as own:
+        assert own.chat([{"role": "user", "content": "hi"}], PARAMS).token_ids == llm.generate("[hi]", PARAMS).token_ids
+    path.write_text("{% for %}")
+    with pytest.raises(wager.TokenizerError, match="template is damaged"):
+        wager.LLM("random:llama:tiny", chat_template=path)
+    with pytest.raises(wager.UsageError, match=r"none\.jinja"):
+        wager.LLM("random:llama:tiny", chat_template=tmp_path / "none.jinja")
 
 
 def test_a_streams_deltas_join_to_the_answer(llm: wager.LLM) -> None:

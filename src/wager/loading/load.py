@@ -57,6 +57,7 @@ TARGET_OPTIONS = (
     "dtype",
     "kv_dtype",
     "threads",
+    "chat_template",
     "max_rows",
     "max_sequences",
     "max_context",

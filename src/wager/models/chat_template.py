@@ -392,6 +392,21 @@ class _TracingEnvironment(LimitedEnvironment):
         return partial(value.__self__.formatted, form) if form and isinstance(value.__self__, Traced) else form
 
 
+def check(source: str) -> None:
+    """TokenizerError for a text that is no template."""
+    try:
+        _compiled(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise _damaged(error) from error
+
+
+def _damaged(error: jinja2.TemplateSyntaxError) -> TokenizerError:
+    return TokenizerError(
+        f"The chat template is damaged: {one_line(error.message)} (line {error.lineno}).",
+        "Fetch the model again, or give another --chat-template.",
+    )
+
+
 def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Traced:
     """The text that a template renders for messages. TokenizerError if the template is damaged or rejects them.
 
@@ -401,10 +416,7 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
         with limited_work():
             return Traced.of(_compiled(source).render(messages=list(map(_message, messages)), **variables))
     except jinja2.TemplateSyntaxError as error:
-        raise TokenizerError(
-            f"The chat template is damaged: {one_line(error.message)} (line {error.lineno}).",
-            "Fetch the model again.",
-        ) from error
+        raise _damaged(error) from error
     except Exception as error:  # a template can raise whatever Python can
         raise TokenizerError(
             f"The chat template refuses these messages: {one_line(error)}.",

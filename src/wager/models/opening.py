@@ -14,6 +14,7 @@ import numpy as np
 from wager.arch import ModelSpec
 from wager.arch.config_keys import ConfigKeys
 from wager.drafter_spec import DrafterSpec
+from wager.inputs import read_text
 from wager.models import hub
 from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.models.weights import Weights, open_weights, tensor_shapes
@@ -28,6 +29,12 @@ def open_model(model: str) -> tuple[Path, Weights, Tokenizer]:
         return Path(model), *random_models.make(model)
     path = hub.resolve(model)
     return path, open_weights(path), Tokenizer.load(path)
+
+
+def with_chat_template(tokenizer: Tokenizer, path: Path) -> Tokenizer:
+    """The tokenizer with the chat template in a file. WagerError if it cannot be read or is none."""
+    hint = "Give a Jinja template, as in a model's chat_template.jinja."
+    return tokenizer.with_chat_template(read_text(path, "chat template", hint))
 
 
 def target_fingerprint(weights: Weights) -> str:

@@ -18,7 +18,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -251,6 +251,14 @@ class Tokenizer:
         """
         return cls(read_parts(Path(path)))
 
+    def with_chat_template(self, template: str) -> Tokenizer:
+        """The same with another chat template, which also decides what control tokens are; see `encode_parts`.
+        TokenizerError for one that is none."""
+        from wager.models.chat_template import check
+
+        check(template)
+        return Tokenizer(replace(self._parts, chat_template=template))
+
     def files(self) -> dict[str, str]:
         """The texts of the files of a Hugging Face directory with this tokenizer, by their names."""
         return tokenizer_files(self._parts)
@@ -376,7 +384,7 @@ class Tokenizer:
         if self.chat_template is None:
             raise TokenizerError(
                 f"{self._parts.where} has no chat template.",
-                "Give the prompt as plain text (--raw on the command line).",
+                "Give one (--chat-template FILE), or the prompt as plain text (--raw on the command line).",
             )
         context = {"tools": None, "documents": None, **own(dict(self.named)), **(variables or {})}
         return render(self.chat_template, messages, {**context, "add_generation_prompt": add_generation_prompt}).parts()

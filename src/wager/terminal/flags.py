@@ -410,6 +410,12 @@ ENGINE_FLAGS: Mapping[str, Function] = {
         default="bf16",
         help="Type of cached keys and values. q8 takes half the memory: int8, and a scale for each.",
     ),
+    "chat_template": click.option(
+        "--chat-template",
+        type=InputPath(),
+        metavar="FILE",
+        help="A Jinja template in place of the model's own, or where it has none.",
+    ),
     "threads": click.option("--threads", type=Count(min=1), help="Without it one per physical core."),
     "draft_threads": click.option(
         "--draft-threads",
