@@ -4,6 +4,7 @@ without a cache or a batch, on transformers' own layers."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,17 +32,27 @@ _LATENT = {
     "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
 }
+_HYBRID = {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A format and a family of targets; `own`: the modules have an embedding and an output matrix."""
+    """A format and a family of targets; `own`: the modules have an embedding and an output matrix; `norm_offset` is
+    added to the weights of norms."""
 
     format: str
     architecture: str
     modules: int = 1
     own: bool = False
+    norm_offset: float = 0.0
     config: dict[str, Any] = field(default_factory=dict)
 
 
@@ -50,6 +61,19 @@ VARIANTS = {
     "deepseek-three": Variant("DeepSeek", "LlamaForCausalLM", modules=3, config={"head_dim": 16}),
     "qwen": Variant("Qwen", "Qwen3ForCausalLM", config={"head_dim": 16}),
     "qwen-experts-two": Variant("Qwen", "Qwen3MoeForCausalLM", modules=2, config=_EXPERTS),
+    "qwen-next": Variant(
+        "Qwen",
+        "Qwen3NextForCausalLM",
+        norm_offset=1.0,
+        config={**_HYBRID, **_EXPERTS, "head_dim": 16, "shared_expert_intermediate_size": 24},
+    ),
+    "qwen3.5": Variant("Qwen", "Qwen3_5ForCausalLM", norm_offset=1.0, config=_HYBRID),
+    "qwen3.5-experts": Variant(
+        "Qwen",
+        "Qwen3_5MoeForCausalLM",
+        norm_offset=1.0,
+        config={**_HYBRID, **_EXPERTS, "shared_expert_intermediate_size": 24},
+    ),
     "mimo": Variant("MiMo", "Qwen2ForCausalLM", config={"num_attention_heads": 3, "num_key_value_heads": 1}),
     "speculators": Variant("speculators", "Qwen3ForCausalLM", config={"head_dim": 16, "tie_word_embeddings": True}),
 }
@@ -131,12 +155,22 @@ class ReferenceModules:
             config["layer_types"] = config["layer_types"][:LAYERS]
         return config
 
-    def save_target(self, folder: Path, **changes: Any) -> Path:
-        """The target, with the modules inside unless their format stands alone."""
+    def save_target(self, folder: Path, *, wrapped: bool = False, **changes: Any) -> Path:
+        """The target, with the modules inside unless their format stands alone; `wrapped`: as published, a part of a
+        model that sees, too."""
         count = "mtp_num_hidden_layers" if self.variant.format == "Qwen" else "num_nextn_predict_layers"
         inside = self.variant.format != "speculators"
         tensors = self.target_tensors() | (self.module_tensors() if inside else {})
-        return save(folder, {**self.config(), **({count: self.variant.modules} if inside else {}), **changes}, tensors)
+        config = {**self.config(), **({count: self.variant.modules} if inside else {})}
+        if wrapped:
+            whole = self.variant.architecture.replace("ForCausalLM", "ForConditionalGeneration")
+            config = {
+                "architectures": [whole],
+                "model_type": config["model_type"].removesuffix("_text"),
+                "text_config": config,
+            }
+            tensors = {re.sub(r"^model\.", "model.language_model.", name): value for name, value in tensors.items()}
+        return save(folder, {**config, **changes}, tensors)
 
     def save_modules(self, folder: Path, **changes: Any) -> Path:
         """The modules alone."""
@@ -195,7 +229,8 @@ class ReferenceModules:
         return head
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
+        return x * scale * (self.variant.norm_offset + weight)
 
 
 def save(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:

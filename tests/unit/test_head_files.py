@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,10 @@ def test_a_target_with_modules_is_the_same_model(name: str, tmp_path: Path) -> N
         ({"eh_proj.weight": None}, r"lacks the tensor modules.0.proj.weight \[48, 96\]"),
         ({"eh_proj.weight": torch.zeros(48, 48)}, r"eh_proj.weight in .* has shape \[48, 48\]; .* require \[48, 96\]"),
         ({"extra.weight": torch.zeros(3)}, r"has a tensor model.layers.3.extra.weight that is not used"),
-        ({"mlp.experts.gate_up_proj": torch.zeros(2, 4, 48)}, "are fused"),
+        (
+            {"mlp.experts.gate_up_proj": torch.zeros(2, 4, 48)},
+            r"gate_up_proj in .* has shape \[2, 4, 48\]; .* \[8, 64, 48\]",
+        ),
     ],
 )
 def test_tensors_that_are_missing_or_unknown_are_named(tensors: dict[str, Any], complaint: str, tmp_path: Path) -> None:
@@ -186,8 +190,8 @@ def directory(folder: Path, name: str) -> str:
     """A target with modules and a tokenizer."""
     tokenizer, variant = train("gpt-2"), MODULES[name]
     config = {**variant.config, "vocab_size": tokenizer.get_vocab_size()}
-    reference = ReferenceModules(Variant(variant.format, variant.architecture, variant.modules, variant.own, config))
-    reference.save_target(folder)
+    reference = ReferenceModules(replace(variant, config=config))
+    reference.save_target(folder, wrapped=name == "qwen3.5-experts")
     tokenizer.save(str(folder / "tokenizer.json"))
     if variant.format == "speculators":
         reference.save_modules(folder / "modules")
@@ -200,6 +204,7 @@ def directory(folder: Path, name: str) -> str:
         ("deepseek", ["mtp", "mtp:@before", "mtp:tree"]),
         ("deepseek-three", ["mtp"]),
         ("qwen", ["mtp", "ngram//mtp", "mtp:{}@before"]),
+        ("qwen3.5-experts", ["mtp", "mtp:tree", "suffix//mtp"]),
         ("speculators", ["mtp:{}/modules", "mtp:{}/modules@after", "mtp:tree:{}/modules"]),
     ],
 )

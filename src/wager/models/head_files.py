@@ -6,6 +6,7 @@ A head is a directory with config.json and safetensors.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wager.arch.config_keys import ConfigKeys, one_line, read_json, short_repr
+from wager.arch.families import is_wrapped
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
@@ -63,6 +65,11 @@ class HeadFiles:
         return "transformer_layer_config" not in self.config
 
     @property
+    def text_keys(self) -> ConfigKeys:
+        """The keys of the language model, where it is one part of a model."""
+        return self.keys.section("text_config") if is_wrapped(self.config) else self.keys
+
+    @property
     def layer_keys(self) -> ConfigKeys:
         """The keys that describe the layers."""
         return self.keys if self.flat else self.keys.section("transformer_layer_config")
@@ -100,8 +107,8 @@ class HeadFiles:
                 )
 
     def check_shape(self, name: str, expected: tuple[int, ...]) -> None:
-        """ModelError if a tensor that is there has another shape."""
-        if self.shapes[name] != expected:
+        """ModelError if a tensor that is there has another shape. A vector may be a matrix of one row."""
+        if self.shapes[name] != expected and not (len(expected) == 1 and self.shapes[name] == (1, *expected)):
             raise ModelError(
                 f"{self.names[name]} in {self.where} has shape {list(self.shapes[name])}; this target and the head's "
                 f"config.json require {list(expected)}.",
@@ -110,10 +117,10 @@ class HeadFiles:
 
     def read(self, name: str, dtype: DType = FLOAT32) -> Array:
         """One tensor of floats; ModelError if some are not finite."""
-        tensor = self._source.read(self.names[name], dtype)
+        tensor = self._source.read(self._stored_name(name), dtype)
         if not all_finite(tensor):
             raise ModelError(
-                f"{self.names[name]} in {self.where} has weights that are no finite numbers.",
+                f"{self._stored_name(name)} in {self.where} has weights that are no finite numbers.",
                 "The file is damaged, or was saved before the target's weights were loaded.",
             )
         return tensor
@@ -128,11 +135,16 @@ class HeadFiles:
 
     def stored(self, name: str) -> StoredAs:
         """How a tensor is stored."""
-        return self._source.stored(self.names[name])
+        return self._source.stored(self._stored_name(name))
 
     def read_blocks(self, name: str) -> QuantisedMatrix:
         """A matrix in the format that `stored` gives, which is not None."""
-        return self._source.read_blocks(self.names[name])
+        return self._source.read_blocks(self._stored_name(name))
+
+    def _stored_name(self, name: str) -> str:
+        """What a tensor or a part of one is called in its file."""
+        tensor, bracket, index = name.partition("[")
+        return self.names[tensor] + bracket + index
 
     def integers(self, name: str) -> Array:
         """One tensor of whole numbers or truth values, as int64."""
@@ -270,11 +282,12 @@ class HeadWeights:
         """Bytes of tensors by name as they are packed, vectors in float32, without the maps of token ids."""
         return sum(self._packed_bytes(name, *shape) for name, shape in shapes.items() if name not in _ID_MAPS)
 
-    def _packed_bytes(self, name: str, outputs: int, inputs: int | None = None) -> int:
-        if inputs is None:
-            return 4 * outputs
+    def _packed_bytes(self, name: str, *shape: int) -> int:
+        if len(shape) == 1:
+            return 4 * shape[0]
+        *many, outputs, inputs = shape
         form = self._format_of(inputs, wide=re.fullmatch(_WIDE, name) is not None)
-        return self.kernels.matrix_bytes(outputs, inputs, form)
+        return math.prod(many) * self.kernels.matrix_bytes(outputs, inputs, form)
 
     def _format_of(self, inputs: int, *, wide: bool) -> str | None:
         wanted = WANTED[self.dtype] if inputs % BLOCK == 0 else None

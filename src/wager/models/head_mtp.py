@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from wager.arch.hf_config import read_config
-from wager.arch.layers import Dense, FeedForward, Gqa
+from wager.arch.layers import Dense, FeedForward, Gqa, Mla
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import Array, empty
@@ -51,7 +51,7 @@ from wager.models.transformer import (
     layer_cache,
     workspace_bytes,
 )
-from wager.models.weights import Weights, checkpoint_names, source_name, tensor_shapes
+from wager.models.weights import STACKED_EXPERTS, Weights, checkpoint_names, stored_shapes, tensor_shapes
 from wager.types import PackedBatch
 
 _MOST_MODULES = 16
@@ -149,6 +149,8 @@ class CheckedMtp(CheckedHead):
     def layer_names(self) -> Mapping[str, str]:
         """The names of the layers' tensors, as weights.NAMES has them."""
         names = checkpoint_names(self.decoder.details.architecture)
+        if any(name.endswith(".experts.gate_up_proj") for name in self.files.shapes):
+            names = {**names, **STACKED_EXPERTS}
         return {part: name.replace("model.layers.", "modules.") for part, name in names.items()}
 
     def tensors(self) -> Shapes:
@@ -161,9 +163,8 @@ class CheckedMtp(CheckedHead):
             for part in ("head", "embed"):
                 if (name := f"modules.{module}.{part}.weight") in self.files.shapes:
                     yield name, (vocab, hidden)
-        for name, size in tensor_shapes(self.decoder).items():
-            if name.startswith("layers."):
-                yield source_name(self.layer_names, name), size
+        layers = {name: size for name, size in tensor_shapes(self.decoder).items() if name.startswith("layers.")}
+        yield from stored_shapes(layers, self.layer_names).items()
 
     def weight_bytes(self, kernels: Kernels) -> int:
         return self.weights(kernels).nbytes(dict(self.tensors()))
@@ -208,13 +209,7 @@ def open_mtp(
         raise ModelError(f"The head in {files.where} is a {kind} head.", "MTP modules are wanted here.")
     count = _rename(files, known)
     base = target if inside else _read_base(files, target)
-    last = base.ordered_layers[-1]
-    if isinstance(base.attention, Gqa) and base.attention.gated:
-        raise ModelError(
-            f"The MTP modules in {files.where} have gated attention ({base.details.architecture}), which is not "
-            "supported.",
-            "Draft by lookup (ngram, suffix, store, auto).",
-        )
+    last = next(layer for layer in reversed(base.ordered_layers) if isinstance(layer.attention, Gqa | Mla))
     layers = (replace(last, ffn=_feed_forward(files, last), count=count),)
     decoder = replace(base, layers=layers, tied=True, decoder=replace(base.details, layer_order=(0,) * count))
     depth = None if inside else read_proposed(files.keys)
@@ -231,7 +226,7 @@ def _rename(files: HeadFiles, known: MtpFormat) -> int:
     numbers = {int(match[1]) for match in numbered or names} or {0}
     first = min(numbers)
     count = len(numbers)
-    stated = files.keys.count(known.count, default=count, most=_MOST_MODULES)
+    stated = files.text_keys.count(known.count, default=count, most=_MOST_MODULES)
     if stated != count:
         raise ModelError(
             f"{known.count} in {files.keys.where} is {stated}, and its files have {count} MTP modules.",
@@ -251,14 +246,7 @@ def _read_base(files: HeadFiles, target: ModelSpec) -> ModelSpec:
 
 def _feed_forward(files: HeadFiles, layer: Layer) -> FeedForward:
     """A dense one where the module has it, else what the target's last layer has."""
-    shapes = files.shapes
-    if any(name.endswith("experts.gate_up_proj") for name in shapes if name.startswith("modules.")):
-        raise ModelError(
-            f"The experts of the MTP modules in {files.where} are fused (experts.gate_up_proj), which is not "
-            "supported.",
-            "Split them into experts.N.gate_proj, up_proj and down_proj.",
-        )
-    gate = shapes.get("modules.0.mlp.gate_proj.weight")
+    gate = files.shapes.get("modules.0.mlp.gate_proj.weight")
     return Dense(gate[0]) if gate else layer.ffn
 
 
@@ -338,7 +326,8 @@ class MtpHead(CachedHead):
         return f"modules.{0 if self._head.format.shared else module}.{part}.weight"
 
     def _vector(self, module: int, part: str) -> Array:
-        return self._weights.vector(self._name(module, part))
+        """A norm."""
+        return self._weights.vector(self._name(module, part)) + np.float32(self._head.decoder.details.norm_offset)
 
     def _matrix(self, module: int, part: str, shared: Any) -> Any:
         """A module's own matrix, or else the target's."""

@@ -518,21 +518,26 @@ def _factors(spec: ModelSpec, file: GgufFile, name: str) -> tuple[float, ...]:
     return tuple((stored * np.array(spec.details.rope.factors or (1.0,))).tolist())
 
 
+def stored_shapes(shapes: Mapping[str, tuple[int, ...]], names: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a checkpoint that hold those of canonical names, of which several may be parts of one."""
+    parts: dict[str, tuple[int, ...]] = {}
+    for canonical, shape in shapes.items():
+        name = source_name(names, canonical)
+        rows = parts.get(name, (0,))[0]  # of other matrices that are stored in the same tensor
+        parts[name] = (rows + shape[0], *shape[1:])
+    found: dict[str, tuple[int, ...]] = {}
+    for part, shape in parts.items():
+        name, index = part_of(part)
+        found[name] = shape if index is None else (index + 1, *shape)  # parts ascend: the last one counts them
+    return found
+
+
 def check_tensors(spec: ModelSpec, source: Source, names: Mapping[str, str], *, ignored: tuple[str, ...]) -> None:
     """ModelError unless the source holds exactly the tensors of the spec, each in its shape.
 
     `ignored` are patterns of further names that are allowed.
     """
-    shapes = source.shapes
-    parts: dict[str, tuple[int, ...]] = {}
-    for canonical, shape in tensor_shapes(spec).items():
-        name = source_name(names, canonical)
-        rows = parts.get(name, (0,))[0]  # of other matrices that are stored in the same tensor
-        parts[name] = (rows + shape[0], *shape[1:])
-    expected: dict[str, tuple[int, ...]] = {}
-    for part, shape in parts.items():
-        name, index = part_of(part)
-        expected[name] = shape if index is None else (index + 1, *shape)  # parts ascend: the last one counts them
+    shapes, expected = source.shapes, stored_shapes(tensor_shapes(spec), names)
     for name, shape in expected.items():
         if name not in shapes:
             raise ModelError(
