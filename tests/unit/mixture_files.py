@@ -60,10 +60,15 @@ def mixture_gguf(
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
     enum = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    modules = config.get("mtp_num_hidden_layers", 0)
+    config["num_hidden_layers"] += modules
     names = gguf.get_tensor_name_map(enum, config["num_hidden_layers"])
     tensors: dict[str, tuple[np.ndarray, Kind]] = {}
-    for name, values in _converted(stored_tensors(folder), config, absorbed=absorbed).items():
-        written = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    stored = {_as_layer(name, config["num_hidden_layers"] - modules): v for name, v in stored_tensors(folder).items()}
+    for name, values in _converted(stored, config, absorbed=absorbed).items():
+        around = _AROUND_MODULES.fullmatch(name)
+        written = around and f"blk.{around[1]}.nextn.{around[2].replace('.', '_')}.weight"
+        written = written or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert written is not None, name
         plain = values.squeeze()
         wide = plain.ndim == 1 or ".ffn_gate_inp." in written or written.endswith(".bias")
@@ -71,9 +76,25 @@ def mixture_gguf(
     for name in [name for name in tensors if fused and ".ffn_gate_exps." in name]:
         up, kind = tensors.pop(name.replace("gate", "up"))
         tensors[name.replace("gate", "gate_up")] = np.concatenate([tensors.pop(name)[0], up], axis=1), kind
-    metadata = _metadata(config, architecture, absorbed=absorbed)
+    metadata = _metadata(config, architecture, absorbed=absorbed) | {"nextn_predict_layers": modules}
     metadata |= {key.replace("__", "."): value for key, value in changes.items()}
     return write_gguf(path, architecture, {k: v for k, v in metadata.items() if k not in without}, tensors)
+
+
+_AROUND_MODULES = re.compile(r"model\.layers\.(\d+)\.(eh_proj|enorm|hnorm|shared_head\.norm)\.weight")
+_MODULE_PARTS = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
+}
+
+
+def _as_layer(name: str, layers: int) -> str:
+    """A tensor of Qwen's module as one of a layer behind all others."""
+    if match := re.fullmatch(r"mtp\.(\w+)\.weight", name):
+        return f"model.layers.{layers}.{_MODULE_PARTS[match[1]]}.weight"
+    return name.replace("mtp.layers.0.", f"model.layers.{layers}.")
 
 
 def _converted(stored: Tensors, config: Mapping[str, Any], *, absorbed: bool) -> Tensors:

@@ -12,7 +12,7 @@ from wager.kernels.cpu import Kernels
 from wager.loading.opened import OpenedModel, check_head_tokenizer, tokenizer_difference
 from wager.models.head_block import BlockHead, CheckedBlock, open_block
 from wager.models.head_eagle import CheckedEagle, EagleHead, open_eagle
-from wager.models.head_files import CheckedLayers, HeadFiles
+from wager.models.head_files import CheckedLayers, GgufHeadFiles, HeadFiles
 from wager.models.head_medusa import CheckedMedusa, MedusaHead, open_medusa
 from wager.models.head_mtp import CheckedMtp, MtpHead, open_mtp
 from wager.models.hub import head_path
@@ -62,12 +62,12 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     where, side = _split_side(spec.argument or "") if modules else (spec.argument or "", None)
     inside = modules and not where
     path = target.path if inside else head_path(where)
-    if inside and not path.is_dir():
+    if inside and not path.exists():
         raise ModelError(
-            f"{path.name} has no MTP weights: they are read from directories with safetensors.",
-            f"Give a directory that has them, {spec.name}:PATH, or another drafter.",
+            f"{path.name} has no MTP weights: they are read from files.",
+            "Give a model that has them, or another drafter.",
         )
-    files = HeadFiles(path)
+    files = GgufHeadFiles(path) if inside and path.is_file() else HeadFiles(path)
     check_provenance(files, target)
     dtype = target.draft_dtype
     if not modules:

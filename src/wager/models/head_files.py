@@ -17,6 +17,7 @@ import numpy as np
 
 from wager.arch.config_keys import ConfigKeys, one_line, read_json, short_repr
 from wager.arch.families import is_wrapped
+from wager.arch.gguf_config import gguf_names
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
@@ -26,10 +27,20 @@ from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.blocks import BLOCK, Matrix, QuantisedMatrix, quantise
 from wager.kernels.cpu import Kernels
 from wager.kernels.tape import NOISE_KEY, GuessedIds, RowSet, Tape
-from wager.models.gguf import StoredAs
+from wager.models.gguf import GgufFile, StoredAs, open_gguf
 from wager.models.packed_cache import PackedStore
 from wager.models.transformer import Decoder, LayerWeights
-from wager.models.weights import NAMES, WANTED, Matrices, StoredWeights, Weights, source_name, tensor_shapes
+from wager.models.weights import (
+    NAMES,
+    STACKED_EXPERTS,
+    WANTED,
+    Matrices,
+    StoredWeights,
+    Weights,
+    checkpoint_names,
+    source_name,
+    tensor_shapes,
+)
 from wager.types import PackedBatch
 
 if TYPE_CHECKING:
@@ -52,7 +63,7 @@ class HeadFiles:
         from wager.models.safetensors_files import SafetensorsSource  # imports its library
 
         self._files = SafetensorsSource(path)
-        self._source: SafetensorsSource | QuantisedSource = self._files
+        self._source: SafetensorsSource | QuantisedSource | GgufFile = self._files
         if "quantization_config" in self.config:
             from wager.models.quantised_checkpoints import QuantisedSource
 
@@ -78,6 +89,11 @@ class HeadFiles:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         shapes = self._source.shapes
         return {name: shapes[stored] for name, stored in self.names.items()}
+
+    def layer_names(self, architecture: str) -> Mapping[str, str]:
+        """What tensors of layers of that architecture are called, by their canonical names."""
+        stacked = any(name.endswith(".experts.gate_up_proj") for name in self.shapes)
+        return {**checkpoint_names(architecture), **(STACKED_EXPERTS if stacked else {})}
 
     def rename(self, patterns: Mapping[str, str]) -> None:
         """Replace the beginnings of names by others: regular expressions to what stands for them."""
@@ -149,6 +165,19 @@ class HeadFiles:
     def integers(self, name: str) -> Array:
         """One tensor of whole numbers or truth values, as int64."""
         return self._files.read_integers(self.names[name])
+
+
+class GgufHeadFiles(HeadFiles):
+    """The tensors of a GGUF file, of which some are a head's. It has no configuration of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = self._source = file = open_gguf(path)
+        self.where, self.config = file.where, {}
+        self.keys = ConfigKeys(self.config, where=file.where)
+        self.names = {name: name for name in file.shapes}
+
+    def layer_names(self, architecture: str) -> Mapping[str, str]:
+        return gguf_names(self._file.tensors)
 
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}

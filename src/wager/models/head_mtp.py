@@ -51,7 +51,7 @@ from wager.models.transformer import (
     layer_cache,
     workspace_bytes,
 )
-from wager.models.weights import STACKED_EXPERTS, Weights, checkpoint_names, stored_shapes, tensor_shapes
+from wager.models.weights import Weights, stored_shapes, tensor_shapes
 from wager.types import PackedBatch
 
 _MOST_MODULES = 16
@@ -86,7 +86,18 @@ _MIMO_PARTS = {
     r"(modules\.\d+)\.final_layernorm\.": r"\1.norm.",
 }
 
+_NEXTN_PARTS = {"eh_proj": "proj", "shared_head_norm": "norm", "shared_head_head": "head", "embed_tokens": "embed"}
+
 FORMATS = (
+    MtpFormat(
+        "GGUF",
+        r"blk\.(\d+)\.",
+        r"blk\.(\d+)\.nextn\..*",
+        {
+            **{rf"(modules\.\d+)\.nextn\.{name}\.": rf"\1.{part}." for name, part in _NEXTN_PARTS.items()},
+            r"(modules\.\d+)\.nextn\.": r"\1.",
+        },
+    ),
     MtpFormat(
         "DeepSeek",
         r"model\.layers\.(\d+)\.",
@@ -148,10 +159,8 @@ class CheckedMtp(CheckedHead):
     @property
     def layer_names(self) -> Mapping[str, str]:
         """The names of the layers' tensors, as weights.NAMES has them."""
-        names = checkpoint_names(self.decoder.details.architecture)
-        if any(name.endswith(".experts.gate_up_proj") for name in self.files.shapes):
-            names = {**names, **STACKED_EXPERTS}
-        return {part: name.replace("model.layers.", "modules.") for part, name in names.items()}
+        names = self.files.layer_names(self.decoder.details.architecture)
+        return {part: re.sub(r"\b(model\.layers|blk)\.", "modules.", name) for part, name in names.items()}
 
     def tensors(self) -> Shapes:
         """The tensors of the modules with their shapes."""
