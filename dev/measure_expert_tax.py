@@ -21,20 +21,39 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from bench_experts import ROWS, batch
 
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, zeros
 from wager.kernels.cpu import Kernels, machine
 from wager.models.random_models import make
 from wager.models.transformer import Decoder
+from wager.types import PackedBatch
 
 MODELS = ("random:qwen3-moe:300m", "random:deepseek:300m", "random:mixtral:300m", "random:llama:135m")
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 STEPS, SEEDS = 3, 32
 """Timed steps in a row, after one untimed step, since caches hold another model's data; and different steps."""
 SWEPT = 512 << 20
 SQUARE, TALL, TIMES = 512, 192, 10
 """Side of the matrix whose product is timed for the peak, rows that it meets, and products of a tape."""
+
+
+def batch(rows: int, context: int, vocab: int, max_blocks: int, *, seed: int) -> PackedBatch:
+    """One new token each for `rows` sequences; their earlier positions are whatever the cache holds."""
+    tokens = np.random.default_rng(seed).integers(0, vocab, rows).astype(np.int32)
+    every = np.arange(rows, dtype=np.int32)
+    tables = every[:, None] * max_blocks + np.arange(max_blocks, dtype=np.int32)
+    return PackedBatch(
+        tokens=tokens,
+        positions=np.full(rows, context, np.int32),
+        parents=np.full(rows, -1, np.int32),
+        slot_mapping=tables[:, context // 16] * 16 + context % 16,
+        seq_ids=every,
+        logits_indices=every,
+        query_start_loc=np.arange(rows + 1, dtype=np.int32),
+        num_computed_tokens=np.full(rows, context, np.int32),
+        block_tables=tables.astype(np.int32),
+    )
 
 
 def distinct_experts(decoder: Decoder, rows: int) -> float:

@@ -18,11 +18,10 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from bench_experts import ROWS
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from measure_expert_tax import MODELS
+from measure_expert_tax import MODELS, ROWS
 
 from wager.models.random_models import spec_of
 from wager.planner.cost import Cluster, CostModel

@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
+import threading
+import time
 from collections import Counter
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -23,8 +25,6 @@ from pathlib import Path
 import httpx2
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from bench_stalls import Watcher, follow_health, follow_stream
 
 from serve.api_bodies import hostile_calls, send
 from serve.serving import RealServer, eventually, server_process
@@ -47,15 +47,37 @@ def show(server: RealServer, what: str) -> None:
     )
 
 
-def watch(port: int, pipe: Connection) -> None:
+def watch(url: str, pipe: Connection) -> None:
     """A neighbour with a stream, and one that asks for /health: the longest waits of both since the last question."""
-    watchers = {"stream": Watcher(port, follow_stream), "/health": Watcher(port, follow_health)}
+    waits: dict[str, list[float]] = {"stream": [], "/health": []}
+
+    def stream() -> None:
+        body = {"prompt": "Once upon a time", "stream": True, "ignore_eos": True, "temperature": 0, "max_tokens": 1500}
+        while True:
+            with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
+                before = None
+                for _ in answer.iter_bytes():
+                    now = time.perf_counter()
+                    if before is not None:
+                        waits["stream"].append(now - before)
+                    before = now
+
+    def health() -> None:
+        with httpx2.Client(base_url=url, timeout=120) as http:
+            while True:
+                begin = time.perf_counter()
+                http.get("/health")
+                waits["/health"].append(time.perf_counter() - begin)
+                time.sleep(0.002)
+
+    for ask in (stream, health):
+        threading.Thread(target=ask, daemon=True).start()
     while pipe.recv():
         lines = []
-        for name, watcher in watchers.items():
-            waits, watcher.spans = sorted(end - begin for begin, end in watcher.spans), []
-            last = ", ".join(f"{1e3 * wait:.0f}" for wait in waits[-5:])
-            lines.append(f"{name}: {len(waits)} waits, the longest {last} ms")
+        for name in waits:
+            found, waits[name] = sorted(waits[name]), []
+            last = ", ".join(f"{1e3 * wait:.0f}" for wait in found[-5:])
+            lines.append(f"{name}: {len(found)} waits, the longest {last} ms")
         pipe.send(lines)
 
 
@@ -70,9 +92,8 @@ def main() -> int:
     given = ["--model", options.model, "--drafter", options.drafter, "--max-context", str(options.max_context)]
     with server_process(*given, "--served-name", "tiny") as server, server.client() as http:
         show(server, "ready")
-        port = int(server.url.rpartition(":")[2])
         ours, theirs = multiprocessing.Pipe()  # a process of its own: the hostile client would keep its threads waiting
-        neighbour = multiprocessing.Process(target=watch, args=(port, theirs), daemon=True)
+        neighbour = multiprocessing.Process(target=watch, args=(server.url, theirs), daemon=True)
         neighbour.start()
         statuses: Counter[int] = Counter()
         for part in range(1, PARTS + 1 if options.hostile else 0):
