@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from wager.config import (
     EngineConfig,
     ModelConfig,
     SpeculationConfig,
-    read_options,
 )
 from wager.errors import UsageError
 from wager.types import SamplingParams
@@ -76,32 +74,3 @@ def test_impossible_options_are_refused_by_name() -> None:
     for options, named in REFUSED:
         with pytest.raises(UsageError, match=f"(?s){named}"):
             EngineConfig.from_options(**options)
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_file_of_options(tmp_path: Path) -> None:
-    path = tmp_path / "wager.toml"
-    path.write_text('drafter = "ngram"\nmax-tokens = 64\nmemory = "1GiB"\nprefix_cache = false\n', encoding="utf-8")
-    options = read_options(path)
-    assert options == {"drafter": "ngram", "max_tokens": 64, "memory": "1GiB", "prefix_cache": False}
-    assert EngineConfig.from_mapping(options).capacity.memory == 1 << 30
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("dept = 3", r"wager.toml: Option 'dept' is not known.*'depth'"),
-        ('depth = "three"', r"wager.toml: depth = 'three' \(str\)"),
-        ("[speculation]\ndepth = 3", "wager.toml: Option 'speculation' is not known"),
-        ("depth =", "wager.toml is not TOML"),
-        (None, "wager.toml cannot be read"),
-    ],
-)
-def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str | None, named: str) -> None:
-    path = tmp_path / "wager.toml"
-    if text is not None:
-        path.write_text(text, encoding="utf-8")
-    with pytest.raises(UsageError, match=f"(?s){named}"):
-        read_options(path)
