@@ -1,5 +1,6 @@
-"""Seconds of a step: marginal costs and many devices, against formulas written out by hand; and the devices: their
-peaks, how they are found by name, the CPU against measured passes. (One device, part by part: test_oracle.py.)
+"""Seconds of a step: its parts, marginal costs and many devices, against formulas written out by hand; speed-ups that a
+second cost model, written from the formulas alone, gave; and the devices: their peaks, how they are found by name, the
+CPU against measured passes. (Attention and experts by their FLOPs per byte: test_intensity.py.)
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from wager.arch import TABLE, Gqa, Layer, Precision
+from wager.arch import FORMATS, TABLE, Gqa, Layer, Precision
 from wager.errors import UsageError
+from wager.planner.acceptance import AcceptanceRates
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import DEVICES, Device, find_device
+from wager.planner.drafting import FREE
+from wager.planner.plan import Deployment
 from wager.planner.routing import distinct_experts, experts_on_fullest_rank
 
 B200, H100 = DEVICES["B200"], DEVICES["H100"]
@@ -44,6 +48,26 @@ def test_a_part_may_wait_for_both() -> None:
     assert bounds == ["memory", "compute", "both"]
 
 
+def test_parts_in_formats_of_their_own() -> None:
+    """V4-Flash's shared experts are a part of their own in fp8, and one with the routed ones where both are in fp4;
+    router and head have any formats."""
+    shared, cluster = 43 * 25_165_824, Cluster(B200)
+    apart = CostModel(TABLE["DeepSeek-V4-Flash"], cluster).step(0, 1).parts
+    together = CostModel(FLASH, cluster).step(0, 1).parts
+    assert (apart["shared experts"].bytes, apart["shared experts"].flops) == (shared, 2 * shared)
+    assert together["experts"].bytes == pytest.approx(apart["experts"].bytes + shared * 0.53)
+    assert together["experts"].flops == pytest.approx(apart["experts"].flops + 2 * shared)
+    assert "shared experts" not in together
+    kept = replace(V3.precision, router=FORMATS["fp8"], head=FORMATS["int4"])
+    parts = CostModel(replace(V3, precision=kept), cluster).step(0, 1).parts
+    assert (parts["router"].bytes, parts["head"].bytes) == (58 * 7168 * 256, pytest.approx(129_280 * 7168 * 0.53))
+
+
+def test_a_window_bounds_what_is_computed_too() -> None:
+    near = CostModel(TABLE["gpt-oss-20b"], Cluster(H100)).step(10_000, 2).parts["window attention"]
+    assert near.flops == 12 * 4 * 64 * 64 * 128 * 2
+
+
 # ---- many devices ----------------------------------------------------------------------------------------------------
 
 
@@ -66,6 +90,8 @@ def test_ranks_share_the_experts_that_all_of_them_hit() -> None:
     assert mean == pytest.approx(distinct / 16 + 1)
     assert fullest == pytest.approx(experts_on_fullest_rank(16, distinct / 256, 16) + 1)
     assert 1.2 * mean < fullest < 17
+    uneven = CostModel(FLASH, Cluster(B200, ep=24)).step(0, 1, batch=2).parts["experts"].bytes / expert
+    assert uneven == pytest.approx(experts_on_fullest_rank(11, distinct_experts(256, 6, 48) / 256, 24) + 1)
 
 
 def test_key_value_heads_fewer_than_the_devices_are_kept_by_several() -> None:
@@ -107,6 +133,30 @@ def test_tensor_and_expert_parallelism_together() -> None:
     # an all-reduce after attention and one after a dense layer; a layer of experts replaces its own by the dispatch
     assert both["all-reduce"].bytes == pytest.approx((2 * 3 + 58) * rows * 7168 * 2 * 2 * 3 / 4)
     assert both["link latency"].seconds == pytest.approx((2 * 61 + 2 * 58) * 5e-6)
+
+
+DEPLOYMENTS = """
+DeepSeek-V3          B200 1 32  8 1024 0.90  7 2.506533
+DeepSeek-V3          H200 1 16 32 4096 0.75  2 1.455033
+DeepSeek-V3          B200 4 32 16 1024 0.80  5 2.385411
+DeepSeek-V3          H200 8  1 64 8000 0.85  8 3.757510
+Kimi-K2              B200 1 64  4 1024 0.90  8 2.871184
+Kimi-K2-Thinking     H200 8  8 16 8000 0.75 12 1.913175
+Qwen3-235B-A22B      H200 1 16 32 4096 0.85  5 2.072787
+Qwen3-235B-A22B-FP8  H100 4  8  8 1024 0.75 12 3.205599
+gpt-oss-120b         B200 1  8 64 4096 0.75  4 2.614038
+Llama-3.1-70B        H100 8  1 16 8000 0.85 12 4.726416
+"""
+"""Model, device, tp, ep, batch of a group, context, acceptance of free drafts; best depth of 12, speed-up."""
+
+
+def test_whole_deployments() -> None:
+    for line in DEPLOYMENTS.strip().splitlines():
+        name, device, *numbers = line.split()
+        tp, ep, batch, context = map(int, numbers[:4])
+        deployment = Deployment(CostModel(TABLE[name], Cluster(DEVICES[device], tp, ep)), FREE, max_depth=12)
+        chosen = deployment.point(AcceptanceRates("", float(numbers[4])), batch=batch, context=context).chosen
+        assert (chosen.depth, chosen.speedup) == (int(numbers[5]), pytest.approx(float(numbers[6]), abs=5e-7)), line
 
 
 # ---- devices ---------------------------------------------------------------------------------------------------------
