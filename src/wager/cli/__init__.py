@@ -155,7 +155,6 @@ def _choices_in_line(message: str) -> str:
 
 
 def _legible(message: str) -> str:
-    """The message with absurdly long words cut, such as an argument of thousands of letters, and control characters
-    written out: what a user or a file gives must not reach the terminal as a command."""
-    cut = re.sub(r"(\S{100})\S{400,}", r"\1...", message)
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", cut)
+    """The message with absurdly long words cut, such as an argument of thousands of letters, and what is legible of
+    it."""
+    return console.legible(re.sub(r"(\S{100})\S{400,}", r"\1...", message))

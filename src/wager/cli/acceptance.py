@@ -64,15 +64,11 @@ def metrics_flags(function: flags.Function) -> flags.Function:
     @key_flag
     @functools.wraps(function)
     def command(*, metrics: str | None, seconds: float | None, api_key_file: Path | None, **values: Any) -> Any:
-        given = flags.given()
-        for name in ("seconds", "api_key_file"):
-            if name in given and not (metrics and "://" in metrics):
-                raise UsageError(f"{given[name]} has no effect without --metrics URL.", "Leave it out.")
+        if not (metrics and "://" in metrics):
+            flags.refuse(("seconds", "api_key_file"), "without --metrics URL")
         if metrics is None:
             return function(**values)
-        for name, option in given.items():
-            if name not in _SERVED_FLAGS:
-                raise UsageError(f"{option} has no effect with --metrics.", "It is an option of the server's own.")
+        flags.refuse(flags.given().keys() - _SERVED_FLAGS, "with --metrics", "It is an option of the server's own.")
         if "://" in metrics and values["file"]:
             raise UsageError("A URL is read twice by itself, so FILE has no effect.", "Give two files, or the URL.")
         before, after = _readings(metrics, values["file"], seconds=seconds, key=api_key_file)
@@ -81,8 +77,8 @@ def metrics_flags(function: flags.Function) -> flags.Function:
         return report_served(
             before,
             after,
-            model=values["model"] if "model" in given else None,
-            drafter=",".join(values["drafter"]) if "drafter" in given else None,
+            model=values["model"] if flags.wrote("model") else None,
+            drafter=",".join(values["drafter"]) if flags.wrote("drafter") else None,
             depth=values["depth"],
             outputs=outputs,
         )
@@ -267,9 +263,8 @@ def _check_recorded(hardware: str | None, *, recorded: bool) -> None:
     """UsageError for options without effect."""
     if hardware is not None and not recorded:
         raise UsageError("--hardware has no effect without --recorded.", "Use `wager plan --acceptance` (see -o).")
-    for name, option in flags.given().items() if recorded else ():
-        if name not in _RECORDED_FLAGS:
-            raise UsageError(f"{option} has no effect with --recorded: no model runs.", "Leave it out.")
+    if recorded:
+        flags.refuse(flags.given().keys() - _RECORDED_FLAGS, "with --recorded: no model runs")
 
 
 def _replayed(

@@ -147,13 +147,12 @@ def command(
     from wager.cli.loading import open_engine
 
     given = flags.given()
-    for name, option in given.items():
-        if not server["url"] and name in server:
-            raise UsageError(f"{option} has no effect without --url.", "Give the URL of a server.")
-        if server["url"] and name not in (*server, *_SHARED_FLAGS):
-            raise UsageError(f"{option} has no effect with --url.", "It is an option of the server's own.")
-        if name == "speed" and not server["replay"]:
-            raise UsageError("--speed has no effect without --replay.", "Give a log.")
+    if server["url"]:
+        flags.refuse(given.keys() - server.keys() - _SHARED_FLAGS, "with --url", "It is an option of the server's own.")
+    else:
+        flags.refuse(server, "without --url", "Give the URL of a server.")
+    if not server["replay"]:
+        flags.refuse(("speed",), "without --replay", "Give a log.")
     if server["url"]:
         default = click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT
         server |= {"model": None if default else config.model.model, "concurrency": concurrency}

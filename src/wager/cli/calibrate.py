@@ -161,16 +161,11 @@ _FLAGS = {
 
 def _kind(external: Mapping[str, Any]) -> str | None:
     """`table`, `url`, or None for this machine. UsageError for an option without effect."""
-    context = click.get_current_context()
     kind = next((name for name in _FLAGS if external[name]), None)
-    for param in context.command.params:
-        name = param.name or ""
-        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            continue
-        if kind and name not in _FLAGS[kind]:
-            raise UsageError(f"{max(param.opts, key=len)} has no effect with --{kind}.", "Leave it out.")
-        if not kind and name in external:
-            raise UsageError(f"{max(param.opts, key=len)} has no effect without --url or --table.", "Leave it out.")
+    if kind:
+        flags.refuse(flags.given().keys() - _FLAGS[kind], f"with --{kind}")
+    else:
+        flags.refuse(external, "without --url or --table")
     return kind
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from wager.draft.corpus.files import LearnedText
     from wager.models.tokenizer import Tokenizer
     from wager.profiling.acceptance import Estimate
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What callers wrote must not reach the terminal as a command."""
 
 _ACTIONS = ("list", "show", "export", "import", "distill", "forget")
 
@@ -103,9 +99,7 @@ _USES = {
 def _check_given(action: str, *, everyone: bool) -> None:
     """UsageError for an option that the action does not use."""
     always = {"action", "folder", "tenant", "api_key_file", "user"}
-    for name, option in flags.given().items():
-        if name not in always | _USES[action]:
-            raise UsageError(f"{option} has no effect with wager corpus {action}.", "Leave it out.")
+    flags.refuse(flags.given().keys() - always - _USES[action], f"with wager corpus {action}")
     if everyone and flags.given().keys() & {"tenant", "api_key_file", "user"}:
         raise UsageError("--all names all tenants, and another option some.", "Give one of them.")
 
@@ -225,7 +219,7 @@ def _show(chosen: _Choice, limit: int, model: str | None, json_path: Path | None
             found.append({"tenant": tenant.name, "written": _time(text.written), "token_ids": ids, "text": said})
     console.write_json({"texts": found}, json_path)
     for each in found if json_path != console.STDOUT else ():
-        said = _CONTROL.sub("?", each["text"] or str(each["token_ids"]))
+        said = console.legible(each["text"] or str(each["token_ids"]))
         click.echo(f"{each['tenant']} {each['written']}: {said}")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -70,6 +71,12 @@ def width() -> int:
 def wrapped(text: str) -> str:
     """Prose in lines that fit; those after the first are set in."""
     return click.wrap_text(text, width=width(), subsequent_indent="  ")
+
+
+def legible(text: str) -> str:
+    """The text with its control characters written out: what a user, a file or a caller gives must not reach the
+    terminal as a command."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def confirmed(question: str, *, yes: bool) -> bool:

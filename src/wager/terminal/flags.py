@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -245,6 +245,14 @@ def wrote(name: str) -> bool:
     return context is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
+def refuse(names: Iterable[str], where: str, hint: str = "Leave it out.") -> None:
+    """UsageError for an option on the command line whose value has one of these `names`: it has no effect, `where` says
+    with or without what."""
+    written = given()
+    for name in written.keys() & {*names}:
+        raise UsageError(f"{written[name]} has no effect {where}.", hint)
+
+
 def _refuse_without_drafter(drafters: Sequence[str], values: Mapping[str, Any]) -> None:
     """UsageError for an option of drafting that was given on the command line where no drafter is."""
     if any(drafter.strip() != "none" for drafter in drafters):
@@ -259,9 +267,8 @@ def _refuse_without_drafter(drafters: Sequence[str], values: Mapping[str, Any]) 
 
 def _refuse_without_folder(values: Mapping[str, Any]) -> None:
     """UsageError for an option of learning that was given on the command line without a folder."""
-    for name in LEARNING_FLAGS if not values.get("learn") else ():
-        if wrote(name):
-            raise UsageError(f"--{name.replace('_', '-')} has no effect without --learn.", "Give the folder.")
+    if not values.get("learn"):
+        refuse(LEARNING_FLAGS, "without --learn", "Give the folder.")
 
 
 def _read_config(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
