@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from test_drafter_combinations import TEXTS, requests
-from tiny_models import oracle, save
-from tokenizer_models import train
+from tokenizer_models import save_model
 
 import wager
 from in_process import Call
@@ -23,13 +22,8 @@ from wager.loading.load import LoadedEngine, load
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A target, and a draft model of the same tokenizer."""
-    folders = []
-    tokenizer = train("gpt-2")
-    for name, layers in (("target", 3), ("draft", 1)):
-        model = oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size(), head_dim=16, num_hidden_layers=layers)
-        folders.append(str(save(model, tmp_path_factory.mktemp(name))))
-        tokenizer.save(f"{folders[-1]}/tokenizer.json")
-    return folders[0], folders[1]
+    target, draft = (save_model(tmp_path_factory.mktemp("model"), num_hidden_layers=layers) for layers in (3, 1))
+    return target, draft
 
 
 def _draft_threads() -> list[threading.Thread]:

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_models import oracle, save
-from tokenizer_models import train
+from tokenizer_models import save_model
 
 import wager
 from wager.draft.combined import MergedDrafter
@@ -179,15 +178,8 @@ def test_sampled_guesses_without_their_q_are_dropped(probs: np.ndarray | None) -
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A target and a draft model with random weights and one tokenizer."""
-    tokenizer = train("gpt-2")
-    paths = []
-    for layers in (2, 1):
-        path = tmp_path_factory.mktemp("model")
-        size = tokenizer.get_vocab_size()
-        save(oracle("LlamaForCausalLM", vocab_size=size, head_dim=16, num_hidden_layers=layers), path)
-        tokenizer.save(str(path / "tokenizer.json"))
-        paths.append(str(path))
-    return paths[0], paths[1]
+    target, draft = (save_model(tmp_path_factory.mktemp("model"), num_hidden_layers=layers) for layers in (2, 1))
+    return target, draft
 
 
 def requests(engine: wager.Engine, texts: Sequence[str]) -> list[Request]:

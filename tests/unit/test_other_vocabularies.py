@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from corpus import TEXTS as CORPUS
 from test_drafter_combinations import TEXTS, requests
-from tiny_models import oracle, save
-from tokenizer_models import SPECIAL, train
+from tokenizer_models import SPECIAL, save_model, train
 
 import wager
 from wager.draft.model import DraftModel
@@ -278,13 +277,7 @@ def test_a_rewound_draft_model_goes_on_from_there(told: list[int]) -> None:
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 @pytest.mark.parametrize("written", ["slem:{0}", "tli:{0}", "ngram//tli:{0}"])
 def test_no_text_changes(written: str, rule: str, tmp_path: Path) -> None:
-    paths = []
-    for pre in ("gpt-2", "llama-bpe"):
-        backend = train(pre)
-        path = tmp_path / pre
-        save(oracle("LlamaForCausalLM", vocab_size=backend.get_vocab_size(), head_dim=16), path)
-        backend.save(str(path / "tokenizer.json"))
-        paths.append(str(path))
+    paths = [save_model(tmp_path / pre, pre=pre) for pre in ("gpt-2", "llama-bpe")]
     options = {"model": paths[0], "max_rows": 32, "max_sequences": 4, "cache_tokens": 96}
     plain = load(wager.EngineConfig.from_options(**options, drafter="none"))
     config = wager.EngineConfig.from_options(**options, drafter=written.format(paths[1]), depth=3, verify=rule)

@@ -13,8 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tiny_models import oracle, save
-from tokenizer_models import train
+from tokenizer_models import save_model
 
 import wager
 from wager.draft.lookup import LookupDrafter, LookupSources, lookup_table
@@ -184,10 +183,7 @@ def test_a_table_without_a_free_slot_at_its_end_is_refused_natively() -> None:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with random weights and a trained tokenizer."""
-    path, tokenizer = tmp_path_factory.mktemp("model"), train("gpt-2")
-    save(oracle("LlamaForCausalLM", vocab_size=tokenizer.get_vocab_size(), head_dim=16), path)
-    tokenizer.save(str(path / "tokenizer.json"))
-    return path
+    return Path(save_model(tmp_path_factory.mktemp("model")))
 
 
 def test_an_engine_drafts_from_a_store_of_its_own_answers_and_refuses_another_tokenizers(

@@ -15,7 +15,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
 from tiny_models import as_gguf, gguf_metadata, oracle, save, write_gguf
-from tokenizer_models import train
+from tokenizer_models import save_model
 from trained import MODEL, states_of, target_of, texts
 
 import wager
@@ -67,10 +67,7 @@ def session(
 def directory(folder: Path, family: str) -> str:
     """A target of three layers with random weights and a tokenizer."""
     architecture, changes = FAMILIES[family]
-    tokenizer = train("gpt-2")
-    save(oracle(architecture, vocab_size=tokenizer.get_vocab_size(), **changes), folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return str(folder)
+    return save_model(folder, architecture, **changes)
 
 
 def logits(weights: Weights, tokens: list[int], layers: tuple[int, ...] | None = None) -> Array:
@@ -155,12 +152,9 @@ def test_another_target_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_a_target_with_sliding_windows_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "target"
-    tokenizer = train("gpt-2")
-    save(oracle("MistralForCausalLM", vocab_size=tokenizer.get_vocab_size(), sliding_window=8), path)
-    tokenizer.save(str(path / "tokenizer.json"))
+    path = save_model(tmp_path / "target", "MistralForCausalLM", sliding_window=8)
     with pytest.raises(UsageError, match="layers with a sliding window"):
-        session(tmp_path / "run", model=str(path), vocab=tokenizer.get_vocab_size())
+        session(tmp_path / "run", model=path, vocab=Tokenizer.load(Path(path)).vocab_size)
 
 
 def test_beside_a_quantised_target_it_is_rounded_too(tmp_path: Path) -> None:

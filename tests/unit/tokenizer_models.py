@@ -153,9 +153,9 @@ def save(path: Path) -> Path:
     return path
 
 
-def save_model(path: Path, architecture: str = "LlamaForCausalLM", **config: Any) -> str:
+def save_model(path: Path, architecture: str = "LlamaForCausalLM", *, pre: str = "gpt-2", **config: Any) -> str:
     """A directory of a random model, as tiny_models has them, with a tokenizer of 700 tokens."""
-    tokenizer = train("gpt-2")
+    tokenizer = train(pre)
     model = oracle(architecture, **{"vocab_size": tokenizer.get_vocab_size(), "head_dim": 16, **config})
     tokenizer.save(str(tiny_models.save(model, path) / "tokenizer.json"))
     return str(path)
