@@ -52,6 +52,11 @@ def metrics_of(text: str) -> Mapping[str, float]:
     return found
 
 
+def chunks_of(text: str) -> list[Any]:
+    """The chunks of a streamed answer."""
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
+
+
 def tool(name: str, *, strict: bool = False, **arguments: Any) -> Any:
     """A tool; `arguments` are the schemas of its arguments, all of which a call must have."""
     parameters = {"type": "object", "properties": arguments, "required": [*arguments], "additionalProperties": False}
@@ -86,6 +91,10 @@ class HttpServer:
 
     def chat(self, **body: Any) -> Any:
         return self.post(CHAT, body).json()
+
+    def streamed(self, body: Any, path: str = CHAT) -> list[Any]:
+        """The chunks of the answer."""
+        return chunks_of(self.post(path, {**body, "stream": True}).text)
 
     def text(self, body: Any) -> str:
         response = self.post(CHAT, body)

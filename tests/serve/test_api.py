@@ -125,8 +125,7 @@ def test_statistics_of_speculation_when_asked(server: Running) -> None:
     assert choice["rounds"] and choice["mean_acceptance_length"] == 40 / choice["rounds"]
     assert choice["accepted"] <= choice["drafted"]
     assert found["stage_seconds"]["forward"] > 0
-    lines = server.post("/v1/chat/completions", {**body, "stream": True}).text.splitlines()
-    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    events = server.streamed(body)
     told = [each["speculation"] for event in events for each in event["choices"] if "speculation" in each]
     names = [name for item in told for name in item["drafted_by"]]
     assert len(names) == 40 and sum(name != "" for name in names) == events[-1]["speculation"]["choices"][0]["accepted"]
@@ -137,9 +136,8 @@ def test_statistics_of_speculation_when_asked(server: Running) -> None:
 
 def test_usage_in_every_chunk_counts_up(server: Running) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    body = {"messages": MESSAGES, "max_tokens": 30, "ignore_eos": True, "stream": True, "stream_options": options}
-    lines = server.post("/v1/chat/completions", body).text.splitlines()
-    used = [json.loads(line[6:])["usage"] for line in lines if line.startswith("data: {")]
+    body = {"messages": MESSAGES, "max_tokens": 30, "ignore_eos": True, "stream_options": options}
+    used = [event["usage"] for event in server.streamed(body)]
     counts = [usage["completion_tokens"] for usage in used if usage]
     assert counts == sorted(counts) and counts[-1] == 30
     assert len({usage["prompt_tokens"] for usage in used if usage}) == 1

@@ -35,8 +35,7 @@ def test_an_answer_follows_its_schema_and_is_the_same_however_it_is_drafted(
         asked = {**body, "speculation": speculation, "speculation_stats": True}
         found = server.post(CHAT, asked).json()
         texts.append(found["choices"][0]["message"]["content"])
-        lines = server.post(CHAT, {**asked, "stream": True}).text.splitlines()
-        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        events = server.streamed(asked)
         told = [each["speculation"] for event in events for each in event["choices"] if "speculation" in each]
         drafters |= {name for each in told for name in each["drafted_by"]}
         if speculation in ("off", {"depth": 0}):

@@ -117,8 +117,7 @@ def test_a_prompt_scores_what_its_tokens_would_as_an_answer(server: Running) -> 
     answer = {"prompt": "abc", "max_tokens": 30, "temperature": 0, "logprobs": 2, "ignore_eos": True}
     [whole] = server.post(COMPLETIONS, answer).json()["choices"]
     ids = server.post("/tokenize", {"prompt": "abc"}).json()["tokens"]
-    told = server.post(COMPLETIONS, {**answer, "speculation_stats": True, "stream": True}).text.splitlines()
-    events = [json.loads(line[6:]) for line in told if line.startswith("data: {")]
+    events = server.streamed({**answer, "speculation_stats": True}, COMPLETIONS)
     parts = [each["speculation"]["token_ids"] for event in events for each in event["choices"] if "speculation" in each]
     prompt = [*ids, *(token for part in parts for token in part)]
     asked = {"prompt": [prompt, ids], "max_tokens": 1, "echo": True, "logprobs": 2, "temperature": 0}
@@ -143,10 +142,9 @@ def test_echo_begins_an_answer_with_its_prompt(server: Running) -> None:
     whole = [each["text"] for each in server.post(COMPLETIONS, {**body, "echo": True}).json()["choices"]]
     assert whole == [f"{prompt}{text}" for prompt, text in zip(("abc", "abc", "de", "de"), plain, strict=True)]
     texts = [""] * 4
-    for line in server.post(COMPLETIONS, {**body, "echo": True, "stream": True}).text.splitlines():
-        if line.startswith("data: {"):
-            for each in json.loads(line[6:])["choices"]:
-                texts[each["index"]] += each["text"]
+    for event in server.streamed({**body, "echo": True}, COMPLETIONS):
+        for each in event["choices"]:
+            texts[each["index"]] += each["text"]
     assert texts == whole
 
 
@@ -196,8 +194,7 @@ def test_an_answer_is_checked_against_the_whole_schema_at_its_end(server: Runnin
     found = server.post(CHAT, body)
     broken = "The answer breaks 'uniqueItems' at $."
     assert found.json()["warnings"] == [broken] and broken in found.headers[WARNING]
-    last = server.post(CHAT, {**body, "stream": True}).text.split("\n\n")[-3]
-    assert json.loads(last.removeprefix("data: "))["warnings"] == [broken]
+    assert server.streamed(body)[-1]["warnings"] == [broken]
     call = tool("f", at=two)
     asked = {"messages": MESSAGES, "max_tokens": 120, "tools": [call], "tool_choice": "required"}
     assert "'uniqueItems' at $.at" in server.post(CHAT, {**asked, "parallel_tool_calls": False}).json()["warnings"][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from serve.serving import CHAT, Running, running
+from serve.serving import CHAT, Running, chunks_of, running
 from unit.every_drafter import every_drafter
 from wager.constrain.compiler import GrammarCompiler
 from wager.economics.surface import LatencySurface
@@ -73,8 +72,7 @@ def ask(server: Running, key: str, body: dict[str, Any]) -> Any:
         learned.seal()
     if not body.get("stream"):
         return without_varying(answer.json())
-    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
-    return [without_varying(json.loads(line)) for line in lines]
+    return without_varying(chunks_of(answer.text))
 
 
 def without_varying(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import tracemalloc
 from collections import Counter
 from itertools import pairwise
@@ -74,9 +73,8 @@ def test_sums_over_answers_are_the_counters() -> None:
         text = first["choices"][0]["message"]["content"]
         stops = [{**BODY, "stop": text[at : at + 14]} for at in range(60, 120, 9)]
         answers = [first, *(server.chat(**body) for body in ({**BODY, "n": 3}, *stops))]
-        body = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
-        lines = [line[6:] for line in server.post(CHAT, body).text.splitlines() if line.startswith("data: {")]
-        usage, speculation = (json.loads(line) for line in lines[-2:])
+        body = {**BODY, "stream_options": {"include_usage": True}}
+        *_, usage, speculation = server.streamed(body)
         answers.append({"usage": usage["usage"], "speculation": speculation["speculation"]})
         found, live = server.metrics(), server.live()
         assert not server.server.metrics.drafts._sequences, "nothing is kept of what has ended"
