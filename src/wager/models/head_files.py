@@ -344,9 +344,9 @@ def row_tape(weights: HeadWeights, rows: int) -> Tape:
     return tape
 
 
-def run_rows(tape: Tape, rows: int, *, logits_rows: int = 0) -> None:
+def run_rows(tape: Tape, rows: int) -> None:
     tape.inputs.query_start_loc[1] = rows
-    tape.run(rows=rows, sequences=1, logits_rows=logits_rows)
+    tape.run(rows=rows, sequences=1, logits_rows=0)
 
 
 _ID_MAPS = ("d2t", "t2d", "token_map")

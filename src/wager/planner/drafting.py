@@ -144,12 +144,6 @@ class PassDraftCost(DraftCost):
         return replace(self.cost.model, head=False) if self.shares_head else self.cost.model
 
     @property
-    def own_elements(self) -> int:
-        """Elements of its own matrices that every pass reads, experts left out."""
-        elements = self._stored.elements()
-        return self.cost.fusion + sum(size for part, size in elements.items() if part not in ("experts", "shared"))
-
-    @property
     def _fusion_bytes(self) -> float:
         return self.cost.fusion * self.cost.model.precision.weights.bytes
 

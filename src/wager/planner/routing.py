@@ -140,7 +140,7 @@ class MeasuredRouting:
         return {**asdict(self), "counts": [asdict(count) for count in self.counts]}
 
 
-def measure_routing(texts: Sequence[NDArray[np.int32]], experts: int, *, seed: int = 0) -> MeasuredRouting:
+def measure_routing(texts: Sequence[NDArray[np.int32]], experts: int) -> MeasuredRouting:
     """From [positions, layers, top_k] expert ids of each text, of `experts` to choose from. Unrelated tokens are drawn
     from different texts, a text as often as it has positions. UsageError if no text has two positions."""
     if not any(len(text) > 1 for text in texts):
@@ -149,7 +149,7 @@ def measure_routing(texts: Sequence[NDArray[np.int32]], experts: int, *, seed: i
     positions = sum(len(text) for text in texts)
     layers = np.sum([text.sum(axis=0, dtype=np.int64) for text in chosen], axis=0) / positions  # [layers, experts]
     popularity = np.sort(layers, axis=1)[:, ::-1].mean(axis=0)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     counts = []
     for tokens in TOKENS:
         run = _distinct_in_runs(chosen, tokens)

@@ -130,9 +130,7 @@ def _text(content: Any, place: str) -> str:
     return "".join(texts)
 
 
-def read_tools(
-    given: Sequence[Mapping[str, Any]], left_out: list[str] | None, *, hosted: str = "functions are called"
-) -> list[dict[str, Any]]:
+def read_tools(given: Sequence[Mapping[str, Any]], left_out: list[str] | None) -> list[dict[str, Any]]:
     """Functions as chats have them. Tools that only OpenAI's server has are named in `left_out`, since a model that is
     not offered them can do without; without that list ApiError."""
     found = []
@@ -140,8 +138,8 @@ def read_tools(
         if tool.get("type") == "function":
             found.append({"type": "function", "function": {key: tool[key] for key in tool if key != "type"}})
         elif left_out is None:
-            message = f"tools.{number} of type {str(tool.get('type'))[:40]!r} is not possible: only {hosted} here."
-            raise field_error("tools", message, "Leave it out.")
+            message = f"tools.{number} of type {str(tool.get('type'))[:40]!r} is not possible."
+            raise field_error("tools", message, "Leave it out: only functions are called here.")
         else:
             left_out.append(f"tools.{number} of type {str(tool.get('type'))[:40]!r}")
     return found

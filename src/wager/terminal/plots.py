@@ -120,7 +120,7 @@ class SurvivalCurve:
     high: Sequence[float] = ()
 
 
-def draw_survival(axes: Any, curves: Sequence[SurvivalCurve], *, title: str = "Survival by depth") -> None:
+def draw_survival(axes: Any, curves: Sequence[SurvivalCurve]) -> None:
     """Survival against depth, S_0 = 1 included: a line for each curve, a band for its interval."""
     for index, curve in enumerate(curves):
         colour = COLOURS[index % len(COLOURS)]
@@ -141,4 +141,4 @@ def draw_survival(axes: Any, curves: Sequence[SurvivalCurve], *, title: str = "S
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(axes, place="upper right")
-    finish(axes, title, x="depth of the draft token", y="survival (reached and accepted)")
+    finish(axes, "Survival by depth", x="depth of the draft token", y="survival (reached and accepted)")
