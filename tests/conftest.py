@@ -1,4 +1,5 @@
-"""The real model that some tests use, a cache that is not the user's, and commands called within the process."""
+"""The real model that some tests use, a cache that is not the user's, commands called within the process, and the
+wager that processes import."""
 
 from __future__ import annotations
 
@@ -29,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if models.is_dir():
         (Path(folder.name) / "models").symlink_to(models.resolve())
     os.environ["WAGER_CACHE"] = folder.name
+    source = str(Path(hub.__file__).parents[2])  # what processes of the tests import
+    os.environ["PYTHONPATH"] = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

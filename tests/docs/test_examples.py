@@ -18,7 +18,7 @@ TINY = "random:llama:tiny"
 
 def run(name: str, *arguments: str, given: str = "", tmp_path: Path) -> str:
     """What an example prints; it must end well."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "WAGER_CACHE": str(tmp_path)}
+    environment = {**os.environ, "WAGER_CACHE": str(tmp_path)}
     command = [sys.executable, str(ROOT / "examples" / name), *arguments]
     done = subprocess.run(
         command, input=given, capture_output=True, text=True, env=environment, timeout=300, check=False

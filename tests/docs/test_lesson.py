@@ -87,7 +87,7 @@ def test_the_lesson_in_a_pipe_and_parts_that_are_not_there(wager: Call) -> None:
 
 def test_the_lesson_in_a_terminal_waits_for_keys_and_ends_with_q() -> None:
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "COLUMNS": "100"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     command = [sys.executable, "-m", "wager.cli", "lesson", "2", "3"]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)

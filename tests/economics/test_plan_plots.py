@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from itertools import combinations
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import wager
 from wager.cli import main
 from wager.planner import figures
 from wager.planner.acceptance import AcceptanceRates
@@ -144,8 +142,7 @@ def test_without_matplotlib_drawing_is_an_error_and_the_table_is_not() -> None:
         "ask = ['plan', '--model', 'Llama-3.1-8B', '--hardware', 'H100', '--batch', '1']\n"
         "sys.exit(10 * main(ask) + main([*ask, '--plot', 'x.png']))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(wager.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert "matplotlib, which is not installed" in done.stderr
     assert 'pip install "wager[plots]"' in done.stderr

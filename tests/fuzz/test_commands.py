@@ -19,12 +19,11 @@ import pytest
 from command_lines import BASES, HUGE, NOT_NUMBERS, NOT_WHOLE, VALID, CommandLine, kind, parameters
 from judging import Ending, complaints
 
-import wager as package
 from in_process import Call, refused
 from wager.cli import VERBS
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1]), "NO_COLOR": "1"}
+ENVIRONMENT = {**os.environ, "NO_COLOR": "1"}
 RUN = BASES["run"]
 
 

@@ -6,11 +6,9 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
-import wager
 from wager.kernels import _native
 
 US, MS, S = 10**3, 10**6, 10**9
@@ -19,9 +17,8 @@ HANGS_S = 300
 
 def run_process(program: str, *, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Of a program in a process of its own, which may not hang or end otherwise."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(wager.__file__).parent.parent)}
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    run = subprocess.run(command, timeout=HANGS_S, capture_output=True, text=True, check=False, env=environment)
+    run = subprocess.run(command, timeout=HANGS_S, capture_output=True, text=True, check=False)
     assert run.returncode == code, run.stderr
     return run
 

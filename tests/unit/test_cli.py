@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shlex
 import signal
@@ -16,12 +15,10 @@ import pytest
 from tiny_models import edit
 from tokenizer_models import save_model
 
-import wager as package
 from in_process import Call, refused
 from wager.cli import VERBS
 from wager.models import hub
 
-SOURCE = str(Path(package.__file__).parents[1])
 MODEL = "random:llama:tiny"
 FLAGS = ("--model", MODEL, "--threads", "1", "--memory", "256MiB")
 REPETITIVE = ("--frequency-penalty", "-2")
@@ -485,7 +482,6 @@ def test_interruption_is_quiet_and_exits_with_130() -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": SOURCE},
         )
     finally:
         signal.signal(signal.SIGINT, before)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +12,8 @@ import wager
 
 def imported_by(code: str) -> set[str]:
     """Names of the modules that a new process has after running `code`."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(wager.__file__).parents[1])}
     shown = f"{code}\nimport sys; print('modules:', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", shown], check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", shown], check=True, capture_output=True, text=True)
     return set(done.stdout.rpartition("modules:")[2].split())
 
 

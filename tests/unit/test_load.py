@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socketserver
 import subprocess
@@ -17,7 +16,6 @@ from typing import Any
 
 import pytest
 
-import wager as package
 from in_process import Call, refused
 from wager.bench.load import LoadRun, OpenAIServer, ServerAnswer, distinct, run_load, summary
 from wager.errors import UsageError
@@ -406,7 +404,6 @@ def test_a_signal_ends_it_in_order() -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
         )
         assert asked.wait(300)
         process.send_signal(signal.SIGTERM)

@@ -269,9 +269,8 @@ packed_cache._write = write
 
 @contextmanager
 def child(model: str, script: str) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(wager.__file__).parents[1])}
     command = [sys.executable, "-c", script, model]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

