@@ -164,7 +164,7 @@ def shape(request: pytest.FixtureRequest) -> ModelSpec:
 
 @pytest.fixture(scope="module")
 def decoder(shape: ModelSpec) -> Decoder:
-    return build(shape)
+    return build(shape, Kernels(threads=1))
 
 
 @pytest.fixture(scope="module")
