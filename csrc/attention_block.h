@@ -45,7 +45,7 @@ void score_blocks(const uint16_t* q, int d, const uint16_t* const* keys, float* 
         for (int j = 0; j < N; ++j) key[j] = load_pairs(at[j] + 2 * kBlockSize * pair);
 #pragma GCC unroll 8
         for (int i = 0; i < M; ++i) {
-            const Pair query = splat_pair(bases[i / 3] + (i % 3) * d + 2 * pair);
+            const auto query = splat_pair(bases[i / 3] + (i % 3) * d + 2 * pair);
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) acc[i][j] = dot(acc[i][j], query, key[j]);
         }
@@ -78,7 +78,7 @@ WAGER_INLINE void value_columns(const uint16_t* p, const uint16_t* const* values
             for (int j = 0; j < N; ++j) value[j] = load_pairs(at + 2 * d * pair + 32 * j);
 #pragma GCC unroll 8
             for (int i = 0; i < M; ++i) {
-                const Pair weight = splat_pair(bases[i / 3] + (i % 3) * kKeyTile + 2 * pair);
+                const auto weight = splat_pair(bases[i / 3] + (i % 3) * kKeyTile + 2 * pair);
 #pragma GCC unroll 4
                 for (int j = 0; j < N; ++j) acc[i][j] = dot(acc[i][j], weight, value[j]);
             }

@@ -74,6 +74,7 @@ struct TileKeys {
 // values, lane-wise sums of the probabilities and the score that they are relative to, in units of log2.
 struct SoftmaxState {
     static constexpr float kNone = -1e30f, kSlack = 8.0f;
+    static constexpr float kLeastSum = 0x1p-100f;  // of values that products are added to: as kLeastBf16
     float *o, *sum, *top;  // [row-heads, d], [.., 16], [..]
 
     SoftmaxState(float* memory, int group, int d) {
@@ -99,7 +100,7 @@ struct SoftmaxState {
     [[gnu::noinline]] void rescale(int i, int d, F factor) {
         store(sum + 16 * i, mul(load(sum + 16 * i), factor));
         float* at = o + static_cast<size_t>(i) * d;
-        for (int j = 0; j < d; j += 16) store(at + j, mul(load(at + j), factor));
+        for (int j = 0; j < d; j += 16) store(at + j, without_below(mul(load(at + j), factor), kLeastSum));
     }
 
     // Looks at the scores of row-head i for a key tile; -inf replaces them where it does not see the key. `scales`: what they

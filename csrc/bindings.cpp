@@ -40,6 +40,9 @@ nb::dict cpu_features() {
     found["avx512vl"] = cpu.avx512vl;
     found["avx512_bf16"] = cpu.avx512_bf16;
     found["avx512_vnni"] = cpu.avx512_vnni;
+    found["asimddp"] = cpu.asimddp;
+    found["i8mm"] = cpu.i8mm;
+    found["bf16"] = cpu.bf16;
     return found;
 }
 
@@ -49,6 +52,8 @@ const wager::Table* find_table(const std::string& name) {
     if (name == "avx512") return wager::table_avx512();
     if (name == "avxvnni") return wager::table_avxvnni();
     if (name == "avx2") return wager::table_avx2();
+    if (name == "i8mm") return wager::table_i8mm();
+    if (name == "neon") return wager::table_neon();
     if (name == "portable") return wager::table_portable();
     return nullptr;
 }

@@ -58,6 +58,46 @@ wager::CpuFeatures read_features() {
 }  // namespace
 
 const wager::CpuFeatures wager::kCpuFeatures = read_features();
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+
+namespace {
+
+wager::CpuFeatures read_features() {
+    // Bits of the kernel's arch/arm64/include/uapi/asm/hwcap.h.
+    const unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2);
+    wager::CpuFeatures found{};
+    found.asimddp = first >> 20 & 1;
+    found.i8mm = second >> 13 & 1;
+    found.bf16 = second >> 14 & 1;
+    return found;
+}
+
+}  // namespace
+
+const wager::CpuFeatures wager::kCpuFeatures = read_features();
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+
+namespace {
+
+bool has(const char* name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+
+wager::CpuFeatures read_features() {
+    wager::CpuFeatures found{};
+    found.asimddp = has("hw.optional.arm.FEAT_DotProd");
+    found.i8mm = has("hw.optional.arm.FEAT_I8MM");
+    found.bf16 = has("hw.optional.arm.FEAT_BF16");
+    return found;
+}
+
+}  // namespace
+
+const wager::CpuFeatures wager::kCpuFeatures = read_features();
 #else
 const wager::CpuFeatures wager::kCpuFeatures{};
 #endif

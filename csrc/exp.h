@@ -1,4 +1,4 @@
-// 2^x, silu, gelu and tanh on sixteen lanes, for softmax, the gated layer and soft caps.
+// 2^x, silu, gelu, tanh and softplus on sixteen lanes, for softmax, the gated layer, soft caps and the gates of recurrences.
 #pragma once
 
 namespace wager::WAGER_NS {
@@ -65,6 +65,23 @@ WAGER_INLINE F clamped(F gate, F up) {
 WAGER_INLINE F gated(Activation kind, F gate, F up) {
     if (kind == Activation::clamped) return clamped(gate, up);
     return mul(kind == Activation::gelu ? gelu(gate) : silu(gate), up);
+}
+
+WAGER_INLINE F sigmoid(F x) { return div(splat(1.0f), add(splat(1.0f), exp2(mul(x, splat(-kLog2e))))); }
+
+// log(1 + exp(x)) to about 2e-7 relative: max(x, 0) + log(1 + y), y = exp(-|x|) at most 1, and log(1 + y) = 2 artanh(y / (2 + y)) by
+// its Taylor series, where what artanh is of is at most 1/3.
+WAGER_INLINE F softplus(F x) {
+    const F y = exp2(mul(magnitude(x), splat(-kLog2e))), z = div(y, add(splat(2.0f), y)), square = mul(z, z);
+    F p = splat(2.0f / 15);
+    p = fma(p, square, splat(2.0f / 13));
+    p = fma(p, square, splat(2.0f / 11));
+    p = fma(p, square, splat(2.0f / 9));
+    p = fma(p, square, splat(2.0f / 7));
+    p = fma(p, square, splat(2.0f / 5));
+    p = fma(p, square, splat(2.0f / 3));
+    p = fma(p, square, splat(2.0f));
+    return fma(p, z, max(zero(), x));
 }
 
 // cap * tanh(x * scale / cap), by tanh(z) = 1 - 2 / (exp(2 z) + 1); to about 1e-7 of cap.

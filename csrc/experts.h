@@ -56,7 +56,7 @@ inline void score(const float* logits, const RoutingParams& params, float* score
     for (int i = 0; i < params.experts; ++i) top = max(top, splat(logits[i]));
     for (int i = 0; i < params.experts; i += 16) {
         const F x = load_part(logits + i, params.experts - i);
-        if (params.sigmoid) store(scores + i, div(splat(1.0f), add(splat(1.0f), exp2(mul(x, splat(-kLog2e))))));
+        if (params.sigmoid) store(scores + i, sigmoid(x));
         else store(scores + i, exp2(mul(sub(x, top), splat(kLog2e))));
     }
 }
@@ -221,7 +221,7 @@ inline void add_gated(const AddGated& op, const Step& step, int thread) {
     const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
     for (int row = first; row < last; ++row) {
         const float logit = router_dot(op.x + static_cast<size_t>(row) * op.k, op.weight, op.k);
-        const F share = div(splat(1.0f), add(splat(1.0f), exp2(splat(-kLog2e * logit))));
+        const F share = sigmoid(splat(logit));
         const float* y = op.y + static_cast<size_t>(row) * op.n;
         float* out = op.out + static_cast<size_t>(row) * op.n;
         for (int i = 0; i < op.n; i += 16) {

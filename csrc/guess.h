@@ -3,10 +3,12 @@
 
 namespace wager::WAGER_NS {
 
+WAGER_INLINE F power(F z, F peak) { return exp2(mul(sub(z, peak), splat(kLog2e))); }
+
 // The sum of exp(z - peak), in one order for every number of rows.
 inline float sum_of_powers(const float* logits, int n, float peak) {
     F sums[2] = {zero(), zero()};
-    const F high = splat(peak), slope = splat(kLog2e);
+    const F high = splat(peak);
     alignas(64) float rest[16];
     for (int i = 0; i < n; i += 16) {
         const float* from = logits + i;
@@ -14,7 +16,7 @@ inline float sum_of_powers(const float* logits, int n, float peak) {
             for (int j = 0; j < 16; ++j) rest[j] = i + j < n ? logits[i + j] : peak - 1000.0f;
             from = rest;
         }
-        sums[i / 16 % 2] = add(sums[i / 16 % 2], exp2(mul(sub(load(from), high), slope)));
+        sums[i / 16 % 2] = add(sums[i / 16 % 2], power(load(from), high));
     }
     return sum(add(sums[0], sums[1]));
 }
@@ -36,7 +38,8 @@ inline void guess(const Guess& op, const Step& step, int thread) {
             best = (op.ids ? draw_as(of, top, op.ids, op.halves) : draw(of, top, 0, op.n)).id;
         }
         op.tokens[row] = op.ids ? op.ids[best] : best;
-        op.probabilities[row] = expf(logits[best] - top.value) / sum_of_powers(logits, op.n, top.value);
+        const float weight = max_lane(power(splat(logits[best]), splat(top.value)));
+        op.probabilities[row] = weight / sum_of_powers(logits, op.n, top.value);
     }
 }
 

@@ -62,6 +62,15 @@ WAGER_INLINE F keep(F x, F other, int lo, int hi) {
             _mm256_blendv_ps(other.b, x.b, _mm256_castsi256_ps(mb))};
 }
 
+WAGER_INLINE __m256 without_below(__m256 x, __m256 least) {
+    const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+    return _mm256_and_ps(x, _mm256_cmp_ps(size, least, _CMP_NLT_UQ));
+}
+WAGER_INLINE F without_below(F x, float least) {
+    const __m256 limit = _mm256_set1_ps(least);
+    return {without_below(x.a, limit), without_below(x.b, limit)};
+}
+
 WAGER_INLINE __m256 power(__m256 biased) {
     const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(biased), _mm256_set1_epi32(0x4B400000 - 127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
@@ -97,7 +106,7 @@ WAGER_INLINE __m256 second(__m256i pair) {
     return _mm256_castsi256_ps(_mm256_and_si256(pair, _mm256_set1_epi32(static_cast<int>(0xFFFF0000u))));
 }
 WAGER_INLINE __m256 dot_half(__m256 acc, __m256i x, __m256i y) {
-    return _mm256_fmadd_ps(second(x), second(y), _mm256_fmadd_ps(first(x), first(y), acc));
+    return _mm256_fmadd_ps(first(x), first(y), _mm256_fmadd_ps(second(x), second(y), acc));
 }
 WAGER_INLINE F dot(F acc, Pair x, Pair y) { return {dot_half(acc.a, x.a, y.a), dot_half(acc.b, x.b, y.b)}; }
 WAGER_INLINE F widen(const uint16_t* p) {
@@ -115,6 +124,7 @@ WAGER_INLINE __m256i round_bf16(__m256 x) {  // to nearest even; NaN stays NaN
     return _mm256_srli_epi32(_mm256_castps_si256(chosen), 16);
 }
 WAGER_INLINE void narrow(uint16_t* p, F x) {
+    x = without_below(x, kLeastBf16);
     const __m256i packed = _mm256_packus_epi32(round_bf16(x.a), round_bf16(x.b));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xD8));
 }
@@ -202,9 +212,10 @@ WAGER_INLINE Sums no_sum() { return {_mm256_setzero_si256(), _mm256_setzero_si25
 struct Quad {
     __m256i v;
 };
-WAGER_INLINE Quad splat_quad(const int8_t* p) {
+template <int quad>
+WAGER_INLINE Quad load_quad(const int8_t* values) {
     int32_t four;
-    std::memcpy(&four, p, 4);
+    std::memcpy(&four, values + 4 * quad, 4);
     return {_mm256_set1_epi32(four)};
 }
 #ifdef __AVXVNNI__

@@ -53,6 +53,11 @@ WAGER_INLINE F keep(F a, F other, int lo, int hi) {
     return {_mm512_mask_blend_ps(static_cast<__mmask16>(below_hi & ~below_lo), other.v, a.v)};
 }
 
+// 0 in place of numbers nearer to it than `least`; NaN stays NaN.
+WAGER_INLINE F without_below(F a, float least) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(_mm512_abs_ps(a.v), _mm512_set1_ps(least), _CMP_NLT_UQ), a.v)};
+}
+
 // x * 2^n where `biased` is n + 1.5 * 2^23; n from -127 (zero) to 127.
 WAGER_INLINE F times_power(F x, F biased) {
     const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(biased.v), _mm512_set1_epi32(0x4B400000 - 127));
@@ -78,15 +83,17 @@ WAGER_INLINE Pair splat_pair(const uint16_t* p) {
     std::memcpy(&bits, p, 4);
     return {_mm512_set1_epi32(bits)};
 }
+// Of each pair the second product is added first (csrc/kernels_avx512.cpp verifies it).
 WAGER_INLINE F dot(F acc, Pair a, Pair b) { return {_mm512_dpbf16_ps(acc.v, (__m512bh)a.v, (__m512bh)b.v)}; }
 WAGER_INLINE F widen(const uint16_t* p) {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
 WAGER_INLINE void narrow(uint16_t* p, F a) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(without_below(a, kLeastBf16).v));
 }
 WAGER_INLINE void narrow_two(uint16_t* p, F first, F second) {
+    first = without_below(first, kLeastBf16), second = without_below(second, kLeastBf16);
     _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(second.v, first.v));
 }
 WAGER_INLINE void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
@@ -135,9 +142,10 @@ WAGER_INLINE Bytes looked_up(Bytes codes, Lookup in) { return {_mm512_shuffle_ep
 struct Quad {  // four activations in every lane
     __m512i v;
 };
-WAGER_INLINE Quad splat_quad(const int8_t* p) {
+template <int quad>
+WAGER_INLINE Quad load_quad(const int8_t* values) {  // of a block's activations those of one quad
     int32_t four;
-    std::memcpy(&four, p, 4);
+    std::memcpy(&four, values + 4 * quad, 4);
     return {_mm512_set1_epi32(four)};
 }
 WAGER_INLINE Sums splat_sum(const int32_t* p) { return {_mm512_set1_epi32(*p)}; }

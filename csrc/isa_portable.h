@@ -67,7 +67,28 @@ WAGER_INLINE F div(F a, F b) {
     WAGER_EACH a.v[i] = a.v[i] / b.v[i];
     return a;
 }
-WAGER_INLINE F fma(F a, F b, F c) { return add(mul(a, b), c); }
+#ifdef __FP_FAST_FMAF
+WAGER_INLINE F fma(F a, F b, F c) {
+    WAGER_EACH for (int j = 0; j < 4; ++j) c.v[i][j] = __builtin_fmaf(a.v[i][j], b.v[i][j], c.v[i][j]);
+    return c;
+}
+#else
+typedef double D4 __attribute__((vector_size(32)));
+typedef int64_t L4 __attribute__((vector_size(32)));
+// a * b + c rounded once, where the processor has no instruction for it. The product is exact in double. The sum is rounded to odd
+// (Boldo and Melquiond 2008, "Emulation of a FMA"): what is rounded from that to float is as if rounded from the exact sum.
+WAGER_INLINE F fma(F a, F b, F c) {
+    WAGER_EACH {
+        const D4 product = __builtin_convertvector(a.v[i], D4) * __builtin_convertvector(b.v[i], D4);
+        const D4 addend = __builtin_convertvector(c.v[i], D4), sum = product + addend, part = sum - product;
+        const D4 error = (product - (sum - part)) + (addend - part);  // exact (Knuth's two-sum); NaN where the sum is not finite
+        const L4 bits = (L4)sum, inexact = (error > 0.0) | (error < 0.0), even = (bits & 1) - 1;
+        const L4 outwards = ~((error > 0.0) ^ (sum > 0.0));  // the exact sum is larger in magnitude
+        c.v[i] = __builtin_convertvector((D4)(bits + (((outwards & 2) - 1) & inexact & even)), F4);
+    }
+    return c;
+}
+#endif
 WAGER_INLINE F4 select_lanes(I4 mask, F4 a, F4 b) { return (F4)(((I4)a & mask) | ((I4)b & ~mask)); }
 WAGER_INLINE F max(F a, F b) {  // b where either is NaN
     WAGER_EACH a.v[i] = select_lanes(a.v[i] > b.v[i], a.v[i], b.v[i]);
@@ -82,6 +103,14 @@ WAGER_INLINE F keep(F a, F other, int lo, int hi) {
     WAGER_EACH {
         const I4 lanes = I4{0, 1, 2, 3} + 4 * i;
         a.v[i] = select_lanes((lanes >= lo) & (lanes < hi), a.v[i], other.v[i]);
+    }
+    return a;
+}
+
+WAGER_INLINE F without_below(F a, float least) {
+    WAGER_EACH {
+        const F4 size = (F4)((U4)a.v[i] & 0x7FFFFFFFu);
+        a.v[i] = (F4)((I4)a.v[i] & ~(I4)(size < least));
     }
     return a;
 }
@@ -115,8 +144,8 @@ WAGER_INLINE Pair splat_pair(const uint16_t* p) {
 }
 WAGER_INLINE F4 first(U4 pair) { return (F4)(pair << 16); }
 WAGER_INLINE F4 second(U4 pair) { return (F4)(pair & 0xFFFF0000u); }
-WAGER_INLINE F dot(F acc, Pair a, Pair b) {
-    WAGER_EACH acc.v[i] = (acc.v[i] + first(a.v[i]) * first(b.v[i])) + second(a.v[i]) * second(b.v[i]);
+WAGER_INLINE F dot(F acc, Pair a, Pair b) {  // products are exact: rounded once, as if fused
+    WAGER_EACH acc.v[i] = (acc.v[i] + second(a.v[i]) * second(b.v[i])) + first(a.v[i]) * first(b.v[i]);
     return acc;
 }
 WAGER_INLINE F widen(const uint16_t* p) {
@@ -125,6 +154,7 @@ WAGER_INLINE F widen(const uint16_t* p) {
     return r;
 }
 WAGER_INLINE void narrow(uint16_t* p, F a) {  // to nearest even; NaN stays NaN
+    a = without_below(a, kLeastBf16);
     WAGER_EACH for (int j = 0; j < 4; ++j) {
         const uint32_t bits = ((U4)a.v[i])[j];
         const bool nan = (bits & 0x7FFFFFFFu) > 0x7F800000u;
@@ -233,7 +263,11 @@ WAGER_INLINE Sums no_sum() {
 struct Quad {
     int32_t v[4];
 };
-WAGER_INLINE Quad splat_quad(const int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
+template <int quad>
+WAGER_INLINE Quad load_quad(const int8_t* values) {
+    const int8_t* p = values + 4 * quad;
+    return {{p[0], p[1], p[2], p[3]}};
+}
 WAGER_INLINE Sums dot_bytes(Sums acc, Bytes w, Quad x) {
     WAGER_EACH {
         const I4 bytes = (I4)w.v[i];

@@ -17,6 +17,9 @@ namespace wager {
 constexpr int kBlockSize = 16;  // tokens per block of the cache
 constexpr int kKeyTile = 64;    // keys whose scores are compared at once with the reference of the softmax
 constexpr int kSegment = 256;   // keys whose softmax is a unit of work; segments are combined in order
+// Numbers nearer to zero are zero in bf16: then no sum of products of bf16 is below 2^-126, where processors differ
+// (docs/arithmetic.md).
+constexpr float kLeastBf16 = 0x1p-56f;
 constexpr float kSmallestScaled = 1e-30f;  // an int8 key or value whose largest element is smaller is zero
 constexpr int kPanel = 32;      // outputs per packed panel of weights
 constexpr int kMaxExperts = 1024;
@@ -482,6 +485,8 @@ struct Table {
 const Table* table_avx512();
 const Table* table_avxvnni();
 const Table* table_avx2();
+const Table* table_i8mm();
+const Table* table_neon();
 const Table* table_portable();
 
 }  // namespace wager

@@ -198,7 +198,14 @@ inline void place_block(const BlockLayout& layout, const StoredBlock& from, int 
 }
 
 inline void pack_bf16_row(const uint8_t* row, int k, int lane, uint8_t* panel) {
-    for (int i = 0; i < k; i += 2) std::memcpy(panel + (static_cast<size_t>(i / 2) * kPanel + lane) * 4, row + 2 * i, 4);
+    constexpr uint32_t kLeast = (127 - 56) << 7;  // kLeastBf16
+    for (int i = 0; i < k; i += 2) {
+        uint16_t pair[2];
+        std::memcpy(pair, row + 2 * i, 4);
+        for (uint16_t& weight : pair)
+            if ((weight & 0x7FFFu) < kLeast) weight = 0;
+        std::memcpy(panel + (static_cast<size_t>(i / 2) * kPanel + lane) * 4, pair, 4);
+    }
 }
 inline void pack_quantised_row(WeightFormat format, const uint8_t* row, int k, int lane, uint8_t* panel) {
     const BlockLayout layout = layout_of(format);

@@ -77,7 +77,7 @@ struct Tile {
         for (int j = 0; j < N; ++j) weights[j] = load_pairs(w + 32 * j);
 #pragma GCC unroll 16
         for (int i = 0; i < M; ++i) {
-            const Pair value = splat_pair(bases[i / 3] + (i % 3) * x_stride + 2 * pair);
+            const auto value = splat_pair(bases[i / 3] + (i % 3) * x_stride + 2 * pair);
 #pragma GCC unroll 4
             for (int j = 0; j < N; ++j) acc[i][j] = dot(acc[i][j], value, weights[j]);
         }
@@ -236,26 +236,38 @@ template <WeightFormat format, int M, bool stored>
 struct BlockTile {
     static constexpr BlockLayout kLayout = layout_of(format);
 
+#ifdef WAGER_I8MM
+    static constexpr int kTwos = M / 2;  // pairs of rows that are multiplied at once
+    TwoSums twos[kTwos > 0 ? kTwos : 1];
+#else
+    static constexpr int kTwos = 0;
+#endif
     float* out;
-
-    Sums sums[M][kBlockCols];  // of a block
+    Sums sums[M][kBlockCols];  // of a block, of rows that have no other
     Tile<M, kBlockCols> total;
+
+    explicit BlockTile(float* out_) : out(out_) {}
 
     template <class Rows>
     WAGER_INLINE void begin(int half, const Rows& x) {
         constexpr bool kStarts = kLayout.any_byte() ? kByteOffset != 0 : kLayout.offset != 0;
+#ifdef WAGER_I8MM
 #pragma GCC unroll 16
-        for (int i = 0; i < M; ++i) {
+        for (int i = 0; i < kTwos; ++i)
+            twos[i] = kStarts ? begin_two(x(2 * i).start + half, x(2 * i + 1).start + half) : no_sums();
+#endif
+#pragma GCC unroll 16
+        for (int i = 2 * kTwos; i < M; ++i) {
             const Sums start = kStarts ? splat_sum(x(i).start + half) : no_sum();
 #pragma GCC unroll 2
             for (int j = 0; j < kBlockCols; ++j) sums[i][j] = start;
         }
     }
-    template <class Rows>
-    WAGER_INLINE void add_quad(const Bytes (&w)[kBlockCols], int quad, const Rows& x) {
+    template <int quad, class Rows>
+    WAGER_INLINE void add_quad(const Bytes (&w)[kBlockCols], const Rows& x) {
 #pragma GCC unroll 16
-        for (int i = 0; i < M; ++i) {
-            const Quad value = splat_quad(x(i).values + 4 * quad);
+        for (int i = 2 * kTwos; i < M; ++i) {
+            const auto value = load_quad<quad>(x(i).values);
 #pragma GCC unroll 2
             for (int j = 0; j < kBlockCols; ++j)
                 sums[i][j] = kLayout.any_byte() ? dot_any_bytes(sums[i][j], w[j], value) : dot_bytes(sums[i][j], w[j], value);
@@ -267,8 +279,23 @@ struct BlockTile {
         if (ahead) fetch_part<kLayout.block_bytes(), pair, 4>(ahead, once);
 #pragma GCC unroll 2
         for (int j = 0; j < kBlockCols; ++j) block.template quads<pair>(column + j, first[j], second[j]);
-        add_quad(first, 2 * pair, x);
-        add_quad(second, 2 * pair + 1, x);
+#ifdef WAGER_I8MM
+        if constexpr (kTwos > 0) {
+            static_assert(kBlockCols == 1);
+            const Eights both = eights<kLayout.any_byte()>(first[0], second[0]);
+#pragma GCC unroll 16
+            for (int i = 0; i < kTwos; ++i)
+                twos[i] = dot_eights(twos[i], both, load_eights(x(2 * i).values + 8 * pair, x(2 * i + 1).values + 8 * pair));
+        }
+#endif
+        add_quad<2 * pair>(first, x);
+        add_quad<2 * pair + 1>(second, x);
+    }
+    WAGER_INLINE Sums sums_at(int i, int j) const {
+#ifdef WAGER_I8MM
+        if (i < 2 * kTwos) return sums_of(twos[i / 2], i % 2);
+#endif
+        return sums[i][j];
     }
     // Adds the sums of a block, or of a half, to the accumulators, and the minima, each times the sum of its activations.
     template <int half, class Block, class Rows>
@@ -279,7 +306,7 @@ struct BlockTile {
 #pragma GCC unroll 16
             for (int i = 0; i < M; ++i) {
                 F acc = stored ? load(out + i * kPanel + 16 * j) : total.acc[i][j];
-                acc = fma(to_float(sums[i][j]), mul(scale, splat(x(i).scale)), acc);
+                acc = fma(to_float(sums_at(i, j)), mul(scale, splat(x(i).scale)), acc);
                 if constexpr (kLayout.minimum && kLayout.halves == 2)
                     acc = fma(minimum, mul(splat(x(i).scale), to_float(splat_sum(x(i).start + half))), acc);
                 else if constexpr (kLayout.minimum) acc = fma(minimum, splat(x(i).scaled_sum), acc);
@@ -312,7 +339,7 @@ __attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, i
     const uint8_t* bases[(M + 2) / 3];
     for (int i = 0; i < (M + 2) / 3; ++i) bases[i] = x + 3 * i * stride;
     for (int column = 0; column < kColumns; column += kBlockCols) {
-        BlockTile<format, M, stored> tile{out + 16 * column, {}, {}};
+        BlockTile<format, M, stored> tile(out + 16 * column);
         tile.total.clear();
         if constexpr (stored) tile.total.write(tile.out, kPanel);
         Turns turns(prefetch);
@@ -331,7 +358,7 @@ __attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, i
 // Adds one row's block of activations times a held block to out [32].
 template <WeightFormat format>
 WAGER_INLINE void add_row(const HeldBlock<format>& block, const uint8_t* x, float* out) {
-    BlockTile<format, 1, true> tile{out, {}, {}};
+    BlockTile<format, 1, true> tile(out);
     tile.step(block, 0, [&](int) -> const ActivationBlock& { return *reinterpret_cast<const ActivationBlock*>(x); }, nullptr, false);
 }
 

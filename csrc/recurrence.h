@@ -97,18 +97,14 @@ inline void convolve_channels(const Convolve& op, const Step& step, const StateR
     keep_tail(op, run, run.chain() - 1, run.use.state, from, to);
 }
 
-inline float softplus(float x) { return x > 20.0f ? x : __builtin_log1pf(__builtin_expf(x)); }
-
 // x: a row's columns behind the channels.
 inline void make_gates(const GateRule& gates, const float* x, float* out) {
-    for (int h = 0; h < gates.heads; ++h) {
-        if (gates.delta) {
-            out[h] = 1.0f / (1.0f + __builtin_expf(-x[h]));
-            out[gates.heads + h] = __builtin_expf(gates.rates[h] * softplus(x[gates.heads + h] + gates.bias[h]));
-        } else {
-            out[h] = softplus(x[h] + gates.bias[h]);
-            out[gates.heads + h] = __builtin_expf(gates.rates[h] * out[h]);
-        }
+    const int heads = gates.heads;
+    for (int h = 0; h < heads; h += 16) {
+        const int n = heads - h;
+        const F raw = load_part(x + (gates.delta ? heads : 0) + h, n), size = softplus(add(raw, load_part(gates.bias + h, n)));
+        store_part(out + h, gates.delta ? sigmoid(load_part(x + h, n)) : size, n);
+        store_part(out + heads + h, exp2(mul(mul(load_part(gates.rates + h, n), size), splat(kLog2e))), n);
     }
 }
 
@@ -316,8 +312,7 @@ inline void sigmoid_gate(const SigmoidGate& op, const Step& step, int thread) {
     const int first = static_cast<int>(part(step.rows, thread, step.threads));
     const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
     for (size_t i = static_cast<size_t>(first) * op.n; i < static_cast<size_t>(last) * op.n; i += 16) {
-        const F share = div(splat(1.0f), add(splat(1.0f), exp2(mul(load(op.gate + i), splat(-kLog2e)))));
-        narrow(op.x + i, mul(widen(op.x + i), share));
+        narrow(op.x + i, mul(widen(op.x + i), sigmoid(load(op.gate + i))));
     }
 }
 

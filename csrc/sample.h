@@ -3,6 +3,8 @@
 // the few that remain are scored in double, exactly as the definition says. The token is that of the float64 definition.
 #pragma once
 
+#include <cmath>
+
 namespace wager::WAGER_NS {
 
 // The exact logit of an id, which `draw.logits` has rounded where it was changed.

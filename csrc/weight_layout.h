@@ -18,7 +18,7 @@ namespace wager::WAGER_NS {
 
 // Raise it whenever packing gives other bytes than before, be it the layout or the values: packed weights are kept in files,
 // and those of another version are never read (tests/kernels/test_packed_parts.py has a digest of each format).
-constexpr int kWeightLayoutVersion = 2;
+constexpr int kWeightLayoutVersion = 3;
 
 constexpr int kGroupBlocks = 8, kColumns = kPanel / 16;
 

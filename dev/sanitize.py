@@ -192,14 +192,14 @@ class Run:
         allowed = shutil.which("setarch") and not subprocess.run([*fixed, "true"], stderr=subprocess.DEVNULL).returncode
         self._prefix = fixed if allowed else []
         options = {name: text.format(reports=self.reports) for name, text in sanitizer.options.items()}
-        path = [str(ROOT / "dev" / "sanitizers"), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+        path = [str(ROOT / "dev" / "extension"), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         self._environment = {
             **os.environ,
             **environment,
             **options,
             "PYTHONMALLOC": "malloc",
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
-            "WAGER_SANITIZED_EXTENSION": str(self._extension),
+            "WAGER_EXTENSION": str(self._extension),
         }
 
     def starts(self) -> bool:

@@ -30,7 +30,7 @@ FLOORS = (
     {"kernels"},
     {"arch"},
     {"types"},
-    {"inputs"},
+    {"inputs", "elementary"},
     {"errors"},
 )
 """Packages, top to bottom. A package imports what stands below it."""

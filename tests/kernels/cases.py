@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from packing import batch
+from wager.arch.rope import Rope
 from wager.kernels.arrays import INT32, Array, zeros
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.cpu import Kernels
@@ -34,9 +35,7 @@ def rand(*shape: int) -> Array:
 
 def angles(positions: int, d: int) -> Array:
     """A rotation table f32 [positions, d]: cos | sin."""
-    frequencies = 10000.0 ** (-np.arange(0, d, 2, dtype=np.float64) / d)
-    phases = np.arange(positions, dtype=np.float64)[:, None] * frequencies
-    return np.concatenate([np.cos(phases), np.sin(phases)], axis=1).astype(np.float32)
+    return Rope(10000.0).table(positions, d)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from test_pool import run_process
 from wager.errors import UsageError
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16
-from wager.kernels.cpu import _quota, physical_cores, select
+from wager.kernels.cpu import ISAS, Kernels, _quota, physical_cores, select
 
 
 def test_what_the_kernels_lack_is_refused(monkeypatch):
@@ -38,8 +38,8 @@ def test_what_the_kernels_lack_is_refused(monkeypatch):
 def test_the_best_that_is_built_is_taken_with_a_thread_a_core(monkeypatch):
     monkeypatch.delenv("WAGER_ISA", raising=False)
     kernels = select(threads=3)
-    best = next(isa for isa in ("avx512", "avx2", "portable") if _native.Isa.has(isa))
-    assert kernels.name.startswith(f"native {best}") and "best" in kernels.reason
+    best = next(isa for isa in ISAS if _native.Isa.has(isa))
+    assert kernels.name == Kernels(isa=best).name and "best" in kernels.reason
     assert kernels.act == BFLOAT16 and kernels.threads == 3
     assert select().threads == physical_cores() >= 1
 
@@ -80,6 +80,8 @@ NEEDED = {
     "avx2": ["avx2", "fma", "f16c"],
     "avxvnni": ["avx2", "fma", "f16c", "avx_vnni"],
     "avx512": ["avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"],
+    "neon": ["asimddp"],
+    "i8mm": ["asimddp", "i8mm", "bf16"],
     "portable": [],
 }
 
@@ -87,6 +89,7 @@ NEEDED = {
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="/proc/cpuinfo of x86-64")
 def test_the_processors_features_are_those_that_linux_lists() -> None:
     flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
+    assert NEEDED.keys() == set(ISAS)
     found = _native.cpu_features()
     assert found == {name: name in flags for name in found}
     for isa, needed in NEEDED.items():

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wager.arch.config_keys import ConfigKeys, short_repr
+from wager.elementary import cosine_and_sine, exp, log
 from wager.errors import ModelError
 
 _SMALLEST, _LARGEST = 1e-6, 1e6
@@ -45,9 +46,9 @@ class Rope:
         """
         exponents = np.arange(0, rope_dim, 2) / rope_dim
         factors = self.long_factors if self.long_factors and positions > self.original else self.factors
-        frequencies = self.theta**-exponents / np.array(factors or 1.0)
+        frequencies = exp(-exponents * log(self.theta)) / np.array(factors or 1.0)
         angles = np.outer(np.arange(positions), frequencies.astype(np.float32).astype(np.float64))
-        return (self.magnitude * np.concatenate([np.cos(angles), np.sin(angles)], axis=1)).astype(np.float32)
+        return (self.magnitude * np.concatenate(cosine_and_sine(angles), axis=1)).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class _Scaling:
     def wavelengths(self) -> NDArray[np.float64]:
         """Positions per full rotation of each pair, [head_dim / 2]."""
         pairs = np.arange(0, self.head_dim, 2, dtype=np.float64)
-        return np.asarray(2 * math.pi * self.theta ** (pairs / self.head_dim), dtype=np.float64)
+        return np.asarray(2 * math.pi * exp(pairs / self.head_dim * log(self.theta)), dtype=np.float64)
 
 
 def read_rope(keys: ConfigKeys, *, theta: float, head_dim: int, context: int) -> Rope:
@@ -145,7 +146,7 @@ def _yarn(scaling: _Scaling) -> Rope:
     pairs = scaling.head_dim // 2
 
     def pair_of(rotations: float) -> float:
-        return pairs * math.log(scaling.original / (rotations * 2 * math.pi)) / math.log(scaling.theta)
+        return float(pairs * log(scaling.original / (rotations * 2 * math.pi)) / log(scaling.theta))
 
     first = pair_of(scaling.number("beta_fast", 32))
     last = pair_of(scaling.number("beta_slow", 1))
@@ -161,7 +162,7 @@ def _yarn_magnitude(scaling: _Scaling, factor: float) -> float:
     """The attention factor: as configured, or by mscale and mscale_all_dim (DeepSeek), or 0.1 ln(factor) + 1."""
 
     def magnitude(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
+        return 1.0 if factor <= 1 else float(0.1 * weight * log(factor) + 1)
 
     if scaling.keys.get("attention_factor") is not None:
         return scaling.number("attention_factor")
@@ -175,7 +176,7 @@ def _longrope(scaling: _Scaling) -> Rope:
     sqrt(1 + ln(factor) / ln(original))."""
     original, pairs = int(scaling.original), scaling.head_dim // 2
     factor = scaling.number("factor", max(scaling.context / original, 1.0))
-    magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    magnitude = math.sqrt(1 + float(log(factor) / log(original))) if factor > 1 else 1.0
     if scaling.keys.get("attention_factor") is not None:
         magnitude = scaling.number("attention_factor")
     short, long = (scaling.factors(f"{name}_factor", pairs) for name in ("short", "long"))

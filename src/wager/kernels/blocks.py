@@ -455,8 +455,8 @@ def _nearest(x: Floats, scale: Floats, minimum: Floats | None, lowest: int) -> F
 
 
 def _dot(a: Floats, b: Floats) -> Floats:
-    """Sum of products by block."""
-    sums: Floats = np.einsum("ib,ib->b", a, b)
+    """Sum of products by block, not fused: einsum's are on some processors."""
+    sums: Floats = (a * b).sum(axis=0)
     return sums
 
 

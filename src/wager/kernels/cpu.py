@@ -27,9 +27,12 @@ from wager.kernels.packed import LAYOUT_VERSION, Packer
 from wager.kernels.tape import Tape
 from wager.types import GREEDY_TEMPERATURE, KVDtype
 
-ISAS = ("avx512", "avxvnni", "avx2", "portable")
-"""Instruction sets, best first: AVX-512 with BF16 and VNNI, AVX2 with FMA (and AVX-VNNI), and whatever the compiler
-targets."""
+ISAS = ("avx512", "avxvnni", "avx2", "i8mm", "neon", "portable")
+"""Instruction sets, best first: AVX-512 with BF16 and VNNI, AVX2 with FMA (and AVX-VNNI); ARM's NEON with I8MM and
+BF16, or with dot products; whatever the compiler targets. All give the same bits: docs/arithmetic.md."""
+
+ARITHMETIC_VERSION = 1
+"""Of the definition in docs/arithmetic.md, by which every instruction set computes. Other bits raise it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ def select(
     *, threads: int | None = None, head_dim: int | None = None, latent: tuple[int, int] | None = None
 ) -> Kernels:
     """Kernels of the best instruction set that this machine has, or of the one that the environment variable WAGER_ISA
-    (avx512, avxvnni, avx2, portable) names. `threads` None: one per physical core this process has.
+    (one of ISAS) names. `threads` None: one per physical core this process has.
 
     `head_dim` is the model's, or `latent` the rank and rotated part of its latent attention, if known: UsageError if
     the kernels do not support that size, or if the instruction set is unknown or missing here.

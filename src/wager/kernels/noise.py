@@ -8,7 +8,7 @@ of the output contract: a change to it raises FIELD_VERSION, because every sampl
     words   = w0..w3; an even id uses (w0, w1), an odd id (w2, w3); a scalar draw uses (w0, w1)
     k       = (low | high << 32) >> 12                       52 bits
     u       = (k + 1/2) / 2^52                               exact in double, strictly inside (0, 1)
-    g       = -log(-log1p(-u))                               -3.6 .. 36.8
+    g       = -log(-log(1 - u))                              -3.6 .. 36.8; 1 - u is exact
 
 Private draws of a drafter (domain DRAFT) carry `depth`, the guess's distance from the last known token, as
 choice + depth * 2^8: a position drafted again in a later round then gets fresh noise. Rules that judge a path as a
@@ -23,6 +23,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.elementary import log
 from wager.errors import UsageError
 from wager.types import GREEDY_TEMPERATURE
 
@@ -89,11 +90,7 @@ def _counter(position: int, choice: int, domain: int, depth: int) -> tuple[int, 
 def _to_gumbel(low: NDArray[np.uint64], high: NDArray[np.uint64]) -> NDArray[np.float64]:
     k = ((high << _SHIFT) | low) >> np.uint64(12)
     u = (k.astype(np.float64) + 0.5) * 2.0**-52
-    np.negative(u, out=u)
-    np.log1p(u, out=u)
-    np.negative(u, out=u)
-    np.log(u, out=u)
-    return np.negative(u, out=u)
+    return -log(-log(1.0 - u))
 
 
 def gumbel(

@@ -30,6 +30,7 @@ from wager.arch.gguf_config import (
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Absent, Attention, DeltaNet, Dense, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
 from wager.arch.spec import DecoderDetails, Layer, ModelSpec
+from wager.elementary import exp
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType, all_finite
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix, quantise
@@ -349,7 +350,7 @@ class StoredWeights:
         if details.norm_offset and name.endswith("norm.weight") and not name.endswith("state_norm.weight"):
             tensor = tensor + tensor.dtype.type(details.norm_offset)
         if details.log_rates and name.endswith(".rates.weight"):
-            tensor = -np.exp(tensor)
+            tensor = -exp(tensor).astype(tensor.dtype)
         if details.logit_scale != 1 and name == "norm.weight":
             tensor = tensor * tensor.dtype.type(details.logit_scale)
         return tensor

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.elementary import exp, log
 from wager.errors import GrammarError, NumericsError, UsageError
 from wager.kernels import noise
 from wager.kernels.sampling import RowSampler
@@ -79,7 +80,7 @@ class ProcessedDistribution:
         if self.greedy:
             probs[self._id(int(self.scores.argmax()))] = 1.0
             return probs
-        weights = np.exp(self.scores - self.scores.max())
+        weights = exp(self.scores - self.scores.max())
         probs[slice(len(weights)) if self.ids is None else self.ids] = weights / weights.sum()
         return probs
 
@@ -267,7 +268,7 @@ def _top_p(x: NDArray[np.float64], params: SamplingParams) -> NDArray[np.int64] 
     if params.top_p >= 1 or len(x) == 1:
         return None
     best = x.max()
-    weights = np.exp(x - best)
+    weights = exp(x - best)
     total = weights.sum()
     nucleus = params.top_p * total
     candidates = x
@@ -277,7 +278,7 @@ def _top_p(x: NDArray[np.float64], params: SamplingParams) -> NDArray[np.int64] 
             candidates = x[some]
             break
     ranked = -np.sort(-candidates)
-    mass = np.exp(ranked - best).cumsum()
+    mass = exp(ranked - best).cumsum()
     count = min(int(np.searchsorted(mass, nucleus)) + 1, len(ranked))
     return _cut(x, count, ranked[count - 1])
 
@@ -286,7 +287,7 @@ def _min_p(x: NDArray[np.float64], params: SamplingParams) -> NDArray[np.int64] 
     """Ids at least min_p times as likely as the likeliest."""
     if params.min_p <= 0:
         return None
-    return np.flatnonzero(x >= x.max() + np.log(params.min_p))
+    return np.flatnonzero(x >= x.max() + log(params.min_p))
 
 
 # ---- what a distribution depends on besides the logits: penalties count tokens, a grammar follows them ---------------
