@@ -1,5 +1,5 @@
-// Sixteen float lanes in four NEON registers. Sums of bytes by SDOT, of two rows at a time by SMMLA where the file that includes
-// this is compiled for it (WAGER_I8MM, which means BF16 too: then products of bf16 pairs are BFMLALT and BFMLALB).
+// Sixteen float lanes in four NEON registers. Sums of bytes by SDOT; where the file that includes this is compiled for I8MM
+// (WAGER_I8MM, which means BF16 too) by USDOT, of two rows at a time by USMMLA, and products of bf16 pairs by BFMLALT and BFMLALB.
 #pragma once
 
 #include <arm_neon.h>
@@ -12,7 +12,7 @@
 namespace wager::WAGER_NS {
 
 #ifdef WAGER_I8MM
-constexpr int kTileRows = 6, kTileCols = 1;
+constexpr int kTileRows = 5, kTileCols = 1;
 #else
 constexpr int kTileRows = 4, kTileCols = 1;
 #endif
@@ -270,19 +270,28 @@ template <int quad>
 WAGER_INLINE Quad<quad> load_quad(const int8_t* values) {
     return {vld1q_s8(values + quad / 4 * 16)};
 }
-WAGER_INLINE int8x16_t signed_bytes(uint8x16_t w) { return vreinterpretq_s8_u8(w); }
-WAGER_INLINE int8x16_t centred_bytes(uint8x16_t w) { return vreinterpretq_s8_u8(veorq_u8(w, vdupq_n_u8(0x80))); }
+#ifdef WAGER_I8MM
 template <int quad>
 WAGER_INLINE Sums dot_bytes(Sums acc, Bytes w, Quad<quad> x) {
-    WAGER_EACH acc.v[i] = vdotq_laneq_s32(acc.v[i], signed_bytes(w.v[i]), x.v, quad % 4);
+    WAGER_EACH acc.v[i] = vusdotq_laneq_s32(acc.v[i], w.v[i], x.v, quad % 4);
+    return acc;
+}
+constexpr int kByteOffset = 128;
+template <int quad>
+WAGER_INLINE Sums dot_any_bytes(Sums acc, Bytes w, Quad<quad> x) { return dot_bytes(acc, w, x); }
+#else
+template <int quad>
+WAGER_INLINE Sums dot_bytes(Sums acc, Bytes w, Quad<quad> x) {
+    WAGER_EACH acc.v[i] = vdotq_laneq_s32(acc.v[i], vreinterpretq_s8_u8(w.v[i]), x.v, quad % 4);
     return acc;
 }
 constexpr int kByteOffset = 0;  // of weights above 7 bits the upper bit is inverted: they are signed then
 template <int quad>
 WAGER_INLINE Sums dot_any_bytes(Sums acc, Bytes w, Quad<quad> x) {
-    WAGER_EACH acc.v[i] = vdotq_laneq_s32(acc.v[i], centred_bytes(w.v[i]), x.v, quad % 4);
-    return acc;
+    WAGER_EACH w.v[i] = veorq_u8(w.v[i], vdupq_n_u8(0x80));
+    return dot_bytes(acc, w, x);
 }
+#endif
 WAGER_INLINE F to_float(Sums a) {
     F r;
     WAGER_EACH r.v[i] = vcvtq_f32_s32(a.v[i]);
@@ -290,7 +299,7 @@ WAGER_INLINE F to_float(Sums a) {
 }
 
 #ifdef WAGER_I8MM
-// Sums of two rows: in v[i] those of outputs 2 i and 2 i + 1 of the first row, then of the second.
+// Sums of two rows: in v[i] that of output 2 i with the first row and with the second, then those of output 2 i + 1.
 struct TwoSums {
     int32x4_t v[8];
 };
@@ -299,38 +308,34 @@ struct TwoEights {  // eight activations of each row
 };
 WAGER_INLINE TwoEights load_eights(const int8_t* first, const int8_t* second) { return {vcombine_s8(vld1_s8(first), vld1_s8(second))}; }
 WAGER_INLINE TwoSums begin_two(const int32_t* first, const int32_t* second) {
-    const int32x4_t v = vcombine_s32(vld1_dup_s32(first), vld1_dup_s32(second));
+    const int32x2_t both = vzip1_s32(vld1_dup_s32(first), vld1_dup_s32(second));
+    const int32x4_t v = vcombine_s32(both, both);
     return {{v, v, v, v, v, v, v, v}};
 }
 WAGER_INLINE TwoSums no_sums() {
     const int32x4_t v = vdupq_n_s32(0);
     return {{v, v, v, v, v, v, v, v}};
 }
-// The weights of two quads, output by output, as SMMLA takes them.
+// The weights of two quads, output by output, as USMMLA takes them.
 struct Eights {
-    int8x16_t v[8];
+    uint8x16_t v[8];
 };
-template <bool any>
 WAGER_INLINE Eights eights(Bytes first, Bytes second) {
     Eights r;
     WAGER_EACH {
-        const uint32x4_t a = vreinterpretq_u32_s8(any ? centred_bytes(first.v[i]) : signed_bytes(first.v[i]));
-        const uint32x4_t b = vreinterpretq_u32_s8(any ? centred_bytes(second.v[i]) : signed_bytes(second.v[i]));
-        r.v[2 * i] = vreinterpretq_s8_u32(vzip1q_u32(a, b));
-        r.v[2 * i + 1] = vreinterpretq_s8_u32(vzip2q_u32(a, b));
+        const uint32x4_t a = vreinterpretq_u32_u8(first.v[i]), b = vreinterpretq_u32_u8(second.v[i]);
+        r.v[2 * i] = vreinterpretq_u8_u32(vzip1q_u32(a, b));
+        r.v[2 * i + 1] = vreinterpretq_u8_u32(vzip2q_u32(a, b));
     }
     return r;
 }
 WAGER_INLINE TwoSums dot_eights(TwoSums acc, const Eights& w, TwoEights x) {
-    _Pragma("GCC unroll 8") for (int i = 0; i < 8; ++i) acc.v[i] = vmmlaq_s32(acc.v[i], x.v, w.v[i]);
+    _Pragma("GCC unroll 8") for (int i = 0; i < 8; ++i) acc.v[i] = vusmmlaq_s32(acc.v[i], w.v[i], x.v);
     return acc;
 }
 WAGER_INLINE Sums sums_of(const TwoSums& both, bool second) {
     Sums r;
-    WAGER_EACH {
-        const int64x2_t a = vreinterpretq_s64_s32(both.v[2 * i]), b = vreinterpretq_s64_s32(both.v[2 * i + 1]);
-        r.v[i] = vreinterpretq_s32_s64(second ? vzip2q_s64(a, b) : vzip1q_s64(a, b));
-    }
+    WAGER_EACH r.v[i] = second ? vuzp2q_s32(both.v[2 * i], both.v[2 * i + 1]) : vuzp1q_s32(both.v[2 * i], both.v[2 * i + 1]);
     return r;
 }
 #endif

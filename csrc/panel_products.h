@@ -282,7 +282,7 @@ struct BlockTile {
 #ifdef WAGER_I8MM
         if constexpr (kTwos > 0) {
             static_assert(kBlockCols == 1);
-            const Eights both = eights<kLayout.any_byte()>(first[0], second[0]);
+            const Eights both = eights(first[0], second[0]);
 #pragma GCC unroll 16
             for (int i = 0; i < kTwos; ++i)
                 twos[i] = dot_eights(twos[i], both, load_eights(x(2 * i).values + 8 * pair, x(2 * i + 1).values + 8 * pair));

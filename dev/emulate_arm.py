@@ -36,6 +36,7 @@ PROCESSORS = {"max": ("i8mm", "neon", "portable"), "neoverse-n1": ("neon", "port
 
 TESTS = [
     "tests/kernels/test_same_bits.py",
+    "tests/unit/test_elementary.py",
     "tests/kernels/test_products.py::test_quantised_products_are_the_oracles_bit_for_bit",
     "tests/kernels/test_products.py::test_every_batch_size_gives_the_row_alone[neon-q4_1-False]",
     *(["-m", "slow or not slow", "-x"]),
