@@ -77,16 +77,36 @@ typedef double D4 __attribute__((vector_size(32)));
 typedef int64_t L4 __attribute__((vector_size(32)));
 // a * b + c rounded once, where the processor has no instruction for it. The product is exact in double. The sum is rounded to odd
 // (Boldo and Melquiond 2008, "Emulation of a FMA"): what is rounded from that to float is as if rounded from the exact sum.
-WAGER_INLINE F fma(F a, F b, F c) {
+[[gnu::noinline]] inline void fma_by_odd(const F& a, const F& b, const F& c, F& out) {
     WAGER_EACH {
         const D4 product = __builtin_convertvector(a.v[i], D4) * __builtin_convertvector(b.v[i], D4);
         const D4 addend = __builtin_convertvector(c.v[i], D4), sum = product + addend, part = sum - product;
         const D4 error = (product - (sum - part)) + (addend - part);  // exact (Knuth's two-sum); NaN where the sum is not finite
         const L4 bits = (L4)sum, inexact = (error > 0.0) | (error < 0.0), even = (bits & 1) - 1;
         const L4 outwards = ~((error > 0.0) ^ (sum > 0.0));  // the exact sum is larger in magnitude
-        c.v[i] = __builtin_convertvector((D4)(bits + (((outwards & 2) - 1) & inexact & even)), F4);
+        out.v[i] = __builtin_convertvector((D4)(bits + (((outwards & 2) - 1) & inexact & even)), F4);
     }
-    return c;
+}
+// The same, mostly by the sum rounded to double: only where that lies halfway between two floats, or the float is subnormal or zero,
+// may rounding twice be wrong.
+WAGER_INLINE F fma(F a, F b, F c) {
+    F r;
+    U4 unsure = {};
+    WAGER_EACH {
+        const D4 sum = __builtin_convertvector(a.v[i], D4) * __builtin_convertvector(b.v[i], D4) + __builtin_convertvector(c.v[i], D4);
+        r.v[i] = __builtin_convertvector(sum, F4);
+        const U4 lower = __builtin_convertvector((L4)sum, U4);
+        unsure |= (U4)((lower & 0x1FFFFFFFu) == 0x10000000u) | (U4)(((U4)r.v[i] & 0x7F800000u) == 0);
+    }
+    uint64_t halves[2];
+    std::memcpy(halves, &unsure, 16);
+    if (__builtin_expect((halves[0] | halves[1]) != 0, 0)) {
+        const F x = a, y = b, z = c;
+        F exact;
+        fma_by_odd(x, y, z, exact);
+        r = exact;
+    }
+    return r;
 }
 #endif
 WAGER_INLINE F4 select_lanes(I4 mask, F4 a, F4 b) { return (F4)(((I4)a & mask) | ((I4)b & ~mask)); }
