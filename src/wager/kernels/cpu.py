@@ -32,6 +32,10 @@ ISAS = ("avx512", "avxvnni", "avx2", "portable")
 targets."""
 
 
+ARITHMETIC_VERSION = 1
+"""Changes whenever a kernel's results do. Receipts name it (docs/receipts.md)."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
     """One token to sample: argmax(z / temperature + g) over a row of logits, greedy at temperature <= 1e-4.
@@ -73,6 +77,11 @@ class Kernels(Packer):
     @property
     def threads(self) -> int:
         return int(self.pool.threads)
+
+    @property
+    def arithmetic(self) -> str:
+        """What results depend on besides the inputs: kernels of one arithmetic give the same bits."""
+        return f"{ARITHMETIC_VERSION} {self.isa.name}"
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> CpuLatents:
         """A cache of one vector of rank + rope per position and layer, for `Tape.latent`."""
