@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_format import FORMATS, made_of
 from safetensors.numpy import load_file, save_file
 from tokenizer_models import save_model
 
 from in_process import Call, refused
-from quantised_cases import matrix
 from wager import EngineConfig, Grammar, Receipt, SamplingParams, UsageError, Verification
-from wager.arch.hf_config import read_config
 from wager.kernels import _native
-from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix
 from wager.kernels.cpu import ISAS
 from wager.loading.load import load
 from wager.models import packed_cache, random_models
-from wager.models.gguf import StoredAs
-from wager.models.random_models import RandomWeights, byte_tokenizer
 from wager.receipts import SigningKey, Verifier, read_public_key, read_receipts
 from wager.types import Request
 
@@ -90,38 +85,19 @@ def test_an_answer_of_the_real_model(smollm2: Path, tmp_path: Path, wager: Call)
     assert receipt.digests == other.digests and len(receipt.digests.weights) > 100
 
 
-class OneFormat(RandomWeights):
-    """Random weights whose matrices are all of one of the kernels' formats."""
-
-    def __init__(self, name: str) -> None:
-        sizes = (256, 2, 4, 256, 512, 2, 64, 1e4, False)
-        keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-        keys += ("num_key_value_heads", "head_dim", "rope_theta", "tie_word_embeddings")
-        config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
-        super().__init__(read_config({**config, **dict(zip(keys, sizes, strict=True))}, name=name, runnable=True), 0)
-        self._format = name
-
-    def stored(self, name: str) -> StoredAs:
-        return StoredAs(self._format, self._format)
-
-    def quantised(self, name: str, format_name: str) -> QuantisedMatrix:
-        return matrix(format_name, *self._shapes[name], zlib.crc32(name.encode()), size=2e-3)
-
-
 @pytest.fixture
 def of_format(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """The name of a random model whose matrices are of a format."""
 
     def use(name: str) -> str:
-        weights = random_models.random_weights(OneFormat("q8_0").spec, 0) if name == "bf16" else OneFormat(name)
-        made = (weights, byte_tokenizer(weights.spec.vocab, where=name))
+        made = made_of(name)
         monkeypatch.setattr(random_models, "make", lambda _model: made)
         return f"random:{name}"
 
     return use
 
 
-@pytest.mark.parametrize("name", ["q4_k", "bf16", *(each for each in BLOCK_FORMATS if each != "q4_k")])
+@pytest.mark.parametrize("name", ["q4_k", *(each for each in FORMATS if each != "q4_k")])
 def test_answers_of_every_type_of_weights(name: str, of_format: Callable[[str], str]) -> None:
     model = of_format(name)
     params = [*(replace(SAMPLED, max_tokens=300, seed=seed) for seed in range(3)), replace(GREEDY, max_tokens=300)]
