@@ -262,8 +262,11 @@ class PackedStore:
         except OSError as error:
             log.info("Packed weights were not stored in %s: %s.", self._path, error.strerror or error)
             return
+        name = self._path.name.rpartition("-")[0]
         for other in stored():
-            if other.model == self._facts["model"] and other.dtype == self._facts["dtype"] and other.path != self._path:
+            unreadable = other.problem and other.path.name.rpartition("-")[0] == name  # an older wager's, or damaged
+            same = other.model == self._facts["model"] and other.dtype == self._facts["dtype"]
+            if (same or unreadable) and other.path != self._path:
                 remove(other.path)
 
 
@@ -277,7 +280,7 @@ def open_store(model: Path, kernels: Kernels, *, dtype: str) -> PackedStore:
     except OSError:
         return PackedStore(kernels)
     facts = {"model": str(model.resolve()), "dtype": dtype, "layout": kernels.weight_layout, "files": files}
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    key = hashlib.sha256(MAGIC + json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     return PackedStore(kernels, folder() / f"{model.name.removesuffix('.gguf')}-{key}{SUFFIX}", facts)
 
 
