@@ -47,7 +47,7 @@ _ROWS = 5
 DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 
 
-_MAIN = "limit model drafter policy verify temperature max_tokens concurrency names against resume json_path"
+_MAIN = "limit model drafter policy verify temperature max_tokens concurrency names resume json_path"
 """Options that --help shows without --help-all."""
 
 
