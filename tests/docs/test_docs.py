@@ -423,10 +423,13 @@ SHORT = {
 FILES = {"--hardware": "this", "--load": "log.jsonl"}
 """What FILE is beside other options."""
 
-RUNS_A_MODEL = ("run", "chat", "bench", "acceptance", "prove", "calibrate", "serve")
+RUNS_A_MODEL = ("run", "chat", "bench", "acceptance", "prove", "verify", "calibrate", "serve")
 NOT_RUN = {
     "wager acceptance --metrics http://127.0.0.1:8000 --seconds 600 -o acceptance.json": "watches a server that others "
     "ask; tests/unit/test_served_acceptance.py has one",
+    'wager run "Name three colours." --receipt receipt.json --receipt-key key.pem': "has no key; see the next",
+    "wager verify receipt.json --signed-by key.pub.pem": "tests/unit/test_receipts.py makes keys, where there is the "
+    "package for them",
 }
 """Why a command is parsed alone. Those of docs/lesson.md run in tests/docs/test_lesson.py."""
 
