@@ -54,6 +54,17 @@ TARGETS = {
 }
 
 
+_APPLE_WORDS = """for word; do
+    shift
+    case $word in
+        -bundle) word=-shared ;;
+        -Wl,@*) word=-Wl,-undefined,dynamic_lookup ;;
+    esac
+    set -- "$@" "$word"
+done"""
+"""Of Apple's linker, which CMake and nanobind ask for: zig's knows no bundles, and no file of symbols of Python's."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all")
@@ -87,6 +98,10 @@ def build(python: Path, name: str, output: Path) -> Path:
     compiler = ("c++", "-target", target.zig, f"-mcpu={baseline}")
     commands = {"CXX_COMPILER": compiler, "AR": ("ar",), "RANLIB": ("ranlib",)}
     defines = {f"CMAKE_{part}": wrapper(zig, *command, folder=folder) for part, command in commands.items()}
+    if target.system == "Darwin":
+        program = Path(defines["CMAKE_CXX_COMPILER"])
+        shell, _, call = program.read_text(encoding="utf-8").partition("\n")
+        program.write_text(f"{shell}\n{_APPLE_WORDS}\n{call}", encoding="utf-8")
     defines |= {"CMAKE_SYSTEM_NAME": target.system, "CMAKE_SYSTEM_PROCESSOR": target.processor}
     defines["WAGER_SUFFIX"] = ".so"  # which every Python takes; by default the name has the platform that builds
     if ccache := shutil.which("ccache"):  # the kernels are the same for all Pythons
@@ -102,8 +117,8 @@ def build(python: Path, name: str, output: Path) -> Path:
     subprocess.run([*command, *settings, str(ROOT)], check=True, cwd=ROOT, env={**os.environ, **given})
     [wheel] = made.glob("*.whl")
     tagged = _output([str(python), "-m", "wheel", "tags", "--remove", "--platform-tag", target.platform, str(wheel)])
-    final = output / tagged.split()[-1]
-    return (made / tagged.split()[-1]).replace(final)
+    name = tagged.split()[-1]
+    return Path(shutil.move(made / name, output / name))
 
 
 # ---- what is in a wheel ----------------------------------------------------------------------------------------------
