@@ -87,7 +87,7 @@ def _with_compiler(settings: Settings) -> Settings:
         raise SystemExit(f"There is no C++ compiler. Install one, or clang as a package: pip install '{ZIGLANG}'")
     zig = Path(package.origin).with_name("zig")
     # By default zig compiles for the very processor it runs on; the kernels choose among instruction sets themselves.
-    compiler, ar, ranlib = (_wrapper(zig, *command) for command in (("c++", "-mcpu=baseline"), ("ar",), ("ranlib",)))
+    compiler, ar, ranlib = (wrapper(zig, *command) for command in (("c++", "-mcpu=baseline"), ("ar",), ("ranlib",)))
     return {
         "build-dir": (FOLDER / "{wheel_tag}").as_posix(),
         "cmake.define.CMAKE_CXX_COMPILER": compiler,
@@ -97,16 +97,16 @@ def _with_compiler(settings: Settings) -> Settings:
     }
 
 
-def _wrapper(zig: Path, *command: str) -> str:
-    """The path of a program that runs a command of zig: CMake takes no arguments with most of its tools. It stays the
-    same when pip puts zig into another folder, as CMake remembers it."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
+def wrapper(zig: Path, *command: str, folder: Path = FOLDER) -> str:
+    """The path of a program in the folder that runs a command of zig: CMake takes no arguments with most of its tools.
+    It stays the same when pip puts zig into another folder, as CMake remembers it."""
+    folder.mkdir(parents=True, exist_ok=True)
     cache = FOLDER.absolute() / "cache"  # by default in the user's home
     if sys.platform == "win32":
-        path, words = FOLDER / f"{command[0]}.bat", subprocess.list2cmdline([str(zig), *command])
+        path, words = folder / f"{command[0]}.bat", subprocess.list2cmdline([str(zig), *command])
         text = f'@set "ZIG_GLOBAL_CACHE_DIR={cache}"\n@{words} %*\n'
     else:
-        path, words = FOLDER / command[0], shlex.join([str(zig), *command])
+        path, words = folder / command[0], shlex.join([str(zig), *command])
         text = f'#!/bin/sh\nZIG_GLOBAL_CACHE_DIR={shlex.quote(str(cache))} exec {words} "$@"\n'
     path.write_text(text, encoding="utf-8")
     path.chmod(0o755)

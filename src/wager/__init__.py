@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         WagerError,
     )
     from wager.llm import LLM, OutputStream
+    from wager.receipts import Receipt, Verification
     from wager.types import (
         Completion,
         Grammar,
@@ -63,6 +64,7 @@ __all__ = [
     "NumericsError",
     "OutputDelta",
     "OutputStream",
+    "Receipt",
     "Request",
     "RequestError",
     "RequestSpeculation",
@@ -72,6 +74,7 @@ __all__ = [
     "TokenLogprob",
     "TokenizerError",
     "UsageError",
+    "Verification",
     "WagerError",
 ]
 
@@ -80,6 +83,7 @@ _MODULES = {
     "config": ("CapacityConfig", "EngineConfig", "LearningConfig", "ModelConfig", "SpeculationConfig"),
     "engine.core": ("Engine",),
     "llm": ("LLM", "OutputStream"),
+    "receipts": ("Receipt", "Verification"),
     "types": (
         "Completion",
         "Grammar",

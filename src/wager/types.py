@@ -404,7 +404,7 @@ class Request:
     tokens count for, relative to those of other requests, when the policy decides which guesses are verified;
     `speculation` decides that in the policy's place. What is learned and cached of it serves requests of the same
     `tenant` only (see tenants.py). While a `streamed` one runs, someone waits for each of its tokens: steps take fewer
-    rows of prompts, and less throughput."""
+    rows of prompts, and less throughput. Its choices are numbered from `first_choice` on."""
 
     id: str
     prompt: tuple[int, ...]
@@ -413,6 +413,7 @@ class Request:
     speculation: RequestSpeculation | None = None
     tenant: str = NO_TENANT
     streamed: bool = False
+    first_choice: int = 0
 
     def __post_init__(self) -> None:
         try:
@@ -425,6 +426,11 @@ class Request:
             raise RequestError(f"Request {self.id!r} has an empty prompt.", "Give at least one token.")
         if not 0 < self.weight < math.inf:
             raise RequestError(f"Request {self.id!r} has weight {self.weight!r}.", "Weights are numbers above 0.")
+
+    @property
+    def choices(self) -> range:
+        """The numbers of its choices."""
+        return range(self.first_choice, self.first_choice + self.params.n)
 
 
 # ---- speculation -----------------------------------------------------------------------------------------------------

@@ -288,13 +288,20 @@ def test_the_files_of_a_deployment_start_a_server_that_there_is() -> None:
     [start] = re.findall(r"^ExecStart=(?:\S*/)?(wager .*)$", unit, re.MULTILINE)
     [command] = re.findall(r"^CMD (\[\"serve.*)$", (folder / "Dockerfile").read_text("utf-8"), re.MULTILINE)
     compose = yaml.safe_load((folder / "compose.yaml").read_text("utf-8"))
-    [service] = compose["services"].values()
+    service = compose["services"]["wager"]
     build = service["build"]
     assert (folder / build["context"] / build["dockerfile"]).resolve() == folder / "Dockerfile"
-    assert {volume.split(":")[0] for volume in service["volumes"]} == set(compose["volumes"])
-    assert set(service["secrets"]) == set(compose["secrets"])
+    mounted = [volume.split(":")[0] for each in compose["services"].values() for volume in each["volumes"]]
+    assert {name for name in mounted if not name.startswith(".")} == set(compose["volumes"])
+    assert [name for name in mounted if name.startswith(".") and not (folder / name).is_file()] == []
+    for kind in ("secrets", "configs"):
+        used = [each for services in compose["services"].values() for each in services.get(kind, ())]
+        assert {each if isinstance(each, str) else each["source"] for each in used} == set(compose[kind])
+    scraped = yaml.safe_load((folder.parent / "monitoring" / "prometheus.yml").read_text("utf-8"))
+    [job] = scraped["scrape_configs"]
+    assert job["static_configs"][0]["targets"] == ["wager:8000"] and set(compose["services"]) > {"wager"}
     for call in (start, shlex.join(["wager", *json.loads(command)]), shlex.join(["wager", *service["command"]])):
-        check(re.sub(r"(?<=--api-key-file )\S+", "/dev/null", call))
+        check(re.sub(r"(?<=-key-file )\S+", "/dev/null", call))
     assert "proxy_buffering off;" in (folder / "nginx.conf").read_text("utf-8")
 
 
@@ -416,10 +423,13 @@ SHORT = {
 FILES = {"--hardware": "this", "--load": "log.jsonl"}
 """What FILE is beside other options."""
 
-RUNS_A_MODEL = ("run", "chat", "bench", "acceptance", "prove", "calibrate", "serve")
+RUNS_A_MODEL = ("run", "chat", "bench", "acceptance", "prove", "verify", "calibrate", "serve")
 NOT_RUN = {
     "wager acceptance --metrics http://127.0.0.1:8000 --seconds 600 -o acceptance.json": "watches a server that others "
     "ask; tests/unit/test_served_acceptance.py has one",
+    'wager run "Name three colours." --receipt receipt.json --receipt-key key.pem': "has no key; see the next",
+    "wager verify receipt.json --signed-by key.pub.pem": "tests/unit/test_receipts.py makes keys, where there is the "
+    "package for them",
 }
 """Why a command is parsed alone. Those of docs/lesson.md run in tests/docs/test_lesson.py."""
 
@@ -432,7 +442,7 @@ README_CALLS = sorted(
 )
 SERVER_CALLS = [call for call in README_CALLS if "--url" in call or call == "wager serve"]
 """Tested together below: `wager serve` does not end by itself, and `--url` needs a server."""
-ON_OTHER_PAGES = {"rm", "corpus"}
+ON_OTHER_PAGES = {"rm", "corpus", "verify"}
 """Verbs that want what the README does not make."""
 README_CALLS = [call for call in README_CALLS if call not in SERVER_CALLS and words(call)[1] not in ON_OTHER_PAGES]
 

@@ -150,6 +150,7 @@ BASES: dict[str, tuple[str, ...]] = {
     "serve": ("--model", "{missing}.gguf", "--port", "0"),
     "bench": (*_TINY, *words("--max-tokens 2 --limit 1")),
     "prove": (*_TINY, *words("--max-tokens 2 --limit 1 --drafter ngram --concurrency 2")),
+    "verify": ("{text}", *_TINY),
     "plan": words("--model Llama-3.1-8B --hardware H100 --batch 1,8"),
     "acceptance": (*_TINY, *words("--max-tokens 2 --limit 1")),
     "popularity": (*_LIGHT, *words("--model random:mixtral:tiny --max-tokens 1 --limit 1")),
@@ -165,9 +166,9 @@ BASES: dict[str, tuple[str, ...]] = {
     "corpus": ("list", "{folder}"),
 }
 """A short call of each command that succeeds (`pull`: that fails without a network; `rm`, `serve`
-and `export`: that find no model and no head; `corpus`: that finds nothing learned)."""
+and `export`: that find no model and no head; `corpus`: that finds nothing learned; `verify`: that finds no receipt)."""
 
-FAILS = {"pull", "rm", "serve", "export", "corpus"}
+FAILS = {"pull", "rm", "serve", "export", "corpus", "verify"}
 """Commands whose base fails."""
 
 

@@ -218,12 +218,12 @@ def _with_digests(magic: bytes, text: bytes, rest: bytes) -> bytes:
 
 
 def packed(data: bytes, folder: Path) -> None:
-    """Packed weights; or where the first byte is odd a header up to a zero byte, to which the digest is added, and
+    """Packed weights; or where the first byte is odd a header up to a zero byte, to which its own digest is added, and
     spaces so that the data begin at byte 4096."""
     written = data[1:]
     if data and data[0] & 1:
         text, _, rest = written.partition(b"\0")
-        text += b" " * (4096 - 48 - 64 + len(b"SHA256") - len(text))
+        text += b" " * (4096 - 48 - len(text))
         written = _with_digests(packed_cache.MAGIC, text, rest)
     path = _file(written, folder, "m" + packed_cache.SUFFIX)
     kept = packed_cache.PackedStore(select(threads=1), path, FACTS)

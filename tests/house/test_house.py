@@ -20,7 +20,7 @@ FLOORS = (
     {"cli"},
     {"serve", "planner", "simulation"},
     {""},  # wager/__init__.py
-    {"llm", "async_llm"},
+    {"llm", "async_llm", "receipts"},
     {"loading"},
     {"train", "profiling", "testing", "terminal"},
     {"engine", "bench", "config"},
@@ -75,8 +75,8 @@ PUBLIC_NAMES = set(
         r"\w+",
         "AsyncLLM AsyncOutputStream CacheIntegrityError CapacityConfig ClosedError Completion DownloadError Engine "
         "EngineConfig Grammar GrammarError LLM LearningConfig MemoryPlanError ModelConfig ModelError NumericsError "
-        "OutputDelta OutputStream Request RequestError RequestSpeculation SamplingParams SpeculationConfig Stats "
-        "TokenLogprob TokenizerError UsageError WagerError",
+        "OutputDelta OutputStream Receipt Request RequestError RequestSpeculation SamplingParams SpeculationConfig "
+        "Stats TokenLogprob TokenizerError UsageError Verification WagerError",
     )
 )
 

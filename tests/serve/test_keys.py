@@ -27,9 +27,9 @@ PLAIN: dict[str, Any] = {"messages": SECRET, "max_tokens": 48, "ignore_eos": Tru
 OTHER = {**PLAIN, "messages": [{"role": "user", "content": "zebra"}], "max_tokens": 4}
 QUESTIONS: list[dict[str, Any]] = [
     PLAIN,
-    {**PLAIN, "speculation_stats": True, "stream": True, "stream_options": {"include_usage": True}},
+    {**PLAIN, "speculation_stats": True, "stream": True, "stream_options": {"include_usage": True}, "receipts": True},
     {**PLAIN, "speculation_stats": True, "logit_bias": {"198": 100}},  # every guess is wrong
-    {**PLAIN, "speculation_stats": True, "temperature": 0.8, "n": 2, "logprobs": True},
+    {**PLAIN, "speculation_stats": True, "temperature": 0.8, "n": 2, "logprobs": True, "receipts": True},
     {**PLAIN, "speculation_stats": True, "speculation": {"depth": 5}},
 ]
 VARYING = {"id", "created", "prefill_s", "decode_s", "stage_seconds", "seed"}

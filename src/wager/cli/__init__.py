@@ -31,6 +31,7 @@ VERBS = {
     "drafters": "Explain the drafters, and what fits which model.",
     "bench": "Measure speed on a set of prompts.",
     "prove": "Count the tokens that speculation changes: there should be none.",
+    "verify": "Check a receipt: that a model gives this answer to this prompt.",
     "plan": "Compute from published figures which draft depth pays, and why.",
     "acceptance": "Measure how often a drafter's tokens are accepted.",
     "popularity": "Count which experts a model chooses, for plan.",

@@ -29,10 +29,11 @@ from wager.bench.comparison import (
 from wager.cli.bench import card_of, count_answers, duration, longest_seconds, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.errors import MALFORMED, RequestError, UsageError, WagerError
+from wager.inputs import read_text
 from wager.prompts import Prompt
 from wager.terminal import console, flags
 from wager.testing.drafters import PROOF_DRAFTERS, ReferenceOracle
-from wager.types import RULES, Completion, Request, SamplingParams, VerifyRule
+from wager.types import RULES, Completion, Request, SamplingParams, Stats, VerifyRule, as_token_ids
 
 if TYPE_CHECKING:
     from wager.loading.load import LoadedEngine
@@ -74,6 +75,11 @@ _MAIN = "limit model drafter policy verify temperature max_tokens concurrency na
     is_flag=True,
     help="Go on from the file of --json, which is written after every drafter: those that it has are not tried again.",
 )
+@click.option(
+    "--against",
+    type=flags.InputPath(),
+    help="The --json of a proof of the same prompts on another machine: its plain answers must be those here.",
+)
 @flags.json_flag
 def command(
     *,
@@ -86,6 +92,7 @@ def command(
     concurrency: int,
     names: tuple[str, ...],
     resume: bool,
+    against: Path | None,
     json_path: Path | None,
 ) -> None:
     """Run plain decoding against speculation on the prompts of FILE and count the token ids and finish reasons that
@@ -98,9 +105,12 @@ def command(
     whatever they cost, unless --policy is given or several drafters take part. Exits with 1 if anything differs or a
     drafter fails that is not made to, naming the first. A trial in which nothing was preempted, cached or guessed says
     so, and so do plain texts that are nearly constant.
+
+    With --against the plain answers are also compared with those of another machine, or of other kernels.
     """
     from wager.cli.loading import open_engine
 
+    other = OtherMachine.read(against) if against else None
     modes = _modes(params, sampled=sampled, verify=config.speculation.verify)
     prompts = [prompt.without("temperature") for prompt in prompts]  # which is the mode's
     drafters = tuple(dict.fromkeys(_leave_out_trees(drafters, config.speculation.verify)))
@@ -130,6 +140,9 @@ def command(
         trials = Trials(plain, chosen, count_answers(update, "Proving", total))
         questions = [Questions(mode, each, trials.plain_answers(each)) for mode, each in requests.items()]
         proof.varieties = [variety_of(each.mode, each.plain.values()) for each in questions]
+        proof.note_plain(plain, questions)
+        if other is not None:
+            proof.compare(other, questions)
         for drafter, each in configs.items():
             proof.add(trials.run(drafter, each, questions), failure=trials.failures.get(drafter, ""))
     proof.report()
@@ -287,6 +300,61 @@ class Trials:
         engine.check()
 
 
+# ---- another machine ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OtherMachine:
+    """A proof that was made elsewhere: `name` says where, `model` are the digests of its model, and `answers` its plain
+    answers, each with the digest of its request, by mode and prompt."""
+
+    name: str
+    model: Mapping[str, Any]
+    answers: Mapping[tuple[str, str], tuple[str, Completion]]
+
+    @classmethod
+    def read(cls, path: Path) -> OtherMachine:
+        """From the file of --json. UsageError if it is none, or one of an older wager."""
+        hint = "Give the --json of `wager prove` on the other machine."
+        try:
+            value = json.loads(read_text(path, "proof", hint))
+            card, found = value["card"], {}
+            for each in value["answers"]:
+                tokens, reason = as_token_ids(each["token_ids"]), each["finish_reason"]
+                stats = Stats(prompt_tokens=0, completion_tokens=len(tokens), seed=0)
+                answer = Completion(str(each["prompt"]), 0, tokens, "", reason, stats)
+                found[str(each["mode"]), answer.request_id] = str(each["asked"]), answer
+            machine = card["machine"]
+            name = f"{machine['cpu'] or machine['architecture']}, {card['kernels']['name']} kernels"
+            return cls(name, dict(value["model"]), found)
+        except MALFORMED as error:
+            raise UsageError(f"{path} is no proof with plain answers: {error}.", hint) from None
+
+    def compare(self, model: Mapping[str, Any], questions: Sequence[Questions]) -> list[TokenComparison]:
+        """Its plain answers with those here. UsageError if they are of another model, other prompts or parameters."""
+        from wager.receipts import request_digest
+
+        differing = [name for name in model if model[name] != self.model.get(name)]
+        if differing:
+            names = ", ".join(name.replace("_", " ") for name in differing)
+            raise UsageError(f"The proof of {self.name} is of another model: {names}.", "Prove the same model there.")
+        trials = []
+        for each in questions:
+            theirs: dict[str, Completion] = {}
+            for request in each.requests:
+                asked, answer = self.answers.get((each.mode, request.id), ("", None))
+                if answer is None or asked != request_digest(request):
+                    raise UsageError(
+                        f"The proof of {self.name} has no answer to prompt {request.id}, {each.mode}, as it is asked "
+                        "here.",
+                        "Prove the same prompts with the same options there.",
+                    )
+                theirs[request.id] = answer
+            condition = Condition(f"against {self.name}", concurrency=1)
+            trials.append(compare_answers(theirs, each.plain, mode=each.mode, drafter="none", condition=condition))
+        return trials
+
+
 # ---- the report -----------------------------------------------------------------------------------------------------
 
 _WRONG = frozenset({"none", "adversary"})
@@ -356,10 +424,37 @@ class Proof:
     trials: list[TokenComparison]
     drafters: list[dict[str, Any]] = field(init=False)
     varieties: Sequence[TextVariety] = ()
+    model: Mapping[str, Any] = field(default_factory=dict)
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    against: list[TokenComparison] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         names = dict.fromkeys(trial.drafter for trial in self.trials)
         self.drafters = [summed_up([trial for trial in self.trials if trial.drafter == name]) for name in names]
+
+    def note_plain(self, engine: LoadedEngine, questions: Sequence[Questions]) -> None:
+        """What another machine's proof is compared with: the model, and the plain answers."""
+        from wager.receipts import request_digest
+
+        config = engine.target.config.model
+        self.model = {**engine.target.digests.summary, "kv_dtype": config.kv_dtype}
+        self.answers = [
+            {
+                "mode": each.mode,
+                "prompt": request.id,
+                "asked": request_digest(request),
+                "token_ids": list(each.plain[request.id].token_ids),
+                "finish_reason": each.plain[request.id].finish_reason,
+            }
+            for each in questions
+            for request in each.requests
+        ]
+
+    def compare(self, other: OtherMachine, questions: Sequence[Questions]) -> None:
+        """Compare the plain answers with those of another machine; see OtherMachine.compare."""
+        self.against = other.compare(self.model, questions)
+        tokens, differing = (sum(getattr(each, name) for each in self.against) for name in ("tokens", "differing"))
+        console.say(f"Against {other.name}: {tokens} token ids, {differing} differ.")
 
     def add(self, trials: Sequence[TokenComparison], *, failure: str) -> None:
         """All the trials of one drafter. The file of --json is written, and a line says what was found."""
@@ -388,6 +483,9 @@ class Proof:
         """The JSON of --json; see docs/guarantees.md."""
         return {
             "card": self.card,
+            "model": dict(self.model),
+            "answers": self.answers,
+            "against": [asdict(trial) for trial in self.against],
             "plain": [asdict(variety) for variety in self.varieties],
             "outcomes": [asdict(trial) for trial in self.trials],
             "drafters": self.drafters,
@@ -401,6 +499,9 @@ class Proof:
         self._show(to_stdout=self.path != console.STDOUT)
         for warning in self.warnings:
             console.warn(f"{warning} Give other prompts, or a model whose texts vary.")
+        for trial in self.against:
+            if trial.first is not None:
+                raise _other_machine_error(trial, trial.first)
         summary = self.summary
         if summary["differing"] or summary["finish_reasons_differing"]:
             raise _difference_error(self.trials, summary)
@@ -424,6 +525,18 @@ class Proof:
         lines = [[str(each[name]) for name in names] for each in self.drafters]
         caption = "\n".join(f"{each['drafter']}: {each['note']}." for each in self.drafters if each["note"])
         console.table("By drafter", columns, lines, to_stdout=to_stdout, caption=caption)
+
+
+def _other_machine_error(trial: TokenComparison, first: Difference) -> WagerError:
+    """The error for plain answers that are not those of another machine."""
+    place = f"token {first.position}: there {first.plain}, here {first.speculative}"
+    if first.plain is None and first.speculative is None:
+        place = f"its end: there {first.plain_finish_reason}, here {first.finish_reason}"
+    return WagerError(
+        f"{trial.differing} of {trial.tokens} token ids differ {trial.condition}; first {trial.mode}, prompt "
+        f"{first.prompt}, {place}.",
+        "Kernels of different arithmetic differ in their last bits (docs/receipts.md).",
+    )
 
 
 def _difference_error(comparisons: Sequence[TokenComparison], summary: Mapping[str, int]) -> WagerError:

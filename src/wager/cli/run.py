@@ -19,16 +19,17 @@ from wager.engine.outputs import GuessedText, TokenDecoder
 from wager.errors import UsageError, WagerError
 from wager.inputs import read_text
 from wager.terminal import console, flags
-from wager.types import Completion, Grammar, OutputDelta, Request, SamplingParams, Stats
+from wager.types import Completion, Grammar, OutputDelta, Request, SamplingParams, Stats, VerifyRule
 
 if TYPE_CHECKING:
     from wager.engine.rounds import Round, RoundSeconds
     from wager.llm import LLM
     from wager.loading.load import LoadedEngine
     from wager.models.tokenizer import Tokenizer
+    from wager.receipts import SigningKey
 
 
-_MAIN = "show schema_path system model drafter depth temperature top_p seed stop max_tokens json_path"
+_MAIN = "show schema_path receipt_path system model drafter depth temperature top_p seed stop max_tokens json_path"
 """Options that --help shows without --help-all."""
 
 
@@ -55,6 +56,14 @@ _MAIN = "show schema_path system model drafter depth temperature top_p seed stop
     type=flags.InputPath(),
     help="A JSON schema that the answer keeps to; keywords that no grammar can say are checked at the end.",
 )
+@click.option(
+    "--receipt",
+    "receipt_path",
+    type=flags.OutputPath(),
+    metavar="FILE",
+    help="Write a receipt, with which `wager verify` checks the answer on any machine that has the model.",
+)
+@flags.receipt_key_flag
 @flags.framing_flags
 @flags.engine_flags(learning=True)
 @flags.sampling_flags()
@@ -67,6 +76,8 @@ def command(
     explain: bool,
     prediction_path: Path | None,
     schema_path: Path | None,
+    receipt_path: Path | None,
+    key_path: Path | None,
     framing: flags.Framing,
     config: EngineConfig,
     params: SamplingParams,
@@ -89,6 +100,7 @@ def command(
     if schema is not None:
         params, unenforced = _keeping_to(schema, params)
     requests: list[Request] = []
+    key = _receipt_key(receipt_path, key_path, config.speculation.verify)
 
     def expected(tokenizer: Tokenizer) -> list[Request]:
         requests.append(Request("prompt", framing.encode(tokenizer, text), params))
@@ -106,6 +118,10 @@ def command(
         [answer] = stream.completions()
         details = {"round_details": report.as_dicts()} if report else {}
         console.write_json(_result(answer, config, llm.engine) | details, json_path)
+        if receipt_path is not None and answer.finish_reason != "error":
+            from wager.receipts import Receipt
+
+            console.write_json(Receipt.of(llm.engine, stream.request, answer, key=key).as_dict(), receipt_path)
         if colorer:
             click.echo(f"guessed by: {colorer.legend()}", err=True, color=True)
         for name, figures in llm.engine.ahead.items():
@@ -148,6 +164,18 @@ def _keeping_to(schema: dict[str, Any], params: SamplingParams) -> tuple[Samplin
 
     found = relaxed(schema)
     return replace(params, grammar=Grammar.json_schema(found.schema)), found.unenforced
+
+
+def _receipt_key(receipt_path: Path | None, key_path: Path | None, rule: VerifyRule) -> SigningKey | None:
+    """The key that signs the receipt, if one is wanted; UsageError if none can be made or signed."""
+    if receipt_path is None:
+        if key_path is not None:
+            raise UsageError("--receipt-key has no effect without --receipt.", "Give the file of the receipt.")
+        return None
+    from wager.receipts import SigningKey, check_rule
+
+    check_rule(rule)
+    return SigningKey.read(key_path) if key_path else None
 
 
 def _check_predictions(drafters: Sequence[DrafterSpec]) -> None:

@@ -95,6 +95,7 @@ _MAIN = (
 @click.option(
     "--strict-fields", is_flag=True, help="Refuse fields that are not known, instead of leaving them out by name."
 )
+@flags.receipt_key_flag
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Of the lines on stderr.")
 @flags.engine_flags(learning=True)
 def command(
@@ -103,6 +104,7 @@ def command(
     served_names: str | None,
     api_key_file: Path | None,
     operator_key_file: Path | None,
+    key_path: Path | None,
     temperature: float,
     log_format: str,
     **limits: Any,
@@ -112,6 +114,7 @@ def command(
     It ends on SIGTERM or Ctrl-C, after the requests that run.
     """
     from wager.cli.loading import loaded_lines, open_async_llm
+    from wager.receipts import SigningKey
     from wager.serve.app import Server
     from wager.serve.limits import ServeOptions, read_api_keys
     from wager.serve.run import bind, configure_logging, serving
@@ -121,6 +124,7 @@ def command(
         api_keys=read_api_keys(api_key_file) if api_key_file else (),
         operator_keys=read_api_keys(operator_key_file) if operator_key_file else (),
         default_temperature=temperature,
+        receipt_key=SigningKey.read(key_path) if key_path else None,
         **limits,
     )
     listener = bind(options)

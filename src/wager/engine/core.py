@@ -229,7 +229,7 @@ class Engine:
         request = with_compiled_grammar(request, self.grammars)
         seed = fresh_seed() if request.params.seed is None else request.params.seed
         choices = []
-        for choice in range(request.params.n):
+        for choice in request.choices:
             decoder = self._decoder(request.prompt) if self._decoder else None
             params = request.params
             text = Detokenizer(decoder, params.stop, min_tokens=params.min_tokens) if decoder else None

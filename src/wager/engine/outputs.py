@@ -36,9 +36,9 @@ class OutputCollector:
 
     def expect(self, request: Request) -> None:
         """RequestError if a request of that id was expected before."""
-        if (request.id, 0) in self._deltas:
+        if (request.id, request.first_choice) in self._deltas:
             raise RequestError(f"Two requests have the id {request.id!r}.", "Give every request its own id.")
-        for choice in range(request.params.n):
+        for choice in request.choices:
             self._deltas[request.id, choice] = []
 
     def add(self, delta: OutputDelta) -> None:

@@ -122,7 +122,7 @@ class RoundRecorder(WrappedPolicy):
 
     def forget(self, request: Request) -> None:
         """What was kept of a request, and that it is recorded."""
-        for choice in range(request.params.n):
+        for choice in request.choices:
             self._passes.pop(sequence_id(request.id, choice), None)
         if self.requests is not None:
             self.requests.discard(request.id)

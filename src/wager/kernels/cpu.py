@@ -32,7 +32,8 @@ ISAS = ("avx512", "avxvnni", "avx2", "i8mm", "neon", "portable")
 BF16, or with dot products; whatever the compiler targets. All give the same bits: docs/arithmetic.md."""
 
 ARITHMETIC_VERSION = 1
-"""Of the definition in docs/arithmetic.md, by which every instruction set computes. Other bits raise it."""
+"""Of the definition in docs/arithmetic.md, by which every instruction set computes. Other bits raise it; receipts name
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,11 @@ class Kernels(Packer):
     @property
     def threads(self) -> int:
         return int(self.pool.threads)
+
+    @property
+    def arithmetic(self) -> str:
+        """What results depend on besides the inputs: kernels of one arithmetic give the same bits."""
+        return str(ARITHMETIC_VERSION)
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> CpuLatents:
         """A cache of one vector of rank + rope per position and layer, for `Tape.latent`."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from wager.arch import Mla, ModelSpec
@@ -39,6 +39,7 @@ from wager.loading import memory
 from wager.loading.memory import MemoryPlan
 from wager.loading.opened import OpenedModel, open_target
 from wager.models import hub
+from wager.models.digests import ModelDigests
 from wager.models.opening import tokenizer_fingerprint
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
@@ -80,6 +81,11 @@ class LoadedTarget:
     memory_plan: MemoryPlan
     cache_user: LoadedEngine | None = None
     latency: LatencySurface | None = None
+
+    @cached_property
+    def digests(self) -> ModelDigests:
+        """What receipts name of it; the first call may take seconds (see ModelDigests.of)."""
+        return ModelDigests.of(self.decoder, self.opened.weights, self.opened.tokenizer)
 
     def claim_cache(self, engine: LoadedEngine | None) -> None:
         """Make `engine` (None: no engine) the cache's user. UsageError while another one has requests running."""

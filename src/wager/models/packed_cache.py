@@ -2,7 +2,8 @@
 
 A file belongs to the model's files (by their published hashes, or else by their identity: size, times, inode), the
 number format asked for, and the layout of packed weights. One that is damaged, cut off or of something else is never
-used. Its data is hashed once in a run of the system, and when the file's identity changes.
+used. Its weights are hashed once in a run of the system, and when the file's identity changes. Their digests are those
+that receipts name (see models/digests.py).
 Where it cannot be written (no space, a folder that is read-only) wager runs without it.
 
 A file is a JSON header that says what lies where, then the weights' bytes, which are memory-mapped:
@@ -10,8 +11,8 @@ A file is a JSON header that says what lies where, then the weights' bytes, whic
     8 bytes  MAGIC
     8 bytes  length of the header, little-endian
     32 bytes SHA-256 of the header
-    header   {"facts": what the weights were made from, "data": {"offset", "bytes", "sha256"},
-              "weights": [{"name", "fields", "parts": [[offset from the data's beginning, bytes], ...]}, ...]}
+    header   {"facts": what the weights were made from, "data": {"offset", "bytes"},
+              "weights": [{"name", "fields", "parts": [[offset from the data's beginning, bytes], ...], "sha256"}, ...]}
     data     from a multiple of 2 MB on, each part at a multiple of 4096, zeros between them
 
 It is written under another name and renamed, so one that is there is complete. It is never written again: processes
@@ -31,7 +32,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -46,7 +47,7 @@ from wager.models.names import part_paths
 # ---- the file --------------------------------------------------------------------------------------------------------
 
 SUFFIX = ".packed"
-MAGIC = b"WAGERPK1"
+MAGIC = b"WAGERPK2"
 
 _PREFIX = 8 + 8 + 32
 _DATA_ALIGNMENT, _PART_ALIGNMENT = 2 << 20, 4096
@@ -60,15 +61,36 @@ class DamagedFileError(ValueError):
     """The file is not what `write_packed` wrote, in words."""
 
 
+class StoredWeight(NamedTuple):
+    """A weight of a file: its fields, the offset and bytes of each part in the data, and its digest."""
+
+    fields: Mapping[str, Any]
+    parts: tuple[tuple[int, int], ...]
+    digest: str
+
+
 @dataclass(frozen=True, slots=True)
 class PackedHeader:
-    """The header of a file, checked: all parts lie within the data, and the data within the file."""
+    """The header of a file, checked: all parts lie within the data, and the data within the file. `digest` is its own
+    SHA-256, and so of the digests of all weights."""
 
     facts: Mapping[str, Any]
     offset: int
     nbytes: int
     digest: str
-    weights: Mapping[str, tuple[Mapping[str, Any], tuple[tuple[int, int], ...]]]
+    weights: Mapping[str, StoredWeight]
+
+
+def weight_digest(weight: WeightParts) -> str:
+    """SHA-256, in hex, of a packed weight: its fields, then its bytes."""
+    found = _digest_of_fields(weight.fields)
+    for array in weight.arrays:
+        found.update(array.data)
+    return found.hexdigest()
+
+
+def _digest_of_fields(fields: Mapping[str, Any]) -> hashlib._Hash:
+    return hashlib.sha256(json.dumps(dict(fields), sort_keys=True).encode() + b"\n")
 
 
 def read_header(path: Path) -> PackedHeader:
@@ -92,18 +114,23 @@ def _header(descriptor: int) -> PackedHeader:
             dict(values["facts"]),
             int(data["offset"]),
             int(data["bytes"]),
-            str(data["sha256"]),
+            prefix[16:].hex(),
             {
-                str(item["name"]): (dict(item["fields"]), tuple((int(at), int(size)) for at, size in item["parts"]))
+                str(item["name"]): StoredWeight(
+                    dict(item["fields"]),
+                    tuple((int(at), int(size)) for at, size in item["parts"]),
+                    str(item["sha256"]),
+                )
                 for item in values["weights"]
             },
         )
     except MALFORMED as error:
         raise DamagedFileError("its header is not as this wager writes it") from error
-    ends = [at + size for _, parts in header.weights.values() for at, size in parts if at >= 0 and size >= 0]
+    parts = [part for weight in header.weights.values() for part in weight.parts]
+    ends = [at + size for at, size in parts if at >= 0 and size >= 0]
     if header.offset < 0 or header.offset + header.nbytes != size:
         raise DamagedFileError(f"it has {size} bytes instead of {header.offset + header.nbytes}")
-    if len(ends) != sum(len(parts) for _, parts in header.weights.values()) or max(ends, default=0) > header.nbytes:
+    if len(ends) != len(parts) or max(ends, default=0) > header.nbytes:
         raise DamagedFileError("its header names bytes that it does not have")
     return header
 
@@ -123,20 +150,16 @@ class PackedFile:
 
     def __getitem__(self, name: str) -> WeightParts:
         """A weight, whose arrays are the mapped bytes. KeyError if the file has none of that name."""
-        fields, parts = self.header.weights[name]
-        offset = self.header.offset
-        arrays = (np.frombuffer(self._data, np.uint8, size, offset + at) for at, size in parts)
-        return WeightParts(fields, tuple(arrays))
+        stored, offset = self.header.weights[name], self.header.offset
+        arrays = (np.frombuffer(self._data, np.uint8, size, offset + at) for at, size in stored.parts)
+        return WeightParts(stored.fields, tuple(arrays))
 
     def __contains__(self, name: str) -> bool:
         return name in self.header.weights
 
     def is_intact(self) -> bool:
-        """Whether the data has the digest of the header."""
-        found, offset = hashlib.sha256(), self.header.offset
-        for first in range(offset, offset + self.header.nbytes, _CHUNK):
-            found.update(self._data[first : min(first + _CHUNK, offset + self.header.nbytes)])
-        return found.hexdigest() == self.header.digest
+        """Whether every weight has its digest."""
+        return all(weight_digest(self[name]) == stored.digest for name, stored in self.header.weights.items())
 
 
 def write_packed(path: Path, facts: Mapping[str, Any], weights: Mapping[str, WeightParts]) -> PackedHeader:
@@ -153,21 +176,22 @@ def _write(file: BinaryIO, facts: Mapping[str, Any], weights: Mapping[str, Weigh
         for array in weight.arrays:
             parts.append((end, array.nbytes))
             end = _aligned(end + array.nbytes, _PART_ALIGNMENT)
-        entries.append({"name": name, "fields": dict(weight.fields), "parts": parts})
+        entries.append({"name": name, "fields": dict(weight.fields), "parts": parts, "sha256": "0" * 64})
 
-    def described(offset: int, digest: str) -> bytes:
-        data = {"offset": offset, "bytes": end, "sha256": digest}
+    def described(offset: int) -> bytes:
+        data = {"offset": offset, "bytes": end}
         return json.dumps({"facts": dict(facts), "data": data, "weights": entries}).encode()
 
-    found = hashlib.sha256()
-    offset = _aligned(_PREFIX + len(described(1 << 40, found.hexdigest())), _DATA_ALIGNMENT)
+    offset = _aligned(_PREFIX + len(described(1 << 40)), _DATA_ALIGNMENT)
     file.seek(offset)
-    for weight in weights.values():
+    for entry, weight in zip(entries, weights.values(), strict=True):
+        found = _digest_of_fields(weight.fields)
         for array in weight.arrays:
-            for piece in (array.data, bytes(-array.nbytes % _PART_ALIGNMENT)):
-                found.update(piece)
-                file.write(piece)
-    raw = described(offset, found.hexdigest())
+            found.update(array.data)
+            file.write(array.data)
+            file.write(bytes(-array.nbytes % _PART_ALIGNMENT))
+        entry["sha256"] = found.hexdigest()
+    raw = described(offset)
     file.seek(0)
     file.write(MAGIC + len(raw).to_bytes(8, "little") + hashlib.sha256(raw).digest() + raw)
 
@@ -193,6 +217,7 @@ class PackedStore:
         self._facts = facts or {}
         self._file = None if path is None else _open(path, self._facts)
         self._weights: dict[str, Any] = {}
+        self._digests: dict[str, str] = {}
         self._made = False
 
     def get(self, name: str, make: Callable[[], Any]) -> Any:
@@ -201,23 +226,30 @@ class PackedStore:
         if self._file is not None and name in self._file:
             try:
                 weight = self.kernels.assemble(self._file[name])
+                self._digests[name] = self._file.header.weights[name].digest
             except (ValueError, KeyError, TypeError) as error:
                 _warn_damaged(self._path, str(error))
         if weight is None:
             weight, self._made = make(), True
-        if self._path is not None:
-            self._weights[name] = weight
+        self._weights[name] = weight
         return weight
+
+    def digests(self) -> Mapping[str, str]:
+        """The digest of each weight, by its name: from the file, else of the weights in memory, hashed once (1 s a
+        gigabyte or two). None of kernels whose weights cannot be kept."""
+        if self.kernels.weight_layout is not None:
+            for name, weight in self._weights.items():
+                if name not in self._digests:
+                    self._digests[name] = weight_digest(self.kernels.dismantle(weight))
+        return {name: self._digests[name] for name in sorted(self._digests)}
 
     def save(self) -> None:
         """Write the file if a weight was not in it, and remove files that it replaces. A failure is no error: the
         next start packs again."""
-        weights = self._weights
-        self._weights = {}
         self._file = None
         if self._path is None or not self._made:
             return
-        parts = {name: self.kernels.dismantle(weight) for name, weight in weights.items()}
+        parts = {name: self.kernels.dismantle(weight) for name, weight in self._weights.items()}
         nbytes = sum(array.nbytes for part in parts.values() for array in part.arrays)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -225,12 +257,16 @@ class PackedStore:
             if shutil.disk_usage(self._path.parent).free < 2 * nbytes:  # as much again stays free
                 return
             header = write_packed(self._path, self._facts, parts)
+            self._digests = {name: stored.digest for name, stored in header.weights.items()}
             _verified().record([_finding(self._path, header.digest, os.stat(self._path))])
         except OSError as error:
             log.info("Packed weights were not stored in %s: %s.", self._path, error.strerror or error)
             return
+        name = self._path.name.rpartition("-")[0]
         for other in stored():
-            if other.model == self._facts["model"] and other.dtype == self._facts["dtype"] and other.path != self._path:
+            unreadable = other.problem and other.path.name.rpartition("-")[0] == name  # an older wager's, or damaged
+            same = other.model == self._facts["model"] and other.dtype == self._facts["dtype"]
+            if (same or unreadable) and other.path != self._path:
                 remove(other.path)
 
 
@@ -244,7 +280,7 @@ def open_store(model: Path, kernels: Kernels, *, dtype: str) -> PackedStore:
     except OSError:
         return PackedStore(kernels)
     facts = {"model": str(model.resolve()), "dtype": dtype, "layout": kernels.weight_layout, "files": files}
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    key = hashlib.sha256(MAGIC + json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     return PackedStore(kernels, folder() / f"{model.name.removesuffix('.gguf')}-{key}{SUFFIX}", facts)
 
 

@@ -689,7 +689,8 @@ class Decoder:
     blocks of one sequence. ModelError if a tensor cannot be read.
 
     `dtype` says in which form matrices are multiplied, see weights.WANTED;
-    `weight_form` describes the result. `store` has packed weights, or keeps those that are packed here.
+    `weight_form` describes the result. `store` has packed weights, or keeps those that are packed here, and afterwards
+    tells their digests.
     `expert_choices` holds, with `keep_expert_choices`, the experts that each layer with experts chose in the last pass,
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
     `embedding` and `head` are the packed matrices, for drafters that share them. `layers` are those of the model that
@@ -752,7 +753,8 @@ class Decoder:
         self._behind_places: dict[int, Tap] = {}
         self._logits = empty(self.max_logits_rows, spec.vocab)
         self._greedy_tokens = empty(self.max_logits_rows, dtype=INT32)
-        self._record(weights, matrices, store or PackedStore(kernels), keep_expert_choices=keep_expert_choices)
+        self.store = store or PackedStore(kernels)
+        self._record(weights, matrices, self.store, keep_expert_choices=keep_expert_choices)
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""

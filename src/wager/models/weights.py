@@ -581,6 +581,22 @@ _FLOATS = frozenset({"router", "conv"})
 """Matrices that are read as float32."""
 
 
+_OWN_BIASES = frozenset({"router", "correction", "conv"})
+"""Parts whose biases are read as float32; others are packed with their matrices."""
+
+
+def float_tensors(spec: ModelSpec) -> list[str]:
+    """The names, as in tensor_shapes, of the tensors that are read as float32 and not packed: vectors, routers and
+    convolutions."""
+    found = []
+    for name, shape in tensor_shapes(spec).items():
+        *_, part, suffix = name.split(".")
+        packed = part not in _OWN_BIASES if suffix == "bias" else len(shape) == 2 and part not in _FLOATS
+        if not packed:
+            found.append(name)
+    return found
+
+
 class Matrices:
     """The matrices of `weights`, by the names of tensors.tensor_shapes, in the form that `dtype` (a key of WANTED) asks
     for. Floats are of the kernels' activation type `act`."""

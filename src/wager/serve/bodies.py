@@ -237,6 +237,7 @@ class SamplingFields(Strict):
     ignore_eos: bool | None = None
     speculation: Annotated[SpeculationChoice | Literal["off"] | None, BeforeValidator(_off_or_object)] = None
     speculation_stats: bool | None = None
+    receipts: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,10 +17,11 @@ from starlette.responses import Response
 from wager.async_llm import AsyncLLM, AsyncOutputStream
 from wager.draft.base import remembers_requests
 from wager.engine.policies import GRAMMAR_DRAFTER
-from wager.errors import RequestError, WagerError
+from wager.errors import RequestError, UsageError, WagerError
+from wager.receipts import Receipt, check_rule
 from wager.serve.bodies import ChatBody
 from wager.serve.body_process import BodyKind, BodyReader
-from wager.serve.errors import ApiError, failed_answer
+from wager.serve.errors import ApiError, failed_answer, field_error
 from wager.serve.formats import CallWriter, EchoedPrompt, encoded, encoded_in_parts, prompt_logprobs, whole_calls
 from wager.serve.limits import Admission, BodyLimits, ServeOptions, Turns
 from wager.serve.metrics import Metrics
@@ -81,6 +82,7 @@ class Generation:
             scores = await self._scores(http, parsed, own) if parsed.scored is not None else ()
             if scores is None:
                 return Response(status_code=499)  # nobody reads it
+            self._check_receipts(parsed)
             if not parsed.answers:
                 return await self._written(parsed, None, [_no_answer(prompt) for prompt in parsed.prompts], scores)
             requests = await self._requests(parsed, own)
@@ -104,6 +106,33 @@ class Generation:
             stack.callback(lambda: log_fields.update(log_report(answer, records, events.error)))
             events.resources = stack.pop_all()
             return events
+
+    def _check_receipts(self, parsed: ParsedRequest) -> None:
+        """ApiError 400 if there are no receipts of such answers."""
+        if parsed.receipts:
+            try:
+                check_rule(self.llm.engine.runner.rule)
+            except UsageError as error:
+                raise field_error("receipts", error.message, "The server's --verify says so.") from None
+
+    async def _receipts(
+        self, parsed: ParsedRequest, answer: AsyncOutputStream, completions: Sequence[Completion]
+    ) -> list[dict[str, Any]]:
+        """The receipts of the choices that ended well, if they are wanted. They tell of the request, its answer and the
+        model; the first one may hash the weights."""
+        if not parsed.receipts:
+            return []
+        requests = [request for request in answer.requests for _ in request.choices]
+        name, key = str(parsed.head.get("model", self.options.model_name)), self.options.receipt_key
+
+        def make() -> list[dict[str, Any]]:
+            return [
+                Receipt.of(self.llm.engine, request, completion, key=key, model=name).as_dict()
+                for request, completion in zip(requests, completions, strict=True)
+                if completion.finish_reason in ("stop", "length")
+            ]
+
+        return await asyncio.to_thread(make)
 
     async def _ready(self, parsed: ParsedRequest, tenant: str, *, key: str) -> ParsedRequest:
         """The request with its grammar compiled, one at a time and in a thread, so that no step waits for it. Keys take
@@ -204,7 +233,8 @@ class Generation:
         )
 
         async def last(completions: Sequence[Completion]) -> bytes:
-            return writer.last(completions, await self._checked(parsed, completions))
+            receipts = await self._receipts(parsed, answer, completions)
+            return writer.last(completions, await self._checked(parsed, completions), receipts)
 
         return writer, last
 
@@ -270,7 +300,12 @@ class Generation:
             content = await _beside(size, lambda: encode(writer.whole(completions[0], usage, warnings)))
             self._keep(parsed, writer, content, tenant)
         else:
-            content = await _beside(size, lambda: encode(self._object(parsed, answer, completions, scores, warnings)))
+            receipts = await self._receipts(parsed, answer, completions) if answer is not None else []
+
+            def write() -> bytes:
+                return encode(self._object(parsed, answer, completions, scores, warnings, receipts))
+
+            content = await _beside(size, write)
         headers = _warning_headers((*parsed.warnings, *warnings))
         return Response(content, headers=headers, media_type="application/json")
 
@@ -281,6 +316,7 @@ class Generation:
         completions: Sequence[Completion],
         scores: Sequence[Sequence[TokenLogprob]],
         warnings: Sequence[str],
+        receipts: Sequence[Mapping[str, Any]],
     ) -> dict[str, Any]:
         token_bytes = self.llm.tokenizer.token_bytes
         form = parsed.format(token_bytes, scores)
@@ -292,15 +328,17 @@ class Generation:
             found["prompt_logprobs"] = prompt_logprobs(EchoedPrompt(None, parsed.prompts[0], scores[0]), token_bytes)
         if parsed.speculation_stats and answer is not None:
             found["speculation"] = draft_report(answer, completions)
+        if receipts:
+            found["receipts"] = list(receipts)
         return found
 
 
 def _size(
     parsed: ParsedRequest, completions: Sequence[Completion], scores: Sequence[Sequence[TokenLogprob]] = ()
 ) -> int:
-    """Tokens of an answer, and the alternatives to them that it tells."""
+    """Tokens of an answer, and the alternatives to them that it tells; with receipts it is never small."""
     tokens = sum(len(each.token_ids) for each in completions) + sum(map(len, scores))
-    return tokens * (1 + max(parsed.params.logprobs or 0, parsed.scored or 0))
+    return parsed.receipts * (_QUICK_TOKENS + 1) + tokens * (1 + max(parsed.params.logprobs or 0, parsed.scored or 0))
 
 
 async def _beside(size: int, write: Callable[[], W]) -> W:

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from wager.errors import UsageError
 from wager.inputs import read_text, shown
+from wager.receipts import SigningKey
 from wager.serve.errors import ApiError, field_error
 
 # ---- options ---------------------------------------------------------------------------------------------------------
@@ -41,7 +42,7 @@ class ServeOptions:
     What is learned and cached of a key's requests serves that key alone, unless `share_between_keys`. `operator_keys`
     are keys that may also read the figures of all. `show_rejected`: answers show rejected guesses also of drafters that
     guess from other requests. `tenant_by`: the field of a body, such as user or metadata.team, by which the requests of
-    one key are told apart: each of its values is a tenant.
+    one key are told apart: each of its values is a tenant. `receipt_key` signs the receipts of answers.
     """
 
     model_names: tuple[str, ...]
@@ -61,6 +62,7 @@ class ServeOptions:
     cors: tuple[str, ...] = ()
     default_temperature: float = 1.0
     strict_fields: bool = False
+    receipt_key: SigningKey | None = None
 
     def __post_init__(self) -> None:
         """UsageError for an origin that no browser sends, and for a field that no body has."""

@@ -92,7 +92,8 @@ class ParsedRequest:
     out or cannot be enforced. `checks`: schemas that the grammar lacks a part of, by the tool, or "" for the answer.
     `echoes`: the texts that the answer repeats, `scored`: how many alternatives are wanted to each token of a prompt
     (None: no log-probabilities of prompts). `answers`: False if the prompts alone are wanted. `blocks`: how an answer
-    of Responses or Messages is written. `user`: which of a key's users asks, if they are told apart."""
+    of Responses or Messages is written. `user`: which of a key's users asks, if they are told apart. `receipts`: the
+    answer has a receipt of each choice."""
 
     kind: type[Strict]
     head: Mapping[str, Any]
@@ -103,6 +104,7 @@ class ParsedRequest:
     stream: bool
     stream_options: StreamOptions
     speculation_stats: bool
+    receipts: bool = False
     has_tools: bool = False
     calls: ToolFormat | None = None
     predicted: bool = False
@@ -210,6 +212,8 @@ class BodyParser:
             scored = max(scored or 0, body.logprobs)
         if body.max_tokens == 0 and not (body.echo or scored is not None):
             raise field_error("max_tokens", "max_tokens = 0 asks for no answer.", "Send echo or prompt_logprobs too.")
+        if body.max_tokens == 0 and body.receipts:
+            raise field_error("receipts", "There is no receipt of an answer without tokens.", "Leave receipts out.")
         if scored is not None and body.stream:
             name_ = "prompt_logprobs" if body.prompt_logprobs is not None else "echo"
             raise field_error(name_, "Log-probabilities of a prompt are not streamed.", "Leave stream out.")
@@ -462,6 +466,7 @@ class BodyParser:
             stream=bool(body.stream),
             stream_options=body.stream_options or StreamOptions(),
             speculation_stats=bool(body.speculation_stats),
+            receipts=bool(body.receipts),
             **more,
         )
         try:

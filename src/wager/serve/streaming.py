@@ -156,8 +156,13 @@ class ChunkWriter:
     def failed(self, error: WagerError) -> bytes:
         return event(error_body(error))
 
-    def last(self, completions: Sequence[Completion], warnings: Sequence[str] = ()) -> bytes:
-        """The events behind the last delta: usage, details and warnings, where there are some."""
+    def last(
+        self,
+        completions: Sequence[Completion],
+        warnings: Sequence[str] = (),
+        receipts: Sequence[Mapping[str, Any]] = (),
+    ) -> bytes:
+        """The events behind the last delta: usage, details, receipts and warnings, where there are some."""
         head, found = self._format.chunk_head, b""
         if warnings:
             found += event({**head, "choices": [], "warnings": list(warnings)})
@@ -165,6 +170,8 @@ class ChunkWriter:
             found += event({**head, "choices": [], "usage": self._usage(completions)})
         if self._details is not None:
             found += event({**head, "choices": [], "speculation": self._details(completions)})
+        if receipts:
+            found += event({**head, "choices": [], "receipts": list(receipts)})
         return found
 
     def _kind(self, item: ChoiceDelta) -> tuple[int, bool]:

@@ -640,6 +640,13 @@ def as_given(prompts: Sequence[Prompt]) -> list[Prompt]:
     return [prompt.without(*names) for prompt in prompts]
 
 
+receipt_key_flag = click.option(
+    "--receipt-key",
+    "key_path",
+    type=InputPath(),
+    help="Sign receipts with the Ed25519 key of a PEM file; pip install 'wager[receipts]'.",
+)
+
 concurrency_flag = click.option(
     "--concurrency", type=Count(1, MOST_CONCURRENT), default=1, help="Requests that run together."
 )

@@ -112,12 +112,13 @@ class VocabularyDrafter(HistoryDrafter):
 
 
 class OracleDrafter(HistoryDrafter):
-    """Always right: every guess is the token the target will emit."""
+    """Always right: every guess is the token the target will emit. `depth` is how many it makes by default."""
 
     name = "oracle"
 
-    def __init__(self, oracle: TargetOracle) -> None:
+    def __init__(self, oracle: TargetOracle, *, depth: int = HistoryDrafter.default_depth) -> None:
         super().__init__(oracle=oracle)
+        self.default_depth, self.max_depth = depth, max(depth, self.max_depth)
 
     def _draft(self, request: DraftRequest) -> Draft:
         guesses = self._next_tokens(request)

@@ -162,7 +162,7 @@ class LearnedTexts:
         """A request whose answer is to be learned; not one whose answer is given with it."""
         grammar = request.params.grammar
         if grammar is None or grammar.kind != "tokens":
-            self._requests[request.id] = request, set(range(request.params.n))
+            self._requests[request.id] = request, set(request.choices)
 
     def take(self, deltas: Iterable[OutputDelta]) -> None:
         """What a step added to the requests' outputs."""

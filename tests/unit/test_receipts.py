@@ -1,0 +1,397 @@
+"""Receipts: an answer is verified on the model that gave it, and whatever was changed in it is found and named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from one_format import FORMATS, made_of
+from safetensors.numpy import load_file, save_file
+from tokenizer_models import save_model
+
+from in_process import Call, refused
+from wager import EngineConfig, Grammar, Receipt, SamplingParams, UsageError, Verification
+from wager.kernels import _native
+from wager.kernels.cpu import ISAS
+from wager.loading.load import load
+from wager.models import packed_cache, random_models
+from wager.receipts import SigningKey, Verifier, read_public_key, read_receipts
+from wager.types import Request
+
+MODEL = "random:llama:tiny"
+GREEDY = SamplingParams(max_tokens=40)
+SAMPLED = SamplingParams(max_tokens=40, temperature=0.8, seed=7)
+PROMPT = list(range(40, 70))
+ANSWERING = {"drafter": "ngram", "threads": 1, "cache_tokens": 2048}
+"""How the engines here answer; they verify with guesses of their own, of the receipt alone."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+    return Path(save_model(tmp_path_factory.mktemp("models") / "small", **sizes))
+
+
+def answer(
+    model: str, params: Sequence[SamplingParams], *, prompt: Sequence[int] = PROMPT, **options: Any
+) -> list[Receipt]:
+    """Receipts of one engine, whose requests run together."""
+    engine = load(EngineConfig.from_options(model=model, **{**ANSWERING, **options}))
+    requests = [Request(str(at), tuple(prompt), each) for at, each in enumerate(params)]
+    asked = [request for request in requests for _ in request.choices]
+    completions = engine.generate(requests)
+    return [Receipt.of(engine, request, each) for request, each in zip(asked, completions, strict=True)]
+
+
+def verify(receipt: Receipt, model: str = MODEL, **options: Any) -> Verification:
+    return receipt.verify(model, threads=1, **options)
+
+
+def changed(receipt: Receipt, **values: Any) -> Receipt:
+    """With other values, and sealed as if they had been its own."""
+    return replace(receipt, **values).sealed()
+
+
+# ---- what is verified ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+def test_an_answer_of_the_real_model(smollm2: Path, tmp_path: Path, wager: Call) -> None:
+    paths = []
+    for name, more in (("greedy", ""), ("sampled", "--temperature 0.8 --top-p 0.9 --repetition-penalty 1.1 --seed 3")):
+        paths.append(str(tmp_path / f"{name}.json"))
+        call = wager(
+            "run", "Name three colours of the sky.", "--model", str(smollm2), "--receipt", paths[-1], more=more
+        )
+        assert call.code == 0, call.err
+        assert read_receipts(Path(paths[-1]))[0].text == call.out.rstrip("\n")
+    call = wager("verify", *paths, "--model", str(smollm2))
+    assert call.code == 0, call.err
+    assert call.out.count("verified, not signed;") == 2
+    [receipt, other] = (Receipt.read(path) for path in paths)
+    assert receipt.digests == other.digests and len(receipt.digests.weights) > 100
+
+
+@pytest.fixture
+def of_format(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """The name of a random model whose matrices are of a format."""
+
+    def use(name: str) -> str:
+        made = made_of(name)
+        monkeypatch.setattr(random_models, "make", lambda _model: made)
+        return f"random:{name}"
+
+    return use
+
+
+@pytest.mark.parametrize("name", ["q4_k", *(each for each in FORMATS if each != "q4_k")])
+def test_answers_of_every_type_of_weights(name: str, of_format: Callable[[str], str]) -> None:
+    model = of_format(name)
+    params = [*(replace(SAMPLED, max_tokens=300, seed=seed) for seed in range(3)), replace(GREEDY, max_tokens=300)]
+    receipts = answer(model, [replace(each, ignore_eos=True) for each in params])
+    assert len({receipt.output for receipt in receipts}) == 4
+    verifier = Verifier(receipts[0], EngineConfig.from_options(model=model, threads=1))
+    for receipt in receipts:
+        found = verifier.verify(receipt)
+        assert found.verified and found.first_difference is None, found.problems
+        assert found.computed == len(PROMPT) + 300
+
+
+@pytest.mark.parametrize("family", ["qwen3.5", *(name for name in random_models.MODELS if name != "qwen3.5")])
+def test_answers_of_every_family(family: str) -> None:
+    model = f"random:{family}:tiny"
+    for receipt in answer(model, [GREEDY, SAMPLED], dtype="q8"):
+        assert verify(receipt, model).problems == ()
+
+
+def test_parameters_that_depend_on_the_tokens_before() -> None:
+    params = [
+        replace(SAMPLED, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2),
+        replace(SAMPLED, top_k=20, top_p=0.9, min_p=0.02, logit_bias={5: 3.0, 60: -100.0}),
+        replace(SAMPLED, grammar=Grammar.regex("[a-f]{20,40}")),
+        replace(SAMPLED, min_tokens=30, stop_token_ids=tuple(range(200))),
+        replace(SAMPLED, temperature=1.5, stop=("a", "e")),
+        replace(SAMPLED, n=3, logprobs=2, prediction=PROMPT),
+        replace(GREEDY, grammar=Grammar.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}})),
+    ]
+    receipts = answer(MODEL, params)
+    assert [receipt.choice for receipt in receipts] == [0, 0, 0, 0, 0, 0, 1, 2, 0]
+    assert {receipt.finish_reason for receipt in receipts} == {"stop", "length"}
+    verifier = Verifier(receipts[0], EngineConfig.from_options(model=MODEL, threads=1))
+    for receipt in receipts:
+        written = Receipt.from_dict(json.loads(json.dumps(receipt.as_dict())))
+        assert written == receipt
+        assert verifier.verify(written).problems == ()
+
+
+def test_long_answers_take_as_many_passes_as_their_tokens_fill() -> None:
+    [receipt] = answer(MODEL, [replace(SAMPLED, max_tokens=900, ignore_eos=True)])
+    verifier = Verifier(receipt, EngineConfig.from_options(model=MODEL, threads=1, max_rows=128))
+    passes: list[int] = []
+    verifier.engine.on_step = lambda record: passes.append(record.rows)
+    assert verifier.verify(receipt).verified
+    assert sum(passes) <= len(PROMPT) + 900 + len(passes) and len(passes) <= 9
+
+
+# ---- what is found ---------------------------------------------------------------------------------------------------
+
+
+def tampered(receipt: Receipt) -> Iterator[tuple[Receipt, str, int | None]]:
+    """Receipts with something changed and sealed again, words of what is said of it, and where it is found first."""
+    output = receipt.output
+    for at in (0, 17, len(output) - 1):
+        other = (output[at] + 1) % 512
+        yield changed(receipt, output=(*output[:at], other, *output[at + 1 :])), f"Token {at} of the answer", at
+    yield changed(receipt, output=output[:-5]), "absent from the receipt", len(output) - 5
+    params = replace(receipt.params, max_tokens=len(output) + 1)
+    yield changed(receipt, output=(*output, 9), params=params), f"Token {len(output)} of", len(output)
+    yield changed(receipt, params=replace(receipt.params, max_tokens=20)), "The model's answer ends with 20 tokens", 20
+    yield changed(receipt, text=receipt.text + "!"), "The text of the receipt is not that of its tokens", None
+    yield changed(receipt, finish_reason="stop"), "ends with 'length', that of the receipt with 'stop'", None
+    yield changed(receipt, output=(*output[:3], 1 << 30, *output[4:])), "Token 3 of the answer", 3
+    yield changed(receipt, prompt=(*receipt.prompt, 1 << 30)), "cannot be asked this", None
+
+
+@pytest.mark.parametrize("params", [SAMPLED, GREEDY])
+def test_what_was_changed_is_found(params: SamplingParams) -> None:
+    [receipt] = answer(MODEL, [replace(params, ignore_eos=True)])
+    verifier = Verifier(receipt, EngineConfig.from_options(model=MODEL, threads=1))
+    for wrong, words, at in tampered(receipt):
+        found = verifier.verify(wrong)
+        assert [problem for problem in found.problems if words in problem], (words, found.problems)
+        assert found.first_difference == at, words
+    for other in (replace(receipt.params, seed=8), replace(receipt.params, temperature=1.2)):
+        if not params.greedy:
+            assert verifier.verify(changed(receipt, params=other)).first_difference is not None
+    for at in range(len(PROMPT)):
+        prompt = (*PROMPT[:at], 3, *PROMPT[at + 1 :])
+        assert verifier.verify(changed(receipt, prompt=prompt)).first_difference is not None, at
+    assert verifier.verify(receipt).verified
+
+
+def test_a_part_that_was_changed_is_named_whether_or_not_it_changes_the_answer() -> None:
+    [receipt] = answer(MODEL, [SAMPLED])
+    verifier = Verifier(receipt, EngineConfig.from_options(model=MODEL, threads=1))
+    for values, name in (
+        ({"params": replace(receipt.params, seed=8)}, "seed"),
+        ({"params": replace(receipt.params, max_tokens=41)}, "sampling"),
+        ({"prompt": (*receipt.prompt, 5)}, "prompt_ids"),
+        ({"output": receipt.output[:-1]}, "output_ids"),
+        ({"made_by": {"kernels": "none"}}, "made_by"),
+        ({"model": "another"}, "model"),
+    ):
+        assert (
+            f"Its part '{name}' was changed after it was made." in verifier.verify(replace(receipt, **values)).problems
+        )
+
+
+def edited_tensor(folder: Path, name: str) -> None:
+    path, tensors = next((path, found) for path in folder.glob("*.safetensors") if name in (found := load_file(path)))
+    tensors[name] = tensors[name].copy()
+    tensors[name].reshape(-1)[3] += np.asarray(0.25, tensors[name].dtype)
+    save_file(tensors, path)
+
+
+def edited_json(path: Path, change: Callable[[Any], Any]) -> None:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    change(value)
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def test_another_model_is_found_and_what_differs_is_named(directory: Path, tmp_path: Path) -> None:
+    [receipt] = answer(str(directory), [GREEDY])
+    assert verify(receipt, str(directory)).verified
+
+    def against(name: str, change: Callable[[Path], object]) -> str:
+        folder = tmp_path / name
+        shutil.copytree(directory, folder)
+        change(folder)
+        return " ".join(verify(receipt, str(folder)).problems)
+
+    assert against("same", lambda _: None) == ""
+    down = "model.layers.1.mlp.down_proj.weight"
+    found = against("matrix", lambda folder: edited_tensor(folder, down))
+    assert "The model's weights are not those of the receipt" in found and "'layers.1.down' differs" in found
+    found = against("norm", lambda folder: edited_tensor(folder, "model.norm.weight"))
+    assert "'norm.weight' differs" in found
+    theta = "rope_parameters" if "rope_parameters" in json.loads((directory / "config.json").read_text()) else None
+
+    def turn(config: dict[str, Any]) -> None:
+        (config[theta] if theta else config)["rope_theta"] = 777.0
+
+    assert "The model's configuration is not" in against("config", lambda f: edited_json(f / "config.json", turn))
+
+    def swap(value: dict[str, Any]) -> None:
+        vocab = value["model"]["vocab"]
+        first, second = list(vocab)[300:302]
+        vocab[first], vocab[second] = vocab[second], vocab[first]
+
+    found = against("tokenizer", lambda folder: edited_json(folder / "tokenizer.json", swap))
+    assert "The model's tokenizer is not that of the receipt." in found
+    merges = lambda value: value["model"]["merges"].pop()  # noqa: E731
+    found = against("merges", lambda folder: edited_json(folder / "tokenizer.json", merges))
+    assert found == "The model's tokenizer is not that of the receipt."
+    found = against("template", lambda folder: (folder / "chat_template.jinja").write_text("{{ messages }}"))
+    assert found == "The model's chat template is not that of the receipt."
+
+
+def test_digests_of_weights_are_those_of_memory_and_of_the_cache(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def digests() -> dict[str, str]:
+        engine = load(EngineConfig.from_options(model=str(directory), drafter="none", threads=1))
+        return dict(engine.target.digests.weights)
+
+    packed = digests()
+    hashed: list[str] = []
+    real = packed_cache.weight_digest
+    monkeypatch.setattr(packed_cache, "weight_digest", lambda weight: hashed.append("") or real(weight))
+    assert digests() == packed and hashed == []  # those of the file, which was checked in this run of the system
+    monkeypatch.setenv("WAGER_CACHE", "/proc/none")
+    assert digests() == packed and len(hashed) > 5
+
+
+# ---- instruction sets ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("maker", [name for name in ISAS if _native.Isa.has(name)])
+def test_instruction_sets_of_one_arithmetic_verify_each_other(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = "random:qwen3:tiny"
+    monkeypatch.setenv("WAGER_ISA", maker)
+    receipts = answer(model, [GREEDY, SAMPLED], dtype="q4")
+    for isa in filter(_native.Isa.has, ISAS):
+        monkeypatch.setenv("WAGER_ISA", isa)
+        verifier = Verifier(receipts[0], EngineConfig.from_options(model=model, threads=1))
+        same = verifier.engine.kernels.arithmetic == receipts[0].arithmetic
+        for receipt in receipts:
+            found = verifier.verify(receipt)
+            assert found.verified or not same, (isa, found.problems)
+            assert [note for note in found.notes if "may differ in their last bits" in note] or same
+
+
+# ---- signatures ------------------------------------------------------------------------------------------------------
+
+
+def new_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """A private and a public key as openssl writes them."""
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub.pem"
+    for command in (
+        ["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(private)],
+        ["openssl", "pkey", "-in", str(private), "-pubout", "-out", str(public)],
+    ):
+        subprocess.run(command, check=True, capture_output=True)
+    return private, public
+
+
+def test_signatures(tmp_path: Path, wager: Call) -> None:
+    pytest.importorskip("cryptography")
+    private, public = new_key(tmp_path, "mine")
+    _, others = new_key(tmp_path, "other")
+    path = tmp_path / "receipt.json"
+    options = ("--model", MODEL, "--threads", "1")
+    call = wager("run", "hello", *options, "-n", "8", "--receipt", str(path), "--receipt-key", str(private))
+    assert call.code == 0, call.err
+    key = read_public_key(public)
+    assert SigningKey.read(private).public_key == key
+    call = wager("verify", str(path), *options, "--signed-by", str(public))
+    assert call.code == 0 and f"verified, signed with {key}" in call.out
+    call = wager("verify", str(path), *options, "--signed-by", str(others))
+    assert call.code == 1 and "It is signed with another key" in call.out
+    receipt = Receipt.read(path)
+    made_by = {**receipt.made_by, "kernels": "native none"}
+    problems = " ".join(verify(replace(receipt, made_by=made_by).sealed()).problems)
+    assert problems == ""  # unsigned, whoever changes it may seal it again
+    forged = replace(receipt, made_by=made_by, parts=replace(receipt, made_by=made_by).sealed().parts)
+    assert "Its signature is not of these parts" in " ".join(verify(forged).problems)
+    assert verify(receipt.sealed(), signed_by=key).problems == ("It is not signed.",)
+    call = wager("verify", str(path), *options, "--signed-by", str(private))
+    refused(call, "holds no public key", "openssl pkey")
+    call = wager("run", "hello", *options, "--receipt", str(path), "--receipt-key", str(public))
+    refused(call, "holds no private key", "openssl genpkey")
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_answers_that_nobody_could_compute_again_have_no_receipt(tmp_path: Path, wager: Call) -> None:
+    path = str(tmp_path / "r.json")
+    call = wager("run", "hello", "--model", MODEL, "--receipt", path, "--verify", "rejection")
+    refused(call, "Under --verify rejection an answer depends on its guesses", "--verify match")
+    call = wager("run", "hello", "--model", MODEL, "--receipt-key", __file__)
+    refused(call, "--receipt-key has no effect without --receipt")
+    assert not os.path.exists(path)
+
+
+def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path: Path, wager: Call) -> None:
+    [receipt] = answer(MODEL, [replace(SAMPLED, max_tokens=4)])
+    good = receipt.as_dict()
+    path = tmp_path / "r.json"
+    for value, words in (
+        ("", "is not JSON"),
+        ([], "holds no receipt"),
+        ({"a": 1}, "holds no receipt"),
+        ({**good, "wager_receipt": 2}, "its format is 2"),
+        ({**good, "more": 2}, "it has a part 'more'"),
+        ({**good, "seed": None}, "a sampled answer has a seed"),
+        ({**good, "seed": -1}, "seed = -1"),
+        ({**good, "output_ids": []}, "token ids are missing"),
+        ({**good, "output_ids": [1.5]}, "1.5"),
+        ({**good, "sampling": {}}, "grammar"),
+        ({**good, "sampling": {**good["sampling"], "more": 1}}, "sampling lacks 'more'"),
+        ({**good, "sampling": {**good["sampling"], "top_p": "x"}}, "top_p"),
+        ({**good, "weights": None}, "is no receipt"),
+        ({**good, "finish_reason": "abort"}, "ends with 'abort'"),
+        ({**good, "choice": "0"}, "choice and max_context are whole numbers"),
+        ({**good, "model": {**good["model"], "kv_dtype": "q1"}}, "kv_dtype 'q1'"),
+        ({name: value for name, value in good.items() if name != "text"}, "'text' is missing"),
+    ):
+        path.write_text(json.dumps(value) if value != "" else "{", encoding="utf-8")
+        refused(wager("verify", str(path), "--model", MODEL), words)
+    both = [good, good]
+    path.write_text(json.dumps({"receipts": both}), encoding="utf-8")
+    call = wager("verify", str(path), "--model", MODEL, "--threads", "1", "--json", "-")
+    assert call.code == 0 and [each["verified"] for each in json.loads(call.out)["receipts"]] == [True, True]
+    with pytest.raises(UsageError, match="has 2 receipts"):
+        Receipt.read(path)
+    both[1] = {**good, "output_ids": [*good["output_ids"][:-1], 3]}
+    path.write_text(json.dumps(both), encoding="utf-8")
+    call = wager("verify", str(path), "--model", MODEL, "--threads", "1")
+    assert call.code == 1 and "1 of 2 receipts are not verified" in call.err
+    assert "Its part 'output_ids' was changed" in call.out and "Token 3 of the answer, from 0, is 3 (" in call.out
+
+
+# ---- two machines ----------------------------------------------------------------------------------------------------
+
+
+def test_prove_compares_plain_answers_with_those_of_another_machine(tmp_path: Path, wager: Call) -> None:
+    there, here = tmp_path / "there.json", tmp_path / "here.json"
+
+    def prove(*more: str, path: Path = here) -> Any:
+        options = ("--model", MODEL, "--threads", "1", "--limit", "2", "--drafter", "none", "--condition", "alone")
+        return wager("prove", *options, "--json", str(path), *more)
+
+    assert prove("-n", "8", path=there).code == 0
+    call = prove("-n", "8", "--against", str(there))
+    assert call.code == 0 and "32 token ids, 0 differ" in call.err, call.err
+    assert [each["differing"] for each in json.loads(here.read_text())["against"]] == [0, 0]
+    edited_json(there, lambda value: value["answers"][1]["token_ids"].__setitem__(5, 3))
+    call = prove("-n", "8", "--against", str(there))
+    assert call.code == 1 and "1 of 16 token ids differ against" in call.err and "token 5: there 3, here" in call.err
+    refused(prove("-n", "9", "--against", str(there)), "has no answer to prompt", "the same options")
+    edited_json(there, lambda value: value["model"].__setitem__("weights", "0"))
+    refused(prove("-n", "8", "--against", str(there)), "is of another model: weights")
+    there.write_text("{}")
+    refused(prove("--against", str(there)), "is no proof with plain answers")
