@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     type=flags.InputPath(),
     help="The public key, a PEM file, with which every receipt must be signed.",
 )
-@flags.engine_flags(only=("model", "threads", "memory"))
+@flags.engine_flags(only=("model", "chat_template", "threads", "memory"))
 @flags.json_flag
 def command(*, files: tuple[Path, ...], key_path: Path | None, config: EngineConfig, json_path: Path | None) -> None:
     """Check that a model gives the answer of each RECEIPT to its prompt: every token, its end and its text.
