@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from decoder_engines import answers, decoder_on, engine_on, native, requests
-from safetensors.numpy import save_file
 from tiny_models import spec
 
 import wager
@@ -22,11 +19,9 @@ from wager.arch.spec import Multipliers
 from wager.config import CapacityConfig
 from wager.draft.base import Drafter
 from wager.draft.model import DraftModel
-from wager.errors import ModelError, UsageError
+from wager.errors import UsageError
 from wager.loading.load import load
 from wager.loading.opened import running_sequences
-from wager.models.head_files import HeadFiles
-from wager.models.head_mtp import open_mtp
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder, states_bytes
 from wager.testing.drafters import AdversaryDrafter, RandomTreeDrafter, ReferenceOracle, SetAcceptanceDrafter
@@ -210,15 +205,6 @@ def test_a_draft_with_states_is_what_one_from_the_whole_text_is() -> None:
 def test_what_needs_more_than_chains_is_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=f"has recurrent layers, and a drafter .* that {what}"):
         load(wager.EngineConfig.from_options(**OPTIONS, **options))
-
-
-def test_modules_with_gated_attention_are_refused(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 48, "vocab_size": 83, "num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2}
-    config = {"architectures": ["Qwen3NextForCausalLM"], **sizes, "num_attention_heads": 3, "num_key_value_heads": 1}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "moe_intermediate_size": 16}))
-    save_file({"mtp.fc.weight": np.zeros((48, 96), np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match="gated attention"):
-        open_mtp(HeadFiles(tmp_path), MODELS["delta"], dtype="bf16")
 
 
 def test_the_plan_has_the_states_of_a_draft_model() -> None:
