@@ -1,4 +1,5 @@
-"""Drafters made of others: one that guesses for a draft model (A+B), and one tree of the guesses of several (A//B).
+"""Drafters made of others: one that guesses for a draft model (A+B), one tree of the guesses of several (A//B), and one
+that is asked only at places where another one's guesses are worth little (A..B).
 
 **A+B**, staged drafting (Spector and Re 2023, arXiv 2308.04623): every stage is a drafter and its verification, and
 equality with the token that a stage draws itself accepts a guess, so the draft is the same with an inner drafter and
@@ -6,14 +7,20 @@ without; one pass of the draft model gives several tokens. The inner drafter is 
 if it were known, and begins again where the text went on differently.
 
 **A//B**: under `match` equal paths share their nodes, and of all nodes those are kept that are likeliest to be
-accepted: by the score that its drafter gives a node, times how much oftener, lately, that drafter was right than it
-thought. Under a rule that keeps the distribution nothing may depend on what was drawn: every drafter gets a fixed
-share of the guesses, and its tree hangs from the root beside the others, with the q that each node was drawn from.
+accepted: by the score that its drafter gives a node, corrected by what scores of that size meant lately. Under a rule
+that keeps the distribution nothing may depend on what was drawn: every drafter gets a fixed share of the guesses, and
+its tree hangs from the root beside the others, with the q that each node was drawn from.
+
+**A..B**: A guesses at every place. B, which takes time, guesses too where that brought more lately than it costs
+(DraftRequest.prices), at places where A was as sure as here. Then the draft is the one tree of both; what B guesses, A
+continues if it can. Under a rule that keeps the distribution the draft is B's alone where B is asked, and A's where
+not; what A draws itself has no say in it.
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,7 +38,10 @@ from wager.draft.base import (
     remembers_requests,
 )
 from wager.draft.guessing import draws
-from wager.draft.trees import TokenTree, children, merge
+from wager.draft.trees import TokenTree, merge
+from wager.drafter_spec import BACKED_SIGN, MERGED_SIGN
+from wager.economics.acceptance import BIN_BORDERS, AcceptanceModel, SequenceAcceptance
+from wager.economics.policy.base import compare
 from wager.kernels.base import TargetOutput
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
@@ -86,6 +96,11 @@ class GuardedDrafter:
         drafter: object = self.drafter
         if isinstance(drafter, RemembersRequests):
             self._call(drafter.forget)
+
+    @property
+    def continues(self) -> bool:
+        """See Drafter."""
+        return self.drafter.continues
 
     @property
     def taps(self) -> Sequence[int] | None:
@@ -202,38 +217,23 @@ class InnerDrafter(GuardedDrafter):
         told.tokens = tokens
 
 
-_UNKNOWN = 0.5
-"""Probability of a guess of a drafter without scores, until something was learned of it."""
-
-_PRIOR = 10.0
-"""Guesses for which the assumption counts that a drafter is right as often as it thinks."""
-
-
-@dataclass(slots=True)
-class _Reliability:
-    """How often a drafter was right where it guessed, and how often it should have been by its scores."""
-
-    right: float = _PRIOR
-    expected: float = _PRIOR
-
-    @property
-    def factor(self) -> float:
-        return self.right / self.expected
-
-
 class MergedDrafter(Drafter):
     """The trees of `drafters` as one. One that raises: see GuardedDrafter; `vocab` as in DraftParts."""
 
+    sign = MERGED_SIGN
     makes_trees = True
 
     def __init__(self, drafters: Sequence[Drafter], *, vocab: int) -> None:
-        self.name = "//".join(drafter.name for drafter in drafters)
+        self.name = self.sign.join(drafter.name for drafter in drafters)
         self.default_depth = max(drafter.default_depth for drafter in drafters)
         self.max_depth = max(drafter.max_depth for drafter in drafters)
         self.samples = any(drafter.samples for drafter in drafters)
         self._vocab = vocab
         self._members = [GuardedDrafter(drafter, vocab=vocab) for drafter in drafters]
-        self._reliability = PerTenant(lambda: [_Reliability() for _ in drafters])
+        self._models = PerTenant(lambda: [AcceptanceModel() for _ in drafters])
+        self._offsets: dict[
+            str, list[SequenceAcceptance]
+        ] = {}  # of each sequence by drafter, for drafts without scores
         self._last: dict[str, list[tuple[int, Draft]]] = {}  # of each sequence the drafts that are not refuted yet
 
     @property
@@ -266,7 +266,8 @@ class MergedDrafter(Drafter):
             member.forget()
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
-        self._reliability.enter(seq_id, tenant)
+        self._models.enter(seq_id, tenant)
+        self._offsets[seq_id] = [model.start_sequence() for model in self._models.of(seq_id)]
         for member in self._members:
             member.begin(seq_id, tokens, params, tenant=tenant)
 
@@ -276,13 +277,16 @@ class MergedDrafter(Drafter):
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         for index, draft in self._last.pop(seq_id, ()):
-            self._learn(self._reliability.of(seq_id)[index], draft, tokens)
+            self._learn(seq_id, index, draft, tokens)
         for member in self._members:
             member.accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
         self._last.pop(seq_id, None)
-        self._reliability.leave(seq_id)
+        if self._offsets.pop(seq_id, None) is not None:
+            for model in self._models.of(seq_id):
+                model.age()
+        self._models.leave(seq_id)
         for member in self._members:
             member.end(seq_id)
 
@@ -308,9 +312,13 @@ class MergedDrafter(Drafter):
     def _merge(self, request: DraftRequest, drafts: Sequence[tuple[int, Draft]]) -> Draft:
         if draws(request):
             return self._beside(request, [draft for index, draft in drafts if self._has_needed_probs(index, draft)])
-        reliability = self._reliability.of(request.seq_id)
-        trees = [_scored(draft, reliability[index].factor) for index, draft in drafts]
+        trees = [self._judged(index, draft) for index, draft in drafts]
         return Draft(request.seq_id, *merge(trees, request.depth), self.name)
+
+    def _judged(self, index: int, draft: Draft) -> TokenTree:
+        """With the survival that scores like these had lately."""
+        model, offset = self._models.of(draft.seq_id)[index], self._offsets[draft.seq_id][index]
+        return TokenTree(draft.tokens, draft.parents, tuple(model.survival(draft, offset)))
 
     def _has_needed_probs(self, index: int, draft: Draft) -> bool:
         return draft.draft_probs is not None or not self._members[index].drafter.samples
@@ -330,36 +338,160 @@ class MergedDrafter(Drafter):
         q = np.concatenate(probs) if self.samples and probs else None
         return Draft(request.seq_id, tuple(tokens), tuple(parents), (), self.name, q)
 
-    @staticmethod
-    def _learn(reliability: _Reliability, draft: Draft, tokens: Sequence[int]) -> None:
+    def _learn(self, seq_id: str, index: int, draft: Draft, tokens: Sequence[int]) -> None:
         """Compare a drafter's guesses with the tokens that became known, as far as its path was right."""
-        node = -1
-        rates = _rates(draft)
-        for token in tokens:
-            guesses = children(draft.parents, node)
-            if not guesses:
-                return
-            reliability.expected += min(1.0, sum(rates[guess] for guess in guesses))
-            right = next((guess for guess in guesses if draft.tokens[guess] == token), None)
-            if right is None:
-                return
-            reliability.right += 1
-            node = right
+        model, (tested, path) = self._models.of(seq_id)[index], compare(draft, tokens)
+        if draft.scores:
+            model.learn_scores(draft, tested, path)
+        elif draft.is_chain:
+            model.learn_round(self._offsets[seq_id][index], accepted=len(path), tested=len(tested))
 
 
-def _scored(draft: Draft, factor: float) -> TokenTree:
-    """With scores as they were lately borne out: `factor` times as often as the drafter thought."""
-    scores: list[float] = []
-    for rate, parent in zip(_rates(draft), draft.parents, strict=True):
-        scores.append((scores[parent] if parent >= 0 else 1.0) * min(1.0, rate * factor))
-    return TokenTree(draft.tokens, draft.parents, tuple(scores))
+_FIRST_GAIN, _FIRST_WEIGHT = 0.5, 60.0
+"""Tokens that asking the second drafter is taken to bring before it was asked where the first knows nothing (less, the
+surer that is), and the places that this counts for: what it brings at one place is 0 to 7 tokens."""
+
+_MEMORY = 400.0
+"""Places that count of those where it was asked."""
+
+_RETRIED = 64
+"""Of so many places at which asking does not seem to pay, it is asked at one."""
 
 
-def _rates(draft: Draft) -> list[float]:
-    """The probability of each node to be right if its parent is, by the drafter's own scores."""
-    scores, parents = draft.scores, draft.parents
-    if not scores:
-        siblings = [parents.count(parent) for parent in parents]
-        return [_UNKNOWN / count for count in siblings]
-    above = [scores[parent] if parent >= 0 else 1.0 for parent in parents]
-    return [min(1.0, score / over) if over > 0 else 0.0 for score, over in zip(scores, above, strict=True)]
+@dataclass(slots=True)
+class _PlaceGain:
+    """What the second drafter brought at places where the first is about equally sure: tokens that would not have been
+    guessed without it, less the price of its guesses and rows, but not of the call."""
+
+    mean: float
+    places: float = _FIRST_WEIGHT
+    left_out: int = 0
+
+    def pays(self, call: float) -> bool:
+        """Whether to ask at this place, for the price of a call."""
+        if self.mean <= call and self.left_out < _RETRIED:
+            self.left_out += 1
+            return False
+        self.left_out = 0
+        return True
+
+    def learn(self, gain: float) -> None:
+        self.places = min(_MEMORY, self.places + 1.0)
+        self.mean += (gain - self.mean) / self.places
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedPlace:
+    """A place where the second drafter was asked: the draft that was made, the one that the first would have made, and
+    what the second's part of it costs."""
+
+    gain: _PlaceGain
+    made: Draft
+    own: Draft
+    cost: float
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """These tokens became known."""
+        self.gain.learn(len(compare(self.made, tokens)[1]) - len(compare(self.own, tokens)[1]) - self.cost)
+
+
+class BackedDrafter(MergedDrafter):
+    """The guesses of `first`, and where they are worth little those of `second` too. The rest as of MergedDrafter."""
+
+    sign = BACKED_SIGN
+    weighs_prices = True
+
+    def __init__(self, first: Drafter, second: Drafter, *, vocab: int) -> None:
+        super().__init__([first, second], vocab=vocab)
+        self._gains = PerTenant(lambda: [_PlaceGain(_FIRST_GAIN * (1 - least)) for least in (0.0, *BIN_BORDERS)])
+        self._asked: dict[str, _AskedPlace] = {}  # of each sequence the last place, if the second was asked there
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        self._gains.enter(seq_id, tenant)
+        super().begin(seq_id, tokens, params, tenant=tenant)
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        if (asked := self._asked.pop(seq_id, None)) is not None:
+            asked.learn(tokens)
+        super().accept(seq_id, tokens)
+
+    def end(self, seq_id: str) -> None:
+        self._asked.pop(seq_id, None)
+        self._gains.leave(seq_id)
+        super().end(seq_id)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft per request, of at most `depth` nodes."""
+        first, second = self._members
+        own = {seq_id: draft for seq_id, draft in first.propose(requests).items() if draft}
+        sure = {seq_id: self._judged(0, draft) for seq_id, draft in own.items()}
+        places = {each.seq_id: self._place(each, sure.get(each.seq_id)) for each in requests}
+        asked = [each for each in requests if places[each.seq_id].pays(each.prices.call)]
+        found = second.propose([self._worth_a_pass(each) for each in asked])
+        continued = self._continued([(each, found[each.seq_id]) for each in asked if found.get(each.seq_id)])
+        drafts: list[Draft] = []
+        for request in requests:
+            seq_id = request.seq_id
+            mine, other = own.get(seq_id), found.get(seq_id)
+            self._last[seq_id] = [(i, each) for i, each in enumerate((mine, other)) if each]
+            if draws(request):
+                draft = self._beside(request, [each for each in (other or mine,) if each])
+            else:
+                trees = [tree for tree in (sure.get(seq_id), continued.get(seq_id)) if tree]
+                draft = Draft(seq_id, *merge(trees, request.depth), self.name)
+            if other:
+                row, _, guess = request.prices
+                rows = _rows(draft, row) - _rows(sure.get(seq_id), row)
+                cost = row * rows + guess * len(other)
+                self._asked[seq_id] = _AskedPlace(places[seq_id], draft, mine or Draft(seq_id), cost)
+            drafts.append(replace(draft, computed=len(other) if other else 0))
+        return drafts
+
+    def _place(self, request: DraftRequest, sure: TokenTree | None) -> _PlaceGain:
+        """By the survival of the first drafter's best first guess; all places are one where it is drawn."""
+        gains = self._gains.of(request.seq_id)
+        if sure is None or (draws(request) and self._members[0].drafter.samples):
+            return gains[0]
+        best = max(score for score, parent in zip(sure.scores, sure.parents, strict=True) if parent < 0)
+        return gains[bisect(BIN_BORDERS, best)]
+
+    def _worth_a_pass(self, request: DraftRequest) -> DraftRequest:
+        """The second drafter ends where its next guess would not be worth its pass and its row."""
+        prices, model = request.prices, self._models.of(request.seq_id)[1]
+        survival = min(_MOST_SURE, (prices.row + prices.guess) / _NEXT_RATE)
+        least = max(request.min_survival, model.score_of(survival) if survival > 0 else 0.0)
+        return request._replace(min_survival=least)
+
+    def _continued(self, drafted: Sequence[tuple[DraftRequest, Draft]]) -> dict[str, TokenTree]:
+        """The second drafter's guesses as trees, and what the first drafter guesses behind chains."""
+        trees = {draft.seq_id: self._judged(1, draft) for _, draft in drafted}
+        first = self._members[0]
+        asked = [
+            request._replace(
+                position=request.position + len(draft), depth=request.depth - len(draft), after=draft.tokens
+            )
+            for request, draft in drafted
+            if first.continues and draft.is_chain and len(draft) < request.depth and not draws(request)
+        ]
+        for seq_id, behind in first.propose(asked).items() if asked else ():
+            tree, more = trees[seq_id], self._judged(0, behind)
+            count, above = len(tree.tokens), tree.scores[-1]
+            trees[seq_id] = TokenTree(
+                tree.tokens + more.tokens,
+                tree.parents + tuple(count + parent for parent in more.parents),  # -1 is the last guess
+                tree.scores + tuple(above * score for score in more.scores),
+            )
+        return trees
+
+
+_NEXT_RATE = 0.6
+"""How often a further guess of a chain is right, about, if those before it are."""
+
+_MOST_SURE = 0.95
+
+
+def _rows(draft: Draft | TokenTree | None, row: float) -> int:
+    """How many guesses of a draft are worth the price of a row; all of them where nothing says how likely they are."""
+    if draft is None:
+        return 0
+    return sum(score > row for score in draft.scores) if draft.scores else len(draft.tokens)
