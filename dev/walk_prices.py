@@ -1,11 +1,12 @@
 """The engine and its policy on a clock of fixed prices: speed-up and tau by drafter, the same on any machine and load.
 
     python dev/walk_prices.py PROMPTS DRAFTER [DRAFTER ...] [--limit 24] [--tokens 128] [--temperature 0]
-        [--rows 1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47] [--call 0.065] [--guess 0.045]
+        [--rows 1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47] [--call 0.065] [--guess 0.045] [--state 0.008]
 
 Answers are computed; their seconds are not those of this machine. A step of the target takes the price of its rows
-(--rows, in plain steps; the last rise goes on), a pass of a head --guess, and --call more where it reads new states.
-Nothing else takes time. The adaptive policy knows the prices of rows from the start and learns those of drafting.
+(--rows, in plain steps; the last rise goes on), a pass of a head --guess, and where it reads new states --call more,
+and --state more for each of them. Nothing else takes time. The adaptive policy knows the prices of rows from the start
+and learns those of drafting.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from wager.types import SamplingParams, StepRecord
 STEP_S = 2e-3
 
 
-def on_clock(engine: LoadedEngine, clock: FakeClock, rows: Sequence[float], *, call: float, guess: float) -> None:
+def on_clock(engine: LoadedEngine, clock: FakeClock, rows: Sequence[float], options: argparse.Namespace) -> None:
     """Let an engine's steps take these prices, in plain steps."""
+    call, guess, state = options.call, options.guess, options.state
     decoder, trace = engine.target.decoder, Trace(clock)
     seconds = [STEP_S * price for price in rows]
 
@@ -44,8 +46,11 @@ def on_clock(engine: LoadedEngine, clock: FakeClock, rows: Sequence[float], *, c
     for drafter in engine.proposer.drafters.values():
         for each in parts(drafter):
             if hasattr(each, "_head"):
-                price = lambda batch, states, *_: STEP_S * (guess + call * (len(states) > 0))  # noqa: E731
-                each._head = Timed(each._head, clock, price)
+                each._head = Timed(
+                    each._head,
+                    clock,
+                    lambda batch, states, *_: STEP_S * (guess + call * (len(states) > 0) + state * len(states)),
+                )
     surface = LatencySurface(list(range(1, len(rows) + 1)), seconds)
     built = build_policies(
         engine.target.config.with_options(drafter=engine.spec_text).speculation,
@@ -89,6 +94,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47")
     parser.add_argument("--call", type=float, default=0.065)
     parser.add_argument("--guess", type=float, default=0.045)
+    parser.add_argument("--state", type=float, default=0.008)
     options = parser.parse_args()
     plain = load(
         wager.EngineConfig.from_options(
@@ -103,7 +109,7 @@ def main() -> None:
         for drafter in options.drafters:
             engine = load(plain.target.config.with_options(drafter=drafter), target=plain.target)
             engine.spec_text = drafter
-            on_clock(engine, FakeClock(), rows, call=options.call, guess=options.guess)
+            on_clock(engine, FakeClock(), rows, options)
             report(engine, drafter, temperature, prompts, requests)
 
 

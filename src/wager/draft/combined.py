@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,6 +60,7 @@ class GuardedDrafter:
         reader: object = drafter
         self._states = reader if isinstance(reader, StateReader) else None
         self._rows = reader if isinstance(reader, RowReader) else None
+        self._observes = type(drafter).observe is not Drafter.observe
         self._vocab = vocab
         self._begun: set[str] = set()
         self._failures = self._pause = self._left = 0  # the last pause, and what is left of it, in sequences
@@ -74,17 +76,17 @@ class GuardedDrafter:
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         if seq_id in self._begun:
-            self._call(partial(self.drafter.accept, seq_id, tokens))
+            self._call(self.drafter.accept, seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
         if seq_id in self._begun:
             self._begun.discard(seq_id)
-            if self._call(partial(self.drafter.end, seq_id)):
+            if self._call(self.drafter.end, seq_id):
                 self._pause = 0
 
     def observe(self, output: TargetOutput) -> None:
-        if not self._left:
-            self._call(partial(self.drafter.observe, output))
+        if self._observes and not self._left:
+            self._call(self.drafter.observe, output)
 
     @property
     def remembers_requests(self) -> bool:
@@ -110,7 +112,7 @@ class GuardedDrafter:
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """See StateReader."""
         if self._states is not None and not self._left:
-            self._call(partial(self._states.read, output, computed))
+            self._call(self._states.read, output, computed)
 
     @property
     def reads_rows(self) -> bool:
@@ -120,7 +122,7 @@ class GuardedDrafter:
     def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
         """See RowReader."""
         if self._rows is not None and self._rows.reads_rows and not self._left:
-            self._call(partial(self._rows.read_rows, output, rows))
+            self._call(self._rows.read_rows, output, rows)
 
     def propose(self, requests: Sequence[DraftRequest]) -> dict[str, Draft]:
         """The valid part of each draft, by sequence, none larger than was requested."""
@@ -134,10 +136,10 @@ class GuardedDrafter:
 
         return valid if asked and self._call(propose) else {}
 
-    def _call(self, call: Callable[[], None]) -> bool:
+    def _call(self, call: Callable[..., None], *args: object) -> bool:
         """Whether it succeeded; else the drafter has failed."""
         try:
-            call()
+            call(*args)
         except Exception as error:
             self._failures += 1
             self._pause = min(_LONGEST_PAUSE, max(1, 2 * self._pause))
@@ -153,12 +155,22 @@ class GuardedDrafter:
         return True
 
     def _valid_part(self, draft: Draft, limit: int) -> Draft:
+        tokens, scores = draft.tokens, draft.scores
+        if (
+            len(tokens) <= limit
+            and draft.draft_probs is None
+            and draft.is_chain
+            and (not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab))
+            and len(scores) == len(tokens)
+            and all(0.0 <= score <= 1.0 for score in scores)
+        ):
+            return draft
         size = min(limit, len(draft.tokens), len(draft.parents))
         for node in range(size):
             if not (0 <= draft.tokens[node] < self._vocab and -1 <= draft.parents[node] < node):
                 size = node
                 break
-        tokens, parents, scores = tuple(draft.tokens[:size]), tuple(draft.parents[:size]), tuple(draft.scores[:size])
+        tokens, parents, scores = tuple(tokens[:size]), tuple(draft.parents[:size]), tuple(scores[:size])
         has_scores = len(scores) == size and all(0.0 <= score <= 1.0 for score in scores)
         probs = draft.draft_probs
         if probs is not None and probs.shape != (len(draft.tokens), self._vocab):
@@ -354,6 +366,9 @@ surer that is), and the places that this counts for: what it brings at one place
 _MEMORY = 400.0
 """Places that count of those where it was asked."""
 
+_LEARNED_TOGETHER = 8
+"""Places of a sequence that are learned from together."""
+
 _RETRIED = 64
 """Of so many places at which asking does not seem to pay, it is asked at one."""
 
@@ -380,23 +395,23 @@ class _PlaceGain:
         self.mean += (gain - self.mean) / self.places
 
 
-@dataclass(frozen=True, slots=True)
-class _AskedPlace:
-    """A place where the second drafter was asked: the draft that was made, the one that the first would have made, and
-    what the second's part of it costs."""
+class _AskedPlace(NamedTuple):
+    """A place where the second drafter was asked: the draft that was made, that of each drafter, what the second's part
+    costs, and the tokens that became known."""
 
     gain: _PlaceGain
     made: Draft
-    own: Draft
+    first: Draft
+    second: Draft
     cost: float
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """These tokens became known."""
-        self.gain.learn(len(compare(self.made, tokens)[1]) - len(compare(self.own, tokens)[1]) - self.cost)
+    tokens: Sequence[int] = ()
 
 
 class BackedDrafter(MergedDrafter):
-    """The guesses of `first`, and where they are worth little those of `second` too. The rest as of MergedDrafter."""
+    """The guesses of `first`, and where they are worth little those of `second` too. The rest as of MergedDrafter.
+
+    Nothing is done at other places but to ask the first, and what was learned at some is counted together: after a pass
+    of the target every function must be read from memory again."""
 
     sign = BACKED_SIGN
     weighs_prices = True
@@ -405,6 +420,7 @@ class BackedDrafter(MergedDrafter):
         super().__init__([first, second], vocab=vocab)
         self._gains = PerTenant(lambda: [_PlaceGain(_FIRST_GAIN * (1 - least)) for least in (0.0, *BIN_BORDERS)])
         self._asked: dict[str, _AskedPlace] = {}  # of each sequence the last place, if the second was asked there
+        self._seen: dict[str, list[_AskedPlace]] = {}  # those before it that nothing was learned from
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self._gains.enter(seq_id, tenant)
@@ -412,47 +428,58 @@ class BackedDrafter(MergedDrafter):
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         if (asked := self._asked.pop(seq_id, None)) is not None:
-            asked.learn(tokens)
+            seen = self._seen.setdefault(seq_id, [])
+            seen.append(asked._replace(tokens=tokens))
+            if len(seen) == _LEARNED_TOGETHER:
+                self._learn_places(seq_id)
         super().accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
+        self._learn_places(seq_id)
         self._asked.pop(seq_id, None)
         self._gains.leave(seq_id)
         super().end(seq_id)
 
+    def _learn_places(self, seq_id: str) -> None:
+        for gain, made, first, second, cost, tokens in self._seen.pop(seq_id, ()):
+            gain.learn(len(compare(made, tokens)[1]) - len(compare(first, tokens)[1]) - cost)
+            self._learn(seq_id, 0, first, tokens)
+            self._learn(seq_id, 1, second, tokens)
+
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, of at most `depth` nodes."""
         first, second = self._members
-        own = {seq_id: draft for seq_id, draft in first.propose(requests).items() if draft}
-        sure = {seq_id: self._judged(0, draft) for seq_id, draft in own.items()}
-        places = {each.seq_id: self._place(each, sure.get(each.seq_id)) for each in requests}
-        asked = [each for each in requests if places[each.seq_id].pays(each.prices.call)]
-        found = second.propose([self._worth_a_pass(each) for each in asked])
-        continued = self._continued([(each, found[each.seq_id]) for each in asked if found.get(each.seq_id)])
+        own = first.propose(requests)
+        places = [self._place(each, own.get(each.seq_id)) for each in requests]
+        asked = [each for each, place in zip(requests, places, strict=True) if place.pays(each.prices.call)]
+        found = second.propose([self._worth_a_pass(each) for each in asked]) if asked else {}
         drafts: list[Draft] = []
-        for request in requests:
+        for request, place in zip(requests, places, strict=True):
             seq_id = request.seq_id
-            mine, other = own.get(seq_id), found.get(seq_id)
-            self._last[seq_id] = [(i, each) for i, each in enumerate((mine, other)) if each]
+            mine, other = own.get(seq_id) or Draft(seq_id), found.get(seq_id)
+            if not other:
+                alone = self._beside(request, [mine]) if draws(request) else mine
+                drafts.append(replace(alone, drafter=self.name, computed=0))
+                continue
             if draws(request):
-                draft = self._beside(request, [each for each in (other or mine,) if each])
+                draft = self._beside(request, [other])
             else:
-                trees = [tree for tree in (sure.get(seq_id), continued.get(seq_id)) if tree]
+                trees = [self._judged(0, mine), self._continued(request, other)]
                 draft = Draft(seq_id, *merge(trees, request.depth), self.name)
-            if other:
-                row, _, guess = request.prices
-                rows = _rows(draft, row) - _rows(sure.get(seq_id), row)
-                cost = row * rows + guess * len(other)
-                self._asked[seq_id] = _AskedPlace(places[seq_id], draft, mine or Draft(seq_id), cost)
-            drafts.append(replace(draft, computed=len(other) if other else 0))
+            row, _, guess = request.prices
+            cost = row * (_rows(draft, row) - _rows(mine, row)) + guess * len(other)
+            self._asked[seq_id] = _AskedPlace(place, draft, mine, other, cost)
+            drafts.append(replace(draft, computed=len(other)))
         return drafts
 
-    def _place(self, request: DraftRequest, sure: TokenTree | None) -> _PlaceGain:
-        """By the survival of the first drafter's best first guess; all places are one where it is drawn."""
+    def _place(self, request: DraftRequest, own: Draft | None) -> _PlaceGain:
+        """By the score of the first drafter's best first guess; all places are one where it gives none or draws."""
         gains = self._gains.of(request.seq_id)
-        if sure is None or (draws(request) and self._members[0].drafter.samples):
+        if own is None or not own.scores or (self._members[0].drafter.samples and draws(request)):
             return gains[0]
-        best = max(score for score, parent in zip(sure.scores, sure.parents, strict=True) if parent < 0)
+        best = own.scores[0]  # of a chain
+        if own.parents.count(-1) > 1:
+            best = max(score for score, parent in zip(own.scores, own.parents, strict=True) if parent < 0)
         return gains[bisect(BIN_BORDERS, best)]
 
     def _worth_a_pass(self, request: DraftRequest) -> DraftRequest:
@@ -462,26 +489,20 @@ class BackedDrafter(MergedDrafter):
         least = max(request.min_survival, model.score_of(survival) if survival > 0 else 0.0)
         return request._replace(min_survival=least)
 
-    def _continued(self, drafted: Sequence[tuple[DraftRequest, Draft]]) -> dict[str, TokenTree]:
-        """The second drafter's guesses as trees, and what the first drafter guesses behind chains."""
-        trees = {draft.seq_id: self._judged(1, draft) for _, draft in drafted}
-        first = self._members[0]
-        asked = [
-            request._replace(
-                position=request.position + len(draft), depth=request.depth - len(draft), after=draft.tokens
-            )
-            for request, draft in drafted
-            if first.continues and draft.is_chain and len(draft) < request.depth and not draws(request)
-        ]
-        for seq_id, behind in first.propose(asked).items() if asked else ():
-            tree, more = trees[seq_id], self._judged(0, behind)
-            count, above = len(tree.tokens), tree.scores[-1]
-            trees[seq_id] = TokenTree(
-                tree.tokens + more.tokens,
-                tree.parents + tuple(count + parent for parent in more.parents),  # -1 is the last guess
-                tree.scores + tuple(above * score for score in more.scores),
-            )
-        return trees
+    def _continued(self, request: DraftRequest, draft: Draft) -> TokenTree:
+        """The second drafter's guesses as a tree, with what the first drafter guesses behind a chain."""
+        tree, first, count = self._judged(1, draft), self._members[0], len(draft)
+        if not first.continues or not draft.is_chain or count >= request.depth:
+            return tree
+        behind = request._replace(position=request.position + count, depth=request.depth - count, after=draft.tokens)
+        if not (found := first.propose([behind]).get(request.seq_id)):
+            return tree
+        more, above = self._judged(0, found), tree.scores[-1]
+        return TokenTree(
+            tree.tokens + more.tokens,
+            tree.parents + tuple(count + parent for parent in more.parents),  # -1 is the last guess
+            tree.scores + tuple(above * score for score in more.scores),
+        )
 
 
 _NEXT_RATE = 0.6
@@ -490,8 +511,6 @@ _NEXT_RATE = 0.6
 _MOST_SURE = 0.95
 
 
-def _rows(draft: Draft | TokenTree | None, row: float) -> int:
+def _rows(draft: Draft, row: float) -> int:
     """How many guesses of a draft are worth the price of a row; all of them where nothing says how likely they are."""
-    if draft is None:
-        return 0
     return sum(score > row for score in draft.scores) if draft.scores else len(draft.tokens)

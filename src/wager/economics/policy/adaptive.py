@@ -492,10 +492,14 @@ class Adaptive(Policy):
         if step.explored:  # which drafter of the step took longer than expected is not known
             expected = prices.drafting(step.passes()) + step.explored_catch_up
             self._exploration.for_drafts.charge(max(0.0, drafting - expected))
-        prices.learn_drafting(step, drafting)
         for seq_id, draft in step.drafted.items() if self._computed else ():
-            if draft.computed is not None and seq_id not in step.explored:
+            if draft.computed is None:
+                continue
+            if draft.computed and (state := step.states.get(seq_id)) is not None and not state.computed_before:
+                state.computed_before = step.catches_up = True  # the prompt, too
+            if seq_id not in step.explored:
                 self._computed[step.plan[seq_id].drafter].learn(draft.computed)
+        prices.learn_drafting(step, drafting)
         forget_drafts(step)
         return seconds
 

@@ -74,6 +74,7 @@ class PlannedSequence:
     known: int = 0  # tokens, when it was last a candidate
     room: int = 0  # for draft tokens, then
     known_before: bool = False  # whether it was a candidate before the last plan
+    computed_before: bool = False  # whether a drafter that weighs prices has computed guesses for it
     unjudged: bool = False  # its last draft was verified whatever its scores
     remaining: tuple[str, Sequence[int], int] | None = None  # drafter and tokens of a draft whose first n were right
 
