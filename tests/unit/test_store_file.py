@@ -6,10 +6,8 @@ import hashlib
 import json
 import os
 import random
-import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +16,6 @@ import pytest
 from tokenizer_models import save_model
 
 import wager
-from unit.blank_heads import HEADS
 from wager.draft.lookup import LookupDrafter, LookupSources, lookup_table
 from wager.draft.store_file import LARGEST_VOCABULARY, StoreFile, build_store
 from wager.draft.vocabulary import vocabulary_digest
@@ -231,30 +228,3 @@ def test_auto_looks_in_the_store_that_comes_with_wager_for_the_tokenizer(
     (tmp_path / "b.store").write_bytes((tmp_path / "b.store").read_bytes()[:-8])
     with pytest.raises(WagerError, match=r"b\.store is damaged"):
         load(config)
-
-
-def test_auto_asks_the_head_that_comes_with_wager_behind_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the policy prices its guesses and the rule verifies trees; not one that was made for another model."""
-    monkeypatch.setattr(hub, "SHIPPED", tmp_path)
-    config = wager.EngineConfig.from_options(model="random:llama:tiny", dtype="q8", max_rows=32, max_sequences=4)
-    plain = load(config.with_options(drafter="none"))
-    tokenizer = plain.tokenizer
-    build_store(
-        [((5, 6), (7, 8, 9))],
-        tmp_path / "c.store",
-        vocab=tokenizer.vocab_size,
-        tokenizer=vocabulary_digest(tokenizer),
-    )
-    HEADS["eagle3"](tmp_path / "c.eagle3", plain.spec)
-    engine = load(config)
-    assert engine.drafter_name == "store..eagle3"
-    params = SamplingParams(max_tokens=30, ignore_eos=True)
-    asked = [Request("r", (5, 6, 7), params), Request("s", (8, 9), replace(params, temperature=0.9, seed=2))]
-    assert [each.token_ids for each in engine.generate(asked)] == [each.token_ids for each in plain.generate(asked)]
-    for options in ({"policy": "threshold"}, {"verify": "block"}, {"depth": 3}):
-        assert load(config.with_options(**options)).drafter_name == "store"
-    shutil.rmtree(tmp_path / "c.eagle3")
-    HEADS["eagle3"](tmp_path / "c.eagle3", replace(plain.spec, hidden=2 * plain.spec.hidden))
-    assert load(config).drafter_name == "store"

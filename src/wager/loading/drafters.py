@@ -14,8 +14,8 @@ from wager.draft.base import Drafter, LearnedCorpora
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile, read_store_header
 from wager.draft.vocabulary import vocabulary_digest
-from wager.drafter_spec import AUTO, BACKED_SIGN, DrafterSpec, parse_drafters
-from wager.errors import ModelError, UsageError
+from wager.drafter_spec import AUTO, DrafterSpec, parse_drafters
+from wager.errors import UsageError
 from wager.kernels.cpu import Kernels, select
 from wager.loading.opened import OpenedModel, open_draft, open_layers
 from wager.models import hub
@@ -87,7 +87,7 @@ def _open_auto(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]
     """A lookup, and beside it the first drafter on this machine that is known to fit the model; a policy that takes one
     drafter takes the latter. The lookup is in the store that comes with wager for this tokenizer, if there is one: for
     trees where rows are cheap, which they are beside weights of 16 bits (docs/drafters_measured.md), and the rule
-    verifies trees. Behind it is the head that comes with wager, if that was trained for this model."""
+    verifies trees."""
     paired = next((spec for spec in known_drafters(config.model.model) if is_here(spec)), None)
     found = [] if paired is None else [_open(config, target, paired, label=paired.label)]
     if found and config.speculation.parsed_policy.kind != "adaptive":
@@ -97,28 +97,7 @@ def _open_auto(config: EngineConfig, target: OpenedModel) -> list[OpenedDrafter]
         return [_open(config, target, spec, label=spec.label) for spec in AUTO] + found
     trees = not target.quantised and RULES[config.speculation.verify].verifies_trees
     spec = DrafterSpec("store", str(store.path), trees)
-    lookup = OpenedDrafter(spec.label, spec, store=store, target=target.tokenizer)
-    return [_before_shipped_head(lookup, config, target), *found]
-
-
-def _before_shipped_head(lookup: OpenedDrafter, config: EngineConfig, target: OpenedModel) -> OpenedDrafter:
-    """`lookup`, with the head behind it that comes with wager for the model, if one does: where the policy prices its
-    guesses, and the rule verifies trees."""
-    name = lookup.store.path.stem if lookup.store else ""
-    priced = config.speculation.parsed_policy.kind == "adaptive" and RULES[config.speculation.verify].verifies_trees
-    if not priced or hub.shipped(name, "eagle3") is None:
-        return lookup
-    from wager.loading.heads import open_head
-
-    try:
-        spec = DrafterSpec("eagle3", name)
-        behind = OpenedDrafter(spec.label, spec, head=open_head(spec, target), target=target.tokenizer)
-    except ModelError:  # trained for another model of this tokenizer
-        return lookup
-    parts = lookup, behind
-    label = BACKED_SIGN.join(part.label for part in parts)
-    joined = DrafterSpec(label, parts=tuple(part.spec for part in parts), backed=True)
-    return OpenedDrafter(label, joined, parts=parts, target=target.tokenizer)
+    return [OpenedDrafter(spec.label, spec, store=store, target=target.tokenizer), *found]
 
 
 def _open(config: EngineConfig, target: OpenedModel, spec: DrafterSpec, *, label: str) -> OpenedDrafter:
