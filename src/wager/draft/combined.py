@@ -7,9 +7,9 @@ without; one pass of the draft model gives several tokens. The inner drafter is 
 if it were known, and begins again where the text went on differently.
 
 **A//B**: under `match` equal paths share their nodes, and of all nodes those are kept that are likeliest to be
-accepted: by the score that its drafter gives a node, corrected by what scores of that size meant lately. Under a rule
-that keeps the distribution nothing may depend on what was drawn: every drafter gets a fixed share of the guesses, and
-its tree hangs from the root beside the others, with the q that each node was drawn from.
+accepted: by the score that its drafter gives a node, times how much oftener, lately, that drafter was right than it
+thought. Under a rule that keeps the distribution nothing may depend on what was drawn: every drafter gets a fixed
+share of the guesses, and its tree hangs from the root beside the others, with the q that each node was drawn from.
 
 **A..B**: A guesses at every place. B, which takes time, guesses too where that brought more lately than it costs
 (DraftRequest.prices), at places where A was as sure as here. Then the draft is the one tree of both; what B guesses, A
@@ -39,9 +39,9 @@ from wager.draft.base import (
     remembers_requests,
 )
 from wager.draft.guessing import draws
-from wager.draft.trees import TokenTree, merge
+from wager.draft.trees import TokenTree, children, merge
 from wager.drafter_spec import BACKED_SIGN, MERGED_SIGN
-from wager.economics.acceptance import BIN_BORDERS, AcceptanceModel, SequenceAcceptance
+from wager.economics.acceptance import BIN_BORDERS
 from wager.economics.policy.base import compare
 from wager.kernels.base import TargetOutput
 from wager.tenants import PerTenant
@@ -229,6 +229,25 @@ class InnerDrafter(GuardedDrafter):
         told.tokens = tokens
 
 
+_UNKNOWN = 0.5
+"""Probability of a guess of a drafter without scores, until something was learned of it."""
+
+_PRIOR = 10.0
+"""Guesses for which the assumption counts that a drafter is right as often as it thinks."""
+
+
+@dataclass(slots=True)
+class _Reliability:
+    """How often a drafter was right where it guessed, and how often it should have been by its scores."""
+
+    right: float = _PRIOR
+    expected: float = _PRIOR
+
+    @property
+    def factor(self) -> float:
+        return self.right / self.expected
+
+
 class MergedDrafter(Drafter):
     """The trees of `drafters` as one. One that raises: see GuardedDrafter; `vocab` as in DraftParts."""
 
@@ -242,10 +261,7 @@ class MergedDrafter(Drafter):
         self.samples = any(drafter.samples for drafter in drafters)
         self._vocab = vocab
         self._members = [GuardedDrafter(drafter, vocab=vocab) for drafter in drafters]
-        self._models = PerTenant(lambda: [AcceptanceModel() for _ in drafters])
-        self._offsets: dict[
-            str, list[SequenceAcceptance]
-        ] = {}  # of each sequence by drafter, for drafts without scores
+        self._reliability = PerTenant(lambda: [_Reliability() for _ in drafters])
         self._last: dict[str, list[tuple[int, Draft]]] = {}  # of each sequence the drafts that are not refuted yet
 
     @property
@@ -278,8 +294,7 @@ class MergedDrafter(Drafter):
             member.forget()
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
-        self._models.enter(seq_id, tenant)
-        self._offsets[seq_id] = [model.start_sequence() for model in self._models.of(seq_id)]
+        self._reliability.enter(seq_id, tenant)
         for member in self._members:
             member.begin(seq_id, tokens, params, tenant=tenant)
 
@@ -289,16 +304,13 @@ class MergedDrafter(Drafter):
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         for index, draft in self._last.pop(seq_id, ()):
-            self._learn(seq_id, index, draft, tokens)
+            self._learn(self._reliability.of(seq_id)[index], draft, tokens)
         for member in self._members:
             member.accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
         self._last.pop(seq_id, None)
-        if self._offsets.pop(seq_id, None) is not None:
-            for model in self._models.of(seq_id):
-                model.age()
-        self._models.leave(seq_id)
+        self._reliability.leave(seq_id)
         for member in self._members:
             member.end(seq_id)
 
@@ -328,9 +340,8 @@ class MergedDrafter(Drafter):
         return Draft(request.seq_id, *merge(trees, request.depth), self.name)
 
     def _judged(self, index: int, draft: Draft) -> TokenTree:
-        """With the survival that scores like these had lately."""
-        model, offset = self._models.of(draft.seq_id)[index], self._offsets[draft.seq_id][index]
-        return TokenTree(draft.tokens, draft.parents, tuple(model.survival(draft, offset)))
+        """A draft of one drafter, with scores as they were lately borne out."""
+        return _scored(draft, self._reliability.of(draft.seq_id)[index].factor)
 
     def _has_needed_probs(self, index: int, draft: Draft) -> bool:
         return draft.draft_probs is not None or not self._members[index].drafter.samples
@@ -350,13 +361,39 @@ class MergedDrafter(Drafter):
         q = np.concatenate(probs) if self.samples and probs else None
         return Draft(request.seq_id, tuple(tokens), tuple(parents), (), self.name, q)
 
-    def _learn(self, seq_id: str, index: int, draft: Draft, tokens: Sequence[int]) -> None:
+    @staticmethod
+    def _learn(reliability: _Reliability, draft: Draft, tokens: Sequence[int]) -> None:
         """Compare a drafter's guesses with the tokens that became known, as far as its path was right."""
-        model, (tested, path) = self._models.of(seq_id)[index], compare(draft, tokens)
-        if draft.scores:
-            model.learn_scores(draft, tested, path)
-        elif draft.is_chain:
-            model.learn_round(self._offsets[seq_id][index], accepted=len(path), tested=len(tested))
+        node = -1
+        rates = _rates(draft)
+        for token in tokens:
+            guesses = children(draft.parents, node)
+            if not guesses:
+                return
+            reliability.expected += min(1.0, sum(rates[guess] for guess in guesses))
+            right = next((guess for guess in guesses if draft.tokens[guess] == token), None)
+            if right is None:
+                return
+            reliability.right += 1
+            node = right
+
+
+def _scored(draft: Draft, factor: float) -> TokenTree:
+    """With scores as they were lately borne out: `factor` times as often as the drafter thought."""
+    scores: list[float] = []
+    for rate, parent in zip(_rates(draft), draft.parents, strict=True):
+        scores.append((scores[parent] if parent >= 0 else 1.0) * min(1.0, rate * factor))
+    return TokenTree(draft.tokens, draft.parents, tuple(scores))
+
+
+def _rates(draft: Draft) -> list[float]:
+    """The probability of each node to be right if its parent is, by the drafter's own scores."""
+    scores, parents = draft.scores, draft.parents
+    if not scores:
+        siblings = [parents.count(parent) for parent in parents]
+        return [_UNKNOWN / count for count in siblings]
+    above = [scores[parent] if parent >= 0 else 1.0 for parent in parents]
+    return [min(1.0, score / over) if over > 0 else 0.0 for score, over in zip(scores, above, strict=True)]
 
 
 _FIRST_GAIN, _FIRST_WEIGHT = 0.5, 60.0
@@ -443,8 +480,8 @@ class BackedDrafter(MergedDrafter):
     def _learn_places(self, seq_id: str) -> None:
         for gain, made, first, second, cost, tokens in self._seen.pop(seq_id, ()):
             gain.learn(len(compare(made, tokens)[1]) - len(compare(first, tokens)[1]) - cost)
-            self._learn(seq_id, 0, first, tokens)
-            self._learn(seq_id, 1, second, tokens)
+            for reliability, draft in zip(self._reliability.of(seq_id), (first, second), strict=True):
+                self._learn(reliability, draft, tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, of at most `depth` nodes."""
@@ -484,10 +521,9 @@ class BackedDrafter(MergedDrafter):
 
     def _worth_a_pass(self, request: DraftRequest) -> DraftRequest:
         """The second drafter ends where its next guess would not be worth its pass and its row."""
-        prices, model = request.prices, self._models.of(request.seq_id)[1]
-        survival = min(_MOST_SURE, (prices.row + prices.guess) / _NEXT_RATE)
-        least = max(request.min_survival, model.score_of(survival) if survival > 0 else 0.0)
-        return request._replace(min_survival=least)
+        prices, factor = request.prices, self._reliability.of(request.seq_id)[1].factor
+        least = min(_MOST_SURE, (prices.row + prices.guess) / _NEXT_RATE / factor)
+        return request._replace(min_survival=max(request.min_survival, least))
 
     def _continued(self, request: DraftRequest, draft: Draft) -> TokenTree:
         """The second drafter's guesses as a tree, with what the first drafter guesses behind a chain."""
