@@ -25,11 +25,7 @@ _MAX_PACE = 4.0  # the most by which learning is slowed down
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
 _GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
 _SLO_MARGIN = 0.93  # share of the SLO that is aimed at, since the time per token scatters
-_FIRST_SHARE, _FIRST_DRAFTS, _DRAFTS_KEPT = (
-    0.3,
-    4,
-    200,
-)  # of drafts that take a drafter time: before any, and of how many
+_FIRST_SHARE, _FIRST_DRAFTS, _DRAFTS_KEPT = 0.3, 4, 200  # of drafts that are computed: assumed, and how many count
 MAX_LATE_STEPS = 80  # at the greatest factor, before a sequence is given up
 
 
