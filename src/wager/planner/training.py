@@ -229,7 +229,7 @@ def caveat(kind: str, target: ModelSpec, plan: TrainingPlan) -> str:
         text += f"; on prompts of Spec-Bench S_1 is {elsewhere:.2f} where the curve ends"
     if plan.beyond_curve:
         text += "; this is more training than was measured, and the last point stands for it"
-    if target.name != known["target"]:
+    if target.name != find_plan_model(known["target"]).name:
         text += ". Times are scaled from that model; a larger one uses a machine better, so they are bounds"
     return f"{text}."
 
