@@ -84,12 +84,15 @@ class LookupText {
         unindexed_.clear();
     }
 
-    // A chain of at most `depth` guesses with their survival: at every place the likeliest token.
-    void draft(int depth, const RequestNoise& noise, std::vector<int32_t>& tokens, std::vector<double>& survival) {
+    // A chain of at most `depth` guesses with their survival: at every place the likeliest token. It follows the guesses
+    // `after` of another drafter.
+    void draft(int depth, const std::vector<int32_t>& after, const RequestNoise& noise, std::vector<int32_t>& tokens,
+               std::vector<double>& survival) {
         tokens.clear(), survival.clear();
-        LookupPlace place = place_;
+        LookupPlace place = place_after(after);
         LookupGuess guesses[kSources];
-        std::copy(guesses_, guesses_ + kSources, guesses);
+        if (after.empty()) std::copy(guesses_, guesses_ + kSources, guesses);
+        else if (noise.greedy()) predict(place, guesses);
         double reached = 1.0;
         while (static_cast<int>(tokens.size()) < depth) {
             if (noise.greedy()) named(guesses, likely_);
@@ -103,9 +106,9 @@ class LookupText {
         }
     }
 
-    // The likeliest nodes of a tree, at most `most`, each after its parent.
-    void draft_tree(int most, const RequestNoise& noise, std::vector<int32_t>& tokens, std::vector<int32_t>& parents,
-                    std::vector<double>& survival) {
+    // The likeliest nodes of a tree, at most `most`, each after its parent; the rest as in `draft`.
+    void draft_tree(int most, const std::vector<int32_t>& after, const RequestNoise& noise, std::vector<int32_t>& tokens,
+                    std::vector<int32_t>& parents, std::vector<double>& survival) {
         tokens.clear(), parents.clear(), survival.clear();
         std::priority_queue<Branch> open;
         int pushed = 0;
@@ -121,7 +124,7 @@ class LookupText {
                 if (reached * next.probability >= rules_->min_survival)
                     open.push({reached * next.probability, pushed++, parent, next.token, depth, place});
         };
-        expand(place_, -1, 0, 1.0);
+        expand(place_after(after), -1, 0, 1.0);
         while (static_cast<int>(tokens.size()) < most && !open.empty()) {
             Branch next = open.top();
             open.pop();
@@ -151,6 +154,12 @@ class LookupText {
         if (rules_->longest != 0) place.own = own_.after(place.own, token);
         if (rules_->shared_tokens != 0) place.shared = shared_->tree().after(place.shared, token);
         place.add(token);
+    }
+
+    LookupPlace place_after(const std::vector<int32_t>& tokens) {
+        LookupPlace place = place_;
+        for (const int32_t token : tokens) move(place, token);
+        return place;
     }
 
     void find_place() {

@@ -92,7 +92,7 @@ class LookupTable {
     LookupTable(nb::handle draft, std::string drafter, int longest, size_t shared_tokens, std::vector<double> prior,
                 double weight, double min_survival, double most_certain, std::vector<double> weights, const Coupling& coupling,
                 std::optional<Slots> slots, uint64_t homes, bool trees)
-        : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs"}),
+        : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs", "computed"}),
           drafter_(nb::str(drafter.c_str())),
           rules_(checked({longest, shared_tokens, std::move(prior), weight, min_survival, most_certain, std::move(weights), wager::coupling_rules(coupling)})),
           slots_(std::move(slots)),
@@ -151,10 +151,13 @@ class LookupTable {
             shared_.absorb();
             text.catch_up();
             const wager::RequestNoise noise = noise_.of(request);
+            const nb::object guesses = after_.of(request.ptr());
+            if (!guesses.is_valid()) throw nb::python_error();
+            const std::vector<int32_t> after = read_tokens(guesses);
             if (trees_)
-                text.draft_tree(static_cast<int>(depth), noise, tokens_, parents_, survival_);
+                text.draft_tree(static_cast<int>(depth), after, noise, tokens_, parents_, survival_);
             else
-                text.draft(static_cast<int>(depth), noise, tokens_, survival_);
+                text.draft(static_cast<int>(depth), after, noise, tokens_, survival_);
             drafts.append(draft(seq_id));
         }
         return drafts;
@@ -176,7 +179,7 @@ class LookupTable {
             PyTuple_SET_ITEM(parents.ptr(), i, PyLong_FromLong(trees_ ? parents_[i] : static_cast<long>(i) - 1));
             PyTuple_SET_ITEM(scores.ptr(), i, PyFloat_FromDouble(survival_[i]));
         }
-        return draft_.make({seq_id, tokens, parents, scores, drafter_, nb::none()});
+        return draft_.make({seq_id, tokens, parents, scores, drafter_, nb::none(), nb::none()});
     }
 
     ValueType draft_;
@@ -190,7 +193,7 @@ class LookupTable {
     bool trees_;
     std::vector<int32_t> tokens_, parents_;
     std::vector<double> survival_;
-    const Name seq_id_{"seq_id"}, depth_{"depth"};
+    const Name seq_id_{"seq_id"}, depth_{"depth"}, after_{"after"};
     const wager::NoiseReader noise_;
 };
 

@@ -17,7 +17,7 @@ namespace {
 class NgramTable {
   public:
     NgramTable(nb::handle draft, std::string drafter, int longest, std::vector<double> prior, double weight, double min_survival)
-        : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs"}),
+        : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs", "computed"}),
           drafter_(nb::str(drafter.c_str())),
           rules_{longest, std::move(prior), weight, min_survival} {}
 
@@ -62,7 +62,7 @@ class NgramTable {
             PyTuple_SET_ITEM(parents.ptr(), i, PyLong_FromLong(static_cast<long>(i) - 1));
             PyTuple_SET_ITEM(scores.ptr(), i, PyFloat_FromDouble(survival_[i]));
         }
-        return draft_.make({seq_id, tokens, parents, scores, drafter_, nb::none()});
+        return draft_.make({seq_id, tokens, parents, scores, drafter_, nb::none(), nb::none()});
     }
 
     ValueType draft_;

@@ -121,7 +121,8 @@ class PlanChooser {
         Numbers least(size_, -1.0);
         if (!drafter.stops_early || !drafter.has_scores) return least;
         const double next_rate = 1.0 / (1.0 + std::exp(-drafter.log_odds[1]));
-        const double pass = batch_.goodput * drafter.seconds.at(drafter.seconds.rows - 1, 0);
+        const size_t second = std::min<size_t>(1, drafter.seconds.columns - 1);  // the first one has the call's own seconds
+        const double pass = batch_.goodput * drafter.seconds.at(drafter.seconds.rows - 1, second);
         const double cost = (row_cost + pass) / next_rate;
         for (size_t row = 0; row < size_; ++row) least[row] = std::min(cost / batch_.weights[row], rules_.max_min_survival);
         return least;

@@ -1,5 +1,5 @@
-"""The drafter option as users write it: NAME[:tree][:ARG], drafters of drafters (A+B), one tree of several (A//B), and
-lists of them.
+"""The drafter option as users write it: NAME[:tree][:ARG], drafters of drafters (A+B), one tree of several (A//B), one
+behind another (A..B), and lists of them.
 
 The names, their arguments and what each may be combined with are in DRAFTERS; draft/registry.py builds them.
 """
@@ -14,8 +14,9 @@ from typing import Literal
 from wager.errors import UsageError
 from wager.inputs import check_threads, did_you_mean, shown, whole_number
 
-MERGED = "A//B"
-"""How one tree of the guesses of several drafters is written."""
+MERGED_SIGN, BACKED_SIGN = "//", ".."
+MERGED, BACKED = f"A{MERGED_SIGN}B", f"A{BACKED_SIGN}B"
+"""How one tree of the guesses of several drafters is written, and a drafter that is asked where another is unsure."""
 
 WORDS = {
     "none": "no speculation",
@@ -146,14 +147,15 @@ DRAFTERS: Mapping[str, DrafterOption] = {
 
 @dataclass(frozen=True, slots=True)
 class DrafterSpec:
-    """A parsed drafter option: `NAME[:tree][:ARG]`, with `+INNER` behind it the drafter of the drafter, or `A//B`: the
-    `parts` of which one tree is made."""
+    """A parsed drafter option: `NAME[:tree][:ARG]`, with `+INNER` behind it the drafter of the drafter, `A//B`: the
+    `parts` of which one tree is made, or `A..B` (`backed`), where the first of two parts is asked for every draft."""
 
     name: str
     argument: str | None = None
     trees: bool = False
     inner: DrafterSpec | None = None
     parts: tuple[DrafterSpec, ...] = ()
+    backed: bool = False
 
     def __str__(self) -> str:
         own = self.label if self.argument is None else f"{self.label}:{self.argument}"
@@ -210,16 +212,17 @@ def descriptions() -> dict[str, str]:
         **kinds,
         ":tree": "drafts are trees, several candidates where it is in doubt, such as model:tree:PATH",
         MERGED: "one tree of the guesses of both, such as ngram//model:PATH",
+        BACKED: "the guesses of A, and those of B too where that pays, such as suffix..eagle3:PATH",
     }
 
 
 def parse_drafters(text: str) -> tuple[DrafterSpec, ...]:
-    """The drafters of `NAME[:tree][:ARG],...`, none for `none`, AUTO for `auto`; A//B and A+B as in DrafterSpec.
+    """The drafters of `NAME[:tree][:ARG],...`, none for `none`, AUTO for `auto`; A//B, A..B and A+B as in DrafterSpec.
 
     Raises UsageError for an unknown name, a missing or superfluous argument, a drafter that is named twice, and `none`
     or `auto` beside others.
     """
-    parsed = tuple(_parse_merged(word.strip()) for word in text.split(","))
+    parsed = tuple(_parse_joined(word.strip()) for word in text.split(","))
     _check_beside_others(parsed, text)
     if parsed[0].name in WORDS:
         return AUTO if parsed[0].name == "auto" else ()
@@ -236,15 +239,26 @@ def _check_beside_others(specs: Sequence[DrafterSpec], text: str) -> None:
 
 def _split(text: str, sign: str) -> list[str]:
     """The drafters that `sign` joins: paths may hold it where no drafter's name follows."""
-    return re.split(rf"{re.escape(sign)}(?=(?:{'|'.join(DRAFTERS)})(?:-tree)?(?:[:+,]|//|$))", text)
+    return re.split(rf"{re.escape(sign)}(?=(?:{'|'.join(DRAFTERS)})(?:-tree)?(?:[:+,]|//|\.\.|$))", text)
 
 
-def _parse_merged(text: str) -> DrafterSpec:
-    parts = tuple(_parse_staged(part) for part in _split(text, "//"))
+def _parse_joined(text: str) -> DrafterSpec:
+    """`A//B..C//D` is A//B with C//D behind it."""
+    parts = tuple(_parse_merged(part) for part in _split(text, BACKED_SIGN))
     if len(parts) == 1:
         return parts[0]
     _check_beside_others(parts, text)
-    return DrafterSpec("//".join(map(str, parts)), parts=parts)
+    if len(parts) > 2:
+        raise UsageError(f"{text!r} joins {len(parts)} drafters by {BACKED_SIGN}.", f"It joins two: {BACKED}.")
+    return DrafterSpec(BACKED_SIGN.join(map(str, parts)), parts=parts, backed=True)
+
+
+def _parse_merged(text: str) -> DrafterSpec:
+    parts = tuple(_parse_staged(part) for part in _split(text, MERGED_SIGN))
+    if len(parts) == 1:
+        return parts[0]
+    _check_beside_others(parts, text)
+    return DrafterSpec(MERGED_SIGN.join(map(str, parts)), parts=parts)
 
 
 def _parse_staged(text: str) -> DrafterSpec:

@@ -475,6 +475,18 @@ class Span(NamedTuple):
     max_draft_tokens: int = 0
 
 
+class DraftPrices(NamedTuple):
+    """What drafting must bring, in tokens of the sequence: `row` each guess that is verified, `call` a call of a
+    drafter that takes time, and `guess` each of its guesses beside it."""
+
+    row: float = 0.0
+    call: float = 0.0
+    guess: float = 0.0
+
+
+_NO_PRICES = DraftPrices()
+
+
 class DraftRequest(NamedTuple):
     """A request for a draft of one sequence: up to `depth` guesses after position `position - 1`, a chain's length or
     the nodes of a tree, however deep it is.
@@ -482,7 +494,9 @@ class DraftRequest(NamedTuple):
     `position` is the absolute position of the first guess, that is, the number of known tokens. Noise for a guess at
     position i is `gumbel(seed, i, ids, choice)`; q is processed by `params` exactly as the target's p is.
     `needs_draft_probs`: the draft must hold full rows of q (the distribution-exact rules need them). The draft may end
-    after a guess whose own survival estimate is below `min_survival`.
+    after a guess whose own survival estimate is below `min_survival`. `after`: guesses of another drafter that stand
+    between the known tokens and `position`, for drafters that continue them (Drafter.continues). `prices`: for drafters
+    that decide themselves what to compute.
     """
 
     seq_id: str
@@ -493,6 +507,8 @@ class DraftRequest(NamedTuple):
     choice: int = 0
     needs_draft_probs: bool = False
     min_survival: float = 0.0
+    after: tuple[int, ...] = ()
+    prices: DraftPrices = _NO_PRICES
 
 
 _CHAIN_PARENTS = [tuple(range(-1, size - 1)) for size in range(64)]  # of short chains, by their size
@@ -505,7 +521,8 @@ class Draft:
     `parents[i]` is the node before node i, -1 for the root (the last known token); parents precede their children.
     `scores` are the drafter's estimates of survival, in [0, 1], per node: the probability that the node and all nodes
     before it are right. `draft_probs` holds the distribution q each node was drawn from, float64 [nodes, vocabulary];
-    None means that the guesses are deterministic (q is a point mass).
+    None means that the guesses are deterministic (q is a point mass). `computed`: of a drafter that weighs prices, how
+    many guesses it took time for.
     """
 
     seq_id: str
@@ -514,6 +531,7 @@ class Draft:
     scores: tuple[float, ...] = ()
     drafter: str = ""
     draft_probs: NDArray[np.float64] | None = None
+    computed: int | None = None
 
     @classmethod
     def chain(
@@ -561,18 +579,20 @@ class Draft:
         if size >= len(self.tokens):
             return self
         probs = None if self.draft_probs is None else self.draft_probs[:size]
-        return Draft(self.seq_id, self.tokens[:size], self.parents[:size], self.scores[:size], self.drafter, probs)
+        kept = self.tokens[:size], self.parents[:size], self.scores[:size]
+        return Draft(self.seq_id, *kept, self.drafter, probs, self.computed)
 
 
 class DraftDecision(NamedTuple):
     """How one sequence drafts in a step: at most `depth` guesses (0: plain decoding) by `drafter` ("": the first one).
 
-    A drafter may stop after a guess whose own survival estimate has fallen below `min_survival`.
+    A drafter may stop after a guess whose own survival estimate has fallen below `min_survival`; `prices` are told it.
     """
 
     depth: int
     drafter: str = ""
     min_survival: float = 0.0
+    prices: DraftPrices = _NO_PRICES
 
 
 Plan = Mapping[str, DraftDecision]

@@ -269,6 +269,26 @@ def test_the_seconds_of_catching_up_count_before_a_drafter_is_used_again() -> No
     assert drafted(1e-3) == 0, "four seconds of processing the prompt are not regained"
 
 
+def test_what_catching_up_takes_does_not_pass_for_the_price_of_a_guess() -> None:
+    """The first draft of a sequence computes its prompt too, here after some steps that did not decode."""
+    surface = LatencySurface([1, 2, 4, 8], [5e-3, 5.1e-3, 5.2e-3, 5.4e-3])  # nothing is known of drafting
+    policy = Adaptive(surface, drafters={"d": DrafterCapabilities(6, catch_up_s=2e-5)})
+    asked, prompt = 0, 600
+    for number in range(200):
+        decodes = number >= 6
+        spans = [Span("r", prompt + number, (0,), True, 6) if decodes else Span("r", 100 * number, (0,) * 100, False)]
+        plan = policy.plan(spans, BUDGET)
+        drafts = {name: Draft.chain(name, range(each.depth), drafter="d") for name, each in plan.items()}
+        size = sum(map(len, policy.admit(drafts, BUDGET).values()))
+        drafting = (0.0 if not plan else 2e-5 * prompt if not asked else 1e-4) + 1e-4 * sum(map(len, drafts.values()))
+        asked += bool(plan)
+        policy.learn([Verdict("r", tuple(range(size)), tuple(range(size + 1)))] if decodes else [])
+        rows = size + len(spans[0].tokens)
+        seconds = {"forward": surface.seconds(rows, 1, prompt), "draft": drafting}
+        policy.observe(StepRecord(rows, 1, size, size, decodes * (size + 1), seconds, (spans[0].num_computed_tokens,)))
+    assert asked > 180
+
+
 # ---- objectives -----------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy import stats
 
-from wager.draft.combined import MergedDrafter
+from wager.draft.combined import BackedDrafter, MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.testing import ToyDistribution, ToyTarget
@@ -123,6 +123,14 @@ class MergedModelDrafter(MergedDrafter):
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__([ModelDrafter(widths), NgramDrafter(), tree_model(widths)], vocab=V)
+        self.widths = widths
+
+
+class BackedModelDrafter(BackedDrafter):
+    """Lookup, and behind it a draft model."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__(NgramDrafter(), ModelDrafter(widths), vocab=V)
         self.widths = widths
 
 

@@ -17,6 +17,7 @@ from counting import (
     TIGHT,
     TOKENS,
     WARM,
+    BackedModelDrafter,
     FixedDrafter,
     MergedModelDrafter,
     ModelDrafter,
@@ -73,7 +74,7 @@ def test_texts_follow_the_targets_distribution(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [tree_model, MergedModelDrafter])
+@pytest.mark.parametrize("kind", [tree_model, MergedModelDrafter, BackedModelDrafter])
 @pytest.mark.parametrize(
     ("rule", "params", "rooms"),
     [

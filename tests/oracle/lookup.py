@@ -137,7 +137,7 @@ class _Text:
         """The guesses of a chain and their survival."""
         tokens: list[int] = []
         survival: list[float] = []
-        text, reached = list(self._tokens), 1.0
+        text, reached = [*self._tokens, *request.after], 1.0
         while len(tokens) < request.depth:
             if draws(request) or request.params.greedy:
                 named = self._named(self._guesses(text))
@@ -164,12 +164,12 @@ class _Text:
             if draws(request) or request.params.greedy:
                 likely = self._continuations(self._guesses(text))
             else:
-                likely = self._coupled(text, request, len(text) - len(self._tokens))
+                likely = self._coupled(text, request, len(text) - len(self._tokens) - len(request.after))
             for token, probability in likely.items():
                 if reached * probability >= MIN_SURVIVAL:
                     heappush(open_nodes, (-reached * probability, next(numbers), parent, [*text, token]))
 
-        expand(list(self._tokens), -1, 1.0)
+        expand([*self._tokens, *request.after], -1, 1.0)
         while open_nodes and len(tokens) < request.depth:
             negative, _, parent, text = heappop(open_nodes)
             tokens.append(text[-1])

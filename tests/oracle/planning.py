@@ -76,11 +76,11 @@ class DrafterForecast:
 
     def min_survival(self, batch: PlannedBatch, row_cost: float) -> Floats:
         """Survival of a token after which the next pass does not pay (-1: none), [sequences]: it takes a pass and then
-        a row, and its token survives less."""
+        a row, and its token survives less. What a call takes beside its passes is paid by then."""
         if not (self.stops_early and self.model.has_scores):
             return np.full(len(batch.weights), -1.0)
         next_rate = float(1.0 / (1.0 + np.exp(-self.model.depths.log_odds[1])))
-        cost = (row_cost + batch.goodput * float(self.seconds[-1, 0])) / next_rate
+        cost = (row_cost + batch.goodput * float(self.seconds[-1, :2][-1])) / next_rate
         return np.minimum(cost / batch.weights, MAX_MIN_SURVIVAL)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tokenizer_models import save_model
 
 import wager
-from wager.draft.combined import MergedDrafter
+from wager.draft.combined import BackedDrafter, MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.drafter_spec import AUTO, DrafterSpec, descriptions, parse_drafters
@@ -24,7 +24,7 @@ from wager.testing import FakeClock, ToyDistribution, ToyTarget
 from wager.testing.drafters import HistoryDrafter
 from wager.testing.toy import toy_engine
 from wager.trace import Trace
-from wager.types import Draft, DraftRequest, Request, SamplingParams, VerifyRule
+from wager.types import Draft, DraftPrices, DraftRequest, Request, SamplingParams, VerifyRule
 
 # --- how they are written -----------------------------------------------------------------------------------
 
@@ -54,11 +54,14 @@ def test_staged_and_merged_drafters_are_parsed() -> None:
         DrafterSpec("mtp", "a@before", trees=True),
         DrafterSpec("model", "./tree"),
     )
+    (backed,) = parse_drafters("ngram:2//suffix..model:/a+ngram:2")
+    assert backed.backed and backed.parts == (*parse_drafters("ngram:2//suffix"), staged)
+    assert str(backed) == "ngram:2//suffix..model:/a+ngram:2" and backed.makes_trees and backed.models == ["/a"]
     assert parse_drafters("ngram, ngram//model:/a") == (DrafterSpec("ngram"), *parse_drafters("ngram//model:/a"))
 
 
 def test_paths_may_hold_the_signs() -> None:
-    for path in ("a+b/c++", "org//name", "x+ngramlike", "/m//models+"):
+    for path in ("a+b/c++", "org//name", "x+ngramlike", "/m//models+", "../a..b", "..", "a../ngram"):
         assert parse_drafters(f"model:{path}") == (DrafterSpec("model", path),)
 
 
@@ -82,6 +85,9 @@ def test_paths_may_hold_the_signs() -> None:
         ("ngram-tree", "takes a number, not 'tree'"),
         ("ngram//ngram", "named twice"),
         ("auto//ngram", "'auto' stands beside others"),
+        ("auto..ngram", "'auto' stands beside others"),
+        ("ngram..ngram", "named twice"),
+        ("ngram..suffix..model:/a", "joins 3 drafters"),
         ("ngram:99//model:x", "ngram:99 is out of range"),
         ("model:x+ngram:99", "ngram:99 is out of range"),
         ("ngram//nonsense", "Unknown drafter"),
@@ -110,9 +116,11 @@ class Says(HistoryDrafter):
         super().__init__()
         self.name, self.samples, self._said = name, samples, draft
         self.depths: list[int] = []
+        self.least: list[float] = []
 
     def _draft(self, request: DraftRequest) -> Draft:
         self.depths.append(request.depth)
+        self.least.append(request.min_survival)
         return replace(self._said, seq_id=request.seq_id)
 
 
@@ -172,6 +180,95 @@ def test_sampled_guesses_without_their_q_are_dropped(probs: np.ndarray | None) -
     assert draft.tokens == (1, 2) and draft.draft_probs is not None and draft.draft_probs.shape == (2, VOCAB)
 
 
+# --- one that is asked where another is unsure ----------------------------------------------------------------
+
+
+class Continues(Says):
+    """Guesses 4 and 5 behind whatever it is asked to continue."""
+
+    continues = True
+
+    def __init__(self, name: str, draft: Draft) -> None:
+        super().__init__(name, draft)
+        self.continued: list[DraftRequest] = []
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        if not request.after:
+            return super()._draft(request)
+        self.continued.append(request)
+        return Draft.chain(
+            request.seq_id, [4, 5][: request.depth], drafter=self.name, scores=[0.9, 0.8][: request.depth]
+        )
+
+
+SURE = Draft.chain("", [1, 2], drafter="", scores=[0.99, 0.97])
+UNSURE = Draft.chain("", [1], drafter="", scores=[0.15])
+OTHER = Draft.chain("", [2, 3], drafter="", scores=[0.8, 0.6])
+DEAR, CHEAP = DraftPrices(row=0.05, call=0.6, guess=0.05), DraftPrices(row=0.05, call=0.01, guess=0.01)
+
+
+def backed(first: Draft, second: Draft, *, samples: bool = False) -> tuple[BackedDrafter, Continues, Says]:
+    parts = Continues("first", first), Says("second", second, samples=samples)
+    drafter = BackedDrafter(*parts, vocab=VOCAB)
+    drafter.begin("s", [1, 2, 3], SamplingParams())
+    return drafter, *parts
+
+
+def test_guesses_of_the_second_are_continued_by_the_first_and_its_own_stand_beside_them() -> None:
+    drafter, first, second = backed(UNSURE, OTHER)
+    (draft,) = drafter.propose([ask(5)])
+    assert drafter.name == draft.drafter == "first..second" and drafter.makes_trees and drafter.weighs_prices
+    paths = {tuple(draft.tokens[node] for node in draft.path(node)) for node in range(len(draft))}
+    assert paths == {(2,), (2, 3), (2, 3, 4), (2, 3, 4, 5), (1,)}
+    assert draft.computed == 2 and second.depths == [5]
+    [asked] = first.continued
+    assert (asked.after, asked.position, asked.depth) == ((2, 3), 5, 3)
+
+
+@pytest.mark.parametrize(("prices", "often"), [(DEAR, False), (CHEAP, True)])
+def test_the_second_is_asked_only_where_it_brings_more_than_it_costs(prices: DraftPrices, *, often: bool) -> None:
+    """It is right every other time; where the first is sure it has nothing to add."""
+    drafter, first, second = backed(UNSURE, replace(OTHER, scores=(0.5, 0.25)))
+    for number in range(300):
+        first._said = UNSURE if number % 2 else SURE
+        (draft,) = drafter.propose([ask()._replace(prices=prices)])
+        assert draft.computed in (0, 2)
+        drafter.accept("s", [1, 2] if first._said is SURE else [2, 0] if number % 4 == 1 else [3])
+    asked = len(second.depths)
+    assert 100 < asked < 200 if often else asked < 50
+
+
+def test_a_place_where_asking_did_not_pay_is_tried_again() -> None:
+    drafter, _, second = backed(UNSURE, replace(OTHER, scores=(0.5, 0.25)))
+    for _ in range(100):
+        drafter.propose([ask()._replace(prices=DEAR)])
+        drafter.accept("s", [3])
+    before, second._said = len(second.depths), OTHER
+    for _ in range(3000):
+        drafter.propose([ask()._replace(prices=DEAR)])
+        drafter.accept("s", [2, 3, 4, 5])
+    assert len(second.depths) > before + 1000
+
+
+def test_the_second_ends_where_its_next_guess_would_not_be_worth_its_price() -> None:
+    drafter, _, second = backed(UNSURE, OTHER)
+    drafter.propose([ask()._replace(prices=CHEAP)])
+    drafter.propose([ask()._replace(prices=DraftPrices(row=0.1, guess=0.2))])
+    drafter.propose([ask()._replace(min_survival=0.9)])
+    assert second.least[0] < 0.15 and 0.4 < second.least[1] < 0.6 and second.least[2] == 0.9
+
+
+def test_under_a_law_a_draft_is_that_of_one_drafter_with_its_q() -> None:
+    drafter, _, second = backed(UNSURE, Draft("", (1, 1), (-1, 0), (0.6, 0.4), "q", Q), samples=True)
+    (draft,) = drafter.propose([ask(4, law=True)])
+    assert draft.tokens == (1, 1) and draft.computed == 2
+    assert draft.draft_probs is not None and np.array_equal(draft.draft_probs, Q)
+    second._said = Draft("")
+    (draft,) = drafter.propose([ask(4, law=True)])
+    assert draft.tokens == (1,) and draft.computed == 0
+    assert draft.draft_probs is not None and np.array_equal(draft.draft_probs, np.eye(VOCAB)[[1]])
+
+
 # --- through the production path ----------------------------------------------------------------------------
 
 
@@ -194,6 +291,9 @@ def requests(engine: wager.Engine, texts: Sequence[str]) -> list[Request]:
 
 TEXTS = ["one two three one two", "the quick brown fox", "the quick brown fox jumps"] * 2
 WRITTEN = [
+    "suffix..model:{0}",
+    "suffix:tree..model:tree:{1}",
+    "ngram//suffix..model:{1}+ngram",
     "model:{0}+ngram",
     "model:{1}+model:{0}+ngram",
     "model:tree:{0}",

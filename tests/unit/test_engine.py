@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wager.draft.base import Drafter
-from wager.draft.combined import InnerDrafter, MergedDrafter
+from wager.draft.combined import BackedDrafter, InnerDrafter, MergedDrafter
 from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
@@ -76,6 +76,10 @@ DRAFTERS = {
         inner=InnerDrafter(_model(inner=InnerDrafter(NgramDrafter(), vocab=LAW.vocab)), vocab=LAW.vocab)
     ),
     "merged": lambda: MergedDrafter([NgramDrafter(), _model()], vocab=LAW.vocab),
+    "backed": lambda: BackedDrafter(DRAFTERS["suffix"](), _model(), vocab=LAW.vocab),
+    "backed-odd": lambda: BackedDrafter(
+        OverlongDrafter(), BackedDrafter(_model(trees=True), FailingDrafter(calls=20), vocab=LAW.vocab), vocab=LAW.vocab
+    ),
     "remembers-merged": lambda: MergedDrafter([DRAFTERS["suffix"](), NgramDrafter()], vocab=LAW.vocab),
     "merged-odd": lambda: MergedDrafter(
         [FailingDrafter(calls=20), _model(trees=True), OutsideVocabularyDrafter(LAW.vocab), OverlongDrafter()],

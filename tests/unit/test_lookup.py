@@ -75,6 +75,21 @@ def test_guesses_follow_the_noise_of_a_request_that_samples_unless_its_rule_need
     assert drafter.propose([request._replace(params=SAMPLED, needs_draft_probs=True)]) == greedy
 
 
+@pytest.mark.parametrize("params", [PARAMS, SAMPLED])
+def test_a_draft_behind_guesses_is_the_rest_of_the_draft_that_has_them(params: SamplingParams) -> None:
+    drafter = _begun([*range(20), *range(4)])
+    whole = DraftRequest("s", 24, 9, params, 5)
+    [draft] = drafter.propose([whole])
+    assert len(draft) > 4
+    for size in range(1, len(draft)):
+        [rest] = drafter.propose([whole._replace(position=24 + size, depth=9 - size, after=draft.tokens[:size])])
+        assert rest.tokens == draft.tokens[size : size + len(rest)] and len(rest) >= len(draft) - size
+        above = draft.scores[size - 1]
+        known = min(len(rest), len(draft) - size)
+        assert [above * score for score in rest.scores[:known]] == pytest.approx(draft.scores[size:])
+    assert drafter.propose([whole]) == [draft]
+
+
 # ---- texts that ended ------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +164,9 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
         requests = [
             DraftRequest(name, len(known[name]), rng.randint(0, 15), rng.choice((PARAMS, SAMPLED)), 2**64 - 1, 3)
             for name in asked
+        ]
+        requests += [
+            each._replace(position=each.position + 3, after=tuple(known[each.seq_id][:3])) for each in requests[:1]
         ]
         drafts = native.propose(requests)
         expected = plain.propose(requests)

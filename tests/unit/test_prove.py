@@ -152,6 +152,8 @@ def test_every_drafter_of_the_registry_can_be_proven(proof: Proof, tmp_path: Pat
     options = every_drafter(model, tmp_path)
     options["staged"] = f"model:{MODEL}+suffix"
     options["merged"] = f"ngram//{options['eagle3']}"
+    options["backed"] = f"suffix..{options['eagle3']}"
+    options["backed by a tree"] = f"{options['store:tree']}..{options['eagle3:tree']}"
     options["several"] = f"ngram,{options['medusa']}"
     options |= {name: name for name in PROOF_DRAFTERS}
     flags = [flag for option in options.values() for flag in ("--drafter", option)]

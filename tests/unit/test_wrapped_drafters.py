@@ -10,7 +10,7 @@ import pytest
 
 from wager.draft.ahead import AheadDrafter
 from wager.draft.base import ComputedRows, Drafter, LogitsRows, RemembersRequests, RowReader, StateReader
-from wager.draft.combined import MergedDrafter
+from wager.draft.combined import BackedDrafter, MergedDrafter
 from wager.draft.ngram import NgramDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.drafter_spec import DRAFTERS, DrafterSpec, parse_drafters
@@ -87,6 +87,8 @@ def _wrappers() -> dict[str, Callable[[Watched], Drafter]]:
         )
     found["ngram//"] = lambda inner: MergedDrafter([NgramDrafter(), inner], vocab=LAW.vocab)
     found["//ngram"] = lambda inner: MergedDrafter([inner, NgramDrafter()], vocab=LAW.vocab)
+    found["ngram.."] = lambda inner: BackedDrafter(NgramDrafter(), inner, vocab=LAW.vocab)
+    found["..ngram"] = lambda inner: BackedDrafter(inner, NgramDrafter(), vocab=LAW.vocab)
     return found
 
 

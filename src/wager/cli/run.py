@@ -180,7 +180,7 @@ def _receipt_key(receipt_path: Path | None, key_path: Path | None, rule: VerifyR
 
 def _check_predictions(drafters: Sequence[DrafterSpec]) -> None:
     """UsageError if none of the drafters reads predictions."""
-    named = [part for spec in drafters for part in (spec.parts or (spec,))]
+    named = [each for spec in drafters for each in spec.all if not each.parts]
     if not any(spec.option.reads_predictions for spec in named):
         raise UsageError(
             f"--prediction has no effect with --drafter {','.join(map(str, drafters)) or 'none'}.",

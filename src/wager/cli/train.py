@@ -48,7 +48,7 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
     return number
 
 
-_MAIN = "kind output prompts made_up answers apart_from passes steps depth device model json_path"
+_MAIN = "kind output prompts made_up answers apart_from passes steps depth device planned model json_path"
 """Options that --help shows without --help-all."""
 
 
@@ -61,7 +61,10 @@ _MAIN = "kind output prompts made_up answers apart_from passes steps depth devic
     "needs no training.",
 )
 @click.option(
-    "-o", "--output", required=True, metavar="FOLDER", help="Folder of answers, checkpoint and the trained drafter."
+    "-o",
+    "--output",
+    metavar="FOLDER",
+    help="Folder of answers, checkpoint and the trained drafter; not needed with --plan.",
 )
 @click.option("--prompts", type=flags.InputPath(), help="Prompts to answer, a file as for `wager bench`.")
 @click.option(
@@ -170,9 +173,25 @@ _MAIN = "kind output prompts made_up answers apart_from passes steps depth devic
     is_flag=True,
     help="Keep the model's states on disk, kilobytes a token: later passes take half the time.",
 )
+@click.option(
+    "--plan",
+    "planned",
+    is_flag=True,
+    help="Say what it would take and bring, time, disk and survival, by runs that were measured; nothing is trained.",
+)
+@click.option("--hardware", metavar="NAME", help="The machine of --plan, as for `wager plan`.  [default: cpu]")
 @flags.engine_flags(only=("model", "threads", "memory"))
 @flags.json_flag
-def command(*, kind: str, output: str, config: EngineConfig, json_path: Path | None, **options: Any) -> None:
+def command(
+    *,
+    kind: str,
+    output: str | None,
+    planned: bool,
+    hardware: str | None,
+    config: EngineConfig,
+    json_path: Path | None,
+    **options: Any,
+) -> None:
     """Train a drafter for a model and write it to FOLDER, ready for `--drafter`.
 
     The model answers the prompts; its hidden states and its whole distribution after each token are computed again on
@@ -184,6 +203,13 @@ def command(*, kind: str, output: str, config: EngineConfig, json_path: Path | N
     """
     if not (options["prompts"] or options["made_up"] or options["answers"]):
         raise UsageError("There is nothing to train on.", "Give --prompts FILE, --made-up N or --answers FILE.")
+    if planned:
+        _plan(kind, hardware or "cpu", config.model.model, options, json_path)
+        return
+    if hardware is not None:
+        raise UsageError(f"--hardware {shown(hardware)} has no effect without --plan.", "Training runs on --device.")
+    if output is None:
+        raise UsageError("There is no folder to write to.", "Give --output FOLDER, or --plan.")
     from wager.models import hub
 
     if not hub.is_random(config.model.model):  # what is missing is said before torch is imported
@@ -205,6 +231,46 @@ def command(*, kind: str, output: str, config: EngineConfig, json_path: Path | N
     to_stdout = json_path != console.STDOUT
     console.table("survival by depth", ["depth", "survival"], rows, to_stdout=to_stdout, caption=caption)
     console.say(written)
+
+
+def _plan(kind: str, hardware: str, model: str, options: Mapping[str, Any], json_path: Path | None) -> None:
+    """Print what the command would take and bring."""
+    from wager.planner import training
+    from wager.planner.inputs import find_hardware, find_plan_model
+
+    target, device = find_plan_model(model), find_hardware(hardware)
+    head = training.HeadShape(kind, options["depth"], options["vocabulary"], options["inner"])
+    prompts = len(read_prompts(options["prompts"])) if options["prompts"] else 0
+    known = sum(_tokens_of(path) for path in options["answers"])
+    needs = training.needs(
+        target,
+        answers=(prompts + options["made_up"]) * len(options["temperature"]),
+        longest=options["answer_tokens"],
+        known_tokens=known,
+        passes=options["passes"],
+        trained=options["steps"] and options["steps"] * options["batch"],
+        keeps_states=options["keep_states"],
+    )
+    plan = training.plan_training(target, device, head, needs)
+    console.write_json({"model": target.name, "hardware": device.name, **needs.as_dict(), **plan.as_dict()}, json_path)
+    rows = [[what, value] for what, value in training.lines(plan, needs)]
+    caption = training.caveat(kind, target, plan)
+    console.table(
+        f"{kind} for {target.name} on {device.name}",
+        ["", ""],
+        rows,
+        to_stdout=json_path != console.STDOUT,
+        caption=caption,
+    )
+
+
+def _tokens_of(path: Path) -> int:
+    """Tokens of the texts in a file of answers."""
+    import json
+
+    with path.open(encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    return sum(len(row["prompt_ids"]) + len(row["token_ids"]) for row in rows)
 
 
 def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

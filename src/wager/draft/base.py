@@ -29,7 +29,9 @@ class Drafter(Protocol):
     `name` labels its guesses in outputs and metrics. `default_depth` is the depth of a request when none was
     chosen, `max_depth` the greatest a policy requests. `samples`: its guesses are drawn from a distribution q, which
     a distribution-exact rule must request (DraftRequest.needs_draft_probs); otherwise they are point masses.
-    `makes_trees`: its drafts may be trees. What has a default here, a subclass need not define.
+    `makes_trees`: its drafts may be trees. `continues`: it heeds DraftRequest.after. `weighs_prices`:
+    it decides by DraftRequest.prices what to compute, and says so (Draft.computed). What has a default here, a subclass
+    need not define.
     """
 
     name: str
@@ -37,6 +39,8 @@ class Drafter(Protocol):
     max_depth: int
     samples: bool = False
     makes_trees: bool = False
+    continues: bool = False
+    weighs_prices: bool = False
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """A sequence starts with this prompt (penalties treat prompt and output differently). What a drafter keeps

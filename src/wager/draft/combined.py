@@ -1,4 +1,5 @@
-"""Drafters made of others: one that guesses for a draft model (A+B), and one tree of the guesses of several (A//B).
+"""Drafters made of others: one that guesses for a draft model (A+B), one tree of the guesses of several (A//B), and one
+that is asked only at places where another one's guesses are worth little (A..B).
 
 **A+B**, staged drafting (Spector and Re 2023, arXiv 2308.04623): every stage is a drafter and its verification, and
 equality with the token that a stage draws itself accepts a guess, so the draft is the same with an inner drafter and
@@ -9,15 +10,22 @@ if it were known, and begins again where the text went on differently.
 accepted: by the score that its drafter gives a node, times how much oftener, lately, that drafter was right than it
 thought. Under a rule that keeps the distribution nothing may depend on what was drawn: every drafter gets a fixed
 share of the guesses, and its tree hangs from the root beside the others, with the q that each node was drawn from.
+
+**A..B**: A guesses at every place. B, which takes time, guesses too where that brought more lately than it costs
+(DraftRequest.prices), at places where A was as sure as here. Then the draft is the one tree of both; what B guesses, A
+continues if it can. Under a rule that keeps the distribution the draft is B's alone where B is asked, and A's where
+not; what A draws itself has no say in it.
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +40,9 @@ from wager.draft.base import (
 )
 from wager.draft.guessing import draws
 from wager.draft.trees import TokenTree, children, merge
+from wager.drafter_spec import BACKED_SIGN, MERGED_SIGN
+from wager.economics.acceptance import BIN_BORDERS
+from wager.economics.policy.base import compare
 from wager.kernels.base import TargetOutput
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
@@ -49,6 +60,7 @@ class GuardedDrafter:
         reader: object = drafter
         self._states = reader if isinstance(reader, StateReader) else None
         self._rows = reader if isinstance(reader, RowReader) else None
+        self._observes = type(drafter).observe is not Drafter.observe
         self._vocab = vocab
         self._begun: set[str] = set()
         self._failures = self._pause = self._left = 0  # the last pause, and what is left of it, in sequences
@@ -64,17 +76,17 @@ class GuardedDrafter:
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         if seq_id in self._begun:
-            self._call(partial(self.drafter.accept, seq_id, tokens))
+            self._call(self.drafter.accept, seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
         if seq_id in self._begun:
             self._begun.discard(seq_id)
-            if self._call(partial(self.drafter.end, seq_id)):
+            if self._call(self.drafter.end, seq_id):
                 self._pause = 0
 
     def observe(self, output: TargetOutput) -> None:
-        if not self._left:
-            self._call(partial(self.drafter.observe, output))
+        if self._observes and not self._left:
+            self._call(self.drafter.observe, output)
 
     @property
     def remembers_requests(self) -> bool:
@@ -88,6 +100,11 @@ class GuardedDrafter:
             self._call(drafter.forget)
 
     @property
+    def continues(self) -> bool:
+        """See Drafter."""
+        return self.drafter.continues
+
+    @property
     def taps(self) -> Sequence[int] | None:
         """See StateReader."""
         return None if self._states is None else self._states.taps
@@ -95,7 +112,7 @@ class GuardedDrafter:
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """See StateReader."""
         if self._states is not None and not self._left:
-            self._call(partial(self._states.read, output, computed))
+            self._call(self._states.read, output, computed)
 
     @property
     def reads_rows(self) -> bool:
@@ -105,7 +122,7 @@ class GuardedDrafter:
     def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
         """See RowReader."""
         if self._rows is not None and self._rows.reads_rows and not self._left:
-            self._call(partial(self._rows.read_rows, output, rows))
+            self._call(self._rows.read_rows, output, rows)
 
     def propose(self, requests: Sequence[DraftRequest]) -> dict[str, Draft]:
         """The valid part of each draft, by sequence, none larger than was requested."""
@@ -119,10 +136,10 @@ class GuardedDrafter:
 
         return valid if asked and self._call(propose) else {}
 
-    def _call(self, call: Callable[[], None]) -> bool:
+    def _call(self, call: Callable[..., None], *args: object) -> bool:
         """Whether it succeeded; else the drafter has failed."""
         try:
-            call()
+            call(*args)
         except Exception as error:
             self._failures += 1
             self._pause = min(_LONGEST_PAUSE, max(1, 2 * self._pause))
@@ -138,12 +155,22 @@ class GuardedDrafter:
         return True
 
     def _valid_part(self, draft: Draft, limit: int) -> Draft:
+        tokens, scores = draft.tokens, draft.scores
+        if (
+            len(tokens) <= limit
+            and draft.draft_probs is None
+            and draft.is_chain
+            and (not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab))
+            and len(scores) == len(tokens)
+            and all(0.0 <= score <= 1.0 for score in scores)
+        ):
+            return draft
         size = min(limit, len(draft.tokens), len(draft.parents))
         for node in range(size):
             if not (0 <= draft.tokens[node] < self._vocab and -1 <= draft.parents[node] < node):
                 size = node
                 break
-        tokens, parents, scores = tuple(draft.tokens[:size]), tuple(draft.parents[:size]), tuple(draft.scores[:size])
+        tokens, parents, scores = tuple(tokens[:size]), tuple(draft.parents[:size]), tuple(scores[:size])
         has_scores = len(scores) == size and all(0.0 <= score <= 1.0 for score in scores)
         probs = draft.draft_probs
         if probs is not None and probs.shape != (len(draft.tokens), self._vocab):
@@ -224,10 +251,11 @@ class _Reliability:
 class MergedDrafter(Drafter):
     """The trees of `drafters` as one. One that raises: see GuardedDrafter; `vocab` as in DraftParts."""
 
+    sign = MERGED_SIGN
     makes_trees = True
 
     def __init__(self, drafters: Sequence[Drafter], *, vocab: int) -> None:
-        self.name = "//".join(drafter.name for drafter in drafters)
+        self.name = self.sign.join(drafter.name for drafter in drafters)
         self.default_depth = max(drafter.default_depth for drafter in drafters)
         self.max_depth = max(drafter.max_depth for drafter in drafters)
         self.samples = any(drafter.samples for drafter in drafters)
@@ -308,9 +336,12 @@ class MergedDrafter(Drafter):
     def _merge(self, request: DraftRequest, drafts: Sequence[tuple[int, Draft]]) -> Draft:
         if draws(request):
             return self._beside(request, [draft for index, draft in drafts if self._has_needed_probs(index, draft)])
-        reliability = self._reliability.of(request.seq_id)
-        trees = [_scored(draft, reliability[index].factor) for index, draft in drafts]
+        trees = [self._judged(index, draft) for index, draft in drafts]
         return Draft(request.seq_id, *merge(trees, request.depth), self.name)
+
+    def _judged(self, index: int, draft: Draft) -> TokenTree:
+        """A draft of one drafter, with scores as they were lately borne out."""
+        return _scored(draft, self._reliability.of(draft.seq_id)[index].factor)
 
     def _has_needed_probs(self, index: int, draft: Draft) -> bool:
         return draft.draft_probs is not None or not self._members[index].drafter.samples
@@ -363,3 +394,159 @@ def _rates(draft: Draft) -> list[float]:
         return [_UNKNOWN / count for count in siblings]
     above = [scores[parent] if parent >= 0 else 1.0 for parent in parents]
     return [min(1.0, score / over) if over > 0 else 0.0 for score, over in zip(scores, above, strict=True)]
+
+
+_FIRST_GAIN, _FIRST_WEIGHT = 0.5, 60.0
+"""Tokens that asking the second drafter is taken to bring before it was asked where the first knows nothing (less, the
+surer that is), and the places that this counts for: what it brings at one place is 0 to 7 tokens."""
+
+_MEMORY = 400.0
+"""Places that count of those where it was asked."""
+
+_LEARNED_TOGETHER = 8
+"""Places of a sequence that are learned from together."""
+
+_RETRIED = 64
+"""Of so many places at which asking does not seem to pay, it is asked at one."""
+
+
+@dataclass(slots=True)
+class _PlaceGain:
+    """What the second drafter brought at places where the first is about equally sure: tokens that would not have been
+    guessed without it, less the price of its guesses and rows, but not of the call."""
+
+    mean: float
+    places: float = _FIRST_WEIGHT
+    left_out: int = 0
+
+    def pays(self, call: float) -> bool:
+        """Whether to ask at this place, for the price of a call."""
+        if self.mean <= call and self.left_out < _RETRIED:
+            self.left_out += 1
+            return False
+        self.left_out = 0
+        return True
+
+    def learn(self, gain: float) -> None:
+        self.places = min(_MEMORY, self.places + 1.0)
+        self.mean += (gain - self.mean) / self.places
+
+
+class _AskedPlace(NamedTuple):
+    """A place where the second drafter was asked: the draft that was made, that of each drafter, what the second's part
+    costs, and the tokens that became known."""
+
+    gain: _PlaceGain
+    made: Draft
+    first: Draft
+    second: Draft
+    cost: float
+    tokens: Sequence[int] = ()
+
+
+class BackedDrafter(MergedDrafter):
+    """The guesses of `first`, and where they are worth little those of `second` too. The rest as of MergedDrafter.
+
+    Nothing is done at other places but to ask the first, and what was learned at some is counted together: after a pass
+    of the target every function must be read from memory again."""
+
+    sign = BACKED_SIGN
+    weighs_prices = True
+
+    def __init__(self, first: Drafter, second: Drafter, *, vocab: int) -> None:
+        super().__init__([first, second], vocab=vocab)
+        self._gains = PerTenant(lambda: [_PlaceGain(_FIRST_GAIN * (1 - least)) for least in (0.0, *BIN_BORDERS)])
+        self._asked: dict[str, _AskedPlace] = {}  # of each sequence the last place, if the second was asked there
+        self._seen: dict[str, list[_AskedPlace]] = {}  # those before it that nothing was learned from
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        self._gains.enter(seq_id, tenant)
+        super().begin(seq_id, tokens, params, tenant=tenant)
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        if (asked := self._asked.pop(seq_id, None)) is not None:
+            seen = self._seen.setdefault(seq_id, [])
+            seen.append(asked._replace(tokens=tokens))
+            if len(seen) == _LEARNED_TOGETHER:
+                self._learn_places(seq_id)
+        super().accept(seq_id, tokens)
+
+    def end(self, seq_id: str) -> None:
+        self._learn_places(seq_id)
+        self._asked.pop(seq_id, None)
+        self._gains.leave(seq_id)
+        super().end(seq_id)
+
+    def _learn_places(self, seq_id: str) -> None:
+        for gain, made, first, second, cost, tokens in self._seen.pop(seq_id, ()):
+            gain.learn(len(compare(made, tokens)[1]) - len(compare(first, tokens)[1]) - cost)
+            for reliability, draft in zip(self._reliability.of(seq_id), (first, second), strict=True):
+                self._learn(reliability, draft, tokens)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft per request, of at most `depth` nodes."""
+        first, second = self._members
+        own = first.propose(requests)
+        places = [self._place(each, own.get(each.seq_id)) for each in requests]
+        asked = [each for each, place in zip(requests, places, strict=True) if place.pays(each.prices.call)]
+        found = second.propose([self._worth_a_pass(each) for each in asked]) if asked else {}
+        drafts: list[Draft] = []
+        for request, place in zip(requests, places, strict=True):
+            seq_id = request.seq_id
+            mine, other = own.get(seq_id) or Draft(seq_id), found.get(seq_id)
+            if not other:
+                alone = self._beside(request, [mine]) if draws(request) else mine
+                drafts.append(replace(alone, drafter=self.name, computed=0))
+                continue
+            if draws(request):
+                draft = self._beside(request, [other])
+            else:
+                trees = [self._judged(0, mine), self._continued(request, other)]
+                draft = Draft(seq_id, *merge(trees, request.depth), self.name)
+            row, _, guess = request.prices
+            cost = row * (_rows(draft, row) - _rows(mine, row)) + guess * len(other)
+            self._asked[seq_id] = _AskedPlace(place, draft, mine, other, cost)
+            drafts.append(replace(draft, computed=len(other)))
+        return drafts
+
+    def _place(self, request: DraftRequest, own: Draft | None) -> _PlaceGain:
+        """By the score of the first drafter's best first guess; all places are one where it gives none or draws."""
+        gains = self._gains.of(request.seq_id)
+        if own is None or not own.scores or (self._members[0].drafter.samples and draws(request)):
+            return gains[0]
+        best = own.scores[0]  # of a chain
+        if own.parents.count(-1) > 1:
+            best = max(score for score, parent in zip(own.scores, own.parents, strict=True) if parent < 0)
+        return gains[bisect(BIN_BORDERS, best)]
+
+    def _worth_a_pass(self, request: DraftRequest) -> DraftRequest:
+        """The second drafter ends where its next guess would not be worth its pass and its row."""
+        prices, factor = request.prices, self._reliability.of(request.seq_id)[1].factor
+        least = min(_MOST_SURE, (prices.row + prices.guess) / _NEXT_RATE / factor)
+        return request._replace(min_survival=max(request.min_survival, least))
+
+    def _continued(self, request: DraftRequest, draft: Draft) -> TokenTree:
+        """The second drafter's guesses as a tree, with what the first drafter guesses behind a chain."""
+        tree, first, count = self._judged(1, draft), self._members[0], len(draft)
+        if not first.continues or not draft.is_chain or count >= request.depth:
+            return tree
+        behind = request._replace(position=request.position + count, depth=request.depth - count, after=draft.tokens)
+        if not (found := first.propose([behind]).get(request.seq_id)):
+            return tree
+        more, above = self._judged(0, found), tree.scores[-1]
+        return TokenTree(
+            tree.tokens + more.tokens,
+            tree.parents + tuple(count + parent for parent in more.parents),  # -1 is the last guess
+            tree.scores + tuple(above * score for score in more.scores),
+        )
+
+
+_NEXT_RATE = 0.6
+"""How often a further guess of a chain is right, about, if those before it are."""
+
+_MOST_SURE = 0.95
+
+
+def _rows(draft: Draft, row: float) -> int:
+    """How many guesses of a draft are worth the price of a row; all of them where nothing says how likely they are."""
+    return sum(score > row for score in draft.scores) if draft.scores else len(draft.tokens)

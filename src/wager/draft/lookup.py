@@ -109,6 +109,7 @@ class LookupDrafter(Drafter):
 
     default_depth = 7
     max_depth = 15
+    continues = True
 
     def __init__(self, name: str, sources: LookupSources, *, trees: bool = False) -> None:
         if not 0 <= sources.longest <= MOST_LONGEST:

@@ -202,6 +202,8 @@ class Proposer:
                 sequence.choice,
                 self._rule.needs_draft_probs,
                 decision.min_survival,
+                (),
+                decision.prices,
             )
             requests.setdefault(decision.drafter or self._first, []).append(request)
         drafts: dict[str, Draft] = {}

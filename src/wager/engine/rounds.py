@@ -178,7 +178,7 @@ def _with_forced(draft: Draft, admitted: Draft) -> Draft:
             parents.append(places[path[:-1]])
             drafters.append(admitted.drafter_of(node))
     name = draft.drafter or admitted.drafter
-    return DraftOfSeveral(draft.seq_id, tuple(tokens), tuple(parents), (), name, None, tuple(drafters))
+    return DraftOfSeveral(draft.seq_id, tuple(tokens), tuple(parents), (), name, drafters=tuple(drafters))
 
 
 def _nodes_in(draft: Draft, admitted: Draft) -> list[int]:

@@ -197,9 +197,14 @@ def _build(
         return _build(below, config, decoder, num_blocks=num_blocks, kernels=kernels, learned=learned)
 
     if opened.parts:
-        from wager.draft.combined import MergedDrafter  # few starts need trees
+        from wager.draft.combined import BackedDrafter, MergedDrafter  # few starts need trees
 
-        return MergedDrafter([part(each) for each in opened.parts], vocab=decoder.vocab)
+        made = [part(each) for each in opened.parts]
+        return (
+            BackedDrafter(*made, vocab=decoder.vocab)
+            if opened.spec.backed
+            else MergedDrafter(made, vocab=decoder.vocab)
+        )
     model, head = opened.model, opened.head
     parts = DrafterParts(
         decoder.vocab,

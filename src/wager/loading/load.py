@@ -437,4 +437,10 @@ def _capabilities(drafter: Drafter, depth: int, latency: LatencyModel) -> Drafte
     catch_up_s = guess_s / _CATCH_UP_TOKENS if drafter.samples else 0.0
     reads_states = isinstance(drafter, StateReader) and drafter.taps is not None
     warm_up = _WARM_UP if reads_states else 0
-    return DrafterCapabilities(depth, stops_early=drafter.samples, catch_up_s=catch_up_s, warm_up=warm_up)
+    return DrafterCapabilities(
+        depth,
+        stops_early=drafter.samples and not drafter.weighs_prices,
+        catch_up_s=catch_up_s,
+        warm_up=warm_up,
+        weighs_prices=drafter.weighs_prices,
+    )

@@ -202,7 +202,7 @@ class _RandomDrafter:
     name = "random"
     default_depth = max_depth = MAX_DEPTH
     samples = False
-    makes_trees = False
+    makes_trees = continues = weighs_prices = False
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab

@@ -65,6 +65,8 @@ class HistoryDrafter:
     max_depth = 8
     samples = False
     makes_trees = False
+    continues = False
+    weighs_prices = False
 
     def __init__(self, *, oracle: TargetOracle | None = None) -> None:
         self.known: dict[str, list[int]] = {}

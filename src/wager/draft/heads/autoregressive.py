@@ -7,7 +7,7 @@ guesses, k passes, batched over sequences. Entries of guesses are provisional; n
 
 States of a prefix that the target found in its cache never come. Its entries are then in the head's own prefix cache,
 or the head begins behind the prefix: it sees less context, and its positions are counted from there, which rotary
-embedding does not notice.
+embedding does not notice. Of many states at once it computes the last ones (MOST_STATES).
 
 **Trees**: a level is one pass for all sequences and nodes. The entries of guesses lie behind those of known tokens:
 of every node that is expanded, and of those between it and the root, each fed with what the head gave for its parent.
@@ -47,6 +47,11 @@ from wager.models.head_mtp import MtpHead
 from wager.types import NO_TENANT, Draft, DraftRequest, PackedBatch, SamplingParams, Span
 from wager.verify.distribution import History
 from wager.verify.pack import pack
+
+MOST_STATES = 128
+"""States at once of which entries are computed: of a long prompt a pass over all takes the time of several steps of the
+target, and with the last 128 guesses are about as often right (SmolLM2-135M on Spec-Bench: 0.98 of the tokens a round;
+0.95 with 64, 0.83 with 16)."""
 
 
 @dataclass(slots=True)
@@ -200,6 +205,7 @@ class HeadDrafter(Drafter):
         if not self.block_pool.block_table(seq_id) and not state.origin:
             state.num_entries = self.block_pool.match_prefix(seq_id, state.tokens, tenant=state.tenant)
         state.states.drop(state.origin + state.num_entries)
+        state.states.drop(state.states.end - MOST_STATES)
         if state.states.first > state.origin + state.num_entries:
             self.block_pool.release(seq_id)
             state.origin, state.num_entries = state.states.first, 0

@@ -35,6 +35,7 @@ from wager.economics.policy.learning import CollapseWatch, DeferredLearning
 from wager.economics.policy.state import (
     ADJACENT_ROWS,
     MAX_LATE_STEPS,
+    ComputedShares,
     ObjectiveWeights,
     PlannedSequence,
     PolicyStep,
@@ -48,6 +49,7 @@ from wager.types import (
     RULES,
     Draft,
     DraftDecision,
+    DraftPrices,
     Plan,
     Span,
     StepRecord,
@@ -79,6 +81,7 @@ class Adaptive(Policy):
     ) -> None:
         self._drafters = {name: capabilities for name, capabilities in drafters.items() if capabilities.max_depth}
         self.acceptance = {name: AcceptanceModel() for name in self._drafters}
+        self._computed = {name: ComputedShares(each.max_depth) for name, each in drafters.items() if each.weighs_prices}
         self._draws_tokens = draws_tokens = RULES[rule].needs_draft_probs
         self._prices = prices = Prices(latency, objective)
         self._collapse = CollapseWatch()
@@ -238,12 +241,13 @@ class Adaptive(Policy):
             index, depth, stop = key  # where a drafter is to stop after a token of survival `stop`, it is told a score
             if depth:
                 score = self.acceptance[names[index]].score_of(stop) if stop > 0 else 0.0
-                made[key] = DraftDecision(depth, names[index], score)
+                made[key] = DraftDecision(depth, names[index], score, self._draft_prices(step, names[index]))
         self._decisions = {}
         for row, (state, key) in enumerate(zip(step.candidates, keys, strict=True)):
             state.forecasts, state.row = forecasts, row
             if key in made:
-                self._decisions[state.seq_id] = made[key]
+                self._decisions[state.seq_id] = decision = made[key]
+                step.catches_up |= state.catch_up_seconds(decision.drafter, self._drafters[decision.drafter]) > 0
         middle = sorted(range(len(keys)), key=lambda row: keys[row][:2])[len(keys) // 2]
         self._default = made.get(keys[middle]), forecasts, middle
         self._deepest, self._speculates = max(depths), bool(self._decisions)
@@ -251,6 +255,20 @@ class Adaptive(Policy):
         self._newcomers = -(1 << 30) if alike else 0
         step.kind = "planned"
         self._unjudged_steps = self._judging_interval  # its drafts are judged once at least
+
+    def _draft_prices(self, step: PolicyStep, drafter: str) -> DraftPrices:
+        """For a drafter that weighs them: what guesses for a sequence must bring, if it computes some for as many as it
+        is likely to in the step. A token of every sequence is taken to count the same."""
+        shares, plain = self._computed.get(drafter), step.plain
+        if shares is None:
+            return DraftPrices()
+        count, latency = max(1, round(len(step.ids) * shares.shares[0])), self._prices.latency
+        one, two = (latency.draft_seconds(drafter, count, depth) for depth in (1, 2))
+        a_second = plain.goodput / plain.weight * len(step.ids)  # tokens
+        row = self._prices.goodput.row_cost(len(step.ids))
+        if row is None:
+            row = plain.goodput * latency.extra_seconds(plain.shape, count=1)[1]
+        return DraftPrices(row, a_second * max(0.0, 2 * one - two) / count, a_second * (two - one) / count)
 
     def _choose(self, step: PolicyStep) -> tuple[list[int], list[int], list[float], dict[str, Floats]]:
         """Each sequence's drafter (-1: none), depth and min_survival (-1: none), and each drafter's forecast of
@@ -278,7 +296,7 @@ class Adaptive(Policy):
                 log_odds=model.depths.log_odds,
                 means=[_NEVER if name in unused else sequence.mean for sequence in sequences],
                 variances=[sequence.variance for sequence in sequences],
-                seconds=latency.marginal_draft_seconds(name, len(rooms), forecasts[name].shape[1]),
+                seconds=self._marginal_draft_seconds(name, len(rooms), forecasts[name].shape[1]),
                 # until the next plan each step takes its share of catching up
                 catch_up=[state.catch_up_seconds(name, capabilities) / (2 * SLOW_INTERVAL) for state in candidates],
                 unjudged=unjudged,
@@ -299,6 +317,12 @@ class Adaptive(Policy):
             if not costs or cost < costs[-1]:
                 costs.append(cost)
         return *native.choose(costs), forecasts
+
+    def _marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> Floats:
+        """See LatencyCache; of a drafter that weighs prices, what it is likely to compute of it."""
+        seconds = self._prices.latency.marginal_draft_seconds(drafter, sequences, depth)
+        computed = self._computed.get(drafter)
+        return seconds if computed is None else seconds * np.array(computed.shares[:depth])
 
     def _usable_plan(self, step: PolicyStep) -> dict[str, DraftDecision]:
         """What the last plan decided for the sequences of the step, as far as drafters are ready and there is room."""
@@ -468,6 +492,13 @@ class Adaptive(Policy):
         if step.explored:  # which drafter of the step took longer than expected is not known
             expected = prices.drafting(step.passes()) + step.explored_catch_up
             self._exploration.for_drafts.charge(max(0.0, drafting - expected))
+        for seq_id, draft in step.drafted.items() if self._computed else ():
+            if draft.computed is None:
+                continue
+            if draft.computed and (state := step.states.get(seq_id)) is not None and not state.computed_before:
+                state.computed_before = step.catches_up = True  # the prompt, too
+            if seq_id not in step.explored:
+                self._computed[step.plan[seq_id].drafter].learn(draft.computed)
         prices.learn_drafting(step, drafting)
         forget_drafts(step)
         return seconds

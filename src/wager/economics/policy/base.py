@@ -128,12 +128,14 @@ class WrappedPolicy(Policy):
 class DrafterCapabilities:
     """What a drafter can do: the greatest depth it may draft to; whether it heeds `DraftDecision.min_survival`; the
     seconds it needs per token that became known while it did not draft (0 if it keeps no cache); and, of one that reads
-    the target's states, the steps for which it must be shown them before it drafts (0: it reads none, or always)."""
+    the target's states, the steps for which it must be shown them before it drafts (0: it reads none, or always);
+    whether it decides by `DraftDecision.prices` what to compute."""
 
     max_depth: int
     stops_early: bool = False
     catch_up_s: float = 0.0
     warm_up: int = 0
+    weighs_prices: bool = False
 
 
 def longest_that_fits(lengths: Collection[int], budget: int) -> int:
@@ -165,6 +167,7 @@ def keep_nodes(draft: Draft, nodes: Sequence[int]) -> Draft:
         tuple([draft.scores[node] for node in nodes]) if draft.scores else (),
         draft.drafter,
         None if draft.draft_probs is None else draft.draft_probs[list(nodes)],
+        draft.computed,
     )
 
 

@@ -25,6 +25,7 @@ _MAX_PACE = 4.0  # the most by which learning is slowed down
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
 _GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
 _SLO_MARGIN = 0.93  # share of the SLO that is aimed at, since the time per token scatters
+_FIRST_SHARE, _FIRST_DRAFTS, _DRAFTS_KEPT = 0.3, 4, 200  # of drafts that are computed: assumed, and how many count
 MAX_LATE_STEPS = 80  # at the greatest factor, before a sequence is given up
 
 
@@ -69,6 +70,7 @@ class PlannedSequence:
     known: int = 0  # tokens, when it was last a candidate
     room: int = 0  # for draft tokens, then
     known_before: bool = False  # whether it was a candidate before the last plan
+    computed_before: bool = False  # whether a drafter that weighs prices has computed guesses for it
     unjudged: bool = False  # its last draft was verified whatever its scores
     remaining: tuple[str, Sequence[int], int] | None = None  # drafter and tokens of a draft whose first n were right
 
@@ -136,9 +138,10 @@ class PolicyStep:
             sizes = [len(draft.tokens) for draft in drafted.values()]
             return {decisions[0].drafter: sizes + [1] * (len(decisions) - len(sizes))}
         for seq_id, decision in self.plan.items():
-            depth = decision.depth
-            if decision.min_survival and drafted:
-                draft = drafted.get(seq_id)
+            depth, draft = decision.depth, drafted.get(seq_id)
+            if draft is not None and draft.computed is not None:
+                depth = draft.computed
+            elif decision.min_survival and drafted:
                 depth = 1 if draft is None else len(draft.tokens)
             passes.setdefault(decision.drafter, []).append(depth)
         return passes
@@ -277,6 +280,20 @@ class PolicySeconds:
         return seconds / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
 
 
+class ComputedShares:
+    """Of a drafter that decides itself what to compute, learned: the share of its drafts for which it computed k
+    guesses or more, at k - 1."""
+
+    def __init__(self, depth: int) -> None:
+        self.shares = [_FIRST_SHARE] * depth
+        self._drafts = _FIRST_DRAFTS
+
+    def learn(self, computed: int) -> None:
+        self._drafts = min(_DRAFTS_KEPT, self._drafts + 1)
+        for index, share in enumerate(self.shares):
+            self.shares[index] += ((computed > index) - share) / self._drafts
+
+
 class Prices:
     """What a row costs and a token counts. The price of a row is the seconds that it adds (`latency`, cached answers of
     the latency model) times the tokens that a second is worth (`goodput`, see PlainStep); `weights`: what the tokens of
@@ -322,9 +339,11 @@ class Prices:
         if not model.learns or step.catches_up or not step.plan or step.number < self._next_drafting:
             return
         self._next_drafting = step.number + UPDATE_INTERVAL * self.own.pace
-        passes = step.passes()
+        passes = {drafter: [each for each in depths if each] for drafter, depths in step.passes().items()}
         expected = self.drafting(passes)
         for drafter, depths in passes.items():
+            if not depths:
+                continue
             count, depth = len(depths), max(depths)
             even = self.latency.draft_seconds(drafter, count, depth)
             seconds = taken * even / expected if expected > 0 else taken / len(passes)

@@ -1,0 +1,141 @@
+"""The engine and its policy on a clock of fixed prices: speed-up and tau by drafter, the same on any machine and load.
+
+    python dev/walk_prices.py PROMPTS DRAFTER [DRAFTER ...] [--limit 24] [--tokens 128] [--temperature 0]
+        [--rows 1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47] [--call 0.065] [--guess 0.045] [--state 0.008]
+
+Answers are computed; their seconds are not those of this machine. A step of the target takes the price of its rows
+(--rows, in plain steps; the last rise goes on), a pass of a head --guess, and where it reads new states --call more,
+and --state more for each of them. Nothing else takes time. The adaptive policy knows the prices of rows from the start
+and learns those of drafting.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import wager
+from wager.cli.bench import to_requests
+from wager.draft.combined import MergedDrafter
+from wager.economics.surface import LatencySurface
+from wager.engine.policies import TenantPolicies
+from wager.loading.load import LoadedEngine, build_policies, load
+from wager.prompts import read_prompts, spread
+from wager.terminal.flags import Framing
+from wager.testing import FakeClock
+from wager.trace import Trace
+from wager.types import SamplingParams, StepRecord
+
+STEP_S = 2e-3
+
+
+def on_clock(engine: LoadedEngine, clock: FakeClock, rows: Sequence[float], options: argparse.Namespace) -> None:
+    """Let an engine's steps take these prices, in plain steps."""
+    call, guess, state = options.call, options.guess, options.state
+    decoder, trace = engine.target.decoder, Trace(clock)
+    seconds = [STEP_S * price for price in rows]
+
+    def step(batch: Any) -> float:
+        beyond = max(0, len(batch.tokens) - len(rows))
+        return seconds[min(len(batch.tokens), len(rows)) - 1] + beyond * (seconds[-1] - seconds[-2])
+
+    engine.runner.target = Timed(decoder, clock, step)
+    for drafter in engine.proposer.drafters.values():
+        for each in parts(drafter):
+            if hasattr(each, "_head"):
+                each._head = Timed(
+                    each._head,
+                    clock,
+                    lambda batch, states, *_: STEP_S * (guess + call * (len(states) > 0) + state * len(states)),
+                )
+    surface = LatencySurface(list(range(1, len(rows) + 1)), seconds)
+    built = build_policies(
+        engine.target.config.with_options(drafter=engine.spec_text).speculation,
+        list(engine.proposer.drafters.values()),
+        lambda: LatencySurface.from_dict(surface.as_dict()),
+    )
+    engine._trace = trace
+    engine.policy = TenantPolicies(built.make, engine.scheduler.sequences)
+
+
+class Timed:
+    """`inner`, whose passes advance the clock."""
+
+    def __init__(self, inner: Any, clock: FakeClock, seconds: Callable[..., float]) -> None:
+        self._inner, self._clock, self._seconds = inner, clock, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def forward(self, *args: Any) -> Any:
+        self._clock.advance(self._seconds(*args))
+        return self._inner.forward(*args)
+
+
+def parts(drafter: Any) -> Iterator[Any]:
+    if isinstance(drafter, MergedDrafter):
+        for member in drafter._members:
+            yield from parts(member.drafter)
+    else:
+        yield drafter
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("drafters", nargs="+")
+    parser.add_argument("--model", default=wager.EngineConfig().model.model)
+    parser.add_argument("--limit", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, action="append")
+    parser.add_argument("--rows", default="1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47")
+    parser.add_argument("--call", type=float, default=0.065)
+    parser.add_argument("--guess", type=float, default=0.045)
+    parser.add_argument("--state", type=float, default=0.008)
+    options = parser.parse_args()
+    plain = load(
+        wager.EngineConfig.from_options(
+            model=options.model, drafter="none", prefix_cache=False, max_context=4096, cache_tokens=16_384
+        )
+    )
+    prompts = spread(read_prompts(options.prompts), options.limit)
+    rows = [float(price) for price in options.rows.split(",")]
+    for temperature in options.temperature or [0.0]:
+        params = SamplingParams(max_tokens=options.tokens, temperature=temperature, seed=1)
+        requests = to_requests(prompts, plain.tokenizer, framing=Framing(), params=params)
+        for drafter in options.drafters:
+            engine = load(plain.target.config.with_options(drafter=drafter), target=plain.target)
+            engine.spec_text = drafter
+            on_clock(engine, FakeClock(), rows, options)
+            report(engine, drafter, temperature, prompts, requests)
+
+
+def report(engine: Any, drafter: str, temperature: float, prompts: Sequence[Any], requests: Sequence[Any]) -> None:
+    steps: list[StepRecord] = []
+    engine.on_step = steps.append
+    by_family: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    tokens = rounds = 0
+    drafting = 0.0
+    for prompt, request in zip(prompts, requests, strict=True):
+        steps.clear()
+        engine.generate([request])
+        decoding = [step for step in steps if step.decodes_only]
+        took, got = sum(sum(step.seconds.values()) for step in decoding), sum(step.emitted for step in decoding)
+        drafting += sum(step.seconds.get("draft", 0.0) for step in decoding)
+        tokens, rounds = tokens + got, rounds + len(decoding)
+        family = by_family[prompt.category]
+        family[0], family[1] = family[0] + got * STEP_S, family[1] + took
+    speed = sum(got for got, _ in by_family.values()) / sum(took for _, took in by_family.values())
+    worst, where = min((got / took, name) for name, (got, took) in by_family.items())
+    print(
+        f"T {temperature:g}  {drafter:60} speed-up {speed:.3f}  tau {tokens / rounds:.3f}  drafting a round "
+        f"{drafting / rounds / STEP_S:.3f}  least {worst:.2f} ({where})",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
