@@ -25,6 +25,7 @@ from typing import Any
 PROMPTS = Path(__file__).parents[2] / "src/wager/prompts.jsonl"
 DEPTH = 8
 HEAD_DEPTHS = (1, 3, 5)
+_CACHE = 24 << 20  # bytes of keys and values for each request that runs: a thousand positions of SmolLM2-135M
 WAYS: Mapping[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": {
@@ -66,6 +67,7 @@ class Served:
             max_num_seqs=most,
             enforce_eager=True,
             enable_prefix_caching=False,
+            kv_cache_memory_bytes=max(4, most) * _CACHE,
             disable_log_stats=False,
             **configuration(way, head),
         )
@@ -137,7 +139,6 @@ class Engine:
 
     def __init__(self, way: str, model: str, *, head: str, most: int, log: Path) -> None:
         environment = {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
