@@ -5,7 +5,8 @@ plain, with that EAGLE-3 head at depth 1, 3 and 5, and with wager's scheduler ov
 
 Run by the Python of vLLM's environment. Each way is an engine in a process of its own, that stays while the others run;
 they take turns on every load, so that a change of the machine meets them all. Between two runs an engine forgets the
-texts that it has seen: no prompt is asked twice of one that remembers its answer.
+texts that it has seen: no prompt is asked twice of one that remembers its answer. Beside other programs
+--processor-time has wager decide by the processor's time instead of seconds, as on a machine of its own.
 """
 
 from __future__ import annotations
@@ -122,9 +123,19 @@ class Served:
         return {**times, "steps": steps, "tokens": made, "counters": counted, "texts": texts}
 
 
-def serve(way: str, model: str, *, head: str, most: int) -> None:
+def use_processor_time() -> None:
+    from wager_vllm.proposer import Proposer
+    from wager_vllm.scheduler import AdaptiveDepth
+
+    AdaptiveDepth.clock = staticmethod(time.process_time)
+    Proposer.__init__.__kwdefaults__["clock"] = time.process_time
+
+
+def serve(way: str, model: str, *, head: str, most: int, processor_time: bool) -> None:
     """Answer the runs that the standard input asks for, a line each."""
     out, sys.stdout = sys.stdout, sys.stderr
+    if processor_time:
+        use_processor_time()
     served = Served(way, model, head=head, most=most)
     print("ready", file=out, flush=True)
     for line in sys.stdin:
@@ -137,7 +148,7 @@ def serve(way: str, model: str, *, head: str, most: int) -> None:
 class Engine:
     """The process of one way."""
 
-    def __init__(self, way: str, model: str, *, head: str, most: int, log: Path) -> None:
+    def __init__(self, way: str, model: str, *, head: str, most: int, processor_time: bool, log: Path) -> None:
         environment = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
@@ -145,6 +156,7 @@ class Engine:
             **os.environ,
         }
         command = [sys.executable, __file__, "--serve", way, "--model", model, "--streams", str(most), "--head", head]
+        command += ["--processor-time"] * processor_time
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -202,13 +214,14 @@ def main() -> None:
     parser.add_argument("--streams", default="1,4,16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--processor-time", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--logs", type=Path, default=Path("/tmp"))
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args()
     loads = [int(word) for word in given.streams.split(",")]
     if given.serve:
-        serve(given.serve, given.model, head=given.head, most=max(loads))
+        serve(given.serve, given.model, head=given.head, most=max(loads), processor_time=given.processor_time)
         return
     asked = given.ways.split(",") if given.ways else HEAD_WAYS if given.head else WAYS
     ways = [way for way in asked if way != "suffix" or find_spec("arctic_inference")]
@@ -216,7 +229,9 @@ def main() -> None:
     engines = {}
     for way in ways:
         log = given.logs / f"bench-vllm-{way.replace(' ', '-')}.log"
-        engines[way] = Engine(way, given.model, head=given.head, most=max(loads), log=log)
+        engines[way] = Engine(
+            way, given.model, head=given.head, most=max(loads), processor_time=given.processor_time, log=log
+        )
     for engine in engines.values():  # what compiles at its first use
         engine.run(prompts=prompts[:2], streams=2, tokens=32)
     results: dict[int, dict[str, list[dict[str, Any]]]] = {load: {way: [] for way in ways} for load in loads}
