@@ -97,7 +97,7 @@ class ReferenceModules:
 
     def __init__(self, variant: Variant, *, seed: int = 0, after_norm: bool | None = None) -> None:
         self.variant = variant
-        self.after_norm = variant.format != "speculators" if after_norm is None else after_norm
+        self.after_norm = variant.format in ("DeepSeek", "Qwen") if after_norm is None else after_norm
         self.model = oracle(
             variant.architecture,
             **{**variant.config, "num_hidden_layers": LAYERS + variant.modules, "rms_norm_eps": 1e-5},

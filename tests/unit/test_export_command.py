@@ -24,6 +24,7 @@ from in_process import Call, refused
 from wager.arch.spec import ModelSpec
 from wager.cli import export
 from wager.models.opening import open_model
+from wager.train.quantise import quantise_head
 
 LOADERS = json.loads(Path(__file__).with_name("engine_loaders.json").read_text())
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -184,7 +185,23 @@ def test_what_a_head_takes_from_its_target_is_written_where_the_engine_wants_it(
     done = wager("export", str(module), "--to", "vllm", "-o", str(tmp_path / "mtp"), "--model", str(model))
     assert done.code == 0, done.err
     assert written(tmp_path / "mtp") == expected("vllm mtp", spec, 1, skip="")
-    assert check_config("vllm mtp", tmp_path / "mtp")["num_nextn_predict_layers"] == 1
+    config = check_config("vllm mtp", tmp_path / "mtp")
+    assert config["num_nextn_predict_layers"] == 1
+    assert config["model_type"] == "qwen2" and "auto_map" not in config, "transformers has no mimo"
+    assert "--trust-remote-code" in done.out, "the target's own configuration is code"
+
+
+def test_a_quantised_head_is_written_in_bfloat16(wager: Call, tmp_path: Path, target: Path) -> None:
+    source = eagle_head(tmp_path / "head", spec_of(target))
+    scaled = {"fc__weight": 0.01 * torch.randn(64, 128, generator=torch.Generator().manual_seed(5))}
+    quantised = quantise_head(changed(source, {}, **scaled), tmp_path / "quantised")
+    done = wager("export", str(quantised), "--to", "vllm", "-o", str(tmp_path / "out"), "--model", str(target))
+    assert done.code == 0 and "of them were quantised, and are in bfloat16" in done.out, done.err
+    assert written(tmp_path / "out") == written(source)
+    assert "quantization_config" not in check_config("vllm eagle3", tmp_path / "out")
+    fc = load_file(tmp_path / "out" / "model.safetensors")["fc.weight"]
+    assert fc.dtype == torch.bfloat16
+    assert 0 < (fc - scaled["fc__weight"]).abs().max() < 0.01
 
 
 def mimo(folder: Path) -> tuple[Path, Path]:
@@ -192,7 +209,7 @@ def mimo(folder: Path) -> tuple[Path, Path]:
     shape = {key: value for key, value in SHAPE.items() if key != "head_dim"} | {"vocab_size": 700}
     model = directory(folder / "target", oracle("Qwen2ForCausalLM", **shape))
     about = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
-    edit(model / "config.json", **about)
+    edit(model / "config.json", **about, auto_map={"AutoConfig": "configuration_mimo.MiMoConfig"})
     layer = oracle("Qwen2ForCausalLM", **{**shape, "num_hidden_layers": 1}).state_dict()
     prefix, size = "model.mtp_layers.0.", SHAPE["hidden_size"]
     tensors = {name.replace("model.layers.0.", prefix): value for name, value in layer.items() if ".layers." in name}

@@ -248,6 +248,24 @@ def test_from_nothing_as_good_as_the_best_fixed_depth(
 
 
 @both
+@pytest.mark.parametrize(("batch", "slow", "draft"), [(1, 10.0, 1.0), (4, 1.0, 1.0), (16, 0.2, 3.0)])
+def test_a_cold_start_is_soon_as_good_as_a_warm_one(
+    scheduler: type[AdaptiveDepth], batch: int, slow: float, draft: float
+) -> None:
+    """From the hundredth step on, whatever steps and drafting take, as after a thousand."""
+
+    def seconds(rows: int, depth: int, requests: int) -> float:
+        plain = of_cpu(rows, 0, requests)
+        return slow * (plain + draft * (of_cpu(rows, depth, requests) - plain))
+
+    run = Run(scheduler(), *[0.7] * batch, seconds=seconds)
+    run.take(100)
+    cold = run.take(300)
+    run.take(600)
+    assert cold > 0.97 * run.take(600)
+
+
+@both
 def test_depth_follows_the_batch_down_to_off(scheduler: type[AdaptiveDepth]) -> None:
     run = Run(scheduler(), 0.7)
     run.take(100)

@@ -37,6 +37,7 @@ from wager.models.head_eagle import CheckedEagle
 from wager.models.head_files import CheckedLayers, HeadFiles
 from wager.models.head_medusa import CheckedMedusa, medusa_config
 from wager.models.head_mtp import FORMATS, CheckedMtp
+from wager.models.hub import head_path
 from wager.models.safetensors_files import TensorBytes, write_tensors
 from wager.planner.export import ENGINES, OtherEngine
 from wager.profiling.acceptance import record_drafts
@@ -56,10 +57,17 @@ _MODULES = {
 }
 """Formats of MTP modules that an engine knows, by the target's architecture, of targets that wager runs."""
 
+_MIMO_LAYERS = "qwen2"
+"""What MiMo's configurations are like. Of its own model_type transformers knows nothing; the class is code in MiMo's
+folder, which does not go with the modules. Engines know MiMo by its architecture."""
+
 _NO_EMBEDDINGS = "it reads the target's embeddings (layer 0), for which SGLang has no layer id"
 
 _BESIDE = r"(tokenizer|special_tokens|added_tokens|vocab|merges|generation_config|chat_template).*"
 """Files that go with a drafter as they are."""
+
+_LEFT_OUT = {"quantization_config", "auto_map"}
+"""Keys that do not go with a drafter: its matrices are written in floats, and its files of code stay where they are."""
 
 _STORAGE = {"files", "outputs", "own_output"}
 """Fields of a head that say how it is stored."""
@@ -93,7 +101,8 @@ def command(
     """Write a drafter of --model in the form that another engine loads, and check it.
 
     HEAD is a folder that `wager train` wrote or wager reads: an EAGLE-3, Medusa, DFlash or DSpark head, MTP modules, or
-    a draft model. What was written is read back and compared with HEAD, tensor by tensor. Where the engine is installed
+    a draft model; or the name of a model whose head comes with wager. What was quantised is written in bfloat16. What
+    was written is read back and compared with HEAD, tensor by tensor. Where the engine is installed
     it loads the folder, and its guesses behind some prompts are compared with wager's; otherwise it is said that it was
     not run. What the engine cannot load is refused.
     """
@@ -104,15 +113,18 @@ def command(
     folder = expand_path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {shown(output)} is there already.", "Give a folder that is new or empty.")
-    source = _opened(expand_path(head), engine, config)
+    source = _opened(head_path(head), engine, config)
     form = _FORMS[source.kind](source)
     _write(source, form, folder)
     run = _guesses(source, folder, verify_with)
     calls, tensors = _command(source, folder), len(form.names) + len(form.further)
+    read = "read back and compared"
+    if source.files.quantised:
+        read += f" ({len(source.files.quantised)} of them were quantised, and are in bfloat16 now)"
     figures = {"head": str(source.path), "kind": source.kind, "engine": _ENGINES[engine].name, "output": str(folder)}
     console.write_json({**figures, "tensors": tensors, "command": calls, "guesses": run}, json_path)
     if json_path != console.STDOUT:
-        click.echo(f"{folder}: {source.kind} for {_ENGINES[engine].name}, {tensors} tensors, read back and compared")
+        click.echo(f"{folder}: {source.kind} for {_ENGINES[engine].name}, {tensors} tensors, {read}")
         click.echo(_verdict(run))
         if calls:
             click.echo(shlex.join(calls))
@@ -139,6 +151,11 @@ class _Source:
     def depth(self) -> int:
         """Guesses of a round."""
         return (self.head.depth if self.head else None) or _DEPTH
+
+    @property
+    def of_mimo(self) -> bool:
+        """Whether it is modules of a MiMo model."""
+        return isinstance(self.head, CheckedMtp) and self.head.format.name == "MiMo"
 
     def refuse(self, why: str, hint: str = "Use another engine, or another drafter.") -> NoReturn:
         raise UsageError(f"{_ENGINES[self.engine].name} cannot load {self.path}: {why}.", hint)
@@ -227,7 +244,8 @@ def _mtp(source: _Source) -> _Form:
             if f"modules.{module}.{part}.weight" not in head.files.shapes:
                 further[f"{layer}.{name}.weight"] = value
     names = {name: head.files.names[name] for name, _ in head.tensors()}
-    return _Form({**head.files.config, form.count: head.modules}, names, further)
+    own = {"model_type": _MIMO_LAYERS, "_name_or_path": head.decoder.name} if source.of_mimo else {}
+    return _Form({**head.files.config, **own, form.count: head.modules}, names, further)
 
 
 def _output_rows(source: _Source, head: CheckedLayers) -> dict[str, TensorBytes]:
@@ -325,7 +343,8 @@ def _write(source: _Source, form: _Form, folder: Path) -> None:
     """Write all files and read them with wager's own readers. ModelError where something differs from the source."""
     tensors = {stored: source.files.read_bytes(name) for name, stored in form.names.items()}
     noted = {**source.files.config.get("wager", {}), **form.changed}
-    config = form.config | ({"wager": noted} if noted else {})
+    config = {key: value for key, value in form.config.items() if key not in _LEFT_OUT}
+    config |= {"wager": noted} if noted else {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_tensors(folder / "model.safetensors", {**tensors, **form.further})
@@ -439,11 +458,12 @@ def _command(source: _Source, folder: Path) -> list[str]:
     method, depth, target = _ENGINES[source.engine].methods[source.kind], source.depth, str(source.target.path)
     if source.engine == "transformers":
         return []
+    code = ["--trust-remote-code"] if source.of_mimo else []  # the target's configuration: see _MIMO_LAYERS
     if source.engine == "vllm":
         config = {"method": method, "model": str(folder), "num_speculative_tokens": depth}
-        return ["vllm", "serve", target, "--speculative-config", json.dumps(config)]
+        return ["vllm", "serve", target, *code, "--speculative-config", json.dumps(config)]
     sizes = {"num-steps": depth, "eagle-topk": 1, "num-draft-tokens": depth + 1}
     sizes = {"dflash": {"num-draft-tokens": depth + 1}, "dspark": {"dspark-block-size": depth}}.get(source.kind, sizes)
     words = {"algorithm": method, "draft-model-path": folder, **sizes}
     given = [word for name, value in words.items() for word in (f"--speculative-{name}", str(value))]
-    return ["python", "-m", "sglang.launch_server", "--model-path", target, *given]
+    return ["python", "-m", "sglang.launch_server", "--model-path", target, *code, *given]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
-from wager.kernels.arrays import FLOAT32, INT32, Array, DType, all_finite, empty, zeros
+from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, all_finite, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.blocks import BLOCK, Matrix, QuantisedMatrix, quantise
 from wager.kernels.cpu import Kernels
@@ -52,7 +52,10 @@ Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 class HeadFiles:
     """The configuration and the tensors of a head, under the names that `rename` gives them. ModelError names what is
-    absent or damaged. `names`: what each tensor is called in its file."""
+    absent or damaged. `names`: what each tensor is called in its file, or was before it was quantised; `quantised`:
+    those of matrices that are."""
+
+    quantised: Collection[str] = ()
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
@@ -68,6 +71,7 @@ class HeadFiles:
             from wager.models.quantised_checkpoints import QuantisedSource
 
             self._source = QuantisedSource(self._files, self.keys.section("quantization_config").values)
+            self.quantised = self._source.quantised
         self.names = {name: name for name in self._source.shapes}
 
     @property
@@ -142,12 +146,13 @@ class HeadFiles:
         return tensor
 
     def read_bytes(self, name: str) -> TensorBytes:
-        """One tensor as it is stored. ModelError for a quantised matrix, which is several."""
-        if self.names[name] not in self._files.shapes:
-            raise ModelError(
-                f"{self.names[name]} in {self.where} is quantised.", "Take the head that it was made from, in 16 bits."
-            )
-        return self._files.read_bytes(self.names[name])
+        """One tensor as it is stored, a quantised matrix in bfloat16."""
+        from wager.models.safetensors_files import TensorBytes  # imports its library
+
+        if self.names[name] not in self.quantised:
+            return self._files.read_bytes(self.names[name])
+        values = self.read(name, BFLOAT16)
+        return TensorBytes("BF16", values.shape, values.tobytes())
 
     def stored(self, name: str) -> StoredAs:
         """How a tensor is stored."""

@@ -137,6 +137,7 @@ FORMATS = (
         _MIMO_PARTS,
         hidden_first=True,
         zeroed=True,
+        after_norm=False,
     ),
 )
 

@@ -204,6 +204,11 @@ class QuantisedSource:
         }
 
     @property
+    def quantised(self) -> frozenset[str]:
+        """The names of the matrices that are."""
+        return frozenset(base + _FLOATS for base in self._names)
+
+    @property
     def zero_biases(self) -> tuple[str, ...]:
         """Biases of quantised modules that are zero, which some GPTQ checkpoints have where the model has none."""
         found = (base + ".bias" for base in self._names)

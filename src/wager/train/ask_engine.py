@@ -20,11 +20,15 @@ Question = dict[str, Any]
 def ask_vllm(question: Question) -> dict[str, Any]:
     """The first draft behind each text: without its last token it is a prompt, which that token should follow. Drafts
     pass through Scheduler.update_draft_token_ids, if scheduling is not asynchronous."""
+    import transformers
     import vllm
     from vllm.platforms import current_platform
     from vllm.v1.core.sched.scheduler import Scheduler
 
     answer: dict[str, Any] = {"version": vllm.__version__}
+    # MiMo's own configuration is code in its folder, which is not run: it is Qwen2's with a number of modules
+    mimo: Any = type("MiMoConfig", (transformers.Qwen2Config,), {"model_type": "mimo"})
+    transformers.AutoConfig.register("mimo", mimo, exist_ok=True)
     if question["method"] == "dspark" and current_platform.is_cpu():
         why = "on a CPU vLLM has no DSpark: its model runner V1 refuses it, and V2 needs Triton"
         return {**answer, "refused": why}

@@ -28,7 +28,10 @@ from wager.types import NO_TENANT
 log = logging.getLogger("vllm.wager")
 """Below vLLM's own logger, so that its lines are shown as vLLM's."""
 
-VERSIONS: Mapping[str, str] = {"0.32": "the CPU build, started and tested (integrations/vllm/tests)"}
+VERSIONS: Mapping[str, str] = {
+    "0.32": "the CPU build, started and tested (integrations/vllm/tests)",
+    "0.31": "the same",
+}
 """Versions that are known, and what of them was run."""
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner:GPUModelRunner"
