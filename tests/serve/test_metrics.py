@@ -263,7 +263,7 @@ def test_the_server_keeps_its_last_minutes_for_a_page_that_is_opened_later(monke
 def test_drafts_are_counted_by_their_depth_and_by_their_guesses() -> None:
     tree = Draft("s", (1, 2, 3, 4), (-1, 0, 0, 1), drafter="suffix")  # three deep
     chain = Draft.chain("s", (1, 2), drafter="suffix")
-    forced = DraftOfSeveral("s", (1, 2, 3), (-1, 0, 1), (), "ngram", None, ("grammar", "ngram", "ngram"))
+    forced = DraftOfSeveral("s", (1, 2, 3), (-1, 0, 1), drafter="ngram", drafters=("grammar", "ngram", "ngram"))
     counter = DraftCounter(FixedDepth(3))
     for number, (draft, drafted_by) in enumerate(
         ((tree, ("suffix", "suffix", "")), (chain, ("",)), (forced, ("grammar", "ngram", "")))

@@ -109,7 +109,6 @@ REFUSED = """
 --prompts {prompts} --taps 1,1 --output {out} | '1,1' is no list of layers
 --prompts {prompts} --taps 1,3 --output {out} | Layer 3 cannot be tapped
 --prompts {missing} --output {out} | missing.jsonl
---answers {prompts} --output {out} | line 1
 --prompts {prompts} --model random:mixtral:tiny --output {out} | latent attention or experts
 --prompts {prompts} --vocabulary 1 --output {out} | --vocabulary
 --prompts {prompts} --device cuda --output {out} | --device cuda

@@ -7,6 +7,7 @@ whole line, and trains on the same texts if the engine writes them.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from wager.models.tokenizer import Tokenizer
 from wager.prompts import OTHER, ChatTokenizer, Prompt, TextPart, as_conversation, encode_content, read_prompts
 from wager.train.data import TrainingTarget, TrainingText, check_disjoint
 from wager.types import OutputDelta, Request, SamplingParams
+
+log = logging.getLogger("wager")
 
 _HINT = 'A row is {"prompt_ids": [...], "token_ids": [...], "temperature": 0.8}, as `wager train` writes it.'
 _MARK = "WAGERUSERTEXT"
@@ -101,9 +104,13 @@ def _given(path: Path, target: TrainingTarget, vocab: int) -> Iterator[TrainingT
     if not _is_log(path):
         yield from read_answers(path, target=target.fingerprint, vocab=vocab)
         return
-    tokenizer, answered = target.tokenizer, [prompt for prompt in read_prompts(path) if prompt.answer]
+    tokenizer, requests = target.tokenizer, read_prompts(path)
+    answered = [prompt for prompt in requests if prompt.answer]
     if not answered:
         raise UsageError(f"{path} has no answers.", f"{_HINT} Or it is a log, with what was answered.")
+    if len(answered) < len(requests):
+        missing = len(requests) - len(answered)
+        log.warning("%d of %d requests in %s have no answer and are left out.", missing, len(requests), path)
     for prompt in answered:
         asked = encode_content(tokenizer, as_conversation(prompt.content))
         said = tokenizer.encode_text(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer or ()
