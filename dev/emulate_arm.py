@@ -62,8 +62,7 @@ def main() -> int:
     options = parser.parse_args(arguments)
     lacking = [name for name in (f"{TRIPLET}-g++", "qemu-aarch64", "apt-get", "dpkg-deb") if shutil.which(name) is None]
     if lacking:
-        print(f"ARM: NOT RUN, because there is no {' and no '.join(lacking)}.", flush=True)
-        return UNAVAILABLE
+        raise unavailable(f"there is no {' and no '.join(lacking)}")
     python, packages = give_python(), give_packages()
     extension = build(python)
     own = greedy([sys.executable], os.environ, options.model)
@@ -90,11 +89,17 @@ def main() -> int:
     return int(failed)
 
 
-def run(command: Sequence[str], **options: object) -> str:
+def unavailable(reason: str) -> SystemExit:
+    print(f"ARM: NOT RUN, because {reason}.", flush=True)
+    return SystemExit(UNAVAILABLE)
+
+
+def run(command: Sequence[str], *, setting_up: bool = False, **options: object) -> str:
     """The standard output of a command that must succeed."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, **options)  # type: ignore[call-overload]
     if done.returncode:
-        raise SystemExit(f"{' '.join(command[:4])} .. failed.")
+        failed = f"{' '.join(command[:4])} .. failed"
+        raise unavailable(failed) if setting_up else SystemExit(f"{failed}.")
     return str(done.stdout)
 
 
@@ -122,16 +127,16 @@ def give_python() -> Path:
     }
     apt = [option for name, path in places.items() for option in ("-o", f"Dir::{name}={path}")]
     apt += ["-o", "APT::Architecture=arm64", "-o", "APT::Architectures=arm64", "-o", "APT::Sandbox::User=root"]
-    run(["apt-get", *apt, "-qq", "update"], stderr=subprocess.DEVNULL)
+    run(["apt-get", *apt, "-qq", "update"], setting_up=True, stderr=subprocess.DEVNULL)
     only = [f"--no-{kind}" for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
     wanted = [f"python{VERSION}", "libstdc++6", f"libpython{VERSION}-dev"]
-    needed = run(["apt-cache", *apt, "depends", "--recurse", *only, *wanted[:2]])
+    needed = run(["apt-cache", *apt, "depends", "--recurse", *only, *wanted[:2]], setting_up=True)
     names = {line for line in needed.splitlines() if re.fullmatch(r"[a-z0-9][a-z0-9.+:-]+", line)} | {*wanted}
-    run(["apt-get", *apt, "-qq", "download", *sorted(names)], cwd=archives)
+    run(["apt-get", *apt, "-qq", "download", *sorted(names)], setting_up=True, cwd=archives)
     for archive in archives.glob("*.deb"):
         run(["dpkg-deb", "-x", str(archive), str(system)])
     if not python.exists():
-        raise SystemExit(f"The distribution has no Python {VERSION} for ARM.")
+        raise unavailable(f"the distribution has no Python {VERSION} for ARM")
     (HOME / "system.complete").touch()
     return python
 
@@ -155,7 +160,8 @@ def give_packages() -> Path:
             "--only-binary=:all:",
         ]
         requirements = [*project["dependencies"], "pytest", "hypothesis"]
-        run([*pip, *platforms, "--python-version", VERSION, "-c", str(ROOT / "constraints.txt"), *requirements])
+        constraints = ["--python-version", VERSION, "-c", str(ROOT / "constraints.txt")]
+        run([*pip, *platforms, *constraints, *requirements], setting_up=True)
         (HOME / "packages.complete").touch()
     return folder
 
@@ -166,8 +172,7 @@ def build(python: Path) -> Path:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     cmake, ninja = (shutil.which(name, path=path) for name in ("cmake", "ninja"))
     if cmake is None or ninja is None:
-        print("ARM: NOT RUN, because there is no cmake or no ninja.", flush=True)
-        raise SystemExit(UNAVAILABLE)
+        raise unavailable("there is no cmake or no ninja")
     settings = {
         "CMAKE_SYSTEM_NAME": "Linux",
         "CMAKE_SYSTEM_PROCESSOR": "aarch64",
