@@ -38,7 +38,7 @@ from drafter_table import (
 import wager
 from wager.bench.machine import card
 from wager.bench.measure import short_request
-from wager.cli.bench import to_requests
+from wager.cli.measuring import to_requests
 from wager.engine.proposer import Proposer
 from wager.errors import UsageError, WagerError
 from wager.loading.load import LoadedEngine, load

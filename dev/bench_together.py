@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import wager
-from wager.cli.bench import to_requests
+from wager.cli.measuring import to_requests
 from wager.engine.core import Engine
 from wager.kernels.base import BLOCK_SIZE
 from wager.loading.load import LoadedEngine

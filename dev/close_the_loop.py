@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from wager.bench.measure import DecodeSteps, measure
-from wager.cli.bench import to_requests
+from wager.cli.measuring import to_requests
 from wager.config import DEFAULT_MODEL, EngineConfig
 from wager.loading.load import LoadedEngine, load
 from wager.models import hub

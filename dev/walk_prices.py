@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import wager
-from wager.cli.bench import to_requests
+from wager.cli.measuring import to_requests
 from wager.draft.combined import MergedDrafter
 from wager.economics.surface import LatencySurface
 from wager.engine.policies import TenantPolicies

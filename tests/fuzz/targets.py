@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from wager.arch.families import FAMILIES
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
-from wager.cli.bench import read_key
+from wager.cli.measuring import read_key
 from wager.cli.prove import earlier_trials
 from wager.config import read_options
 from wager.draft import store_file

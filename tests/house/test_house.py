@@ -61,6 +61,7 @@ LATE = {
     ("models.weights", "models.gpt_oss"),  # these two read safetensors
     ("models.weights", "models.quantised_checkpoints"),
     ("planner.inputs", "models.opening"),
+    ("planner.options", "models.opening"),
     ("serve.app", "serve.openapi"),
     ("train.convert", "train.export"),
 }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wager.bench.scrape import Scrape, SpeculationCounts
-from wager.cli.bench import card_of, count_answers, key_flag, read_key, settings_of, to_requests
+from wager.cli.measuring import card_of, count_answers, key_flag, read_key, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.drafter_spec import DrafterSpec, parse_drafters
 from wager.economics.options import DEEPEST

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,31 +12,32 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from wager.cli.measuring import (
+    card_of,
+    count_answers,
+    duration,
+    key_flag,
+    longest_seconds,
+    read_key,
+    sampling_of,
+    settings_of,
+    to_requests,
+)
 from wager.config import EngineConfig
 from wager.economics.options import parse_seconds
 from wager.errors import UsageError, WagerError
-from wager.inputs import read_text, shown
-from wager.prompts import SAMPLING_FIELDS, Prompt, read_arrivals, read_prompts, spread
+from wager.inputs import shown
+from wager.prompts import Prompt, read_arrivals, read_prompts, spread
 from wager.terminal import console, flags
-from wager.types import OutputDelta, Request, SamplingParams
+from wager.types import SamplingParams
 
 if TYPE_CHECKING:
     from wager.bench.measure import DecodeSteps, Measurement
     from wager.loading.load import LoadedEngine
-    from wager.prompts import ChatTokenizer
 
 FAST, PLAIN = "speculative", "plain"
 
-KEY_VARIABLE = "WAGER_API_KEY"
-"""The environment variable with the key for a server."""
-
 _QUALITY_ROWS = 128
-
-key_flag = click.option(
-    "--api-key-file",
-    type=flags.InputPath(),
-    help=f"The server's key.  [default: the environment variable {KEY_VARIABLE}, if set]",
-)
 
 _SHARED_FLAGS = {"model", "concurrency", "file", "path", "limit", "raw", "system", "seed", "stop", "max_tokens"}
 _SHARED_FLAGS |= {"temperature", "json_path", *flags.SAMPLING_HELP}
@@ -245,30 +244,6 @@ def _quality(engine: LoadedEngine) -> dict[str, Any]:
     return asdict(found)
 
 
-def settings_of(
-    config: EngineConfig, params: SamplingParams, framing: flags.Framing, prompts: Sequence[Prompt]
-) -> dict[str, Any]:
-    """Every option of a measurement, by its flat name."""
-    return {**config.as_options(), **_sampling_of(prompts, params), **asdict(framing)}
-
-
-def _sampling_of(prompts: Sequence[Prompt], params: SamplingParams) -> dict[str, Any]:
-    """How the prompts are sampled; None for what they themselves set differently."""
-    found = asdict(params)
-    for name in SAMPLING_FIELDS:
-        values = [prompt.fields.get(name, found[name]) for prompt in prompts]
-        found[name] = values[0] if all(value == values[0] for value in values) else None
-    return found
-
-
-def card_of(config: EngineConfig, engine: LoadedEngine, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The conditions of a measurement: model, kernels, machine, settings, versions."""
-    from wager.bench.machine import card
-
-    kernels = {"name": engine.kernels.name, "reason": engine.kernels.reason}
-    return card(model=config.model.model, kernels=kernels, settings=settings)
-
-
 def _result(
     prompts: Sequence[Prompt],
     records: Mapping[str, Measurement],
@@ -291,49 +266,6 @@ def _result(
         speedup = fast_rate / plain_rate if fast_rate and plain_rate else None
         result["compare"] = {"plain": summaries[PLAIN], **ratios, "decode_step_speedup": speedup}
     return result
-
-
-def to_requests(
-    prompts: Sequence[Prompt], tokenizer: ChatTokenizer, *, framing: flags.Framing, params: SamplingParams
-) -> list[Request]:
-    """One request per prompt, by the prompt's id, with `params` where it says nothing itself; '#' in an id is replaced:
-    the engine numbers choices with it."""
-    return [
-        Request(str(prompt.id).replace("#", "-"), framing.encode(tokenizer, prompt.content), prompt.params(params))
-        for prompt in prompts
-    ]
-
-
-def longest_seconds(engine: LoadedEngine, requests: Sequence[Request], *, together: int, rows: int = 1) -> float:
-    """What answers of the full length would take, so many at once, of so many rows a step each, by the latency model;
-    guesses that are accepted save some of it."""
-    together, most = min(together, len(requests)), engine.scheduler.max_context
-    prompts = sum(len(each.prompt) for each in requests)
-    tokens = sum(min(each.params.max_tokens, most - len(each.prompt)) for each in requests)
-    context = (prompts + tokens // 2) // len(requests)
-    step = engine.step_seconds(rows * together, requests=together, context=context)
-    return prompts * engine.step_seconds(64, requests=1, context=context) / 64 + tokens * step / together
-
-
-def duration(seconds: float) -> str:
-    """About how long, as one says it."""
-    for size, name in ((3600, "h"), (60, "min")):
-        if seconds >= 1.5 * size:
-            return f"about {seconds / size:.1f} {name}"
-    return f"about {max(1, round(seconds))} s"
-
-
-def count_answers(update: console.Update, activity: str, total: int) -> Callable[[OutputDelta], None]:
-    """A function to call with every delta, which shows how many answers have finished."""
-    done = 0
-
-    def count(delta: OutputDelta) -> None:
-        nonlocal done
-        if delta.finish_reason:
-            done += 1
-            update(activity, min(done, total), total)
-
-    return count
 
 
 def _show(result: Mapping[str, Any], *, to_stdout: bool) -> None:
@@ -437,7 +369,7 @@ def _bench_server(
             )
             runs.append(run)
     named = ("url", "requests", "timeout", "acceptance", "body", "model", "concurrency", "speed", "goodput")
-    settings = {name: options[name] for name in named} | _sampling_of(prompts, params) | asdict(framing)
+    settings = {name: options[name] for name in named} | sampling_of(prompts, params) | asdict(framing)
     settings["replay"] = options["replay"] and str(options["replay"])
     conditions = card(
         model=server.fields["model"],
@@ -485,17 +417,6 @@ def _body_fields(text: str | None) -> dict[str, Any]:
     if {"stream", "messages", "prompt"} & fields.keys():
         raise UsageError(f"--body {given} replaces what the client itself sets.", "Leave out stream and prompts.")
     return fields
-
-
-def read_key(path: Path | None) -> str | None:
-    """The key in the file, or in the environment; neither the messages nor the results show it."""
-    source = f"the file {path}" if path else f"the environment variable {KEY_VARIABLE}"
-    key = read_text(path, "key file", "Give a file with the key alone.") if path else os.environ.get(KEY_VARIABLE)
-    if key is None or (not path and not key.strip()):
-        return None
-    if not re.fullmatch(r"[!-~]+", key.strip()):
-        raise UsageError(f"The key in {source} is no key.", "A key is one word of ASCII letters.")
-    return key.strip()
 
 
 def _show_server(result: Mapping[str, Any], *, to_stdout: bool) -> None:

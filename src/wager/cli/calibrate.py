@@ -187,7 +187,7 @@ def _from_table(model: str | None, options: Mapping[str, Any]) -> Calibration:
 def _from_server(model: str | None, options: Mapping[str, Any]) -> Calibration:
     """Measure a server; with --append beside what was measured before. What the times hold is said."""
     from wager.bench import load
-    from wager.cli.bench import read_key
+    from wager.cli.measuring import read_key
     from wager.planner.calibrated import known_spec
     from wager.profiling.external import measure_server
 

@@ -23,8 +23,8 @@ from typing import Any, NoReturn, cast
 import click
 import numpy as np
 
-from wager.cli.bench import to_requests
 from wager.cli.loading import open_engine
+from wager.cli.measuring import to_requests
 from wager.config import EngineConfig
 from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError, UsageError, WagerError

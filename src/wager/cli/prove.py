@@ -26,7 +26,7 @@ from wager.bench.comparison import (
     conditions,
     variety_of,
 )
-from wager.cli.bench import card_of, count_answers, duration, longest_seconds, settings_of, to_requests
+from wager.cli.measuring import card_of, count_answers, duration, longest_seconds, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.errors import MALFORMED, RequestError, UsageError, WagerError
 from wager.inputs import read_text

@@ -336,8 +336,8 @@ def _collected(
 ) -> tuple[TrainingTarget, list[TrainingText]]:
     """The target, which is checked first, and everything to train on. If something has to be written, the engine is
     loaded for it, or on a GPU the target in torch, once, and freed."""
-    from wager.cli.bench import count_answers
     from wager.cli.loading import open_engine
+    from wager.cli.measuring import count_answers
     from wager.models.opening import open_model
     from wager.train.answers import Author, EngineAuthor, TextSources, collect_texts
     from wager.train.data import TrainingTarget

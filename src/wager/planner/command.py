@@ -212,8 +212,8 @@ def command(
     """
     from wager.planner.acceptance import parse_acceptances
     from wager.planner.export import export_plan
-    from wager.planner.inputs import check_drafter, check_origin, parse_integers
-    from wager.planner.options import PlanSettings, plan_deployment
+    from wager.planner.inputs import check_origin, parse_integers
+    from wager.planner.options import PlanSettings, check_drafter, plan_deployment
     from wager.planner.report import PlanReport
 
     if plot_path:

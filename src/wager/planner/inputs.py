@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from wager.arch import ModelSpec, Precision, find_format, find_model, gguf_precision, read_config, read_gguf
 from wager.arch.config_keys import ConfigKeys
-from wager.drafter_spec import DRAFTERS, DrafterSpec
 from wager.errors import ModelError, UsageError, WagerError
 from wager.inputs import expand_path, read_text, shown
 from wager.models import hub
@@ -27,7 +26,7 @@ from wager.planner.routing import ExpertRouting
 from wager.terminal import console
 
 if TYPE_CHECKING:
-    from wager.planner.plan import Deployment
+    pass
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([km]?)", re.IGNORECASE)
 _MULTIPLE = {"": 1, "k": 1 << 10, "m": 1 << 20}
@@ -146,38 +145,6 @@ def check_origin(noted: ConfigKeys, model: str, spec: ModelSpec, *, allowed: boo
         raise UsageError(f"{path} was measured {found}.", "Measure it with that model, or allow it with --any-model.")
     if found:
         console.warn(f"{path} was measured {found}.")
-
-
-def check_drafter(noted: ConfigKeys, deployment: Deployment, shape: str | None) -> None:
-    """A warning if the acceptance of a file is of another kind of drafter than the one that is priced, or of one that
-    reads other files: than a calibrated one, or than the draft model of `shape`."""
-    drafter, fingerprint = noted.text("drafter") or "", noted.text("drafter_fingerprint")
-    priced, measured = deployment.drafter.name, deployment.cost.measured
-    own, kind = (_shape_of(name.partition(":")[0]) for name in (drafter, priced))
-    if drafter.partition(":")[0] not in DRAFTERS or kind in ("fraction", "measured"):
-        return
-    other = measured.drafters[priced].fingerprint if measured and priced in measured.drafters else ""
-    if own == kind == "model" and fingerprint and shape and (name := shape.partition(":")[2]):
-        from wager.models.opening import drafter_fingerprint
-
-        with suppress(WagerError):  # of a name without files here
-            other = drafter_fingerprint(DrafterSpec("model", name)) if hub.find(name) else ""
-    if own != kind:
-        known = f"{own}:NAME" if own == "model" else own
-        differs = f"of {drafter}, and drafting is priced as {priced}; --drafter-shape {known} prices it"
-    elif fingerprint and other and fingerprint != other:
-        differs = f"of another {drafter} than the one whose time is planned, by the files that it reads"
-    else:
-        return
-    console.warn(f"{noted.where} is the acceptance {differs}.")
-
-
-def _shape_of(drafter: str) -> str:
-    """What a drafter is called among the shapes of `plan`; a shape as it is."""
-    option = DRAFTERS.get(drafter)
-    if option is None or option.runs_a_head:
-        return {"eagle3": "eagle", "dflash": "block"}.get(drafter, drafter)
-    return "model" if option.argument in ("path", "layers") else "free"
 
 
 # ---- models and devices ----------------------------------------------------------------------------------------------

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wager.arch import RELEASED_HEADS, Precision, find_head
+from wager.arch.config_keys import ConfigKeys
+from wager.drafter_spec import DRAFTERS, DrafterSpec
 from wager.economics.options import DEEPEST, is_time, parse_seconds
 from wager.economics.surface import DraftCurve
-from wager.errors import UsageError
+from wager.errors import UsageError, WagerError
 from wager.inputs import shown, whole_number
+from wager.models import hub
 from wager.planner.calibrated import calibrated_cost
 from wager.planner.cost import COLLECTIVE_LATENCY, Cluster, CostModel
 from wager.planner.devices import Device
@@ -46,6 +50,7 @@ from wager.planner.inputs import (
 )
 from wager.planner.plan import DEFAULT_MAX_DEPTH, SIBLING_RATE, WIDEST, Deployment, TreeDrafts
 from wager.planner.routing import ExpertRouting
+from wager.terminal import console
 
 MOST_OUTCOMES = 1024
 """Outcomes of a round that may be drafted for."""
@@ -331,3 +336,35 @@ def _staged(argument: str, cluster: Cluster) -> DraftCost:
         )
     inner = _shaped(small.cost, fields[1], small.cost.cluster)
     return staged_cost(small, inner, acceptance=acceptance, depth=int(depth))
+
+
+def check_drafter(noted: ConfigKeys, deployment: Deployment, shape: str | None) -> None:
+    """A warning if the acceptance of a file is of another kind of drafter than the one that is priced, or of one that
+    reads other files: than a calibrated one, or than the draft model of `shape`."""
+    drafter, fingerprint = noted.text("drafter") or "", noted.text("drafter_fingerprint")
+    priced, measured = deployment.drafter.name, deployment.cost.measured
+    own, kind = (_shape_of(name.partition(":")[0]) for name in (drafter, priced))
+    if drafter.partition(":")[0] not in DRAFTERS or kind in ("fraction", "measured"):
+        return
+    other = measured.drafters[priced].fingerprint if measured and priced in measured.drafters else ""
+    if own == kind == "model" and fingerprint and shape and (name := shape.partition(":")[2]):
+        from wager.models.opening import drafter_fingerprint
+
+        with suppress(WagerError):  # of a name without files here
+            other = drafter_fingerprint(DrafterSpec("model", name)) if hub.find(name) else ""
+    if own != kind:
+        known = f"{own}:NAME" if own == "model" else own
+        differs = f"of {drafter}, and drafting is priced as {priced}; --drafter-shape {known} prices it"
+    elif fingerprint and other and fingerprint != other:
+        differs = f"of another {drafter} than the one whose time is planned, by the files that it reads"
+    else:
+        return
+    console.warn(f"{noted.where} is the acceptance {differs}.")
+
+
+def _shape_of(drafter: str) -> str:
+    """What a drafter is called among the shapes of `plan`; a shape as it is."""
+    option = DRAFTERS.get(drafter)
+    if option is None or option.runs_a_head:
+        return {"eagle3": "eagle", "dflash": "block"}.get(drafter, drafter)
+    return "model" if option.argument in ("path", "layers") else "free"
