@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -158,7 +159,8 @@ class Receipt:
         model: str = "",
     ) -> Receipt:
         """The receipt of a completed choice of a request that the engine served; `model` is what it is called there.
-        UsageError as `check_rule`; RequestError for an answer that failed or was aborted."""
+        UsageError as `check_rule`; RequestError for an answer that failed, was aborted or was given with the
+        request."""
         check_rule(engine.runner.rule)
         if completion.finish_reason not in ("stop", "length"):
             raise RequestError(
@@ -166,6 +168,8 @@ class Receipt:
             )
         target, params = engine.target, request.params
         grammar = params.grammar and replace(params.grammar, compiled=None)
+        if grammar and grammar.kind == "tokens":
+            raise RequestError("An answer whose tokens were given has no receipt.", "Every model would give it.")
         seed = None if params.greedy else completion.stats.seed
         made_by = {"kernels": engine.kernels.name, **_versions("wager", *(["llguidance"] if grammar else []))}
         receipt = cls(
@@ -202,8 +206,11 @@ class Receipt:
             if values["wager_receipt"] != FORMAT:
                 raise ValueError(f"its format is {values['wager_receipt']!r}, and this wager reads {FORMAT}")
             receipt = _from_dict(values)
-            if unknown := [name for name in values if name not in receipt.as_dict()]:
-                raise ValueError(f"it has a part {unknown[0]!r}, which this wager does not know")
+            own = receipt.as_dict()
+            # What no digest covers must not be there: who reads the file would take it for what was signed.
+            others = [name for name in values if name not in own or _canonical(values[name]) != _canonical(own[name])]
+            if others:
+                raise ValueError(f"its part {shown(others[0])} is not as this wager writes it")
         except UsageError as error:
             raise UsageError(f"This is no receipt: {error.message}", error.hint) from None
         except MALFORMED as error:
@@ -232,8 +239,8 @@ class Receipt:
         """What shows that it was changed after it was made, in sentences. `signed_by`: the public key, in hex, that
         must have signed it. UsageError where that cannot be checked."""
         found = self._digests_of_parts()
-        for name in [name for name in found if self.parts.get(name) != found[name]]:
-            yield f"Its part {name!r} was changed after it was made."
+        for name in [name for name in {**found, **self.parts} if self.parts.get(name) != found.get(name)]:
+            yield f"Its part {shown(name)} was changed after it was made."
         if signed_by is not None and self.signature is None:
             yield "It is not signed."
         elif signed_by is not None and self.signature is not None and self.signature.public_key != signed_by:
@@ -307,6 +314,8 @@ def _from_dict(values: Mapping[str, Any]) -> Receipt:
     sampling["grammar"] = grammar and Grammar(
         grammar["kind"], _text(grammar["text"]), any_whitespace=bool(grammar["any_whitespace"])
     )
+    if grammar and grammar["kind"] == "tokens":
+        raise ValueError("its grammar holds the whole answer, so that every model gives it")
     sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}
     names = {each.name for each in fields(SamplingParams)} - _NOT_SAMPLING
     if missing := names ^ sampling.keys():
@@ -339,7 +348,7 @@ def _from_dict(values: Mapping[str, Any]) -> Receipt:
         finish_reason=values["finish_reason"],
         made_by=_texts(values["made_by"]),
         parts=_texts(values["parts"]),
-        signature=signature and Signature(_text(signature["public_key"]), _text(signature["value"])),
+        signature=None if signature is None else Signature(_hex(signature["public_key"]), _hex(signature["value"])),
     )
 
 
@@ -347,6 +356,13 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{shown(str(value))} is no text")
     return value
+
+
+def _hex(value: Any) -> str:
+    text = _text(value)
+    if not re.fullmatch("[0-9a-f]+", text):
+        raise ValueError(f"{shown(text)} is not in hex")
+    return text
 
 
 def _ids(value: Any) -> tuple[int, ...]:
@@ -446,9 +462,18 @@ class Verifier:
                 f"It was made with the arithmetic {shown(receipt.arithmetic)} and checked with {own!r}, whose results "
                 "may differ in their last bits."
             )
+        grammar = receipt.params.grammar
+        limits = [
+            *([f"a grammar ({grammar.kind})"] if grammar else []),
+            *(["logit_bias"] if receipt.params.logit_bias else []),
+        ]
+        if limits:
+            notes.append(f"What the answer may be was limited by {' and '.join(limits)}.")
         library = {"llguidance": receipt.made_by.get("llguidance", "")}
-        if receipt.params.grammar is not None and library != _versions("llguidance"):
-            notes.append(f"Its grammar was compiled by llguidance {library['llguidance']}, here by another version.")
+        if grammar is not None and library != _versions("llguidance"):
+            notes.append(
+                f"Its grammar was compiled by llguidance {shown(library['llguidance'])}, here by another version."
+            )
         seconds = answer.stats.prefill_s + answer.stats.decode_s if answer.stats else 0.0
         computed = len(receipt.prompt) + len(answer.tokens)
         return Verification(tuple(problems), answer.first_difference, tuple(notes), computed, seconds)

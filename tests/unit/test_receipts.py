@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizer_models import save_model
 
 from in_process import Call, refused
-from wager import EngineConfig, Grammar, Receipt, SamplingParams, UsageError, Verification
+from wager import EngineConfig, Grammar, Receipt, RequestError, SamplingParams, UsageError, Verification
 from wager.kernels import _native
 from wager.kernels.cpu import ISAS
 from wager.loading.load import load
@@ -134,7 +134,10 @@ def test_parameters_that_depend_on_the_tokens_before() -> None:
     for receipt in receipts:
         written = Receipt.from_dict(json.loads(json.dumps(receipt.as_dict())))
         assert written == receipt
-        assert verifier.verify(written).problems == ()
+        found = verifier.verify(written)
+        assert found.problems == ()
+        limits = [note for note in found.notes if "was limited by" in note]
+        assert bool(limits) == bool(written.params.grammar or written.params.logit_bias)
 
 
 def test_long_answers_take_as_many_passes_as_their_tokens_fill() -> None:
@@ -333,18 +336,33 @@ def test_answers_that_nobody_could_compute_again_have_no_receipt(tmp_path: Path,
     call = wager("run", "hello", "--model", MODEL, "--receipt-key", __file__)
     refused(call, "--receipt-key has no effect without --receipt")
     assert not os.path.exists(path)
+    with pytest.raises(RequestError, match="whose tokens were given has no receipt"):
+        answer(MODEL, [replace(GREEDY, grammar=Grammar.tokens([5, 6]))])
 
 
 def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path: Path, wager: Call) -> None:
     [receipt] = answer(MODEL, [replace(SAMPLED, max_tokens=4)])
     good = receipt.as_dict()
+    grammar = {"kind": "regex", "text": "[5]", "any_whitespace": False}
     path = tmp_path / "r.json"
     for value, words in (
         ("", "is not JSON"),
         ([], "holds no receipt"),
         ({"a": 1}, "holds no receipt"),
         ({**good, "wager_receipt": 2}, "its format is 2"),
-        ({**good, "more": 2}, "it has a part 'more'"),
+        ({**good, "more": 2}, "its part 'more' is not as this wager writes it"),
+        ({**good, "more": []}, "its part 'more' is not as this wager writes it"),
+        ({**good, "model": {**good["model"], "licence": "mine"}}, "its part 'model' is not as"),
+        (
+            {**good, "sampling": {**good["sampling"], "grammar": {**grammar, "kind": "tokens"}}},
+            "holds the whole answer",
+        ),
+        (
+            {**good, "sampling": {**good["sampling"], "grammar": {**grammar, "any_whitespace": 0}}},
+            "its part 'sampling'",
+        ),
+        ({**good, "signature": {"algorithm": "ed25519", "public_key": "00\n", "value": "00"}}, "is not in hex"),
+        ({**good, "signature": {"algorithm": "none", "public_key": "00", "value": "00"}}, "its part 'signature'"),
         ({**good, "seed": None}, "a sampled answer has a seed"),
         ({**good, "seed": -1}, "seed = -1"),
         ({**good, "output_ids": []}, "token ids are missing"),

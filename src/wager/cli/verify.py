@@ -9,6 +9,7 @@ import click
 
 from wager.config import EngineConfig
 from wager.errors import WagerError
+from wager.inputs import shown
 from wager.terminal import console, flags
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def _line(path: Path, receipt: Receipt, checked: Verification) -> str:
 
 
 def _names(found: list[tuple[Path, Receipt, Verification]]) -> str:
-    return ", ".join(dict.fromkeys(receipt.model for _, receipt, checked in found if not checked.verified)) + "."
+    models = dict.fromkeys(receipt.model for _, receipt, checked in found if not checked.verified)
+    return ", ".join(map(shown, models)) + "."
 
 
 def _as_dict(path: Path, receipt: Receipt, checked: Verification) -> dict[str, Any]:
