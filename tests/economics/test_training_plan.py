@@ -64,6 +64,9 @@ def test_the_command_plans_and_writes_nothing(wager: Call, tmp_path: Path, monke
     figures = json.loads(wager(*asked, more="--temperature 0.8 --depth 5 --json -").out)
     assert figures["answers"] == 2000 and figures["hardware"] == "H100" and len(figures["survival"]) == 5
     assert 0 < figures["training_s"][0] < figures["training_s"][1] and not list(tmp_path.iterdir())
+    (tmp_path / "log.jsonl").write_text('{"prompt": "What is seven times six?", "answer": "42, of course."}')
+    plain, known = (json.loads(wager(*asked, "--json", "-", more=more).out) for more in ("", "--answers log.jsonl"))
+    assert known["text_tokens"] == plain["text_tokens"] + 6 + 3
     shown = wager(*asked).out
     assert "survival by depth" in shown and "bounds" in shown and "1,000, 0.2 million" in shown
 

@@ -128,6 +128,12 @@ def test_answers_may_be_a_log_of_requests(tmp_path: Path) -> None:
     assert tokenizer.decode(said.ids[said.prompt_length :]) == "Word."
     assert said.ids[: said.prompt_length] == tuple(encode_content(tokenizer, turns[:1]))
     assert asked_again == TrainingText((5, 6, 7), 2)
+    assert answers.count_tokens(path) == len("Say a word.") // 4 + len("Word.") // 4 + 3
+    path.write_text(json.dumps([{"prompt": [5, 6], "answer": [7], "target": "of another field"}]))
+    sources = answers.TextSources(answers=(path,))
+    assert answers.collect_texts(target, sources, tmp_path, author=pytest.fail, on_output=pytest.fail) == [asked_again]
+    path.write_text('{"target": "any"}\n{"prompt_ids": [5, 6], "token_ids": [7]}\n')
+    assert answers.count_tokens(path) == 3
     with pytest.raises(UsageError, match="has no answers"):
         texts({"prompt": "Say a word."})
     with pytest.raises(UsageError, match="not of this model"):

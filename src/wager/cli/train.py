@@ -237,11 +237,12 @@ def _plan(kind: str, hardware: str, model: str, options: Mapping[str, Any], json
     """Print what the command would take and bring."""
     from wager.planner import training
     from wager.planner.inputs import find_hardware, find_plan_model
+    from wager.train.answers import count_tokens
 
     target, device = find_plan_model(model), find_hardware(hardware)
     head = training.HeadShape(kind, options["depth"], options["vocabulary"], options["inner"])
     prompts = len(read_prompts(options["prompts"])) if options["prompts"] else 0
-    known = sum(_tokens_of(path) for path in options["answers"])
+    known = sum(map(count_tokens, options["answers"]))
     needs = training.needs(
         target,
         answers=(prompts + options["made_up"]) * len(options["temperature"]),
@@ -262,15 +263,6 @@ def _plan(kind: str, hardware: str, model: str, options: Mapping[str, Any], json
         to_stdout=json_path != console.STDOUT,
         caption=caption,
     )
-
-
-def _tokens_of(path: Path) -> int:
-    """Tokens of the texts in a file of answers."""
-    import json
-
-    with path.open(encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    return sum(len(row["prompt_ids"]) + len(row["token_ids"]) for row in rows)
 
 
 def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

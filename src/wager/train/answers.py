@@ -91,12 +91,29 @@ def read_answers(path: Path, *, target: str, vocab: int | None = None) -> Iterat
 
 
 def _is_log(path: Path) -> bool:
+    """Whether a file is not as `wager train` writes it."""
     first = read_text(path, "file of answers", _HINT).partition("\n")[0]
     try:
         row = json.loads(first)
-    except ValueError:
-        return False
-    return isinstance(row, dict) and not row.keys() & {"target", "prompt_ids"}
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(row, dict) or ("prompt_ids" not in row and row.keys() != {"target"})
+
+
+_CHARACTERS = 4
+"""Of a token, about."""
+
+
+def count_tokens(path: Path) -> int:
+    """Tokens of the texts in a file of answers; about how many in a log, whose texts need no tokenizer for it.
+    UsageError as `read_answers`."""
+    if not _is_log(path):
+        return sum(len(text.ids) for text, _ in _answers(path, None, None))
+    found = 0
+    for prompt in read_prompts(path):
+        for part in (prompt.text or prompt.content, prompt.answer) if prompt.answer else ():
+            found += len(part) // _CHARACTERS if isinstance(part, str) else len(part) if isinstance(part, tuple) else 0
+    return found
 
 
 def _given(path: Path, target: TrainingTarget, vocab: int) -> Iterator[TrainingText]:
@@ -120,14 +137,14 @@ def _given(path: Path, target: TrainingTarget, vocab: int) -> Iterator[TrainingT
         yield TrainingText(ids, len(asked))
 
 
-def _answers(path: Path, target: str, vocab: int | None) -> Iterator[tuple[TrainingText, float]]:
-    """Each answer of a file, and its temperature."""
+def _answers(path: Path, target: str | None, vocab: int | None) -> Iterator[tuple[TrainingText, float]]:
+    """Each answer of a file, and its temperature. `target`: of any model where it is None."""
     for number, line in enumerate(read_text(path, "file of answers", _HINT).splitlines(), 1):
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
             if number == 1 and "target" in row:
-                if row["target"] != target:
+                if target not in (None, row["target"]):
                     raise UsageError(
                         f"{where}: these are answers of another model.", "Write to another file or folder."
                     )
