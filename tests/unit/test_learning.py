@@ -15,6 +15,8 @@ from wager import LLM, SamplingParams, UsageError
 from wager.cli import main
 from wager.draft.corpus import learning
 from wager.models.opening import open_model, tokenizer_fingerprint
+from wager.profiling import distillation
+from wager.profiling.acceptance import replay_drafts
 from wager.types import Completion
 
 MODEL = "random:llama:tiny"
@@ -233,7 +235,7 @@ def test_one_of_several_tenants_is_forgotten_by_its_key_or_its_user(
 
 
 def test_a_store_of_learned_texts_is_written_where_it_guesses_better(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng, store = random.Random(0), tmp_path / "own.store"
     likeliest = [rng.randrange(250) for _ in range(250)]
@@ -254,8 +256,20 @@ def test_a_store_of_learned_texts_is_written_where_it_guesses_better(
 
     learn(tmp_path / "learned", [text(0.4) for _ in range(60)])
     words = ("corpus", "distill", tmp_path / "learned", "--model", MODEL, "--output", store)
+    tmp_path.chmod(0o755)
+    readable: list[Path] = []
+
+    def replay(*given: Any, **more: Any) -> Any:
+        """Notes files of a store in the making that others could read."""
+        for path in tmp_path.rglob("own.store*"):
+            if path.is_file() and path.parent.stat().st_mode & path.stat().st_mode & 0o077:
+                readable.append(path)
+        return replay_drafts(*given, **more)
+
+    monkeypatch.setattr(distillation, "replay_drafts", replay)
     code, out, err = run(capsys, *words, "--json", "-")
     found = json.loads(out)
+    assert readable == []
     assert code == 0 and "--drafter store:" in err and (found["texts"], found["held_out"]) == (54, 6)
     assert found["tau_after"] > found["tau_before"] and store.stat().st_mode & 0o777 == 0o600
     with opened(None, f"store:{store}") as llm, opened(None) as plain:
@@ -264,6 +278,8 @@ def test_a_store_of_learned_texts_is_written_where_it_guesses_better(
     same = text(0.0)
     learn(tmp_path / "same", [[number, *same] for number in range(20)])
     store.unlink()
+    code, _, err = run(capsys, "corpus", "distill", tmp_path / "same", *words[3:], "--size", "x")
+    assert code == 2 and "size = 'x' is not an amount" in err
     code, out, err = run(capsys, "corpus", "distill", tmp_path / "same", *words[3:])
     assert code == 1 and "guesses no better" in err and not [*tmp_path.glob("own.store*")]
 

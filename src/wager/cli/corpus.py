@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,7 +43,12 @@ _ACTIONS = ("list", "show", "export", "import", "distill", "forget")
     metavar="PATH",
     help="export: JSON lines of texts. distill: the store.",
 )
-@click.option("--size", type=flags.Parsed(parse_size), metavar="SIZE", help="distill: the largest store, such as 8MiB.")
+@click.option(
+    "--size",
+    type=flags.Parsed(partial(parse_size, name="size")),
+    metavar="SIZE",
+    help="distill: the largest store, such as 8MiB.",
+)
 @click.option(
     "-m",
     "--model",
@@ -285,8 +292,8 @@ def _distil(
             "Give --tenant, --api-key-file or --user for one of them, or --all.",
         )
     texts = sorted((text for tenant in tenants for text in _texts(tenant)), key=lambda text: text.written)
-    unproved = path.with_name(f"{path.name}.unproved")
-    try:
+    with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as private:  # which others cannot read
+        unproved = Path(private) / path.name
         with console.meter("texts") as update:
             found = distil(
                 texts,
@@ -299,8 +306,6 @@ def _distil(
         if found.pays:
             unproved.chmod(0o600)
             unproved.replace(path)
-    finally:
-        unproved.unlink(missing_ok=True)
     figures = {
         "texts": found.texts,
         "held_out": found.held_out,
