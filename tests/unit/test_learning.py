@@ -291,6 +291,22 @@ def test_a_store_of_learned_texts_is_written_where_it_guesses_better(
     assert code == 2 and "too few" in err
 
 
+def test_what_was_learned_with_another_chat_template_is_found_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template, folder = tmp_path / "template.jinja", tmp_path / "learned"
+    template.write_text("{% for message in messages %}<{{ message.content }}>{% endfor %}")
+    with opened(folder, chat_template=str(template)) as llm:
+        llm.generate([PROMPTS[0]], GREEDY)
+    words = ("corpus", "show", folder, "--model", MODEL)
+    code, out, err = run(capsys, *words)
+    assert code == 0 and out == "" and "is not the tokenizer" in err
+    code, out, _ = run(capsys, *words, "--chat-template", template)
+    assert code == 0 and len(out.splitlines()) >= 1
+    code, _, err = run(capsys, *words[:3], "--chat-template", template)
+    assert code == 2 and "no effect without --model" in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -55,6 +55,7 @@ _ACTIONS = ("list", "show", "export", "import", "distill", "forget")
     metavar="MODEL",
     help="Whose tokenizer it is: show gives texts; import and distill need it.",
 )
+@flags.ENGINE_FLAGS["chat_template"]
 @flags.json_flag
 def command(
     *,
@@ -69,36 +70,42 @@ def command(
     output_path: Path | None,
     size: int | None,
     model: str | None,
+    chat_template: Path | None,
     json_path: Path | None,
 ) -> None:
     """List, show, export, import, distill or forget what --learn keeps in FOLDER.
 
     list and show only read, also while a server learns there; import and forget want it stopped. What is forgotten
     is overwritten and removed. Each tenant has a folder whose name does not tell its API key. distill makes a store
-    for --drafter store:PATH, if that guesses better on the latest texts than what --drafter auto has.
+    for --drafter store:PATH, if that guesses better on the latest texts than what --drafter auto has. What was learned
+    with a --chat-template is found with it.
     """
     _check_given(action, everyone=everyone)
+    if model is None:
+        flags.refuse(["chat_template"], "without --model", "Give the model.")
+    tokenizer = _tokenizer(model, chat_template) if model else None
     chosen = _Choice(folder, tenant, _names_of(folder, api_key_file, user))
     if action == "import":
-        _import(chosen, _needed(path, "--file"), _needed(model, "--model"))
+        _import(chosen, _needed(path, "--file"), _needed(tokenizer, "--model"), str(model))
     elif action == "forget":
         _forget(chosen, everyone=everyone)
     elif action == "export":
         _export(chosen, _needed(output_path, "--output"))
     elif action == "distill":
-        _distil(chosen, _needed(model, "--model"), _needed(output_path, "--output"), size, json_path, everyone=everyone)
+        store = _needed(output_path, "--output")
+        _distil(chosen, _needed(tokenizer, "--model"), str(model), store, size, json_path, everyone=everyone)
     elif action == "show":
-        _show(chosen, limit, model, json_path)
+        _show(chosen, limit, tokenizer, str(model), json_path)
     else:
         _list(chosen, json_path)
 
 
 _USES = {
     "list": {"json_path"},
-    "show": {"limit", "model", "json_path"},
+    "show": {"limit", "model", "chat_template", "json_path"},
     "export": {"output_path"},
-    "import": {"path", "model"},
-    "distill": {"output_path", "size", "model", "everyone", "json_path"},
+    "import": {"path", "model", "chat_template"},
+    "distill": {"output_path", "size", "model", "chat_template", "everyone", "json_path"},
     "forget": {"everyone"},
 }
 
@@ -213,8 +220,7 @@ def _bytes_of(path: Path) -> int:
     return 0
 
 
-def _show(chosen: _Choice, limit: int, model: str | None, json_path: Path | None) -> None:
-    tokenizer = _tokenizer(model) if model else None
+def _show(chosen: _Choice, limit: int, tokenizer: Tokenizer | None, model: str, json_path: Path | None) -> None:
     found = []
     for tenant in chosen.tenants():
         if tokenizer is not None and tenant.parent.name != _fingerprint(tokenizer)[:16]:
@@ -243,7 +249,7 @@ def _export(chosen: _Choice, path: Path) -> None:
     console.say(f"{count} texts are in {path}.")
 
 
-def _import(chosen: _Choice, path: Path, model: str) -> None:
+def _import(chosen: _Choice, path: Path, tokenizer: Tokenizer, model: str) -> None:
     """The recorded answers of a file as learned now."""
     from wager.draft.corpus.learning import LearnedTexts, Retention
     from wager.prompts import read_prompts
@@ -256,7 +262,6 @@ def _import(chosen: _Choice, path: Path, model: str) -> None:
         names = tuple(dict.fromkeys(each.name for each in chosen.tenants()))
     if len(names) > 1:
         raise UsageError("Texts can be learned for one tenant at a time.", "Give one key, or more of the name.")
-    tokenizer = _tokenizer(model)
     learned = LearnedTexts(chosen.folder, _fingerprint(tokenizer), Retention(days=None, most_bytes=1 << 40))
     try:
         for number, prompt in enumerate(prompts):
@@ -276,16 +281,25 @@ def _import(chosen: _Choice, path: Path, model: str) -> None:
 
 
 def _distil(
-    chosen: _Choice, model: str, path: Path, size: int | None, json_path: Path | None, *, everyone: bool
+    chosen: _Choice,
+    tokenizer: Tokenizer,
+    model: str,
+    path: Path,
+    size: int | None,
+    json_path: Path | None,
+    *,
+    everyone: bool,
 ) -> None:
     """A store of the texts of one tenant, or of all, left where it is better. WagerError if it is not."""
     from wager.loading.drafters import shipped_store
     from wager.profiling.distillation import distil
 
-    tokenizer = _tokenizer(model)
     tenants = [each for each in chosen.tenants() if each.parent.name == _fingerprint(tokenizer)[:16]]
     if not tenants:
-        raise UsageError(f"{chosen.folder} has nothing for the tokenizer of {model}.", "Give the model that wrote it.")
+        raise UsageError(
+            f"{chosen.folder} has nothing for the tokenizer of {model}.",
+            "Give the model that wrote it, and its --chat-template.",
+        )
     if len(tenants) > 1 and not everyone:
         raise UsageError(
             f"{chosen.folder} has {len(tenants)} tenants, and whoever uses a store can guess what is in it.",
@@ -339,10 +353,11 @@ def _forget(chosen: _Choice, *, everyone: bool) -> None:
     console.say(f"It is forgotten, of {len(tenants)} tenant{'s' * (len(tenants) != 1)}.")
 
 
-def _tokenizer(model: str) -> Tokenizer:
-    from wager.models.opening import open_model
+def _tokenizer(model: str, chat_template: Path | None) -> Tokenizer:
+    from wager.models.opening import open_model, with_chat_template
 
-    return open_model(model)[2]
+    tokenizer = open_model(model)[2]
+    return with_chat_template(tokenizer, chat_template) if chat_template else tokenizer
 
 
 def _fingerprint(tokenizer: Tokenizer) -> str:
