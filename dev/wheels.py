@@ -3,7 +3,7 @@
     python dev/wheels.py [--target NAME ...] [--python PATH ...] [--output FOLDER]
 
 Each Python builds the wheels of its version. A wheel must need nothing but the system's C library, of the version that
-its tag names. cibuildwheel's configuration in pyproject.toml builds the same on the platforms themselves.
+its tag names. cibuildwheel's configuration in pyproject.toml builds on the platforms themselves, with their compilers.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ log = logging.getLogger("vllm.wager")
 
 VERSIONS: Mapping[str, str] = {
     "0.32": "the CPU build, started and tested (integrations/vllm/tests)",
-    "0.31": "the same",
+    "0.31": "the CPU build: the tests of texts, of an unknown version and of the scheduler",
 }
 """Versions that are known, and what of them was run."""
 
