@@ -171,7 +171,10 @@ class Receipt:
         if grammar and grammar.kind == "tokens":
             raise RequestError("An answer whose tokens were given has no receipt.", "Every model would give it.")
         seed = None if params.greedy else completion.stats.seed
-        made_by = {"kernels": engine.kernels.name, **_versions("wager", *(["llguidance"] if grammar else []))}
+        made_by = {
+            "kernels": engine.kernels.name,
+            **_versions("wager", "tokenizers", *(["llguidance"] if grammar else [])),
+        }
         receipt = cls(
             model=model or target.opened.path.name,
             digests=target.digests,
