@@ -183,6 +183,14 @@ class DrafterSpec:
         return [spec.argument or "" for spec in self.all if not spec.parts and spec.option.runs_a_model]
 
     @property
+    def path_and_side(self) -> tuple[str, str | None]:
+        """Where its files are, "" for the target's own, and on which side of the target's last norm modules read its
+        states, if that is said: before or after."""
+        path, _, side = (self.argument or "").rpartition("@")
+        sided = self.option.argument == "modules" and side in ("before", "after")
+        return (path, side) if sided else (self.argument or "", None)
+
+    @property
     def makes_trees(self) -> bool:
         return bool(self.parts) or self.trees or self.option.trees == "always"
 

@@ -26,6 +26,7 @@ from packing import batch, chain
 from wager.arch import Dense, Gqa
 from wager.config import DEFAULT_MODEL
 from wager.draft.store_file import read_store_header
+from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError, UsageError
 from wager.loading.drafters import open_drafters
 from wager.loading.load import load
@@ -34,7 +35,7 @@ from wager.models import hub
 from wager.models.head_eagle import CheckedEagle, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import CheckedMtp, MtpHead, open_mtp
-from wager.models.opening import open_model
+from wager.models.opening import drafter_fingerprint, open_model
 from wager.models.weights import open_weights
 from wager.types import Request, SamplingParams
 
@@ -222,6 +223,15 @@ def test_engines_with_modules_give_the_same_text(name: str, drafters: list[str],
         assert one.token_ids == two.token_ids and two.stats.drafted > 0
         (spec,) = drafted.target.config.with_options(drafter=drafter.format(tmp_path)).speculation.drafters
         assert drafted.drafter_name == spec.label
+
+
+def test_fingerprints_are_of_the_files_that_a_head_is_read_from(tmp_path: Path) -> None:
+    """Not of the side of the norm that is written behind the path; an @ may be part of a path."""
+    path = reference().save(tmp_path / "head@before")
+    assert drafter_fingerprint(DrafterSpec("mtp", "@before")) == drafter_fingerprint(DrafterSpec("mtp")) == ""
+    named = [DrafterSpec("eagle3", str(path)), DrafterSpec("mtp", f"{path}@after")]
+    [found] = {drafter_fingerprint(spec) for spec in named}
+    assert len(found) == 64
 
 
 def test_modules_in_a_gguf_file_guess_as_those_in_a_directory(tmp_path: Path) -> None:

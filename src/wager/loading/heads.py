@@ -59,7 +59,7 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
     """The head that a drafter option names. Its matrices are quantised where the target's are. ModelError if it is
     absent, damaged, or was made for another target or tokenizer."""
     modules = spec.option.argument == "modules"
-    where, side = _split_side(spec.argument or "") if modules else (spec.argument or "", None)
+    where, side = spec.path_and_side
     inside = modules and not where
     path = target.path if inside else head_path(where)
     if inside and not path.exists():
@@ -88,12 +88,6 @@ def open_head(spec: DrafterSpec, target: OpenedModel) -> OpenedHead:
             "Use mtp.",
         )
     return OpenedHead(path, target, opened_mtp)
-
-
-def _split_side(argument: str) -> tuple[str, str | None]:
-    """PATH@SIDE as both; no side where none of those that are known is written."""
-    path, _, side = argument.rpartition("@")
-    return (path, side) if side in ("before", "after") else (argument, None)
 
 
 def check_provenance(files: HeadFiles, target: OpenedModel) -> None:

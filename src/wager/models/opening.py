@@ -66,7 +66,10 @@ def drafter_fingerprint(spec: DrafterSpec) -> str:
         if kind == "path":
             read.append(target_fingerprint(open_model(argument)[1]))
         elif kind in ("head", "modules", "store"):
-            path = hub.head_path(argument.rpartition("@")[0] or argument)
+            where, _ = each.path_and_side
+            if not where:
+                continue  # the target's own
+            path = hub.head_path(where)
             for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
                 with file.open("rb") as opened:
                     read.append(hashlib.file_digest(opened, "sha256").hexdigest())
