@@ -207,6 +207,16 @@ class Run:
             self.engine.update_draft_token_ids(SimpleNamespace(req_ids=list(counts), draft_token_ids=tokens))
 
 
+def scaled(slow: float, draft: float) -> Callable[[int, int, int], float]:
+    """Seconds of steps that take `slow` times as long as one would guess, and drafting in them `draft` times."""
+
+    def seconds(rows: int, depth: int, requests: int) -> float:
+        plain = of_cpu(rows, 0, requests)
+        return slow * (plain + draft * (of_cpu(rows, depth, requests) - plain))
+
+    return seconds
+
+
 both = pytest.mark.parametrize("scheduler", [AsynchronousScheduler, Scheduler])
 
 
@@ -235,12 +245,7 @@ def best_fixed(batch: int, steps: int, seconds: Callable[[int, int, int], float]
 def test_from_nothing_as_good_as_the_best_fixed_depth(
     scheduler: type[AdaptiveDepth], batch: int, slow: float, draft: float
 ) -> None:
-    """`slow`, `draft`: times as long as one would guess a step takes, and drafting in it."""
-
-    def seconds(rows: int, depth: int, requests: int) -> float:
-        plain = of_cpu(rows, 0, requests)
-        return slow * (plain + draft * (of_cpu(rows, depth, requests) - plain))
-
+    seconds = scaled(slow, draft)
     run = Run(scheduler(), *[0.7] * batch, seconds=seconds)
     run.take(100)
     speed, best = run.take(300), best_fixed(batch, 300, seconds)
@@ -253,12 +258,7 @@ def test_a_cold_start_is_soon_as_good_as_a_warm_one(
     scheduler: type[AdaptiveDepth], batch: int, slow: float, draft: float
 ) -> None:
     """From the hundredth step on, whatever steps and drafting take, as after a thousand."""
-
-    def seconds(rows: int, depth: int, requests: int) -> float:
-        plain = of_cpu(rows, 0, requests)
-        return slow * (plain + draft * (of_cpu(rows, depth, requests) - plain))
-
-    run = Run(scheduler(), *[0.7] * batch, seconds=seconds)
+    run = Run(scheduler(), *[0.7] * batch, seconds=scaled(slow, draft))
     run.take(100)
     cold = run.take(300)
     run.take(600)
