@@ -129,6 +129,11 @@ def test_answers_may_be_a_log_of_requests(tmp_path: Path) -> None:
     assert said.ids[: said.prompt_length] == tuple(encode_content(tokenizer, turns[:1]))
     assert asked_again == TrainingText((5, 6, 7), 2)
     assert answers.count_tokens(path) == len("Say a word.") // 4 + len("Word.") // 4 + 3
+    measured = tmp_path / "measured.jsonl"
+    measured.write_text('{"prompt": "Say a word."}')
+    sources = answers.TextSources(answers=(path,), apart_from=(measured,))
+    with pytest.raises(UsageError, match="Say a word"):
+        answers.collect_texts(target, sources, tmp_path, author=pytest.fail, on_output=pytest.fail)
     path.write_text(json.dumps([{"prompt": [5, 6], "answer": [7], "target": "of another field"}]))
     sources = answers.TextSources(answers=(path,))
     assert answers.collect_texts(target, sources, tmp_path, author=pytest.fail, on_output=pytest.fail) == [asked_again]

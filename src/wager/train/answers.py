@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -116,12 +117,9 @@ def count_tokens(path: Path) -> int:
     return found
 
 
-def _given(path: Path, target: TrainingTarget, vocab: int) -> Iterator[TrainingText]:
-    """The answers of a file that `wager train` wrote, or of a log of requests."""
-    if not _is_log(path):
-        yield from read_answers(path, target=target.fingerprint, vocab=vocab)
-        return
-    tokenizer, requests = target.tokenizer, read_prompts(path)
+def _logged(path: Path, requests: Sequence[Prompt], target: TrainingTarget, vocab: int) -> Iterator[TrainingText]:
+    """The answers of a log, of which these are the requests."""
+    tokenizer = target.tokenizer
     answered = [prompt for prompt in requests if prompt.answer]
     if not answered:
         raise UsageError(f"{path} has no answers.", f"{_HINT} Or it is a log, with what was answered.")
@@ -199,14 +197,20 @@ def collect_texts(
     """The texts, of which those that are missing are written by `author()`, which is called only then; `on_output` is
     asked for a function of its deltas with the number of answers to come. UsageError names what cannot be used."""
     vocab, fingerprint = target.weights.spec.vocab, target.fingerprint
-    given = [text for path in sources.answers for text in _given(path, target, vocab)]
+    logs = {path: read_prompts(path) for path in sources.answers if _is_log(path)}
+    given: list[TrainingText] = []
+    for path in sources.answers:
+        if path in logs:
+            given += _logged(path, logs[path], target, vocab)
+        else:
+            given += read_answers(path, target=fingerprint, vocab=vocab)
     asked = read_prompts(sources.prompts) if sources.prompts else []
     if sources.made_up:
         texts = _made_up(target.tokenizer, sources, folder / MADE_UP, author)
         asked += [Prompt(f"made-up-{number}", OTHER, text) for number, text in enumerate(texts)]
     for path in sources.apart_from:
         measured = [prompt.text for prompt in read_prompts(path) if prompt.text]
-        check_disjoint([prompt.text for prompt in asked], measured, where=str(path))
+        check_disjoint([prompt.text for prompt in (*asked, *chain(*logs.values()))], measured, where=str(path))
     prompts = [encode_content(target.tokenizer, as_conversation(each.content)) for each in asked]
     room = target.weights.spec.context - sources.answer_tokens
     wanted = dict.fromkeys(prompt for prompt in prompts if len(prompt) <= room)
