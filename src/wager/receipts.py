@@ -107,9 +107,9 @@ def _cryptography() -> tuple[Any, Any]:
 
 
 def _is_signed(data: bytes, signature: Signature) -> bool:
+    ed25519, _ = _cryptography()
     from cryptography.exceptions import InvalidSignature
 
-    ed25519, _ = _cryptography()
     try:
         key = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.public_key))
         key.verify(bytes.fromhex(signature.value), data)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from wager.kernels import _native
 from wager.kernels.cpu import ISAS
 from wager.loading.load import load
 from wager.models import packed_cache, random_models
-from wager.receipts import SigningKey, Verifier, read_public_key, read_receipts
+from wager.receipts import Signature, SigningKey, Verifier, read_public_key, read_receipts
 from wager.types import Request
 
 MODEL = "random:llama:tiny"
@@ -324,6 +325,20 @@ def test_signatures(tmp_path: Path, wager: Call) -> None:
     refused(call, "holds no public key", "openssl pkey")
     call = wager("run", "hello", *options, "--receipt", str(path), "--receipt-key", str(public))
     refused(call, "holds no private key", "openssl genpkey")
+
+
+def test_without_the_package_of_signatures_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    [receipt] = answer(MODEL, [replace(SAMPLED, max_tokens=4)])
+    assert verify(receipt).verified
+    path = tmp_path / "key.pem"
+    path.write_text("")
+    signed = replace(receipt, signature=Signature("00" * 32, "00" * 64))
+    for call in (lambda: verify(signed), lambda: SigningKey.read(path), lambda: read_public_key(path)):
+        with pytest.raises(UsageError, match="need the package cryptography"):
+            call()
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
