@@ -348,6 +348,8 @@ def test_answers_that_nobody_could_compute_again_have_no_receipt(tmp_path: Path,
     path = str(tmp_path / "r.json")
     call = wager("run", "hello", "--model", MODEL, "--receipt", path, "--verify", "rejection")
     refused(call, "Under --verify rejection an answer depends on its guesses", "--verify match")
+    call = wager("serve", "--model", MODEL, "--receipt-key", __file__, "--verify", "rejection")
+    refused(call, "Under --verify rejection an answer depends on its guesses", "--verify match")
     call = wager("run", "hello", "--model", MODEL, "--receipt-key", __file__)
     refused(call, "--receipt-key has no effect without --receipt")
     for other in (["-"], [path, "--json", path]):

@@ -114,11 +114,13 @@ def command(
     It ends on SIGTERM or Ctrl-C, after the requests that run.
     """
     from wager.cli.loading import loaded_lines, open_async_llm
-    from wager.receipts import SigningKey
+    from wager.receipts import SigningKey, check_rule
     from wager.serve.app import Server
     from wager.serve.limits import ServeOptions, read_api_keys
     from wager.serve.run import bind, configure_logging, serving
 
+    if key_path:
+        check_rule(config.speculation.verify)
     options = ServeOptions(
         model_names=_names(served_names) if served_names else (config.model.model,),
         api_keys=read_api_keys(api_key_file) if api_key_file else (),
