@@ -75,6 +75,7 @@ class Generation:
             parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id, *earlier, tenant=tenant)
         for told in parsed.warnings:
             log.warning("%s", told, extra={"fields": {"request_id": http.state.request_id}})
+        self._check_receipts(parsed)
         own = tenant_of_user(tenant, parsed.user)
         parsed = await self._ready(parsed, own, key=tenant)
         async with AsyncExitStack() as stack:
@@ -82,7 +83,6 @@ class Generation:
             scores = await self._scores(http, parsed, own) if parsed.scored is not None else ()
             if scores is None:
                 return Response(status_code=499)  # nobody reads it
-            self._check_receipts(parsed)
             if not parsed.answers:
                 return await self._written(parsed, None, [_no_answer(prompt) for prompt in parsed.prompts], scores)
             requests = await self._requests(parsed, own)
