@@ -26,7 +26,7 @@ from wager.arch.families import FAMILIES
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.cli.measuring import read_key
-from wager.cli.prove import earlier_trials
+from wager.cli.prove import OtherMachine, earlier_trials
 from wager.config import read_options
 from wager.draft import store_file
 from wager.draft.lookup import LookupSources, lookup_table
@@ -45,6 +45,7 @@ from wager.models.weights import open_weights, tensor_shapes
 from wager.planner.acceptance import parse_acceptances
 from wager.planner.inputs import find_hardware, find_plan_model, read_popularity
 from wager.prompts import read_arrivals, read_prompts
+from wager.receipts import read_receipts
 from wager.simulation.traces import RecordedTraces
 from wager.train.answers import read_answers, read_made_up
 from wager.types import DraftRequest, SamplingParams
@@ -256,9 +257,13 @@ def plan_inputs(data: bytes, folder: Path) -> None:
 
 
 def results(data: bytes, folder: Path) -> None:
-    """What a command goes on from: results of `wager prove`."""
+    """What commands go on from or check: results of `wager prove`, receipts."""
     path = _file(data, folder, "r.json")
-    _attempt(lambda: earlier_trials(path, {"model": "m"}))
+    _attempt(
+        lambda: earlier_trials(path, {"model": "m"}),
+        lambda: OtherMachine.read(path),
+        lambda: [list(receipt.problems_of_parts()) for receipt in read_receipts(path)],
+    )
 
 
 def traces(data: bytes, folder: Path) -> None:
