@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from wager.arch.config_keys import one_line
 from wager.config import EngineConfig
@@ -209,6 +209,7 @@ class Receipt:
             if values["wager_receipt"] != FORMAT:
                 raise ValueError(f"its format is {values['wager_receipt']!r}, and this wager reads {FORMAT}")
             receipt = _from_dict(values)
+            EngineConfig.from_options(**receipt.setup)  # refuses what no engine is set up with
             own = receipt.as_dict()
             # What no digest covers must not be there: who reads the file would take it for what was signed.
             others = [name for name in values if name not in own or _canonical(values[name]) != _canonical(own[name])]
@@ -328,9 +329,6 @@ def _from_dict(values: Mapping[str, Any]) -> Receipt:
         raise ValueError("a sampled answer has a seed, and a greedy one has none")
     if values["finish_reason"] not in ("stop", "length"):
         raise ValueError(f"no answer with a receipt ends with {shown(str(values['finish_reason']))}")
-    kv_dtype = model["kv_dtype"]
-    if kv_dtype not in get_args(KVDtype):
-        raise ValueError(f"there is no kv_dtype {shown(str(kv_dtype))}")
     choice, context = values["choice"], model["max_context"]
     if type(choice) is not int or type(context) is not int or not 0 <= choice < 1 << 31:
         raise ValueError("choice and max_context are whole numbers")
@@ -340,7 +338,7 @@ def _from_dict(values: Mapping[str, Any]) -> Receipt:
             _texts(values["weights"]), *(_text(model[name]) for name in ("config", "tokenizer", "chat_template"))
         ),
         dtype=_text(model["dtype"]),
-        kv_dtype=kv_dtype,
+        kv_dtype=model["kv_dtype"],
         max_context=context,
         arithmetic=_text(values["arithmetic"]),
         prompt=_ids(values["prompt_ids"]),

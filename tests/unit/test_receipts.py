@@ -392,7 +392,10 @@ def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path: Path, wager: Call
         ({**good, "weights": None}, "is no receipt"),
         ({**good, "finish_reason": "abort"}, "ends with 'abort'"),
         ({**good, "choice": "0"}, "choice and max_context are whole numbers"),
-        ({**good, "model": {**good["model"], "kv_dtype": "q1"}}, "kv_dtype 'q1'"),
+        ({**good, "model": {**good["model"], "kv_dtype": "q1"}}, "This is no receipt: kv_dtype = 'q1'"),
+        ({**good, "model": {**good["model"], "kv_dtype": []}}, "This is no receipt: kv_dtype = []"),
+        ({**good, "model": {**good["model"], "dtype": "q1"}}, "This is no receipt: dtype = 'q1'"),
+        ({**good, "model": {**good["model"], "max_context": 1 << 40}}, "This is no receipt: max_context"),
         ({name: value for name, value in good.items() if name != "text"}, "'text' is missing"),
     ):
         path.write_text(json.dumps(value) if value != "" else "{", encoding="utf-8")
