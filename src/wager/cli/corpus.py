@@ -93,7 +93,7 @@ def command(
         _export(chosen, _needed(output_path, "--output"))
     elif action == "distill":
         store = _needed(output_path, "--output")
-        _distil(chosen, _needed(tokenizer, "--model"), str(model), store, size, json_path, everyone=everyone)
+        _distill(chosen, _needed(tokenizer, "--model"), str(model), store, size, json_path, everyone=everyone)
     elif action == "show":
         _show(chosen, limit, tokenizer, str(model), json_path)
     else:
@@ -280,7 +280,7 @@ def _import(chosen: _Choice, path: Path, tokenizer: Tokenizer, model: str) -> No
     console.say(f"{len(prompts)} answers were learned.")
 
 
-def _distil(
+def _distill(
     chosen: _Choice,
     tokenizer: Tokenizer,
     model: str,
@@ -292,7 +292,7 @@ def _distil(
 ) -> None:
     """A store of the texts of one tenant, or of all, left where it is better. WagerError if it is not."""
     from wager.loading.drafters import shipped_store
-    from wager.profiling.distillation import distil
+    from wager.profiling.distillation import distill
 
     tenants = [each for each in chosen.tenants() if each.parent.name == _fingerprint(tokenizer)[:16]]
     if not tenants:
@@ -309,7 +309,7 @@ def _distil(
     with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as private:  # which others cannot read
         unproved = Path(private) / path.name
         with console.meter("texts") as update:
-            found = distil(
+            found = distill(
                 texts,
                 unproved,
                 tokenizer=tokenizer,

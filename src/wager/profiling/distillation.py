@@ -45,7 +45,7 @@ class Distillation(NamedTuple):
         return (self.after.value or 1.0) > (self.before.value or 1.0)
 
 
-def distil(
+def distill(
     texts: Sequence[LearnedText],
     path: Path,
     *,
