@@ -26,7 +26,7 @@ inline Words philox(uint64_t seed, uint32_t c0, uint32_t c1, uint32_t c2, uint32
     return {{c0, c1, c2, c3}};
 }
 
-// log(x) of a positive normal number, to less than a unit in the last place; kernels/elementary.py has the same operations in numpy.
+// log(x) of a positive normal number, to less than a unit in the last place; src/wager/elementary.py has the same operations in numpy.
 // x = 2^k (1 + f) with 1 + f between sqrt(1/2) and sqrt(2); log(1 + f) = f - s (f - r) where s = f / (2 + f), by the series of
 // artanh(s) in s^2.
 inline double natural_log(double x) {
