@@ -15,7 +15,7 @@ from wager.economics.policy.heuristics import FixedDepth, Threshold
 from wager.economics.policy.state import PolicySeconds
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
-from wager.types import Draft, DraftDecision, Plan, Span, StepRecord, Verdict
+from wager.types import Draft, DraftDecision, DraftPrices, Plan, Span, StepRecord, Verdict
 
 WRONG, DEPTH = -1, 7
 BUDGET = 10_000
@@ -287,6 +287,28 @@ def test_what_catching_up_takes_does_not_pass_for_the_price_of_a_guess() -> None
         seconds = {"forward": surface.seconds(rows, 1, prompt), "draft": drafting}
         policy.observe(StepRecord(rows, 1, size, size, decodes * (size + 1), seconds, (spans[0].num_computed_tokens,)))
     assert asked > 180
+
+
+def test_drafts_that_nothing_was_computed_for_say_nothing_of_the_price_of_a_guess() -> None:
+    """Of four drafts three are empty and made in no time. Two guesses of the fourth take 1 ms and 0.5 ms each."""
+    surface = LatencySurface([1, 2, 4, 8], [5e-3, 5.1e-3, 5.2e-3, 5.4e-3])  # nothing is known of drafting
+    policy = Adaptive(surface, drafters={"d": DrafterCapabilities(2, weighs_prices=True)}, exploration_share=0.0)
+    draw, asked = np.random.default_rng(0), 0
+    prices = DraftPrices()
+    for number in range(600):
+        spans = [Span("r", 100 + number, (0,), True, 2)]
+        plan = policy.plan(spans, BUDGET)
+        computes = bool(plan) and draw.random() < 0.25
+        found = {"r": Draft("r", (0, 0), (-1, 0), (0.9, 0.8), "d", computed=2)} if computes else {}
+        size = sum(map(len, policy.admit(found, BUDGET).values()))
+        asked += bool(plan)
+        prices = plan["r"].prices if plan else prices
+        policy.learn([Verdict("r", tuple(range(size)), (0,) * (size + 1))])
+        seconds = {"forward": surface.seconds(1 + size, 1, 100), "draft": 2e-3 if computes else 2e-5}
+        policy.observe(StepRecord(1 + size, 1, size, size, size + 1, seconds, (100 + number,)))
+    assert asked > 550
+    assert surface.draft_seconds("d", 1, 2) == pytest.approx(2e-3, rel=0.1)
+    assert 2e-3 / 5e-3 < prices.call + 2 * prices.guess < 2 * 2e-3 / 5e-3, "of tokens, 1 to 2 of which a step brings"
 
 
 # ---- objectives -----------------------------------------------------------------------------------------------------

@@ -254,7 +254,8 @@ class _ConstrainedDraft:
         scores = tuple(self._scores) if source.scores or not source.tokens else ()
         name = source.drafter or GRAMMAR_DRAFTER
         tokens, parents = tuple(self._tokens), tuple(self._parents)
-        return DraftOfSeveral(source.seq_id, tokens, parents, scores, name, drafters=tuple(self._drafters))
+        drafters = tuple(self._drafters)
+        return DraftOfSeveral(source.seq_id, tokens, parents, scores, name, computed=source.computed, drafters=drafters)
 
     def _add(self, token: int, node: int, place: int, drafter: str) -> int:
         forced, scores = drafter == GRAMMAR_DRAFTER, self._source.scores

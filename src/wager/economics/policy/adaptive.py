@@ -352,6 +352,8 @@ class Adaptive(Policy):
         if step.skipped:
             return {}
         step.drafted = step.admitted = drafts
+        if self._computed:
+            step.computed = self._computed_guesses(step)
         if drafts and step.kind == "plain":
             step.kind = "unjudged"
         if step.measured_depth is not None:  # nor does it say what goodput or a row costs where the policy decides
@@ -392,6 +394,15 @@ class Adaptive(Policy):
             self._recorded, self._record_interval = step.number, round(UPDATE_INTERVAL * prices.own.pace)
         step.admitted = {**drawn, **admitted} if drawn else admitted
         return step.admitted
+
+    def _computed_guesses(self, step: PolicyStep) -> dict[str, int]:
+        """Of drafters that weigh prices, by sequence. A sequence without a draft had none computed."""
+        drafts = step.drafted
+        return {
+            seq_id: (drafts[seq_id].computed or 0) if seq_id in drafts else 0
+            for seq_id, decision in step.plan.items()
+            if decision.drafter in self._computed
+        }
 
     def _judge(
         self, step: PolicyStep, drafts: Mapping[str, Draft], extra: Sequence[float], *, first: int, limit: int
@@ -492,13 +503,11 @@ class Adaptive(Policy):
         if step.explored:  # which drafter of the step took longer than expected is not known
             expected = prices.drafting(step.passes()) + step.explored_catch_up
             self._exploration.for_drafts.charge(max(0.0, drafting - expected))
-        for seq_id, draft in step.drafted.items() if self._computed else ():
-            if draft.computed is None:
-                continue
-            if draft.computed and (state := step.states.get(seq_id)) is not None and not state.computed_before:
+        for seq_id, computed in step.computed.items():
+            if computed and (state := step.states.get(seq_id)) is not None and not state.computed_before:
                 state.computed_before = step.catches_up = True  # the prompt, too
-            if seq_id not in step.explored:
-                self._computed[step.plan[seq_id].drafter].learn(draft.computed)
+            if seq_id not in step.explored and step.measured_depth is None:
+                self._computed[step.plan[seq_id].drafter].learn(computed)
         prices.learn_drafting(step, drafting)
         forget_drafts(step)
         return seconds

@@ -48,6 +48,7 @@ class PlainStep(NamedTuple):
 _NO_PLAIN_STEP = PlainStep()
 _NO_PLAN: dict[str, DraftDecision] = {}
 _NO_DRAFTS: Mapping[str, Draft] = {}
+_NONE_COMPUTED: Mapping[str, int] = {}
 _NO_STATES: Mapping[str, PlannedSequence] = {}
 
 
@@ -96,6 +97,7 @@ class PolicyStep:
     explored_catch_up: float = 0.0  # seconds that their drafters were expected to take to catch up
     drafted: Mapping[str, Draft] = _NO_DRAFTS
     admitted: Mapping[str, Draft] = _NO_DRAFTS
+    computed: Mapping[str, int] = _NONE_COMPUTED  # guesses, for sequences whose drafter decides itself how many
     verdicts: Sequence[Verdict] = ()
     record: StepRecord | None = None  # what it took
     counts: Mapping[str, tuple[int, ...]] | None = None  # by drafter (`explain`), where its drafts are not kept
@@ -138,11 +140,11 @@ class PolicyStep:
             sizes = [len(draft.tokens) for draft in drafted.values()]
             return {decisions[0].drafter: sizes + [1] * (len(decisions) - len(sizes))}
         for seq_id, decision in self.plan.items():
-            depth, draft = decision.depth, drafted.get(seq_id)
-            if draft is not None and draft.computed is not None:
-                depth = draft.computed
+            depth = decision.depth
+            if seq_id in self.computed:
+                depth = self.computed[seq_id]
             elif decision.min_survival and drafted:
-                depth = 1 if draft is None else len(draft.tokens)
+                depth = len(drafted[seq_id].tokens) if seq_id in drafted else 1
             passes.setdefault(decision.drafter, []).append(depth)
         return passes
 
@@ -338,12 +340,12 @@ class Prices:
         model = self.latency.model
         if not model.learns or step.catches_up or not step.plan or step.number < self._next_drafting:
             return
+        passes = {drafter: [n for n in depths if n] for drafter, depths in step.passes().items() if any(depths)}
+        if not passes:  # what was made took no pass, so it says nothing of what one takes
+            return
         self._next_drafting = step.number + UPDATE_INTERVAL * self.own.pace
-        passes = {drafter: [each for each in depths if each] for drafter, depths in step.passes().items()}
         expected = self.drafting(passes)
         for drafter, depths in passes.items():
-            if not depths:
-                continue
             count, depth = len(depths), max(depths)
             even = self.latency.draft_seconds(drafter, count, depth)
             seconds = taken * even / expected if expected > 0 else taken / len(passes)
