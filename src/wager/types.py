@@ -477,11 +477,13 @@ class Span(NamedTuple):
 
 class DraftPrices(NamedTuple):
     """What drafting must bring, in tokens of the sequence: `row` each guess that is verified, `call` a call of a
-    drafter that takes time, and `guess` each of its guesses beside it."""
+    drafter that takes time, `guess` each of its guesses beside it, and `keeping` each step in which it is shown the
+    target's states, asked or not."""
 
     row: float = 0.0
     call: float = 0.0
     guess: float = 0.0
+    keeping: float = 0.0
 
 
 _NO_PRICES = DraftPrices()

@@ -15,9 +15,10 @@ from test_collapse import LAW, ROWS, SECONDS, Service, TurningDrafter
 
 from wager.config import EngineConfig
 from wager.draft.base import ComputedRows, Drafter
+from wager.draft.combined import BackedDrafter
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import SLOW_INTERVAL, DrafterCapabilities
-from wager.economics.policy.exploration import DrafterReadiness
+from wager.economics.policy.exploration import KEEPING_S, DrafterReadiness
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.policy.state import PlainStep, PolicyStep
 from wager.economics.surface import LatencySurface
@@ -25,7 +26,7 @@ from wager.engine.proposer import Proposer
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.loading.load import LoadedEngine, load
-from wager.testing import FakeClock, ToyOracle
+from wager.testing import FakeClock, SetAcceptanceDrafter, ToyOracle
 from wager.testing.drafters import TargetOracle
 from wager.types import (
     NO_TENANT,
@@ -239,6 +240,63 @@ def test_a_plan_that_wants_a_drafter_that_rests_waits_until_it_has_seen_enough()
     assert asked.index(True, 400) == woke + WARM_UP
 
 
+# ---- behind another drafter -----------------------------------------------------------------------------------------
+
+
+class KeepingDrafter(TurningDrafter):
+    """Takes time in every step in which it is shown states. `passes` are those."""
+
+    taps = ()
+
+    def __init__(self, clock: FakeClock, oracle: TargetOracle) -> None:
+        super().__init__(clock, oracle)
+        self.passes, self.asked = 0, 0
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        self._clock.advance(KEEPING_S)
+        self.passes += 1
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.asked += 1
+        return super().propose(requests)
+
+
+def behind(concurrency: int) -> tuple[Service, KeepingDrafter, Service]:
+    """A service whose drafter takes no time and is right at times, with one behind it, and the same without that."""
+
+    def first(oracle: TargetOracle) -> SetAcceptanceDrafter:
+        return SetAcceptanceDrafter(LAW.vocab, [0.3], oracle=oracle)
+
+    second: list[KeepingDrafter] = []
+
+    def backed(clock: FakeClock, oracle: TargetOracle) -> BackedDrafter:
+        second.append(KeepingDrafter(clock, oracle))
+        drafter = BackedDrafter(first(oracle), second[0], vocab=LAW.vocab)
+        drafter.name = "set"
+        return drafter
+
+    both = Service(concurrency, backed)  # type: ignore[arg-type]
+    alone = Service(concurrency, lambda _, oracle: first(oracle))  # type: ignore[arg-type]
+    weighing = DrafterCapabilities(8, warm_up=WARM_UP, weighs_prices=True)
+    both.engine.policy = both.policy = Adaptive(LatencySurface(ROWS, SECONDS), drafters={"set": weighing})
+    return both, second[0], alone
+
+
+def test_one_that_brings_nothing_behind_another_rests_alone_and_is_used_when_it_is_right() -> None:
+    service, second, alone = behind(4)
+    second.good = False
+    texts, expected = service.serve(120), alone.serve(120)
+    drafted, expected_drafts = (sum(each.drafted > 0 for each in one.records) for one in (service, alone))
+    assert drafted > 0.95 * expected_drafts, "the first one drafts on"
+    assert second.passes < 0.5 * len(service.records)
+    assert service.speed(0) > 0.98 * alone.speed(0)
+    second.good, before = True, second.asked
+    texts, expected = texts + service.serve(100), expected + alone.serve(100)
+    assert second.asked > before + 200
+    assert service.speed(len(service.records) - 200) > 1.2 * alone.speed(len(alone.records) - 200)
+    assert texts == expected and not service.engine.proposer.failures
+
+
 # ---- heads ----------------------------------------------------------------------------------------------------------
 
 
@@ -332,3 +390,41 @@ def test_heads_that_rest_change_no_token_and_draft_again(kind: str, tmp_path: Pa
     assert {frozenset(tapped) for rests, tapped, _ in passes if not rests} == {frozenset(reads)}
     woke = [at for at in range(1, len(passes)) if passes[at - 1][0] and not passes[at][0]]
     assert woke and all(any(drafted for *_, drafted in passes[at + 2 : at + 6]) for at in woke)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("mtp", marks=pytest.mark.slow)])
+def test_a_head_that_rests_behind_another_drafter_is_not_tapped_for_and_drafts_again(kind: str, tmp_path: Path) -> None:
+    config = EngineConfig.from_options(model="random:llama:tiny", drafter="none", threads=1, max_rows=32)
+    plain = load(config)
+    params = [SamplingParams(max_tokens=60, ignore_eos=True, temperature=t, seed=5) for t in (0.0, 0.9)]
+    requests = [Request(f"r{i}", tuple(range(3 + i, 12 + 5 * i)), params[i % 2]) for i in range(7)]
+    expected = [each.token_ids for each in plain.generate(requests, concurrency=3)]
+    written = f"suffix..{kind}:{HEADS[kind](tmp_path, plain.spec)}"
+    engine = load(config.with_options(drafter=written, depth=3, policy="fixed"), target=plain.target)
+    [drafter] = engine.proposer.drafters.values()
+    assert isinstance(drafter, BackedDrafter)
+    passes: list[tuple[int, bool]] = []  # of each how often the head was asked before it, and whether layers are tapped
+    asked, forward = 0, engine.target.decoder.forward
+    propose = drafter._members[1].propose
+
+    def proposed(of: Sequence[DraftRequest]) -> dict[str, Draft]:
+        nonlocal asked
+        drafts = propose(of)
+        asked += any(map(len, drafts.values()))
+        return drafts
+
+    def watched(batch: PackedBatch) -> TargetOutput:
+        output = forward(batch)
+        passes.append((asked, bool(output.taps)))
+        if len(passes) % 60 == 10:
+            drafter._second.get(NO_TENANT).until = drafter._calls + 40
+        return output
+
+    engine.target.decoder.forward = watched  # type: ignore[method-assign]
+    drafter._members[1].propose = proposed  # type: ignore[method-assign,assignment]
+    assert [each.token_ids for each in engine.generate(requests, concurrency=3)] == expected
+    assert not drafter._members[1]._failures and not engine.proposer.failures
+    tapped = [tap for _, tap in passes]
+    assert tapped[0] and sum(not tap for tap in tapped) > 20
+    woke = tapped.index(True, tapped.index(False))
+    assert passes[woke][0] == passes[woke - 1][0] and passes[-1][0] > passes[woke][0], "it is asked some steps later"

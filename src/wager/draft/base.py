@@ -14,6 +14,10 @@ from wager.kernels.base import TargetOutput
 from wager.tenants import KeptStates
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
+WARM_UP = 16
+"""Steps for which a drafter that rested is shown the target's states before it drafts again: then its guesses are
+nearly as often right as with the whole context (docs/policy.md)."""
+
 
 class DrafterStoppedError(RuntimeError):
     """Raised by `propose` where the drafter has failed as a whole, not for the sequences that it was asked about."""
@@ -85,7 +89,7 @@ class LogitsRows(NamedTuple):
 @runtime_checkable
 class StateReader(Protocol):
     """A drafter that reads the target's states. `taps` are the layers whose residual stream every pass must give it,
-    see TargetOutput; None: it reads nothing after all."""
+    see TargetOutput; None: it reads nothing after all, or nothing now. They are asked for after every pass."""
 
     @property
     def taps(self) -> Sequence[int] | None: ...

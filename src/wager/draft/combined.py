@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from wager.draft.base import (
+    WARM_UP,
     ComputedRows,
     Drafter,
     LogitsRows,
@@ -43,6 +44,7 @@ from wager.draft.trees import TokenTree, children, merge
 from wager.drafter_spec import BACKED_SIGN, MERGED_SIGN
 from wager.economics.acceptance import BIN_BORDERS
 from wager.economics.policy.base import compare
+from wager.economics.policy.exploration import EXPLORATION_SHARE
 from wager.kernels.base import TargetOutput
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
@@ -409,6 +411,9 @@ _LEARNED_TOGETHER = 8
 _RETRIED = 64
 """Of so many places at which asking does not seem to pay, it is asked at one."""
 
+_CREDIT = 10.0
+"""Tokens by which keeping and asking the second drafter may cost more than it is expected to bring, until it rests."""
+
 
 @dataclass(slots=True)
 class _PlaceGain:
@@ -432,9 +437,33 @@ class _PlaceGain:
         self.mean += (gain - self.mean) / self.places
 
 
+class _SecondDrafter:
+    """What is known of the second drafter for a tenant: its gain by place, and whether it is worth its keeping. It is
+    asked from call number `until` on; before that it rests, but for the last calls, in which it is shown states."""
+
+    def __init__(self) -> None:
+        self.until = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.gains = [_PlaceGain(_FIRST_GAIN * (1 - least)) for least in (0.0, *BIN_BORDERS)]
+        self._credit = _CREDIT
+
+    def earn(self, tokens: float, *, now: int, sequences: int) -> bool:
+        """What it is expected to bring at a place, less what it costs there. Where it has cost too much it rests from
+        call `now` on, until a trial that costs as much is a small share of what is generated meanwhile; there it begins
+        anew. Whether that is so."""
+        self._credit = min(_CREDIT, self._credit + tokens)
+        rests = self._credit < 0
+        if rests:
+            self.until = now + round(_CREDIT / (EXPLORATION_SHARE * sequences))
+            self._begin_anew()
+        return rests
+
+
 class _AskedPlace(NamedTuple):
     """A place where the second drafter was asked: the draft that was made, that of each drafter, what the second's part
-    costs, and the tokens that became known."""
+    costs beside the call, and the tokens that became known."""
 
     gain: _PlaceGain
     made: Draft
@@ -446,6 +475,7 @@ class _AskedPlace(NamedTuple):
 
 class BackedDrafter(MergedDrafter):
     """The guesses of `first`, and where they are worth little those of `second` too. The rest as of MergedDrafter.
+    A second drafter that reads the target's states, which takes time in every step, rests while it is not worth that.
 
     Nothing is done at other places but to ask the first, and what was learned at some is counted together: after a pass
     of the target every function must be read from memory again."""
@@ -455,13 +485,33 @@ class BackedDrafter(MergedDrafter):
 
     def __init__(self, first: Drafter, second: Drafter, *, vocab: int) -> None:
         super().__init__([first, second], vocab=vocab)
-        self._gains = PerTenant(lambda: [_PlaceGain(_FIRST_GAIN * (1 - least)) for least in (0.0, *BIN_BORDERS)])
+        self._second = PerTenant(_SecondDrafter)
+        self._calls = 0
+        self._keeps = self._members[1].taps is not None
+        self._reads = True  # whether the second drafter is shown states, if it reads any
         self._asked: dict[str, _AskedPlace] = {}  # of each sequence the last place, if the second was asked there
         self._seen: dict[str, list[_AskedPlace]] = {}  # those before it that nothing was learned from
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
-        self._gains.enter(seq_id, tenant)
+        self._second.enter(seq_id, tenant)
+        self._reads = self._is_awake()
         super().begin(seq_id, tokens, params, tenant=tenant)
+
+    def _is_awake(self) -> bool:
+        """Whether a tenant's second drafter is asked, or will be soon."""
+        return any(self._calls + WARM_UP >= each.until for each in self._second.values())
+
+    @property
+    def taps(self) -> Sequence[int] | None:
+        """Without the second drafter's layers while it rests."""
+        return super().taps if self._reads else self._members[0].taps
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        """The second drafter's layers come with the pass after the one in which it woke."""
+        first, second = self._members
+        first.read(output, computed)
+        if self._reads and output.taps.keys() >= set(second.taps or ()):
+            second.read(output, computed)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         if (asked := self._asked.pop(seq_id, None)) is not None:
@@ -474,7 +524,7 @@ class BackedDrafter(MergedDrafter):
     def end(self, seq_id: str) -> None:
         self._learn_places(seq_id)
         self._asked.pop(seq_id, None)
-        self._gains.leave(seq_id)
+        self._second.leave(seq_id)
         super().end(seq_id)
 
     def _learn_places(self, seq_id: str) -> None:
@@ -487,11 +537,11 @@ class BackedDrafter(MergedDrafter):
         """One draft per request, of at most `depth` nodes."""
         first, second = self._members
         own = first.propose(requests)
-        places = [self._place(each, own.get(each.seq_id)) for each in requests]
-        asked = [each for each, place in zip(requests, places, strict=True) if place.pays(each.prices.call)]
-        found = second.propose([self._worth_a_pass(each) for each in asked]) if asked else {}
+        places = self._asked_places(requests, own)
+        asked = [self._worth_a_pass(each) for each in requests if each.seq_id in places]
+        found = second.propose(asked) if asked else {}
         drafts: list[Draft] = []
-        for request, place in zip(requests, places, strict=True):
+        for request in requests:
             seq_id = request.seq_id
             mine, other = own.get(seq_id) or Draft(seq_id), found.get(seq_id)
             if not other:
@@ -503,15 +553,33 @@ class BackedDrafter(MergedDrafter):
             else:
                 trees = [self._judged(0, mine), self._continued(request, other)]
                 draft = Draft(seq_id, *merge(trees, request.depth), self.name)
-            row, _, guess = request.prices
+            row, guess = request.prices.row, request.prices.guess
             cost = row * (_rows(draft, row) - _rows(mine, row)) + guess * len(other)
-            self._asked[seq_id] = _AskedPlace(place, draft, mine, other, cost)
+            self._asked[seq_id] = _AskedPlace(places[seq_id], draft, mine, other, cost)
             drafts.append(replace(draft, computed=len(other)))
         return drafts
 
-    def _place(self, request: DraftRequest, own: Draft | None) -> _PlaceGain:
+    def _asked_places(self, requests: Sequence[DraftRequest], own: Mapping[str, Draft]) -> dict[str, _PlaceGain]:
+        """The places where the second drafter is asked, by sequence."""
+        self._calls = now = self._calls + 1
+        asked: dict[str, _PlaceGain] = {}
+        for request in requests:
+            seq_id, prices = request.seq_id, request.prices
+            known = self._second.of(seq_id)
+            if now < known.until:
+                continue
+            place = self._place(request, own.get(seq_id), known.gains)
+            profit = -prices.keeping
+            if place.pays(prices.call):
+                asked[seq_id] = place
+                profit += place.mean - prices.call
+            if prices.keeping and self._keeps and known.earn(profit, now=now, sequences=len(requests)):
+                self._reliability.of(seq_id)[1] = _Reliability()
+        self._reads = self._is_awake()
+        return asked
+
+    def _place(self, request: DraftRequest, own: Draft | None, gains: Sequence[_PlaceGain]) -> _PlaceGain:
         """By the score of the first drafter's best first guess; all places are one where it gives none or draws."""
-        gains = self._gains.of(request.seq_id)
         if own is None or not own.scores or (self._members[0].drafter.samples and draws(request)):
             return gains[0]
         best = own.scores[0]  # of a chain

@@ -96,7 +96,7 @@ class Proposer:
         self.failures: Counter[str] = Counter()
         """How often each drafter has failed."""
         self.changed = False
-        """Whether `set_inactive` is to be called since a pause began or is over."""
+        """Whether `set_inactive` is to be called since a pause began or is over, or a drafter reads other layers."""
         self._vocab, self._rule = vocab, RULES[rule]
         self._served = {drafter.name: _ServedDrafter(drafter) for drafter in drafters}
         self._sequences: set[str] = set()
@@ -274,6 +274,8 @@ class Proposer:
         for seq_id in ended:
             self.end(seq_id)
         self._steps += 1
+        if self._read_layers != [reader.taps for _, reader in self._states]:
+            self.changed = True
         if self.failed:
             for name in [name for name in self.failed if self._served[name].until <= self._steps]:
                 del self.failed[name]
@@ -318,7 +320,10 @@ class Proposer:
     def _choose_readers(self) -> None:
         """Inactive drafters are shown no states, but rows of logits: what they learn from them is of other texts as
         well. Paused ones are shown nothing."""
-        self._shown_states = [(served, reader) for served, reader in self._states if served.active]
+        self._read_layers = [reader.taps for _, reader in self._states]
+        self._shown_states = [
+            (served, reader) for served, reader in self._states if served.active and reader.taps is not None
+        ]
         self._shown_rows = [(served, reader) for served, reader in self._rows if served.drafter.name not in self.failed]
         self.reads_passes = bool(self._shown_states or self._shown_rows)
         """Whether passes are to be shown."""

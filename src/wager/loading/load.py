@@ -16,7 +16,7 @@ from wager.arch import Mla, ModelSpec
 from wager.config import EngineConfig, SpeculationConfig, check_rule_for_trees
 from wager.constrain.compiler import GrammarCompiler
 from wager.draft.ahead import AheadDrafter
-from wager.draft.base import Drafter, StateReader
+from wager.draft.base import WARM_UP, Drafter, StateReader
 from wager.economics.calibration import FOLDER, Setup, find_calibration, fingerprint, read_quick, write_quick
 from wager.economics.drafts_ahead import AheadFigures, DraftsAheadLatency
 from wager.economics.latency import LatencyModel
@@ -383,10 +383,6 @@ def block_pool(decoder: Decoder, *, prefix_cache: bool) -> BlockPool:
 _CATCH_UP_TOKENS = 8
 """Missed tokens that a drafter with a cache of its own computes in about the time of one guess."""
 
-_WARM_UP = 16
-"""Steps for which a drafter that rested is shown the target's states before it drafts again: then its guesses are
-nearly as often right as with the whole context (docs/policy.md)."""
-
 _DRAFT_SHARE = 0.25
 """Assumed cost of a guess until it was timed, as a share of the target's one-row step."""
 
@@ -436,7 +432,7 @@ def _capabilities(drafter: Drafter, depth: int, latency: LatencyModel) -> Drafte
     guess_s = latency.draft_seconds(drafter.name, 1, 1) or _DRAFT_SHARE * latency.seconds(1, 1, 0)
     catch_up_s = guess_s / _CATCH_UP_TOKENS if drafter.samples else 0.0
     reads_states = isinstance(drafter, StateReader) and drafter.taps is not None
-    warm_up = _WARM_UP if reads_states else 0
+    warm_up = WARM_UP if reads_states else 0
     return DrafterCapabilities(
         depth,
         stops_early=drafter.samples and not drafter.weighs_prices,

@@ -30,7 +30,12 @@ from wager.economics.policy.base import (
     longest_that_fits,
     truncate_to,
 )
-from wager.economics.policy.exploration import EXPLORATION_SHARE, DrafterReadiness, Exploration
+from wager.economics.policy.exploration import (
+    EXPLORATION_SHARE,
+    DrafterReadiness,
+    Exploration,
+    keeping_seconds,
+)
 from wager.economics.policy.learning import CollapseWatch, DeferredLearning
 from wager.economics.policy.state import (
     ADJACENT_ROWS,
@@ -262,13 +267,19 @@ class Adaptive(Policy):
         shares, plain = self._computed.get(drafter), step.plain
         if shares is None:
             return DraftPrices()
-        count, latency = max(1, round(len(step.ids) * shares.shares[0])), self._prices.latency
+        count, latency = shares.together(len(step.ids)), self._prices.latency
         one, two = (latency.draft_seconds(drafter, count, depth) for depth in (1, 2))
         a_second = plain.goodput / plain.weight * len(step.ids)  # tokens
         row = self._prices.goodput.row_cost(len(step.ids))
         if row is None:
             row = plain.goodput * latency.extra_seconds(plain.shape, count=1)[1]
-        return DraftPrices(row, a_second * max(0.0, 2 * one - two) / count, a_second * (two - one) / count)
+        keeping = keeping_seconds(plain.seconds) if self._drafters[drafter].warm_up else 0.0
+        return DraftPrices(
+            row,
+            a_second * max(0.0, 2 * one - two) / count,
+            a_second * (two - one) / count,
+            a_second * keeping / len(step.ids),
+        )
 
     def _choose(self, step: PolicyStep) -> tuple[list[int], list[int], list[float], dict[str, Floats]]:
         """Each sequence's drafter (-1: none), depth and min_survival (-1: none), and each drafter's forecast of
@@ -508,6 +519,10 @@ class Adaptive(Policy):
                 state.computed_before = step.catches_up = True  # the prompt, too
             if seq_id not in step.explored and step.measured_depth is None:
                 self._computed[step.plan[seq_id].drafter].learn(computed)
+        for drafter, shares in self._computed.items() if step.computed else ():
+            shares.learn_step(
+                sum(n > 0 and step.plan[seq_id].drafter == drafter for seq_id, n in step.computed.items())
+            )
         prices.learn_drafting(step, drafting)
         forget_drafts(step)
         return seconds

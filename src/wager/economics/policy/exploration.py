@@ -40,6 +40,11 @@ _LEAST_GAIN = 0.01  # of the tokens of a plain step: what a step must be able to
 _FIRST_INTERVAL = 2 * UPDATE_INTERVAL  # steps between those in which it is asked whether to explore; it doubles
 
 
+def keeping_seconds(plain_seconds: float) -> float:
+    """What keeping the target's states takes in a step, where a plain one takes `plain_seconds`; 0 if negligible."""
+    return KEEPING_S if NEGLIGIBLE * plain_seconds < KEEPING_S else 0.0
+
+
 class ExplorationBudget:
     """Seconds that may be spent on exploration; `share` of the running time. `saved_up`: as many as can accumulate may
     be spent at once, since what is learned at first helps most."""
@@ -120,7 +125,7 @@ class DrafterReadiness:
         for drafter in self._readers:
             if drafter in wanted or not self._kept[drafter]:
                 self.keep(step, drafter, steps=SLOW_INTERVAL)
-        if NEGLIGIBLE * step.plain.seconds < KEEPING_S:
+        if keeping_seconds(step.plain.seconds):
             inactive = [drafter for drafter in self._readers if self._kept[drafter] <= step.number]
             if not self.inactive.issuperset(inactive):
                 self.inactive = self.inactive.union(inactive)

@@ -284,11 +284,21 @@ class PolicySeconds:
 
 class ComputedShares:
     """Of a drafter that decides itself what to compute, learned: the share of its drafts for which it computed k
-    guesses or more, at k - 1."""
+    guesses or more, at k - 1; and for how many sequences of a step it computes some if it does for one."""
 
     def __init__(self, depth: int) -> None:
         self.shares = [_FIRST_SHARE] * depth
         self._drafts = _FIRST_DRAFTS
+        self._together = 0.0  # 0: nothing was learned
+
+    def together(self, sequences: int) -> int:
+        """Sequences that share a pass where so many decode."""
+        return max(1, min(sequences, round(self._together or _FIRST_SHARE * sequences)))
+
+    def learn_step(self, sequences: int) -> None:
+        """For so many it computed guesses in a step."""
+        if sequences:
+            self._together += (2 * SMOOTHING if self._together else 1.0) * (sequences - self._together)
 
     def learn(self, computed: int) -> None:
         self._drafts = min(_DRAFTS_KEPT, self._drafts + 1)
