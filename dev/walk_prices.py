@@ -2,11 +2,12 @@
 
     python dev/walk_prices.py PROMPTS DRAFTER [DRAFTER ...] [--limit 24] [--tokens 128] [--temperature 0]
         [--rows 1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47] [--call 0.065] [--guess 0.045] [--state 0.008]
+        [--keeping 0.04] [--ask 0.01]
 
 Answers are computed; their seconds are not those of this machine. A step of the target takes the price of its rows
 (--rows, in plain steps; the last rise goes on), a pass of a head --guess, and where it reads new states --call more,
-and --state more for each of them. Nothing else takes time. The adaptive policy knows the prices of rows from the start
-and learns those of drafting.
+and --state more for each of them; a step in which layers are tapped takes --keeping more, and asking a drafter --ask.
+Nothing else takes time. The adaptive policy knows the prices of rows from the start and learns those of drafting.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from wager.prompts import read_prompts, spread
 from wager.terminal.flags import Framing
 from wager.testing import FakeClock
 from wager.trace import Trace
-from wager.types import SamplingParams, StepRecord
+from wager.types import Draft, SamplingParams, StepRecord
 
 STEP_S = 2e-3
 
@@ -39,11 +41,13 @@ def on_clock(engine: LoadedEngine, clock: FakeClock, rows: Sequence[float], opti
     seconds = [STEP_S * price for price in rows]
 
     def step(batch: Any) -> float:
-        beyond = max(0, len(batch.tokens) - len(rows))
-        return seconds[min(len(batch.tokens), len(rows)) - 1] + beyond * (seconds[-1] - seconds[-2])
+        more = max(0, len(batch.tokens) - len(rows)) * (seconds[-1] - seconds[-2])
+        more += options.keeping * STEP_S * bool(engine.proposer.taps)
+        return seconds[min(len(batch.tokens), len(rows)) - 1] + more
 
     engine.runner.target = Timed(decoder, clock, step)
     for drafter in engine.proposer.drafters.values():
+        drafter.propose = partial(asked, drafter.propose, clock, STEP_S * options.ask)  # type: ignore[method-assign]
         for each in parts(drafter):
             if hasattr(each, "_head"):
                 each._head = Timed(
@@ -59,6 +63,11 @@ def on_clock(engine: LoadedEngine, clock: FakeClock, rows: Sequence[float], opti
     )
     engine._trace = trace
     engine.policy = TenantPolicies(built.make, engine.scheduler.sequences)
+
+
+def asked(propose: Callable[..., list[Draft]], clock: FakeClock, seconds: float, requests: Any) -> list[Draft]:
+    clock.advance(seconds)
+    return propose(requests)
 
 
 class Timed:
@@ -95,6 +104,8 @@ def main() -> None:
     parser.add_argument("--call", type=float, default=0.065)
     parser.add_argument("--guess", type=float, default=0.045)
     parser.add_argument("--state", type=float, default=0.008)
+    parser.add_argument("--keeping", type=float, default=0.04)
+    parser.add_argument("--ask", type=float, default=0.01)
     options = parser.parse_args()
     plain = load(
         wager.EngineConfig.from_options(

@@ -277,7 +277,7 @@ def behind(concurrency: int) -> tuple[Service, KeepingDrafter, Service]:
 
     both = Service(concurrency, backed)  # type: ignore[arg-type]
     alone = Service(concurrency, lambda _, oracle: first(oracle))  # type: ignore[arg-type]
-    weighing = DrafterCapabilities(8, warm_up=WARM_UP, weighs_prices=True)
+    weighing = DrafterCapabilities(8, warm_up=1, weighs_prices=True)  # as of loading/load.py
     both.engine.policy = both.policy = Adaptive(LatencySurface(ROWS, SECONDS), drafters={"set": weighing})
     return both, second[0], alone
 

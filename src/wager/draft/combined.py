@@ -398,7 +398,7 @@ def _rates(draft: Draft) -> list[float]:
     return [min(1.0, score / over) if over > 0 else 0.0 for score, over in zip(scores, above, strict=True)]
 
 
-_FIRST_GAIN, _FIRST_WEIGHT = 0.5, 60.0
+_FIRST_GAIN, _FIRST_WEIGHT = 0.5, 20.0
 """Tokens that asking the second drafter is taken to bring before it was asked where the first knows nothing (less, the
 surer that is), and the places that this counts for: what it brings at one place is 0 to 7 tokens."""
 
@@ -411,8 +411,9 @@ _LEARNED_TOGETHER = 8
 _RETRIED = 64
 """Of so many places at which asking does not seem to pay, it is asked at one."""
 
-_CREDIT = 10.0
-"""Tokens by which keeping and asking the second drafter may cost more than it is expected to bring, until it rests."""
+_CREDIT, _MOST_CREDIT = 10.0, 60.0
+"""Tokens by which keeping and asking the second drafter may cost more than it brings, until it rests: at first, and
+once it has brought as many more. What it brings scatters, so that one that brings a little needs many."""
 
 
 @dataclass(slots=True)
@@ -449,11 +450,14 @@ class _SecondDrafter:
         self.gains = [_PlaceGain(_FIRST_GAIN * (1 - least)) for least in (0.0, *BIN_BORDERS)]
         self._credit = _CREDIT
 
-    def earn(self, tokens: float, *, now: int, sequences: int) -> bool:
-        """What it is expected to bring at a place, less what it costs there. Where it has cost too much it rests from
-        call `now` on, until a trial that costs as much is a small share of what is generated meanwhile; there it begins
-        anew. Whether that is so."""
-        self._credit = min(_CREDIT, self._credit + tokens)
+    def learn(self, tokens: float) -> None:
+        """What it brought where it was asked, less what that cost."""
+        self._credit = min(_MOST_CREDIT, self._credit + tokens)
+
+    def keep(self, tokens: float, *, now: int, sequences: int) -> bool:
+        """Pay for the states of a place. Where it has cost too much it rests from call `now` on, until a trial that
+        costs as much is a small share of what is generated meanwhile; there it begins anew. Whether that is so."""
+        self._credit -= tokens
         rests = self._credit < 0
         if rests:
             self.until = now + round(_CREDIT / (EXPLORATION_SHARE * sequences))
@@ -463,13 +467,14 @@ class _SecondDrafter:
 
 class _AskedPlace(NamedTuple):
     """A place where the second drafter was asked: the draft that was made, that of each drafter, what the second's part
-    costs beside the call, and the tokens that became known."""
+    costs beside the call, what the call costs, and the tokens that became known."""
 
     gain: _PlaceGain
     made: Draft
     first: Draft
     second: Draft
     cost: float
+    call: float
     tokens: Sequence[int] = ()
 
 
@@ -528,8 +533,10 @@ class BackedDrafter(MergedDrafter):
         super().end(seq_id)
 
     def _learn_places(self, seq_id: str) -> None:
-        for gain, made, first, second, cost, tokens in self._seen.pop(seq_id, ()):
-            gain.learn(len(compare(made, tokens)[1]) - len(compare(first, tokens)[1]) - cost)
+        for gain, made, first, second, cost, call, tokens in self._seen.pop(seq_id, ()):
+            brought = len(compare(made, tokens)[1]) - len(compare(first, tokens)[1]) - cost
+            gain.learn(brought)
+            self._second.of(seq_id).learn(brought - call)
             for reliability, draft in zip(self._reliability.of(seq_id), (first, second), strict=True):
                 self._learn(reliability, draft, tokens)
 
@@ -553,9 +560,9 @@ class BackedDrafter(MergedDrafter):
             else:
                 trees = [self._judged(0, mine), self._continued(request, other)]
                 draft = Draft(seq_id, *merge(trees, request.depth), self.name)
-            row, guess = request.prices.row, request.prices.guess
+            row, call, guess, _ = request.prices
             cost = row * (_rows(draft, row) - _rows(mine, row)) + guess * len(other)
-            self._asked[seq_id] = _AskedPlace(places[seq_id], draft, mine, other, cost)
+            self._asked[seq_id] = _AskedPlace(places[seq_id], draft, mine, other, cost, call)
             drafts.append(replace(draft, computed=len(other)))
         return drafts
 
@@ -569,11 +576,9 @@ class BackedDrafter(MergedDrafter):
             if now < known.until:
                 continue
             place = self._place(request, own.get(seq_id), known.gains)
-            profit = -prices.keeping
             if place.pays(prices.call):
                 asked[seq_id] = place
-                profit += place.mean - prices.call
-            if prices.keeping and self._keeps and known.earn(profit, now=now, sequences=len(requests)):
+            if prices.keeping and self._keeps and known.keep(prices.keeping, now=now, sequences=len(requests)):
                 self._reliability.of(seq_id)[1] = _Reliability()
         self._reads = self._is_awake()
         return asked

@@ -430,13 +430,14 @@ def build_policies(
 
 def _capabilities(drafter: Drafter, depth: int, latency: LatencyModel) -> DrafterCapabilities:
     guess_s = latency.draft_seconds(drafter.name, 1, 1) or _DRAFT_SHARE * latency.seconds(1, 1, 0)
-    catch_up_s = guess_s / _CATCH_UP_TOKENS if drafter.samples else 0.0
+    weighs = drafter.weighs_prices  # then its first part can draft at once
+    catch_up_s = guess_s / _CATCH_UP_TOKENS if drafter.samples and not weighs else 0.0
     reads_states = isinstance(drafter, StateReader) and drafter.taps is not None
-    warm_up = WARM_UP if reads_states else 0
+    warm_up = (1 if weighs else WARM_UP) if reads_states else 0
     return DrafterCapabilities(
         depth,
-        stops_early=drafter.samples and not drafter.weighs_prices,
+        stops_early=drafter.samples and not weighs,
         catch_up_s=catch_up_s,
         warm_up=warm_up,
-        weighs_prices=drafter.weighs_prices,
+        weighs_prices=weighs,
     )
