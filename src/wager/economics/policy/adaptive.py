@@ -40,11 +40,11 @@ from wager.economics.policy.learning import CollapseWatch, DeferredLearning
 from wager.economics.policy.state import (
     ADJACENT_ROWS,
     MAX_LATE_STEPS,
-    ComputedShares,
     ObjectiveWeights,
     PlannedSequence,
     PolicyStep,
     Prices,
+    SharedPasses,
     cost_of_a_row,
 )
 from wager.kernels import _native
@@ -86,7 +86,7 @@ class Adaptive(Policy):
     ) -> None:
         self._drafters = {name: capabilities for name, capabilities in drafters.items() if capabilities.max_depth}
         self.acceptance = {name: AcceptanceModel() for name in self._drafters}
-        self._computed = {name: ComputedShares(each.max_depth) for name, each in drafters.items() if each.weighs_prices}
+        self._computed = {name: SharedPasses() for name, each in drafters.items() if each.weighs_prices}
         self._draws_tokens = draws_tokens = RULES[rule].needs_draft_probs
         self._prices = prices = Prices(latency, objective)
         self._collapse = CollapseWatch()
@@ -330,10 +330,10 @@ class Adaptive(Policy):
         return *native.choose(costs), forecasts
 
     def _marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> Floats:
-        """See LatencyCache; of a drafter that weighs prices, what it is likely to compute of it."""
-        seconds = self._prices.latency.marginal_draft_seconds(drafter, sequences, depth)
-        computed = self._computed.get(drafter)
-        return seconds if computed is None else seconds * np.array(computed.shares[:depth])
+        """See LatencyCache; none of a drafter that weighs prices: it takes time only where that pays."""
+        if drafter in self._computed:
+            return np.zeros((sequences, depth))
+        return self._prices.latency.marginal_draft_seconds(drafter, sequences, depth)
 
     def _usable_plan(self, step: PolicyStep) -> dict[str, DraftDecision]:
         """What the last plan decided for the sequences of the step, as far as drafters are ready and there is room."""
@@ -517,12 +517,8 @@ class Adaptive(Policy):
         for seq_id, computed in step.computed.items():
             if computed and (state := step.states.get(seq_id)) is not None and not state.computed_before:
                 state.computed_before = step.catches_up = True  # the prompt, too
-            if seq_id not in step.explored and step.measured_depth is None:
-                self._computed[step.plan[seq_id].drafter].learn(computed)
         for drafter, shares in self._computed.items() if step.computed else ():
-            shares.learn_step(
-                sum(n > 0 and step.plan[seq_id].drafter == drafter for seq_id, n in step.computed.items())
-            )
+            shares.learn(sum(n > 0 and step.plan[seq_id].drafter == drafter for seq_id, n in step.computed.items()))
         prices.learn_drafting(step, drafting)
         forget_drafts(step)
         return seconds

@@ -25,7 +25,7 @@ _MAX_PACE = 4.0  # the most by which learning is slowed down
 _INITIAL_TOKENS = 1.5  # per step, expected of a sequence before any was observed
 _GROWTH, _DECAY, _MAX_FACTOR = 1.05, 0.98, 8.0  # of the SLO's factor: change per step, and bound
 _SLO_MARGIN = 0.93  # share of the SLO that is aimed at, since the time per token scatters
-_FIRST_SHARE, _FIRST_DRAFTS, _DRAFTS_KEPT = 0.3, 4, 200  # of drafts that are computed: assumed, and how many count
+_FIRST_SHARE = 0.3  # of sequences for which guesses are computed together, until that was seen
 MAX_LATE_STEPS = 80  # at the greatest factor, before a sequence is given up
 
 
@@ -282,28 +282,21 @@ class PolicySeconds:
         return seconds / (_PLANNING_BUDGET * self._step_seconds) if self._step_seconds else 0.0
 
 
-class ComputedShares:
-    """Of a drafter that decides itself what to compute, learned: the share of its drafts for which it computed k
-    guesses or more, at k - 1; and for how many sequences of a step it computes some if it does for one."""
+class SharedPasses:
+    """Of a drafter that decides itself what to compute: for how many sequences of a step it computes guesses if it does
+    for one, lately."""
 
-    def __init__(self, depth: int) -> None:
-        self.shares = [_FIRST_SHARE] * depth
-        self._drafts = _FIRST_DRAFTS
+    def __init__(self) -> None:
         self._together = 0.0  # 0: nothing was learned
 
     def together(self, sequences: int) -> int:
         """Sequences that share a pass where so many decode."""
         return max(1, min(sequences, round(self._together or _FIRST_SHARE * sequences)))
 
-    def learn_step(self, sequences: int) -> None:
+    def learn(self, sequences: int) -> None:
         """For so many it computed guesses in a step."""
         if sequences:
             self._together += (2 * SMOOTHING if self._together else 1.0) * (sequences - self._together)
-
-    def learn(self, computed: int) -> None:
-        self._drafts = min(_DRAFTS_KEPT, self._drafts + 1)
-        for index, share in enumerate(self.shares):
-            self.shares[index] += ((computed > index) - share) / self._drafts
 
 
 class Prices:
