@@ -74,6 +74,7 @@ SANITIZERS = {
                 "loading",
                 "lookup",
                 "models_gguf",
+                "native_sampling",
                 "ngram",
                 "pack",
                 "recurrent",
