@@ -18,7 +18,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from wager.arch.config_keys import one_line
 from wager.config import EngineConfig
 from wager.errors import MALFORMED, RequestError, UsageError
 from wager.inputs import read_text, shown
@@ -88,8 +87,8 @@ def _read_key(path: Path, kind: Literal["private", "public"], hint: str) -> Any:
             key = serialization.load_pem_private_key(data, password=None)
         else:
             key = serialization.load_pem_public_key(data)
-    except Exception as error:  # of the library's own kinds too
-        raise UsageError(f"{path} holds no {kind} key: {one_line(error)}.", hint) from None
+    except Exception:  # of the library's own kinds too
+        raise UsageError(f"{path} holds no {kind} key that can be read.", hint) from None
     if not isinstance(key, wanted):
         raise UsageError(f"The key in {path} is not of Ed25519.", hint)
     return key

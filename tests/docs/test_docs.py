@@ -402,6 +402,7 @@ PLACEHOLDERS = {
     "FOLDER": "head",
     "HEAD": "drafter",
     "model:PATH": f"model:{TINY}",
+    "layers:tree:0-24": "layers:tree:0",
     "M": "Qwen3-8B",
     "H": "H100",
 }
@@ -425,6 +426,12 @@ FILES = {"--hardware": "this", "--load": "log.jsonl"}
 
 RUNS_A_MODEL = ("run", "chat", "bench", "acceptance", "prove", "verify", "calibrate", "serve")
 NOT_RUN = {
+    **dict.fromkeys(
+        (f"wager corpus distill FOLDER --model MODEL --output {path}" for path in ("F", "PATH")),
+        "wants learned texts; tests/unit/test_learning.py has some",
+    ),
+    "wager export SmolLM2-135M-Instruct --to vllm -o head": "that head is of the default model; "
+    "tests/unit/test_export_command.py writes it",
     "wager acceptance --metrics http://127.0.0.1:8000 --seconds 600 -o acceptance.json": "watches a server that others "
     "ask; tests/unit/test_served_acceptance.py has one",
     'wager run "Name three colours." --receipt receipt.json --receipt-key key.pem': "has no key; see the next",
@@ -454,7 +461,7 @@ def arguments_of(call: str, *, model: str, url: str = "") -> list[str]:
     values |= dict.fromkeys(("URL", "http://127.0.0.1:8000"), url)
     values |= {"FILE": FILES[before]} if (before := " ".join({*given} & {*FILES})) else {}
     given = [values.get(word, re.sub(r"^(random:[\w-]+):\w+$", r"\1:tiny", word)) for word in given]
-    if {"--metrics", "--table", "--recorded"} & {*given}:
+    if {"--metrics", "--table", "--recorded", "--plan"} & {*given}:
         return [verb, *given]
     if verb in RUNS_A_MODEL and "--url" not in given and not any(word.startswith("random:") for word in given):
         given += ["--model", model]

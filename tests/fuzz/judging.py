@@ -98,7 +98,7 @@ def _of_a_refusal(line: CommandLine, ending: Ending) -> Iterator[str]:
     if not line.drawn and line.verb not in FAILS:
         yield "a valid call failed"
     if line.verb in FAILS:  # it may fail as its base does, if what was drawn is valid
-        as_base = any("missing" in word and word in message for word in line.arguments)
+        as_base = any("/" in word and word in message for word in line.arguments)
         if as_base or all(value is None for _, value in line.drawn):
             return
     if line.drawn and not any(_named(flag, value, message) for flag, value in line.drawn):

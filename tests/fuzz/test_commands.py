@@ -71,7 +71,7 @@ def test_every_text_option_has_samples() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_number_is_accepted_that_nobody_writes(wager: Call, verb: str) -> None:
     """The same for every option of every command: ASCII digits, no blanks, no nan, and a bound."""
-    base = [each.replace("{prompts}", __file__) for each in BASES[verb]]  # a file that is there
+    base = [re.sub(r"^\{(prompts|text)\}$", __file__, each) for each in BASES[verb]]  # a file that is there
     for param in parameters(verb):
         what = kind(param)
         wrong = {"whole": (*NOT_NUMBERS, *NOT_WHOLE, *HUGE), "number": NOT_NUMBERS}.get(what, ())

@@ -340,7 +340,7 @@ def test_logits_agree_with_transformers(case: str, tmp_path: Path) -> None:
     expected = oracle_logits(model, TOKENS)
     assert expected.std() > 0.5
     found = logits(weights, TOKENS)
-    assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert_close(found, expected, atol=3e-4, rtol=3e-4)
     assert np.array_equal(found.argmax(axis=1), expected.argmax(axis=1))
 
 
@@ -350,7 +350,7 @@ def test_the_older_spelling_of_rope_is_the_same_model(scaling: dict[str, Any], t
     old = {key: value for key, value in scaling.items() if key != "rope_theta"}
     old["type"] = old.pop("rope_type")
     new, expected = open_weights(save(model, tmp_path / "new")), oracle_logits(model, TOKENS)
-    assert_close(logits(new, TOKENS), expected, atol=1e-4, rtol=1e-4)
+    assert_close(logits(new, TOKENS), expected, atol=3e-4, rtol=3e-4)
     save(model, tmp_path, rope_parameters=None, rope_scaling=old, rope_theta=scaling["rope_theta"])
     assert open_weights(tmp_path).spec == new.spec
 
@@ -395,7 +395,7 @@ def test_windows_without_layer_types(tmp_path: Path) -> None:
     model = oracle("Qwen2ForCausalLM", **window)
     weights = open_weights(save(model, tmp_path, layer_types=None))
     assert windows(weights.spec) == [None, 5, 5]
-    assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=1e-4, rtol=1e-4)
+    assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=3e-4, rtol=3e-4)
 
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], **SIZES}
@@ -504,14 +504,14 @@ def test_the_text_part_of_a_model_that_sees(family: str, more: dict[str, Any], t
     whole = getattr(transformers, f"{family}ForConditionalGeneration")(config)
     path = save(spread(whole.eval()), tmp_path)
     expected = oracle_logits(whole, TOKENS)
-    assert_close(logits(open_weights(path), TOKENS), expected, atol=1e-4, rtol=1e-4)
+    assert_close(logits(open_weights(path), TOKENS), expected, atol=3e-4, rtol=3e-4)
     if more:
         for shard in path.glob("*.safetensors*"):
             shard.unlink()
         save_file(
             {name: values.contiguous() for name, values in whole.state_dict().items()}, path / "model.safetensors"
         )
-        assert_close(logits(open_weights(path), TOKENS), expected, atol=1e-4, rtol=1e-4)
+        assert_close(logits(open_weights(path), TOKENS), expected, atol=3e-4, rtol=3e-4)
 
 
 @pytest.mark.parametrize("family", ["Gemma4", "Gemma4Unified"])
@@ -540,7 +540,7 @@ def test_the_text_part_of_gemma_4(family: str, tmp_path: Path) -> None:
     assert sum("vision" in name for name in state) > 2
     weights = open_weights(tmp_path)
     assert weights.spec.left_out == "its part for images and sounds is not used"
-    assert_close(logits(weights, TOKENS), expected, atol=1e-4, rtol=1e-4)
+    assert_close(logits(weights, TOKENS), expected, atol=3e-4, rtol=3e-4)
 
 
 def test_layers_that_share_keys_and_values_need_a_layer_that_has_some() -> None:

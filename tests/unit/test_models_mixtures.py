@@ -105,7 +105,7 @@ def test_logits_of_a_gguf_file_agree_with_transformers(case: str, tmp_path: Path
     expected = oracle_logits(model, TOKENS)
     assert expected.std() > 0.5
     found = logits(open_weights(mixture_gguf(folder, tmp_path / "m.gguf", **options)), TOKENS)
-    assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert_close(found, expected, atol=3e-4, rtol=3e-4)
     assert np.array_equal(found.argmax(axis=1), expected.argmax(axis=1))
 
 
@@ -122,7 +122,7 @@ def test_logits_of_a_directory_agree_with_transformers(case: str, tmp_path: Path
     architecture, config = HUGGING_FACE[case]
     model = oracle(architecture, **config)
     expected = oracle_logits(model, TOKENS)
-    assert_close(logits(open_weights(save(model, tmp_path)), TOKENS), expected, atol=1e-4, rtol=1e-4)
+    assert_close(logits(open_weights(save(model, tmp_path)), TOKENS), expected, atol=3e-4, rtol=3e-4)
 
 
 def as_mxfp4(folder: Path) -> dict[str, np.ndarray]:
@@ -161,7 +161,7 @@ def test_mxfp4_is_read_in_its_own_bits_from_both_formats(tmp_path: Path) -> None
         matrices = Matrices(weights, "auto")
         experts = {form for name, form in matrices.formats.items() if ".expert_" in name}
         assert experts == {"mxfp4"} and matrices.converted == {}
-        assert_close(logits(weights, TOKENS), expected, atol=1e-4, rtol=1e-4)
+        assert_close(logits(weights, TOKENS), expected, atol=3e-4, rtol=3e-4)
         assert apart(computed(weights, "auto"), expected) < 0.06
         assert apart(computed(weights, "auto", select(threads=1)), computed(weights, "auto")) < 0.03
 

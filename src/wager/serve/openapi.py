@@ -151,6 +151,7 @@ class ModelAnswer(AnswerFields):
     usage: TokenUsage | None = None
     speculation: SpeculationReport | None = None
     warnings: list[str] | None = None
+    receipts: list[dict[str, Any]] | None = None
 
 
 class TextAnswer(ModelAnswer):
