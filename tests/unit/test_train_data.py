@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -111,6 +112,18 @@ def test_answers_of_another_model_and_broken_ones_are_named(tmp_path: Path) -> N
     path.write_text('{"prompt_ids": [1], "token_ids": [2]}\n{"prompt": 3}\n')
     with pytest.raises(UsageError, match=r"line 2: .* is no answer"):
         list(answers.read_answers(path, target="me"))
+
+
+def test_answers_may_come_through_a_pipe(tmp_path: Path) -> None:
+    model = "random:llama:tiny"
+    target = TrainingTarget(model, *open_model(model))
+    reader, writer = os.pipe()
+    os.write(writer, b'{"prompt_ids": [1, 2], "token_ids": [3]}\n')
+    os.close(writer)
+    sources = answers.TextSources(answers=(Path(f"/dev/fd/{reader}"),))
+    found = answers.collect_texts(target, sources, tmp_path, author=pytest.fail, on_output=pytest.fail)
+    os.close(reader)
+    assert found == [TrainingText((1, 2, 3), 2)]
 
 
 def test_answers_may_be_a_log_of_requests(tmp_path: Path) -> None:

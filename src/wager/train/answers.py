@@ -10,7 +10,6 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -81,21 +80,25 @@ def unanswered(requests: Iterable[Request], path: Path, *, target: str) -> list[
     elif whole < len(data):
         with path.open("r+b") as file:
             file.truncate(whole)
-    known = {(text.ids[: text.prompt_length], temperature) for text, temperature in _answers(path, target, None)}
+    known = {(text.ids[: text.prompt_length], temperature) for text, temperature in _answers(_read(path), path, target)}
     return [request for request in requests if (request.prompt, request.params.temperature) not in known]
 
 
 def read_answers(path: Path, *, target: str, vocab: int | None = None) -> Iterator[TrainingText]:
     """The answers of a file; without a first line that names the model it is believed. UsageError names file and line
     of a row that is none, and a file that is of another model; with `vocab` ids must be below it."""
-    return (text for text, _ in _answers(path, target, vocab))
+    return (answered for answered, _ in _answers(_read(path), path, target, vocab))
 
 
-def _is_log(path: Path) -> bool:
-    """Whether a file is not as `wager train` writes it."""
-    first = read_text(path, "file of answers", _HINT).partition("\n")[0]
+def _read(path: Path) -> str:
+    """The text of a file of answers, which may be a pipe: it is read once."""
+    return read_text(path, "file of answers", _HINT)
+
+
+def _is_log(text: str) -> bool:
+    """Whether a file of this text is not as `wager train` writes it."""
     try:
-        row = json.loads(first)
+        row = json.loads(text.partition("\n")[0])
     except (ValueError, RecursionError):
         return True
     return not isinstance(row, dict) or ("prompt_ids" not in row and row.keys() != {"target"})
@@ -108,8 +111,8 @@ _CHARACTERS = 4
 def count_tokens(path: Path) -> int:
     """Tokens of the texts in a file of answers; about how many in a log, whose texts need no tokenizer for it.
     UsageError as `read_answers`."""
-    if not _is_log(path):
-        return sum(len(text.ids) for text, _ in _answers(path, None, None))
+    if not _is_log(text := _read(path)):
+        return sum(len(answered.ids) for answered, _ in _answers(text, path))
     found = 0
     for prompt in read_prompts(path):
         for part in (prompt.text or prompt.content, prompt.answer) if prompt.answer else ():
@@ -135,9 +138,11 @@ def _logged(path: Path, requests: Sequence[Prompt], target: TrainingTarget, voca
         yield TrainingText(ids, len(asked))
 
 
-def _answers(path: Path, target: str | None, vocab: int | None) -> Iterator[tuple[TrainingText, float]]:
-    """Each answer of a file, and its temperature. `target`: of any model where it is None."""
-    for number, line in enumerate(read_text(path, "file of answers", _HINT).splitlines(), 1):
+def _answers(
+    text: str, path: Path, target: str | None = None, vocab: int | None = None
+) -> Iterator[tuple[TrainingText, float]]:
+    """Each answer in the text of a file, and its temperature. `target`: of any model where it is None."""
+    for number, line in enumerate(text.splitlines(), 1):
         where = f"{path}, line {number}"
         try:
             row = json.loads(line)
@@ -197,20 +202,22 @@ def collect_texts(
     """The texts, of which those that are missing are written by `author()`, which is called only then; `on_output` is
     asked for a function of its deltas with the number of answers to come. UsageError names what cannot be used."""
     vocab, fingerprint = target.weights.spec.vocab, target.fingerprint
-    logs = {path: read_prompts(path) for path in sources.answers if _is_log(path)}
     given: list[TrainingText] = []
+    logged: list[Prompt] = []
     for path in sources.answers:
-        if path in logs:
-            given += _logged(path, logs[path], target, vocab)
+        if _is_log(text := _read(path)):
+            recorded = read_prompts(path)
+            given += _logged(path, recorded, target, vocab)
+            logged += recorded
         else:
-            given += read_answers(path, target=fingerprint, vocab=vocab)
+            given += (answered for answered, _ in _answers(text, path, fingerprint, vocab))
     asked = read_prompts(sources.prompts) if sources.prompts else []
     if sources.made_up:
         texts = _made_up(target.tokenizer, sources, folder / MADE_UP, author)
         asked += [Prompt(f"made-up-{number}", OTHER, text) for number, text in enumerate(texts)]
     for path in sources.apart_from:
         measured = [prompt.text for prompt in read_prompts(path) if prompt.text]
-        check_disjoint([prompt.text for prompt in (*asked, *chain(*logs.values()))], measured, where=str(path))
+        check_disjoint([prompt.text for prompt in (*asked, *logged)], measured, where=str(path))
     prompts = [encode_content(target.tokenizer, as_conversation(each.content)) for each in asked]
     room = target.weights.spec.context - sources.answer_tokens
     wanted = dict.fromkeys(prompt for prompt in prompts if len(prompt) <= room)
@@ -232,7 +239,7 @@ def collect_texts(
     if missing:
         answer(author(), missing, path, on_output(len(missing)))
     asked_for = {(request.prompt, request.params.temperature) for request in requests}
-    found = _answers(path, fingerprint, vocab)
+    found = _answers(_read(path), path, fingerprint, vocab)
     return [*given, *(text for text, at in found if (text.ids[: text.prompt_length], at) in asked_for)]
 
 
