@@ -43,6 +43,8 @@ class ChatTokenizer(Protocol):
 
     def encode_parts(self, parts: Iterable[TextPart], /) -> list[int]: ...
 
+    def encode_text(self, text: str, /) -> list[int]: ...
+
 
 def encode_chat(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
     """Token ids of a conversation in the model's chat template, up to the position where the answer begins.
@@ -221,6 +223,11 @@ def encode_content(tokenizer: ChatTokenizer, content: Content) -> tuple[int, ...
     if isinstance(content, SyntheticPrompt):
         return content.ids()
     return encode_chat(tokenizer, content) if is_conversation(content) else encode_prompt(tokenizer, content)
+
+
+def encode_answer(tokenizer: ChatTokenizer, answer: Answer) -> Sequence[int]:
+    """Token ids of what was answered; none where it was not recorded."""
+    return tokenizer.encode_text(answer) if isinstance(answer, str) else answer or ()
 
 
 def read_prompts(path: Path, *, timed: bool = False) -> list[Prompt]:

@@ -24,7 +24,7 @@ from wager.economics.options import DEEPEST
 from wager.errors import UsageError, WagerError
 from wager.inputs import expand_path, read_text
 from wager.profiling.acceptance import AcceptanceCounts, DrafterAcceptance, Estimate
-from wager.prompts import Prompt
+from wager.prompts import Prompt, encode_answer
 from wager.terminal import console, flags
 from wager.types import SamplingParams
 
@@ -304,7 +304,7 @@ def _replayed(
         pairs = [
             (
                 framing.encode(tokenizer, prompt.content),
-                tokenizer.encode_text(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer or (),
+                encode_answer(tokenizer, prompt.answer),
             )
             for prompt in answered
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -251,8 +251,8 @@ def _export(chosen: _Choice, path: Path) -> None:
 
 def _import(chosen: _Choice, path: Path, tokenizer: Tokenizer, model: str) -> None:
     """The recorded answers of a file as learned now."""
-    from wager.draft.corpus.learning import LearnedTexts, Retention
-    from wager.prompts import read_prompts
+    from wager.draft.corpus.learning import UNLIMITED, LearnedTexts
+    from wager.prompts import encode_answer, read_prompts
 
     prompts = [prompt for prompt in read_prompts(path) if prompt.answer]
     if not prompts:
@@ -262,19 +262,20 @@ def _import(chosen: _Choice, path: Path, tokenizer: Tokenizer, model: str) -> No
         names = tuple(dict.fromkeys(each.name for each in chosen.tenants()))
     if len(names) > 1:
         raise UsageError("Texts can be learned for one tenant at a time.", "Give one key, or more of the name.")
-    learned = LearnedTexts(chosen.folder, _fingerprint(tokenizer), Retention(days=None, most_bytes=1 << 40))
-    try:
-        for number, prompt in enumerate(prompts):
-            answer = tokenizer.encode_text(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer or ()
-            if number % 16 == 15:  # before so many wait that some are left out
-                learned.settle()
+
+    def texts() -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        for prompt in prompts:
+            answer = encode_answer(tokenizer, prompt.answer)
             asked = flags.Framing().encode(tokenizer, prompt.content)
             if max(*asked, *answer) >= tokenizer.vocab_size:
                 raise UsageError(
                     f"Request {prompt.id} has token ids that {model} lacks.", "Give the model of the file."
                 )
-            learned.learn("", asked, answer, folder=next(iter(names), ""))
-        learned.seal()
+            yield asked, answer
+
+    learned = LearnedTexts(chosen.folder, _fingerprint(tokenizer), UNLIMITED)
+    try:
+        learned.learn_all(texts(), folder=next(iter(names), ""))
     finally:
         learned.close()
     console.say(f"{len(prompts)} answers were learned.")
@@ -354,10 +355,9 @@ def _forget(chosen: _Choice, *, everyone: bool) -> None:
 
 
 def _tokenizer(model: str, chat_template: Path | None) -> Tokenizer:
-    from wager.models.opening import open_model, with_chat_template
+    from wager.models.opening import open_model
 
-    tokenizer = open_model(model)[2]
-    return with_chat_template(tokenizer, chat_template) if chat_template else tokenizer
+    return open_model(model, chat_template=chat_template)[2]
 
 
 def _fingerprint(tokenizer: Tokenizer) -> str:

@@ -25,7 +25,7 @@ from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.blocks import BLOCK_FORMATS
 from wager.kernels.cpu import Kernels
 from wager.loading.memory import budget
-from wager.models.opening import fingerprints, open_model, trained_for_another, with_chat_template
+from wager.models.opening import fingerprints, open_model, trained_for_another
 from wager.models.packed_cache import open_store
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import (
@@ -252,9 +252,7 @@ def running_sequences(capacity: CapacityConfig, spec: ModelSpec) -> int:
 def open_target(config: EngineConfig) -> OpenedModel:
     """The model of a configuration. WagerError if it is unknown, missing, damaged or too short for max_context."""
     capacity = config.capacity
-    path, weights, tokenizer = open_model(config.model.model)
-    if config.model.chat_template is not None:
-        tokenizer = with_chat_template(tokenizer, Path(config.model.chat_template).expanduser())
+    path, weights, tokenizer = open_model(config.model.model, chat_template=config.model.chat_template)
     context = weights.spec.context if capacity.max_context is None else capacity.max_context
     if context > weights.spec.context:
         raise UsageError(

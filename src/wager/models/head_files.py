@@ -32,13 +32,12 @@ from wager.models.packed_cache import PackedStore
 from wager.models.transformer import Decoder, LayerWeights
 from wager.models.weights import (
     NAMES,
-    STACKED_EXPERTS,
     WANTED,
     Matrices,
     StoredWeights,
     Weights,
-    checkpoint_names,
     source_name,
+    stored_names,
     tensor_shapes,
 )
 from wager.types import PackedBatch
@@ -96,8 +95,7 @@ class HeadFiles:
 
     def layer_names(self, architecture: str) -> Mapping[str, str]:
         """What tensors of layers of that architecture are called, by their canonical names."""
-        stacked = any(name.endswith(".experts.gate_up_proj") for name in self.shapes)
-        return {**checkpoint_names(architecture), **(STACKED_EXPERTS if stacked else {})}
+        return stored_names(architecture, self.shapes)
 
     def rename(self, patterns: Mapping[str, str]) -> None:
         """Replace the beginnings of names by others: regular expressions to what stands for them."""

@@ -14,27 +14,28 @@ import numpy as np
 from wager.arch import ModelSpec
 from wager.arch.config_keys import ConfigKeys
 from wager.drafter_spec import DrafterSpec
-from wager.inputs import read_text
+from wager.inputs import expand_path, read_text
 from wager.models import hub
 from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.models.weights import Weights, open_weights, tensor_shapes
 
 
-def open_model(model: str) -> tuple[Path, Weights, Tokenizer]:
+def open_model(model: str, *, chat_template: str | Path | None = None) -> tuple[Path, Weights, Tokenizer]:
     """A model by path or name (fetched if necessary), its tensors checked and not yet read; `random:` models are
-    generated. WagerError names what is not known, missing or damaged."""
+    generated. `chat_template`: a file with one in place of its own. WagerError names what is not known, missing or
+    damaged."""
     if hub.is_random(model):
         from wager.models import random_models
 
-        return Path(model), *random_models.make(model)
-    path = hub.resolve(model)
-    return path, open_weights(path), Tokenizer.load(path)
-
-
-def with_chat_template(tokenizer: Tokenizer, path: Path) -> Tokenizer:
-    """The tokenizer with the chat template in a file. WagerError if it cannot be read or is none."""
-    hint = "Give a Jinja template, as in a model's chat_template.jinja."
-    return tokenizer.with_chat_template(read_text(path, "chat template", hint))
+        path, (weights, tokenizer) = Path(model), random_models.make(model)
+    else:
+        path = hub.resolve(model)
+        weights, tokenizer = open_weights(path), Tokenizer.load(path)
+    if chat_template is not None:
+        hint = "Give a Jinja template, as in a model's chat_template.jinja."
+        text = read_text(expand_path(str(chat_template)), "chat template", hint)
+        tokenizer = tokenizer.with_chat_template(text)
+    return path, weights, tokenizer
 
 
 def target_fingerprint(weights: Weights) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
@@ -434,6 +434,19 @@ def _half_split(rows: int, *, heads: int, first: int, rotated: int) -> Array:
     return order.ravel()
 
 
+def stored_names(architecture: str, tensors: Collection[str]) -> Mapping[str, str]:
+    """checkpoint_names, with those of experts as these tensors hold them: each by itself or all of a layer in one."""
+    names = checkpoint_names(architecture)
+    if "expert_gate" not in _support(architecture).names and any(
+        name.endswith(".experts.gate_up_proj") for name in tensors
+    ):
+        return {**names, **STACKED_EXPERTS}
+    if any(name.endswith(".experts.up_proj") for name in tensors):  # of experts without gates
+        parts = ("expert_up", "expert_down")
+        return {**names, **{part: "=" + re.sub(r"\.\{\}\.(\w+)$", r".\1[{}]", names[part]) for part in parts}}
+    return names
+
+
 def open_weights(path: Path) -> Weights:
     """Open a GGUF file, or a Hugging Face directory with config.json and safetensors (one file or shards).
 
@@ -454,14 +467,10 @@ def _open_directory(path: Path) -> Weights:
 
     config = read_json(path / "config.json")
     spec = read_config(config, runnable=True, where=str(path / "config.json"))
-    files, names = SafetensorsSource(path), checkpoint_names(spec.details.architecture)
+    files = SafetensorsSource(path)
+    names = stored_names(spec.details.architecture, files.shapes)
     source: Source = files
     ignored, support = ignored_tensors(config, spec), _support(spec.details.architecture)
-    if "expert_gate" not in support.names and any(name.endswith(".experts.gate_up_proj") for name in files.shapes):
-        names = {**names, **STACKED_EXPERTS}
-    elif any(name.endswith(".experts.up_proj") for name in files.shapes):  # of experts without gates
-        parts = ("expert_up", "expert_down")
-        names = {**names, **{part: "=" + re.sub(r"\.\{\}\.(\w+)$", r".\1[{}]", names[part]) for part in parts}}
     if is_wrapped(config):
         root = "model.language_model"
         ignored = tuple(pattern.replace(r"model\.layers", r"model\.language_model\.layers") for pattern in ignored)

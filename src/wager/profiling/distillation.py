@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from wager.draft.corpus.files import LearnedText
-from wager.draft.corpus.learning import CONTEXT, LearnedTexts, Retention
+from wager.draft.corpus.learning import CONTEXT, UNLIMITED, LearnedTexts
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile, StoreHeader, build_store
 from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
@@ -25,7 +25,6 @@ from wager.profiling.acceptance import Estimate, estimate_acceptance, replay_dra
 
 _HELD_OUT = 10  # one text in so many, the latest
 _DEPTH = 8
-_MOST_BYTES = 1 << 40
 
 Pair = tuple[Sequence[int], Sequence[int]]
 
@@ -77,14 +76,9 @@ def distill(
     total, done = 2 * (len(pairs) - kept), count(1)
     found: list[Estimate] = []
     with TemporaryDirectory() as folder:
-        retention = Retention(days=None, most_bytes=_MOST_BYTES)
-        learned = LearnedTexts(Path(folder), tokenizer_fingerprint(tokenizer), retention)
+        learned = LearnedTexts(Path(folder), tokenizer_fingerprint(tokenizer), UNLIMITED)
         try:
-            for number, (context, answer) in enumerate(pairs[:kept]):
-                if number % 16 == 15:  # before so many wait that some are left out
-                    learned.settle()
-                learned.learn("", context, answer)
-            learned.seal()
+            learned.learn_all(pairs[:kept])
             for store in (present, StoreFile(path, vocab=vocab, tokenizer=digest)):
                 spec = DrafterSpec("suffix") if store is None else DrafterSpec("store", str(store.path))
                 drafter = build_drafter(spec, DrafterParts(vocab, store=store, learned=learned))

@@ -17,7 +17,16 @@ from wager.engine.core import Engine
 from wager.errors import MALFORMED, UsageError
 from wager.inputs import read_text, replacing, shown
 from wager.models.tokenizer import Tokenizer
-from wager.prompts import OTHER, ChatTokenizer, Prompt, TextPart, as_conversation, encode_content, read_prompts
+from wager.prompts import (
+    OTHER,
+    ChatTokenizer,
+    Prompt,
+    TextPart,
+    as_conversation,
+    encode_answer,
+    encode_content,
+    read_prompts,
+)
 from wager.train.data import TrainingTarget, TrainingText, check_disjoint
 from wager.types import OutputDelta, Request, SamplingParams
 
@@ -131,7 +140,7 @@ def _logged(path: Path, requests: Sequence[Prompt], target: TrainingTarget, voca
         log.warning("%d of %d requests in %s have no answer and are left out.", missing, len(requests), path)
     for prompt in answered:
         asked = encode_content(tokenizer, as_conversation(prompt.content))
-        said = tokenizer.encode_text(prompt.answer) if isinstance(prompt.answer, str) else prompt.answer or ()
+        said = encode_answer(tokenizer, prompt.answer)
         ids = (*asked, *said)
         if max(ids) >= vocab:
             raise UsageError(f"{path}: request {prompt.id} has a token id that is not of this model.", _HINT)

@@ -67,6 +67,7 @@ _LARGEST_MERGED = 1 << 22  # tokens of a segment that is merged no more
 _GROWTH = 4  # a segment is merged with newer ones if it has at most so many times their tokens
 _SYNC_S, _IDLE_S, _EXPIRE_S, _WARN_S = 1.0, 60.0, 3600.0, 60.0
 _MOST_QUEUED = 1 << 22  # tokens
+_SETTLED_TOGETHER = 16  # texts, of many, after which those that wait are written
 _MOST_TENANTS = 64  # whose corpora are open while nobody uses them
 _MOST_LOGS = 128  # that are open: each is a file descriptor
 _BLOCK = 32  # tokens of a prompt that are learned, or known, together
@@ -85,6 +86,7 @@ class Retention(NamedTuple):
 
 
 DEFAULT_RETENTION = Retention()
+UNLIMITED = Retention(days=None, most_bytes=1 << 40)
 
 
 @dataclass(eq=False)
@@ -201,6 +203,14 @@ class LearnedTexts:
             self._queue.append(_Waiting(name, prompt, answer, int(time.time()) if written is None else written))
             self._queued += size
             self._work.notify_all()
+
+    def learn_all(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]], *, folder: str = "") -> None:
+        """Learn prompts and answers, however many, and make segments of them: none is left out."""
+        for number, (prompt, answer) in enumerate(texts):
+            if number % _SETTLED_TOGETHER == _SETTLED_TOGETHER - 1:
+                self.settle()
+            self.learn("", prompt, answer, folder=folder)
+        self.seal()
 
     def settle(self) -> None:
         """Wait until all that was learned is written, and what is due has been built."""
