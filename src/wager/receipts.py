@@ -74,7 +74,7 @@ class SigningKey:
 
 def read_public_key(path: Path) -> str:
     """The Ed25519 public key in a PEM file, in hex. UsageError as SigningKey.read."""
-    hint = "Get it from the signer: openssl pkey -in key.pem -pubout -out key.pub.pem"
+    hint = "The signer makes it (openssl pkey -in key.pem -pubout -out key.pub.pem)."
     return str(_read_key(path, "public", hint).public_bytes_raw().hex())
 
 
