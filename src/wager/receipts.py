@@ -65,7 +65,7 @@ class SigningKey:
     @classmethod
     def read(cls, path: Path) -> SigningKey:
         """From a PEM file without a password. UsageError if it holds no Ed25519 key, or `cryptography` is missing."""
-        hint = "Make a key: openssl genpkey -algorithm ed25519 -out key.pem"
+        hint = "Make one (openssl genpkey -algorithm ed25519 -out key.pem)."
         return cls(_read_key(path, "private", hint))
 
     def sign(self, data: bytes) -> Signature:
