@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -79,7 +80,7 @@ def test_the_time_limit_holds_except_for_the_steps_a_fit_needs() -> None:
         uniform_shape(3, 1, 96),
     ]
     few = time_steps(timer, shapes, seconds=0, seed=None)
-    assert {timed.shape for timed in few} == {0, 1, 2}
+    assert {timed.shape for timed in few} == {0, 1, 2, 3}
     judged = time_steps(timer, shapes, seconds=1e-9, seed=None, held_out=1)
     assert {timed.shape for timed in judged} == {0, 1, 2, 3, 4}
 
@@ -125,6 +126,19 @@ def test_a_quick_surface_is_close_in_little_time() -> None:
     assert clock.seconds < 0.45
     for rows, requests, cached in ((1, 1, 100), (8, 1, 32), (16, 4, 800), (64, 1, 64), (4, 4, 2000)):
         assert surface.seconds(rows, requests, cached) == pytest.approx(true_seconds(rows, requests, cached), rel=0.1)
+
+
+class WaitingTarget(ToyTarget):
+    """Every pass waits, as it does while other programs have the processor."""
+
+    def forward(self, batch: PackedBatch) -> TargetOutput:
+        time.sleep(0.02)
+        return super().forward(batch)
+
+
+def test_what_other_programs_take_is_no_part_of_a_quick_surface() -> None:
+    surface = quick_surface(Runner(WaitingTarget(LAW), rule="match"), max_context=512, seconds=0.01)
+    assert surface.seconds(1, 1, 16) < 0.02
 
 
 def answers(engine: Engine) -> list[tuple[int, ...]]:

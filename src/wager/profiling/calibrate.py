@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -124,7 +125,7 @@ def quick_shapes(limits: ShapeLimits) -> list[StepShape]:
     sequences, a few long ones; the cost of many sequences does not follow from that of few."""
     texts = limits.text_lengths()
     most, few = len(texts), min(4, len(texts))
-    sizes = [(rows, 1, CONTEXT_STEP) for rows in (1, 16, 8, 4, 32, 12, 24)]
+    sizes = [(rows, 1, CONTEXT_STEP) for rows in (1, 16, 8, 4, 2, 32, 12, 24)]
     sizes += [(rows, most, CONTEXT_STEP) for rows in (most, 2 * most, most + most // 2)]
     sizes += [(rows, few, texts[few - 1]) for rows in (4, 16)]
     shapes = [uniform_shape(*size) for size in sizes if size[1] <= size[0] <= limits.rows]
@@ -177,6 +178,9 @@ LONGEST = 4096
 _SEQUENCES = 32
 _GROUP, _REPEATS = 4, 2
 """Shapes that are timed with one set of running sequences, and steps of each."""
+
+_FEWEST_COUNTS = 3
+"""Row counts that are timed however long a step takes: a line through two of them is too far off in between."""
 
 
 class _ScriptedPolicy(FixedDepth):
@@ -355,8 +359,8 @@ def time_steps(
 
     Passes over the shapes are shuffled, so that a machine that is slow for a while is slow for all shapes alike; with
     `seed` None they go in order, and where time is short the last shapes are never reached. A shape is timed `repeats`
-    times in a row. The last `held_out` shapes are not for fitting. At least two different row counts of the others
-    and one held-out shape are timed, even if that takes longer.
+    times in a row. The last `held_out` shapes are not for fitting. At least three different row counts of the
+    others and one held-out shape are timed, even if that takes longer.
     """
     rng = None if seed is None else random.Random(seed)
     fitted = len(shapes) - held_out
@@ -373,7 +377,7 @@ def time_steps(
                     report(min(passed, seconds))
                 rows = {timed.record.rows for timed in taken if timed.shape < fitted}
                 tested = not held_out or any(timed.shape >= fitted for timed in taken)
-                if passed >= seconds and len(rows) > 1 and tested:
+                if passed >= seconds and len(rows) >= _FEWEST_COUNTS and tested:
                     timer.end_sequences()
                     return taken
             timer.end_sequences()
@@ -569,11 +573,14 @@ def calibrate(
 def quick_surface(
     runner: Runner, *, max_context: int, seconds: float = 0.5, trace: Trace | None = None
 ) -> LatencySurface:
-    """A surface from about `seconds` of measuring, for an engine that was never calibrated.
+    """A surface from about `seconds` of measuring, for an engine that was never calibrated. Steps are timed by what the
+    calling thread computes (`trace`: by another clock): beside other programs wall seconds of so few steps said that a
+    cached position cost more than all rows, which no later step corrects.
 
     Call it before the target is used: its cache is overwritten, whatever a block pool has recorded about it. UsageError
     if the cache is too small to measure in.
     """
+    trace = trace or Trace(time.thread_time)
     timer = StepTimer(runner, max_context=max_context, longest=_QUICK_CONTEXT, tokens=_QUICK_TOKENS, trace=trace)
     taken = time_steps(timer, quick_shapes(timer.limits), seconds=seconds, seed=None, repeats=1)
     fastest: dict[int, StepPoint] = {}  # of so few steps, a pause of the machine would distort any other statistic
