@@ -87,6 +87,8 @@ def main() -> None:
                         sums[depth][at] += value
                     contexts += [(answer.prompt_tokens or 0) + answer.tokens / 2 for answer in run.answers]
                 say(f"{users} requests: group {group} of {args.groups}")
+            if not all(seconds for _, seconds in sums.values()):
+                raise SystemExit("Answers were over before all requests decoded: give more --tokens.")
             for depth in sorted(set(servers) - {0}):
                 pages = before.with_suffix(f".{depth}"), metrics(servers[depth], after)
                 wager("acceptance", pages[1], metrics=pages[0], drafter="ngram", output=file)
