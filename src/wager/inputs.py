@@ -1,9 +1,10 @@
-"""Values as users write them: whole numbers, paths, names, threads. What is wrong is refused by a sentence. And files
-that are written completely or not at all."""
+"""Values as users write them: whole numbers, paths, names, threads, JSON. What is wrong is refused by a sentence. And
+files that are written completely or not at all."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import threading
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from wager.errors import UsageError
 
@@ -21,6 +22,10 @@ THREADS_PER_PROCESSOR = 8
 LARGEST_TEXT = 1 << 28
 """Bytes of a text file; more is a device that never ends, or a slip."""
 
+MOST_LEVELS = 100
+"""Objects and lists within each other. What they are given to (templates, grammars) works recursively."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _PART = 1 << 20
 _MOST_DIGITS = 20
 """A longer number is a slip of the keyboard, and need not be converted to say so."""
@@ -82,6 +87,51 @@ def read_text(path: Path, what: str, hint: str) -> str:
     except ValueError as error:  # a zero byte in the path
         cause = str(error)
     raise UsageError(f"The {what} {path} cannot be read: {cause}.", hint)
+
+
+def strict_json(text: str) -> Any:
+    """The value of a JSON text. ValueError that says what is wrong: also names that stand twice in one object, NaN and
+    infinities, halves of surrogate pairs, and more than MOST_LEVELS levels."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        too_deep = text.count("[") + text.count("{") > MOST_LEVELS and _is_deep(value)
+    except RecursionError:
+        too_deep = True
+    if too_deep:
+        raise ValueError(f"objects and lists are more than {MOST_LEVELS} levels deep")
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it has half of a surrogate pair, which is no character") from None
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names: set[str] = set()
+        twice = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"an object has {twice[:80]!r} twice")
+    return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MOST_LEVELS):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 @contextmanager

@@ -57,6 +57,16 @@ def chunks_of(text: str) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
 
 
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream that names them."""
+    found = []
+    for event in text.removesuffix("\n\n").split("\n\n"):
+        kind, data = event.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert kind == f"event: {found[-1]['type']}"
+    return found
+
+
 def tool(name: str, *, strict: bool = False, **arguments: Any) -> Any:
     """A tool; `arguments` are the schemas of its arguments, all of which a call must have."""
     parameters = {"type": "object", "properties": arguments, "required": [*arguments], "additionalProperties": False}

@@ -12,7 +12,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from serve.serving import CHAT, MESSAGES, NAME, Running, eventually, running
+from serve.serving import CHAT, MESSAGES, NAME, Running, events_of, eventually, running
 from wager.serve.responses import ResponseStore
 
 RESPONSES, ANTHROPIC = "/v1/responses", "/v1/messages"
@@ -33,16 +33,6 @@ def server() -> Iterator[Running]:
         yield started
 
 
-def events_of(text: str) -> list[dict[str, Any]]:
-    """The events of a stream that names them."""
-    found = []
-    for event in text.removesuffix("\n\n").split("\n\n"):
-        kind, data = event.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert kind == f"event: {found[-1]['type']}"
-    return found
-
-
 def strictly(model: type[BaseModel] | TypeAdapter[Any], value: Any) -> Any:
     """Validated without conversions."""
     check = model.validate_json if isinstance(model, TypeAdapter) else model.model_validate_json
@@ -51,11 +41,11 @@ def strictly(model: type[BaseModel] | TypeAdapter[Any], value: Any) -> Any:
 
 def official_response(value: dict[str, Any]) -> None:
     found = strictly(Response, value)
-    assert set(value) - {"warnings"} <= set(Response.model_fields) and found.output is not None
+    assert set(value) - {"warnings", "receipts"} <= set(Response.model_fields) and found.output is not None
 
 
 BODIES: list[dict[str, Any]] = [
-    {"input": TEXT, "max_output_tokens": 12, "temperature": 0},
+    {"input": TEXT, "max_output_tokens": 12, "temperature": 0, "receipts": True},
     {"input": [{"role": "user", "content": [{"type": "input_text", "text": TEXT}]}], "top_logprobs": 2},
     {
         "input": TEXT,
@@ -201,7 +191,7 @@ def test_messages_of_agents_are_joined_for_templates_that_refuse_them() -> None:
 
 
 MESSAGE_BODIES: list[dict[str, Any]] = [
-    {"messages": MESSAGES, "temperature": 0},
+    {"messages": MESSAGES, "temperature": 0, "receipts": True},
     {"messages": MESSAGES, "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}]},
     {
         "messages": MESSAGES,

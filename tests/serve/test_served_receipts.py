@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from serve.serving import CHAT, MESSAGES, NAME, Running, running
+from serve.serving import CHAT, MESSAGES, NAME, Running, events_of, running
 from wager import EngineConfig, Receipt
 from wager.receipts import SigningKey, Verifier, read_receipts
 
-COMPLETIONS = "/v1/completions"
+COMPLETIONS, RESPONSES, MESSAGES_PATH = "/v1/completions", "/v1/responses", "/v1/messages"
 BODY: Any = {"messages": MESSAGES, "max_tokens": 24, "temperature": 0.8, "seed": 5, "receipts": True}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -54,6 +54,35 @@ def test_a_stream_ends_with_its_receipts(server: Running) -> None:
         assert "".join(each["text"] for each in parts) == receipt.text
         assert receipt.params.seed is not None  # the one that it was given
     verified(receipts)
+
+
+RESPONSE: Any = {"input": "one two three", "max_output_tokens": 16, "temperature": 0.8, "seed": 5, "receipts": True}
+MESSAGE: Any = {"messages": MESSAGES, "max_tokens": 16, "temperature": 0.8, "stop_sequences": ["e"], "receipts": True}
+TOOL: Any = {"type": "function", "name": "a", "parameters": SCHEMA}
+
+
+def test_responses_and_messages_have_receipts_too(server: Running, tmp_path: Path) -> None:
+    path = tmp_path / "answer.json"
+
+    def of(kind: str, body: Any) -> Receipt:
+        answer = server.post(kind, body)
+        path.write_text(answer.text, encoding="utf-8")
+        [receipt] = read_receipts(path)
+        assert receipt.model == NAME
+        last = events_of(server.post(kind, {**body, "stream": True}).text)[-1 if kind == RESPONSES else -2]
+        [streamed] = (last["response"] if kind == RESPONSES else last)["receipts"]
+        if "seed" in body:
+            assert Receipt.from_dict(streamed).output == receipt.output
+        assert "receipts" not in server.post(kind, {**body, "receipts": False}).json()
+        refused = server.post(kind, {**body, "receipts": 1}).json()["error"]
+        assert "receipts" in refused["message"]
+        return receipt
+
+    found = [of(RESPONSES, RESPONSE), of(MESSAGES_PATH, MESSAGE)]
+    found.append(of(RESPONSES, {**RESPONSE, "tools": [TOOL], "tool_choice": "required", "max_output_tokens": 80}))
+    verified(found)
+    kept = server.post(RESPONSES, RESPONSE).json()
+    assert server.get(f"{RESPONSES}/{kept['id']}").json()["receipts"] == kept["receipts"]
 
 
 def test_receipts_that_cannot_be_are_refused(server: Running) -> None:

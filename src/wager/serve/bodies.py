@@ -1,78 +1,24 @@
-"""Request bodies of OpenAI's completions and chats: JSON read strictly, models whose fields are honoured, or refused or
-left out by name, and the sampling parameters that they ask for.
+"""Request bodies of OpenAI's completions and chats: models whose fields are honoured, or refused or left out by name,
+and the sampling parameters that they ask for.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from wager.constrain.schemas import relaxed
 from wager.errors import UsageError
+from wager.inputs import strict_json
 from wager.serve.errors import ApiError, field_error
 from wager.types import Grammar, RequestSpeculation, SamplingParams
-
-# ---- JSON ------------------------------------------------------------------------------------------------------------
-
-
-MOST_LEVELS = 100
-"""Objects and lists within each other. What they are given to (templates, grammars) works recursively."""
-
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-
-
-def read_json(text: str) -> Any:
-    """The value of a JSON text. ValueError that says what is wrong: also names that stand twice in one object, NaN and
-    infinities, halves of surrogate pairs, and more than MOST_LEVELS levels."""
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
-        too_deep = text.count("[") + text.count("{") > MOST_LEVELS and _is_deep(value)
-    except RecursionError:
-        too_deep = True
-    if too_deep:
-        raise ValueError(f"objects and lists are more than {MOST_LEVELS} levels deep")
-    if _SURROGATE.search(text):
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("it has half of a surrogate pair, which is no character") from None
-    return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names: set[str] = set()
-        twice = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"an object has {twice[:80]!r} twice")
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _is_deep(value: Any) -> bool:
-    level = [value] if isinstance(value, dict | list) else []
-    for _ in range(MOST_LEVELS):
-        level = [
-            child
-            for each in level
-            for child in (each.values() if isinstance(each, dict) else each)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
 
 # ---- models ----------------------------------------------------------------------------------------------------------
 
@@ -205,7 +151,7 @@ class Constraint:
         """A constraint to a JSON schema, given as an object or as text. ApiError names the field."""
         if isinstance(schema, str):
             try:
-                schema = read_json(schema)
+                schema = strict_json(schema)
             except ValueError as error:
                 raise field_error(field, f"The schema of {field} is not JSON: {error}.", "Send an object.") from None
             if not isinstance(schema, dict):
@@ -421,7 +367,7 @@ def parse(kind: type[B], body: bytes, left_out: list[str] | None = None) -> B:
     """A body of that kind. ApiError 400 names the first field at fault. Fields that are not known are named in
     `left_out`; without that list they are at fault too."""
     try:
-        values = read_json(body.decode("utf-8-sig"))
+        values = strict_json(body.decode("utf-8-sig"))
     except ValueError as error:
         raise ApiError(400, f"The body is not JSON: {error}.", "Send a JSON object in UTF-8.") from None
     if not isinstance(values, dict):

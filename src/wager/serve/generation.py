@@ -123,7 +123,7 @@ class Generation:
         if not parsed.receipts:
             return []
         requests = [request for request in answer.requests for _ in request.choices]
-        name, key = str(parsed.head.get("model", self.options.model_name)), self.options.receipt_key
+        name, key = str(parsed.head["model"]), self.options.receipt_key
 
         def make() -> list[dict[str, Any]]:
             return [
@@ -214,9 +214,11 @@ class Generation:
                 [completion] = completions
                 if error := failed_answer(completion):
                     return blocks.failed(error)
-                warnings = await self._checked(parsed, completions)
+                further = _further(
+                    await self._checked(parsed, completions), await self._receipts(parsed, answer, completions)
+                )
                 size, usage = _size(parsed, completions), parsed.usage(completions)
-                data, response = await _beside(size, lambda: blocks.last(completion, usage, warnings))
+                data, response = await _beside(size, lambda: blocks.last(completion, usage, further))
                 if response is not None:
                     kept = await _beside(size, lambda: encoded(response))
                     self._keep(parsed, blocks, kept, tenant)
@@ -292,18 +294,19 @@ class Generation:
         for completion in completions:
             _check_ended(completion)
         warnings = await self._checked(parsed, completions)
+        receipts = await self._receipts(parsed, answer, completions) if answer is not None else []
+        further = _further(warnings, receipts)
         size = _size(parsed, completions, scores)
         encode = encoded if size <= _QUICK_TOKENS else encoded_in_parts
         if parsed.blocks is not None:
             writer = parsed.blocks.writer(self.llm.tokenizer.token_bytes, parsed.prompt_tokens)
             usage = parsed.usage(completions)
-            content = await _beside(size, lambda: encode(writer.whole(completions[0], usage, warnings)))
+            content = await _beside(size, lambda: encode(writer.whole(completions[0], usage, further)))
             self._keep(parsed, writer, content, tenant)
         else:
-            receipts = await self._receipts(parsed, answer, completions) if answer is not None else []
 
             def write() -> bytes:
-                return encode(self._object(parsed, answer, completions, scores, warnings, receipts))
+                return encode(self._object(parsed, answer, completions, scores, further))
 
             content = await _beside(size, write)
         headers = _warning_headers((*parsed.warnings, *warnings))
@@ -315,22 +318,23 @@ class Generation:
         answer: AsyncOutputStream | None,
         completions: Sequence[Completion],
         scores: Sequence[Sequence[TokenLogprob]],
-        warnings: Sequence[str],
-        receipts: Sequence[Mapping[str, Any]],
+        further: Mapping[str, Any],
     ) -> dict[str, Any]:
         token_bytes = self.llm.tokenizer.token_bytes
         form = parsed.format(token_bytes, scores)
         choices = [form.choice(index, completion) for index, completion in enumerate(completions)]
-        found = {**form.head, "choices": choices, "usage": parsed.usage(completions)}
-        if warnings:
-            found["warnings"] = list(warnings)
+        found = {**form.head, "choices": choices, "usage": parsed.usage(completions), **further}
         if parsed.kind is ChatBody and parsed.prompt_logprobs:
             found["prompt_logprobs"] = prompt_logprobs(EchoedPrompt(None, parsed.prompts[0], scores[0]), token_bytes)
         if parsed.speculation_stats and answer is not None:
             found["speculation"] = draft_report(answer, completions)
-        if receipts:
-            found["receipts"] = list(receipts)
         return found
+
+
+def _further(warnings: Sequence[str], receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What an answer of any API has besides, where there is some."""
+    found = {"warnings": list(warnings), "receipts": list(receipts)}
+    return {name: each for name, each in found.items() if each}
 
 
 def _size(

@@ -57,6 +57,7 @@ class MessagesBody(TokenCountBody):
     top_k: int | None = Field(None, ge=-1)
     stop_sequences: Items[str] | None = Field(None, max_length=16)
     speculation: Any = None
+    receipts: bool | None = None
 
 
 _THOUGHTS = ("thinking", "redacted_thinking")
@@ -77,7 +78,7 @@ def as_chat(body: TokenCountBody, left_out: list[str] | None) -> ChatBody:
         choice, parallel = _tool_choice(body.tool_choice)
         values |= {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
     if isinstance(body, MessagesBody):
-        names = ("max_tokens", "stream", "temperature", "top_p", "top_k", "speculation")
+        names = ("max_tokens", "stream", "temperature", "top_p", "top_k", "speculation", "receipts")
         values |= {name: getattr(body, name) for name in names}
         values["stop"] = body.stop_sequences
         values["response_format"] = _response_format(body)
@@ -194,13 +195,12 @@ class MessageWriter:
         self._reader = BlockReader(form.calls)
         self._begun = False
 
-    def whole(self, completion: Completion, usage: Mapping[str, Any], warnings: Sequence[str] = ()) -> dict[str, Any]:
-        """The object of a complete answer."""
+    def whole(self, completion: Completion, usage: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+        """The object of a complete answer, with further fields."""
         for _ in self._reader.push(completion):
             pass
         content = [_block(block, block.text, block.arguments) for block in self._reader.blocks]
-        found = {**self._object(content, _whole_usage(_usage(usage))), **self._reasons(completion)}
-        return {**found, **({"warnings": list(warnings)} if warnings else {})}
+        return {**self._object(content, _whole_usage(_usage(usage))), **self._reasons(completion), **further}
 
     def events(self, items: Sequence[ChoiceDelta]) -> bytes:
         parts = [] if self._begun else self._begin()
@@ -209,13 +209,10 @@ class MessageWriter:
                 parts += self._change(change)
         return b"".join(parts)
 
-    def last(
-        self, completion: Completion, usage: Mapping[str, Any], warnings: Sequence[str] = ()
-    ) -> tuple[bytes, None]:
-        """The events behind the last delta. No answer is kept."""
-        more = {"warnings": list(warnings)} if warnings else {}
+    def last(self, completion: Completion, usage: Mapping[str, Any], further: Mapping[str, Any]) -> tuple[bytes, None]:
+        """The events behind the last delta, of which the first has the further fields. No answer is kept."""
         told = named_event(
-            {"type": "message_delta", "delta": self._reasons(completion), "usage": _usage(usage), **more}
+            {"type": "message_delta", "delta": self._reasons(completion), "usage": _usage(usage), **further}
         )
         return told + named_event({"type": "message_stop"}), None
 

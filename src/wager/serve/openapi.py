@@ -265,6 +265,7 @@ class ResponseAnswer(BaseModel):
     output: list[ResponseItem]
     usage: ResponseUsage | None = None
     warnings: list[str] | None = None
+    receipts: list[dict[str, Any]] | None = None
 
 
 class ResponseEvent(BaseModel):
@@ -321,6 +322,7 @@ class MessageAnswer(AnswerFields):
     container: None
     usage: MessageUsage
     warnings: list[str] | None = None
+    receipts: list[dict[str, Any]] | None = None
 
 
 class MessageEvent(AnswerFields):
@@ -333,6 +335,7 @@ class MessageEvent(AnswerFields):
     delta: dict[str, str | None] | None = None
     usage: MessageUsage | None = None
     warnings: list[str] | None = None
+    receipts: list[dict[str, Any]] | None = None
     error: dict[str, str] | None = None
     request_id: str | None = None
 

@@ -16,6 +16,7 @@ from wager.constrain.schemas import relaxed
 from wager.constrain.tools import ToolFormat, known_tools, tool_grammar, tools_message
 from wager.engine.limits import check_length, check_request
 from wager.errors import RequestError, UsageError, WagerError
+from wager.inputs import strict_json
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import TextPart, encode_prompt
 from wager.serve import messages, responses
@@ -32,7 +33,6 @@ from wager.serve.bodies import (
     chat_params,
     completion_params,
     parse,
-    read_json,
     speculation,
 )
 from wager.serve.errors import ApiError, field_error
@@ -289,7 +289,7 @@ class BodyParser:
             raise not_kept(before)
         with _named_as(ResponsesBody):
             chat, turns = responses.as_chat(body, json.loads(earlier[before]) if before else (), left_out)
-            parsed = self._fitting(chat, body, left_out)
+            parsed = self._fitting(chat, body, {"id": name, "model": name}, left_out)
         form = ResponseForm(
             id=responses.new_response_id(),
             fields=responses.response_fields(body, name, self.model.temperature),
@@ -299,9 +299,10 @@ class BodyParser:
         )
         return replace(parsed, kind=ResponsesBody, blocks=form)
 
-    def _fitting(self, chat: ChatBody, body: ResponsesBody, left_out: list[str] | None) -> ParsedRequest:
+    def _fitting(
+        self, chat: ChatBody, body: ResponsesBody, head: Mapping[str, Any], left_out: list[str] | None
+    ) -> ParsedRequest:
         """The conversation, without its oldest messages if it does not fit and the request wants them cut off."""
-        head = {"id": body.model or self.model.names[0]}
         try:
             return self.conversation(chat, head, left_out or [])
         except ApiError as error:
@@ -331,7 +332,7 @@ class BodyParser:
         name = check_model(body.model, self.model.names)
         with _named_as(MessagesBody):
             chat = messages.as_chat(body, left_out)
-            parsed = self.conversation(chat, {"id": f"msg_{request_id}"}, left_out or [])
+            parsed = self.conversation(chat, {"id": f"msg_{request_id}", "model": name}, left_out or [])
         form = MessageForm(id=f"msg_{uuid.uuid4().hex[:24]}", model=name, calls=parsed.calls)
         return replace(parsed, kind=MessagesBody, blocks=form)
 
@@ -771,5 +772,5 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
         with suppress(ValueError):
-            arguments = read_json(arguments)
+            arguments = strict_json(arguments)
     return {"type": "function", "id": call.get("id"), "function": {"name": function["name"], "arguments": arguments}}

@@ -78,6 +78,7 @@ class ResponsesBody(Strict):
     metadata: Annotated[dict[str, str] | None, Field(max_length=16)] = None
     chat_template_kwargs: dict[str, Any] | None = None
     speculation: Any = None
+    receipts: bool | None = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -164,7 +165,7 @@ def as_chat(
         "response_format": _response_format(body.text.format) if body.text and body.text.format else None,
         **{
             name: getattr(body, name)
-            for name in ("temperature", "top_p", "seed", "stream", "chat_template_kwargs", "speculation")
+            for name in ("temperature", "top_p", "seed", "stream", "chat_template_kwargs", "speculation", "receipts")
         },
     }
     tools = read_tools(body.tools or (), left_out)
@@ -250,8 +251,8 @@ class ResponseWriter:
 
     # ---- whole -------------------------------------------------------------------------------------------------------
 
-    def whole(self, completion: Completion, usage: Mapping[str, Any], warnings: Sequence[str] = ()) -> dict[str, Any]:
-        """The object of a complete answer."""
+    def whole(self, completion: Completion, usage: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+        """The object of a complete answer, with further fields."""
         if not self._begun:
             self._begun = True
             for change in self._reader.push(completion):
@@ -266,8 +267,7 @@ class ResponseWriter:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
         }
-        found = self._object(status, usage=counted, incomplete=incomplete)
-        return {**found, **({"warnings": list(warnings)} if warnings else {})}
+        return {**self._object(status, usage=counted, incomplete=incomplete), **further}
 
     @property
     def message(self) -> dict[str, Any]:
@@ -286,10 +286,10 @@ class ResponseWriter:
         return b"".join(parts)
 
     def last(
-        self, completion: Completion, usage: Mapping[str, Any], warnings: Sequence[str] = ()
+        self, completion: Completion, usage: Mapping[str, Any], further: Mapping[str, Any]
     ) -> tuple[bytes, dict[str, Any]]:
-        """The event behind the last delta, and the answer."""
-        found = self.whole(completion, usage, warnings)
+        """The event behind the last delta, and the answer, which it holds."""
+        found = self.whole(completion, usage, further)
         return self._event(f"response.{found['status']}", response=found), found
 
     def failed(self, error: WagerError) -> bytes:
