@@ -34,6 +34,10 @@ class UsageError(WagerError):
     status = 400
 
 
+class SetupError(UsageError):
+    """An option that is possible, but not with this model: its context is shorter, or its cache of another kind."""
+
+
 class RequestError(WagerError):
     """A request that cannot be served (too long, empty, unknown token id). `field` is the part of it at fault, by its
     name in Request or SamplingParams, if it is one."""

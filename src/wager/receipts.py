@@ -9,9 +9,8 @@ parts, so that a part that was changed is named. docs/receipts.md has the format
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
@@ -19,13 +18,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from wager.config import EngineConfig
-from wager.errors import MALFORMED, RequestError, UsageError
-from wager.inputs import read_text, shown
+from wager.draft.base import Drafter
+from wager.errors import MALFORMED, MemoryPlanError, RequestError, SetupError, UsageError
+from wager.inputs import read_text, shown, strict_json, whole_number
 from wager.loading.load import LoadedEngine, load
-from wager.models.digests import ModelDigests
-from wager.testing.drafters import OracleDrafter, ReferenceOracle
+from wager.models.digests import ModelDigests, canonical
 from wager.types import (
+    NO_TENANT,
     Completion,
+    Draft,
+    DraftRequest,
     FinishReason,
     Grammar,
     KVDtype,
@@ -36,11 +38,20 @@ from wager.types import (
     as_token_ids,
 )
 
-FORMAT = 1
-"""Of the receipts that are written; others are refused."""
+FORMAT = 2
+"""Of the receipts that are written; others are refused. 1 had digests that changed with wager's own classes."""
 
-_NOT_SAMPLING = frozenset({"seed", "logprobs", "n", "prediction"})
-"""Fields of SamplingParams that are no part of `sampling`: the seed stands alone, the others change no token."""
+_NEUTRAL: Mapping[str, Any] = {
+    **dict.fromkeys(("top_k", "min_p", "presence_penalty", "frequency_penalty", "min_tokens"), 0),
+    **dict.fromkeys(("top_p", "repetition_penalty"), 1),
+    "logit_bias": {},
+    "stop": [],
+    "stop_token_ids": [],
+    "ignore_eos": False,
+    "grammar": None,
+}
+"""Parameters that are a part of `sampling` where they are not these, which change no token: a receipt stays what it is
+when there are further ones. `max_tokens` and `temperature` are a part always, the seed stands alone."""
 
 _MOST_NAMED = 3
 """Weights that differ and are named."""
@@ -194,7 +205,7 @@ class Receipt:
     def sealed(self, key: SigningKey | None = None) -> Receipt:
         """With the digests of its parts as they are, signed with a key if there is one."""
         parts = self._digests_of_parts()
-        return replace(self, parts=parts, signature=key.sign(_canonical(parts)) if key else None)
+        return replace(self, parts=parts, signature=key.sign(canonical(parts)) if key else None)
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -205,15 +216,16 @@ class Receipt:
     def from_dict(cls, values: Mapping[str, Any]) -> Receipt:
         """From JSON. UsageError that says what is wrong with it."""
         try:
-            if values["wager_receipt"] != FORMAT:
-                raise ValueError(f"its format is {values['wager_receipt']!r}, and this wager reads {FORMAT}")
+            _check_format(values["wager_receipt"])
             receipt = _from_dict(values)
             EngineConfig.from_options(**receipt.setup)  # refuses what no engine is set up with
             own = receipt.as_dict()
             # What no digest covers must not be there: who reads the file would take it for what was signed.
-            others = [name for name in values if name not in own or _canonical(values[name]) != _canonical(own[name])]
+            others = [name for name in values if name not in own or canonical(values[name]) != canonical(own[name])]
             if others:
                 raise ValueError(f"its part {shown(others[0])} is not as this wager writes it")
+        except FormatError:
+            raise
         except UsageError as error:
             raise UsageError(f"This is no receipt: {error.message}", error.hint) from None
         except MALFORMED as error:
@@ -231,7 +243,8 @@ class Receipt:
 
     def verify(self, model: str, *, signed_by: str | None = None, **options: Any) -> Verification:
         """Load a model and check the receipt with it; `options` as of LLM, for threads and memory. See Verifier."""
-        return Verifier(self, EngineConfig.from_options(model=model, **options)).verify(self, signed_by=signed_by)
+        [found] = verifications([self], EngineConfig.from_options(model=model, **options), signed_by=signed_by)
+        return found
 
     @property
     def setup(self) -> dict[str, Any]:
@@ -248,7 +261,7 @@ class Receipt:
             yield "It is not signed."
         elif signed_by is not None and self.signature is not None and self.signature.public_key != signed_by:
             yield f"It is signed with another key, {shown(self.signature.public_key, length=64)}."
-        if self.signature is not None and not _is_signed(_canonical(dict(self.parts)), self.signature):
+        if self.signature is not None and not _is_signed(canonical(dict(self.parts)), self.signature):
             yield "Its signature is not of these parts: they were changed, or it was."
 
     def _content(self) -> dict[str, Any]:
@@ -266,7 +279,7 @@ class Receipt:
             "arithmetic": self.arithmetic,
             "prompt_ids": list(self.prompt),
             "sampling": _sampling(params),
-            "seed": params.seed,
+            "seed": None if params.seed is None else str(params.seed),  # which programs with floats alone would round
             "choice": self.choice,
             "output_ids": list(self.output),
             "text": self.text,
@@ -275,25 +288,26 @@ class Receipt:
         }
 
     def _digests_of_parts(self) -> dict[str, str]:
-        return {name: hashlib.sha256(_canonical(value)).hexdigest() for name, value in self._content().items()}
+        return {name: hashlib.sha256(canonical(value)).hexdigest() for name, value in self._content().items()}
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
     """What changes the tokens, but for the seed."""
-    found = {each.name: getattr(params, each.name) for each in fields(params) if each.name not in _NOT_SAMPLING}
-    grammar = params.grammar
-    if grammar is not None:
-        names = ("kind", "text", "any_whitespace")
-        found["grammar"] = {name: getattr(grammar, name) for name in names}
+    found = {name: getattr(params, name) for name in _NEUTRAL}
+    if grammar := params.grammar:
+        spaced = {"any_whitespace": True} if grammar.any_whitespace else {}
+        found["grammar"] = {"kind": grammar.kind, "text": grammar.text, **spaced}
     found["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
-    return {**found, "stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids)}
+    found |= {"stop": list(params.stop), "stop_token_ids": list(params.stop_token_ids)}
+    changing = {name: value for name, value in found.items() if value != _NEUTRAL[name]}
+    return {"max_tokens": params.max_tokens, "temperature": params.temperature, **changing}
 
 
 def request_digest(request: Request) -> str:
     """SHA-256, in hex, of what determines the answer of a request beside the model."""
     params = request.params
     asked = {"prompt_ids": list(request.prompt), "sampling": _sampling(params), "seed": params.seed}
-    return hashlib.sha256(_canonical(asked)).hexdigest()
+    return hashlib.sha256(canonical(asked)).hexdigest()
 
 
 def _versions(*packages: str) -> dict[str, str]:
@@ -305,25 +319,34 @@ def _versions(*packages: str) -> dict[str, str]:
     return found
 
 
-def _canonical(value: Any) -> bytes:
-    """JSON in one form."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+class FormatError(UsageError):
+    """A receipt of another format."""
+
+
+def _check_format(given: Any) -> None:
+    """FormatError unless receipts of that format are read here."""
+    if given != FORMAT:
+        raise FormatError(
+            f"The receipt is of format {shown(str(given))[1:-1]}, and this wager reads {FORMAT}, whose digests are of "
+            "other things.",
+            "Check it with the version of wager that its made_by names, or have it made again.",
+        )
 
 
 def _from_dict(values: Mapping[str, Any]) -> Receipt:
     """What MALFORMED lists, or UsageError, if a value is not as `Receipt.as_dict` writes it."""
     model, sampling, signature = dict(values["model"]), dict(values["sampling"]), values["signature"]
-    grammar = sampling["grammar"]
-    sampling["grammar"] = grammar and Grammar(
-        grammar["kind"], _text(grammar["text"]), any_whitespace=bool(grammar["any_whitespace"])
-    )
-    if grammar and grammar["kind"] == "tokens":
-        raise ValueError("its grammar holds the whole answer, so that every model gives it")
-    sampling["logit_bias"] = {int(token): bias for token, bias in sampling["logit_bias"].items()}
-    names = {each.name for each in fields(SamplingParams)} - _NOT_SAMPLING
-    if missing := names ^ sampling.keys():
-        raise ValueError(f"sampling lacks {min(missing)!r}, or has it and should not")
-    params = SamplingParams(**sampling, seed=values["seed"])
+    if unknown := sampling.keys() - {"max_tokens", "temperature", *_NEUTRAL}:
+        raise ValueError(f"sampling has {shown(min(unknown))}, which this wager does not know")
+    if grammar := sampling.get("grammar"):
+        if grammar["kind"] == "tokens":
+            raise ValueError("its grammar holds the whole answer, so that every model gives it")
+        spaced = bool(grammar.get("any_whitespace"))
+        sampling["grammar"] = Grammar(grammar["kind"], _text(grammar["text"]), any_whitespace=spaced)
+    sampling["logit_bias"] = {int(token): bias for token, bias in sampling.get("logit_bias", {}).items()}
+    least = {name: sampling.pop(name) for name in ("max_tokens", "temperature")}
+    seed = values["seed"] if values["seed"] is None else whole_number(_text(values["seed"]))
+    params = SamplingParams(**least, **sampling, seed=seed)
     if params.greedy != (params.seed is None):
         raise ValueError("a sampled answer has a seed, and a greedy one has none")
     if values["finish_reason"] not in ("stop", "length"):
@@ -381,8 +404,8 @@ def read_receipts(path: Path) -> list[Receipt]:
     holds none, or what is no receipt."""
     hint = "Give the file that --receipt wrote, or an answer with receipts."
     try:
-        value = json.loads(read_text(path, "receipt", hint))
-    except (ValueError, RecursionError) as error:
+        value = strict_json(read_text(path, "receipt", hint))
+    except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}.", hint) from None
     if isinstance(value, dict) and "receipts" in value:
         value = value["receipts"]
@@ -427,19 +450,47 @@ class Verification:
         return {"verified": self.verified, **{each.name: getattr(self, each.name) for each in fields(self)}}
 
 
+class _AnswerDrafter(Drafter):
+    """Guesses what a receipt says: `text` are the tokens of its prompt and answer, of which all that fit into a pass,
+    `depth`, are guessed at once."""
+
+    name = "receipt"
+
+    def __init__(self, depth: int) -> None:
+        self.default_depth = self.max_depth = depth
+        self.text: Sequence[int] = ()
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        """Nothing is kept."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft(request) for request in requests]
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        """Nothing is kept."""
+
+    def end(self, seq_id: str) -> None:
+        """Nothing is kept."""
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        guesses = self.text[request.position : request.position + request.depth]
+        return Draft.chain(request.seq_id, guesses, drafter=self.name, scores=[1.0] * len(guesses))
+
+
 class Verifier:
     """Checks receipts with one loaded model, set up as `first` was; others must have the same `setup`.
 
-    `config` names the model, threads and memory; `open_engine` loads it (arguments as of `load`). WagerError as there.
+    `config` names the model, threads and memory; `open_engine` loads it (arguments as of `load`). WagerError as there,
+    SetupError if the model cannot be set up so.
     """
 
     def __init__(
         self, first: Receipt, config: EngineConfig, *, open_engine: Callable[..., LoadedEngine] = load
     ) -> None:
-        self._oracle = ReferenceOracle({})
-        drafter = OracleDrafter(self._oracle, depth=config.capacity.max_rows)
-        options = {**first.setup, "drafter": "none", "policy": "fixed", "prefix_cache": False}
-        self.engine = open_engine(config.with_options(**options), drafter=drafter)
+        self._drafter = _AnswerDrafter(depth=config.capacity.max_rows)
+        drafting = {"drafter": "none", "policy": "fixed", "depth": None, "verify": "match"}
+        options = {**first.setup, **drafting, "prefix_cache": False}
+        self.engine = open_engine(config.with_options(**options), drafter=self._drafter)
         self._setup = first.setup
 
     def fits(self, receipt: Receipt) -> bool:
@@ -503,10 +554,10 @@ class Verifier:
         try:
             request = Request("receipt", receipt.prompt, params, first_choice=receipt.choice)
             engine.add(request)
-        except RequestError as error:
+        except (RequestError, UsageError) as error:  # the latter where grammars are not possible
             found.problems.append(f"The model cannot be asked this: {error.message}")
             return found
-        self._oracle.texts = {each: [*receipt.prompt, *claimed] for each in engine.scheduler.sequences}
+        self._drafter.text = (*receipt.prompt, *claimed)
         while engine.busy:
             for delta in engine.step():
                 found.take(delta.token_ids, delta.text)
@@ -565,3 +616,25 @@ class _ComputedAnswer:
 
     def _shown(self, token: int) -> str:
         return f"{token} ({self._tokenizer.decode([token], special=True)!r})"
+
+
+def verifications(
+    receipts: Iterable[Receipt],
+    config: EngineConfig,
+    *,
+    signed_by: str | None = None,
+    open_engine: Callable[..., LoadedEngine] = load,
+) -> Iterator[Verification]:
+    """Check receipts, in order, with the model of `config`, which is loaded anew where the next one needs another
+    setup; one that the model, or the memory, cannot be set up for is not verified. WagerError as Verifier."""
+    verifier: Verifier | None = None
+    for receipt in receipts:
+        try:
+            if verifier is None or not verifier.fits(receipt):
+                verifier = None  # two models need not be in memory
+                verifier = Verifier(receipt, config, open_engine=open_engine)
+            found = verifier.verify(receipt, signed_by=signed_by)
+        except (SetupError, MemoryPlanError) as error:
+            told = f"The model cannot be set up as the receipt says: {error.message}"
+            found = Verification((*receipt.problems_of_parts(signed_by), told), None, (), 0, 0.0)
+        yield found

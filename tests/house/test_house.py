@@ -139,6 +139,11 @@ def test_a_package_imports_what_stands_below_it() -> None:
         assert len(violations(name, ast.parse(code))) == 1, code
 
 
+def test_what_is_for_tests_is_used_where_texts_are_proven_alone() -> None:
+    using = {name for name, tree in trees().items() if "testing" in {each.partition(".")[0] for each in imports(tree)}}
+    assert {name for name in using if not name.startswith("testing")} == {"cli.prove"}
+
+
 def test_nothing_imports_in_a_circle() -> None:
     """Modules that import each other when they are imported, not in functions nor for types alone."""
     graph = {}

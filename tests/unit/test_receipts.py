@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizer_models import save_model
 
 from in_process import Call, refused
-from wager import EngineConfig, Grammar, Receipt, RequestError, SamplingParams, UsageError, Verification
+from wager import EngineConfig, Grammar, Receipt, RequestError, SamplingParams, UsageError, Verification, receipts
 from wager.kernels import _native
 from wager.kernels.cpu import ISAS
 from wager.loading.load import load
@@ -362,13 +362,18 @@ def test_answers_that_nobody_could_compute_again_have_no_receipt(tmp_path: Path,
 def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path: Path, wager: Call) -> None:
     [receipt] = answer(MODEL, [replace(SAMPLED, max_tokens=4)])
     good = receipt.as_dict()
-    grammar = {"kind": "regex", "text": "[5]", "any_whitespace": False}
+    grammar = {"kind": "regex", "text": "[5]"}
+    twice = json.dumps(good).replace('"seed": "7"', '"seed": "8", "seed": "7"')
     path = tmp_path / "r.json"
     for value, words in (
-        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        (twice, "an object has 'seed' twice"),
+        (json.dumps(good).replace("0.8", "NaN"), "NaN is no number"),
         ([], "holds no receipt"),
         ({"a": 1}, "holds no receipt"),
-        ({**good, "wager_receipt": 2}, "its format is 2"),
+        ({**good, "wager_receipt": 1}, "is of format 1, and this wager reads 2"),
+        ({**good, "wager_receipt": "x" * 90}, "is of format xxx"),
+        ({**good, "wager_receipt": True}, "is of format True"),
         ({**good, "more": 2}, "its part 'more' is not as this wager writes it"),
         ({**good, "more": []}, "its part 'more' is not as this wager writes it"),
         ({**good, "model": {**good["model"], "licence": "mine"}}, "its part 'model' is not as"),
@@ -383,11 +388,15 @@ def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path: Path, wager: Call
         ({**good, "signature": {"algorithm": "ed25519", "public_key": "00\n", "value": "00"}}, "is not in hex"),
         ({**good, "signature": {"algorithm": "none", "public_key": "00", "value": "00"}}, "its part 'signature'"),
         ({**good, "seed": None}, "a sampled answer has a seed"),
-        ({**good, "seed": -1}, "seed = -1"),
+        ({**good, "seed": "-1"}, "a sampled answer has a seed"),
+        ({**good, "seed": 7}, "'7' is no text"),
+        ({**good, "seed": "07"}, "its part 'seed'"),
+        ({**good, "seed": str(1 << 64)}, "seed = 18446744073709551616"),
         ({**good, "output_ids": []}, "token ids are missing"),
         ({**good, "output_ids": [1.5]}, "1.5"),
-        ({**good, "sampling": {}}, "grammar"),
-        ({**good, "sampling": {**good["sampling"], "more": 1}}, "sampling lacks 'more'"),
+        ({**good, "sampling": {}}, "'max_tokens' is missing"),
+        ({**good, "sampling": {**good["sampling"], "more": 1}}, "sampling has 'more', which this wager does not know"),
+        ({**good, "sampling": {**good["sampling"], "top_k": 0}}, "its part 'sampling'"),
         ({**good, "sampling": {**good["sampling"], "top_p": "x"}}, "top_p"),
         ({**good, "weights": None}, "is no receipt"),
         ({**good, "finish_reason": "abort"}, "ends with 'abort'"),
@@ -398,7 +407,7 @@ def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path: Path, wager: Call
         ({**good, "model": {**good["model"], "max_context": 1 << 40}}, "This is no receipt: max_context"),
         ({name: value for name, value in good.items() if name != "text"}, "'text' is missing"),
     ):
-        path.write_text(json.dumps(value) if value != "" else "{", encoding="utf-8")
+        path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
         refused(wager("verify", str(path), "--model", MODEL), words)
     both = [good, good]
     path.write_text(json.dumps({"receipts": both}), encoding="utf-8")
@@ -411,6 +420,54 @@ def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path: Path, wager: Call
     call = wager("verify", str(path), "--model", MODEL, "--threads", "1")
     assert call.code == 1 and "1 of 2 receipts are not verified" in call.err
     assert "Its part 'output_ids' was changed" in call.out and "Token 3 of the answer, from 0, is 3 (" in call.out
+
+
+def test_a_receipt_that_the_model_cannot_be_set_up_for_is_one_of_several(tmp_path: Path, wager: Call) -> None:
+    receipts = answer(MODEL, [GREEDY, SAMPLED])
+    [latents] = answer("random:deepseek:tiny", [GREEDY])
+    every = [
+        receipts[0],
+        changed(receipts[0], max_context=1 << 20),
+        changed(latents, kv_dtype="q8"),
+        changed(receipts[1], max_context=256),
+    ]
+    paths = [tmp_path / f"{at}.json" for at in range(len(every))]
+    for path, receipt in zip(paths, every, strict=True):
+        path.write_text(json.dumps(receipt.as_dict()), encoding="utf-8")
+
+    def lines(model: str) -> list[str]:
+        call = wager("verify", *map(str, paths), "--model", model, "--threads", "1")
+        assert call.code == 1
+        return list(call.out.splitlines())
+
+    found = lines(MODEL)
+    assert ["verified, not signed" in line for line in found] == [True, False, False, True]
+    assert "The model cannot be set up as the receipt says: max_context = 1048576 is more than" in found[1]
+    assert "The model's weights are not those of the receipt" in found[2]
+    found = lines("random:deepseek:tiny")
+    assert len(found) == 4 and "is not possible with latent attention" in found[2]
+    assert "The model's configuration is not that of the receipt." in found[3]
+    problems = every[1].verify(MODEL, threads=1).problems
+    assert len(problems) == 1 and "cannot be set up" in problems[0]
+
+
+def test_a_parameter_that_is_neutral_is_no_part_of_a_receipt() -> None:
+    known = {each.name for each in fields(SamplingParams)}
+    apart = {"max_tokens", "temperature", "seed", "logprobs", "n", "prediction"}
+    assert known == receipts._NEUTRAL.keys() | apart
+    [receipt] = answer(MODEL, [replace(SAMPLED, max_tokens=4)])
+    assert receipt.as_dict()["sampling"] == {"max_tokens": 4, "temperature": 0.8}
+
+
+def test_a_receipt_that_was_written_anew_by_another_program_is_the_same() -> None:
+    """JavaScript has one kind of number, and keeps no order."""
+    params = replace(SAMPLED, temperature=1.0, top_p=0.9, logit_bias={5: 2.0}, max_tokens=6, seed=(1 << 64) - 1)
+    [receipt] = answer(MODEL, [params])
+    text = json.dumps(receipt.as_dict(), sort_keys=True, indent=1)
+    assert '"temperature": 1.0' in text and '"5": 2.0' in text
+    text = text.replace('"temperature": 1.0', '"temperature": 1').replace('"5": 2.0', '"5": 2')
+    again = Receipt.from_dict(json.loads(text, parse_int=lambda digits: int(float(digits))))
+    assert verify(again).problems == ()
 
 
 # ---- two machines ----------------------------------------------------------------------------------------------------
@@ -430,8 +487,23 @@ def test_prove_compares_plain_answers_with_those_of_another_machine(tmp_path: Pa
     edited_json(there, lambda value: value["answers"][1]["token_ids"].__setitem__(5, 3))
     call = prove("-n", "8", "--against", str(there))
     assert call.code == 1 and "1 of 16 token ids differ against" in call.err and "token 5: there 3, here" in call.err
+    assert "please report this defect" in call.err
     refused(prove("-n", "9", "--against", str(there)), "has no answer to prompt", "the same options")
+    refused(prove("-n", "8", "--max-context", "512", "--against", str(there)), "set up otherwise: max context.")
+    edited_json(there, lambda value: value["model"].__setitem__("arithmetic", "0"))
+    call = prove("-n", "8", "--against", str(there))
+    assert call.code == 1 and "is of another arithmetic" in call.err and "please report" not in call.err
     edited_json(there, lambda value: value["model"].__setitem__("weights", "0"))
-    refused(prove("-n", "8", "--against", str(there)), "is of another model: weights")
-    there.write_text("{}")
-    refused(prove("--against", str(there)), "is no proof with plain answers")
+    refused(
+        prove("-n", "8", "--against", str(there)), "is of another model, or of one that is set up otherwise: weights."
+    )
+    edited_json(there, lambda value: value["model"].pop("format"))
+    refused(prove("-n", "8", "--against", str(there)), "is of another version of wager", "with this version")
+    for text, words in (
+        ("{}", "'card' is missing"),
+        ("[]", "is no proof"),
+        ("{", "is no proof"),
+        ('"card"', "is no proof"),
+    ):
+        there.write_text(text)
+        refused(prove("--against", str(there)), words, "Give the --json of `wager prove`")

@@ -131,6 +131,9 @@ def command(
     requests = {
         mode: to_requests(prompts, plain.tokenizer, framing=framing, params=each) for mode, each in modes.items()
     }
+    proof.model = _model_of(plain)
+    if other is not None:
+        other.check(proof.model, requests)
     seconds = sum(longest_seconds(plain, each, together=1, rows=_ROWS) for each in requests.values())
     tried = ", ".join(configs) or "nothing new"
     console.say(
@@ -140,7 +143,7 @@ def command(
         trials = Trials(plain, chosen, count_answers(update, "Proving", total))
         questions = [Questions(mode, each, trials.plain_answers(each)) for mode, each in requests.items()]
         proof.varieties = [variety_of(each.mode, each.plain.values()) for each in questions]
-        proof.note_plain(plain, questions)
+        proof.note_plain(questions)
         if other is not None:
             proof.compare(other, questions)
         for drafter, each in configs.items():
@@ -303,9 +306,27 @@ class Trials:
 # ---- another machine ------------------------------------------------------------------------------------------------
 
 
+def _model_of(engine: LoadedEngine) -> dict[str, Any]:
+    """What must be the same on another machine: the model, and how it is set up. And the arithmetic of its kernels."""
+    from wager.receipts import FORMAT
+
+    target = engine.target
+    return {
+        "format": FORMAT,
+        **target.digests.summary,
+        "kv_dtype": target.config.model.kv_dtype,
+        "max_context": target.opened.limits.context,
+        _ARITHMETIC: engine.kernels.arithmetic,
+    }
+
+
+_ARITHMETIC = "arithmetic"
+"""Machines may differ in it; then their answers may, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class OtherMachine:
-    """A proof that was made elsewhere: `name` says where, `model` are the digests of its model, and `answers` its plain
+    """A proof that was made elsewhere: `name` says where, `model` is what its `_model_of` was, and `answers` its plain
     answers, each with the digest of its request, by mode and prompt."""
 
     name: str
@@ -314,45 +335,65 @@ class OtherMachine:
 
     @classmethod
     def read(cls, path: Path) -> OtherMachine:
-        """From the file of --json. UsageError if it is none, or one of an older wager."""
+        """From the file of --json. UsageError if it is none, or one of another version of wager."""
+        from wager.receipts import FORMAT
+
         hint = "Give the --json of `wager prove` on the other machine."
         try:
             value = json.loads(read_text(path, "proof", hint))
             card, found = value["card"], {}
+            machine = card["machine"]
+            name = f"{machine['cpu'] or machine['architecture']}, {card['kernels']['name']} kernels"
+            model = dict(value.get("model", {}))
+            if model.get("format") != FORMAT:
+                raise UsageError(
+                    f"The proof {path} is of another version of wager, whose digests are of other things.",
+                    "Prove the same prompts there with this version.",
+                )
             for each in value["answers"]:
                 tokens, reason = as_token_ids(each["token_ids"]), each["finish_reason"]
                 stats = Stats(prompt_tokens=0, completion_tokens=len(tokens), seed=0)
                 answer = Completion(str(each["prompt"]), 0, tokens, "", reason, stats)
                 found[str(each["mode"]), answer.request_id] = str(each["asked"]), answer
-            machine = card["machine"]
-            name = f"{machine['cpu'] or machine['architecture']}, {card['kernels']['name']} kernels"
-            return cls(name, dict(value["model"]), found)
+            return cls(name, model, found)
         except MALFORMED as error:
-            raise UsageError(f"{path} is no proof with plain answers: {error}.", hint) from None
+            cause = f"{error} is missing or wrong" if isinstance(error, LookupError) else str(error)
+            raise UsageError(f"{path} is no proof with plain answers: {cause}.", hint) from None
 
-    def compare(self, model: Mapping[str, Any], questions: Sequence[Questions]) -> list[TokenComparison]:
-        """Its plain answers with those here. UsageError if they are of another model, other prompts or parameters."""
+    def check(self, model: Mapping[str, Any], requests: Mapping[str, Sequence[Request]]) -> None:
+        """UsageError if it is of another model, other prompts or parameters than these, by their modes."""
         from wager.receipts import request_digest
 
-        differing = [name for name in model if model[name] != self.model.get(name)]
+        differing = [name for name in model if name != _ARITHMETIC and model[name] != self.model.get(name)]
         if differing:
             names = ", ".join(name.replace("_", " ") for name in differing)
-            raise UsageError(f"The proof of {self.name} is of another model: {names}.", "Prove the same model there.")
-        trials = []
-        for each in questions:
-            theirs: dict[str, Completion] = {}
-            for request in each.requests:
-                asked, answer = self.answers.get((each.mode, request.id), ("", None))
-                if answer is None or asked != request_digest(request):
+            raise UsageError(
+                f"The proof of {self.name} is of another model, or of one that is set up otherwise: {names}.",
+                "Prove the same model with the same options there.",
+            )
+        if self.model.get(_ARITHMETIC) != model[_ARITHMETIC]:
+            console.warn(f"The proof of {self.name} is of another arithmetic: answers may differ in near ties.")
+        for mode, asked in requests.items():
+            for request in asked:
+                if self.answers.get((mode, request.id), ("",))[0] != request_digest(request):
                     raise UsageError(
-                        f"The proof of {self.name} has no answer to prompt {request.id}, {each.mode}, as it is asked "
-                        "here.",
+                        f"The proof of {self.name} has no answer to prompt {request.id}, {mode}, as it is asked here.",
                         "Prove the same prompts with the same options there.",
                     )
-                theirs[request.id] = answer
-            condition = Condition(f"against {self.name}", concurrency=1)
-            trials.append(compare_answers(theirs, each.plain, mode=each.mode, drafter="none", condition=condition))
-        return trials
+
+    def compare(self, questions: Sequence[Questions]) -> list[TokenComparison]:
+        """Its plain answers with those here, which were checked to be to the same questions."""
+        condition = Condition(f"against {self.name}", concurrency=1)
+        return [
+            compare_answers(
+                {request.id: self.answers[each.mode, request.id][1] for request in each.requests},
+                each.plain,
+                mode=each.mode,
+                drafter="none",
+                condition=condition,
+            )
+            for each in questions
+        ]
 
 
 # ---- the report -----------------------------------------------------------------------------------------------------
@@ -427,17 +468,17 @@ class Proof:
     model: Mapping[str, Any] = field(default_factory=dict)
     answers: list[dict[str, Any]] = field(default_factory=list)
     against: list[TokenComparison] = field(default_factory=list)
+    one_arithmetic: bool = True
+    """Whether the other machine's kernels are to give the same bits."""
 
     def __post_init__(self) -> None:
         names = dict.fromkeys(trial.drafter for trial in self.trials)
         self.drafters = [summed_up([trial for trial in self.trials if trial.drafter == name]) for name in names]
 
-    def note_plain(self, engine: LoadedEngine, questions: Sequence[Questions]) -> None:
-        """What another machine's proof is compared with: the model, and the plain answers."""
+    def note_plain(self, questions: Sequence[Questions]) -> None:
+        """The plain answers, which another machine's proof is compared with."""
         from wager.receipts import request_digest
 
-        config = engine.target.config.model
-        self.model = {**engine.target.digests.summary, "kv_dtype": config.kv_dtype}
         self.answers = [
             {
                 "mode": each.mode,
@@ -451,8 +492,9 @@ class Proof:
         ]
 
     def compare(self, other: OtherMachine, questions: Sequence[Questions]) -> None:
-        """Compare the plain answers with those of another machine; see OtherMachine.compare."""
-        self.against = other.compare(self.model, questions)
+        """Compare the plain answers with those of another machine."""
+        self.against = other.compare(questions)
+        self.one_arithmetic = other.model.get(_ARITHMETIC) == self.model[_ARITHMETIC]
         tokens, differing = (sum(getattr(each, name) for each in self.against) for name in ("tokens", "differing"))
         console.say(f"Against {other.name}: {tokens} token ids, {differing} differ.")
 
@@ -501,7 +543,7 @@ class Proof:
             console.warn(f"{warning} Give other prompts, or a model whose texts vary.")
         for trial in self.against:
             if trial.first is not None:
-                raise _other_machine_error(trial, trial.first)
+                raise _other_machine_error(trial, trial.first, one_arithmetic=self.one_arithmetic)
         summary = self.summary
         if summary["differing"] or summary["finish_reasons_differing"]:
             raise _difference_error(self.trials, summary)
@@ -527,7 +569,7 @@ class Proof:
         console.table("By drafter", columns, lines, to_stdout=to_stdout, caption=caption)
 
 
-def _other_machine_error(trial: TokenComparison, first: Difference) -> WagerError:
+def _other_machine_error(trial: TokenComparison, first: Difference, *, one_arithmetic: bool) -> WagerError:
     """The error for plain answers that are not those of another machine."""
     place = f"token {first.position}: there {first.plain}, here {first.speculative}"
     if first.plain is None and first.speculative is None:
@@ -535,7 +577,9 @@ def _other_machine_error(trial: TokenComparison, first: Difference) -> WagerErro
     return WagerError(
         f"{trial.differing} of {trial.tokens} token ids differ {trial.condition}; first {trial.mode}, prompt "
         f"{first.prompt}, {place}.",
-        "Kernels of different arithmetic differ in their last bits (docs/receipts.md).",
+        "Kernels of one arithmetic give the same bits: please report this defect in wager with both files."
+        if one_arithmetic
+        else "Kernels of different arithmetic differ in their last bits (docs/receipts.md).",
     )
 
 

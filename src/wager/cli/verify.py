@@ -34,17 +34,13 @@ def command(*, files: tuple[Path, ...], key_path: Path | None, config: EngineCon
     and context are those of the receipt. Exits with 1 if one is not verified, and says why.
     """
     from wager.cli.loading import open_engine
-    from wager.receipts import Verifier, read_public_key, read_receipts
+    from wager.receipts import read_public_key, read_receipts, verifications
 
     signed_by = read_public_key(key_path) if key_path else None
     receipts = [(path, receipt) for path in files for receipt in read_receipts(path)]
+    every = verifications((each for _, each in receipts), config, signed_by=signed_by, open_engine=open_engine)
     found: list[tuple[Path, Receipt, Verification]] = []
-    verifier: Verifier | None = None
-    for path, receipt in receipts:
-        if verifier is None or not verifier.fits(receipt):
-            verifier = None  # two models need not be in memory
-            verifier = Verifier(receipt, config, open_engine=open_engine)
-        checked = verifier.verify(receipt, signed_by=signed_by)
+    for (path, receipt), checked in zip(receipts, every, strict=True):
         found.append((path, receipt, checked))
         if json_path != console.STDOUT:
             click.echo(_line(path, receipt, checked))

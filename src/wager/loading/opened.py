@@ -20,7 +20,7 @@ from wager.arch.spec import ModelSpec
 from wager.config import CapacityConfig, EngineConfig
 from wager.draft.vocabulary import check_same_vocabulary, vocabulary_difference
 from wager.drafter_spec import parse_layers
-from wager.errors import TokenizerError, UsageError, WagerError
+from wager.errors import SetupError, TokenizerError, UsageError, WagerError
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.blocks import BLOCK_FORMATS
 from wager.kernels.cpu import Kernels
@@ -255,7 +255,7 @@ def open_target(config: EngineConfig) -> OpenedModel:
     path, weights, tokenizer = open_model(config.model.model, chat_template=config.model.chat_template)
     context = weights.spec.context if capacity.max_context is None else capacity.max_context
     if context > weights.spec.context:
-        raise UsageError(
+        raise SetupError(
             f"max_context = {context} is more than the model's {weights.spec.context} positions.",
             "Leave it out to use all of them.",
         )

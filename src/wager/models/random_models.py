@@ -24,6 +24,7 @@ from tokenizers.models import BPE
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Gqa
 from wager.arch.spec import ModelSpec
+from wager.elementary import exp
 from wager.errors import ModelError
 from wager.kernels.arrays import FLOAT32, Array, DType
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, FOUR_BIT_FLOATS, QuantisedMatrix
@@ -84,7 +85,7 @@ class RandomWeights:
         elif name == "norm.weight":
             noise = np.sign(noise)  # a tied head would else repeat the input: its embedding is in the residual stream
         elif name.endswith(".rates.weight"):
-            noise = -np.exp(1.5 * noise - 2.5)  # states fade over one to a hundred rows
+            noise = -exp(1.5 * noise - 2.5).astype(np.float32)  # states fade over one to a hundred rows
         elif noise.ndim == 1:
             noise = 0.1 * noise + 1.0
         noise *= self.scale(name)

@@ -16,7 +16,7 @@ import numpy as np
 
 from wager.arch.layers import Absent, DeltaNet, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
 from wager.arch.spec import Layer, ModelSpec
-from wager.errors import ModelError, UsageError
+from wager.errors import ModelError, SetupError, UsageError
 from wager.kernels.arrays import INT32, Array, DType, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.blocks import Matrix, QuantisedMatrix, stack
@@ -673,9 +673,9 @@ _MOST_OUTPUTS = 256
 
 
 def refuse_int8_latents(kv_dtype: KVDtype) -> None:
-    """UsageError if a latent cache is to hold int8."""
+    """SetupError if a latent cache is to hold int8."""
     if kv_dtype != "bf16":
-        raise UsageError(
+        raise SetupError(
             f"kv_dtype = {kv_dtype!r} is not possible with latent attention, whose cache is small already.",
             "Leave out --kv-dtype for this model.",
         )
