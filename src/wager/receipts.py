@@ -230,6 +230,8 @@ class Receipt:
             raise UsageError(f"This is no receipt: {error.message}", error.hint) from None
         except MALFORMED as error:
             cause = f"{error} is missing or wrong" if isinstance(error, LookupError) else str(error)
+            if isinstance(error, AttributeError):  # of what should be an object
+                cause = "a part of it is of another type"
             raise UsageError(f"This is no receipt: {cause}.", "Give the file that --receipt wrote.") from None
         return receipt
 
@@ -400,22 +402,35 @@ def _texts(value: Any) -> dict[str, str]:
 
 
 def read_receipts(path: Path) -> list[Receipt]:
-    """The receipts in a file: one, a list of them, or an answer of `wager serve` with its `receipts`. UsageError if it
-    holds none, or what is no receipt."""
+    """The receipts in a file: one, a list of them, or an answer of `wager serve` with its `receipts`, whole or as its
+    stream of events came. UsageError if it holds none, or what is no receipt."""
     hint = "Give the file that --receipt wrote, or an answer with receipts."
+    text = read_text(path, "receipt", hint).removeprefix("\ufeff")
     try:
-        value = strict_json(read_text(path, "receipt", hint))
-    except ValueError as error:
+        if text.startswith(("data:", "event:")):
+            events = [strict_json(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
+            values = [each for event in events for each in _held_by(event)]
+        else:
+            value = strict_json(text)
+            values = value if isinstance(value, list) else _held_by(value)
+    except MALFORMED as error:
         raise UsageError(f"{path} is not JSON: {error}.", hint) from None
-    if isinstance(value, dict) and "receipts" in value:
-        value = value["receipts"]
-    values = value if isinstance(value, list) else [value]
     if not values or not all(isinstance(each, dict) and "wager_receipt" in each for each in values):
         raise UsageError(f"{path} holds no receipt.", hint)
     try:
         return [Receipt.from_dict(each) for each in values]
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}", error.hint) from None
+
+
+def _held_by(value: Any) -> list[Any]:
+    """A receipt itself; or those of an answer, or of an event, which may hold the answer."""
+    if not isinstance(value, dict):
+        return []
+    if "wager_receipt" in value:
+        return [value]
+    found = value.get("receipts") or _held_by(value.get("response"))
+    return found if isinstance(found, list) else []
 
 
 def check_rule(rule: VerifyRule) -> None:

@@ -41,12 +41,15 @@ def test_every_choice_of_an_answer_has_a_receipt(server: Running, tmp_path: Path
     verified(found)
 
 
-def test_a_stream_ends_with_its_receipts(server: Running) -> None:
+def test_a_stream_ends_with_its_receipts(server: Running, tmp_path: Path) -> None:
     body = {"prompt": [[5, 6, 7], [8, 9]], "max_tokens": 12, "temperature": 1, "receipts": True, "stream": True}
-    events = [line[6:] for line in server.post(COMPLETIONS, body).text.splitlines() if line.startswith("data: ")]
+    path = tmp_path / "stream"
+    path.write_text(server.post(COMPLETIONS, body).text, encoding="utf-8")
+    events = [line[6:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("data: ")]
     assert events[-1] == "[DONE]"
     last = json.loads(events[-2])
-    receipts = [Receipt.from_dict(each) for each in last["receipts"]]
+    receipts = read_receipts(path)
+    assert receipts == [Receipt.from_dict(each) for each in last["receipts"]]
     assert last["choices"] == [] and [receipt.prompt for receipt in receipts] == [(5, 6, 7), (8, 9)]
     chunks = [json.loads(event) for event in events[:-2]]
     for index, receipt in enumerate(receipts):
@@ -69,8 +72,10 @@ def test_responses_and_messages_have_receipts_too(server: Running, tmp_path: Pat
         path.write_text(answer.text, encoding="utf-8")
         [receipt] = read_receipts(path)
         assert receipt.model == NAME
-        last = events_of(server.post(kind, {**body, "stream": True}).text)[-1 if kind == RESPONSES else -2]
+        path.write_text(server.post(kind, {**body, "stream": True}).text, encoding="utf-8")
+        last = events_of(path.read_text(encoding="utf-8"))[-1 if kind == RESPONSES else -2]
         [streamed] = (last["response"] if kind == RESPONSES else last)["receipts"]
+        assert read_receipts(path) == [Receipt.from_dict(streamed)]
         if "seed" in body:
             assert Receipt.from_dict(streamed).output == receipt.output
         assert "receipts" not in server.post(kind, {**body, "receipts": False}).json()

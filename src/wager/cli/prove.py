@@ -29,7 +29,7 @@ from wager.bench.comparison import (
 from wager.cli.measuring import card_of, count_answers, duration, longest_seconds, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.errors import MALFORMED, RequestError, UsageError, WagerError
-from wager.inputs import read_text
+from wager.inputs import read_text, shown
 from wager.prompts import Prompt
 from wager.terminal import console, flags
 from wager.testing.drafters import PROOF_DRAFTERS, ReferenceOracle
@@ -343,7 +343,7 @@ class OtherMachine:
             value = json.loads(read_text(path, "proof", hint))
             card, found = value["card"], {}
             machine = card["machine"]
-            name = f"{machine['cpu'] or machine['architecture']}, {card['kernels']['name']} kernels"
+            name = shown(f"{machine['cpu'] or machine['architecture']}, {card['kernels']['name']} kernels", length=100)
             model = dict(value.get("model", {}))
             if model.get("format") != FORMAT:
                 raise UsageError(
@@ -571,7 +571,8 @@ class Proof:
 
 def _other_machine_error(trial: TokenComparison, first: Difference, *, one_arithmetic: bool) -> WagerError:
     """The error for plain answers that are not those of another machine."""
-    place = f"token {first.position}: there {first.plain}, here {first.speculative}"
+    there, here = ("none" if token is None else token for token in (first.plain, first.speculative))
+    place = f"token {first.position}: there {there}, here {here}"
     if first.plain is None and first.speculative is None:
         place = f"its end: there {first.plain_finish_reason}, here {first.finish_reason}"
     return WagerError(
