@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,62 @@ def test_a_part_that_was_changed_is_named_whether_or_not_it_changes_the_answer()
         assert (
             f"Its part '{name}' was changed after it was made." in verifier.verify(replace(receipt, **values)).problems
         )
+
+
+def other_params(receipt: Receipt) -> Iterator[SamplingParams]:
+    """One parameter after the other is another one: some change this answer, others would change another."""
+    params, output, text = receipt.params, receipt.output, receipt.text
+    vocab = range(512)
+    absent = next(token for token in vocab if token not in output)
+    numbers: dict[str, Sequence[Any]] = {
+        "max_tokens": (1, len(output) - 1, len(output), len(output) + 1, 1 << 40),
+        "min_tokens": (0, 1, len(output) - 1, len(output), len(output) + 1),
+        "temperature": (0.0, 1e-5, 0.3, params.temperature * 1.0001, 2.0),
+        "top_k": (0, 1, 2, 100),
+        "top_p": (1.0, 0.99, 0.5),
+        "min_p": (0.0, 0.01, 0.5),
+        "repetition_penalty": (1.0, 1.0001, 1.5),
+        "presence_penalty": (0.0, -1.0, 1.0),
+        "frequency_penalty": (0.0, 1e-4, 2.0),
+        "seed": (0, 8, (1 << 64) - 1),
+        "ignore_eos": (True, False),
+        "stop": ((), (text[3:5],), (text[-2:],), ("\x00\x00",)),
+        "stop_token_ids": ((), (output[len(output) // 2],), (output[-1],), (absent,)),
+        "logit_bias": ({}, {output[-1]: -100}, {output[-1]: 0.001}, {absent: 100}, {absent: -100}),
+        "grammar": (None, Grammar.regex("[a-f]{3,9}"), Grammar.regex("[a-z]*"), Grammar.regex("(.|\\n)*")),
+    }
+    for name, values in numbers.items():
+        for value in values:
+            with suppress(UsageError):  # two that exclude each other
+                changed = replace(params, **{name: value})
+                yield replace(changed, seed=None if changed.greedy else changed.seed or 0)
+
+
+def test_a_receipt_with_other_parameters_is_verified_where_they_give_the_same_answer() -> None:
+    """Of every parameter: what is claimed is true of a plain answer, or it is not verified."""
+    given = [
+        replace(SAMPLED, max_tokens=12),
+        replace(GREEDY, max_tokens=12),
+        replace(SAMPLED, max_tokens=60, stop_token_ids=tuple(range(90, 120)), min_tokens=5),
+        replace(SAMPLED, max_tokens=60, stop=("a", "e", "1")),
+        replace(SAMPLED, max_tokens=20, grammar=Grammar.regex("[a-f]{3,9}")),
+    ]
+    plain = load(EngineConfig.from_options(model=MODEL, threads=1, drafter="none", cache_tokens=2048, max_context=1024))
+    verifier: Verifier | None = None
+    outcomes: set[bool] = set()
+    for receipt in answer(MODEL, given, max_context=1024):
+        verifier = verifier or Verifier(receipt, EngineConfig.from_options(model=MODEL, threads=1, cache_tokens=2048))
+        for params in other_params(receipt):
+            for choice in (0, 1) if params == receipt.params else (0,):
+                claim = changed(receipt, params=params, choice=choice)
+                [found] = plain.generate([Request("plain", receipt.prompt, params, first_choice=choice)])
+                same = (found.token_ids, found.text, found.finish_reason) == (
+                    *(receipt.output, receipt.text, receipt.finish_reason),
+                )
+                checked = verifier.verify(Receipt.from_dict(json.loads(json.dumps(claim.as_dict()))))
+                assert checked.verified == same, (params, choice, checked.problems)
+                outcomes.add(same)
+    assert outcomes == {True, False}
 
 
 def edited_tensor(folder: Path, name: str) -> None:
