@@ -5,7 +5,6 @@ Slots and blocks are checked here, because the C++ functions take them unchecked
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 from collections.abc import Sequence
 from typing import Any
@@ -138,6 +137,10 @@ class JoinedCache:
 
 def _resident(start: int, nbytes: int) -> int:
     """Bytes of the pages from `start` on that are in memory; all where the system does not say."""
+    try:
+        import ctypes
+    except ImportError:  # a Python that was built without libffi
+        return nbytes
     mincore = getattr(ctypes.CDLL(None), "mincore", None)
     pages = np.zeros(-(-nbytes // mmap.PAGESIZE), np.uint8)
     if mincore is None or mincore(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), ctypes.c_void_p(address(pages))):
