@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -25,10 +24,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from debian_python import TRIPLETS, CannotUnpackError, unpack
+
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "build" / "arm"
 UNAVAILABLE = 77
-TRIPLET = "aarch64-linux-gnu"
+TRIPLET = TRIPLETS["arm64"]
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 PROCESSORS = {"max": ("i8mm", "neon", "portable"), "neoverse-n1": ("neon", "portable")}
@@ -60,10 +61,14 @@ def main() -> int:
     parser.add_argument("--only", choices=PROCESSORS, help="one processor")
     parser.add_argument("--model", default="SmolLM2-135M-Instruct", help="whose greedy tokens are compared")
     options = parser.parse_args(arguments)
-    lacking = [name for name in (f"{TRIPLET}-g++", "qemu-aarch64", "apt-get", "dpkg-deb") if shutil.which(name) is None]
+    lacking = [name for name in (f"{TRIPLET}-g++", "qemu-aarch64") if shutil.which(name) is None]
     if lacking:
         raise unavailable(f"there is no {' and no '.join(lacking)}")
-    python, packages = give_python(), give_packages()
+    try:
+        python = unpack(HOME, VERSION, architecture="arm64")
+    except CannotUnpackError as error:
+        raise unavailable(str(error)) from None
+    packages = give_packages()
     extension = build(python)
     own = greedy([sys.executable], os.environ, options.model)
     failed = False
@@ -106,39 +111,6 @@ def run(command: Sequence[str], *, setting_up: bool = False, **options: object) 
 def greedy(command: Sequence[str], environment: Mapping[str, str], model: str) -> list[int]:
     found: list[int] = json.loads(run([*command, "-c", GREEDY, model, "2"], cwd=ROOT, env=environment).splitlines()[-1])
     return found
-
-
-def give_python() -> Path:
-    """The path of a Python of this version for ARM, unpacked with what it needs from the distribution's packages."""
-    system = HOME / "system"
-    python = system / "usr" / "bin" / f"python{VERSION}"
-    if (HOME / "system.complete").exists():
-        return python
-    state, archives = HOME / "apt", HOME / "archives"
-    for folder in (state / "lists" / "partial", state / "cache" / "archives" / "partial", archives, system):
-        folder.mkdir(parents=True, exist_ok=True)
-    (state / "status").touch()
-    # A package index of its own: that of the system, and which architectures it knows, stay as they are.
-    places = {
-        "State": state,
-        "State::lists": state / "lists",
-        "State::status": state / "status",
-        "Cache": state / "cache",
-    }
-    apt = [option for name, path in places.items() for option in ("-o", f"Dir::{name}={path}")]
-    apt += ["-o", "APT::Architecture=arm64", "-o", "APT::Architectures=arm64", "-o", "APT::Sandbox::User=root"]
-    run(["apt-get", *apt, "-qq", "update"], setting_up=True, stderr=subprocess.DEVNULL)
-    only = [f"--no-{kind}" for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
-    wanted = [f"python{VERSION}", "libstdc++6", f"libpython{VERSION}-dev"]
-    needed = run(["apt-cache", *apt, "depends", "--recurse", *only, *wanted[:2]], setting_up=True)
-    names = {line for line in needed.splitlines() if re.fullmatch(r"[a-z0-9][a-z0-9.+:-]+", line)} | {*wanted}
-    run(["apt-get", *apt, "-qq", "download", *sorted(names)], setting_up=True, cwd=archives)
-    for archive in archives.glob("*.deb"):
-        run(["dpkg-deb", "-x", str(archive), str(system)])
-    if not python.exists():
-        raise unavailable(f"the distribution has no Python {VERSION} for ARM")
-    (HOME / "system.complete").touch()
-    return python
 
 
 def give_packages() -> Path:

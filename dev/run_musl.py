@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -41,7 +42,7 @@ def main() -> int:
         python = give_python(give_library())
     except CannotUnpackError as error:
         raise unavailable(str(error)) from None
-    packages = give_packages(options.wheel)
+    packages = give_packages(options.wheel, python)
     found = greedy([str(python)], {**os.environ, "PYTHONPATH": str(packages)}, options.model)
     own = greedy([sys.executable], os.environ, options.model)
     print(f"{len(own)} greedy tokens {'equal' if found == own else f'differ: {found} {own}'}")
@@ -77,30 +78,63 @@ def give_python(library: Path) -> Path:
     with tarfile.open(archive) as files:
         files.extractall(source, filter="data")
     [folder] = source.iterdir()
-    tools = HOME / "tools"
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(tools), ZIGLANG], check=True)
-    zig = wrapper(tools / "ziglang" / "zig", "cc", "-target", "x86_64-linux-musl", "-mcpu=baseline", folder=tools)
+    # What the headers of the system's own C library seem to offer; binascii would take its checksums from zlib.
+    local = "*static*\nbinascii binascii.c\n*disabled*\n_ctypes\n_lzma\n_uuid\nnis\nzlib\n"
+    (folder / "Modules" / "Setup.local").write_text(local, encoding="utf-8")
     system = "x86_64-linux-musl"  # of both machines: programs for it run here
     configure = ["./configure", f"--prefix={prefix}", f"--build={system}", f"--host={system}", "--without-ensurepip"]
-    settings = {"CC": zig, "CFLAGS": "-O2 -fno-sanitize=undefined -Wno-date-time", "LDFLAGS": f"-dynamic -Wl,--dynamic-linker,{library}"}
+    # All variables of the C library that zig links with have one address: a program must not copy them.
+    flags = "-O2 -fno-sanitize=undefined -Wno-date-time -fno-direct-access-external-data"
+    settings = {"CC": compiler("cc"), "CFLAGS": flags, "LDFLAGS": f"-dynamic -Wl,--dynamic-linker,{library}"}
     for command in ([*configure, "--disable-test-modules"], ["make", "-j2"], ["make", "install"]):
         with (HOME / "log").open("a") as log:
             subprocess.run(command, check=True, cwd=folder, env={**os.environ, **settings}, stdout=log, stderr=log)
     return python
 
 
-def give_packages(wheel: Path) -> Path:
-    """The folder of a wheel and of wager's requirements, for musl."""
+def compiler(language: str) -> str:
+    """A program that compiles C (cc) or C++ (c++) for musl."""
+    tools = HOME / "tools"
+    if not (tools / "ziglang").exists():
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(tools), ZIGLANG]
+        subprocess.run(pip, check=True)
+    command = (language, "-target", "x86_64-linux-musl", "-mcpu=baseline")
+    return wrapper(tools / "ziglang" / "zig", *command, folder=tools)
+
+
+def give_packages(wheel: Path, python: Path) -> Path:
+    """The folder of a wheel and of wager's requirements, for musl. What PyPI has no wheels of is compiled (ml_dtypes),
+    or left out (llguidance, which grammars need)."""
     folder = HOME / "packages"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     platforms = [part for minor in (1, 2) for part in ("--platform", f"musllinux_1_{minor}_x86_64")]
     pip = [sys.executable, "-m", "pip", "install", "-q", "--upgrade", "--target", str(folder), "--only-binary=:all:"]
     constraints = ["--python-version", VERSION, "-c", str(ROOT / "constraints.txt")]
     if not (HOME / "packages.complete").exists():
-        subprocess.run([*pip, *platforms, *constraints, *project["dependencies"]], check=True)
+        requirements = [each for each in project["dependencies"] if not each.startswith(("ml_dtypes", "llguidance"))]
+        subprocess.run([*pip, *platforms, *constraints, *requirements], check=True)
+        compile_ml_dtypes(folder, python)
         (HOME / "packages.complete").touch()
     subprocess.run([*pip, *platforms, "--python-version", VERSION, "--no-deps", str(wheel)], check=True)
     return folder
+
+
+def compile_ml_dtypes(packages: Path, python: Path) -> None:
+    """The package ml_dtypes from its sources, with numpy's headers."""
+    archives = HOME / "sdist"
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary=:all:", "-d", str(archives)]
+    subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), "ml_dtypes"], check=True)
+    [archive] = archives.glob("ml_dtypes-*.tar.gz")
+    with tarfile.open(archive) as files:
+        files.extractall(archives, filter="data")
+    source = archives / archive.name.removesuffix(".tar.gz")
+    shutil.copytree(source / "ml_dtypes", packages / "ml_dtypes", dirs_exist_ok=True)
+    headers = (python.parents[1] / "include" / python.name, packages / "numpy" / "_core" / "include")
+    include = [f"-I{path}" for path in (*headers, source, source / "third_party" / "eigen")]
+    flags = ["-O2", "-fno-sanitize=undefined", "-shared", "-fPIC", "-dynamic", "-std=c++17"]
+    made = packages / "ml_dtypes" / "_ml_dtypes_ext.so"
+    files_ = sorted(map(str, (source / "ml_dtypes" / "_src").glob("*.cc")))
+    subprocess.run([compiler("c++"), *flags, *include, *files_, "-o", str(made)], check=True)
 
 
 if __name__ == "__main__":

