@@ -117,6 +117,8 @@ def calls(draw: st.DrawFn, known: Mapping[str, Described]) -> Call:
         for name in FEW_TOKENS if path.endswith("chat/completions") else FEW_TOKENS[::2]:
             if name in value or (name == "max_tokens") != path.endswith("responses"):
                 value[name] = 5
+        if draw(st.booleans()):  # a field of wager's own, and what it adds to answers
+            value["receipts"] = True
     for name in ("n", "best_of"):
         if isinstance(value.get(name), int):
             value[name] = 1 + value[name] % 3
