@@ -408,7 +408,7 @@ def test_a_key_is_asked_for_and_used(browser: Any, tmp_path: Path) -> None:
             visit.wait_for_text("key-problem", sentence)
         visit.write_over("#prompt", "Hello")
         visit.page.locator("#send").press("Enter")
-        visit.wait_for_text("problem", "The API key is missing or unknown.")
+        visit.wait_for_text("problem", "The API key is not known.")
         visit.write_over("#key", "correct-horse-battery-staple")
         visit.page.locator("#key").press("Enter")
         visit.wait_for_text("status", "live")

@@ -278,8 +278,25 @@ def test_errors_of_messages_have_their_own_form() -> None:
             value = found.json()
             assert (found.status_code, value["type"], value["error"]["type"]) == (status, "error", kind)
             assert value["request_id"] == found.headers["x-request-id"]
+            assert ("'max_tokens' is missing" in value["error"]["message"]) == (status == 400)
         body = {"messages": MESSAGES, "max_tokens": 4}
         assert server.post(ANTHROPIC, body, headers={"x-api-key": KEYS[0]}).status_code == 200
+
+
+def test_a_result_that_no_call_asked_for_is_refused(server: Running) -> None:
+    result = {"type": "tool_result", "tool_use_id": "toolu_9", "content": "rain"}
+    output = {"type": "function_call_output", "call_id": "call_9", "output": "rain"}
+    call = {"type": "function_call", "call_id": "call_9", "name": "weather", "arguments": "{}"}
+    asked = {"role": "user", "content": TEXT}
+    for path, body, param, named in (
+        (ANTHROPIC, {"messages": [*MESSAGES, {"role": "user", "content": [result]}], "max_tokens": 4}, None, "toolu_9"),
+        (RESPONSES, {"input": [asked, output]}, "input", "call_9"),
+        (RESPONSES, {"input": [asked, output, call]}, "input", "call_9"),
+    ):
+        refused = server.post(path, body)
+        error = refused.json()["error"]
+        assert (refused.status_code, error.get("param")) == (400, param) and named in error["message"]
+    assert server.post(RESPONSES, {"input": [asked, call, output], "max_output_tokens": 4}).status_code == 200
 
 
 def test_a_stream_that_cannot_go_on_ends_with_an_error_of_its_api() -> None:

@@ -48,7 +48,10 @@ def fields(server: Running) -> list[Response]:
 
 
 def key(server: Running) -> list[Response]:
-    return [post(server, SHORT, headers={"authorization": given}) for given in ("", "Bearer x")]
+    said = {"": "is missing", "Bearer": "is missing", "Bearer x": "is not known", KEY: "does not begin with Bearer"}
+    found = [post(server, SHORT, headers={"authorization": given}) for given in said]
+    assert all(text in error["error"]["message"] for text, (_, error, _) in zip(said.values(), found, strict=True))
+    return found
 
 
 def figures(server: Running) -> list[Response]:
@@ -59,8 +62,17 @@ def figures(server: Running) -> list[Response]:
 
 def other_method(server: Running) -> list[Response]:
     found = raw(server, b"GET " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\n\r\n")
-    assert found[2]["allow"] == "post"
+    assert found[2]["allow"] == "post" and "Send POST." in found[1]["error"]["message"]
     return [found]
+
+
+def nowhere(server: Running) -> list[Response]:
+    """Another model, and what base URLs lead to that have no /v1, or one too many."""
+    found = [post(server, SHORT, path) for path in ("/chat/completions", "/v1/v1/chat/completions", f"{CHAT}/")]
+    assert all("/v1/chat/completions is meant" in error["error"]["message"] for _, error, _ in found)
+    other = post(server, {**SHORT, "model": "other"})
+    assert other[1]["error"]["code"] == "model_not_found"
+    return [*found, other, post(server, SHORT, "/api/chat")]
 
 
 def late(server: Running) -> list[Response]:
@@ -127,7 +139,7 @@ CAUSES: dict[str, Callable[[Running], list[Response]]] = {
     "400": fields,
     "401": key,
     "403": figures,
-    "404": lambda server: [post(server, {**SHORT, "model": "other"}), post(server, SHORT, "/nothing")],
+    "404": nowhere,
     "405": other_method,
     "408": late,
     "413": too_long,
@@ -187,10 +199,28 @@ def function(**fields: Any) -> list[dict[str, Any]]:
 
 
 TOO_LONG, UNKNOWN, UNSUPPORTED = "context_length_exceeded", "unknown_parameter", "unsupported_parameter"
+TYPE, BELOW, ABOVE = "invalid_type", "integer_below_min_value", "integer_above_max_value"
+CALL: Any = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLS: Any = {"role": "assistant", "content": None}
+RESULT: Any = {"role": "tool", "tool_call_id": "c", "content": "rain"}
 
 REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
-    ({"messages": None}, "messages", None, ("messages",)),
-    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", None, ("role",)),
+    ({"messages": None}, "messages", TYPE, ("'messages'", "it is null, and must be a list")),
+    ({"messages": "Hello"}, "messages", TYPE, ('it is "Hello", and must be a list',)),
+    ({"messages": ["Hello"]}, "messages", TYPE, ("'messages.0'", "must be an object")),
+    ({"messages": []}, "messages", "empty_array", ("it is empty",)),
+    ({"messages": [{"content": "x"}]}, "messages", "missing_required_parameter", ("'messages.0.role' is missing",)),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "invalid_value", ("role", "'user'", "wizard")),
+    ({"messages": user(5)}, "messages", TYPE, ("it is 5, and must be a string or a list",)),
+    ({"messages": user(None)}, "messages", None, ("Message 0 of role 'user' has no content",)),
+    ({"messages": [*MESSAGES, RESULT]}, "messages", None, ("Message 1", "tool_call_id 'c'")),
+    (
+        {"messages": [*MESSAGES, {**CALLS, "tool_calls": [CALL]}, {**RESULT, "tool_call_id": "d"}]},
+        "messages",
+        None,
+        ("'d'",),
+    ),
+    ({"messages": [*MESSAGES, {"role": "tool", "content": "rain"}]}, "messages", None, ("no tool_call_id",)),
     (
         {"messages": [*MESSAGES, *user(PICTURE)]},
         "messages",
@@ -211,23 +241,24 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"guided_json": "{"}, "guided_json", None, ("JSON",)),
     ({"min_tokens": 9}, "min_tokens", None, ("max_tokens",)),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", None, ("streamed",)),
-    ({"temperature": 3}, "temperature", None, ()),
-    ({"temperature": 10**400}, "temperature", None, ()),
-    ({"n": 65}, "n", None, ("64",)),
-    ({"max_tokens": 0}, "max_tokens", None, ()),
+    ({"temperature": 3}, "temperature", "decimal_above_max_value", ("it is 3, and must be at most 2",)),
+    ({"temperature": 10**400}, "temperature", TYPE, ("401 characters",)),
+    ({"n": 65}, "n", ABOVE, ("it is 65, and must be at most 64",)),
+    ({"n": "two"}, "n", TYPE, ('it is "two", and must be an integer',)),
+    ({"max_tokens": -1}, "max_tokens", BELOW, ("it is -1, and must be at least 1",)),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", None, ("differ",)),
     ({"seed": 10**4000}, "seed", None, ("64 bits",)),
-    ({"stop": ["x"] * 17}, "stop", None, ("16",)),
+    ({"stop": ["x"] * 17}, "stop", "array_above_max_length", ("17 items", "16")),
     ({"stop": [""]}, "stop", None, ("empty",)),
-    ({"stop_token_ids": [None] * 50_000}, "stop_token_ids", None, ()),
+    ({"stop_token_ids": [None] * 50_000}, "stop_token_ids", TYPE, ()),
     ({"logit_bias": {"a": 1}}, "logit_bias", None, ("'a'",)),
     ({"logit_bias": {"1": 101}}, "logit_bias", None, ("100",)),
     ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", None, ("9" * 80,)),
     ({"logit_bias": {str(token): 1 for token in range(10_000)}}, "logit_bias", None, ("token 512",)),
     ({"top_logprobs": 2}, "top_logprobs", None, ("logprobs",)),
     ({"speculation": "on"}, "speculation", None, ('it is "off", or an object of drafter, depth and weight',)),
-    ({"speculation": {"depth": -1}}, "speculation", None, ("depth",)),
-    ({"speculation": {"weight": 1e300}}, "speculation", None, ("weight",)),
+    ({"speculation": {"depth": -1}}, "speculation", BELOW, ("depth",)),
+    ({"speculation": {"weight": 1e300}}, "speculation", "decimal_above_max_value", ("weight",)),
     ({"speculation": {"drafter": "eagle3"}}, "speculation", None, ("'eagle3'", "has ngram", '"speculation": "off"')),
     ({"prediction": {"type": "content", "content": LONG_TEXT}}, "prediction", None, ()),
     ({"response_format": {"type": "json_schema"}}, "response_format", None, ()),

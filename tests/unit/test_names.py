@@ -174,6 +174,30 @@ def test_a_short_name_is_fetched_listed_and_deleted(server: Hub, wager: Call, tm
     refused(wager("rm", str(tmp_path)), "is a path", code=1)
 
 
+def test_doctor_lists_models_of_the_hub_and_leaves_them_as_they_are(server: Hub, wager: Call, tmp_path: Path) -> None:
+    """Directories, files that are no models, halves, and a snapshot whose blob is gone."""
+    server.repositories = {**server.repositories, "org/gone": QWEN}
+    for name in ("org/name", "qwen3:0.6b", "org/gone"):
+        assert wager("pull", name).code == 0
+    hub.find("org/gone").resolve().unlink()  # type: ignore[union-attr]
+    server.repositories["org/half"], server.cut = PART, 300_000
+    assert wager("pull", "org/half").code == 1
+    server.cut, server.requested = None, []
+
+    def files() -> dict[Path, tuple[int, int]]:
+        found = {path: path.lstat() for path in (tmp_path / "hf").rglob("*")}
+        return {path: (status.st_size, status.st_mtime_ns) for path, status in found.items()}
+
+    before = files()
+    report, text = wager("doctor", "--json", "-"), wager("doctor")
+    assert (report.code, text.code, files(), server.requested) == (0, 0, before, [])
+    here = {model["name"]: model for model in json.loads(report.out)["models"]["here"]}
+    assert {*here} == {"org/name", "qwen3:0.6b", "org/half"}
+    assert [here["org/name"][key] for key in ("error", "weights")] == [None, None] and here["org/name"]["bytes"] > 2**20
+    assert here["org/half"]["error"] == "org/half is here in part: `wager pull` goes on."
+    assert "qwen3:0.6b (0 MB)" in text.out and here["org/half"]["error"] in text.out
+
+
 def test_all_parts_of_a_split_file_are_fetched_listed_and_deleted(server: Hub, wager: Call, tmp_path: Path) -> None:
     bodies = {name: name.encode() * 99 for name in (*FOLDER, "a-q8_0.gguf")}
     server.repositories = {"org/split": bodies}

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -260,11 +260,24 @@ async def _refuse(http: Request, error: Exception) -> Response:
 
 async def _refuse_http(http: Request, error: Exception) -> Response:
     error = cast(HTTPException, error)
-    message = {404: f"There is nothing at {http.scope['path'][:200]}.", 405: f"{http.method} is not possible here."}
-    refusal = ApiError(error.status_code, message.get(error.status_code, str(error.detail)))
-    response = error_response(refusal, http.scope)
+    path = http.scope["path"][:200]
+    message, hint = str(error.detail), ""
+    if error.status_code == 404:
+        message, hint = f"There is nothing at {path}.", _near(path, {route.path for route in http.app.routes})
+    elif error.status_code == 405:
+        message, hint = f"{http.method} is not possible at {path}.", f"Send {(error.headers or {})['Allow']}."
+    response = error_response(ApiError(error.status_code, message, hint), http.scope)
     response.headers.update(error.headers or {})  # of 405: what is possible
     return response
+
+
+def _near(path: str, paths: Iterable[str]) -> str:
+    """Which path is meant. Most often a client's base URL has no /v1, or one too many."""
+    last = re.sub(r"/{2,}", "/", path.rstrip("/")).removeprefix("/v1").removeprefix("/v1")
+    for meant in (f"/v1{last}", last):
+        if meant in paths:
+            return f"{meant} is meant: base URLs end with /v1 for OpenAI's API, and without it for Anthropic's."
+    return "OpenAI's API begins at /v1, Anthropic's is /v1/messages; /openapi.json has all paths."
 
 
 # ---- keys, ids and the log of requests
@@ -365,7 +378,7 @@ class AccessMiddleware:
             scope["state"]["tenant"] = caller.tenant if caller else NO_TENANT
             scope["state"]["key_name"] = caller.name if caller else ""
             scope["state"]["is_operator"] = caller is not None and caller.is_operator
-            if refusal := self._refusal(scope, caller):
+            if refusal := self._refusal(scope, caller, authorization):
                 await error_response(refusal, scope)(scope, receive, send_with_id)
             else:
                 await self.app(scope, receive, send_with_id)
@@ -383,14 +396,16 @@ class AccessMiddleware:
             _log_end(scope, status, time.perf_counter() - begin)
 
     @staticmethod
-    def _refusal(scope: Scope, caller: Caller | None) -> ApiError | None:
-        """Why a caller may not ask for this path, if so."""
+    def _refusal(scope: Scope, caller: Caller | None, authorization: str | None) -> ApiError | None:
+        """Why a caller who sent that header may not ask for this path, if so."""
         if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return None
         if caller is None:
-            return ApiError(
-                401, "The API key is missing or unknown.", "Send Authorization: Bearer KEY, or x-api-key: KEY."
-            )
+            scheme, _, key = (authorization or "").partition(" ")
+            message = "The API key is not known." if key else "The API key is missing."
+            if scheme and scheme.lower() != "bearer":
+                message = "The Authorization header does not begin with Bearer."
+            return ApiError(401, message, "Send Authorization: Bearer KEY, or x-api-key: KEY.")
         return None
 
 

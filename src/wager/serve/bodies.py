@@ -277,7 +277,9 @@ class CompletionBody(SamplingFields):
 
 def _named_kind(kind: Any) -> Any:
     if isinstance(kind, str) and kind != "text":
-        raise PydanticCustomError("part", "{kind} is no text, and nothing else is read", {"kind": repr(kind[:40])})
+        raise PydanticCustomError(
+            "part", "{kind} is no text, and this model reads nothing else", {"kind": repr(kind[:40])}
+        )
     return kind
 
 
@@ -428,12 +430,42 @@ def _distance(error: Any) -> tuple[int, bool]:
     return len(error["loc"]) + (error["type"] == _UNKNOWN), not error["type"].endswith("_type")
 
 
+_TYPES: Mapping[str, str] = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+"""What a field must be, by pydantic's word for the error."""
+
+_BOUNDS: Mapping[str, str] = {
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "above {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "{expected}",
+}
+"""What a value must be, by pydantic's words for error and bound."""
+
+_CODES: Mapping[str, str] = {
+    **dict.fromkeys(_TYPES, "invalid_type"),
+    **dict.fromkeys(("greater_than_equal", "greater_than"), "{number}_below_min_value"),
+    "less_than_equal": "{number}_above_max_value",
+    "literal_error": "invalid_value",
+    "missing": "missing_required_parameter",
+    "too_short": "empty_array",
+    "too_long": "array_above_max_length",
+}
+"""OpenAI's codes, by pydantic's word for the error."""
+
+
 def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
-    errors = error.errors(include_url=False, include_input=False)
+    errors = error.errors(include_url=False)
     of_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
     first = max(of_field, key=_distance)
-    place = [str(part) for part in first["loc"]]
-    place[1:] = [part for part in place[1:] if not _UNION.fullmatch(part)]
+    place = _place(first)
     if first["type"] == _UNKNOWN:
         place.append(str(first["ctx"]["name"]))
     field = ".".join(place)[:200] or "body"
@@ -443,7 +475,47 @@ def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
         hint = f"Is it {near[0]!r}?" if near else "Leave it out."
         message = f"The field {field!r} is not supported."
         return field_error(param, message, hint, code="unknown_parameter")
-    return field_error(param, f"The field {field!r} is not possible: {first['msg']}.")
+    bound = next(iter(first.get("ctx", {}).values()), None)
+    number = "decimal" if isinstance(bound, float) else "integer"
+    code = _CODES.get(first["type"], "").format(number=number) or None
+    if first["type"] == "missing":
+        return field_error(param, f"The field {field!r} is missing.", code=code)
+    types = [_TYPES[each["type"]] for each in of_field if each["type"] in _TYPES and _place(each) == place]
+    why = _why(first, types)
+    return field_error(param, f"The field {field!r} is not possible: {why}.", code=code)
+
+
+def _place(error: Any) -> list[str]:
+    """The path of the field at fault, without pydantic's names of alternatives."""
+    first, *others = [str(part) for part in error["loc"]] or [""]
+    return [first, *(part for part in others if not _UNION.fullmatch(part))] if first else []
+
+
+def _why(error: Any, types: Sequence[str]) -> str:
+    """What is wrong with a value; `types`: what it could be, if its type is wrong."""
+    kind, value = error["type"], error["input"]
+    if kind in _TYPES:
+        return f"it is {_described(value)}, and must be {' or '.join(dict.fromkeys(types))}"
+    if kind in _BOUNDS:
+        return f"it is {_described(value)}, and must be {_BOUNDS[kind].format(**error['ctx'])}"
+    if kind == "too_short":
+        return "it is empty"
+    if kind == "too_long":
+        return f"it has {len(value)} items, and at most {error['ctx']['max_length']} are possible"
+    return str(error["msg"])
+
+
+_LONGEST_SHOWN = 40
+"""Characters of a value that a refusal repeats."""
+
+
+def _described(value: Any) -> str:
+    """A short value as JSON, any other by its type."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = json.dumps(value, ensure_ascii=False)
+    kind = "string" if isinstance(value, str) else "number"
+    return text if len(text) <= _LONGEST_SHOWN else f"a {kind} of {len(text)} characters"
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------

@@ -14,13 +14,6 @@ from starlette.types import Scope
 from wager.errors import ClosedError, WagerError
 from wager.types import Completion, OutputDelta
 
-_TYPES: Mapping[int, str] = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    **dict.fromkeys((400, 405, 408, 413, 415, 431), "invalid_request_error"),
-}
-
 _LONGEST = 2000
 """Characters of a message: what is quoted in it may be long."""
 
@@ -74,7 +67,8 @@ def error_message(error: WagerError) -> str:
 def error_body(error: WagerError) -> dict[str, object]:
     """The JSON of an error."""
     message = error_message(error)
-    kind = _TYPES.get(error.status, "server_error")
+    kind = "rate_limit_error" if error.status == 429 else "invalid_request_error"
+    kind = "server_error" if error.status >= 500 else kind
     param, code = (error.param, error.code) if isinstance(error, ApiError) else (None, None)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 

@@ -29,9 +29,7 @@ class ErrorFields(AnswerFields):
     """`param` is the field at fault, `code` a word for the cause."""
 
     message: str
-    type: Literal[
-        "invalid_request_error", "authentication_error", "not_found_error", "rate_limit_error", "server_error"
-    ]
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
     param: str | None
     code: str | None
 

@@ -236,6 +236,7 @@ class BodyParser:
         """A body of /v1/chat/completions."""
         left_out: list[str] = []
         body = parse(ChatBody, raw, None if self.model.strict else left_out)
+        check_turns(body.messages)
         head = answer_head("chat.completion", request_id, check_model(body.model, self.model.names))
         return self.conversation(body, head, left_out)
 
@@ -289,6 +290,7 @@ class BodyParser:
             raise not_kept(before)
         with _named_as(ResponsesBody):
             chat, turns = responses.as_chat(body, json.loads(earlier[before]) if before else (), left_out)
+            check_turns(chat.messages)
             parsed = self._fitting(chat, body, {"id": name, "model": name}, left_out)
         form = ResponseForm(
             id=responses.new_response_id(),
@@ -332,6 +334,7 @@ class BodyParser:
         name = check_model(body.model, self.model.names)
         with _named_as(MessagesBody):
             chat = messages.as_chat(body, left_out)
+            check_turns(chat.messages)
             parsed = self.conversation(chat, {"id": f"msg_{request_id}", "model": name}, left_out or [])
         form = MessageForm(id=f"msg_{uuid.uuid4().hex[:24]}", model=name, calls=parsed.calls)
         return replace(parsed, kind=MessagesBody, blocks=form)
@@ -738,6 +741,21 @@ def _cut_behind(parts: Sequence[TextPart], content: str) -> list[TextPart]:
         if end <= 0:
             break
     return found
+
+
+def check_turns(messages: Sequence[ChatMessage]) -> None:
+    """ApiError for a message without content, and for the result of a tool that nobody called, which OpenAI's and
+    Anthropic's servers refuse too."""
+    called: set[str] = set()
+    for number, message in enumerate(messages):
+        called.update(str(call.get("id")) for call in message.tool_calls or ())
+        if message.content is None and message.role != "assistant":
+            what = f"Message {number} of role {message.role!r} has no content."
+            raise field_error("messages", what, "Send a text.")
+        if message.role == "tool" and (message.tool_call_id or "") not in called:
+            given = f"tool_call_id {message.tool_call_id[:80]!r}" if message.tool_call_id else "no tool_call_id"
+            what = f"Message {number} is the result of a tool, with {given}; no message before it has that call."
+            raise field_error("messages", what, "Send the assistant's message with its tool_calls too.")
 
 
 def template_message(message: ChatMessage, form: ToolFormat | None) -> dict[str, Any]:
