@@ -283,6 +283,13 @@ def test_errors_of_messages_have_their_own_form() -> None:
         assert server.post(ANTHROPIC, body, headers={"x-api-key": KEYS[0]}).status_code == 200
 
 
+def test_what_belongs_to_the_other_api_is_told_so(server: Running) -> None:
+    assert "/v1/chat/completions" in server.post(RESPONSES, {"messages": MESSAGES}).json()["error"]["message"]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": PLACE}}]
+    refused = server.post(ANTHROPIC, {"messages": MESSAGES, "max_tokens": 4, "tools": tools})
+    assert refused.status_code == 400 and "input_schema" in refused.json()["error"]["message"]
+
+
 def test_a_result_that_no_call_asked_for_is_refused(server: Running) -> None:
     result = {"type": "tool_result", "tool_use_id": "toolu_9", "content": "rain"}
     output = {"type": "function_call_output", "call_id": "call_9", "output": "rain"}

@@ -212,8 +212,8 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
     ({"messages": [{"content": "x"}]}, "messages", "missing_required_parameter", ("'messages.0.role' is missing",)),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "invalid_value", ("role", "'user'", "wizard")),
     ({"messages": user(5)}, "messages", TYPE, ("it is 5, and must be a string or a list",)),
-    ({"messages": user(None)}, "messages", None, ("Message 0 of role 'user' has no content",)),
-    ({"messages": [*MESSAGES, RESULT]}, "messages", None, ("Message 1", "tool_call_id 'c'")),
+    ({"messages": user(None)}, "messages", None, ("A message of role 'user' has no content",)),
+    ({"messages": [*MESSAGES, RESULT]}, "messages", None, ("for the call 'c'",)),
     (
         {"messages": [*MESSAGES, {**CALLS, "tool_calls": [CALL]}, {**RESULT, "tool_call_id": "d"}]},
         "messages",
@@ -279,7 +279,7 @@ REFUSED_COMPLETIONS: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]
     ({"max_tokens": 0}, "max_tokens", None, ()),
     ({"echo": True, "logprobs": 1, "stream": True}, "echo", None, ("streamed",)),
     ({"best_of": 2}, "best_of", UNSUPPORTED, ()),
-    ({"prompt": [1] * 50_000}, "prompt", TOO_LONG, ("50000 prompt tokens",)),
+    ({"prompt": [1] * 50_000}, "prompt", TOO_LONG, ("The request has 50000 prompt tokens", "prompt is too long")),
     ({"prompt": [[1]] * 65}, "prompt", None, ("65 prompts",)),
 ]
 
@@ -295,6 +295,15 @@ def test_a_field_that_cannot_be_honoured_is_refused_by_name(server: Running) -> 
             assert (response.status_code, error["type"]) == (400, "invalid_request_error"), error
             assert (error["param"], error["code"]) == (param, code), error
             assert all(word in error["message"] for word in words) and len(error["message"]) < 2500, error
+
+
+def test_a_body_of_another_path_is_told_where_it_belongs(server: Running) -> None:
+    for path, body, told in (
+        (CHAT, {"prompt": "x"}, "A prompt belongs to /v1/completions"),
+        ("/v1/completions", {"messages": MESSAGES}, "Messages belong to /v1/chat/completions"),
+    ):
+        status, answer, _ = post(server, body, path)
+        assert status == 400 and told in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("place", ["body", "message", "bias"])

@@ -88,7 +88,7 @@ def test_what_cannot_fit_is_refused_before_it_is_rendered() -> None:
     for messages, words in (
         ([user("a")] * 70_000, "There are 70000 messages; the context holds 8192 tokens."),
         ([user("a" * 300_000)] * 4, "The text of 'messages' has 1200000 characters;"),
-        ([user("a" * 20_000)], "prompt tokens; the context holds 8192"),
+        ([user("a" * 20_000)], "maximum context length is 8192 tokens"),
     ):
         with pytest.raises(ApiError, match=words) as refused:
             parser.chat(json.dumps({"messages": messages}).encode(), "x")

@@ -187,4 +187,4 @@ def test_the_command_refuses_its_prompt_before_it_loads_the_model(
     monkeypatch.setattr(OpenedModel, "load", None)
     flags = ["--model", "random:llama:tiny", "--threads", "1", "--max-tokens", "1", "--max-context", "10"]
     assert main(["run", "hello", *flags]) == 1
-    assert "prompt tokens; the context holds 10" in capfd.readouterr().err
+    assert "maximum context length is 10" in capfd.readouterr().err

@@ -13,8 +13,8 @@ def check_length(request: Request, *, max_context: int, num_blocks: int) -> None
     need = min(prompt_tokens + request.params.max_tokens, max_context)
     if prompt_tokens >= max_context:
         raise RequestError(
-            f"Request {request.id!r} has {prompt_tokens} prompt tokens; the context holds "
-            f"{max_context}, at least one of them for the answer.",
+            f"Request {request.id!r} has {prompt_tokens} prompt tokens: the prompt is too long, as this model's "
+            f"maximum context length is {max_context} tokens, at least one of them for the answer.",  # read by clients
             "Shorten the prompt, or raise --max-context if the model allows it.",
             field="prompt",
         )

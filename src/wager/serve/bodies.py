@@ -390,7 +390,7 @@ def read_fields(kind: type[B], values: dict[str, Any], left_out: list[str] | Non
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        refusal = _refusal(error, kind)
+        refusal = _refusal(error, kind, values)
         unknown = [str(each["loc"][-1]) for each in error.errors() if each["type"] == "extra_forbidden"]
         if left_out is None or not unknown or any(each["type"] == _UNKNOWN for each in error.errors()):
             raise refusal from None
@@ -400,7 +400,7 @@ def read_fields(kind: type[B], values: dict[str, Any], left_out: list[str] | Non
     try:
         return kind.model_validate(values, extra="ignore")
     except ValidationError as error:
-        raise _refusal(error, kind) from None
+        raise _refusal(error, kind, values) from None
 
 
 _MOST_NAMED = 5
@@ -461,7 +461,14 @@ _CODES: Mapping[str, str] = {
 """OpenAI's codes, by pydantic's word for the error."""
 
 
-def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
+_ELSEWHERE: Mapping[tuple[str, ...], str] = {
+    ("messages", "prompt"): "A prompt belongs to /v1/completions.",
+    ("prompt", "messages"): "Messages belong to /v1/chat/completions.",
+}
+"""What is said of a field that is missing, by it and what is there in its place."""
+
+
+def _refusal(error: ValidationError, kind: type[BaseModel], values: Mapping[str, Any]) -> ApiError:
     errors = error.errors(include_url=False)
     of_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
     first = max(of_field, key=_distance)
@@ -479,7 +486,8 @@ def _refusal(error: ValidationError, kind: type[BaseModel]) -> ApiError:
     number = "decimal" if isinstance(bound, float) else "integer"
     code = _CODES.get(first["type"], "").format(number=number) or None
     if first["type"] == "missing":
-        return field_error(param, f"The field {field!r} is missing.", code=code)
+        hint = _ELSEWHERE.get((field, *(name for name in ("prompt", "messages") if name in values)), "")
+        return field_error(param, f"The field {field!r} is missing.", hint, code=code)
     types = [_TYPES[each["type"]] for each in of_field if each["type"] in _TYPES and _place(each) == place]
     why = _why(first, types)
     return field_error(param, f"The field {field!r} is not possible: {why}.", code=code)

@@ -225,7 +225,9 @@ class BodyLimits:
         if it says that it is not JSON, 503 if all bodies together are too many bytes."""
         kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
-            raise ApiError(415, f"The body is {kind[:80]!r}.", "Send application/json.")
+            raise ApiError(
+                415, f"The body is said to be {kind[:80]!r}.", "Send the header Content-Type: application/json."
+            )
         length = request.headers.get("content-length", "")
         tenant = request.state.tenant
         self._check(int(length) if length.isdigit() else 0, tenant)

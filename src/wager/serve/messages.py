@@ -133,6 +133,9 @@ def _tools(given: Sequence[Mapping[str, Any]], left_out: list[str] | None) -> li
         if tool.get("type", "custom") in ("custom", None):
             function = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key) is not None}
             found.append({"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {}}})
+        elif tool.get("type") == "function":
+            hint = 'Here a tool is {"name": ..., "description": ..., "input_schema": ...}.'
+            raise field_error("tools", f"tools.{number} has the form of OpenAI's API.", hint)
         elif left_out is None:
             message = f"tools.{number} of type {str(tool.get('type'))[:40]!r} is not possible."
             raise field_error("tools", message, "Leave it out: tools with an input_schema are called here.")

@@ -165,7 +165,8 @@ class ParsedRequest:
         longest = max(map(len, self.prompts))
         code = _TOO_LONG if error.field == "prompt" and longest >= max_context else None
         param = name if name in self.kind.model_fields else None
-        return ApiError(error.status, error.message, hint, param=param, code=code)
+        message = error.message.replace(f"Request {self.head['id']!r}", "The request")
+        return ApiError(error.status, message, hint, param=param, code=code)
 
 
 def check_model(name: str | None, served: Sequence[str]) -> str:
@@ -747,15 +748,18 @@ def check_turns(messages: Sequence[ChatMessage]) -> None:
     """ApiError for a message without content, and for the result of a tool that nobody called, which OpenAI's and
     Anthropic's servers refuse too."""
     called: set[str] = set()
-    for number, message in enumerate(messages):
+    for message in messages:
         called.update(str(call.get("id")) for call in message.tool_calls or ())
         if message.content is None and message.role != "assistant":
-            what = f"Message {number} of role {message.role!r} has no content."
-            raise field_error("messages", what, "Send a text.")
-        if message.role == "tool" and (message.tool_call_id or "") not in called:
-            given = f"tool_call_id {message.tool_call_id[:80]!r}" if message.tool_call_id else "no tool_call_id"
-            what = f"Message {number} is the result of a tool, with {given}; no message before it has that call."
-            raise field_error("messages", what, "Send the assistant's message with its tool_calls too.")
+            raise field_error("messages", f"A message of role {message.role!r} has no content.", "Send a text.")
+        if message.role != "tool":
+            continue
+        given = message.tool_call_id
+        if given is None:
+            raise field_error("messages", "The result of a tool has no tool_call_id.", "Send the id of its call.")
+        if given not in called:
+            what = f"The result of a tool is for the call {given[:80]!r}, which no message before it has."
+            raise field_error("messages", what, "Send the assistant's message with that call too.")
 
 
 def template_message(message: ChatMessage, form: ToolFormat | None) -> dict[str, Any]:

@@ -153,7 +153,9 @@ def as_chat(
     hold for this answer alone."""
     turns = [*map(dict, earlier), *read_items(body.input or [])]
     if not turns:
-        raise field_error("input", "There is no input.", "Send a text, or items.")
+        raise field_error(
+            "input", "There is no input.", "Send a text, or items; messages belong to /v1/chat/completions."
+        )
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
     values: dict[str, Any] = {
         "messages": [*system, *turns],
