@@ -282,7 +282,7 @@ def test_the_values_for_kubernetes_have_keys_of_the_chart() -> None:
 
 
 def test_the_files_of_a_deployment_start_a_server_that_there_is() -> None:
-    """The unit was read by `systemd-analyze verify` by hand; images are not built here."""
+    """The image, compose and the proxies were run by hand; docs/deploy.md says how."""
     folder = ROOT / "examples" / "deploy"
     unit = (folder / "wager.service").read_text("utf-8")
     [start] = re.findall(r"^ExecStart=(?:\S*/)?(wager .*)$", unit, re.MULTILINE)
@@ -303,6 +303,9 @@ def test_the_files_of_a_deployment_start_a_server_that_there_is() -> None:
     for call in (start, shlex.join(["wager", *json.loads(command)]), shlex.join(["wager", *service["command"]])):
         check(re.sub(r"(?<=-key-file )\S+", "/dev/null", call))
     assert "proxy_buffering off;" in (folder / "nginx.conf").read_text("utf-8")
+    for proxy in ("nginx.conf", "Caddyfile"):
+        closed = re.findall(r"(?:location|path) .*(/metrics|/live)", (folder / proxy).read_text("utf-8"))
+        assert closed, f"{proxy} shows the figures of all callers to everybody"
 
 
 @pytest.mark.vllm
