@@ -279,6 +279,9 @@ def test_errors_of_messages_have_their_own_form() -> None:
             assert (found.status_code, value["type"], value["error"]["type"]) == (status, "error", kind)
             assert value["request_id"] == found.headers["x-request-id"]
             assert ("'max_tokens' is missing" in value["error"]["message"]) == (status == 400)
+        headers = {"x-api-key": KEYS[0], "anthropic-version": "2023-06-01"}
+        lost = server.post("/messages", {}, headers=headers).json()
+        assert lost["error"]["type"] == "not_found_error" and "Is /v1/messages meant?" in lost["error"]["message"]
         body = {"messages": MESSAGES, "max_tokens": 4}
         assert server.post(ANTHROPIC, body, headers={"x-api-key": KEYS[0]}).status_code == 200
 

@@ -69,7 +69,7 @@ def other_method(server: Running) -> list[Response]:
 def nowhere(server: Running) -> list[Response]:
     """Another model, and what base URLs lead to that have no /v1, or one too many."""
     found = [post(server, SHORT, path) for path in ("/chat/completions", "/v1/v1/chat/completions", f"{CHAT}/")]
-    assert all("/v1/chat/completions is meant" in error["error"]["message"] for _, error, _ in found)
+    assert all("Is /v1/chat/completions meant?" in error["error"]["message"] for _, error, _ in found)
     other = post(server, {**SHORT, "model": "other"})
     assert other[1]["error"]["code"] == "model_not_found"
     return [*found, other, post(server, SHORT, "/api/chat")]

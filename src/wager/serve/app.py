@@ -272,11 +272,11 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
 
 
 def _near(path: str, paths: Iterable[str]) -> str:
-    """Which path is meant. Most often a client's base URL has no /v1, or one too many."""
+    """Which path is meant: a base URL has no /v1, or one too many, or a slash stands at the end."""
     last = re.sub(r"/{2,}", "/", path.rstrip("/")).removeprefix("/v1").removeprefix("/v1")
     for meant in (f"/v1{last}", last):
         if meant in paths:
-            return f"{meant} is meant: base URLs end with /v1 for OpenAI's API, and without it for Anthropic's."
+            return f"Is {meant} meant? Then add or remove /v1 in the client's base URL."
     return "OpenAI's API begins at /v1, Anthropic's is /v1/messages; /openapi.json has all paths."
 
 

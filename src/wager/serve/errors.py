@@ -1,5 +1,6 @@
 """Errors as OpenAI's API gives them: {"error": {"message", "type", "param", "code"}}; `code` is a word or null. Below
-/v1/messages they are as Anthropic's gives them: {"type": "error", "error": {"type", "message"}}.
+/v1/messages, and to Anthropic's clients, they are as that API gives them: {"type": "error", "error": {"type",
+"message"}}.
 """
 
 from __future__ import annotations
@@ -93,8 +94,14 @@ def messages_error(error: WagerError, request_id: str | None = None) -> dict[str
     return {"type": "error", "error": reason, "request_id": request_id}
 
 
+def _asks_in_anthropics_words(scope: Scope) -> bool:
+    path: str = scope["path"]
+    of_client = any(name == b"anthropic-version" for name, _ in scope["headers"])  # also where the path is wrong
+    return of_client or path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
 def error_response(error: WagerError, scope: Scope | None = None) -> Response:
-    """The answer with an error to the request of `scope`, in the form of its path."""
+    """The answer with an error to the request of `scope`, in the form of its path or its client."""
     headers = {}
     if isinstance(error, ApiError) and error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
@@ -102,8 +109,7 @@ def error_response(error: WagerError, scope: Scope | None = None) -> Response:
         headers["retry-after"] = "30"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    path = scope["path"] if scope else ""
-    if scope and (path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")):
+    if scope and _asks_in_anthropics_words(scope):
         body = messages_error(error, scope.get("state", {}).get("request_id"))
     else:
         body = error_body(error)
