@@ -157,12 +157,14 @@ const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : no
 
 function outcome(answer, stats, end) {
   const tokens = total(answer.counts);
-  const guessed = [...answer.counts].filter(([name]) => name).map(([name, count]) => `${number(count)} by ${name}`);
+  const guessed = [...answer.counts].filter(([name]) => name);
+  const one = guessed.length === 1 ? ` by ${guessed[0][0]}` : "";
+  const each = one ? "" : guessed.map(([name, count]) => `${number(count)} by ${name}`).join(", ");
   return [
     `${plural(tokens, "token")} in ${plural(stats.rounds, "pass")}${end === "length" ? ", cut off" : ""}`,
     `τ ${number(stats.mean_acceptance_length, 2)}`,
     `${number(tokens / (stats.prefill_s + stats.decode_s))} tokens/s`,
-    `${number(stats.accepted)} of ${number(stats.drafted)} guesses accepted${guessed.length ? `: ${guessed.join(", ")}` : ""}`,
+    `${number(stats.accepted)} of ${number(stats.drafted)} guesses${one} accepted${each && `: ${each}`}`,
     `seed ${stats.seed}`,
   ].join(" · ");
 }
