@@ -20,7 +20,9 @@ def plan(hardware: str) -> list[dict[str, float]]:
     """A point for each batch: depth, speed-up over plain decoding, seconds of a step."""
     command = [sys.executable, "-m", "wager.cli", "plan", "--model", MODEL, "--hardware", hardware]
     command += ["--batch", "1,8,64,256", "--context", "4k", "--acceptance", "0.75", "--drafter-shape", "mtp"]
-    done = subprocess.run([*command, "--json", "-"], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run([*command, "--json", "-"], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:  # it has said why
+        raise SystemExit(done.returncode)
     points: list[dict[str, float]] = json.loads(done.stdout)["points"]
     return points
 

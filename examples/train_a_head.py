@@ -28,7 +28,9 @@ def train(folder: Path) -> Path:
     head = folder / "head"
     command = [sys.executable, "-m", "wager.cli", "train", "--kind", "eagle3", "--model", MODEL]
     command += ["--prompts", str(prompts), "--answer-tokens", "24", "--steps", STEPS, "--batch", "128"]
-    subprocess.run([*command, "--vocabulary", "256", "--output", str(head)], check=True)
+    done = subprocess.run([*command, "--vocabulary", "256", "--output", str(head)], check=False)
+    if done.returncode:  # it has said why
+        raise SystemExit(done.returncode)
     return head
 
 
