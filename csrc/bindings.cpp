@@ -1,8 +1,5 @@
 // The Python bindings: addresses of tensors come in as integers, checked for type and shape by kernels/tape.py.
-#include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
 
 #include "cpu_features.h"
 #include "memory.h"

@@ -1,10 +1,5 @@
 // The bindings of the lookup drafters: the texts of all sequences, and the drafts of all requests in one call.
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <string>

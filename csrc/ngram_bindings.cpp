@@ -1,7 +1,4 @@
 // The bindings of the n-gram drafter: the indexes of all sequences, and the drafts of all requests in one call.
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
 #include <string>
 #include <unordered_map>
 

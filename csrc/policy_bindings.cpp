@@ -1,7 +1,4 @@
 // The bindings of the policy's inner loops: numbers and arrays in, numbers out.
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-
 #include "judging.h"
 #include "kalman.h"
 #include "planning.h"

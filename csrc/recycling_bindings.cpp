@@ -1,7 +1,5 @@
 // The bindings of token recycling.
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <string>

@@ -1,8 +1,6 @@
 // The bindings of sampling: several rows of which nothing but the temperature is to be known, and one with all that a request
 // may ask for.
-#include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 
 #include "row_sampler.h"
 #include "sampling.h"

@@ -1,7 +1,7 @@
 // Declares the bindings beside those of the kernels, each in the file of its name, for the module in bindings.cpp.
 #pragma once
 
-#include <nanobind/nanobind.h>
+#include "conversions.h"
 
 namespace wager {
 struct Table;

@@ -1,7 +1,7 @@
 // Reads Python's values and makes the engine's own (frozen dataclasses with slots) without running Python code.
 #pragma once
 
-#include <nanobind/nanobind.h>
+#include "conversions.h"
 #include <structmember.h>
 
 #include <cstdint>
