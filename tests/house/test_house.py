@@ -194,3 +194,14 @@ def test_the_public_names() -> None:
 
     assert set(wager.__all__) == PUBLIC_NAMES
     assert [name for name in PUBLIC_NAMES if not hasattr(wager, name)] == []
+
+
+def test_all_files_of_bindings_see_the_same_conversions() -> None:
+    """A file that lacks a header of nanobind's has another body of the same cast, of which the linker keeps either."""
+    folder = Path(__file__).parents[2] / "csrc"
+    texts = {path.name: path.read_text("utf-8") for path in folder.iterdir() if path.suffix in (".cpp", ".h")}
+    including = {name for name, text in texts.items() if re.search(r"<nanobind/(nanobind|stl/\w+)\.h>", text)}
+    assert including == {"conversions.h"}
+    for name, text in texts.items():
+        if "nanobind" in text and name.endswith(".cpp"):
+            assert re.search(r'"(step_bindings|values|conversions)\.h"', text), name
