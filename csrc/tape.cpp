@@ -62,9 +62,9 @@ Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, boo
     std::iota(every_row_.begin(), every_row_.end(), 0);
 }
 
-void Tape::limit_blocks(const CacheView& cache) {
+void Tape::limit_blocks(const CacheView& cache, bool writes) {
     num_blocks_ = std::min(num_blocks_, cache.num_blocks);
-    writers_.resize(num_blocks_);
+    if (writes) writers_.resize(num_blocks_);
 }
 
 void Tape::limit_slots(const StateView& states) {
@@ -130,10 +130,10 @@ size_t Tape::record(Op op) {
     std::visit(Overloaded{
                    [&](const Embed& o) { if (o.tokens == nullptr) vocab_ = std::min(vocab_, o.vocab); },
                    [&](const Linear& o) { link_prefetch(o); },
-                   [&](const LatentWrite& o) { limit_blocks(o.cache), positions_ = std::min(positions_, o.positions); },
-                   [&](const Rotary& o) { limit_blocks(o.cache), positions_ = std::min(positions_, o.positions); },
+                   [&](const LatentWrite& o) { limit_blocks(o.cache, true), positions_ = std::min(positions_, o.positions); },
+                   [&](const Rotary& o) { limit_blocks(o.cache, o.value_at >= 0), positions_ = std::min(positions_, o.positions); },
                    [&](Attention& o) {
-                       limit_blocks(o.cache);
+                       limit_blocks(o.cache, false);
                        counters_.push_back(std::make_unique<std::atomic<int>>(0));
                        o.next = counters_.back().get();
                        o.shape = shape_of(o);

@@ -51,7 +51,7 @@ class Tape {
         Tiles tiles, logits_tiles;
     };
 
-    void limit_blocks(const CacheView& cache);
+    void limit_blocks(const CacheView& cache, bool writes);
     void limit_slots(const StateView& states);
     void quantise_before(const Op& op);
     void add_quantise(const QuantiseRows& op);
@@ -93,7 +93,7 @@ class Tape {
     std::vector<std::unique_ptr<std::atomic<int>>> counters_;
     std::ptrdiff_t last_linear_ = -1;
     std::vector<int32_t> every_row_, tails_, ends_;  // 0, 1, 2 ..; see AttentionPlan
-    std::vector<Writer> writers_;  // by block of the smallest cache; empty for a tape without one
+    std::vector<Writer> writers_;  // by block of the smallest cache; empty for a tape that writes to none
     int slots_ = 0, key_dim_ = 0, tile_ = 0;  // of recurrent layers; 0: there are none
     std::vector<Writer> slot_writers_;        // by slot
     std::vector<int32_t> replay_starts_;

@@ -131,8 +131,8 @@ DRAFTERS: Mapping[str, DrafterOption] = {
     ),
     "mtp": DrafterOption(
         "heads.autoregressive",
-        "modules of multi-token prediction, the model's own or those in PATH, on its states before or after its last "
-        "norm",
+        "modules of multi-token prediction, the model's own, also in a GGUF file beside it, or those in PATH, on its "
+        "states before or after its last norm; Gemma 4's assistants",
         "modules",
         "PATH",
         trees="optional",

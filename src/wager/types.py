@@ -498,7 +498,8 @@ class DraftRequest(NamedTuple):
     `needs_draft_probs`: the draft must hold full rows of q (the distribution-exact rules need them). The draft may end
     after a guess whose own survival estimate is below `min_survival`. `after`: guesses of another drafter that stand
     between the known tokens and `position`, for drafters that continue them (Drafter.continues). `prices`: for drafters
-    that decide themselves what to compute.
+    that decide themselves what to compute. `computed`: positions whose keys and values the target has cached; the pass
+    that verifies computes the others.
     """
 
     seq_id: str
@@ -511,6 +512,7 @@ class DraftRequest(NamedTuple):
     min_survival: float = 0.0
     after: tuple[int, ...] = ()
     prices: DraftPrices = _NO_PRICES
+    computed: int = 0
 
 
 _CHAIN_PARENTS = [tuple(range(-1, size - 1)) for size in range(64)]  # of short chains, by their size

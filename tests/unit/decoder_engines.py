@@ -47,14 +47,16 @@ def engine_on(
     max_rows: int | None = None,
     prefix_cache: bool = True,
     snapshots: int | None = None,
+    pool: BlockPool | None = None,
 ) -> Engine:
     """An engine that always drafts to `depth` with the first drafter. Few `num_blocks` make preemption common, few
-    `max_rows` split prompts into chunks; `snapshots` of recurrent states (None: as many as the decoder has)."""
+    `max_rows` split prompts into chunks; `snapshots` of recurrent states (None: as many as the decoder has); `pool` in
+    place of a new one."""
     trace = Trace()
     blocks = decoder.cache.num_blocks if num_blocks is None else num_blocks
     states = {"states": decoder.num_states, "snapshots": decoder.num_snapshots if snapshots is None else snapshots}
     scheduler = Scheduler(
-        PagedKVCache(BlockPool(blocks, prefix_cache=prefix_cache, **states), decoder.cache),
+        PagedKVCache(pool or BlockPool(blocks, prefix_cache=prefix_cache, **states), decoder.cache),
         max_rows=max_rows or decoder.max_rows,
         max_sequences=decoder.max_sequences,
         max_context=MAX_CONTEXT,

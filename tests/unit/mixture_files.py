@@ -52,11 +52,12 @@ def mixture_gguf(
     absorbed: bool = True,
     fused: bool = False,
     without: tuple[str, ...] = (),
+    part: str = "whole",
     **changes: Any,
 ) -> Path:
-    """Write the file of a saved model. `kind_of` is asked for the type of each matrix by its name; `fused` stores
-    gate and up projections of experts as one; `without` leaves keys out, `changes` replace them (dots as double
-    underscores)."""
+    """Write the file of a saved model, or that `part` of it: the "model" without its MTP modules, or "mtp" alone.
+    `kind_of` is asked for the type of each matrix by its name; `fused` stores gate and up projections of experts as
+    one; `without` leaves keys out, `changes` replace them (dots as double underscores)."""
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
     enum = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -77,6 +78,12 @@ def mixture_gguf(
         up, kind = tensors.pop(name.replace("gate", "up"))
         tensors[name.replace("gate", "gate_up")] = np.concatenate([tensors.pop(name)[0], up], axis=1), kind
     metadata = _metadata(config, architecture, absorbed=absorbed) | {"nextn_predict_layers": modules}
+    if part != "whole":
+        layers = config["num_hidden_layers"] - modules
+        for name in [name for name in tensors if name.startswith("blk.")]:
+            if (int(name.split(".")[1]) < layers) != (part == "model"):
+                del tensors[name]
+        metadata |= {"block_count": layers, "nextn_predict_layers": 0} if part == "model" else {}
     metadata |= {key.replace("__", "."): value for key, value in changes.items()}
     return write_gguf(path, architecture, {k: v for k, v in metadata.items() if k not in without}, tensors)
 

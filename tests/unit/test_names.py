@@ -65,6 +65,7 @@ def test_what_a_name_means() -> None:
 
 GGUF = ["README.md", "a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-a-f16.gguf"]
 SPLIT = ["a-q4_k_m-00001-of-00002.gguf", "a-q4_k_m-00002-of-00002.gguf"]
+BESIDE = ["mtp-a-Q8_0.gguf", "a-EAGLE3-Q8_0.gguf"]
 FOLDER = [f"Q4_K_M/{name}" for name in SPLIT]
 WEIGHTS = ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"]
 
@@ -82,6 +83,10 @@ def test_the_files_of_a_model() -> None:
         ([*WEIGHTS, "a-q8_0.gguf", *FOLDER], "", sorted(WEIGHTS)),
         ([*WEIGHTS, "a-q8_0.gguf", *FOLDER], "Q4_K_M", FOLDER),
         ([*GGUF, *SPLIT, *FOLDER], SPLIT[1], SPLIT),
+        (["a-Q8_0.gguf", *BESIDE], "", ["a-Q8_0.gguf"]),
+        (["a-Q8_0.gguf", *BESIDE], "Q8_0", ["a-Q8_0.gguf"]),
+        (["a-Q8_0.gguf", *BESIDE], "mtp-a-q8_0.gguf", [BESIDE[0]]),
+        ([BESIDE[1]], "", [BESIDE[1]]),
     ):
         assert sorted(model_files(names, HubSource("org/name", wanted))) == files
     for names, wanted, says in (

@@ -34,6 +34,9 @@ REFUSED = (
 )
 """Keys that change the computation: they must be absent or zero in a family that does not read them."""
 
+HEADS: Mapping[str, str] = {"eagle3": "eagle3", "dflash": "dflash", "gemma4-assistant": "mtp"}
+"""Architectures of files that are the head of a drafter -> the drafter that runs it."""
+
 _RENAMED = {
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
@@ -58,15 +61,22 @@ def read_gguf(
     name: str = "",
     precision: Precision | None = None,
     where: str = "the GGUF file",
+    layers_of: str | None = None,
 ) -> ModelSpec:
     """The model of a GGUF file from its metadata and the names and shapes of its tensors (for biases and a tied head).
 
-    `precision` are the number formats to count in (None: bf16). ModelError names the file as `where`, and what is not
-    supported, missing or damaged. Factors stored as a tensor are not in the spec yet.
+    `precision` are the number formats to count in (None: bf16). `layers_of`: the architecture whose layers a file has
+    that is a drafter's head. ModelError names the file as `where`, and what is not supported, missing or damaged.
+    Factors stored as a tensor are not in the spec yet.
     """
     every = ConfigKeys(metadata, where=where)
     architecture = every.text("general.architecture") or "none"
-    family, engine, layout = find_gguf(architecture)
+    if layers_of is None and architecture in HEADS:
+        raise ModelError(
+            f"{where} is the head of a drafter (general.architecture = {architecture!r}), not a model.",
+            f"Give it beside the model that it was made for: --drafter {HEADS[architecture]}:PATH.",
+        )
+    family, engine, layout = find_gguf(layers_of or architecture)
     keys = _keys(metadata, architecture, layout, where)
     for refused in REFUSED:
         if keys.get(refused) and refused not in layout.read:
@@ -198,8 +208,12 @@ GGUF_NAMES: Mapping[str, str] = {
 
 def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
     """GGUF_NAMES, with those of matrices that the file stores as rows of one: queries, keys and values, or the gate and
-    up projections; and with the names of hybrids, and gpt-oss's of a norm, which other families have for another."""
+    up projections; and with the names of hybrids. Where no other norm stands behind attention, the one that is named so
+    is the feed-forward's."""
     names = dict(GGUF_NAMES)
+    norms = {name.split(".")[-2] for name in tensors if name.endswith("norm.weight")}
+    if "post_attention_norm" in norms and not norms & {"ffn_norm", "post_ffw_norm"}:
+        names["mlp_norm"] = names.pop("attn_post_norm")
     if any(name.endswith(".ssm_in.weight") for name in tensors):
         names |= dict.fromkeys(("z", "mixed", "step"), "blk.{}.ssm_in")
         if "blk.0.ffn_norm" in tensors:  # of Falcon-H1, whose converter drops the suffix
@@ -208,7 +222,6 @@ def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
             names["mlp_norm"] = names["attn_norm"]  # layers have attention or a feed-forward
     elif any(name.endswith(".ssm_a") for name in tensors):
         names |= {"mixed": "blk.{}.attn_qkv", "q_gate": names["q"]}
-        names["mlp_norm"] = names.pop("attn_post_norm")
         if "blk.0.ssm_ba.weight" in tensors:
             names |= dict.fromkeys(("step", "decay"), "blk.{}.ssm_ba")
     elif any(name.endswith("shortconv.conv.weight") for name in tensors):
@@ -222,8 +235,6 @@ def gguf_names(tensors: Collection[str]) -> Mapping[str, str]:
         names |= {f"shared_{part}": names[part] for part in ("gate", "up", "down")}
     if "blk.0.ffn_gate_up_exps.weight" in tensors:
         names |= dict.fromkeys(("expert_gate", "expert_up"), "blk.{}.ffn_gate_up_exps[{}]")
-    if "blk.0.attn_sinks.weight" in tensors:
-        names["mlp_norm"] = names.pop("attn_post_norm")
     return names
 
 

@@ -59,6 +59,7 @@ def inspect_model(model: str) -> dict[str, Any]:
     from wager.kernels.cpu import select
     from wager.loading.opened import running_sequences
     from wager.models import hub
+    from wager.models.companions import drafters_of
     from wager.models.opening import open_model
     from wager.models.transformer import block_bytes, states_bytes, weight_bytes
     from wager.models.weights import Matrices
@@ -66,7 +67,8 @@ def inspect_model(model: str) -> dict[str, Any]:
     try:
         if not hub.is_random(model) and hub.find(model) is None:
             raise ModelError(f"{model} is not on this machine.", "`wager pull` fetches it.")
-        _, weights, tokenizer = open_model(model)
+        path, weights, tokenizer = open_model(model)
+        drafters = drafters_of(path)
         spec, attention = weights.spec, weights.spec.attention
         latent = (attention.kv_rank, attention.rope) if isinstance(attention, Mla) else None
         kernels = select(head_dim=None if latent else spec.head_dim, latent=latent)
@@ -92,6 +94,7 @@ def inspect_model(model: str) -> dict[str, Any]:
         "states_bytes": states_bytes(spec, max_rows=defaults.max_rows, max_sequences=sequences),
         "chat_template": bool(tokenizer.chat_template),
         "left_out": spec.left_out,
+        "drafters": drafters,
     }
 
 
@@ -243,6 +246,7 @@ def _about_lines(model: dict[str, Any]) -> list[str]:
         f"cache {model['position_bytes'] / 1e3:,.1f} KB a position, up to {model['context']:,} positions{states}",
         "with a chat template" if model["chat_template"] else "without a chat template: give prompts as text (--raw)",
         *([model["left_out"]] if model["left_out"] else []),
+        *(f"--drafter {drafter} is possible: {where}" for drafter, where in model["drafters"].items()),
     ]
 
 

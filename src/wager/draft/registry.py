@@ -12,6 +12,7 @@ from wager.draft.store_file import StoreFile
 from wager.draft.vocabulary import TextVocabulary
 from wager.drafter_spec import DRAFTERS, DrafterSpec
 from wager.errors import UsageError
+from wager.kernels._native import BlockTables
 from wager.kernels.base import Target
 from wager.kernels.cpu import Kernels
 
@@ -22,7 +23,8 @@ class DrafterParts:
     `max_context`; for a drafter that runs a model or a head, that, loaded, and the kernels it samples with; for one
     that reads a store, the store, open; `learned`: what was
     learned of earlier requests; `inner` is the drafter's own drafter. `depth`: guesses of a round that the head
-    was made for; `vocabularies`: the verified model's and the draft model's."""
+    was made for; `vocabularies`: the verified model's and the draft model's; `target_blocks`: the
+    blocks of the verified model's cache by sequence, for a head that reads it."""
 
     vocab: int
     max_context: int | None = None
@@ -36,6 +38,7 @@ class DrafterParts:
     inner: Drafter | None = None
     max_logits_rows: int | None = None
     vocabularies: tuple[TextVocabulary, TextVocabulary] | None = None
+    target_blocks: BlockTables | None = None
 
     def loaded_head(self, spec: DrafterSpec) -> Any:
         """The head; UsageError if there is none."""

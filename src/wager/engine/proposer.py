@@ -204,6 +204,7 @@ class Proposer:
                 decision.min_survival,
                 (),
                 decision.prices,
+                span.num_computed_tokens,
             )
             requests.setdefault(decision.drafter or self._first, []).append(request)
         drafts: dict[str, Draft] = {}

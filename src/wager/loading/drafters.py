@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -16,6 +16,7 @@ from wager.draft.store_file import StoreFile, read_store_header
 from wager.draft.vocabulary import vocabulary_digest
 from wager.drafter_spec import AUTO, DrafterSpec, parse_drafters
 from wager.errors import UsageError
+from wager.kernels._native import BlockTables
 from wager.kernels.cpu import Kernels, select
 from wager.loading.opened import OpenedModel, open_draft, open_layers
 from wager.models import hub
@@ -170,31 +171,34 @@ def build(
     config: EngineConfig,
     *,
     decoder: Decoder,
+    target_blocks: BlockTables,
     num_blocks: int,
     learned: LearnedCorpora | None = None,
 ) -> Drafter:
     """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks. One that
-    can draft ahead gets the threads that the configuration has for it, one that reads what was `learned` that."""
+    can draft ahead gets the threads that the configuration has for it, one that reads what was `learned` that, and one
+    that reads the target's cache which blocks are whose."""
     threads = config.speculation.draft_threads if opened.spec.can_draft_ahead else 0
     kernels = select(threads=threads) if threads else decoder.kernels
-    drafter = _build(opened, config, decoder, num_blocks=num_blocks, kernels=kernels, learned=learned)
+    parts = DrafterParts(
+        decoder.vocab,
+        kernels=kernels,
+        prefix_cache=config.capacity.prefix_cache,
+        learned=learned,
+        target_blocks=target_blocks,
+    )
+    drafter = _build(opened, decoder, parts, num_blocks=num_blocks)
     if threads:
         drafter = AheadDrafter(cast(ForkingDrafter, drafter))
     drafter.name = opened.label
     return drafter
 
 
-def _build(
-    opened: OpenedDrafter,
-    config: EngineConfig,
-    decoder: Decoder,
-    *,
-    num_blocks: int,
-    kernels: Kernels,
-    learned: LearnedCorpora | None,
-) -> Drafter:
+def _build(opened: OpenedDrafter, decoder: Decoder, shared: DrafterParts, *, num_blocks: int) -> Drafter:
+    """`shared` are the parts that all drafters of a drafter are built from."""
+
     def part(below: OpenedDrafter) -> Drafter:
-        return _build(below, config, decoder, num_blocks=num_blocks, kernels=kernels, learned=learned)
+        return _build(below, decoder, shared, num_blocks=num_blocks)
 
     if opened.parts:
         from wager.draft.combined import BackedDrafter, MergedDrafter  # few starts need trees
@@ -206,16 +210,13 @@ def _build(
             else MergedDrafter(made, vocab=decoder.vocab)
         )
     model, head = opened.model, opened.head
-    parts = DrafterParts(
-        decoder.vocab,
+    parts = replace(
+        shared,
         max_context=model.limits.context if model else None,
-        model=model.load(kernels, num_blocks) if model else None,
-        kernels=kernels,
-        prefix_cache=config.capacity.prefix_cache,
+        model=model.load(shared.kernels or decoder.kernels, num_blocks) if model else None,
         head=head.load(decoder, num_blocks) if head else None,
         depth=head.depth if head else None,
         store=opened.store,
-        learned=learned,
         inner=part(opened.inner) if opened.inner else None,
         max_logits_rows=model.limits.logits_rows if model else None,
         vocabularies=(opened.target, model.tokenizer) if model and opened.target else None,

@@ -218,8 +218,17 @@ def load(
             for loaded in item.models:
                 report(f"loading the {loaded.role} {loaded.path.name}")
         blocks, decoder = target.memory_plan.num_blocks, target.decoder
-        built = [drafting.build(item, config, decoder=decoder, num_blocks=blocks, learned=learned) for item in opened]
-        engine = _assemble(config, target, [drafter] if drafter else built, plan, report=report, learned=learned)
+        pool = block_pool(decoder, prefix_cache=config.capacity.prefix_cache)
+        build = partial(
+            drafting.build,
+            config=config,
+            decoder=decoder,
+            target_blocks=pool.block_tables,
+            num_blocks=blocks,
+            learned=learned,
+        )
+        built = [drafter] if drafter else [build(item) for item in opened]
+        engine = _assemble(config, target, pool, built, plan=plan, report=report, learned=learned)
         unless_built.pop_all()
     engine.notes = tuple(model.note for item in opened for model in item.models if model.note)
     return engine
@@ -342,9 +351,10 @@ def calibration_setup(kernels: Kernels, spec: ModelSpec, *, model: str, dtype: s
 def _assemble(
     config: EngineConfig,
     target: LoadedTarget,
+    pool: BlockPool,
     drafters: Sequence[Drafter],
-    plan: MemoryPlan,
     *,
+    plan: MemoryPlan,
     report: Report,
     learned: LearnedTexts | None,
 ) -> LoadedEngine:
@@ -352,7 +362,7 @@ def _assemble(
     runner, trace = Runner(decoder, rule=rule, kernels=target.kernels, buffers=decoder.buffers), Trace()
     built = build_policies(config.speculation, drafters, lambda: _latency(target, runner, report))
     scheduler = Scheduler(
-        PagedKVCache(block_pool(decoder, prefix_cache=config.capacity.prefix_cache), decoder.cache),
+        PagedKVCache(pool, decoder.cache),
         max_rows=decoder.max_rows,
         max_sequences=decoder.max_sequences,
         max_context=model.limits.context,

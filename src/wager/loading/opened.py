@@ -66,7 +66,8 @@ def check_head_tokenizer(path: Path, target: Tokenizer) -> None:
             f"The head in {path} has another tokenizer than the target: {found}.",
             "Give a head of this target, or train one: wager train.",
         )
-    _warn_of_template(f"head in {path}", own, target)
+    if path.is_dir() or own.chat_template is not None:
+        _warn_of_template(f"head in {path}", own, target)
 
 
 def tokenizer_difference(path: Path, target: Tokenizer) -> str:

@@ -93,6 +93,8 @@ FLOATS: Mapping[GgufType, DType] = {
 }
 """Types that are read as they are, and numpy's types of them."""
 
+_INTEGERS = {GgufType.I8: "i1", GgufType.I16: "<i2", GgufType.I32: "<i4", GgufType.I64: "<i8"}
+
 _PART = 1 << 20
 """Weights converted at a time."""
 
@@ -390,6 +392,16 @@ class GgufFile:
             except NotImplementedError as error:
                 raise self._unreadable(name) from error
         return out.reshape(stored.shape)
+
+    def read_integers(self, name: str) -> Array:
+        """One tensor of whole numbers, as int64. ModelError for one of another type."""
+        stored = self._find(name)
+        if stored.kind not in _INTEGERS:
+            raise ModelError(
+                f"{name} in {self.where} is stored as {stored.kind.name}, and must hold whole numbers.",
+                "The file is damaged, or not what its metadata says.",
+            )
+        return self._raw(stored).view(_INTEGERS[stored.kind]).astype(np.int64).reshape(stored.shape)
 
     def stored(self, name: str) -> StoredAs:
         return stored_as(self._find(name).kind)

@@ -1,7 +1,7 @@
 """What drafter heads on the target's states have in common: their files, the maps of their vocabularies, their matrices
 in the form that kernels multiply, and the logits that they give.
 
-A head is a directory with config.json and safetensors.
+A head is a directory with config.json and safetensors, or a GGUF file (head_gguf.py).
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import numpy as np
 
 from wager.arch.config_keys import ConfigKeys, one_line, read_json, short_repr
 from wager.arch.families import is_wrapped
-from wager.arch.gguf_config import gguf_names
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, all_finite, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
-from wager.kernels.blocks import BLOCK, Matrix, QuantisedMatrix, quantise
+from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix, quantise, stack
 from wager.kernels.cpu import Kernels
 from wager.kernels.tape import NOISE_KEY, GuessedIds, RowSet, Tape
-from wager.models.gguf import GgufFile, StoredAs, open_gguf
+from wager.models.gguf import GgufFile, StoredAs
 from wager.models.packed_cache import PackedStore
 from wager.models.transformer import Decoder, LayerWeights
 from wager.models.weights import (
@@ -48,17 +47,24 @@ if TYPE_CHECKING:
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
+_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""Model types of a head's layers."""
+
 
 class HeadFiles:
     """The configuration and the tensors of a head, under the names that `rename` gives them. ModelError names what is
     absent or damaged. `names`: what each tensor is called in its file, or was before it was quantised; `quantised`:
-    those of matrices that are."""
+    those of matrices that are; `among_others`: they may be a part of a model's own."""
 
     quantised: Collection[str] = ()
+    among_others = False
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():
-            raise ModelError(f"There is no head at {path}.", "Give a directory with config.json and model.safetensors.")
+            raise ModelError(
+                f"There is no head at {path}.",
+                "Give a directory with config.json and model.safetensors, or a GGUF file.",
+            )
         self.where = str(path)
         self.config: Mapping[str, Any] = read_json(path / "config.json")
         self.keys = ConfigKeys(self.config, where=str(path / "config.json"))
@@ -72,6 +78,15 @@ class HeadFiles:
             self._source = QuantisedSource(self._files, self.keys.section("quantization_config").values)
             self.quantised = self._source.quantised
         self.names = {name: name for name in self._source.shapes}
+
+    @property
+    def is_assistant(self) -> bool:
+        """Whether they are those of an assistant, see head_assistant.py."""
+        return str(self.config.get("model_type")).endswith("_assistant")
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return (Path(self.where) / "tokenizer.json").is_file()
 
     @property
     def flat(self) -> bool:
@@ -92,6 +107,26 @@ class HeadFiles:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         shapes = self._source.shapes
         return {name: shapes[stored] for name, stored in self.names.items()}
+
+    def read_layers(self) -> ModelSpec:
+        """The layers of a head as a model."""
+        if self.is_assistant:  # none of its layers has keys and values, which no model is like
+            own = {"architectures": ["Gemma4ForCausalLM"], "num_kv_shared_layers": 0}
+            text = {**self.keys.section("text_config").values, **own}
+            return read_config(text, runnable=True, where=f"{self.where}/config.json")
+        model_type = self.layer_keys.text("model_type") or "llama"
+        if model_type not in _ARCHITECTURES:
+            raise ModelError(
+                f"The head in {self.where} has layers of model_type {short_repr(model_type)}, which are not supported.",
+                f"Supported are: {', '.join(_ARCHITECTURES)}.",
+            )
+        config: dict[str, Any] = {**self.layer_keys.values, "architectures": [_ARCHITECTURES[model_type]]}
+        config.setdefault("tie_word_embeddings", False)
+        return read_config(config, runnable=True, where=f"{self.where}/config.json")
+
+    def read_base(self) -> ModelSpec:
+        """The model that modules belong to."""
+        return read_config(self.layer_keys.values, runnable=True, where=f"{self.where}/config.json")
 
     def layer_names(self, architecture: str) -> Mapping[str, str]:
         """What tensors of layers of that architecture are called, by their canonical names."""
@@ -170,36 +205,12 @@ class HeadFiles:
         return self._files.read_integers(self.names[name])
 
 
-class GgufHeadFiles(HeadFiles):
-    """The tensors of a GGUF file, of which some are a head's. It has no configuration of its own."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = self._source = file = open_gguf(path)
-        self.where, self.config = file.where, {}
-        self.keys = ConfigKeys(self.config, where=file.where)
-        self.names = {name: name for name in file.shapes}
-
-    def layer_names(self, architecture: str) -> Mapping[str, str]:
-        return gguf_names(self._file.tensors)
-
-
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-
-
-def read_head_decoder(layer: ConfigKeys, where: str) -> tuple[ModelSpec, Gqa, int]:
+def read_head_decoder(files: HeadFiles) -> tuple[ModelSpec, Gqa, int]:
     """The layers of a head as a model, their attention and the inner size of their feed-forwards."""
-    model_type = layer.text("model_type") or "llama"
-    if model_type not in _ARCHITECTURES:
-        raise ModelError(
-            f"The head in {where} has layers of model_type {short_repr(model_type)}, which are not supported.",
-            f"Supported are: {', '.join(_ARCHITECTURES)}.",
-        )
-    config: dict[str, Any] = {**layer.values, "architectures": [_ARCHITECTURES[model_type]]}
-    config.setdefault("tie_word_embeddings", False)
-    decoder = read_config(config, runnable=True, where=f"{where}/config.json")
+    decoder = files.read_layers()
     attention, ffn = decoder.layers[0].attention, decoder.layers[0].ffn
     if not isinstance(attention, Gqa) or not isinstance(ffn, Dense):
-        raise ModelError(f"The layers of the head in {where} are of a kind that is not supported.")
+        raise ModelError(f"The layers of the head in {files.where} are of a kind that is not supported.")
     return decoder, attention, ffn.width
 
 
@@ -302,13 +313,34 @@ class HeadWeights:
 
     def pack(self, names: Sequence[str], columns: slice = slice(None), *, biased: bool = True) -> Any:
         """Matrices of the same inputs, one below the other, of which only `columns` are taken, with their biases."""
-        matrix = np.concatenate([self.matrix(name)[:, columns] for name in names])
+        parts = [self._part(name, columns) for name in names]
+        if len({part.format.name if isinstance(part, QuantisedMatrix) else "" for part in parts}) > 1:
+            parts = [self._formed(self.matrix(name)[:, columns], wide=_is_wide(name)) for name in names]
         biases = self._biases(names) if biased else []
-        return self.kernels.pack(self._formed(matrix), np.concatenate(biases) if biases else None)
+        return self.kernels.pack(stack(parts), np.concatenate(biases) if biases else None)
 
     def pack_wide(self, matrix: Array) -> Any:
         """An embedding or output matrix: in q8_0 where others are quantised, as the target's."""
         return self.kernels.pack(self._formed(matrix, wide=True))
+
+    def _part(self, name: str, columns: slice) -> Matrix:
+        """Some columns of a matrix: in its own blocks where these are kept and none is cut, else as they are wanted."""
+        wanted = self._wanted(wide=_is_wide(name))
+        if wanted is not None and self.kept(name) is not None:
+            blocks = self.files.read_blocks(name)
+            first, last, _ = columns.indices(blocks.k)
+            known = blocks.format
+            if not first % known.inputs and not last % known.inputs:
+                data = blocks.data[:, first // known.inputs * known.bytes : last // known.inputs * known.bytes]
+                return QuantisedMatrix(known, np.ascontiguousarray(data), last - first)
+        return self._formed(self.matrix(name)[:, columns], wide=_is_wide(name))
+
+    def kept(self, name: str) -> str | None:
+        """The block format of a matrix that is stored in one and multiplied so, as it has no more bits than wanted."""
+        wanted, own = self._wanted(wide=_is_wide(name)), self.files.stored(name).format
+        if wanted is None or own is None or BLOCK_FORMATS[own].packed_bits > BLOCK_FORMATS[wanted].packed_bits:
+            return None
+        return own
 
     def nbytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """Bytes of tensors by name as they are packed, vectors in float32, without the maps of token ids."""
@@ -318,11 +350,14 @@ class HeadWeights:
         if len(shape) == 1:
             return 4 * shape[0]
         *many, outputs, inputs = shape
-        form = self._format_of(inputs, wide=re.fullmatch(_WIDE, name) is not None)
+        form = self.kept(name) or self._format_of(inputs, wide=_is_wide(name))
         return math.prod(many) * self.kernels.matrix_bytes(outputs, inputs, form)
 
     def _format_of(self, inputs: int, *, wide: bool) -> str | None:
-        wanted = WANTED[self.dtype] if inputs % BLOCK == 0 else None
+        return self._wanted(wide=wide) if inputs % BLOCK == 0 else None
+
+    def _wanted(self, *, wide: bool) -> str | None:
+        wanted = WANTED[self.dtype]
         return "q8_0" if wanted is not None and wide else wanted
 
     def _formed(self, values: Array, *, wide: bool = False) -> Matrix:
@@ -353,7 +388,13 @@ def run_rows(tape: Tape, rows: int) -> None:
 
 
 _ID_MAPS = ("d2t", "t2d", "token_map")
-_WIDE = r"(lm_head|lm_heads\.\d+|embed_tokens|modules\.\d+\.(head|embed))\.weight"
+_WIDE = re.compile(r"(lm_head|lm_heads\.\d+|(model\.)?embed_tokens|token_embd|modules\.\d+\.(head|embed))\.weight")
+
+
+def _is_wide(name: str) -> bool:
+    """Whether it is an embedding or an output matrix."""
+    return _WIDE.fullmatch(name) is not None
+
 
 TREE_ROWS = 16
 """Rows of logits that a head gives at least in one go: as many as a level of a tree may have."""
@@ -474,12 +515,12 @@ class CheckedLayers(CheckedHead):
     def embedding(self, weights: HeadWeights, decoder: Decoder) -> Any:
         """Its embedding, packed, or the target's."""
         own = self.own_embedding
-        return weights.pack_wide(weights.matrix("embed_tokens.weight")) if own else decoder.embedding
+        return weights.pack(["embed_tokens.weight"]) if own else decoder.embedding
 
     def output(self, weights: HeadWeights, decoder: Decoder, target: Weights) -> Any:
         """Its output matrix, packed, or the target's."""
         return (
-            weights.pack_wide(weights.matrix("lm_head.weight"))
+            weights.pack(["lm_head.weight"])
             if self.own_output
             else output_matrix(weights, self.vocabulary, decoder, target)
         )
@@ -503,7 +544,7 @@ class CheckedLayers(CheckedHead):
 
 def read_layers(files: HeadFiles, target: ModelSpec) -> dict[str, Any]:
     """The fields of CheckedLayers but for the taps. ModelError if they are not supported, or of another target."""
-    decoder, attention, inner = read_head_decoder(files.layer_keys, files.where)
+    decoder, attention, inner = read_head_decoder(files)
     keys, layer, hidden = files.keys, files.layer_keys, decoder.hidden
     check_sizes(
         files,

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, FeedForward, Gqa, Mla
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError
@@ -207,16 +206,17 @@ def open_mtp(
 ) -> CheckedMtp:
     """The modules in some files; the names and shapes of all their tensors are checked. `inside`: they are the target's
     own files; `after_norm` overrides the format's. ModelError names what does not fit, and what is not supported."""
+    kind = files.keys.text("speculators_model_type")
+    if kind not in (None, "mtp"):
+        raise ModelError(f"The head in {files.where} is a {kind} head.", "MTP modules are wanted here.")
     known = next((known for known in FORMATS if any(re.fullmatch(known.found, name) for name in files.shapes)), None)
     if known is None:
         raise ModelError(
             f"{files.where} has no MTP weights: no tensor is named as in modules of DeepSeek (model.layers.N.eh_proj), "
-            "Qwen (mtp.fc), MiMo (model.mtp_layers.0.input_proj) or speculators (mtp_layers.0.input_proj).",
-            "Give a directory that has them, mtp:PATH, or another drafter.",
+            "Qwen (mtp.fc), MiMo (model.mtp_layers.0.input_proj), speculators (mtp_layers.0.input_proj) or a GGUF file "
+            "(blk.N.nextn.eh_proj).",
+            "Give a directory or a GGUF file that has them, mtp:PATH, or another drafter.",
         )
-    kind = files.keys.text("speculators_model_type")
-    if kind not in (None, "mtp"):
-        raise ModelError(f"The head in {files.where} is a {kind} head.", "MTP modules are wanted here.")
     count = _rename(files, known)
     base = target if inside else _read_base(files, target)
     last = next(layer for layer in reversed(base.ordered_layers) if isinstance(layer.attention, Gqa | Mla))
@@ -224,7 +224,8 @@ def open_mtp(
     decoder = replace(base, layers=layers, tied=True, decoder=replace(base.details, layer_order=(0,) * count))
     depth = None if inside else read_proposed(files.keys)
     head = CheckedMtp(files, dtype, decoder, known, known.after_norm if after_norm is None else after_norm, depth)
-    others = r"(?!modules\.).*" if inside else r"(model|lm_head)\..*|.*rotary_emb\.inv_freq|verifier_.*"
+    among = inside or files.among_others
+    others = r"(?!modules\.).*" if among else r"(model|lm_head)\..*|.*rotary_emb\.inv_freq|verifier_.*"
     files.check(dict(head.tensors()), optional=(others,))
     return head
 
@@ -249,8 +250,14 @@ def _rename(files: HeadFiles, known: MtpFormat) -> int:
 
 def _read_base(files: HeadFiles, target: ModelSpec) -> ModelSpec:
     """The model whose last layer is shaped as the modules', by their own configuration."""
-    base = read_config(files.layer_keys.values, runnable=True, where=f"{files.where}/config.json")
+    base = files.read_base()
     check_sizes(files, target, hidden=base.hidden, vocab=base.vocab)
+    if files.among_others and base.num_layers != target.num_layers:
+        raise ModelError(
+            f"The MTP modules in {files.where} are of a model of {base.num_layers} layers; {target.name} has "
+            f"{target.num_layers}.",
+            "Give the file that was made for this target.",
+        )
     return base
 
 
@@ -342,7 +349,7 @@ class MtpHead(CachedHead):
     def _matrix(self, module: int, part: str, shared: Any) -> Any:
         """A module's own matrix, or else the target's."""
         name = self._name(module, part)
-        return self._weights.pack_wide(self._weights.matrix(name)) if name in self._weights.files.shapes else shared
+        return self._weights.pack([name]) if name in self._weights.files.shapes else shared
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from wager.models.names import (
     PART,
     HubSource,
     hub_source,
+    is_beside,
     is_complete,
     model_files,
     named_model,
@@ -134,11 +135,12 @@ def shipped(name: str, kind: str) -> Path | None:
 
 
 def head_path(argument: str) -> Path:
-    """The folder of a drafter's head, or of modules: a path, ORG/NAME on the hub if it was fetched, or the name of a
-    model whose EAGLE-3 head comes with wager."""
+    """The folder or GGUF file of a drafter's head, or of modules: a path, ORG/NAME[:FILE] on the hub if it was fetched,
+    or the name of a model whose EAGLE-3 head comes with wager."""
     path = expand_path(argument)
     if path.exists():
-        return path
+        ggufs = sorted(path.glob("*.gguf")) if path.is_dir() and not (path / "config.json").is_file() else []
+        return ggufs[0] if len(ggufs) == 1 else path
     source = hub_source(argument)
     return (_hub_model(source) if source else None) or shipped(argument, "eagle3") or path
 
@@ -323,6 +325,7 @@ def _model_at(path: Path) -> Path:
     if (path / "config.json").is_file():
         return path
     files = sorted(path.glob("*.gguf"))
+    files = [file for file in files if not is_beside(file.name)] or files
     if files and {file.name for file in files} <= set(part_names(files[0].name)):
         return files[0]
     if files:

@@ -23,6 +23,9 @@ PART = ".part"
 
 _PREFERRED = "q4_k_m"
 """The file that is fetched of a repository with several GGUF files where none is named, as other programs choose."""
+MODULES = "mtp-"
+"""Begins the name of a file that has modules of multi-token prediction alone."""
+_BESIDE = re.compile(rf"(mmproj|{MODULES})|.*(eagle-?3|dflash|dspark|assistant)", re.IGNORECASE)
 _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
 
 
@@ -77,9 +80,13 @@ def model_files(names: Sequence[str], source: HubSource) -> list[str]:
     """The files of a repository that are the model, of all their `names`: one GGUF file, or all parts of one, or
     weights with what stands beside them. ModelError says what there is instead."""
     root = sorted(name for name in names if "/" not in name)  # folders hold the same in the forms of other programs
-    ggufs = [name for name in names if name.endswith(".gguf") and not _file_name(name).startswith("mmproj")]
+    ggufs = [name for name in names if name.endswith(".gguf")]
+    models = [name for name in ggufs if not is_beside(_file_name(name))]
+    beside = [name for name in ggufs if name not in models and not _file_name(name).startswith("mmproj")]
     if source.wanted:
-        return _one_gguf(ggufs, source)
+        named = [name for name in beside if _file_name(name).lower() == source.wanted.lower()]
+        return _one_gguf(named or models or beside, source)
+    ggufs = models or beside
     weights = [name for name in root if name.endswith(".safetensors")]
     weights = [name for name in weights if not name.startswith("consolidated")] or weights
     if not weights and ggufs:
@@ -108,6 +115,11 @@ def _one_gguf(names: Sequence[str], source: HubSource) -> list[str]:
         hint = f"Its GGUF files: {listed}. Write {source.repository}:FILE."
         raise ModelError(f"{source.repository} has {what}.", hint)
     return files[found[0]]
+
+
+def is_beside(name: str) -> bool:
+    """Whether a GGUF file of that name goes with a model's: it reads images, or is the head of a drafter."""
+    return _BESIDE.match(name) is not None
 
 
 def _file_name(name: str) -> str:

@@ -396,9 +396,9 @@ class StoredWeights:
         if isinstance(attention, Mla):
             if part in ("q", "q_b", "kv_a"):
                 heads = 1 if part == "kv_a" else attention.heads
-                return _half_split(rows, heads=heads, first=rows // heads - attention.rope, rotated=attention.rope)
+                return half_split(rows, heads=heads, first=rows // heads - attention.rope, rotated=attention.rope)
         elif part in ("q", "k", "q_norm", "k_norm"):
-            return _half_split(rows, heads=rows // attention.head_dim, first=0, rotated=attention.rope_dim)
+            return half_split(rows, heads=rows // attention.head_dim, rotated=attention.rope_dim)
         return None
 
     def _check_finite(self, name: str, *, finite: bool) -> None:
@@ -425,7 +425,7 @@ def _rows_by_head(attention: Attention, part: str) -> Array | None:
     return z.ravel() if part == "z" else np.concatenate([q.ravel(), k.ravel(), v.ravel()])
 
 
-def _half_split(rows: int, *, heads: int, first: int, rotated: int) -> Array:
+def half_split(rows: int, *, heads: int, first: int = 0, rotated: int) -> Array:
     """The order of rows that brings `rotated` of each head, from the row `first` on, from interleaved pairs to
     half-split order."""
     order = np.arange(rows).reshape(heads, rows // heads)
@@ -489,8 +489,26 @@ def _open_directory(path: Path) -> Weights:
 
 
 def _open_gguf(file: GgufFile) -> Weights:
-    spec = read_gguf(file.metadata, file.shapes, where=file.where)
-    rope, tensors = spec.details.rope, (ROPE_FACTORS, *LONG_ROPE_FACTORS)
+    further = read_further_layers(file.metadata, file.where)
+    if further and not any(name.startswith("blk.0.") for name in file.tensors):
+        raise ModelError(
+            f"{file.where} has only what predicts further tokens (MTP), not the model whose states that reads.",
+            "Give it beside the model's own file: --drafter mtp:PATH.",
+        )
+    spec = with_rope_factors(read_gguf(file.metadata, file.shapes, where=file.where), file)
+    names = gguf_names(file.tensors)
+    joined = (r"blk\.\d+\.attn_kv_b\.weight",) if spec.details.split_latent else ()
+    modules = (rf"blk\.{spec.num_layers + i}\..*" for i in range(further))
+    shared = (rf"blk\.{layer}\.attn_[kv](_norm)?\..*" for layer in _sharing(spec))
+    factors = map(re.escape, (ROPE_FACTORS, *LONG_ROPE_FACTORS))
+    check_tensors(spec, file, names, ignored=(*factors, *joined, *modules, *shared))
+    return StoredWeights(spec, file, names)
+
+
+def with_rope_factors(spec: ModelSpec, file: GgufFile) -> ModelSpec:
+    """The spec with the factors of rotated pairs that a file stores as tensors. ModelError if they are damaged, or
+    missing."""
+    rope = spec.details.rope
     if ROPE_FACTORS in file.tensors:
         rope = replace(rope, factors=_factors(spec, file, ROPE_FACTORS))
     elif all(name in file.tensors for name in LONG_ROPE_FACTORS):
@@ -502,13 +520,7 @@ def _open_gguf(file: GgufFile) -> Weights:
             f"{file.where} has RoPE scaling 'longrope' without its tensors {' and '.join(LONG_ROPE_FACTORS)}.",
             "The file is damaged; fetch it again.",
         )
-    spec = replace(spec, decoder=replace(spec.details, rope=rope))
-    names = gguf_names(file.tensors)
-    joined = (r"blk\.\d+\.attn_kv_b\.weight",) if spec.details.split_latent else ()
-    further = (rf"blk\.{spec.num_layers + i}\..*" for i in range(read_further_layers(file.metadata, file.where)))
-    shared = (rf"blk\.{layer}\.attn_[kv](_norm)?\..*" for layer in _sharing(spec))
-    check_tensors(spec, file, names, ignored=(*map(re.escape, tensors), *joined, *further, *shared))
-    return StoredWeights(spec, file, names)
+    return replace(spec, decoder=replace(spec.details, rope=rope))
 
 
 _UNTURNED = 9e29

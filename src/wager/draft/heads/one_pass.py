@@ -95,11 +95,14 @@ class ParallelDrafter(Drafter):
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request; it ends where logits are not finite."""
-        ready = [r for r in requests if r.depth > 0 and self._states[r.seq_id].position == r.position - 2]
+        ready = [r for r in requests if r.depth > 0 and self._is_ready(r)]
         together = self._head.max_sequences
         parts = [self._drafts(ready[first : first + together]) for first in range(0, len(ready), together)]
         drafts = {draft.seq_id: draft for part in parts for draft in part}
         return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
+
+    def _is_ready(self, request: DraftRequest) -> bool:
+        return self._states[request.seq_id].position == request.position - 2
 
     def _forward(self, requests: Sequence[DraftRequest]) -> tuple[HeadOutput, int]:
         """One pass, and how many rows of logits it gives for each request."""
