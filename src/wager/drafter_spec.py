@@ -130,7 +130,7 @@ DRAFTERS: Mapping[str, DrafterOption] = {
         "heads.autoregressive", "an EAGLE-3 head on the target's states", "head", "PATH", trees="optional"
     ),
     "mtp": DrafterOption(
-        "heads.autoregressive",
+        "heads.assistant",
         "modules of multi-token prediction, the model's own, also in a GGUF file beside it, or those in PATH, on its "
         "states before or after its last norm; Gemma 4's assistants",
         "modules",

@@ -10,7 +10,9 @@ from pathlib import Path
 from wager.arch.gguf_config import HEADS, read_further_layers
 from wager.errors import ModelError
 from wager.models.gguf import open_gguf
+from wager.models.head_mtp import FORMATS
 from wager.models.names import MODULES, is_beside, part_names
+from wager.models.safetensors_files import SafetensorsSource
 
 _QUANTISATION = re.compile(r"[-._](UD-)?(I?Q\d\w*|TQ\d\w*|(MX|NV)FP4\w*|BF16|F16|F32)$", re.IGNORECASE)
 
@@ -69,9 +71,6 @@ def has_modules(model: Path) -> bool:
         return read_further_layers(file.metadata, file.where) > 0
     if not model.is_dir():
         return False
-    from wager.models.head_mtp import FORMATS
-    from wager.models.safetensors_files import SafetensorsSource
-
     names = SafetensorsSource(model).shapes
     return any(re.fullmatch(known.found, name) for known in FORMATS for name in names)
 

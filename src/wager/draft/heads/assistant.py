@@ -9,8 +9,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from wager.draft.base import Drafter
+from wager.draft.heads import autoregressive
 from wager.draft.heads.one_pass import ParallelDrafter
 from wager.draft.heads.sampling import HeadChain
+from wager.draft.registry import DrafterParts
+from wager.drafter_spec import DrafterSpec
 from wager.kernels._native import BlockTables
 from wager.kernels.cpu import Kernels
 from wager.models.head_assistant import AssistantHead
@@ -71,3 +75,11 @@ class AssistantDrafter(ParallelDrafter):
                 states, fed = output.fed[rows].copy(), True
             active = [active[row] for row in rows]
         return [chain.draft(self.name) for chain in chains]
+
+
+def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
+    """Of `mtp`: an assistant, or modules."""
+    head = parts.loaded_head(spec)
+    if not isinstance(head, AssistantHead):
+        return autoregressive.build(spec, parts)
+    return AssistantDrafter(head, parts.target_blocks or {}, kernels=parts.kernels, name=spec.label)

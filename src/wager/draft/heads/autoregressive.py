@@ -41,7 +41,6 @@ from wager.kernels.arrays import FLOAT32, INT32, Array
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kv.paged_cache import BlockPool
-from wager.models.head_assistant import AssistantHead
 from wager.models.head_eagle import EagleHead
 from wager.models.head_files import HeadOutput
 from wager.models.head_mtp import MtpHead
@@ -557,10 +556,6 @@ class ModulesDrafter(HeadDrafter):
 
 def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     head = parts.loaded_head(spec)
-    if isinstance(head, AssistantHead):
-        from wager.draft.heads.assistant import AssistantDrafter  # few starts have one
-
-        return AssistantDrafter(head, parts.target_blocks or {}, kernels=parts.kernels, name=spec.label)
     kind: type[HeadDrafter] = HeadTreeDrafter if spec.trees else HeadDrafter
     if spec.name == "mtp" and head.modules > 1:
         kind = ModulesDrafter
