@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 from unittest.mock import patch
 
@@ -25,11 +26,13 @@ from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from wager.cli import main
 from wager.draft.heads.assistant import AssistantDrafter
+from wager.engine.proposer import Proposer
 from wager.kernels.cpu import Kernels
 from wager.kv.paged_cache import BlockPool
 from wager.models.head_assistant import CheckedAssistant, open_assistant
 from wager.models.head_gguf import open_head_files
 from wager.models.weights import Weights, open_weights
+from wager.profiling.calibrate import time_drafting
 from wager.types import SamplingParams
 
 torch.set_num_threads(1)
@@ -198,6 +201,16 @@ def test_choices_of_one_prompt_share_blocks(temperature: float, tmp_path: Path) 
     engine = engine_on(decoder, drafter, pool=pool)
     assert answers(engine, asked) == plain and engine.proposer.failures.total() == 0
     assert sum(len(draft) for draft in made) > 40
+
+
+def test_its_guesses_can_be_timed(tmp_path: Path) -> None:
+    head, weights = opened("apart", tmp_path, gguf=False)
+    decoder = decoder_on(weights, Kernels(threads=1))
+    pool = BlockPool(decoder.cache.num_blocks, prefix_cache=False)
+    drafter = AssistantDrafter(head.load(decoder, weights, num_blocks=48), pool.block_tables)
+    sizes: dict[str, Any] = {"vocab": VOCAB, "hidden": weights.spec.hidden, "batches": (1, 2), "seconds": 0.1}
+    curve = time_drafting(Proposer(drafter, vocab=VOCAB), clock=perf_counter, reserve=pool.reserve, **sizes)
+    assert curve.seconds(2, 4) > 0
 
 
 def long_pair() -> Pair:

@@ -309,9 +309,9 @@ def _measure(
     timer, vocab = _step_timer(engine), engine.target.decoder.vocab
     curves: dict[str, DraftCurve] = {}
     for spec in drafters:
-        loaded = open_engine(config.with_options(drafter=spec, policy="fixed"), like=engine).proposer.drafters
+        drafting = open_engine(config.with_options(drafter=spec, policy="fixed"), like=engine)
         timer.start_sequences((timer.limits.text_lengths()[-1],))
-        for name, drafter in loaded.items():
+        for name, drafter in drafting.proposer.drafters.items():
             if name in curves:
                 raise UsageError(f"Two drafters have the name {name!r}.", "Calibrate with one of them.")
             curves[name] = time_drafting(
@@ -322,6 +322,7 @@ def _measure(
                 seconds=seconds * _DRAFT_SHARE,
                 clock=time.perf_counter,
                 between=lambda: timer.step((3,)),
+                reserve=drafting.scheduler.block_pool.reserve,
             )
             curves[name].fingerprint = drafter_fingerprint(*parse_drafters(spec))
         timer.end_sequences()

@@ -457,6 +457,7 @@ def time_drafting(
     clock: Clock,
     tokens: int | None = None,
     between: Callable[[], object] = lambda: None,
+    reserve: Callable[[str, int], object] = lambda seq_id, positions: None,
     batches: Sequence[int] = REQUESTS,
 ) -> DraftCurve:
     """Seconds of drafting by requests (`batches`, ascending) and depth, timed for about `seconds` or a dozen rounds,
@@ -464,7 +465,8 @@ def time_drafting(
     are made of ids below `tokens` (None: `vocab`), since a draft model may lack the target's padding.
 
     The texts are periodic, so that lookup drafters find continuations. `between` is called before each call, as a pass
-    of the target would be: it leaves the processor's caches cold. Calls in which a request got no draft are not
+    of the target would be: it leaves the processor's caches cold; `reserve` with a text and its positions before one is
+    asked about, for a drafter that reads the target's cache. Calls in which a request got no draft are not
     counted; UsageError if there is no other.
     """
     name, rng, states = proposer.name, random.Random(0), np.random.default_rng(0)
@@ -492,11 +494,12 @@ def time_drafting(
         rng.shuffle(calls)
         for requests, depth in calls:
             between()
+            asked = []
+            for seq_id in [*texts][:requests]:
+                known = len(texts[seq_id])
+                reserve(seq_id, known)
+                asked.append(DraftRequest(seq_id, known, depth, _GREEDY, seed=0, computed=known - 1))
             called = clock()
-            asked = [
-                DraftRequest(seq_id, len(texts[seq_id]), depth, _GREEDY, seed=0, choice=0)
-                for seq_id in [*texts][:requests]
-            ]
             drafts = proposer.draft(asked, {each.seq_id: depth for each in asked}, drafter=name)
             took = clock() - called
             grow(requests)
