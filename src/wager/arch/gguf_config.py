@@ -407,6 +407,7 @@ def check_tokenizer_keys(metadata: Mapping[str, Any], where: str) -> None:
         raise keys.wrong("tokenizer.ggml.token_type", f"a list of types from 0 to {_TOKEN_KINDS[-1]}")
     for name in _IDS + _OPTIONAL_IDS:
         _check_id(keys, name, len(tokens))
+    keys.token_ids("tokenizer.ggml.suppress_tokens", vocab=len(tokens))
 
 
 def _check_id(keys: ConfigKeys, name: str, vocab: int) -> None:

@@ -222,7 +222,8 @@ _BYTES = byte_alphabet()
 
 
 class Tokenizer:
-    """A model's tokenizer. `vocab_size` is the number of its ids, `eos_ids` are those that end a text."""
+    """A model's tokenizer. `vocab_size` is the number of its ids, `eos_ids` are those that end a text,
+    `suppressed_ids` those that no text has: the model writes others in their place."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
@@ -233,7 +234,7 @@ class Tokenizer:
         """The text of tokens met so far, if it is whole characters, without those that are special or end a fragment:
         after whole characters it is what such a token adds."""
         self.vocab_size = parts.vocab_size
-        self.eos_ids = parts.eos_ids
+        self.eos_ids, self.suppressed_ids = parts.eos_ids, parts.suppressed_ids
         self.chat_template = parts.chat_template
         self.named = parts.named
         """The texts of tokens that have a role, by it: `eos_token` and the like."""

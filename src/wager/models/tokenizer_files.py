@@ -51,6 +51,7 @@ class TokenizerParts:
     space_prefix: SpacePrefix = "none"
     named: Mapping[str, str] = field(default_factory=dict)
     chat_template: str | None = None
+    suppressed_ids: tuple[int, ...] = ()
 
 
 @contextmanager
@@ -167,8 +168,7 @@ def read_eos_ids(path: Path, *, vocab: int, default: int | None) -> tuple[int, .
     of these files) are only warned of.
     """
     files = list(_present(path))
-    sizes = [keys for keys in files if keys.get("vocab_size") is not None]
-    vocab = sizes[-1].integer("vocab_size") if sizes else vocab
+    vocab = _stated_size(files, vocab)
     found: tuple[int, ...] = ()
     for keys in files:
         ids = keys.token_ids("eos_token_id", vocab=vocab)
@@ -183,6 +183,19 @@ def read_eos_ids(path: Path, *, vocab: int, default: int | None) -> tuple[int, .
             )
         found = (default,)
     return found
+
+
+def read_suppressed_ids(path: Path, *, vocab: int) -> tuple[int, ...]:
+    """The ids that generation_config.json lets no text have. TokenizerError as read_eos_ids."""
+    files = list(_present(path))
+    found = [keys.token_ids("suppress_tokens", vocab=_stated_size(files, vocab)) for keys in files]
+    return next((ids for ids in found if ids), ())
+
+
+def _stated_size(files: Sequence[ConfigKeys], vocab: int) -> int:
+    """The size of the vocabulary that the files state, else `vocab`."""
+    sizes = [keys for keys in files if keys.get("vocab_size") is not None]
+    return sizes[-1].integer("vocab_size") if sizes else vocab
 
 
 def _present(path: Path) -> Iterator[ConfigKeys]:
@@ -242,6 +255,7 @@ def _from_directory(path: Path) -> TokenizerParts:
         spelling=spelling,
         vocab_size=vocab,
         eos_ids=read_eos_ids(path, vocab=vocab, default=backend.token_to_id(eos) if eos else None),
+        suppressed_ids=read_suppressed_ids(path, vocab=vocab),
         where=str(path),
         space_prefix=space_prefix,
         named=named,
@@ -275,6 +289,7 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
         spelling="sentencepiece" if pre is None else "byte-level",
         vocab_size=len(tokens),
         eos_ids=tuple(dict.fromkeys(ends)),
+        suppressed_ids=tuple(metadata.get("tokenizer.ggml.suppress_tokens") or ()),
         where=where,
         space_prefix="fragment" if spaced else "none",
         named=named,

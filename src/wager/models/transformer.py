@@ -668,6 +668,9 @@ def _heads(layer: DeltaNet | Mamba2) -> Heads:
 
 # ---- the decoder -----------------------------------------------------------------------------------------------------
 
+_NEVER = -1e30
+"""The logit of a token that is never drawn: finite, and of probability 0 whatever is done to logits."""
+
 _MOST_OUTPUTS = 256
 """Results whose views are kept; each is a few small objects."""
 
@@ -695,7 +698,8 @@ class Decoder:
     int32 [max_rows, top_k] for each, ascending in a row; without it all layers share one buffer and it is empty.
     `embedding` and `head` are the packed matrices, for drafters that share them. `layers` are those of the model that
     are run, ascending (None: all); the norm and the head follow the last of them. Beside the recurrent states of each
-    sequence there is room for `spare_states` others (None: for as many snapshots as `num_snapshots` says).
+    sequence there is room for `spare_states` others (None: for as many snapshots as `num_snapshots` says). The tokens
+    `suppressed` have logits that nothing draws, and which are finite.
     """
 
     def __init__(
@@ -714,6 +718,7 @@ class Decoder:
         kv_dtype: KVDtype = "bf16",
         layers: Sequence[int] | None = None,
         spare_states: int | None = None,
+        suppressed: Sequence[int] = (),
     ) -> None:
         spec = self.spec = weights.spec
         self.layers = tuple(range(spec.num_layers)) if layers is None else tuple(layers)
@@ -754,7 +759,7 @@ class Decoder:
         self._logits = empty(self.max_logits_rows, spec.vocab)
         self._greedy_tokens = empty(self.max_logits_rows, dtype=INT32)
         self.store = store or PackedStore(kernels)
-        self._record(weights, matrices, self.store, keep_expert_choices=keep_expert_choices)
+        self._record(weights, matrices, self.store, suppressed, keep_expert_choices=keep_expert_choices)
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over the packed rows; see kernels.base.Target. UsageError if the batch exceeds the buffers."""
@@ -828,7 +833,15 @@ class Decoder:
         for layer in before.keys() ^ self._tapped.keys():
             self._places[layer].copy_to(self._tapped.get(layer))
 
-    def _record(self, weights: Weights, matrices: Matrices, store: PackedStore, *, keep_expert_choices: bool) -> None:
+    def _record(
+        self,
+        weights: Weights,
+        matrices: Matrices,
+        store: PackedStore,
+        suppressed: Sequence[int],
+        *,
+        keep_expert_choices: bool,
+    ) -> None:
         """Record a pass. A matrix that the store does not have is read and packed, one after the other, so that at most
         one layer is in memory twice."""
         spec = self.spec
@@ -878,6 +891,10 @@ class Decoder:
         tape.linear(selected_normed, head, self._logits, of="logits")
         if spec.details.logit_cap is not None:
             tape.soft_cap(self._logits, spec.details.logit_cap, of="logits")
+        if suppressed:
+            never = kernels.pack(np.zeros((1, spec.hidden), kernels.act), np.full(1, _NEVER, np.float32))
+            for token in suppressed:
+                tape.linear(selected_normed, never, self._logits[:, token : token + 1], of="logits")
         tape.argmax(self._logits, self._greedy_tokens)
 
     def _record_layer_embeddings(
