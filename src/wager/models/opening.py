@@ -49,15 +49,12 @@ def target_fingerprint(weights: Weights) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer, *, with_padding: bool = False) -> str:
-    """SHA-256, in hex, of every token, the ids that end a text, those that no text has and the chat template.
-
-    `with_padding`: also of the names that a GGUF file gives to ids without a token, as drafters were noted before."""
+    """SHA-256, in hex, of every token, the ids that end a text and the chat template; `with_padding` also of the names
+    that a GGUF file gives to ids without a token, as drafters were noted before."""
     found = hashlib.sha256()
     for token_id in range(tokenizer.vocab_size if with_padding else num_tokens(tokenizer)):
         found.update(tokenizer.token(token_id).encode("utf-8", "surrogatepass") + b"\0")
-    further = (tokenizer.suppressed_ids,) if tokenizer.suppressed_ids else ()
-    kept = (sorted(tokenizer.eos_ids), tokenizer.chat_template, *further)
-    found.update(repr(kept).encode("utf-8", "surrogatepass"))
+    found.update(repr((sorted(tokenizer.eos_ids), tokenizer.chat_template)).encode("utf-8", "surrogatepass"))
     return found.hexdigest()
 
 
