@@ -3,6 +3,7 @@ with a sentence."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -126,6 +127,7 @@ def test_matrices_keep_the_bits_of_the_file(tmp_path: Path) -> None:
 def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """What a command says, which ends with that code."""
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(logging.getLogger("wager"), "handlers", [])  # those of another test write to what it has closed
 
     def run(*arguments: str, code: int = 1) -> str:
         assert main(list(arguments)) == code, capfd.readouterr()
