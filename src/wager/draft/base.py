@@ -6,7 +6,10 @@ tokens and draft requests, and depends on no scheduler, acceptance rule or targe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from operator import index
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from wager.kernels import _native
@@ -131,3 +134,56 @@ class RowReader(Protocol):
     def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
         """The rows of a pass (views of the target's buffers), all of them, by sequence; before `observe` and
         `accept`."""
+
+
+def valid_part(draft: Draft, *, limit: int, vocab: int, chains: bool = False) -> Draft:
+    """The longest prefix of a draft that is a tree (with `chains`: a chain) of at most `limit` ids below `vocab`;
+    without scores that are no probabilities, and nothing where draft_probs are not [tokens, vocab]. Nearly all are
+    chains with nothing to cut off, which is found first."""
+    tokens, parents, probs = draft.tokens, draft.parents, draft.draft_probs
+    if probs is not None and probs.shape != (len(tokens), vocab):
+        return Draft(draft.seq_id, drafter=draft.drafter)
+    has_scores = _has_valid_scores(draft)
+    if (
+        len(tokens) <= limit
+        and draft.is_chain
+        and _INTEGER_TYPES.issuperset(map(type, tokens))
+        and _INTEGER_TYPES.issuperset(map(type, parents))
+        and (not tokens or (min(tokens) >= 0 and max(tokens) < vocab))
+        and (has_scores or not draft.scores)
+    ):
+        return draft
+    tokens, parents = _integers(tokens), _integers(parents)
+    size = min(limit, len(tokens), len(parents))
+    for node in range(size):
+        lowest = node - 1 if chains else -1
+        if not (0 <= tokens[node] < vocab and lowest <= parents[node] < node):
+            size = node
+            break
+    return replace(
+        draft,
+        tokens=tokens[:size],
+        parents=parents[:size],
+        scores=tuple(draft.scores[:size]) if has_scores else (),
+        draft_probs=None if probs is None else probs[:size],
+    )
+
+
+_INTEGER_TYPES = frozenset({int})
+
+
+def _integers(values: Iterable[object]) -> tuple[int, ...]:
+    """As Python's own, up to the first that is no integer."""
+    integers: list[int] = []
+    with suppress(TypeError):
+        integers.extend(map(index, values))  # type: ignore[arg-type]
+    return tuple(integers)
+
+
+def _has_valid_scores(draft: Draft) -> bool:
+    """Whether every guess has a score, and each is a probability."""
+    scores = draft.scores
+    if len(scores) != len(draft.tokens):
+        return False
+    total = sum(scores)  # NaN if one is, of which neither the least nor the greatest need tell
+    return not scores or (min(scores) >= 0.0 and max(scores) <= 1.0 and total == total)

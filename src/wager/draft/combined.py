@@ -38,6 +38,7 @@ from wager.draft.base import (
     RowReader,
     StateReader,
     remembers_requests,
+    valid_part,
 )
 from wager.draft.guessing import draws
 from wager.draft.trees import TokenTree, children, merge
@@ -134,7 +135,7 @@ class GuardedDrafter:
         def propose() -> None:
             for draft in self.drafter.propose(list(asked.values())):
                 if draft.seq_id in asked:
-                    valid[draft.seq_id] = self._valid_part(draft, asked[draft.seq_id].depth)
+                    valid[draft.seq_id] = valid_part(draft, limit=asked[draft.seq_id].depth, vocab=self._vocab)
 
         return valid if asked and self._call(propose) else {}
 
@@ -155,30 +156,6 @@ class GuardedDrafter:
                 log.warning("Drafter %r, which works for another one, failed: %s: %s", name, kind, error)
             return False
         return True
-
-    def _valid_part(self, draft: Draft, limit: int) -> Draft:
-        tokens, scores = draft.tokens, draft.scores
-        if (
-            len(tokens) <= limit
-            and draft.draft_probs is None
-            and draft.is_chain
-            and (not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab))
-            and len(scores) == len(tokens)
-            and all(0.0 <= score <= 1.0 for score in scores)
-        ):
-            return draft
-        size = min(limit, len(draft.tokens), len(draft.parents))
-        for node in range(size):
-            if not (0 <= draft.tokens[node] < self._vocab and -1 <= draft.parents[node] < node):
-                size = node
-                break
-        tokens, parents, scores = tuple(tokens[:size]), tuple(draft.parents[:size]), tuple(scores[:size])
-        has_scores = len(scores) == size and all(0.0 <= score <= 1.0 for score in scores)
-        probs = draft.draft_probs
-        if probs is not None and probs.shape != (len(draft.tokens), self._vocab):
-            return Draft(draft.seq_id, drafter=draft.drafter)
-        kept = None if probs is None else probs[:size]
-        return Draft(draft.seq_id, tokens, parents, scores if has_scores else (), draft.drafter, kept)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from operator import index
 from typing import Protocol
 
 from wager.draft.base import (
@@ -28,6 +27,7 @@ from wager.draft.base import (
     RemembersRequests,
     RowReader,
     StateReader,
+    valid_part,
 )
 from wager.kernels.base import TargetOutput
 from wager.tenants import HasTenant
@@ -42,8 +42,6 @@ STRIKES = 3
 
 _SOON = 8
 """A failure is soon if it comes within this multiple of the last pause's steps."""
-
-_INTEGER_TYPES = frozenset({int})
 
 
 class KnownSequence(HasTenant, Protocol):
@@ -404,63 +402,12 @@ class Proposer:
     # ---- drafts that are checked ----------------------------------------------------------------------------------
 
     def _valid_part(self, draft: Draft, request: DraftRequest, limit: int, drafter: Drafter) -> Draft:
-        """The longest prefix of a draft that is a tree of known tokens within the limit; nothing of a draft that lacks
-        the draft_probs it needs. Nearly all are chains with nothing to cut off, which is found first."""
-        tokens, parents = draft.tokens, draft.parents
-        sound = (draft.draft_probs is None and not request.needs_draft_probs) or self._has_needed_probs(
-            draft, request, drafter
-        )
-        if (
-            sound
-            and len(tokens) <= limit
-            and draft.drafter == drafter.name
-            and draft.is_chain
-            and _INTEGER_TYPES.issuperset(map(type, tokens))
-            and _INTEGER_TYPES.issuperset(map(type, parents))
-            and (not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab))
-            and (not draft.scores or _has_valid_scores(draft))
-        ):
-            return draft
-        tokens, parents = _integers(tokens), _integers(parents)
-        size = min(limit, len(tokens), len(parents)) if sound else 0
-        for node in range(size):
-            lowest = -1 if self._rule.verifies_trees else node - 1
-            if not (0 <= tokens[node] < self._vocab and lowest <= parents[node] < node):
-                size = node
-                break
-        return replace(
-            draft,
-            tokens=tokens[:size],
-            parents=parents[:size],
-            scores=tuple(draft.scores[:size]) if _has_valid_scores(draft) else (),
-            drafter=drafter.name,
-            draft_probs=None if draft.draft_probs is None else draft.draft_probs[:size],
-        )
-
-    def _has_needed_probs(self, draft: Draft, request: DraftRequest, drafter: Drafter) -> bool:
-        """Whether sampled guesses have the distribution they were drawn from where it was requested: without it no
-        distribution-exact rule is exact."""
-        if draft.draft_probs is not None:
-            return draft.draft_probs.shape == (len(draft.tokens), self._vocab)
-        sampled = drafter.samples and not request.params.greedy
-        return not (request.needs_draft_probs and sampled)
-
-
-def _integers(values: Iterable[object]) -> tuple[int, ...]:
-    """As Python's own, up to the first that is no integer."""
-    integers: list[int] = []
-    with suppress(TypeError):
-        integers.extend(map(index, values))  # type: ignore[arg-type]
-    return tuple(integers)
-
-
-def _has_valid_scores(draft: Draft) -> bool:
-    """Whether every guess has a score, and each is a probability."""
-    scores = draft.scores
-    if len(scores) != len(draft.tokens):
-        return False
-    total = sum(scores)  # NaN if one is, of which neither the least nor the greatest need tell
-    return not scores or (min(scores) >= 0.0 and max(scores) <= 1.0 and total == total)
+        """What can be verified of a draft; nothing where sampled guesses lack the distribution they were drawn from and
+        it was requested: without it no distribution-exact rule is exact."""
+        if request.needs_draft_probs and draft.draft_probs is None and drafter.samples and not request.params.greedy:
+            return Draft(draft.seq_id)
+        checked = valid_part(draft, limit=limit, vocab=self._vocab, chains=not self._rule.verifies_trees)
+        return checked if checked.drafter == drafter.name else replace(checked, drafter=drafter.name)
 
 
 # ---- which rows of a pass are whose ----------------------------------------------------------------------
