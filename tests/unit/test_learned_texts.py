@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from wager.draft.corpus.files import (
     read_log,
     write_segment,
 )
-from wager.draft.corpus.learning import LearnedTexts, Retention
+from wager.draft.corpus.learning import LearnedTexts
 from wager.errors import UsageError
 from wager.kernels import _native
 
@@ -56,8 +57,8 @@ def native_corpus(folder: Path, segments: Sequence[Sequence[Sequence[int]]]) -> 
     return corpus
 
 
-def learned(folder: Path, retention: Retention = learning.DEFAULT_RETENTION) -> LearnedTexts:
-    return LearnedTexts(folder, TOKENIZER, retention)
+def learned(folder: Path, **limits: Any) -> LearnedTexts:
+    return LearnedTexts(folder, TOKENIZER, **limits)
 
 
 def texts_in(folder: Path) -> list[list[int]]:
@@ -294,7 +295,7 @@ def test_a_corpus_grows_in_few_segments_and_outlives_the_process(
 def test_the_same_answer_is_kept_once_and_prompts_are_kept_if_that_is_asked_for(tmp_path: Path) -> None:
     question, answer = random_text(1, 100), random_text(2)
     for prompts in (False, True):
-        texts = learned(tmp_path / str(prompts), Retention(prompts=prompts))
+        texts = learned(tmp_path / str(prompts), prompts=prompts)
         for _ in range(3):
             texts.learn("", question, answer)
         texts.learn("", [*question, *answer, *random_text(3)], random_text(4))  # the next turn
@@ -311,7 +312,7 @@ def test_old_texts_leave_and_of_too_many_those_that_were_used_least_recently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
 ) -> None:
     now = int(time.time())
-    texts = learned(tmp_path, Retention(days=10, most_bytes=70 * 8 * 401))
+    texts = learned(tmp_path, days=10, most_bytes=70 * 8 * 401)
     for seed in range(20):
         texts.learn("", [], random_text(seed, 400), written=now - 86400 * 11)
     for seed in range(20, 80):
@@ -330,7 +331,7 @@ def test_old_texts_leave_and_of_too_many_those_that_were_used_least_recently(
     gone = np.array(random_text(20, 400), "<i4").tobytes()[:64]
     assert not any(gone in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     monkeypatch.setattr(learning.time, "time", lambda: now + 86400 * 20)
-    texts = LearnedTexts(tmp_path, tokenizer, Retention(days=10))
+    texts = LearnedTexts(tmp_path, tokenizer, days=10)
     texts.settle()  # nobody asks for that tenant
     texts.close()
     assert texts_in(tmp_path) == []
@@ -351,7 +352,7 @@ def test_old_texts_leave_beside_a_damaged_file_and_states_beside_none(
     (ben / "0-0.segment").write_bytes(b"damaged")
     later = time.time() + 86400 * 31
     monkeypatch.setattr(learning.time, "time", lambda: later)
-    texts = LearnedTexts(tmp_path, tokenizer)
+    texts = LearnedTexts(tmp_path, tokenizer, days=30)
     texts.settle()
     texts.close()
     assert [path.name for folder in (anna, ben) for path in folder.iterdir()] == []

@@ -251,7 +251,7 @@ def _export(chosen: _Choice, path: Path) -> None:
 
 def _import(chosen: _Choice, path: Path, tokenizer: Tokenizer, model: str) -> None:
     """The recorded answers of a file as learned now."""
-    from wager.draft.corpus.learning import UNLIMITED, LearnedTexts
+    from wager.draft.corpus.learning import LearnedTexts
     from wager.prompts import encode_answer, read_prompts
 
     prompts = [prompt for prompt in read_prompts(path) if prompt.answer]
@@ -273,7 +273,7 @@ def _import(chosen: _Choice, path: Path, tokenizer: Tokenizer, model: str) -> No
                 )
             yield asked, answer
 
-    learned = LearnedTexts(chosen.folder, _fingerprint(tokenizer), UNLIMITED)
+    learned = LearnedTexts(chosen.folder, _fingerprint(tokenizer))
     try:
         learned.learn_all(texts(), folder=next(iter(names), ""))
     finally:

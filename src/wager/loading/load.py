@@ -250,10 +250,15 @@ def _learning(
             "earlier texts.",
             "Use --drafter auto, suffix or store, or leave out --learn.",
         )
-    from wager.draft.corpus.learning import LearnedTexts, Retention  # few engines learn
+    from wager.draft.corpus.learning import LearnedTexts  # few engines learn
 
-    retention = Retention(options.learn_days, options.learn_bytes, options.learn_prompts)
-    return LearnedTexts(expand_path(str(options.learn)), tokenizer_fingerprint(model.tokenizer), retention)
+    return LearnedTexts(
+        expand_path(str(options.learn)),
+        tokenizer_fingerprint(model.tokenizer),
+        days=options.learn_days,
+        most_bytes=options.learn_bytes,
+        prompts=options.learn_prompts,
+    )
 
 
 def _check_shared(config: EngineConfig, shared: EngineConfig) -> None:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from wager.draft.corpus.files import LearnedText
-from wager.draft.corpus.learning import CONTEXT, UNLIMITED, LearnedTexts
+from wager.draft.corpus.learning import CONTEXT, LearnedTexts
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile, StoreHeader, build_store
 from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
@@ -76,7 +76,7 @@ def distill(
     total, done = 2 * (len(pairs) - kept), count(1)
     found: list[Estimate] = []
     with TemporaryDirectory() as folder:
-        learned = LearnedTexts(Path(folder), tokenizer_fingerprint(tokenizer), UNLIMITED)
+        learned = LearnedTexts(Path(folder), tokenizer_fingerprint(tokenizer))
         try:
             learned.learn_all(pairs[:kept])
             for store in (present, StoreFile(path, vocab=vocab, tokenizer=digest)):

@@ -27,6 +27,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,19 +77,6 @@ TENANT_FOLDERS = f"{'[0-9a-f]' * 16}/{'[0-9a-f]' * 32}"
 _ERASED, _STATE, _UNREAD = ".erase", ".state", ".unread"
 
 
-class Retention(NamedTuple):
-    """What a tenant's corpus may hold: texts of so many `days` (None: of any age), and about so many bytes in files;
-    the texts that were written or used least recently leave first. `prompts`: prompts are learned too."""
-
-    days: float | None = 30.0
-    most_bytes: int = 256 << 20
-    prompts: bool = False
-
-
-DEFAULT_RETENTION = Retention()
-UNLIMITED = Retention(days=None, most_bytes=1 << 40)
-
-
 @dataclass(eq=False)
 class _Tenant:
     """A tenant's corpus. `log` is the writer's; `segments` and `opened` are the builder's."""
@@ -115,10 +103,17 @@ class _Waiting(NamedTuple):
 
 class LearnedTexts:
     """The corpora below a folder of the texts of one tokenizer, which is given by its fingerprint. UsageError if the
-    folder cannot be used, or another process learns in it."""
+    folder cannot be used, or another process learns in it.
 
-    def __init__(self, folder: Path, tokenizer: str, retention: Retention = DEFAULT_RETENTION) -> None:
-        self._root, self._tokenizer, self._retention = folder, bytes.fromhex(tokenizer), retention
+    A tenant's corpus holds texts of so many `days`, in files of about so many bytes; those that were written or used
+    least recently leave first. `prompts`: prompts are learned too.
+    """
+
+    def __init__(
+        self, folder: Path, tokenizer: str, *, days: float = inf, most_bytes: float = inf, prompts: bool = False
+    ) -> None:
+        self._root, self._tokenizer = folder, bytes.fromhex(tokenizer)
+        self._days, self._most_bytes, self._prompts = days, most_bytes, prompts
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = lock_folder(folder)
@@ -348,7 +343,7 @@ class LearnedTexts:
         """What is to be learned of an answer; nothing if it is known. Of a prompt the part that is not known."""
         digest, begin = 0, max(0, len(prompt) - CONTEXT)
         rest = begin
-        if self._retention.prompts:
+        if self._prompts:
             begin = rest = 0
             while rest + _BLOCK < len(prompt):
                 digest = hash((digest, *prompt[rest : rest + _BLOCK]))
@@ -451,7 +446,7 @@ class LearnedTexts:
         return found
 
     def _oldest(self) -> float:
-        return -1.0 if self._retention.days is None else time.time() - 86400 * self._retention.days
+        return max(-1.0, time.time() - 86400 * self._days)
 
     # ---- the builder: from logs to segments --------------------------------------------------------------------------
 
@@ -515,11 +510,11 @@ class LearnedTexts:
         for part in parts:
             part.kept[part.texts["written"] < oldest] = False
         total = sum(int(size[part.kept].sum()) for size, part in zip(sizes, parts, strict=True))
-        if total > self._retention.most_bytes:
+        if total > self._most_bytes:
             used = np.concatenate([part.texts["used"] for part in parts])
             size = np.concatenate(sizes)
             by_use = np.argsort(used, kind="stable")
-            room = self._retention.most_bytes * 7 // 8
+            room = self._most_bytes * 7 // 8
             keeps = np.zeros(len(used), bool)
             keeps[by_use[::-1][np.cumsum(size[by_use[::-1]]) <= room]] = True
             at = 0
