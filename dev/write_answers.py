@@ -25,7 +25,7 @@ from wager.loading.load import load
 from wager.models.opening import open_model
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import Content, as_conversation, encode_content, read_prompts
-from wager.train.answers import Author, EngineAuthor, answer, bare_header, unanswered
+from wager.train.answers import Author, answer, author_of, bare_header, unanswered
 from wager.train.data import TrainingTarget, check_disjoint
 from wager.train.target import choose_device
 from wager.types import Request, SamplingParams
@@ -92,7 +92,14 @@ def main() -> None:
     chance, started = random.Random(given.seed), time.monotonic()
     device, precision = choose_device(given.device, "auto", threads=None)
     target = TrainingTarget(given.model, *open_model(given.model))
-    tokenizer, author = target.tokenizer, author_of(target, device, precision)
+    tokenizer = target.tokenizer
+    author = author_of(
+        target,
+        device=device,
+        precision=precision,
+        engine=lambda: load(EngineConfig.from_options(model=target.name)),
+        concurrency=32,
+    )
     asking = Asking(author, tokenizer, given.seed << 20)
     prompts = [prompt.text for prompt in read_prompts(given.prompts) if prompt.text]
     kinds = texts_of(prompts, given.each, chance)
@@ -121,15 +128,6 @@ def main() -> None:
             break
         answer(author, missing[first : first + CHUNK], given.output)
         print(f"{min(first + CHUNK, len(missing))} of {len(missing)}, {time.monotonic() - started:.0f} s", flush=True)
-
-
-def author_of(target: TrainingTarget, device: str, precision: str) -> Author:
-    """The engine, or on a GPU the target in torch."""
-    if device == "cpu":
-        return EngineAuthor(load(EngineConfig().with_options(model=target.name)), 32)
-    from wager.train.generation import TorchAuthor
-
-    return TorchAuthor(target.weights, eos=target.tokenizer.eos_ids, precision=precision, device=device)
 
 
 def second_turns(asking: Asking, messages: Sequence[str]) -> list[Content]:

@@ -63,6 +63,7 @@ LATE = {
     ("planner.inputs", "models.opening"),
     ("planner.options", "models.opening"),
     ("serve.app", "serve.openapi"),
+    ("train.answers", "train.generation"),
     ("train.convert", "train.export"),
 }
 """The other modules that are imported in functions: few starts need them, and they or their libraries load slowly."""

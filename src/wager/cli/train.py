@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -331,7 +331,7 @@ def _collected(
     from wager.cli.loading import open_engine
     from wager.cli.measuring import count_answers
     from wager.models.opening import open_model
-    from wager.train.answers import Author, EngineAuthor, TextSources, collect_texts
+    from wager.train.answers import Author, TextSources, author_of, collect_texts
     from wager.train.data import TrainingTarget
 
     path, weights, tokenizer = open_model(config.model.model)
@@ -342,11 +342,8 @@ def _collected(
 
     @cache
     def author() -> Author:
-        if device == "cpu":
-            return EngineAuthor(open_engine(config), options["concurrency"])
-        from wager.train.generation import TorchAuthor
-
-        return TorchAuthor(weights, eos=tokenizer.eos_ids, precision=precision, device=device)
+        engine, concurrency = partial(open_engine, config), options["concurrency"]
+        return author_of(target, device=device, precision=precision, engine=engine, concurrency=concurrency)
 
     with console.meter("answers") as update:
         texts = collect_texts(

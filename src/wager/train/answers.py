@@ -62,6 +62,17 @@ class EngineAuthor:
         return [None if answer.finish_reason == "error" else tuple(answer.token_ids) for answer in found]
 
 
+def author_of(
+    target: TrainingTarget, *, device: str, precision: str, engine: Callable[[], Engine], concurrency: int
+) -> Author:
+    """The engine, which is loaded for it; on a GPU the target in torch."""
+    if device == "cpu":
+        return EngineAuthor(engine(), concurrency)
+    from wager.train.generation import TorchAuthor
+
+    return TorchAuthor(target.weights, eos=target.tokenizer.eos_ids, precision=precision, device=device)
+
+
 def answer(author: Author, requests: Sequence[Request], path: Path, on_output: OnOutput | None = None) -> None:
     """Answer the requests and append the answers to the file at `path`."""
     for first in range(0, len(requests), author.batch):
