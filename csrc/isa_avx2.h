@@ -128,10 +128,6 @@ WAGER_INLINE void narrow(uint16_t* p, F x) {
     const __m256i packed = _mm256_packus_epi32(round_bf16(x.a), round_bf16(x.b));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xD8));
 }
-WAGER_INLINE void narrow_two(uint16_t* p, F first, F second) {
-    narrow(p, first);
-    narrow(p + 16, second);
-}
 WAGER_INLINE void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 WAGER_INLINE void fetch_once(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA); }
 

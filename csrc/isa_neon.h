@@ -163,10 +163,6 @@ WAGER_INLINE void narrow(uint16_t* p, F a) {
     vst1q_u16(p, round_bf16(a.v[0], a.v[1]));
     vst1q_u16(p + 8, round_bf16(a.v[2], a.v[3]));
 }
-WAGER_INLINE void narrow_two(uint16_t* p, F first, F second) {
-    narrow(p, first);
-    narrow(p + 16, second);
-}
 WAGER_INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 WAGER_INLINE void fetch_once(const void* p) { __builtin_prefetch(p, 0, 0); }
 

@@ -181,10 +181,6 @@ WAGER_INLINE void narrow(uint16_t* p, F a) {  // to nearest even; NaN stays NaN
         p[4 * i + j] = static_cast<uint16_t>((nan ? bits | 0x400000u : bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
     }
 }
-WAGER_INLINE void narrow_two(uint16_t* p, F first, F second) {
-    narrow(p, first);
-    narrow(p + 16, second);
-}
 WAGER_INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 WAGER_INLINE void fetch_once(const void* p) { __builtin_prefetch(p, 0, 0); }
 

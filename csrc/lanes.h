@@ -1,7 +1,12 @@
-// What moves values between the lanes of several registers, one value at a time: for instruction sets without a quicker way.
+// What several registers need together, one by one: for instruction sets without a quicker way.
 #pragma once
 
 namespace wager::WAGER_NS {
+
+WAGER_INLINE void narrow_two(uint16_t* p, F first, F second) {
+    narrow(p, first);
+    narrow(p + 16, second);
+}
 
 // Lane i of the result combines all lanes of rows[i].
 WAGER_INLINE F lane_maxima(const F (&rows)[16]) {
