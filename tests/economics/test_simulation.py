@@ -15,7 +15,6 @@ import pytest
 from wager.arch import find_model
 from wager.economics.acceptance import CURVES, MTP_SURVIVAL, survival
 from wager.economics.latency import LatencyModel
-from wager.economics.policy.base import Policy
 from wager.economics.policy.heuristics import FixedDepth
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import find_device
@@ -24,14 +23,13 @@ from wager.planner.plan import Deployment
 from wager.simulation import comparison
 from wager.simulation.comparison import ReplaySetting, build_policy
 from wager.simulation.latency import PolicyClock, PublishedLatency, RooflineLatency, UncountedLatency
-from wager.simulation.server import SimulatedServer, SimulationResult, Workload
+from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import (
     DraftTrace,
     RecordedTraces,
     RequestTrace,
     SyntheticDrafter,
     SyntheticTraces,
-    TraceSource,
 )
 from wager.types import POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord
 
@@ -228,13 +226,6 @@ BEST = {
 DEPTHS = {"mtp": [1, 1, 1, 2, 8, 8, 8, 8, 8, 7, 4, 3], "dflash": [3, 2, 2, 15, 15, 15, 15, 15, 14, 8, 5, 4]}
 
 
-def serve(
-    traces: TraceSource, policy: Policy, workload: Workload, *, latency: LatencyModel = LATENCY
-) -> SimulationResult:
-    before = DraftDecision(policy.depth, policy.drafter) if isinstance(policy, FixedDepth) else DraftDecision(0)
-    return SimulatedServer(traces, latency, policy=policy, workload=workload, drafted_before=before).run()
-
-
 # ---- the published latencies ----------------------------------------------------------------------------------------
 
 
@@ -276,14 +267,13 @@ def test_how_near_the_cost_model_comes_to_the_published_rates() -> None:
 # ---- synthetic requests ---------------------------------------------------------------------------------------------
 
 
-def synthetic(name: str, *, output: int = 256, drafter: SyntheticDrafter | None = None) -> SyntheticTraces:
-    return SyntheticTraces({name: drafter or SyntheticDrafter(CURVES[name])}, output_tokens=output)
+MTP = SyntheticTraces({"mtp": SyntheticDrafter(CURVES["mtp"])}, output_tokens=256)
 
 
 def test_confidence_separates_right_from_wrong_about_as_well_as_published_heads() -> None:
     said, right = [], []
     for number in range(200):
-        guesses = synthetic("mtp").request(number).drafts["mtp"]
+        guesses = MTP.request(number).drafts["mtp"]
         assert guesses.scores is not None
         said.append(guesses.scores[:, 0])
         right.append(guesses.num_matching > 0)
@@ -303,43 +293,6 @@ def test_a_request_is_always_the_same_and_drafters_may_have_no_confidence() -> N
     assert one.num_matching.tolist() == two.num_matching.tolist() != other.num_matching.tolist()
 
 
-# ---- regret and uneven depths ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "users", "rounds", "depths", "ahead"),
-    [
-        ("mtp", 1, 4000, [1, 2], 0.08),
-        ("mtp", 512, 24_000, [7, 8], -0.01),
-        ("mtp without scores", 32, 12_000, [7, 8], -0.01),
-        ("dflash", 1, 4000, [2, 3], 0.2),
-        ("dflash", 256, 15_000, [12, 15], -0.01),
-    ],
-)
-def test_the_best_fixed_depth_is_reached_or_beaten(
-    name: str, users: int, rounds: int, depths: list[int], ahead: float
-) -> None:
-    """Uneven depths of a block are ten to thirty per cent ahead where rows are expensive."""
-    drafter, _, without = name.partition(" without ")
-    made = SyntheticDrafter(CURVES[drafter], score_sd=None) if without else SyntheticDrafter(CURVES[drafter])
-    setting = ReplaySetting(synthetic(drafter, output=256 if without else 1024, drafter=made), LATENCY)
-    fixed = ["none", *(f"fixed:{drafter}:{depth}" for depth in depths)]
-    points = comparison.compare(setting, [*fixed, "adaptive"], [Workload(concurrency=users, rounds=rounds)])
-    assert -points[-1].regret > ahead
-
-
-@pytest.mark.slow
-def test_of_two_drafters_the_right_one_is_chosen() -> None:
-    both = SyntheticTraces({name: SyntheticDrafter(CURVES[name]) for name in ("dflash", "mtp")}, output_tokens=256)
-    load = Workload(concurrency=32, rounds=9000)
-    worse, better, either = (
-        comparison.simulate(ReplaySetting(each, LATENCY), "adaptive", load).throughput
-        for each in (synthetic("mtp"), synthetic("dflash"), both)
-    )
-    assert better > 1.1 * worse
-    assert either > 0.95 * better, "the few steps of finding out included"
-
 
 # ---- recorded requests ----------------------------------------------------------------------------------------------
 
@@ -350,9 +303,9 @@ def test_a_trace_is_replayed_token_by_token(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(f"{row}\n{row}\n\n")
     recorded = RecordedTraces.read(tmp_path / "t.jsonl")
     assert (len(recorded), recorded.max_depths()) == (2, {"lookup": 2})
-    result = serve(
-        recorded, FixedDepth(2), Workload(concurrency=1, requests=2), latency=PublishedLatency({"lookup": "free"})
-    )
+    latency, load = PublishedLatency({"lookup": "free"}), Workload(concurrency=1, requests=2)
+    before = DraftDecision(2, "")
+    result = SimulatedServer(recorded, latency, policy=FixedDepth(2), workload=load, drafted_before=before).run()
     # from 0: two right and one more; from 3: none right; from 4: one right and the end
     assert (result.tokens, result.rounds, result.drafted, result.accepted) == (12, 6, 8, 6)
 
@@ -361,7 +314,7 @@ def test_a_trace_is_replayed_token_by_token(tmp_path: Path) -> None:
 
 
 def test_regret_and_frontier() -> None:
-    setting = ReplaySetting(synthetic("mtp"), LATENCY, devices=2)
+    setting = ReplaySetting(MTP, LATENCY, devices=2)
     loads = [Workload(concurrency=users, rounds=600) for users in (1, 8)]
     points = comparison.compare(setting, ["none", "fixed:2", "threshold:0.5"], loads)
     assert [point.concurrency for point in points] == [1, 1, 1, 8, 8, 8]
@@ -375,7 +328,7 @@ def test_regret_and_frontier() -> None:
 
 
 def test_where_requests_come_on_their_own_regret_is_in_a_users_speed() -> None:
-    setting = ReplaySetting(synthetic("mtp"), LATENCY)
+    setting = ReplaySetting(MTP, LATENCY)
     points = comparison.compare(setting, ["none", "fixed:mtp:1"], [Workload(rate=0.2, requests=6)])
     slow, fast = sorted(points, key=lambda point: point.per_user)
     assert (slow.policy, fast.regret) == ("none", 0.0)

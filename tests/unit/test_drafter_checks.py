@@ -85,20 +85,6 @@ def test_the_first_token_that_differs_is_named_with_what_to_do(
         assert told in note and str(other) in note
 
 
-def test_a_vocabulary_with_a_token_more_is_named_by_it(
-    config: wager.EngineConfig, target: Path, tmp_path: Path
-) -> None:
-    backend = train("gpt-2")
-    backend.add_tokens(["<|more|>"])
-    other = directory(tmp_path, backend)
-    size = Tokenizer.load(target).vocab_size
-    with pytest.raises(TokenizerError, match=rf"id {size} is '<\|more\|>', and the target has none"):
-        load(config.with_options(drafter=f"model:{other}"))
-    reverse = config.with_options(model=str(other), drafter=f"model:{target}")
-    with pytest.raises(TokenizerError, match=rf"there is no id {size}, which is '<\|more\|>' in the target"):
-        load(reverse)
-
-
 def test_a_draft_model_that_need_not_be_translated_is_said_to_be_one(
     config: wager.EngineConfig, target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -282,6 +282,7 @@ def behind(concurrency: int) -> tuple[Service, KeepingDrafter, Service]:
     return both, second[0], alone
 
 
+@pytest.mark.slow
 def test_one_that_brings_nothing_behind_another_rests_alone_and_is_used_when_it_is_right() -> None:
     service, second, alone = behind(4)
     second.good = False

@@ -71,6 +71,7 @@ def changed(receipt: Receipt, **values: Any) -> Receipt:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_an_answer_of_the_real_model(smollm2: Path, tmp_path: Path, wager: Call) -> None:
     paths = []
     for name, more in (("greedy", ""), ("sampled", "--temperature 0.8 --top-p 0.9 --repetition-penalty 1.1 --seed 3")):

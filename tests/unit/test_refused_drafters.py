@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 from blank_heads import HEADS
-from every_drafter import every_drafter
 
 from wager.cli import main
-from wager.draft.store_file import build_store
 from wager.models.opening import open_model, target_fingerprint, tokenizer_fingerprint
 
 MODEL = "random:llama:tiny"
@@ -94,14 +92,3 @@ def test_other_taps_than_those_that_a_head_was_trained_on_are_refused(
     assert "after layer 99" in refusal(f"{name}:{head}")
     (head / "config.json").write_text(json.dumps({**config, "wager": noted(taps=[0, 7])}))
     assert f"taps the target after layers 0, {last}; it was trained on 0, 7" in refusal(f"{name}:{head}")
-
-
-def test_a_store_that_is_cut_off_or_of_another_tokenizer_is_refused(refusal: Refusal, tmp_path: Path) -> None:
-    every_drafter(MODEL, tmp_path)
-    store, cut, other = (tmp_path / f"{name}.store" for name in ("answers", "cut", "other"))
-    cut.write_bytes(store.read_bytes()[:-8])
-    build_store([([1], [5, 6, 7])], other, vocab=open_model(MODEL)[2].vocab_size, tokenizer="00")
-    for name in ("store", "store:tree"):
-        refusal(f"{name}:{store}", code=0)
-        assert "is damaged" in refusal(f"{name}:{cut}", code=2)
-        assert "was built for another tokenizer" in refusal(f"{name}:{other}", code=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,11 @@ PRE = {
 
 def train(pre: str) -> Tokenizer:
     """A byte-level tokenizer of 700 tokens with the pre-tokenizer of that name and two special tokens."""
+    return Tokenizer.from_str(_trained(pre))
+
+
+@cache
+def _trained(pre: str) -> str:
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = PRE[pre]
     backend.decoder = decoders.ByteLevel()
@@ -63,7 +69,7 @@ def train(pre: str) -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator([text for text in TEXTS for _ in range(3)], trainer)
-    return backend
+    return str(backend.to_str())
 
 
 def parts(backend: Tokenizer) -> tuple[list[str], list[str]]:
