@@ -43,7 +43,7 @@ def trained(rounds: int) -> AcceptanceModel:
     return model
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     drawn_drafts(),
     st.integers(-1, 50),

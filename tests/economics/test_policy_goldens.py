@@ -6,6 +6,7 @@ import pytest
 from policy_goldens import SLACK, cells, frozen
 
 SOME = (
+    "prices processor lookup 4 rows x0.3",
     "load processor mtp 1",
     "load processor lookup 4",
     "load accelerator mtp 64",
@@ -14,7 +15,6 @@ SOME = (
     "objective accelerator slo:20ms 64",
     "collapses processor mtp 8",
     "drifts processor several 8",
-    "prices processor lookup 4 rows x0.3",
     "prices accelerator mtp 64 busy",
 )
 

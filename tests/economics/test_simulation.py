@@ -293,7 +293,6 @@ def test_a_request_is_always_the_same_and_drafters_may_have_no_confidence() -> N
     assert one.num_matching.tolist() == two.num_matching.tolist() != other.num_matching.tolist()
 
 
-
 # ---- recorded requests ----------------------------------------------------------------------------------------------
 
 

@@ -295,10 +295,8 @@ NOTICED = [  # beside the cells of policy_goldens.py
 ]
 
 
-@pytest.mark.parametrize(
-    ("machine", "drafter", "users", "belief"),
-    [NOTICED[0], *[pytest.param(*case, marks=pytest.mark.slow) for case in NOTICED[1:]]],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("machine", "drafter", "users", "belief"), NOTICED)
 def test_wrong_prices_and_changes_are_noticed(machine: str, drafter: str, users: int, belief: str) -> None:
     assert loss(Cell(machine, drafter, users), belief) < 0.02
 

@@ -79,6 +79,7 @@ def drafter(name: str, plain: LoadedEngine, requests: list[Request], texts: Text
     return DraftModel(twin, vocab=vocab, max_context=1024, kernels=plain.kernels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ngram", "model", "adversary", "random-tree"])
 def test_speculation_changes_no_token(name: str, plain: LoadedEngine, requests: list[Request], texts: Texts) -> None:
     guesser = drafter(name, plain, requests, texts)
