@@ -138,10 +138,10 @@ def _header(**changes: object) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (lambda data: data[:-8], "damaged: it has"),
         (lambda data: b"", "is no store"),
         (lambda data: b"GGUF" + data[4:], "is no store"),
         (lambda data: data[:40], "damaged"),
-        (lambda data: data[:-8], "damaged: it has"),
         (lambda data: data + b"\0" * 8, "damaged: it has"),
         (_flip(60), "header does not have the digest"),
         (_flip(-20), "data do not have the digest"),
