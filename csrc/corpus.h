@@ -47,7 +47,7 @@ struct CorpusSegment {
     // `least` tokens, which are 2 or more.
     Range find(const int32_t* end, int most, int least) const {
         if (size == 0 || most < least) return {};
-        const auto [from, to] = between_keys(key(end));
+        const auto [from, to] = between_keys(key(end), key(end));
         size_t first = from, last = to;
         while (first < last) {
             const size_t middle = (first + last) / 2;
@@ -64,6 +64,27 @@ struct CorpusSegment {
         return range;
     }
 
+    // Of the places in `range`, which are behind the same length - 1 tokens as `end`, those that are behind `length`.
+    Range narrow(Range range, const int32_t* end, int length) const {
+        if (length <= 2) {
+            const uint64_t low = length == 2 ? key(end) : static_cast<uint64_t>(static_cast<uint32_t>(end[-1] + 1)) << 32;
+            const auto [from, to] = between_keys(low, length == 2 ? low : low | UINT32_MAX);
+            range.first = std::max(range.first, from), range.last = std::max(range.first, std::min(range.last, to));
+        }
+        const auto first_without = [&](auto holds) {
+            size_t first = range.first, last = range.last;
+            while (first < last) {
+                const size_t middle = (first + last) / 2;
+                (holds(middle) ? first : last) = holds(middle) ? middle + 1 : middle;
+            }
+            return first;
+        };
+        range.first = first_without([&](size_t at) { return compare(at, end, length).second; });
+        range.last = first_without([&](size_t at) { return compare(at, end, length).first == length; });
+        range.length = length;
+        return range;
+    }
+
   private:
     // How many tokens before a place are those before `end`, and whether it comes before them in the order.
     std::pair<int, bool> compare(size_t at, const int32_t* end, int most) const {
@@ -73,11 +94,11 @@ struct CorpusSegment {
         return {most, false};
     }
 
-    // The places between which one with this key belongs.
-    std::pair<size_t, size_t> between_keys(uint64_t wanted) const {
+    // The places between which those with keys from `least` to `most` are.
+    std::pair<size_t, size_t> between_keys(uint64_t least, uint64_t most) const {
         const uint64_t* const last = keys + (size + kStride - 1) / kStride;
-        const uint64_t* const low = std::lower_bound(keys, last, wanted);
-        const uint64_t* const high = std::upper_bound(low, last, wanted);
+        const uint64_t* const low = std::lower_bound(keys, last, least);
+        const uint64_t* const high = std::upper_bound(low, last, most);
         return {low == keys ? 0 : (low - keys - 1) * kStride, std::min<size_t>(size, (high - keys) * kStride)};
     }
 
@@ -126,6 +147,22 @@ class Corpus {
         return length;
     }
 
+    // Calls `use` with every token that followed the `length` tokens before `end`, and how often: the places looked at
+    // stand for all of them. To be called with a length of 1, 2, ... in turn.
+    template <class Use> void each_follower(const int32_t* end, int length, Use use) {
+        if (length == 1) {
+            narrowed_.clear();
+            for (const CorpusSegment& segment : segments_) narrowed_.push_back({0, segment.size, 0});
+        }
+        for (size_t i = 0; i < segments_.size(); ++i) {
+            const CorpusSegment& segment = segments_[i];
+            const CorpusSegment::Range range = narrowed_[i] = segment.narrow(narrowed_[i], end, length);
+            const size_t places = range.last - range.first, samples = std::min(places, kSamples);
+            for (size_t sample = samples; sample-- > 0;)
+                use(segment.tokens[segment.order[range.first + sample * places / samples]], double(places) / samples);
+        }
+    }
+
   private:
     static void count(const CorpusSegment& segment, const CorpusSegment::Range& range, std::vector<SuffixTree::Follower>& out,
                       uint32_t& all) {
@@ -143,6 +180,7 @@ class Corpus {
     }
 
     std::vector<CorpusSegment> segments_;
+    std::vector<CorpusSegment::Range> narrowed_;
     std::vector<std::pair<const CorpusSegment*, CorpusSegment::Range>> ranges_;
 };
 

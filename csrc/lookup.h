@@ -17,10 +17,14 @@ namespace wager {
 enum LookupSource { kOwnText, kSharedTexts, kStore, kSources };
 
 // Continuations of a source in a tree of guesses, and followers of a run, the latest ones, among which they are chosen.
-constexpr int kContinuations = 4, kLatest = 32;
+constexpr int kContinuations = 4, kLatest = SharedTexts::kLatest;
 constexpr double kOtherWeights[kSources] = {2.2, 0.9, 2.2};  // draft/lookup.py: OTHER_WEIGHTS
 
-constexpr int kTreeCells = 32, kStoreCells = 16, kMatchCells = 8;
+// Cells: of the text's own tree by the length of the match and its kind; of earlier texts and of the store by the
+// probability; of earlier texts, where a longer run is known than probabilities are interpolated after, as of the tree.
+constexpr int kMatchCells = 8, kTreeCells = 4 * kMatchCells, kProbabilityCells = 16;
+constexpr int kSharedCell = kTreeCells, kStoreCell = kSharedCell + kProbabilityCells, kLongCell = kStoreCell + kProbabilityCells,
+              kCells = kLongCell + 4 * (kMatchCells - SharedTexts::kInterpolated);
 
 // What a source guesses next; its rate is that of its cell.
 struct LookupGuess {
@@ -175,7 +179,7 @@ class LookupText {
         guesses[kSharedTexts] = rules_->shared_tokens != 0 ? of_shared_texts(place) : LookupGuess();
         guesses[kStore] = LookupGuess();
         if (store_ == nullptr || store_->find(place.last + place.known, place.known, 1, found_) == 0) return;
-        guesses[kStore] = {found_[0].token, 2 * kTreeCells + found_[0].probability * kStoreCells / 256};
+        guesses[kStore] = {found_[0].token, kStoreCell + found_[0].probability * kProbabilityCells / 256};
     }
 
     // The most frequent follower of the longest ending that has one. Cells are by the length of the match, and by how
@@ -191,11 +195,19 @@ class LookupText {
         return {best.token, first_cell + 4 * (std::min(length, kMatchCells) - 1) + kind};
     }
 
-    // The latest texts are in a tree, older ones in a corpus, if there is one: the longer match counts.
+    // The latest texts are in a tree, older ones in a corpus, if there is one. A long run is said to go on as it did,
+    // the longer one of the two; else what followed counts by its probability.
     LookupGuess of_shared_texts(const LookupPlace& place) {
+        constexpr int kFirst = kLongCell - 4 * SharedTexts::kInterpolated;
         uint32_t all = 0;
         const int length = find_in_corpus(place, all);
-        return length != 0 ? of_match(followers_[0], all, length, kTreeCells) : of_tree(shared_->tree(), place.shared, kTreeCells);
+        if (length > SharedTexts::kInterpolated) return of_match(followers_[0], all, length, kFirst);
+        if (length == 0 && known(shared_->tree(), place.shared).length > SharedTexts::kInterpolated)
+            return of_tree(shared_->tree(), place.shared, kFirst);
+        shared_->interpolate(place.last + place.known, place.known, place.shared, interpolated_);
+        if (interpolated_.empty()) return {};
+        const LikelyToken& best = interpolated_[0];
+        return {best.token, kSharedCell + std::min(static_cast<int>(best.probability * kProbabilityCells), kProbabilityCells - 1)};
     }
 
     // The length of a match in the corpus that is longer than any in the tree, else 0; what followed is in `followers_`.
@@ -303,6 +315,12 @@ class LookupText {
                 if (other.token != best) others_.push_back({other.token, double(other.probability) / found_[0].probability});
             return;
         }
+        if (source == kSharedTexts && of_shared_texts(place).cell < kLongCell) {
+            const size_t most = std::min<size_t>(interpolated_.size(), kContinuations);
+            for (size_t i = 1; i < most; ++i)
+                others_.push_back({interpolated_[i].token, interpolated_[i].probability / interpolated_[0].probability});
+            return;
+        }
         uint32_t all = 0;
         double most = 0.0;
         if (source == kSharedTexts && find_in_corpus(place, all) != 0) {
@@ -344,7 +362,7 @@ class LookupText {
     std::vector<double> rates_, tried_;
     std::vector<StoreTable::Continuation> found_;
     std::vector<SuffixTree::Follower> followers_;
-    std::vector<LikelyToken> likely_, others_;
+    std::vector<LikelyToken> likely_, others_, interpolated_;
     Candidates candidates_;
 };
 

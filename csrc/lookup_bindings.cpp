@@ -21,7 +21,7 @@ using Slots = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device:
 wager::LookupRules checked(wager::LookupRules rules) {
     if (rules.longest < 0 || rules.longest > 64) throw std::invalid_argument("contexts of 0 to 64 tokens");
     if (rules.longest == 0) rules.shared_tokens = 0;
-    if (rules.prior.size() != 2 * wager::kTreeCells + wager::kStoreCells) throw std::invalid_argument("one prior for each cell");
+    if (rules.prior.size() != wager::kCells) throw std::invalid_argument("one prior for each cell");
     if (rules.weights.size() != wager::kSources) throw std::invalid_argument("one weight for each source");
     return rules;
 }

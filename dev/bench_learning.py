@@ -1,13 +1,17 @@
 """What learning from traffic (--learn) brings, and what it costs where nothing repeats.
 
-    python dev/bench_learning.py PROMPTS [--model M] [--drafter suffix] [--requests 100] [--kinds 10]
-        [--max-tokens 128] [--unrelated FOLDER] [--json PATH]
+    python dev/bench_learning.py curve PROMPTS --answers FILE [--model M] [--requests 1000] [--measured 48]
+        [--max-tokens 128] [--drafter suffix] [--json PATH]
+    python dev/bench_learning.py curve --edits REPOSITORY [--model M] [--requests 1000] [--measured 48] [...]
+    python dev/bench_learning.py cost PROMPTS [--model M] [--drafter suffix] [--requests 100] [--unrelated FOLDER]
 
-The curve: the first prompts are asked, then again with other numbers and names: tau after 0, --kinds and --requests
-learned requests, and after a restart, beside the same engine without --learn. Answers are measured from the corpus
-alone: what drafters remember is forgotten before.
+curve: tau after 0, 10, 100, ... learned requests and after a restart, of the same --measured requests, from what was
+learned alone. Every prompt is asked again and again with other numbers and names, in random order; FILE holds the
+answers, which the model gives once (greedily) and which are then drafted along, since they do not depend on guesses.
+With --edits the requests are the changes of files in a repository's history, as diffs, in their order; no model runs.
+Where arctic_inference can be imported, the suffix method of vLLM is measured on the same requests in the same order.
 
-The cost: every prompt once, by an engine that learns and one that does not, in turns, with one copy of the weights; the
+cost: every prompt once, by an engine that learns and one that does not, in turns, with one copy of the weights; the
 median ratio of decoding seconds. --unrelated is a folder that was learned in, of other texts.
 """
 
@@ -17,19 +21,51 @@ import argparse
 import json
 import random
 import re
+import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
 import wager
+from wager.draft.corpus.learning import UNLIMITED, LearnedTexts
+from wager.draft.lookup import LookupDrafter
+from wager.draft.registry import DrafterParts, build_drafter
+from wager.drafter_spec import DrafterSpec
+from wager.loading.drafters import shipped_store
 from wager.loading.load import LoadedEngine, load
-from wager.prompts import read_prompts, spread
+from wager.models.opening import open_model, tokenizer_fingerprint
+from wager.models.tokenizer import Tokenizer, num_tokens
+from wager.profiling.acceptance import DraftedAnswer, PositionDraft, replay_drafts
+from wager.prompts import Prompt, read_prompts, spread
 from wager.terminal.flags import Framing
 from wager.types import Completion, Request, SamplingParams
 
+DEPTH = 15
+"""Guesses of a round, at most."""
+
 _NAME = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,}")
 _NUMBER = re.compile(r"\d+")
+_LONGEST_FILE, _LONGEST_DIFF = 24_000, 6_000  # characters
+
+
+class Recorded(NamedTuple):
+    """A request of a kind, and its answer, in token ids."""
+
+    kind: str
+    prompt: Sequence[int]
+    answer: Sequence[int]
+
+
+class Tau(NamedTuple):
+    """Tokens and guesses of a round."""
+
+    tau: float
+    guesses: float
+
+
+# ---- requests --------------------------------------------------------------------------------------------------------
 
 
 def varied(text: str, pool: Sequence[str], seed: int) -> str:
@@ -40,86 +76,207 @@ def varied(text: str, pool: Sequence[str], seed: int) -> str:
     return _NUMBER.sub(lambda match: "".join(rng.choice("123456789") for _ in match[0]), text)
 
 
-class Measurement:
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.prompts = spread(read_prompts(options.prompts), options.requests)
-        self.pool = sorted({name for prompt in self.prompts for name in _NAME.findall(prompt.text)})
-        config = wager.EngineConfig.from_options(
-            model=options.model, drafter=options.drafter, max_context=2048, cache_tokens=8192, prefix_cache=False
-        )
-        self.plain = load(config)
+def asked_again(prompts: Sequence[Prompt], *, requests: int, measured: int) -> Iterator[tuple[str, str]]:
+    """Kinds and texts of `requests` in random order, every prompt about as often, then of `measured` others, spread
+    over the prompts' categories."""
+    pool = sorted({name for prompt in prompts for name in _NAME.findall(prompt.text)})
+    chosen = [(prompts[number % len(prompts)], number // len(prompts)) for number in range(requests)]
+    random.Random(0).shuffle(chosen)
+    chosen += [(prompt, -1) for prompt in spread(prompts, measured)]
+    for prompt, seed in chosen:
+        yield prompt.category, prompt.text if seed == 0 else varied(prompt.text, pool, seed)
 
-    def learning(self, folder: str) -> LoadedEngine:
-        return load(self.plain.target.config.with_options(learn=folder), target=self.plain.target)
 
-    def ask(self, engine: LoadedEngine, text: str) -> Completion:
-        params = SamplingParams(max_tokens=self.options.max_tokens, temperature=0)
-        tokens = Framing().encode(engine.tokenizer, text)
-        [completion] = engine.generate([Request("r", tuple(tokens), params)])
+def answered(options: argparse.Namespace) -> list[Recorded]:
+    """The requests of `asked_again` with the model's answers, from the file; those that it lacks are asked."""
+    asked = list(asked_again(read_prompts(options.prompts), requests=options.requests, measured=options.measured))
+    options.answers.touch()
+    have = len(options.answers.read_text(encoding="utf-8").splitlines())
+    if have < len(asked):
+        engine = load(wager.EngineConfig.from_options(model=options.model, max_context=2048, max_sequences=16))
+        params = SamplingParams(max_tokens=options.max_tokens, temperature=0)
+        for first in range(have, len(asked), 32):
+            some = asked[first : first + 32]
+            prompts = [tuple(Framing().encode(engine.tokenizer, text)) for _, text in some]
+            answers = engine.generate([Request(str(number), prompt, params) for number, prompt in enumerate(prompts)])
+            with options.answers.open("a", encoding="utf-8") as file:
+                for (kind, _), prompt, answer in zip(some, prompts, answers, strict=True):
+                    file.write(json.dumps({"category": kind, "prompt": prompt, "answer": answer.token_ids}) + "\n")
+    rows = map(json.loads, options.answers.read_text(encoding="utf-8").splitlines())
+    return [Recorded(row["category"], row["prompt"], row["answer"]) for row in rows if row["answer"]]
+
+
+def edits(repository: Path, tokenizer: Tokenizer, most: int) -> list[Recorded]:
+    """The latest changes of files in the history, the oldest first: the file before and the commit's subject as the
+    prompt, the diff as the answer."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(repository), *words], check=True, capture_output=True, text=True, errors="replace"
+        ).stdout
+
+    found: list[Recorded] = []
+    for line in git("log", "--no-merges", "--format=%H %s").splitlines():
+        commit, _, subject = line.partition(" ")
+        names = git("diff-tree", "-r", "--root", "--no-commit-id", "--name-only", "--diff-filter=M", commit)
+        for name in reversed(names.splitlines()):
+            before = git("show", f"{commit}^:{name}")
+            diff = git("diff", "--no-color", f"{commit}^", commit, "--", name).partition("\n@@")[2]
+            if len(before) <= _LONGEST_FILE and 0 < len(diff) <= _LONGEST_DIFF:
+                asked = f"{subject}\n\n{name}:\n{before}\n"
+                found.append(Recorded(Path(name).suffix, tokenizer.encode_text(asked), tokenizer.encode_text(diff)))
+            if len(found) == most:
+                return found[::-1]
+    return found[::-1]
+
+
+# ---- drafting along --------------------------------------------------------------------------------------------------
+
+
+def tau_of(answers: Iterable[DraftedAnswer]) -> Tau:
+    rounds = [each for answer in answers for each in answer.rounds_at(DEPTH)]
+    drafted, accepted = sum(each.drafted for each in rounds), sum(each.accepted for each in rounds)
+    return Tau(1 + accepted / len(rounds), drafted / len(rounds))
+
+
+def drafter_of(name: str, tokenizer: Tokenizer, learned: LearnedTexts | None) -> LookupDrafter:
+    """suffix, or the store that comes with wager (auto)."""
+    store = shipped_store(tokenizer) if name == "auto" else None
+    spec = DrafterSpec("suffix") if store is None else DrafterSpec("store", str(store.path))
+    drafter = build_drafter(spec, DrafterParts(num_tokens(tokenizer), store=store, learned=learned))
+    assert isinstance(drafter, LookupDrafter)
+    return drafter
+
+
+def from_learned(drafter: LookupDrafter, measured: Sequence[Recorded]) -> Tau:
+    """Of drafts along the answers, from what was learned alone: what the drafter remembers is forgotten before each."""
+    found: list[DraftedAnswer] = []
+    for each in measured:
+        drafter.forget()
+        found += replay_drafts(drafter, [(each.prompt, each.answer)], depth=DEPTH).answers
+    return tau_of(found)
+
+
+def learn_and_measure(
+    folder: Path, name: str, tokenizer: Tokenizer, texts: Sequence[Recorded], measured: Sequence[Recorded]
+) -> Tau:
+    learned = LearnedTexts(folder, tokenizer_fingerprint(tokenizer), UNLIMITED)
+    try:
+        learned.corpus("")
+        learned.learn_all((each.prompt, each.answer) for each in texts)
+        return from_learned(drafter_of(name, tokenizer, learned), measured)
+    finally:
+        learned.close()
+
+
+def vllm_suffix(texts: Sequence[Recorded], measured: Sequence[Recorded]) -> Tau:
+    """With vLLM's defaults: trees of depth 24, guesses of probability 0.1, as many as the match is long. Nothing
+    leaves."""
+    from arctic_inference.suffix_decoding import SuffixDecodingCache  # type: ignore[import-not-found]
+
+    cache = SuffixDecodingCache(max_tree_depth=24)
+    for number, each in enumerate(texts):
+        cache.start_request(number, list(each.prompt))
+        cache.add_active_response(number, list(each.answer))
+        cache.stop_request(number)
+    found: list[DraftedAnswer] = []
+    for each in measured:
+        cache.start_request("measured", list(each.prompt))
+        text, drafts = list(each.prompt), list[PositionDraft]()
+        for token in each.answer:
+            draft = cache.speculate("measured", text[-24:], max_spec_tokens=DEPTH)
+            drafts.append(PositionDraft(DEPTH, tuple(draft.token_ids)))
+            cache.add_active_response("measured", [token])
+            text.append(token)
+        cache.stop_request("measured")
+        cache.evict_cached_response("measured")
+        found.append(DraftedAnswer.of(each.answer, drafts, prompt_tokens=len(each.prompt)))
+    return tau_of(found)
+
+
+def curve(options: argparse.Namespace) -> dict[str, Any]:
+    tokenizer = open_model(options.model)[2]
+    most = options.requests + options.measured
+    every = edits(options.edits, tokenizer, most) if options.edits else answered(options)
+    before, measured = every[: -options.measured], every[-options.measured :]
+    counts = [0, *(10**power for power in range(1, 9) if 10**power < len(before)), len(before)]
+    methods: dict[str, Callable[[Sequence[Recorded], Path], Tau]] = {}
+    for name in options.drafter:
+        methods[name] = lambda texts, folder, name=name: learn_and_measure(folder, name, tokenizer, texts, measured)
+    try:
+        import arctic_inference.suffix_decoding  # type: ignore[import-not-found]  # noqa: F401
+
+        methods["vLLM's suffix"] = lambda texts, _: vllm_suffix(texts, measured)
+    except ImportError:
+        print("arctic_inference is not here: vLLM's suffix method is left out")
+    found: dict[str, Any] = {
+        "requests": len(every),
+        "answer_tokens": sum(len(each.answer) for each in every),
+        "measured_tokens": sum(len(each.answer) for each in measured),
+    }
+    for name, method in methods.items():
+        rows = found[name] = {}
+        for count in counts:  # those just before the measured ones
+            with tempfile.TemporaryDirectory() as folder:
+                rows[count] = method(before[len(before) - count :], Path(folder))
+                if count == counts[-1]:
+                    rows["after a restart"] = method([], Path(folder))
+            print(name, count, rows[count], flush=True)
+    return found
+
+
+# ---- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def cost(options: argparse.Namespace) -> dict[str, float]:
+    config = wager.EngineConfig.from_options(
+        model=options.model, drafter=options.drafter[0], max_context=2048, cache_tokens=8192, prefix_cache=False
+    )
+    prompts = spread(read_prompts(options.prompts), options.requests)
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=0)
+
+    def ask(engine: LoadedEngine, prompt: Prompt) -> Completion:
+        [completion] = engine.generate([Request("r", Framing().encode(engine.tokenizer, prompt.text), params)])
         return completion
 
-    def tau(self, engine: LoadedEngine, seed: int) -> float:
-        """Of the kinds with other numbers and names; nothing is learned of them."""
-        learned, engine.learned = engine.learned, None
-        if learned is not None:
-            learned.seal()
-        tokens = rounds = 0
-        for prompt in self.prompts[: self.options.kinds]:
-            engine.forget_requests()
-            answer = self.ask(engine, varied(prompt.text, self.pool, seed))
-            tokens += len(answer.token_ids)
-            rounds += answer.stats.rounds
-        engine.learned = learned
-        return tokens / rounds
-
-    def curve(self) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {"learning": [], "not": [self.tau(self.plain, 0)]}
-        with tempfile.TemporaryDirectory() as folder:
-            engine, asked = self.learning(folder), 0
-            for count in (0, self.options.kinds, len(self.prompts)):
-                for prompt in self.prompts[asked:count]:
-                    self.ask(engine, prompt.text)
-                asked = max(asked, count)
-                found["learning"].append(self.tau(engine, 0))
-            engine.close()
-            engine = self.learning(folder)
-            found["learning"].append(self.tau(engine, 0))
-            engine.close()
-        return found
-
-    def cost(self, folder: str) -> dict[str, float]:
-        engine = self.learning(folder)
+    plain = load(config)
+    with tempfile.TemporaryDirectory() as empty:
+        engine = load(config.with_options(learn=str(options.unrelated or empty)), target=plain.target)
         ratios = []
-        for number, prompt in enumerate(self.prompts):
-            pair = [self.plain, engine] if number % 2 else [engine, self.plain]
-            answers = {each is engine: self.ask(each, prompt.text) for each in pair}
+        for number, prompt in enumerate(prompts):
+            pair = [plain, engine] if number % 2 else [engine, plain]
+            answers = {each is engine: ask(each, prompt) for each in pair}
             if answers[True].token_ids != answers[False].token_ids:
                 raise SystemExit(f"{prompt.id}: another text")
             ratios.append(answers[True].stats.decode_s / answers[False].stats.decode_s)
         engine.close()
-        quarters = sorted(ratios)
-        return {
-            "median": median(ratios),
-            "lower_quartile": quarters[len(quarters) // 4],
-            "upper_quartile": quarters[3 * len(quarters) // 4],
-        }
+    quarters = sorted(ratios)
+    return {
+        "median": median(ratios),
+        "lower_quartile": quarters[len(quarters) // 4],
+        "upper_quartile": quarters[3 * len(quarters) // 4],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("prompts", type=Path)
+    parser.add_argument("what", choices=["curve", "cost"])
+    parser.add_argument("prompts", type=Path, nargs="?")
+    parser.add_argument("--answers", type=Path)
+    parser.add_argument("--edits", type=Path)
     parser.add_argument("--model", default="SmolLM2-135M-Instruct")
-    parser.add_argument("--drafter", default="suffix")
-    parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--kinds", type=int, default=10)
+    parser.add_argument("--drafter", action="append", default=[])
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--measured", type=int, default=48)
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--unrelated")
+    parser.add_argument("--unrelated", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    measurement = Measurement(options)
-    with tempfile.TemporaryDirectory() as empty:
-        found = {"cost": measurement.cost(options.unrelated or empty), "tau": measurement.curve()}
+    options.drafter = options.drafter or ["suffix"]
+    options.requests = options.requests or (1000 if options.what == "curve" else 100)
+    if not options.edits and not (options.prompts and (options.answers or options.what == "cost")):
+        parser.error("give PROMPTS, for a curve with --answers, or --edits")
+    found = curve(options) if options.what == "curve" else cost(options)
     print(json.dumps(found, indent=1))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")

@@ -12,6 +12,7 @@ class PythonCorpus:
 
     def __init__(self, segments: Sequence[Sequence[Sequence[int]]]) -> None:
         self._segments = segments
+        self._followers: dict[tuple[int, ...], list[tuple[int, float]]] = {}
 
     def find(self, text: Sequence[int], least: int) -> tuple[int, list[tuple[int, int]]]:
         """The length of the longest run before the end of `text` that is known, of `least` tokens or more, else 0; and
@@ -27,6 +28,18 @@ class PythonCorpus:
             if counts:
                 return length, sorted(counts.items(), key=lambda item: -item[1])
         return 0, []
+
+    def followers(self, run: Sequence[int]) -> list[tuple[int, float]]:
+        """Tokens that followed a run of any length, and how often: the places looked at stand for all of them."""
+        key = tuple(run)
+        if key not in self._followers:
+            found = self._followers[key] = []
+            for texts in self._segments:
+                places = _places(texts, list(run))
+                samples = min(SAMPLES, len(places))
+                for sample in reversed(range(samples)):
+                    found.append((places[sample * len(places) // samples], len(places) / samples))
+        return self._followers[key]
 
 
 def _places(texts: Sequence[Sequence[int]], run: list[int]) -> list[int]:

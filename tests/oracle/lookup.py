@@ -26,12 +26,16 @@ from wager.draft.lookup import (
     prior_rates,
 )
 from wager.draft.ngram import MIN_SURVIVAL
-from wager.draft.store_file import LONGEST
+from wager.draft.store_file import _SMOOTHING, LONGEST
 from wager.types import Draft, DraftRequest
 
 CONTINUATIONS = 4  # of one source in a tree of guesses
 MATCHES = 8  # longer matches count as this long
-STORE_CELLS = 16
+PROBABILITY_CELLS = 16
+INTERPOLATED = 5  # tokens of the contexts in earlier texts after which probabilities are interpolated
+SHARED_CELL = 4 * MATCHES
+STORE_CELL = SHARED_CELL + PROBABILITY_CELLS
+LONG_CELL = STORE_CELL + PROBABILITY_CELLS
 ONCE, ALWAYS, MOSTLY, LESS = range(4)  # how often something followed, and how often this
 
 
@@ -97,13 +101,31 @@ class SharedTexts:
                 self.counts.remove(self._texts.popleft())
             self.counts.add(self._texts[-1])
 
+    def interpolated(self, text: Sequence[int]) -> list[tuple[int, float]]:
+        """What followed the last 1 to INTERPOLATED tokens, in the tree and in the corpus, the likeliest first; the
+        probability after m tokens is interpolated with that after m - 1, as in a store."""
+        lower: dict[int, float] = {}
+        for size in range(1, min(INTERPOLATED, len(text)) + 1):
+            run, counts = text[-size:], dict[int, float]()
+            for token, times in [*self.counts.latest_of(run), *self.corpus.followers(run)]:
+                counts[token] = counts.get(token, 0.0) + times
+            if not counts:
+                break
+            pull = _SMOOTHING * len(counts)
+            total = reduce(add, counts.values()) + pull
+            for token, probability in lower.items():
+                counts[token] = counts.get(token, 0.0) + pull * probability
+            lower = {token: count / total for token, count in counts.items()}
+        return sorted(lower.items(), key=lambda item: -item[1])
+
 
 class LookupGuess(NamedTuple):
     """What a source guesses next; its acceptance rate is that of the cell. `others`: other continuations, and how
-    frequent each is beside this one."""
+    frequent each is beside this one. `weight`: of these, see OTHER_WEIGHTS."""
 
     token: int
     cell: int
+    weight: float
     others: tuple[tuple[int, float], ...] = ()
 
 
@@ -185,7 +207,7 @@ class _Text:
         for guess, named in [(guess, likely[guess.token]) for guess in guesses]:
             others = [(token, share) for token, share in guess.others if token != guess.token]
             every = reduce(add, (share for _, share in others), 1.0)
-            most = OTHER_WEIGHTS[guess.cell // (4 * MATCHES)] * named * (1.0 - named) / every
+            most = guess.weight * named * (1.0 - named) / every
             for token, share in others:
                 likely.setdefault(token, min(named, most) * share)
         return likely
@@ -236,33 +258,41 @@ class _Text:
 
     def _guesses(self, text: Sequence[int]) -> list[LookupGuess]:
         """What each source guesses after `text`, in their order, without those that know nothing."""
+        own, shared, stored = OTHER_WEIGHTS
         guesses = []
         if self._sources.longest:
-            guesses += _guess_of(self._counts.followers(text[-self._sources.longest :]), first_cell=0)
+            guesses += _guess_of(self._counts.followers(text[-self._sources.longest :]), 0, own)
         if self._sources.shared_tokens:
-            cells = 4 * MATCHES
             of_tree = self._shared.counts.followers(text[-self._sources.longest :])
             length, found = self._shared.corpus.find(text, of_tree.length + 1)
-            if length:
+            first = LONG_CELL - 4 * INTERPOLATED
+            if length > INTERPOLATED:
                 followers = Followers(length, sum(times for _, times in found), tuple(found), tuple(found))
-                guesses += _guess_of(followers, first_cell=cells)
-            else:
-                guesses += _guess_of(of_tree, first_cell=cells)
+                guesses += _guess_of(followers, first, shared)
+            elif length == 0 and of_tree.length > INTERPOLATED:
+                guesses += _guess_of(of_tree, first, shared)
+            elif likely := self._shared.interpolated(text):
+                guesses.append(_by_probability(likely, SHARED_CELL, shared))
         if self._sources.store is not None:
-            _, found = self._sources.store.continuations(text[-5:])
-            if found:
-                cell = 8 * MATCHES + found[0].probability * STORE_CELLS // 256
-                best, *others = found[:CONTINUATIONS]
-                shares = tuple((other.token, other.probability / best.probability) for other in others)
-                guesses.append(LookupGuess(best.token, cell, shares))
+            _, continuations = self._sources.store.continuations(text[-5:])
+            if continuations:
+                likely = [(token, probability / 256) for token, probability in continuations]
+                guesses.append(_by_probability(likely, STORE_CELL, stored))
         return guesses
 
 
-def _guess_of(found: Followers, *, first_cell: int) -> list[LookupGuess]:
+def _by_probability(likely: Sequence[tuple[int, float]], first_cell: int, weight: float) -> LookupGuess:
+    """Of tokens with their probabilities, the likeliest first."""
+    (token, probability), *others = likely[:CONTINUATIONS]
+    cell = first_cell + min(int(probability * PROBABILITY_CELLS), PROBABILITY_CELLS - 1)
+    return LookupGuess(token, cell, weight, tuple((other, each / probability) for other, each in others))
+
+
+def _guess_of(found: Followers, first_cell: int, weight: float) -> list[LookupGuess]:
     length, seen, followers, latest = found
     if not length:
         return []
     token, often = followers[0]
     others = tuple((other, times / often) for other, times in latest[:CONTINUATIONS])
     kind = ONCE if seen == 1 else ALWAYS if often == seen else MOSTLY if 2 * often > seen else LESS
-    return [LookupGuess(token, first_cell + 4 * (min(length, MATCHES) - 1) + kind, others)]
+    return [LookupGuess(token, first_cell + 4 * (min(length, MATCHES) - 1) + kind, weight, others)]

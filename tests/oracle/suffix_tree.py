@@ -57,9 +57,13 @@ class SuffixCounts:
                 return Followers(len(ending), sum(counts.values()), tuple(every), tuple(latest))
         return Followers(0, 0, ())
 
+    def latest_of(self, run: Sequence[int]) -> list[tuple[int, int]]:
+        """The followers of this very run that came last, LATEST at most, the latest first, with their counts."""
+        return list(reversed(self._followers.get(tuple(run), {}).items()))[:LATEST]
+
     def latest(self, text: Sequence[int]) -> list[list[tuple[int, int]]]:
         """The followers of each known ending that came last, LATEST at most, the latest first, with their counts."""
-        found = [list(reversed(self._followers.get(ending, {}).items()))[:LATEST] for ending in self._endings(text)]
+        found = [self.latest_of(ending) for ending in self._endings(text)]
         return [followers for followers in found if followers]
 
     def _endings(self, text: Sequence[int]) -> list[tuple[int, ...]]:

@@ -14,6 +14,7 @@ import pytest
 from wager import LLM, SamplingParams, UsageError
 from wager.cli import main
 from wager.draft.corpus import learning
+from wager.draft.corpus.files import Segment
 from wager.models.opening import open_model, tokenizer_fingerprint
 from wager.profiling import distillation
 from wager.profiling.acceptance import replay_drafts
@@ -210,6 +211,29 @@ def test_what_was_learned_is_listed_shown_exported_imported_and_forgotten(
     assert not [path for path in copy.glob("*/*") if path.is_dir() and path.name != "kept"]
 
 
+def test_texts_that_a_server_overwrites_while_they_are_read_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned = learning.LearnedTexts(tmp_path / "learned", "ab" * 32)
+    learned.learn("", [], list(range(50)))
+    learned.close()
+    run(capsys, "corpus", "export", tmp_path / "learned", "--output", tmp_path / "texts")
+    verified: list[Segment] = []
+
+    def verify(segment: Segment, inner: Any = Segment.verify) -> None:
+        verified.append(segment)
+        if len(verified) == 2:
+            with segment.path.open("r+b") as file:
+                file.seek(200)
+                file.write(bytes(100))
+        inner(segment)
+
+    monkeypatch.setattr(Segment, "verify", verify)
+    code, _, err = run(capsys, "corpus", "export", tmp_path / "learned", "--output", tmp_path / "again")
+    assert code == 0 and "is damaged" in err and len(verified) == 2
+    assert (tmp_path / "texts").read_text() and not (tmp_path / "again").read_text()
+
+
 def test_one_of_several_tenants_is_forgotten_by_its_key_or_its_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,18 +282,21 @@ def test_a_store_of_learned_texts_is_written_where_it_guesses_better(
     words = ("corpus", "distill", tmp_path / "learned", "--model", MODEL, "--output", store)
     tmp_path.chmod(0o755)
     readable: list[Path] = []
+    forgotten: list[int] = []
 
     def replay(*given: Any, **more: Any) -> Any:
         """Notes files of a store in the making that others could read."""
         for path in tmp_path.rglob("own.store*"):
             if path.is_file() and path.parent.stat().st_mode & path.stat().st_mode & 0o077:
                 readable.append(path)
+        forgotten.append(main(["corpus", "forget", str(tmp_path / "learned"), "--all"]))
         return replay_drafts(*given, **more)
 
     monkeypatch.setattr(distillation, "replay_drafts", replay)
     code, out, err = run(capsys, *words, "--json", "-")
     found = json.loads(out)
     assert readable == []
+    assert forgotten == [2, 2] and "Another process reads the texts in" in err, "a store of them is being written"
     assert code == 0 and "--drafter store:" in err and (found["texts"], found["held_out"]) == (54, 6)
     assert found["tau_after"] > found["tau_before"] and store.stat().st_mode & 0o777 == 0o600
     with opened(None, f"store:{store}") as llm, opened(None) as plain:

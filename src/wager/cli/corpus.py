@@ -89,15 +89,19 @@ def command(
         _import(chosen, _needed(path, "--file"), _needed(tokenizer, "--model"), str(model))
     elif action == "forget":
         _forget(chosen, everyone=everyone)
-    elif action == "export":
-        _export(chosen, _needed(output_path, "--output"))
-    elif action == "distill":
-        store = _needed(output_path, "--output")
-        _distill(chosen, _needed(tokenizer, "--model"), str(model), store, size, json_path, everyone=everyone)
-    elif action == "show":
-        _show(chosen, limit, tokenizer, str(model), json_path)
     else:
-        _list(chosen, json_path)
+        from wager.draft.corpus.learning import being_read
+
+        with being_read(chosen.tenants()):
+            if action == "export":
+                _export(chosen, _needed(output_path, "--output"))
+            elif action == "distill":
+                store = _needed(output_path, "--output")
+                _distill(chosen, _needed(tokenizer, "--model"), str(model), store, size, json_path, everyone=everyone)
+            elif action == "show":
+                _show(chosen, limit, tokenizer, str(model), json_path)
+            else:
+                _list(chosen, json_path)
 
 
 _USES = {
@@ -182,7 +186,9 @@ def _texts(tenant: Path) -> Iterator[LearnedText]:
             else:
                 segment = Segment(file)
                 segment.verify()
-                yield from segment
+                texts = [text._replace(tokens=text.tokens.copy()) for text in segment]
+                segment.verify()  # again: a server overwrites what leaves
+                yield from texts
         except CorpusFileError as error:
             console.warn(str(error))
         except FileNotFoundError:

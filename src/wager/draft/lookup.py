@@ -66,20 +66,15 @@ OWN_PRIOR = (
 """Probability that the most frequent follower is right, by the length of the match (1 to 8 or more tokens) and by
 whether something followed it once, always the same, mostly this, or less. The text itself (SmolLM2-135M, greedy)."""
 
-SHARED_PRIOR = (
-    (0.12, 0.18, 0.23, 0.17),
-    (0.21, 0.43, 0.48, 0.11),
-    (0.36, 0.52, 0.27, 0.20),
-    (0.30, 0.63, 0.33, 0.16),
-    (0.42, 0.55, 0.52, 0.14),
+LONG_PRIOR = (
     (0.51, 0.70, 0.52, 0.17),
     (0.52, 0.78, 0.45, 0.20),
     (0.50, 0.93, 0.68, 0.18),
 )
-"""The same, of 25,000 tokens of answers to other prompts."""
+"""The same for matches of 6 to 8 or more tokens in 25,000 tokens of answers to other prompts."""
 
 STORE_PRIOR = (0.04, 0.10, 0.15, 0.18, 0.23, 0.30, 0.36, 0.42, 0.46, 0.54, 0.61, 0.66, 0.69, 0.76, 0.85, 0.93)
-"""By the probability that the store states, in sixteenths."""
+"""By the probability that the store states, or that is interpolated for earlier answers, in sixteenths."""
 
 SAMPLED_WEIGHTS = (0.5, 0.13, 1.0)
 """For the text itself, earlier answers and a store: the mass of a token that followed an ending of the text once, and
@@ -98,9 +93,10 @@ class LookupSources(NamedTuple):
 
 
 def prior_rates() -> list[float]:
-    """The prior of every cell: of the text's own tree, of the shared one, of the store."""
-    trees = [rate for table in (OWN_PRIOR, SHARED_PRIOR) for row in table for rate in row]
-    return [*trees, *STORE_PRIOR]
+    """The prior of every cell: of the text's own tree, of earlier answers, of the store, of long matches in earlier
+    answers (csrc/lookup.h)."""
+    own, long = ([rate for row in table for rate in row] for table in (OWN_PRIOR, LONG_PRIOR))
+    return [*own, *STORE_PRIOR, *STORE_PRIOR, *long]
 
 
 class LookupDrafter(Drafter):

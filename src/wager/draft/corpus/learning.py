@@ -24,8 +24,8 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -571,17 +571,42 @@ def _oldest_in(file: CorpusFile) -> float:
         return -np.inf
 
 
-def forget_tenants(folder: Path, tenants: Iterable[Path]) -> None:
-    """Overwrite and remove all files of these tenants. UsageError while a process learns in the folder."""
+def forget_tenants(folder: Path, tenants: Sequence[Path]) -> None:
+    """Overwrite and remove all files of these tenants. UsageError while a process learns in the folder, or reads texts
+    of theirs to write them elsewhere."""
     lock = lock_folder(folder)
     try:
-        for tenant in tenants:
-            for path in tenant.iterdir():
-                erase(path)
-            sync_folder(tenant)
-            tenant.rmdir()
+        with _locked(tenants, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for tenant in tenants:
+                for path in tenant.iterdir():
+                    erase(path)
+                sync_folder(tenant)
+                tenant.rmdir()
     finally:
         os.close(lock)
+
+
+def being_read(tenants: Sequence[Path]) -> AbstractContextManager[None]:
+    """No other process forgets these tenants meanwhile."""
+    return _locked(tenants, fcntl.LOCK_SH)
+
+
+@contextmanager
+def _locked(tenants: Sequence[Path], how: int) -> Iterator[None]:
+    """Locks the folders of tenants, but those that are gone. UsageError if another process has one."""
+    with ExitStack() as held:
+        for tenant in tenants:
+            with suppress(FileNotFoundError):
+                opened = os.open(tenant, os.O_RDONLY)
+                held.callback(os.close, opened)
+                try:
+                    fcntl.flock(opened, how)
+                except BlockingIOError:
+                    raise UsageError(
+                        f"Another process reads the texts in {tenant}.",
+                        "Wait until the other wager corpus has ended.",
+                    ) from None
+        yield
 
 
 def lock_folder(folder: Path) -> int:
