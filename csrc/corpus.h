@@ -75,7 +75,10 @@ struct CorpusSegment {
             size_t first = range.first, last = range.last;
             while (first < last) {
                 const size_t middle = (first + last) / 2;
-                (holds(middle) ? first : last) = holds(middle) ? middle + 1 : middle;
+                if (holds(middle))
+                    first = middle + 1;
+                else
+                    last = middle;
             }
             return first;
         };

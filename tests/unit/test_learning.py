@@ -216,6 +216,7 @@ def test_texts_that_a_server_overwrites_while_they_are_read_are_left_out(
 ) -> None:
     learned = learning.LearnedTexts(tmp_path / "learned", "ab" * 32)
     learned.learn("", [], list(range(50)))
+    learned.seal()
     learned.close()
     run(capsys, "corpus", "export", tmp_path / "learned", "--output", tmp_path / "texts")
     verified: list[Segment] = []
@@ -223,7 +224,7 @@ def test_texts_that_a_server_overwrites_while_they_are_read_are_left_out(
     def verify(segment: Segment, inner: Any = Segment.verify) -> None:
         verified.append(segment)
         if len(verified) == 2:
-            with segment.path.open("r+b") as file:
+            with segment.file.path.open("r+b") as file:
                 file.seek(200)
                 file.write(bytes(100))
         inner(segment)

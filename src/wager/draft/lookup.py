@@ -3,11 +3,13 @@
 There are three sources: the text itself (prompt, output and what the user predicts the output to be), the outputs of
 the tenant's requests that ended, and a static store. The first two are suffix trees (csrc/suffix_tree.h), which know
 what followed every run of tokens, and how often; the third is a file (store_file.py). Where texts are learned
-(corpus/), the second has those on disk, too: the longer match counts. At every place of a draft each source names a
-token, and the likeliest one is guessed.
+(corpus/), the second has those on disk, too. At every place of a draft each source names a token, and the likeliest one
+is guessed.
 
-How sure a source is, is an acceptance rate that is learned: for a tree by the length of the match and by how often
-something followed it and how often this, for a store by the probability that it states. Each sequence starts from the
+How sure a source is, is an acceptance rate that is learned: for the text's tree by the length of the match and by how
+often something followed it and how often this, for a store by the probability that it states. Ended requests are read
+as a store is: after the last five tokens, with a probability that is interpolated with those after fewer. Where a
+longer run is known, it counts, as one in the text itself. Each sequence starts from the
 same prior and learns from every token that becomes known, whether or not anything was drafted, so drafting stops for a
 sequence that is never predicted, and can start again. Sources that agree make each other surer, and those that do not
 less sure. The probabilities along a draft, multiplied, are its survival.
