@@ -24,6 +24,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -158,7 +159,7 @@ def from_learned(drafter: LookupDrafter, measured: Sequence[Recorded]) -> Tau:
 
 
 def learn_and_measure(
-    folder: Path, name: str, tokenizer: Tokenizer, texts: Sequence[Recorded], measured: Sequence[Recorded]
+    name: str, tokenizer: Tokenizer, measured: Sequence[Recorded], texts: Sequence[Recorded], folder: Path
 ) -> Tau:
     learned = LearnedTexts(folder, tokenizer_fingerprint(tokenizer), UNLIMITED)
     try:
@@ -202,7 +203,7 @@ def curve(options: argparse.Namespace) -> dict[str, Any]:
     counts = [0, *(10**power for power in range(1, 9) if 10**power < len(before)), len(before)]
     methods: dict[str, Callable[[Sequence[Recorded], Path], Tau]] = {}
     for name in options.drafter:
-        methods[name] = lambda texts, folder, name=name: learn_and_measure(folder, name, tokenizer, texts, measured)
+        methods[name] = partial(learn_and_measure, name, tokenizer, measured)
     try:
         import arctic_inference.suffix_decoding  # type: ignore[import-not-found]  # noqa: F401
 
