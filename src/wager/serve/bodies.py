@@ -4,6 +4,7 @@ and the sampling parameters that they ask for.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
