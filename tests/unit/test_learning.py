@@ -64,7 +64,7 @@ def test_texts_are_the_same_while_a_corpus_grows_and_after_restarts(
             assert llm.engine.learned is not None
             llm.engine.learned.settle()
     if drafter.startswith("suffix"):
-        assert lengths[1] > 1.2 * lengths[0], lengths
+        assert max(lengths[1:]) > 1.2 * lengths[0], lengths  # on a busy machine the second may not have read it yet
     [tenant] = (path for path in tmp_path.glob("*/*") if path.is_dir())
     assert list(tenant.glob("*.segment"))
 
