@@ -91,8 +91,9 @@ def test_functions_are_answered_as_they_were_first(server: Running) -> None:
     [choice] = server.post(CHAT, body).json()["choices"]
     assert choice["message"]["function_call"] == {"name": "f", "arguments": '{"at": "x"}'}
     assert choice["finish_reason"] == "function_call" and "tool_calls" not in choice["message"]
-    history = [*MESSAGES, choice["message"], {"role": "function", "name": "f", "content": "1"}]
-    assert server.post(CHAT, {**SHORT, "messages": history}).status_code == 200
+    for result in ("1", None):
+        history = [*MESSAGES, choice["message"], {"role": "function", "name": "f", "content": result}]
+        assert server.post(CHAT, {**SHORT, "messages": history}).status_code == 200
 
 
 def test_an_answer_is_no_shorter_than_min_tokens(server: Running) -> None:

@@ -145,6 +145,9 @@ def test_a_conversation_that_is_too_long_is_cut_if_that_is_wanted(server: Runnin
     found = server.post(RESPONSES, {**body, "truncation": "auto"})
     assert found.status_code == 200 and "oldest" in found.headers["x-wager-warning"]
     assert 700 < found.json()["usage"]["input_tokens"] < 1024
+    tool = {"type": "function", "name": "weather", "parameters": PLACE, "extra": 1}
+    found = server.post(RESPONSES, {**body, "truncation": "auto", "tools": [tool], "extra": 1})
+    assert found.headers["x-wager-warning"].count("extra") == 2, "each field is named once, however often it was cut"
 
 
 def test_what_responses_refuse_is_named(server: Running) -> None:
@@ -159,6 +162,11 @@ def test_what_responses_refuse_is_named(server: Running) -> None:
     ):
         error = server.post(RESPONSES, {"input": TEXT, **fields}).json()["error"]
         assert error["param"] == param and error["message"], error
+    many = dict.fromkeys(map(str, range(17)), "x")
+    assert (
+        server.post(RESPONSES, {"input": TEXT, "metadata": many}).json()["error"]["code"]
+        == "object_above_max_properties"
+    )
     found = server.post(RESPONSES, {"input": TEXT, "max_output_tokens": 3, "tools": [{"type": "web_search"}]})
     assert "web_search" in found.headers["x-wager-warning"]
 
@@ -302,6 +310,13 @@ def test_a_result_that_no_call_asked_for_is_refused(server: Running) -> None:
         (ANTHROPIC, {"messages": [*MESSAGES, {"role": "user", "content": [result]}], "max_tokens": 4}, None, "toolu_9"),
         (RESPONSES, {"input": [asked, output]}, "input", "call_9"),
         (RESPONSES, {"input": [asked, output, call]}, "input", "call_9"),
+        (RESPONSES, {"input": [asked, call, {**output, "call_id": None}]}, "input", "has no call_id"),
+        (
+            ANTHROPIC,
+            {"messages": [*MESSAGES, {"role": "user", "content": [{**result, "tool_use_id": None}]}], "max_tokens": 4},
+            None,
+            "has no tool_use_id",
+        ),
     ):
         refused = server.post(path, body)
         error = refused.json()["error"]

@@ -63,13 +63,17 @@ def figures(server: Running) -> list[Response]:
 def other_method(server: Running) -> list[Response]:
     found = raw(server, b"GET " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\n\r\n")
     assert found[2]["allow"] == "post" and "Send POST." in found[1]["error"]["message"]
-    return [found]
+    kept = post(server, {}, "/v1/responses/resp_0")
+    assert "Send DELETE or GET or HEAD." in kept[1]["error"]["message"]
+    return [found, kept]
 
 
 def nowhere(server: Running) -> list[Response]:
     """Another model, and what base URLs lead to that have no /v1, or one too many."""
-    found = [post(server, SHORT, path) for path in ("/chat/completions", "/v1/v1/chat/completions", f"{CHAT}/")]
-    assert all("Is /v1/chat/completions meant?" in error["error"]["message"] for _, error, _ in found)
+    added = "Is /v1/chat/completions meant? Then add or remove /v1 in"
+    told = {"/chat/completions": added, "/v1/v1/chat/completions": added, f"{CHAT}/": "take the further slash from"}
+    found = [post(server, SHORT, path) for path in told]
+    assert all(text in error["error"]["message"] for text, (_, error, _) in zip(told.values(), found, strict=True))
     other = post(server, {**SHORT, "model": "other"})
     assert other[1]["error"]["code"] == "model_not_found"
     return [*found, other, post(server, SHORT, "/api/chat")]
@@ -221,6 +225,7 @@ REFUSED: list[tuple[dict[str, Any], str, str | None, tuple[str, ...]]] = [
         ("'d'",),
     ),
     ({"messages": [*MESSAGES, {"role": "tool", "content": "rain"}]}, "messages", None, ("no tool_call_id",)),
+    ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages", TYPE, ("must be null",)),
     (
         {"messages": [*MESSAGES, *user(PICTURE)]},
         "messages",

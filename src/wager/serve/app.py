@@ -90,8 +90,7 @@ class Server:
             Route("/v1/completions", partial(generation.respond, kind="completion"), methods=["POST"]),
             Route("/v1/chat/completions", partial(generation.respond, kind="chat"), methods=["POST"]),
             Route("/v1/responses", partial(generation.respond, kind="response"), methods=["POST"]),
-            Route("/v1/responses/{name}", self.kept_response),
-            Route("/v1/responses/{name}", self.delete_response, methods=["DELETE"]),
+            Route("/v1/responses/{name}", self.kept_response, methods=["GET", "DELETE"]),
             Route("/v1/messages", partial(generation.respond, kind="message"), methods=["POST"]),
             Route("/v1/messages/count_tokens", partial(self.convert, kind="count_tokens"), methods=["POST"]),
             Route("/v1/embeddings", self.embeddings, methods=["POST"]),
@@ -181,18 +180,15 @@ class Server:
         return JSONResponse(self._model(check_model(http.path_params["name"], self.options.model_names)))
 
     async def kept_response(self, http: Request) -> Response:
-        """A response that was stored with the same key."""
-        name = http.path_params["name"]
-        kept = self.generation.kept.get(http.state.tenant, name)
+        """A response that was stored with the same key: it is given, or deleted."""
+        tenant, name = http.state.tenant, http.path_params["name"]
+        kept = self.generation.kept.get(tenant, name)
         if kept is None:
             raise not_kept(name)
+        if http.method == "DELETE":
+            self.generation.kept.delete(tenant, name)
+            return JSONResponse({"id": name, "object": "response.deleted", "deleted": True})
         return Response(kept.response, media_type="application/json")
-
-    async def delete_response(self, http: Request) -> Response:
-        name = http.path_params["name"]
-        if not self.generation.kept.delete(http.state.tenant, name):
-            raise not_kept(name)
-        return JSONResponse({"id": name, "object": "response.deleted", "deleted": True})
 
     async def tokenizer_info(self, http: Request) -> Response:
         """The tokens around a text and the chat template, under the names that vLLM's server has for them."""
@@ -265,7 +261,8 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
     if error.status_code == 404:
         message, hint = f"There is nothing at {path}.", _near(path, {route.path for route in http.app.routes})
     elif error.status_code == 405:
-        message, hint = f"{http.method} is not possible at {path}.", f"Send {(error.headers or {})['Allow']}."
+        allowed = " or ".join(sorted((error.headers or {})["Allow"].split(", ")))
+        message, hint = f"{http.method} is not possible at {path}.", f"Send {allowed}."
     response = error_response(ApiError(error.status_code, message, hint), http.scope)
     response.headers.update(error.headers or {})  # of 405: what is possible
     return response
@@ -273,10 +270,12 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
 
 def _near(path: str, paths: Iterable[str]) -> str:
     """Which path is meant: a base URL has no /v1, or one too many, or a slash stands at the end."""
-    last = re.sub(r"/{2,}", "/", path.rstrip("/")).removeprefix("/v1").removeprefix("/v1")
+    whole = re.sub(r"/{2,}", "/", path).rstrip("/")
+    last = whole.removeprefix("/v1").removeprefix("/v1")
     for meant in (f"/v1{last}", last):
         if meant in paths:
-            return f"Is {meant} meant? Then add or remove /v1 in the client's base URL."
+            change = "take the further slash from" if meant == whole else "add or remove /v1 in"
+            return f"Is {meant} meant? Then {change} the client's base URL."
     return "OpenAI's API begins at /v1, Anthropic's is /v1/messages; /openapi.json has all paths."
 
 

@@ -439,6 +439,7 @@ _TYPES: Mapping[str, str] = {
     "list_type": "a list",
     "dict_type": "an object",
     "model_type": "an object",
+    "none_required": "null",
 }
 """What a field must be, by pydantic's word for the error."""
 
@@ -486,6 +487,8 @@ def _refusal(error: ValidationError, kind: type[BaseModel], values: Mapping[str,
     bound = next(iter(first.get("ctx", {}).values()), None)
     number = "decimal" if isinstance(bound, float) else "integer"
     code = _CODES.get(first["type"], "").format(number=number) or None
+    if first["type"] == "too_long" and isinstance(first["input"], dict):
+        code = "object_above_max_properties"
     if first["type"] == "missing":
         hint = _ELSEWHERE.get((field, *(name for name in ("prompt", "messages") if name in values)), "")
         return field_error(param, f"The field {field!r} is missing.", hint, code=code)

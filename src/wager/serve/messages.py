@@ -101,7 +101,9 @@ def _add_turn(messages: list[dict[str, Any]], turn: TurnOfMessages, place: str) 
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result" and turn.role == "user":
             text = _text(block.get("content") or "", f"{where}.content", "messages")
-            messages.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": text})
+            given = block.get("tool_use_id")
+            call = None if given is None else str(given)
+            messages.append({"role": "tool", "tool_call_id": call, "content": text})
         elif kind not in _THOUGHTS:
             message = f"The block {where} of type {str(kind)[:40]!r} is not possible."
             raise field_error(

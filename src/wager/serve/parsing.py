@@ -246,7 +246,7 @@ class BodyParser:
     ) -> ParsedRequest:
         """A conversation that is to be answered; `left_out` are fields that were, `warnings` what else is to be said,
         `more` fields of ParsedRequest."""
-        constraint = body.constraint
+        constraint, left_out = body.constraint, [*left_out]
         tools = ChatTools.of(body, self.model.tokenizer, constraint, left_out if not self.model.strict else None)
         said = list(warnings)
         tokens = self.encode_messages(body.messages, tools, body, said)
@@ -291,7 +291,7 @@ class BodyParser:
             raise not_kept(before)
         with _named_as(ResponsesBody):
             chat, turns = responses.as_chat(body, json.loads(earlier[before]) if before else (), left_out)
-            check_turns(chat.messages)
+            check_turns(chat.messages, id_name="call_id")
             parsed = self._fitting(chat, body, {"id": name, "model": name}, left_out)
         form = ResponseForm(
             id=responses.new_response_id(),
@@ -335,7 +335,7 @@ class BodyParser:
         name = check_model(body.model, self.model.names)
         with _named_as(MessagesBody):
             chat = messages.as_chat(body, left_out)
-            check_turns(chat.messages)
+            check_turns(chat.messages, id_name="tool_use_id")
             parsed = self.conversation(chat, {"id": f"msg_{request_id}", "model": name}, left_out or [])
         form = MessageForm(id=f"msg_{uuid.uuid4().hex[:24]}", model=name, calls=parsed.calls)
         return replace(parsed, kind=MessagesBody, blocks=form)
@@ -744,22 +744,22 @@ def _cut_behind(parts: Sequence[TextPart], content: str) -> list[TextPart]:
     return found
 
 
-def check_turns(messages: Sequence[ChatMessage]) -> None:
+def check_turns(messages: Sequence[ChatMessage], *, id_name: str = "tool_call_id") -> None:
     """ApiError for a message without content, and for the result of a tool that nobody called, which OpenAI's and
-    Anthropic's servers refuse too."""
+    Anthropic's servers refuse too. `id_name`: how the API calls what names the call."""
     called: set[str] = set()
     for message in messages:
         called.update(str(call.get("id")) for call in message.tool_calls or ())
-        if message.content is None and message.role != "assistant":
+        if message.content is None and message.role not in ("assistant", "function"):
             raise field_error("messages", f"A message of role {message.role!r} has no content.", "Send a text.")
         if message.role != "tool":
             continue
         given = message.tool_call_id
         if given is None:
-            raise field_error("messages", "The result of a tool has no tool_call_id.", "Send the id of its call.")
+            raise field_error("messages", f"The result of a tool has no {id_name}.", "Send the id of its call.")
         if given not in called:
             what = f"The result of a tool is for the call {given[:80]!r}, which no message before it has."
-            raise field_error("messages", what, "Send the assistant's message with that call too.")
+            raise field_error("messages", what, "Send what the assistant said with that call too.")
 
 
 def template_message(message: ChatMessage, form: ToolFormat | None) -> dict[str, Any]:
