@@ -30,7 +30,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import wager
-from wager.draft.corpus.learning import UNLIMITED, LearnedTexts
+from wager.draft.corpus.learning import LearnedTexts
 from wager.draft.lookup import LookupDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.drafter_spec import DrafterSpec
@@ -161,7 +161,7 @@ def from_learned(drafter: LookupDrafter, measured: Sequence[Recorded]) -> Tau:
 def learn_and_measure(
     name: str, tokenizer: Tokenizer, measured: Sequence[Recorded], texts: Sequence[Recorded], folder: Path
 ) -> Tau:
-    learned = LearnedTexts(folder, tokenizer_fingerprint(tokenizer), UNLIMITED)
+    learned = LearnedTexts(folder, tokenizer_fingerprint(tokenizer))
     try:
         learned.corpus("")
         learned.learn_all((each.prompt, each.answer) for each in texts)

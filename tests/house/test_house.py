@@ -145,6 +145,41 @@ def test_what_is_for_tests_is_used_where_texts_are_proven_alone() -> None:
     assert {name for name in using if not name.startswith("testing")} == {"cli.prove"}
 
 
+def names_of(tree: ast.Module) -> set[str]:
+    """What can be imported from a module."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def lacking(tree: ast.Module) -> list[str]:
+    """The names that a script imports of wager and that are not there; of C++ all are."""
+    found = []
+    for node in ast.walk(tree):
+        head, _, module = (getattr(node, "module", None) or "").partition(".")
+        if isinstance(node, ast.ImportFrom) and head == "wager" and "_native" not in module:
+            for name in {alias.name for alias in node.names} - {"_native"}:
+                if name not in names_of(trees()[module]) and f"{module}.{name}".strip(".") not in trees():
+                    found.append(f"{module}.{name}")
+    return found
+
+
+def test_scripts_import_what_there_is() -> None:
+    """Nothing runs most of them, and mypy reads none."""
+    root = SOURCE.parents[1]
+    paths = [path for folder in ("dev", "examples") for path in sorted((root / folder).rglob("*.py"))]
+    assert len(paths) > 20 and [(path.name, lacking(ast.parse(path.read_text("utf-8")))) for path in paths] == [
+        (path.name, []) for path in paths
+    ]
+    assert lacking(ast.parse("from wager.types import Request, Wizard")) == ["types.Wizard"]
+
+
 def test_nothing_imports_in_a_circle() -> None:
     """Modules that import each other when they are imported, not in functions nor for types alone."""
     graph = {}

@@ -4,7 +4,9 @@ what is refused; `wager corpus` on what was learned."""
 from __future__ import annotations
 
 import json
+import os
 import random
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -233,6 +235,22 @@ def test_texts_that_a_server_overwrites_while_they_are_read_are_left_out(
     code, _, err = run(capsys, "corpus", "export", tmp_path / "learned", "--output", tmp_path / "again")
     assert code == 0 and "is damaged" in err and len(verified) == 2
     assert (tmp_path / "texts").read_text() and not (tmp_path / "again").read_text()
+
+
+def test_tenants_may_be_more_than_the_files_that_a_process_may_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learning.LearnedTexts(tmp_path / "learned", "ab" * 32).close()
+    for number in range(200):
+        (tmp_path / "learned" / ("ab" * 8) / f"{number:032x}").mkdir()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 100, before[1]))
+    try:
+        found = run(capsys, "corpus", "list", tmp_path / "learned", "--json", "-")
+        forgotten, _, _ = run(capsys, "corpus", "forget", tmp_path / "learned", "--all")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert found[0] == forgotten == 0 and len(json.loads(found[1])["tenants"]) == 200
 
 
 def test_one_of_several_tenants_is_forgotten_by_its_key_or_its_user(

@@ -92,7 +92,8 @@ def command(
     else:
         from wager.draft.corpus.learning import being_read
 
-        with being_read(chosen.tenants()):
+        _key_of(folder)
+        with being_read(folder):
             if action == "export":
                 _export(chosen, _needed(output_path, "--output"))
             elif action == "distill":

@@ -25,7 +25,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -573,10 +573,10 @@ def _oldest_in(file: CorpusFile) -> float:
 
 def forget_tenants(folder: Path, tenants: Sequence[Path]) -> None:
     """Overwrite and remove all files of these tenants. UsageError while a process learns in the folder, or reads texts
-    of theirs to write them elsewhere."""
+    in it to write them elsewhere."""
     lock = lock_folder(folder)
     try:
-        with _locked(tenants, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
             for tenant in tenants:
                 for path in tenant.iterdir():
                     erase(path)
@@ -586,27 +586,26 @@ def forget_tenants(folder: Path, tenants: Sequence[Path]) -> None:
         os.close(lock)
 
 
-def being_read(tenants: Sequence[Path]) -> AbstractContextManager[None]:
-    """No other process forgets these tenants meanwhile."""
-    return _locked(tenants, fcntl.LOCK_SH)
+def being_read(folder: Path) -> AbstractContextManager[None]:
+    """No other process forgets a tenant of the folder meanwhile."""
+    return _locked(folder, fcntl.LOCK_SH)
 
 
 @contextmanager
-def _locked(tenants: Sequence[Path], how: int) -> Iterator[None]:
-    """Locks the folders of tenants, but those that are gone. UsageError if another process has one."""
-    with ExitStack() as held:
-        for tenant in tenants:
-            with suppress(FileNotFoundError):
-                opened = os.open(tenant, os.O_RDONLY)
-                held.callback(os.close, opened)
-                try:
-                    fcntl.flock(opened, how)
-                except BlockingIOError:
-                    raise UsageError(
-                        f"Another process reads the texts in {tenant}.",
-                        "Wait until the other wager corpus has ended.",
-                    ) from None
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    """Locks the folder itself: its tenants may be more than the files that a process may open. UsageError if another
+    process has it."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, how)
+        except BlockingIOError:
+            raise UsageError(
+                f"Another process reads the texts in {folder}.", "Wait until the other wager corpus has ended."
+            ) from None
         yield
+    finally:
+        os.close(opened)
 
 
 def lock_folder(folder: Path) -> int:
