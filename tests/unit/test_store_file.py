@@ -135,30 +135,31 @@ def _header(**changes: object) -> Callable[[bytes], bytes]:
     return change
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[:-8], "damaged: it has"),
-        (lambda data: b"", "is no store"),
-        (lambda data: b"GGUF" + data[4:], "is no store"),
-        (lambda data: data[:40], "damaged"),
-        (lambda data: data + b"\0" * 8, "damaged: it has"),
-        (_flip(60), "header does not have the digest"),
-        (_flip(-20), "data do not have the digest"),
-        (_header(format=2), "has format 2"),
-        (_header(longest=9), "contexts of 9 tokens"),
-        (_header(slots="x"), "not as this wager writes it"),
-        (_header(homes=1 << 40), "damaged"),
-        (_header(unknown=1), "not as this wager writes it"),
-    ],
-)
-def test_a_damaged_file_is_refused_by_name(damage: Callable[[bytes], bytes], message: str, tmp_path: Path) -> None:
+DAMAGES: list[tuple[Callable[[bytes], bytes], str]] = [
+    (lambda data: data[:-8], "damaged: it has"),
+    (lambda data: b"", "is no store"),
+    (lambda data: b"GGUF" + data[4:], "is no store"),
+    (lambda data: data[:40], "damaged"),
+    (lambda data: data + b"\0" * 8, "damaged: it has"),
+    (_flip(60), "header does not have the digest"),
+    (_flip(-20), "data do not have the digest"),
+    (_header(format=2), "has format 2"),
+    (_header(longest=9), "contexts of 9 tokens"),
+    (_header(slots="x"), "not as this wager writes it"),
+    (_header(homes=1 << 40), "damaged"),
+    (_header(unknown=1), "not as this wager writes it"),
+]
+
+
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "answers.store"
     _store(path, _texts(50, 5))
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UsageError, match=message) as error:
-        StoreFile(path, vocab=100, tokenizer="t")
-    assert "answers.store" in str(error.value)
+    whole = path.read_bytes()
+    for damage, message in DAMAGES:
+        path.write_bytes(damage(whole))
+        with pytest.raises(UsageError, match=message) as error:
+            StoreFile(path, vocab=100, tokenizer="t")
+        assert "answers.store" in str(error.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
