@@ -13,7 +13,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from wager.constrain.schemas import relaxed
 from wager.errors import UsageError
@@ -80,7 +80,9 @@ def _first_bias(value: Any) -> Any:
 
 def _no_number(value: Any) -> Any:
     """A literal False would take 0 too."""
-    return value if value is None or isinstance(value, bool) else repr(value)[:20]
+    if value is None or isinstance(value, bool):
+        return value
+    raise PydanticKnownError("bool_type")
 
 
 def _off_or_object(value: Any) -> Any:
@@ -509,7 +511,8 @@ def _why(error: Any, types: Sequence[str]) -> str:
     if kind in _TYPES:
         return f"it is {_described(value)}, and must be {' or '.join(dict.fromkeys(types))}"
     if kind in _BOUNDS:
-        return f"it is {_described(value)}, and must be {_BOUNDS[kind].format(**error['ctx'])}"
+        bound = _BOUNDS[kind].format(**error["ctx"]).replace("False", "false")  # of JSON
+        return f"it is {_described(value)}, and must be {bound}"
     if kind == "too_short":
         return "it is empty"
     if kind == "too_long":
