@@ -70,8 +70,12 @@ def other_method(server: Running) -> list[Response]:
 
 def nowhere(server: Running) -> list[Response]:
     """Another model, and what base URLs lead to that have no /v1, or one too many."""
-    added = "Is /v1/chat/completions meant? Then add or remove /v1 in"
-    told = {"/chat/completions": added, "/v1/v1/chat/completions": added, f"{CHAT}/": "take the further slash from"}
+    told = {
+        "/chat/completions": "Is /v1/chat/completions meant? Then add /v1 to the client's base URL.",
+        "/v1/v1/chat/completions": "Then take a /v1 from",
+        f"{CHAT}/": "Then take a slash from",
+        "/v1/tokenize": "Is /tokenize meant? Then take a /v1 from",
+    }
     found = [post(server, SHORT, path) for path in told]
     assert all(text in error["error"]["message"] for text, (_, error, _) in zip(told.values(), found, strict=True))
     other = post(server, {**SHORT, "model": "other"})

@@ -274,7 +274,8 @@ def _near(path: str, paths: Iterable[str]) -> str:
     last = whole.removeprefix("/v1").removeprefix("/v1")
     for meant in (f"/v1{last}", last):
         if meant in paths:
-            change = "take the further slash from" if meant == whole else "add or remove /v1 in"
+            change = "take a /v1 from" if len(whole) > len(meant) else "add /v1 to"
+            change = "take a slash from" if whole == meant else change
             return f"Is {meant} meant? Then {change} the client's base URL."
     return "OpenAI's API begins at /v1, Anthropic's is /v1/messages; /openapi.json has all paths."
 
