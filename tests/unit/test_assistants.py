@@ -211,6 +211,12 @@ def test_its_guesses_can_be_timed(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"vocab": VOCAB, "hidden": weights.spec.hidden, "batches": (1, 2), "seconds": 0.1}
     curve = time_drafting(Proposer(drafter, vocab=VOCAB), clock=perf_counter, reserve=pool.reserve, **sizes)
     assert curve.seconds(2, 4) > 0
+    few = BlockPool(5, prefix_cache=False)  # room for one of the texts
+    drafter = AssistantDrafter(head.load(decoder, weights, num_blocks=48), few.block_tables)
+    curve = time_drafting(
+        Proposer(drafter, vocab=VOCAB), clock=perf_counter, reserve=few.reserve, **sizes | {"seconds": 0.0}
+    )
+    assert curve.seconds(1, 4) > 0 and not few.block_table("text 1")
 
 
 def long_pair() -> Pair:

@@ -97,6 +97,14 @@ def test_a_check_reports_both_errors_and_stores_nothing(wager: Call, stored: Pat
 # ---- doctor and plan ------------------------------------------------------------------------------------------------
 
 
+def test_a_model_with_room_for_the_states_of_few_sequences_is_calibrated(
+    wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    words = ("--model", "random:qwen3-next:tiny", "--threads", "1", "--memory", "9MiB", "--seconds", "0.2")
+    assert wager("calibrate", *words).code == 0 and len([*tmp_path.glob("calibrations/*.json")]) == 1
+
+
 def test_doctor_shows_what_is_calibrated(wager: Call, stored: Path) -> None:
     [found] = json.loads(wager("doctor", "--json", "-").out)["calibrations"]
     assert (found["age"], found["other_machine"]) == ("just now", None)

@@ -311,6 +311,9 @@ def _measure(
     for spec in drafters:
         drafting = open_engine(config.with_options(drafter=spec, policy="fixed"), like=engine)
         timer.start_sequences((timer.limits.text_lengths()[-1],))
+        pool = drafting.scheduler.block_pool
+        # There may be places for the recurrent states of fewer texts; no drafter reads the cache of such a target.
+        reserve = pool.reserve if engine.spec.recurrent is None else lambda seq_id, positions: True
         for name, drafter in drafting.proposer.drafters.items():
             if name in curves:
                 raise UsageError(f"Two drafters have the name {name!r}.", "Calibrate with one of them.")
@@ -322,7 +325,7 @@ def _measure(
                 seconds=seconds * _DRAFT_SHARE,
                 clock=time.perf_counter,
                 between=lambda: timer.step((3,)),
-                reserve=drafting.scheduler.block_pool.reserve,
+                reserve=reserve,
             )
             curves[name].fingerprint = drafter_fingerprint(*parse_drafters(spec))
         timer.end_sequences()

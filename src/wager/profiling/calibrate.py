@@ -457,7 +457,7 @@ def time_drafting(
     clock: Clock,
     tokens: int | None = None,
     between: Callable[[], object] = lambda: None,
-    reserve: Callable[[str, int], object] = lambda seq_id, positions: None,
+    reserve: Callable[[str, int], bool] = lambda seq_id, positions: True,
     batches: Sequence[int] = REQUESTS,
 ) -> DraftCurve:
     """Seconds of drafting by requests (`batches`, ascending) and depth, timed for about `seconds` or a dozen rounds,
@@ -466,8 +466,8 @@ def time_drafting(
 
     The texts are periodic, so that lookup drafters find continuations. `between` is called before each call, as a pass
     of the target would be: it leaves the processor's caches cold; `reserve` with a text and its positions before one is
-    asked about, for a drafter that reads the target's cache. Calls in which a request got no draft are not
-    counted; UsageError if there is no other.
+    asked about, for a drafter that reads the target's cache; more texts than it has room for are not asked about. Calls
+    in which a request got no draft are not counted; UsageError if there is no other.
     """
     name, rng, states = proposer.name, random.Random(0), np.random.default_rng(0)
     reads_passes = proposer.reads_passes
@@ -493,12 +493,11 @@ def time_drafting(
     while rounds < _ROUNDS and (rounds < 2 or clock() - begun < seconds):
         rng.shuffle(calls)
         for requests, depth in calls:
+            known = {seq_id: len(texts[seq_id]) for seq_id in [*texts][:requests]}
+            if not all(reserve(seq_id, positions) for seq_id, positions in known.items()):
+                continue
             between()
-            asked = []
-            for seq_id in [*texts][:requests]:
-                known = len(texts[seq_id])
-                reserve(seq_id, known)
-                asked.append(DraftRequest(seq_id, known, depth, _GREEDY, seed=0, computed=known - 1))
+            asked = [DraftRequest(seq_id, at, depth, _GREEDY, seed=0, computed=at - 1) for seq_id, at in known.items()]
             called = clock()
             drafts = proposer.draft(asked, {each.seq_id: depth for each in asked}, drafter=name)
             took = clock() - called
