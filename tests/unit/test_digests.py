@@ -266,5 +266,7 @@ def test_what_a_tokenizer_does_changes_its_digest(folder: Path) -> None:
     changed("tokenizer_config.json", lambda value: value.update(bos_token="<other>"))
     tokenizer.eos_ids = (*tokenizer.eos_ids, 5)
     changed("tokenizer.json", lambda value: None)
+    tokenizer.suppressed_ids = (7,)
+    changed("tokenizer.json", lambda value: None)
     tokenizer.space_prefix = "fragment"
     changed("tokenizer.json", lambda value: None)

@@ -73,6 +73,9 @@ def test_files_name_them(tmp_path: Path) -> None:
     values = {"general.name": "x", **tokens, "tokenizer.ggml.suppress_tokens": [3, 4]}
     path = write_gguf(tmp_path / "a.gguf", "llama", values, {"a": (np.zeros((1, 32), np.float32), 0)})
     assert Tokenizer.load(path).suppressed_ids == (3, 4) and GgufFile(path).metadata
+    values["tokenizer.ggml.suppress_tokens"] = 5
+    one = write_gguf(tmp_path / "one.gguf", "llama", values, {"a": (np.zeros((1, 32), np.float32), 0)})
+    assert Tokenizer.load(one).suppressed_ids == (5,)
     values["tokenizer.ggml.suppress_tokens"] = [3, 99999]
     with pytest.raises(TokenizerError, match="suppress_tokens"):
         Tokenizer.load(write_gguf(tmp_path / "b.gguf", "llama", values, {"a": (np.zeros((1, 32), np.float32), 0)}))

@@ -41,8 +41,11 @@ def read_feed_forwards(
             f"{count} experts in each of {layers} layers of {keys.where} cannot be right.", "It is damaged."
         )
     experts = _experts(keys, engine, layout, count, tensors)
-    if isinstance(widths := keys.get("feed_forward_length"), list):  # in layers of their own
-        return [experts if width else Absent() for width in widths]
+    if isinstance(keys.get("feed_forward_length"), list):  # in layers of their own
+        widths = keys.integers("feed_forward_length") or ()
+        if len(widths) < layers:
+            raise keys.wrong("feed_forward_length", "a width for each layer")
+        return [experts if width else Absent() for width in widths[:layers]]
     dense: list[Dense | Experts | Absent] = [Dense(keys.integer("feed_forward_length"))] * first if first else []
     return dense + [experts] * (layers - first)
 

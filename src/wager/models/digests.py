@@ -193,10 +193,13 @@ def _written(value: Any) -> Any:
 
 
 def tokenizer_digest(tokenizer: Tokenizer) -> str:
-    """Of the files of a Hugging Face directory with it, but for the chat template; of the ids that end a text; and of
-    where decoding removes a space, which these files do not say of a GGUF file's tokenizer."""
+    """Of the files of a Hugging Face directory with it, but for the chat template; of the ids that end a text, and of
+    those that none has; and of where decoding removes a space, which these files do not say of a GGUF file's
+    tokenizer."""
     files = {name: _stated(json.loads(text)) for name, text in tokenizer.files().items() if name != CHAT_TEMPLATE}
-    rest = {"eos_ids": list(tokenizer.eos_ids), "space_prefix": tokenizer.space_prefix}
+    rest: dict[str, Any] = {"eos_ids": list(tokenizer.eos_ids), "space_prefix": tokenizer.space_prefix}
+    if tokenizer.suppressed_ids:
+        rest["suppressed_ids"] = sorted({*tokenizer.suppressed_ids})
     return _hashed(canonical({"form": FORM, "files": files, **rest}))
 
 

@@ -284,12 +284,13 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
     eos = metadata.get("tokenizer.ggml.add_eos_token", False)
     _surround(backend, named.get("bos_token") if bos else None, named.get("eos_token") if eos else None)
     ends = [i for key in ("eos", "eot", "eom") if (i := _id(metadata, key, tokens)) is not None]
+    keys = ConfigKeys(metadata, where=where, error=TokenizerError)
     return TokenizerParts(
         backend=backend,
         spelling="sentencepiece" if pre is None else "byte-level",
         vocab_size=len(tokens),
         eos_ids=tuple(dict.fromkeys(ends)),
-        suppressed_ids=tuple(metadata.get("tokenizer.ggml.suppress_tokens") or ()),
+        suppressed_ids=keys.token_ids("tokenizer.ggml.suppress_tokens", vocab=len(tokens)),
         where=where,
         space_prefix="fragment" if spaced else "none",
         named=named,
