@@ -123,6 +123,7 @@ def test_vocabularies_that_contradict_themselves_are_named(tmp_path: Path) -> No
         with pytest.raises(ModelError, match=complaint):
             opened(retensored(folder, **tensors))
         (folder / "model.safetensors").write_bytes(whole)
+    assert np.array_equal(opened(retensored(folder, d2t=offsets[None])).vocabulary.ids, made.ids), "a matrix of one row"
 
 
 def test_weights_that_are_no_numbers_are_refused_when_they_are_read(tmp_path: Path) -> None:
@@ -174,6 +175,13 @@ def test_tensors_that_are_missing_or_unknown_are_named(tensors: dict[str, Any], 
     retensored(folder, **{f"model.layers.3.{name}": value for name, value in tensors.items()})
     with pytest.raises(ModelError, match=complaint):
         opened_modules(folder, target=target)
+
+
+def test_a_number_that_no_layer_has_is_none_of_a_module(tmp_path: Path) -> None:
+    reference = reference_of("deepseek")
+    target, folder = reference.save_target(tmp_path / "target"), reference.save_modules(tmp_path / "modules")
+    retensored(folder, **{f"model.layers.{'9' * 5000}.enorm.weight": torch.zeros(48)})
+    assert opened_modules(folder, target=target).modules == 1
 
 
 def test_modules_of_another_target_are_named(tmp_path: Path) -> None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from decoder_engines import decoder_on
 from test_models_families import GEMMA4
-from tiny_models import oracle, save
+from tiny_models import oracle, save, write_gguf
 from tokenizer_models import gguf_metadata, train
 
 import wager
+from packing import batch, chain
 from wager.errors import TokenizerError
+from wager.kernels.cpu import Kernels
 from wager.loading.load import load
+from wager.loading.opened import open_target
 from wager.models.gguf import GgufFile
 from wager.models.random_models import make
 from wager.models.tokenizer import Tokenizer
+from wager.models.transformer import Decoder
 from wager.types import Request, SamplingParams
 
 
@@ -48,12 +55,6 @@ def test_no_text_has_them(temperature: float, tmp_path: Path) -> None:
 
 
 def test_logits_of_the_others_stay(tmp_path: Path) -> None:
-    from decoder_engines import decoder_on
-
-    from packing import batch, chain
-    from wager.kernels.cpu import Kernels
-    from wager.models.transformer import Decoder
-
     weights, _ = make("random:llama:tiny")
     sizes = {"num_blocks": 4, "max_rows": 16, "max_sequences": 1, "max_blocks": 4}
     packed = batch([chain(0, list(range(10)), [0])], [3, 9])
@@ -66,9 +67,16 @@ def test_logits_of_the_others_stay(tmp_path: Path) -> None:
     assert np.array_equal(output.greedy_tokens, output.logits.argmax(axis=1))
 
 
-def test_files_name_them(tmp_path: Path) -> None:
-    from tiny_models import write_gguf
+def test_tokens_without_logits_are_none_that_a_text_could_have() -> None:
+    opened = open_target(wager.EngineConfig.from_options(model="random:llama:tiny"))
+    tokenizer = copy(opened.tokenizer)
+    tokenizer.suppressed_ids = (3, opened.spec.vocab)  # a GGUF file may have more tokens than its embedding rows
+    decoder = replace(opened, tokenizer=tokenizer).load(Kernels(), 4)
+    output = decoder.forward(batch([chain(0, list(range(10)), [0])], [9]))
+    assert (output.logits == np.float32(-1e30)).sum() == 1
 
+
+def test_files_name_them(tmp_path: Path) -> None:
     tokens = gguf_metadata(train("gpt-2"), "gpt-2")
     values = {"general.name": "x", **tokens, "tokenizer.ggml.suppress_tokens": [3, 4]}
     path = write_gguf(tmp_path / "a.gguf", "llama", values, {"a": (np.zeros((1, 32), np.float32), 0)})

@@ -230,7 +230,7 @@ class OpenedModel:
             kv_dtype=self.limits.kv_dtype,
             layers=self.layers,
             spare_states=self._spare_states,
-            suppressed=self.tokenizer.suppressed_ids,
+            suppressed=[each for each in self.tokenizer.suppressed_ids if each < self.spec.vocab],
         )
         if self.layers is None:  # a file holds all of a model's weights
             store.save()

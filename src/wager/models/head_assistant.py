@@ -37,7 +37,7 @@ from wager.models.transformer import Decoder, LayerBuffers, LayerRecorder, works
 from wager.models.weights import Weights, source_name, stored_shapes, tensor_shapes
 from wager.types import PackedBatch
 
-_UNUSED = r"(model\.)?masked_emb.*|lm_head\.weight|rope_freqs\.weight"
+_UNUSED = r"(model\.)?masked_emb.*|lm_head\.weight"
 """Clusters of tokens by which others compute a part of the logits alone, and what a file may repeat."""
 
 _MOST_GUESSES = 8

@@ -201,8 +201,8 @@ class HeadFiles:
         return self.names[tensor] + bracket + index
 
     def integers(self, name: str) -> Array:
-        """One tensor of whole numbers or truth values, as int64."""
-        return self._files.read_integers(self.names[name])
+        """One vector of whole numbers or truth values, as int64."""
+        return self._files.read_integers(self.names[name]).reshape(-1)
 
 
 def read_head_decoder(files: HeadFiles) -> tuple[ModelSpec, Gqa, int]:

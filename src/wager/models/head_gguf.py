@@ -107,7 +107,7 @@ class GgufHeadFiles(HeadFiles):
         return matrix if order is None else matrix.take(order)
 
     def integers(self, name: str) -> Array:
-        values = self._file.read_integers(self.names[name])
+        values = self._file.read_integers(self.names[name]).reshape(-1)
         return values - np.arange(len(values)) if name == "d2t" else values
 
     def _order(self, name: str, rows: int) -> Array | None:

@@ -21,6 +21,7 @@ import numpy as np
 from wager.arch.layers import Dense, FeedForward, Gqa, Mla
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError
+from wager.inputs import whole_number
 from wager.kernels.arrays import Array, empty
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.cpu import Kernels
@@ -234,7 +235,8 @@ def _rename(files: HeadFiles, known: MtpFormat) -> int:
     """Let the tensors be called modules.N., numbered from 0, and return how many modules there are."""
     names = [match for name in files.shapes if (match := re.match(known.layers, name))]
     numbered = [match for name in files.shapes if (match := re.fullmatch(known.found, name)) and match.groups()]
-    numbers = {int(match[1]) for match in numbered or names} or {0}
+    found = (whole_number(match[1]) for match in numbered or names)
+    numbers = {number for number in found if number is not None} or {0}
     first = min(numbers)
     count = len(numbers)
     stated = files.text_keys.count(known.count, default=count, most=_MOST_MODULES)
