@@ -233,6 +233,15 @@ def test_heads_beside_a_model_are_named(said: Callable[..., str], tmp_path: Path
     assert drafters_of(model)[f"eagle3:{head}"] == str(head)
 
 
+def test_a_damaged_file_beside_a_model_leaves_the_model_as_it_is(
+    said: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = hybrid(tmp_path)["model"]
+    model.with_name("mmproj-F16.gguf").write_bytes(b"GGUF")
+    assert "--drafter mtp is possible" in said("doctor", str(model), code=0)
+    assert "mmproj-F16.gguf is truncated" in caplog.text and "It is no drafter." in caplog.text
+
+
 def test_files_that_do_not_belong_together_are_refused(said: Callable[..., str], tmp_path: Path) -> None:
     files, spec = hybrid(tmp_path), open_model(MODEL)[1].spec
     folder = eagle_head(tmp_path / "eagle", spec)

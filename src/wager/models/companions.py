@@ -3,6 +3,7 @@ of heads beside a model's own, as publishers of GGUF models lay them."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from wager.models.gguf import open_gguf
 from wager.models.head_mtp import FORMATS
 from wager.models.names import MODULES, is_beside, part_names
 from wager.models.safetensors_files import SafetensorsSource
+
+log = logging.getLogger("wager")
 
 _QUANTISATION = re.compile(r"[-._](UD-)?(I?Q\d\w*|TQ\d\w*|(MX|NV)FP4\w*|BF16|F16|F32)$", re.IGNORECASE)
 
@@ -35,8 +38,8 @@ def companion_modules(model: Path) -> Path | None:
 
 
 def drafters_of(model: Path) -> dict[str, str]:
-    """What can be written for --drafter since the files of a model bring it along -> where it is. ModelError for a file
-    that cannot be read."""
+    """What can be written for --drafter since the files of a model bring it along -> where it is. ModelError if the
+    model cannot be read; files beside it that cannot are warned of."""
     if has_modules(model):
         return {"mtp": "in the model's own files"}
     beside = [path for path in _beside(model) if is_beside(path.name)] if model.is_file() else []
@@ -44,7 +47,11 @@ def drafters_of(model: Path) -> dict[str, str]:
     own = _of_that_name(model, modules)
     found = {"mtp": str(own[0])} if own else {}
     for path in (path for path in beside if path not in modules):
-        architecture = str(open_gguf(path).metadata.get("general.architecture"))
+        try:
+            architecture = str(open_gguf(path).metadata.get("general.architecture"))
+        except ModelError as error:
+            log.warning("%s It is no drafter.", error.message)
+            continue
         if architecture in HEADS:
             found[f"{HEADS[architecture]}:{path}"] = str(path)
     return found
