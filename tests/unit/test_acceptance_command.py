@@ -46,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Calls the command on a toy engine; `ngram` stands for the drafter of known acceptance, `ngram:1` for the one with
     gaps."""
 
-    def open_engine(config: EngineConfig, *, like: object = None) -> Any:
+    def open_engine(config: EngineConfig, *, like: object = None, shared_by: object = ()) -> Any:
         kinds: dict[str, type[SetAcceptanceDrafter]] = {
             "ngram": SetAcceptanceDrafter,
             "ngram:1": SometimesDeclining,

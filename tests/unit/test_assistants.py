@@ -261,6 +261,7 @@ def test_what_an_assistant_is_not_for_is_refused(
     assert "reads states on a side that is chosen" in said(target, f"mtp:{assistant}@before")
     assert "was trained for a target of hidden size 48" in said("random:llama:tiny", f"mtp:{assistant}")
     assert "is the head of a drafter (general.architecture = 'gemma4-assistant')" in said(file, "none")
+    assert "is the head of a drafter (architecture 'Gemma4AssistantForCausalLM')" in said(assistant, "none")
     config = json.loads((assistant / "config.json").read_text())
     config["text_config"]["num_attention_heads"] = 2
     (assistant / "config.json").write_text(json.dumps(config))

@@ -60,6 +60,26 @@ def test_it_measures_prints_and_stores(calibrated: tuple[Path, str]) -> None:
     assert "ngram" in value["surface"]["drafters"]
 
 
+def test_drafters_have_room_beside_the_cache(wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every command that loads the model once for several of them."""
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path))
+    setup = (
+        "--model",
+        MODEL,
+        "--threads",
+        "1",
+        "--memory",
+        "64MiB",
+        "--drafter",
+        "ngram",
+        "--drafter",
+        f"model:{MODEL}",
+    )
+    assert wager("calibrate", *setup, "--seconds", "0.2").code == 0
+    (tmp_path / "prompts.jsonl").write_text('{"id": "1", "category": "c", "prompt": "one two"}')
+    assert wager("acceptance", str(tmp_path / "prompts.jsonl"), *setup, "--max-tokens", "4").code == 0
+
+
 @pytest.mark.slow
 def test_a_disturbed_or_hasty_calibration_does_not_replace_a_good_one(
     wager: Call, stored: Path, monkeypatch: pytest.MonkeyPatch

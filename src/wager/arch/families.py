@@ -1552,6 +1552,11 @@ def find_family(config: Mapping[str, Any], *, runnable: bool) -> Family:
         for family in FAMILIES.values():
             if name in (family.architecture, family.wrapper):
                 return family
+        if str(name).endswith("AssistantForCausalLM"):
+            raise ModelError(
+                f"It is the head of a drafter (architecture {short_repr(name)}), not a model.",
+                "Give it beside the model that it was made for: --drafter mtp:PATH.",
+            )
     model_type = str(config.get("model_type") or "")
     if named and (runnable or not model_type):
         raise ModelError(f"Architecture {short_repr(named[0])} is not supported.", _known_families(config))

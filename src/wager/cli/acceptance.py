@@ -237,7 +237,8 @@ def _generated(
     with console.meter("answers") as update:
         on_output = count_answers(update, "Answering and drafting", len(prompts) * len(specs))
         fixed = config.with_options(prefix_cache=False, policy="fixed", depth=1)
-        engine = open_engine(fixed.with_options(drafter=specs[0]))
+        others = [fixed.with_options(drafter=spec) for spec in specs[1:]]
+        engine = open_engine(fixed.with_options(drafter=specs[0]), shared_by=others)
         for spec in specs:
             if measured:
                 engine = open_engine(fixed.with_options(drafter=spec), like=engine)

@@ -136,7 +136,9 @@ def command(
             console.say(f"wager plan --hardware {json_path or 'FILE, written by --json FILE,'} plans with it")
         return
     console.say(f"Loading, and then measuring for about {seconds:g} s (--seconds). Run no other programs meanwhile.")
-    engine = open_engine(config.with_options(drafter="none"))
+    specs = ",".join(drafters).split(",")
+    drafting = [config.with_options(drafter=spec, policy="fixed") for spec in specs]
+    engine = open_engine(config.with_options(drafter="none"), shared_by=drafting)
     folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
     current = calibration_setup(
         engine.kernels, engine.spec, model=name, dtype=engine.target.opened.formats(engine.kernels)
@@ -147,7 +149,7 @@ def command(
             raise UsageError(stored.reason, f"Calibrate first: wager calibrate --model {config.model.model}.")
         _check(engine, stored.calibration, seconds=seconds, json_path=json_path)
         return
-    calibration = _measure(engine, current, config, ",".join(drafters).split(","), seconds=seconds)
+    calibration = _measure(engine, current, config, specs, seconds=seconds)
     _store(calibration, folder, replace=replace, json_path=json_path)
 
 
