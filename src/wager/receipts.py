@@ -407,8 +407,9 @@ def read_receipts(path: Path) -> list[Receipt]:
     hint = "Give the file that --receipt wrote, or an answer with receipts."
     text = read_text(path, "receipt", hint).removeprefix("\ufeff")
     try:
-        if text.startswith(("data:", "event:")):
-            events = [strict_json(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
+        if text.lstrip().startswith(("data:", "event:", ":")):  # the last begins what proxies say between events
+            said = [line[5:].strip() for line in text.split("\n") if line.startswith("data:")]
+            events = [strict_json(each) for each in said if each.startswith("{")]
             values = [each for event in events for each in _held_by(event)]
         else:
             value = strict_json(text)

@@ -467,6 +467,14 @@ def test_what_is_no_receipt_is_refused_in_a_sentence(tmp_path: Path, wager: Call
     ):
         path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
         refused(wager("verify", str(path), "--model", MODEL), words)
+    held = json.dumps({"receipts": [good]})
+    for stream in (
+        f"data: {held}",
+        f": a proxy waits\n\ndata:{held}\n\ndata: [DONE]\n",
+        f"\nevent: end\ndata: {held}\n",
+    ):
+        path.write_text(stream, encoding="utf-8")
+        assert len(read_receipts(path)) == 1
     both = [good, good]
     path.write_text(json.dumps({"receipts": both}), encoding="utf-8")
     call = wager("verify", str(path), "--model", MODEL, "--threads", "1", "--json", "-")
