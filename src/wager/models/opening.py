@@ -69,7 +69,7 @@ def drafter_fingerprint(spec: DrafterSpec) -> str:
         elif kind in ("head", "modules", "store"):
             where, _ = each.path_and_side
             if not where:
-                continue  # the target's own
+                continue  # in the target's own files, or beside them
             path = hub.head_path(where)
             for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
                 with file.open("rb") as opened:
