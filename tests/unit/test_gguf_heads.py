@@ -30,11 +30,13 @@ from tokenizer_models import train
 
 from oracle.kernels import ReferenceKernels
 from packing import batch, chain
+from wager.arch.gguf_config import read_gguf
 from wager.cli import main
 from wager.errors import ModelError
 from wager.kernels.arrays import Array
 from wager.kernels.cpu import Kernels
 from wager.models.companions import companion_modules, drafters_of
+from wager.models.gguf import open_gguf
 from wager.models.head_block import open_block
 from wager.models.head_eagle import open_eagle
 from wager.models.head_files import HeadFiles
@@ -240,6 +242,12 @@ def test_a_damaged_file_beside_a_model_leaves_the_model_as_it_is(
     model.with_name("mmproj-F16.gguf").write_bytes(b"GGUF")
     assert "--drafter mtp is possible" in said("doctor", str(model), code=0)
     assert "mmproj-F16.gguf is truncated" in caplog.text and "It is no drafter." in caplog.text
+
+
+def test_widths_that_are_not_of_every_layer_are_refused(tmp_path: Path) -> None:
+    file = open_gguf(hybrid(tmp_path)["model"])
+    with pytest.raises(ModelError, match="a width for each layer"):
+        read_gguf({**file.metadata, "qwen35moe.feed_forward_length": [1, 2]}, file.shapes)
 
 
 def test_files_that_do_not_belong_together_are_refused(said: Callable[..., str], tmp_path: Path) -> None:
