@@ -21,7 +21,7 @@ constexpr int kContinuations = 4, kLatest = SharedTexts::kLatest;
 constexpr double kOtherWeights[kSources] = {2.2, 0.9, 2.2};  // draft/lookup.py: OTHER_WEIGHTS
 
 // Cells: of the text's own tree by the length of the match and its kind; of earlier texts and of the store by the
-// probability; of earlier texts, where a longer run is known than probabilities are interpolated after, as of the tree.
+// probability; of runs in earlier texts that are longer than kInterpolated tokens as of the tree.
 constexpr int kMatchCells = 8, kTreeCells = 4 * kMatchCells, kProbabilityCells = 16;
 constexpr int kSharedCell = kTreeCells, kStoreCell = kSharedCell + kProbabilityCells, kLongCell = kStoreCell + kProbabilityCells,
               kCells = kLongCell + 4 * (kMatchCells - SharedTexts::kInterpolated);

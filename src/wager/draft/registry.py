@@ -21,10 +21,9 @@ from wager.kernels.cpu import Kernels
 class DrafterParts:
     """What a drafter may be built from: the verified model's number of logits `vocab`, the positions of a sequence
     `max_context`; for a drafter that runs a model or a head, that, loaded, and the kernels it samples with; for one
-    that reads a store, the store, open; `learned`: what was
-    learned of earlier requests; `inner` is the drafter's own drafter. `depth`: guesses of a round that the head
-    was made for; `vocabularies`: the verified model's and the draft model's; `target_blocks`: the
-    blocks of the verified model's cache by sequence, for a head that reads it."""
+    that reads a store, the store, open; `learned`: what was learned of earlier requests; `inner` is the drafter's own
+    drafter. `depth`: guesses of a round that the head was made for; `vocabularies`: the verified model's and the draft
+    model's; `target_blocks`: the blocks of the verified model's cache by sequence, for a head that reads it."""
 
     vocab: int
     max_context: int | None = None
