@@ -90,11 +90,11 @@ class Visit:
         """The texts of a row of a table."""
         return [str(text) for text in self.page.locator(selector).locator("th, td").all_inner_texts()]
 
-    def wait(self, condition: str, *, seconds: float = 30) -> None:
+    def wait(self, condition: str, *, seconds: float = 90) -> None:
         """Until an expression of JavaScript is true."""
         self.page.wait_for_function(f"() => {condition}", timeout=1000 * seconds)
 
-    def wait_for_text(self, identity: str, text: str, *, seconds: float = 30) -> None:
+    def wait_for_text(self, identity: str, text: str, *, seconds: float = 90) -> None:
         """Until an element, named by its id, contains a text."""
         self.page.wait_for_function(
             "([id, text]) => document.getElementById(id).textContent.includes(text)",
