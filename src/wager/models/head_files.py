@@ -28,7 +28,7 @@ from wager.kernels.cpu import Kernels
 from wager.kernels.tape import NOISE_KEY, GuessedIds, RowSet, Tape
 from wager.models.gguf import GgufFile, StoredAs
 from wager.models.packed_cache import PackedStore
-from wager.models.transformer import Decoder, LayerWeights
+from wager.models.transformer import NEVER, Decoder, LayerWeights
 from wager.models.weights import (
     NAMES,
     WANTED,
@@ -399,9 +399,6 @@ def _is_wide(name: str) -> bool:
 TREE_ROWS = 16
 """Rows of logits that a head gives at least in one go: as many as a level of a tree may have."""
 
-_NEVER = np.float32(-1e30)
-"""The logit of an id that the head cannot guess: finite, and of probability 0 whatever is done to logits."""
-
 
 class HeadLogits:
     """Rows of a head's logits, at most `rows`, and the guess of each; `keys` NOISE_KEY [rows] are for drawing them."""
@@ -415,7 +412,7 @@ class HeadLogits:
         """Whether all keys are."""
         self.tokens, self.probabilities = zeros(rows, dtype=INT32), zeros(rows)
         self._whole = np.empty((0, 0) if whole else (rows, vocabulary.size), np.float32)
-        self._whole.fill(_NEVER)
+        self._whole.fill(NEVER)  # ids that the head cannot guess
 
     def record(self, tape: Tape, logits: Array, *, of: RowSet = "logits") -> None:
         """Guess the rows of logits f32 [rows, ids]."""

@@ -668,7 +668,7 @@ def _heads(layer: DeltaNet | Mamba2) -> Heads:
 
 # ---- the decoder -----------------------------------------------------------------------------------------------------
 
-_NEVER = -1e30
+NEVER = np.float32(-1e30)
 """The logit of a token that is never drawn: finite, and of probability 0 whatever is done to logits."""
 
 _MOST_OUTPUTS = 256
@@ -892,7 +892,7 @@ class Decoder:
         if spec.details.logit_cap is not None:
             tape.soft_cap(self._logits, spec.details.logit_cap, of="logits")
         if suppressed:
-            never = kernels.pack(np.zeros((1, spec.hidden), kernels.act), np.full(1, _NEVER, np.float32))
+            never = kernels.pack(np.zeros((1, spec.hidden), kernels.act), np.full(1, NEVER))
             for token in suppressed:
                 tape.linear(selected_normed, never, self._logits[:, token : token + 1], of="logits")
         tape.argmax(self._logits, self._greedy_tokens)
