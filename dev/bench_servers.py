@@ -143,12 +143,15 @@ class RunningServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def wait_until_ready(self) -> None:
-        """Until it lists its models."""
+    def wait_until_ready(self, key: str = "") -> None:
+        """Until it lists its models, to who has that key."""
         deadline = time.monotonic() + READY_S
+        models = urllib.request.Request(
+            f"{self.url}/v1/models", headers={"authorization": f"Bearer {key}"} if key else {}
+        )
         while True:
             try:
-                with urllib.request.urlopen(f"{self.url}/v1/models", timeout=5):
+                with urllib.request.urlopen(models, timeout=5):
                     return
             except (OSError, urllib.error.URLError):
                 if self.process.poll() is not None or time.monotonic() > deadline:

@@ -84,7 +84,7 @@ def main() -> None:
             "wager", [*serve, "--api-key-file", str(keys), *learn, *options.options], keys.parent
         )
         try:
-            wait_until_healthy(server)
+            server.wait_until_ready(BEN)
             for trial in range(-4, options.trials):
                 text, other = (" ".join(rng.choices(WORDS, k=options.words)) for _ in range(2))
                 asked = rng.random() < 0.5
@@ -99,21 +99,6 @@ def main() -> None:
         low, high = interval(of_asked, of_others)
         medians = f"medians {1000 * np.median(of_asked):.1f} and {1000 * np.median(of_others):.1f} ms"
         print(f"{name}: {area(of_asked, of_others):.3f} ({low:.3f} to {high:.3f}), {medians}")
-
-
-def wait_until_healthy(server: RunningServer) -> None:
-    for _ in range(600):
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            pass
-        if server.process.poll() is not None:
-            break
-        time.sleep(0.2)
-    raise SystemExit("The server did not start.")
 
 
 if __name__ == "__main__":
