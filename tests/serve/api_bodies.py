@@ -12,7 +12,8 @@ import httpx2
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from wager.serve.openapi import OPERATIONS, ErrorAnswer, document
+from serve.answers import ANSWERS, ErrorAnswer
+from wager.serve.openapi import OPERATIONS, document
 
 DOCUMENT = document()
 SCHEMAS: Mapping[str, Any] = DOCUMENT["components"]["schemas"]
@@ -157,30 +158,30 @@ def send(client: httpx2.Client, call: Call) -> httpx2.Response:
 
 
 def check(path: str, response: httpx2.Response) -> None:
-    """The answer has a status that the document names for the path, below 500, and its shape."""
-    operation, status = OPERATIONS[path], response.status_code
-    described = DOCUMENT["paths"][path]["post" if operation.body else "get"]["responses"]
+    """The answer has a status that the document names for the path, below 500, and the shape of its model."""
+    expected, status = ANSWERS[path], response.status_code
+    described = DOCUMENT["paths"][path]["post" if OPERATIONS[path].body else "get"]["responses"]
     assert str(status) in described and status < 500, response.text[:2000]
     kind = response.headers["content-type"].partition(";")[0]
     assert kind in described[str(status)]["content"]
     if status != 200:
-        error: Any = operation.error.model_validate(response.json())
+        error: Any = expected.error.model_validate(response.json())
         assert error.error.message
     elif kind == "text/event-stream":
-        assert operation.events is not None
-        if operation.named_events:
+        assert expected.events is not None
+        if expected.named_events:
             *named, rest = response.text.split("\n\n")
             assert named and not rest
             for event in named:
                 kind, data = event.split("\n")
                 value = json.loads(data.removeprefix("data: "))
-                operation.events.model_validate(value)
+                expected.events.model_validate(value)
                 assert kind == f"event: {value['type']}"
             return
         *events, last, rest = response.text.split("\n\n")
         assert (last, rest) == ("data: [DONE]", "") and events
         for event in events:
             value = json.loads(event.removeprefix("data: "))
-            (ErrorAnswer if "error" in value else operation.events).model_validate(value)
-    elif not isinstance(operation.answer, str):
-        operation.answer.model_validate(response.json())
+            (ErrorAnswer if "error" in value else expected.events).model_validate(value)
+    elif expected.answer is not None:
+        expected.answer.model_validate(response.json())

@@ -1,4 +1,4 @@
-"""The API under fuzzing, from its own OpenAPI document: no 5xx, and every answer is as the document says.
+"""The API under fuzzing, from its own OpenAPI document: no 5xx, and every answer is as its model says.
 
 `python dev/fuzz_server.py --minutes 10 --seed 7` searches for longer.
 """
@@ -47,7 +47,7 @@ def http(server: Running) -> Iterator[httpx2.Client]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(call=calls())
-def test_every_answer_is_as_the_document_says(http: httpx2.Client, call: Call) -> None:
+def test_every_answer_is_as_its_model_says(http: httpx2.Client, call: Call) -> None:
     check(call.path, send(http, call))
 
 
@@ -82,7 +82,7 @@ def test_what_is_only_read(http: httpx2.Client, path: str) -> None:
         *({"tools": TOOLS, "tool_choice": "required", "stream": each, "max_tokens": 60} for each in (True, False)),
     ],
 )
-def test_every_shape_of_an_answer_is_in_the_document(http: httpx2.Client, fields: Any) -> None:
+def test_every_shape_of_an_answer_has_a_model(http: httpx2.Client, fields: Any) -> None:
     body = {"messages": MESSAGES, "max_tokens": 8, **fields}
     chat = http.post(CHAT, json=body)
     assert chat.status_code == 200, chat.text

@@ -13,10 +13,10 @@ import pytest
 from pydantic import ValidationError
 
 import wager
+from serve.answers import ErrorAnswer
 from serve.serving import CHAT, LONG, MESSAGES, SHORT, Running, eventually, http_request, read_answer, running
 from wager.serve.bodies import ChatBody, parse
 from wager.serve.errors import ApiError
-from wager.serve.openapi import ErrorAnswer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
 
