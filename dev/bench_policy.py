@@ -13,8 +13,10 @@ this file with that version's src on PYTHONPATH.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +24,12 @@ import numpy as np
 from wager.economics.acceptance import CURVES
 from wager.economics.policy.base import Policy
 from wager.simulation.comparison import ReplaySetting, build_policy
-from wager.simulation.latency import PublishedLatency
 from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 from wager.types import POLICY_STAGE, StepRecord
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from economics.published import PublishedLatency
 
 STAGES = ("plan", "admit", "learn", "observe")
 USERS = "1,2,4,8,16,32,64,128,256,512,1024"

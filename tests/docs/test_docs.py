@@ -20,9 +20,11 @@ import pytest
 import yaml
 
 import wager as package
+from economics.published import B200_CHARTS, FLAT_ATTENTION, REAL_LAYERS
 from in_process import Call
 from serve.serving import server_process
 from unit.blank_heads import medusa_head
+from wager.arch import find_model
 from wager.arch.families import FAMILIES
 from wager.bench.machine import Machine
 from wager.cli import VERBS, cli, main, reference
@@ -33,7 +35,11 @@ from wager.models import hub, random_models
 from wager.models.names import named_models
 from wager.models.opening import open_model
 from wager.planner.acceptance import AcceptanceRates
+from wager.planner.cost import Cluster, CostModel
+from wager.planner.drafting import fractional_cost
 from wager.planner.options import PlanSettings, plan_deployment
+from wager.planner.plan import Deployment
+from wager.planner.routing import ExpertRouting
 from wager_vllm.options import read_options
 
 ROOT = Path(__file__).parents[2]
@@ -185,30 +191,26 @@ def best(model: str, hardware: str, rate: float, batch: int, context: int, **set
 
 
 def test_the_tables_of_plans_are_computed() -> None:
-    """docs/economics.md: what simplifications do, the CPU's steps, the families; docs/drafters.md: drafting ahead;
-    docs/drafters_measured.md: published heads beside a target of 8 billion parameters."""
+    """docs/economics.md: what simplifications do, the CPU's steps, the families; docs/drafters_measured.md: published
+    heads beside a target of 8 billion parameters."""
     shown = table_below("economics.md", "best depth and speed-up by batch:")
-    for name, model, settings in (
-        ("as published", "DeepSeek-V4-Flash-charts", {}),
-        ("real layers", "DeepSeek-V4-Flash-mix", {}),
-        ("the full model", "DeepSeek-V4-Flash", {}),
-        ("the full model, locality 0.79", "DeepSeek-V4-Flash", {"locality": 0.79}),
+    full = find_model("DeepSeek-V4-Flash")
+    for name, model, locality in (
+        ("as published", FLAT_ATTENTION, 1.0),
+        ("real layers", REAL_LAYERS, 1.0),
+        ("the full model", full, 1.0),
+        ("the full model, locality 0.79", full, 0.79),
     ):
+        cost = CostModel(model, Cluster(B200_CHARTS), ExpertRouting(locality=locality))
+        deployment = Deployment(cost, fractional_cost(cost, 0.1))
         for batch, cell in zip((1, 2, 4, 8, 16, 32, 64, 256, 1024), shown[name], strict=True):
-            depth, speedup = best(model, "B200-charts", 0.75, batch, 4096, drafter_cost="0.1", **settings)
-            assert cell == (f"{depth} · {speedup:.3f}" if depth else "off"), (name, batch)
+            chosen = deployment.point(AcceptanceRates("", 0.75), batch=batch, context=4096).chosen
+            assert cell == (f"{chosen.depth} · {chosen.speedup:.3f}" if chosen.depth else "off"), (name, batch)
     cost = plan_deployment("SmolLM2-135M", "cpu", PlanSettings()).cost
     steps = [f"{1e3 * cost.seconds(0, rows):.3g}" for rows in (1, 2, 4, 8, 12, 16)]
     assert table_below("economics.md", "for a machine at hand, `wager calibrate`")["`--hardware cpu`, ms"] == steps
     families = (ROOT / "docs" / "economics.md").read_text("utf-8").partition("## Families")[2].partition("\n## ")[0]
     assert [name for name in FAMILIES if not re.search(rf"\b{name}\b", families)] == []
-
-    beside: dict[str, Any] = {"tp": 4, "shape": "model:Llama-3.1-8B", "drafter_hardware": "H100"}
-    ahead = [{}, *({"draft_async": True, "draft_outcomes": number} for number in (1, 4, 16, None))]
-    for batch, cells in table_below("drafters.md", "speed-up over plain decoding at the best depth").items():
-        if batch != "batch":
-            found = [best("Llama-3.1-70B", "H100", 0.8, int(batch), 4096, **beside, **more) for more in ahead]
-            assert cells == [f"{speedup:.2f}" for _, speedup in found]
 
     shape = ""
     for name, cells in table_below("drafters_measured.md", "the guesses at which it is greatest").items():

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from economics.published import B200_CHARTS, FLAT_ATTENTION, REAL_LAYERS
 from wager.arch import ModelSpec
 from wager.economics.acceptance import survival, tokens_per_round
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.planner.cost import Cluster, CostModel
-from wager.planner.devices import B200_CHARTS
 from wager.planner.drafting import fractional_cost
 from wager.planner.plan import TreeDrafts, best_outcome, break_even_acceptance, depth_outcomes, tokens_at_constant_rate
-from wager.planner.published import FLAT_ATTENTION, REAL_LAYERS
 from wager.planner.routing import ExpertRouting
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)

@@ -1,5 +1,5 @@
 """Drafters by shape, each against a formula written out beside it or published figures: heads that read their own
-cache, EAGLE, Medusa, models divided over devices, staged, remote and asynchronous drafting; what fits in memory.
+cache, EAGLE, Medusa, models divided over devices; what fits in memory.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from economics.published import PublishedLatency
 from wager.arch import TABLE, ModelSpec, Precision, find_head
-from wager.planner.acceptance import AcceptanceRates
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import DEVICES
 from wager.planner.drafting import (
     FREE,
-    DrafterLink,
     PassDraftCost,
     block_drafter_cost,
     constant_cost,
@@ -24,10 +23,8 @@ from wager.planner.drafting import (
     medusa_cost,
     mtp_cost,
     released_cost,
-    staged_cost,
 )
 from wager.planner.plan import Deployment, Footprint
-from wager.simulation.latency import PublishedLatency
 
 LLAMA, SMALL, V3, QWEN = (TABLE[name] for name in ("Llama-3.1-8B", "SmolLM2-135M", "DeepSeek-V3", "Qwen3.6-35B-A3B"))
 H100, B200 = Cluster(DEVICES["H100"]), Cluster(DEVICES["B200"])
@@ -194,61 +191,6 @@ def test_a_heads_experts_are_stored_as_they_are_timed() -> None:
     assert eight.cost.step(0, 1, batch=4096).parts["experts"].bytes == pytest.approx(2 * expert * (256 / 8 + 1))
     assert eight.seconds(32, 1, context=0) < one.seconds(32, 1, context=0)
     assert eight.seconds(1, 1, context=0) > one.seconds(1, 1, context=0)
-
-
-@pytest.mark.parametrize(
-    ("make", "hidden"), [(mtp_of, 5 * D), (eagle_cost, 5 * 3 * D), (block_drafter_cost, 5 * 5 * D), (medusa_cost, D)]
-)
-def test_a_drafter_on_another_device_pays_for_the_link(make: object, hidden: int) -> None:
-    """Four draft tokens: five verified rows of hidden states (Medusa: the last) and nine token ids a sequence."""
-    drafter: PassDraftCost = make(LLAMA, H100)  # type: ignore[operator]
-    remote = replace(drafter, own_device=DEVICES["L40S"], link=DrafterLink(50e9, 5e-6))
-    link = 10 * (2 * hidden + 9 * 4) / 50e9 + 2 * 5e-6
-    assert remote.seconds(10, 4, context=300) - drafter.seconds(10, 4, context=300) == pytest.approx(link)
-    assert remote.seconds(10, 0, context=300) == 0
-
-
-# ---- staged and asynchronous drafting --------------------------------------------------------------------------------
-
-
-def expected_passes(depth: int, acceptance: float, *, inner: int) -> float:
-    """By enumeration of how many guesses every pass accepts."""
-    if depth <= 0:
-        return 0.0
-    chances = [acceptance**i * (1 - acceptance) for i in range(inner)] + [acceptance**inner]
-    return 1 + sum(chance * expected_passes(depth - i - 1, acceptance, inner=inner) for i, chance in enumerate(chances))
-
-
-@pytest.mark.parametrize(("depth", "acceptance", "inner"), [(4, 0.5, 3), (1, 0.5, 3), (6, 1.0, 2)])
-def test_a_staged_drafter_of_one_sequence_takes_the_expected_passes(depth: int, acceptance: float, inner: int) -> None:
-    small = draft_model_cost(SMALL, H100)
-    drafter = staged_cost(small, constant_cost(1e-5), acceptance=acceptance, depth=inner)
-    guessed = min(inner, depth - 1)
-    one = small.cost.seconds(700, guessed + 1) + guessed * 1e-5
-    passes = expected_passes(depth, acceptance, inner=guessed)
-    assert drafter.seconds(1, depth, context=700) == pytest.approx(passes * one)
-
-
-def test_a_batch_of_staged_drafts_waits_for_its_slowest_sequence() -> None:
-    """Two tokens each for three sequences, one guess a pass: the second pass is made unless all three guesses hold."""
-    small = draft_model_cost(SMALL, H100)
-    made = 1 - 0.6**3
-    first, second = (small.cost.seconds(100, 2, batch=batch) for batch in (3, 3 * 0.4 / made))
-    drafter = staged_cost(small, FREE, acceptance=0.6, depth=1)
-    assert drafter.seconds(3, 2, context=100) == pytest.approx(first + made * second)
-
-
-def test_asynchronous_drafting_in_a_plan() -> None:
-    """Drafting that takes less than the step costs nothing where every outcome was drafted in advance."""
-    cost, drafter, rate = CostModel(LLAMA, H100), constant_cost(5e-4), AcceptanceRates("0.8", 0.8)
-    free, hit, half, miss, sync = (
-        Deployment(cost, price, depth=4, hit_rate=share).point(rate, batch=4, context=1000).chosen
-        for price, share in ((FREE, None), (drafter, 1.0), (drafter, 0.5), (drafter, 0.0), (drafter, None))
-    )
-    assert hit.draft_s == pytest.approx(2e-3)
-    assert hit.speedup == free.speedup
-    assert miss.speedup == sync.speedup
-    assert half.round_s == pytest.approx(half.step_s + 1e-3)
 
 
 # ---- published figures -----------------------------------------------------------------------------------------------

@@ -1,40 +1,34 @@
-"""Drafting beside verification: what a round takes, against enumerated and simulated rounds; what a policy makes of it
-where it believes wrong prices and hit rates; and the options of plan and replay."""
+"""Drafting beside verification: what a step waits for drafts, and which outcomes come, against enumerated and played
+rounds; what a policy makes of it where it believes wrong prices and hit rates."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 
-from in_process import Call
-from in_process import wager as command  # noqa: F401
-from wager.arch import find_model
 from wager.economics.acceptance import survival
 from wager.economics.drafts_ahead import (
     ALTERNATIVE_RATES,
     AheadFigures,
     DraftsAheadLatency,
     expected_misses,
-    hit_rate_of,
+    outcome_chances,
     waited_seconds,
 )
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
+from wager.economics.policy.base import Policy
+from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.surface import DraftCurve, LatencySurface
-from wager.planner.acceptance import AcceptanceRates
-from wager.planner.cost import Cluster, CostModel
-from wager.planner.devices import DEVICES
-from wager.planner.drafting import constant_cost
-from wager.planner.options import parse_hit_rate
-from wager.planner.plan import Deployment, round_seconds
-from wager.simulation.comparison import ReplaySetting, simulate
-from wager.simulation.latency import PolicyClock
-from wager.simulation.server import SimulatedAheadDrafter, SimulatedServer, Workload
+from wager.simulation.comparison import ReplaySetting
+from wager.simulation.server import SimulatedDraft, SimulatedServer, SimulationResult, Workload
 from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
+from wager.types import StepRecord
 
 EVEN = {"request_sd": 0.0, "round_sd": 0.0, "token_sd": 0.0, "score_sd": None}
 
@@ -57,16 +51,11 @@ def test_what_a_step_waits_is_that_of_all_its_outcomes(hit: float, requests: int
     assert found == pytest.approx(expected)
     if any_miss:
         assert expected_misses(requests, hit) == max(1, round(misses / any_miss))
-    if requests == 1:  # with the step, that is the round of the formula, with drafts that take as long either way
-        assert step + waited_seconds(
-            prepared=prepared, step=step, redrafted=prepared, requests=1, hit_rate=hit
-        ) == pytest.approx(round_seconds(step, prepared, hit_rate=hit))
 
 
-@pytest.mark.parametrize("outcomes", [1, 3, 100])
 @pytest.mark.parametrize("rates", [[0.8] * 4, [0.9, 0.5, 0.2], [0.3]])
-def test_the_hit_rate_is_that_of_rounds_that_are_played(rates: Sequence[float], outcomes: int) -> None:
-    """Rounds drawn guess by guess; drafted for are the outcomes that come most often."""
+def test_outcomes_come_as_often_as_in_rounds_that_are_played(rates: Sequence[float]) -> None:
+    """Rounds drawn guess by guess."""
     rng, counts = random.Random(1), dict[tuple[int, int], int]()
     rounds = 200_000
     for _ in range(rounds):
@@ -76,10 +65,9 @@ def test_the_hit_rate_is_that_of_rounds_that_are_played(rates: Sequence[float], 
             rank = 0 if draw < rates[-1] else -1
         else:
             rank = 1 if draw < ALTERNATIVE_RATES[0] else 2 if draw < sum(ALTERNATIVE_RATES) else -1
-        if rank >= 0:
-            counts[right, rank] = counts.get((right, rank), 0) + 1
-    best = sorted(counts.values(), reverse=True)[:outcomes]
-    assert hit_rate_of(survival(list(rates), len(rates)), outcomes) == pytest.approx(sum(best) / rounds, abs=0.005)
+        counts[right, rank] = counts.get((right, rank), 0) + 1
+    for chance, right, rank in outcome_chances(survival(list(rates), len(rates))):
+        assert chance == pytest.approx(counts[right, rank] / rounds, abs=0.005)
 
 
 # --- a latency model that knows ---------------------------------------------------------------------------------
@@ -143,6 +131,42 @@ def test_a_drafters_own_seconds_are_learned_not_those_that_the_step_saw() -> Non
 # --- simulated rounds -------------------------------------------------------------------------------------------
 
 
+class AheadServer(SimulatedServer):
+    """A server whose drafter drafts while the target verifies. Its drafts are ready with probability `hit_rate`, but
+    for a request's first one."""
+
+    def __init__(self, *args: Any, figures: AheadFigures, hit_rate: float, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._figures, self._hit_rate, self._coins = figures, hit_rate, random.Random(0)
+        self._drafted_for: set[str] = set()
+        self._last_step = 0.0
+
+    def _draft_seconds(self, drafted: Iterable[SimulatedDraft]) -> float:
+        price = partial(self._drafting.ragged_draft_seconds, "d")
+        drafts, missed = list(drafted), list[int]()
+        for each in drafts:
+            known = each.draft.seq_id in self._drafted_for
+            ready = known and self._coins.random() < self._hit_rate
+            if known:
+                self._figures.requested(ready=ready)
+            if not ready:
+                missed.append(each.passes)
+        self._drafted_for = {each.draft.seq_id for each in drafts}
+        waited = price(missed) if missed else 0.0
+        if len(missed) < len(drafts):
+            waited += max(0.0, price([each.passes + 1 for each in drafts]) - self._last_step)
+        return waited
+
+    def _record(self, *args: Any, **more: Any) -> StepRecord:
+        record = super()._record(*args, **more)
+        self._last_step = record.seconds["forward"]
+        return record
+
+
+def served(policy: Policy, prices: Prices, load: Workload, *, hit: float, figures: AheadFigures) -> SimulationResult:
+    return AheadServer(traces(), prices, policy=policy, workload=load, figures=figures, hit_rate=hit).run()
+
+
 def traces(curve: tuple[float, ...] = (0.8, 0.64, 0.51, 0.41, 0.33, 0.26)) -> SyntheticTraces:
     return SyntheticTraces({"d": SyntheticDrafter(curve, **EVEN)}, output_tokens=256)
 
@@ -151,13 +175,13 @@ def traces(curve: tuple[float, ...] = (0.8, 0.64, 0.51, 0.41, 0.33, 0.26)) -> Sy
 @pytest.mark.parametrize("guess", [2.0, 4.0])
 def test_a_simulated_server_takes_what_the_formula_says(hit: float, guess: float) -> None:
     depth, prices = 4, Prices(guess)
-    setting = ReplaySetting(traces(), prices, hit_rate=hit)
-    point = simulate(setting, f"fixed:{depth}", Workload(concurrency=1, rounds=4000))
+    load = Workload(concurrency=1, rounds=4000)
+    found = served(FixedDepth(depth, drafter="d"), prices, load, hit=hit, figures=AheadFigures())
     step = prices.seconds(depth + 1, 1, 0)
     prepared, redrafted = prices.draft_seconds("d", 1, depth + 1), prices.draft_seconds("d", 1, depth)
     expected = step + waited_seconds(prepared=prepared, step=step, redrafted=redrafted, requests=1, hit_rate=hit)
     # the first round of an answer has no draft ready, its last ones are shorter
-    assert point.tau / point.throughput == pytest.approx(expected, rel=0.03)
+    assert found.seconds / found.rounds == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.slow
@@ -173,54 +197,12 @@ def test_wrong_prices_and_hit_rates_cost_little(prior: float, hit: float, believ
         drafters={"d": DraftCurve([1, 64], [0.0, 0.0], [0.003, 0.003])},
         uncertainty=5.0,
     )
-    setting = ReplaySetting(traces(), prices, hit_rate=hit)
-    depths = [simulate(setting, name, load).throughput for name in ("none", "fixed:1", "fixed:2", "fixed:4", "fixed:6")]
-    drafter, clock = SimulatedAheadDrafter(hit), PolicyClock(0.0)
-    drafter.figures.rate.likely = prior
-    policy = Adaptive(DraftsAheadLatency(wrong, {"d": drafter.figures}), drafters=setting.drafters())
-    server = SimulatedServer(traces(), prices, policy=policy, workload=load, clock=clock, ahead={"d": drafter})
-    assert server.run().throughput > 0.93 * max(depths)
-
-
-# --- plan and replay ----------------------------------------------------------------------------------------------
-
-
-def test_a_plan_says_how_often_drafts_are_ready() -> None:
-    cost, rates = CostModel(find_model("Llama-3.1-8B"), Cluster(DEVICES["H100"])), AcceptanceRates("0.8", 0.8)
-    query = Deployment(cost, constant_cost(5e-4), max_depth=6, draft_outcomes=3)
-    for batch in (1, 4):
-        outcomes = query.outcomes(rates, batch=batch, context=1000)
-        assert outcomes[0].speedup == 1
-        for outcome in outcomes[1:]:
-            rate = hit_rate_of(rates.survival(outcome.depth), 3) ** batch
-            assert outcome.hit_rate == pytest.approx(rate)
-            assert outcome.round_s == pytest.approx(round_seconds(outcome.step_s, outcome.draft_s, hit_rate=rate))
-    more = replace(query, draft_outcomes=100).outcomes(rates, batch=1, context=1000)
-    assert more[4].speedup > query.outcomes(rates, batch=1, context=1000)[4].speedup
-
-
-def test_the_options_of_plan_and_replay(command: Call) -> None:  # noqa: F811
-    assert parse_hit_rate(None, draft_async=False) is None and parse_hit_rate(None, draft_async=True) == 1.0
-    plan = ("plan", "--model", "Llama-3.1-70B", "--hardware", "H100", "--tp", "4", "--batch", "1")
-    drafter = ("--drafter-shape", "model:Llama-3.1-8B", "--drafter-hardware", "H100")
-    found = command(*plan, *drafter, "--acceptance", "0.8", "--draft-async", "--draft-outcomes", "4")
-    assert found.code == 0 and "one of the 4 likeliest" in " ".join((found.out + found.err).split())
-    for arguments, message in (
-        (("--draft-outcomes", "4"), "--draft-outcomes has no effect without --draft-async"),
-        (("--draft-async", "--draft-outcomes", "0"), "0 outcomes are out of range"),
-        (("--draft-async", "--draft-outcomes", "4", "--draft-hit-rate", "0.5"), "both say how often"),
-    ):
-        refused = command(*plan, *drafter, *arguments)
-        assert refused.code == 2 and message in " ".join(refused.err.split())
-    replay = ("replay", "--model", "Llama-3.1-70B", "--hardware", "H100", "--tp", "4", "--curve", "0.8")
-    drafter = ("--drafter-shape", "model:Llama-3.1-8B", "--drafter-hardware", "H100")
-    load = ("--concurrency", "1", "--rounds", "300", "--policy", "none", "--policy-time", "0us")
-    found = command(*replay, *drafter, *load, "--draft-async", "--draft-hit-rate", "0.8")
-    assert found.code == 0 and "80% of the drafts are ready" in found.out
-    for arguments, message in (
-        (("--draft-hit-rate", "0.8"), "--draft-hit-rate has no effect without --draft-async"),
-        (("--draft-async", "--draft-hit-rate", "1.8"), "A hit rate of 1.8 is out of range"),
-        (("--drafter-link", "5GB/s", "--draft-async"), "--drafter-link has no effect without --drafter-hardware"),
-    ):
-        refused = command(*replay, *load, *arguments)
-        assert refused.code == 2 and message in " ".join(refused.err.split())
+    best = max(
+        served(FixedDepth(depth, drafter="d"), prices, load, hit=hit, figures=AheadFigures()).throughput
+        for depth in (0, 1, 2, 4, 6)
+    )
+    figures = AheadFigures()
+    figures.rate.likely = prior
+    drafters = ReplaySetting(traces(), prices).drafters()
+    policy = Adaptive(DraftsAheadLatency(wrong, {"d": figures}), drafters=drafters)
+    assert served(policy, prices, load, hit=hit, figures=figures).throughput > 0.93 * best

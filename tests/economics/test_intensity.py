@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from economics.published import B200_CHARTS
 from wager.arch import TABLE, DeltaNet, Gqa, Layer, Mamba2, Mla, ModelSpec, Precision
 from wager.arch.layers import Parallel
 from wager.planner.cost import Cluster, CostModel
-from wager.planner.devices import B200_CHARTS, DEVICES, Device
+from wager.planner.devices import DEVICES, Device
 from wager.planner.intensity import (
     DENSE_TWIN,
     FEED_FORWARD,
@@ -18,7 +19,6 @@ from wager.planner.intensity import (
     IntensityCurve,
     attention_curves,
     feed_forward_curves,
-    step_intensity,
 )
 
 B200, H100, H200 = DEVICES["B200"], DEVICES["H100"], DEVICES["H200"]
@@ -82,15 +82,6 @@ def test_the_knee_of_a_mixture() -> None:
     ):
         knees = [feed_forward(model, device)[MIXTURE].knee for device in (B200, H200)]
         assert knees == pytest.approx([b200, h200], abs=0.7), model.name
-
-
-def test_the_whole_step_is_flops_over_bytes() -> None:
-    """Whatever devices send to each other."""
-    alone, shared = (CostModel(TABLE["Llama-3.1-8B"], Cluster(H100, tp)) for tp in (1, 8))
-    parts = alone.step(4096, 3, batch=16).parts.values()
-    expected = sum(part.flops for part in parts) / sum(part.bytes for part in parts)
-    for cost in (alone, shared):
-        assert step_intensity(cost, batch=16, context=4096, rows=3) == pytest.approx(expected)
 
 
 # ---- attention, by query rows ----------------------------------------------------------------------------------------

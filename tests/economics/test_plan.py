@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ import pytest
 from click.testing import CliRunner, Result
 from gguf import GGUFWriter
 
+from economics.published import B200_CHARTS, FLAT_ATTENTION
 from wager.cli import main
+from wager.planner.acceptance import AcceptanceRates
+from wager.planner.cost import Cluster, CostModel
+from wager.planner.drafting import fractional_cost
+from wager.planner.plan import Deployment
+from wager.planner.report import PlanReport
 
 CONFIG = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
 CONFIG |= {"num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 4000, "max_position_embeddings": 131072}
@@ -113,9 +120,7 @@ RIGHT = [
     f"{LLAMA} --drafter-shape block:8",
     f"{LLAMA} --drafter-shape medusa:3",
     f"{LLAMA} --drafter-shape model:@config.json",
-    f"{LLAMA} --drafter-shape staged:SmolLM2-135M,eagle:8000,0.6,2",
-    f"{LLAMA} --drafter-cost '1.5 ms' --draft-async --draft-hit-rate 0.7",
-    f"{LLAMA} --drafter-shape model:SmolLM2-135M --drafter-hardware L40S --drafter-link 25GB/s --draft-async",
+    f"{LLAMA} --drafter-cost '1.5 ms'",
     f"{LLAMA} --overhead 50us --cache fp8 --precision fp8",
     "--model Llama-3.1-70B --hardware H100 --tp 8 --drafter-shape model:Llama-3.1-8B --drafter-tp 1 --batch 1",
     "--model Qwen3-30B-A3B --hardware H100 --batch 8 --locality 0.79 --popularity @skewed.json",
@@ -202,14 +207,8 @@ WRONG = [
     (f"{LLAMA} --drafter-shape eagle:200000", 2, "draft vocabulary of 200000"),
     (f"{LLAMA} --drafter-shape block:999999999", 2, "block:999999999"),
     (f"{LLAMA} --drafter-shape model:SmolLM2-135M --context 16k", 2, "more than the 8192 positions"),
-    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M", 2, "incomplete"),
-    (f"{LLAMA} --drafter-shape staged:SmolLM2-135M,free,0.5,0", 2, "inner depth '0'"),
-    (f"{LLAMA} --drafter-shape free --drafter-hardware L40S", 2, "--drafter-hardware has no effect"),
-    (f"{LLAMA} --drafter-hardware L40S", 2, "speed of a link between H100 and L40S"),
-    (f"{LLAMA} --drafter-link 50GB/s", 2, "--drafter-link has no effect"),
+    (f"{LLAMA} --drafter-shape free --drafter-tp 1", 2, "--drafter-tp has no effect"),
     (f"{LLAMA} --drafter-tp 2", 2, "drafter-tp = 2 is more than the 1"),
-    (f"{LLAMA} --draft-hit-rate 0.5", 2, "--draft-hit-rate has no effect"),
-    (f"{LLAMA} --draft-async --draft-hit-rate 1.5", 2, "hit rate of 1.5"),
     (f"{LLAMA} --tp 0", 2, "error: tp = 0 is out of range"),
     (f"{LLAMA} --tp 7", 2, "tp = 7 does not divide the 32 attention heads"),
     (f"{LLAMA} --ep 2", 2, "no experts"),
@@ -233,7 +232,6 @@ WRONG = [
     (f"{LLAMA} --output 0", 2, "--output"),
     (f"{LLAMA} --tree 1", 2, "tree = '1' is not the shape of a tree"),
     (f"{LLAMA} --tree 4:1.5", 2, "tree = '4:1.5'"),
-    (f"{LLAMA} --tree 4 --drafter-shape staged:SmolLM2-135M,free,0.5", 2, "--tree has no effect on staged"),
     (f"{LLAMA} --drafter-shape dflash", 2, "No dflash head for 'Llama-3.1-8B' is known"),
     (f"{LLAMA} --drafter-shape eagle3:Qwen3-30B-A3B", 2, "reads states of 2048 elements, and the target's have 4096"),
     (f"{LLAMA} --drafter-shape eagle3:", 2, "drafter shape 'eagle3:' is not known"),
@@ -275,14 +273,7 @@ def test_what_a_reader_would_not_expect_is_said(folder: Path) -> None:
     for line, said in (
         ("--model Qwen3-30B-A3B --hardware H100 --tp 8 --batch 1", "4 key-value heads over 8 devices: each keeps 1"),
         (f"{LLAMA} --drafter-shape model:SmolLM2-135M", "SmolLM2-135M has 49152 tokens, Llama-3.1-8B 128256"),
-        (f"{LLAMA} --draft-async", "100% of the rounds take the longer of step and draft"),
-        (f"{LLAMA} --draft-async", "competes with the step"),
         (f"{LLAMA} --max-depth 0", "No draft depth was tried"),
-        (
-            f"{LLAMA} --batch 512 --drafter-shape model:SmolLM2-135M --drafter-hardware RTX-4090 --drafter-link 25GB/s "
-            "--context 8k",
-            "do not fit on the drafter's own device",
-        ),
     ):
         assert any(said in remark for remark in answer(line, folder)["remarks"]), said
     silent = answer("--model Llama-3.1-70B --hardware H100 --tp 8 --batch 1", folder)
@@ -301,33 +292,39 @@ def test_an_acceptance_file_of_the_measurement_is_read(folder: Path) -> None:
 
 # ---- the figures -----------------------------------------------------------------------------------------------------
 
-CHARTS = "--model DeepSeek-V4-Flash-charts --hardware B200-charts --drafter-cost 0.1"
-
 
 def words_of(line: str, folder: Path) -> str:
     """What is printed, in one line."""
     return " ".join(plan(line, folder).stdout.split())
 
 
-def test_where_plain_decoding_is_fastest_is_found_to_the_request(folder: Path) -> None:
+def charts(*batches: int, rates: Sequence[float] = (0.75,), depth: int | None = None) -> PlanReport:
+    """The plan of the published charts."""
+    cost = CostModel(FLAT_ATTENTION, Cluster(B200_CHARTS))
+    acceptances = [AcceptanceRates(str(rate), rate) for rate in rates]
+    deployment = Deployment(cost, fractional_cost(cost, 0.1), depth=depth)
+    return PlanReport.build(deployment, batches=batches, contexts=[4096], acceptances=acceptances)
+
+
+def test_where_plain_decoding_is_fastest_is_found_to_the_request() -> None:
     """Between the batches of the grid, too: with the published constants plain decoding wins from 4 to 13."""
-    found = answer(f"{CHARTS} --batch 1,4096", folder)
-    assert found["gutter"] == [{"context": 4096, "acceptance": "0.75", "batches": [[4, 13]]}]
-    assert "is fastest at batch 4 to 13" in words_of(f"{CHARTS} --batch 1,4096", folder)
+    found = charts(1, 4096)
+    assert found.as_dict()["gutter"] == [{"context": 4096, "acceptance": "0.75", "batches": [[4, 13]]}]
+    assert "is fastest at batch 4 to 13" in " ".join(found.notes())
 
 
 def test_the_table_explains_itself(folder: Path) -> None:
-    out = plan(f"{CHARTS} --batch 1,8,64,4096", folder).stdout
-    [row] = [line for line in out.splitlines() if re.match(r" 4096\s+0\.75\s+64\s", line)]
-    assert row.split()[3:6] == ["4", "1.668", "3.05"]
-    [off] = [line for line in out.splitlines() if re.match(r" 4096\s+0\.75\s+8\s", line)]
-    assert (off.split()[3], "all" in off.split()) == ("off", True)
-    flat = " ".join(out.split())
+    found = charts(1, 8, 64, 4096)
+    _, off, row, _ = found.table()[1]
+    assert row[2:6] == ["64", "4", "1.668", "3.05"]
+    assert (off[2:4], "all" in off) == (["8", "off"], True)
+    flat = " ".join(" ".join([*found.summary(), *found.notes()]).split())
     assert "What plain decoding waits for at context 4096: batch 1: projections (memory)" in flat
     assert "experts (memory)" in flat
     assert "B200-charts: bf16 2.248 PFLOP/s" in flat
     assert re.search(r"one more row adds \d+% of what a row takes on average", flat)
     assert "Assumed, not measured: the acceptance 0.75 at every depth" in flat
+    out = plan(LLAMA, folder).stdout
     columns = next(line.split("  ") for line in out.splitlines() if "break-even" in line and "waits for" in line)
     for column in filter(None, map(str.strip, columns)):
         assert f" {column}: " in flat.partition("Columns:")[2], column
@@ -349,8 +346,8 @@ def test_what_does_not_fit_is_marked(folder: Path) -> None:
     assert "GB !" not in out
 
 
-def test_a_fixed_depth_and_several_acceptances(folder: Path) -> None:
-    low, high = answer(f"{CHARTS} --batch 8 --acceptance 0.75,0.9 --depth 14", folder)["points"]
+def test_a_fixed_depth_and_several_acceptances() -> None:
+    low, high = charts(8, rates=(0.75, 0.9), depth=14).as_dict()["points"]
     assert (low["acceptance"], low["depth"], high["acceptance"], high["depth"]) == ("0.75", 14, "0.9", 14)
     assert low["speedup"] == low["depths"][14]["speedup"] < 1
     assert high["speedup"] == pytest.approx(1.2586, abs=5e-5)
@@ -530,7 +527,7 @@ def documented(kind: str, found: dict[str, Any]) -> list[str]:
 
 
 def test_the_page_lists_the_fields_of_the_json(folder: Path) -> None:
-    found = answer(f"{CHARTS} --batch 1", folder)
+    found = answer(LLAMA, folder)
     assert documented("model", found["model"]) == []
     assert documented("hardware", found["hardware"]) == []
     assert documented("points", found["points"][0]) == []
@@ -540,8 +537,6 @@ def test_the_page_lists_the_fields_of_the_json(folder: Path) -> None:
     ("label", "line"),
     [
         ("the full model, locality 0.79", "--model DeepSeek-V4-Flash --hardware B200 --locality 0.79"),
-        ("as published", "--model DeepSeek-V4-Flash-charts --hardware B200-charts"),
-        ("real layers", "--model DeepSeek-V4-Flash-mix --hardware B200-charts"),
         ("the full model", "--model DeepSeek-V4-Flash --hardware B200"),
     ],
 )

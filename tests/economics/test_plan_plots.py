@@ -55,11 +55,7 @@ def words(axes: Any) -> set[str]:
 
 
 @pytest.mark.slow
-def test_knees_ridges_and_a_full_memory_are_marked() -> None:
-    mixture = planned("DeepSeek-V4-Flash", precision="fp8:fp4", contexts=(1024, 32768))
-    [axes] = titled(panels(mixture), "Intensity by batch")
-    assert {"knee: 298", "knee: 10,945"} <= words(axes)
-    assert {"ridge, fp4: 1,125", "whole step, context 1024", "whole step, context 32k"} <= set(lines(axes))
+def test_a_full_memory_is_marked() -> None:
     [axes] = titled(panels(planned("Llama-3.1-8B", device="H100", contexts=(32768,))), "Speed-up")
     assert any(text.startswith("memory is full at ") for text in words(axes))
 
@@ -119,7 +115,7 @@ def test_nothing_overlaps_and_nothing_is_cut_off(model: str) -> None:
         assert overlapping(texts) == [], axes.get_title()
 
 
-ASKED = ["plan", "--model", "DeepSeek-V4-Flash-charts", "--hardware", "B200-charts", "--drafter-cost", "0.1"]
+ASKED = ["plan", "--model", "Llama-3.1-8B", "--hardware", "H100", "--drafter-cost", "0.05", "--acceptance", "0.9"]
 
 
 @pytest.mark.slow
@@ -127,7 +123,6 @@ def test_a_picture_is_written_beside_the_table(tmp_path: Path, capsys: pytest.Ca
     picture = tmp_path / "plan.png"
     assert main([*ASKED, "--batch", "1,64", "--max-depth", "3", "--plot", str(picture)]) == 0
     out, err = capsys.readouterr()
-    assert "1.668" not in out, "depth 4 was not allowed"
     assert " 3+ " in out, "the deepest that was allowed is marked"
     assert "Plain decoding at context 4096" in " ".join(out.split())
     assert str(picture) in err

@@ -50,7 +50,7 @@ LINES = [
     "--rate 1e-6",
     "--curve mtp,dflash,0.6 --concurrency 2",
     "--curve 1.0 --curve 0 --concurrency 2 --drafter-shape 1.0=free",
-    "--hardware published --curve 0.5 --concurrency 2",
+    "--curve 0.5 --concurrency 2",
     "--model Llama-3.1-70B --hardware H100 --tp 4 --concurrency 8 --objective latency",
     "--model DeepSeek-V3 --hardware H200 --ep 16 --locality 0.79 --concurrency 8 --drafter-shape mtp",
     "--objective slo:20ms --concurrency 2 --policy adaptive",
@@ -59,7 +59,7 @@ LINES = [
     "--policy-time measured --concurrency 2 --policy adaptive",
     "--concurrency 1024 --rounds 1 --max-depth 1",
     "--policy adaptive --concurrency 2 --believed H100",
-    "--policy adaptive --concurrency 2 --hardware published --believed rows=0.5,tilt=-0.6,drafting=2,fixed=1.2",
+    "--policy adaptive --concurrency 2 --believed rows=0.5,tilt=-0.6,drafting=2,fixed=1.2",
 ]
 
 
@@ -140,8 +140,7 @@ REFUSED = [
     ("--concurrency 1,x", "concurrency"),
     ("--model Qwen3-8B", "together"),
     ("--model Qwen3-8C --hardware H100", "Qwen3-8B"),
-    ("--hardware published --ep 8", "--ep"),
-    ("--hardware published --drafter-shape block:4", "block:4"),
+    ("--hardware published", "published"),
     ("--curve eagle.json", "eagle.json"),
     ("--objective speed", "objective"),
     ("--objective slo:soon", "time"),
@@ -166,8 +165,6 @@ REFUSED = [
     ("--output 0", "output"),
     ("--prompt 300000", "262144"),
     ("--max-depth 0", "max-depth"),
-    ("--hardware published --overhead 50us", "--overhead"),
-    ("--hardware published --model Qwen3-8B", "--model"),
     ("--locality 0", "locality"),
     ("--policy fixed:99", "8"),
     ("--policy adaptive:3", "adaptive"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from economics.published import PublishedLatency
 from wager.arch import find_model
 from wager.economics.acceptance import CURVES, MTP_SURVIVAL, survival
 from wager.economics.latency import LatencyModel
@@ -22,7 +23,7 @@ from wager.planner.drafting import FREE, mtp_cost
 from wager.planner.plan import Deployment
 from wager.simulation import comparison
 from wager.simulation.comparison import ReplaySetting, build_policy
-from wager.simulation.latency import PolicyClock, PublishedLatency, RooflineLatency, UncountedLatency
+from wager.simulation.latency import PolicyClock, RooflineLatency, UncountedLatency
 from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import (
     DraftTrace,

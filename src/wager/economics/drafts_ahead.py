@@ -120,12 +120,6 @@ def outcome_chances(survival: Sequence[float]) -> list[tuple[float, int, int]]:
     return chances
 
 
-def hit_rate_of(survival: Sequence[float], outcomes: int) -> float:
-    """The share of rounds whose outcome is among the `outcomes` likeliest ones."""
-    chances = sorted((chance for chance, _, _ in outcome_chances(survival)), reverse=True)
-    return min(1.0, sum(chances[:outcomes]))
-
-
 class DraftsAheadLatency(LatencyModel):
     """`latency` for an engine where drafters draft ahead, with these figures: their seconds are what a step waits for
     them."""

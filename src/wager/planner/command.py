@@ -15,28 +15,6 @@ from wager.terminal import console, flags
 
 deployment_flags = flags.add(
     [
-        click.option(
-            "--drafter-hardware", metavar="NAME", help="A device of its own for drafters, named as --hardware."
-        ),
-        click.option(
-            "--drafter-link",
-            metavar="SPEED",
-            help="The link to that device, such as 50GB/s.  [default: the slower of both devices' own]",
-        ),
-        click.option(
-            "--draft-async",
-            is_flag=True,
-            help="Drafting runs beside verification, for its likely outcomes: a round takes the longer of both "
-            "instead of their sum.",
-        ),
-        click.option(
-            "--draft-hit-rate",
-            "hit_rate",
-            type=float,
-            metavar="P",
-            help="Share of rounds whose outcome --draft-async drafted for; in the others the sum is paid.  "
-            "[default: 1]",
-        ),
         click.option("--tp", type=int, metavar="N", default=1, help="Devices that split every matrix."),
         click.option("--ep", type=int, metavar="N", default=1, help="Ranks that split the experts, in groups of --tp."),
         click.option(
@@ -73,7 +51,7 @@ deployment_flags = flags.add(
         ),
     ]
 )
-"""What `wager plan` and `wager replay` share: where drafters run, how the model is divided, routed and stored."""
+"""What `wager plan` and `wager replay` share: how the model is divided, routed and stored."""
 
 
 _MAIN = "model hardware batches contexts acceptances shape tp precision price engine json_path"
@@ -126,13 +104,12 @@ _MAIN = "model hardware batches contexts acceptances shape tp precision price en
     "--drafter-shape",
     "shape",
     metavar="SHAPE",
-    help="What drafting costs: free, mtp, eagle3, dflash, dspark, eagle, block, medusa, model:NAME or staged:... By "
-    "the drafter's own roofline. free: lookup; mtp: one layer like the target's and its head, a pass per token; "
+    help="What drafting costs: free, mtp, eagle3, dflash, dspark, eagle, block, medusa or model:NAME. By the drafter's "
+    "own roofline. free: lookup; mtp: one layer like the target's and its head, a pass per token; "
     "eagle3, dflash, dspark: the head that was released for the model (:NAME: for that model); eagle[:VOCAB]: one "
     "layer on three hidden states, with a head over VOCAB tokens or the target's; block[:N]: one pass over N "
-    "positions; medusa[:HEADS]: heads on the last hidden state; model:NAME: a smaller model; "
-    "staged:NAME,INNER,P[,DEPTH]: a smaller model that speculates with a shape INNER, accepted at rate P; with "
-    "--hardware this the name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
+    "positions; medusa[:HEADS]: heads on the last hidden state; model:NAME: a smaller model; with --hardware this the "
+    "name of a calibrated drafter.  [default: mtp, or the first that was calibrated]",
 )
 @click.option(
     "--drafter-cost",
@@ -147,13 +124,6 @@ _MAIN = "model hardware batches contexts acceptances shape tp precision price en
     help="Devices that split the drafter.  [default: as many as split the target]",
 )
 @deployment_flags
-@click.option(
-    "--draft-outcomes",
-    type=int,
-    metavar="N",
-    help="Instead of that share: N likely outcomes of each sequence are drafted for, and how often one of them "
-    "comes follows from the acceptance (docs/drafters.md).",
-)
 @click.option(
     "--tree",
     metavar="WIDTH[:P]",

@@ -191,18 +191,6 @@ DEVICES: Mapping[str, Device] = {
 """Devices by name. Memory is what the driver reports, in bytes: an H100 of 80 GB has 85.5e9. The T4 has no bf16: such
 weights are served in fp16."""
 
-B200_CHARTS = Device(
-    "B200-charts",
-    {"bf16": 281 * 8e12, "fp8": 563 * 8e12, "fp4": 1125 * 8e12},
-    8e12,
-    192e9,
-    900e9,
-    50e9,
-    8,
-    label="the ridges of the published charts",
-)
-"""A B200 with the rounded ridges of the charts in published.py; known by name, and not listed."""
-
 ALIASES: Mapping[str, str] = {"CPU": "CPU-2core-AVX512", "A100": "A100-80GB"}
 
 _IGNORED_WORDS = re.compile("nvidia|amd|geforce|tesla|instinct|gpu|sxm[2456]?|hgx|oam|hbm[23]e?|ac")
@@ -214,8 +202,6 @@ def find_device(name: str) -> Device:
 
     UsageError names the nearest ones if there is none, or if its memory is another.
     """
-    if name.lower() == B200_CHARTS.name.lower():
-        return B200_CHARTS
     model, gigabytes = _model_and_gigabytes(ALIASES.get(name.strip().upper(), name))
     alike = [device for device in DEVICES.values() if _model_and_gigabytes(device.name)[0] == model]
     fitting = [device for device in alike if _has_memory(device, gigabytes)]

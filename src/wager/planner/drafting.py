@@ -9,40 +9,19 @@ from typing import Any
 
 from wager.arch import Dense, Gqa, Layer, ModelSpec, ReleasedHead, find_format
 from wager.arch.layers import Absent
-from wager.economics.acceptance import survival
 from wager.economics.surface import DraftCurve
 from wager.errors import UsageError
-from wager.planner.cost import COLLECTIVE_LATENCY, Cluster, CostModel
-from wager.planner.devices import Device
-
-_TOKEN_BYTES = 4
-"""Bytes of a token id that is sent over a link."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterLink:
-    """The link between a drafter's device and the target's: bytes/s per direction and seconds per message."""
-
-    bandwidth: float
-    latency: float = COLLECTIVE_LATENCY
+from wager.planner.cost import Cluster, CostModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftCost(ABC):
-    """What drafting costs. `max_depth` is the deepest draft (None: any), `max_context` the positions it was made for
-    (None: as many as the target).
-
-    With a `link` the drafter runs on `own_device`, another than the target's. Each round two messages pass then, one
-    after the other: to the drafter the verified tokens (depth + 1 ids of each sequence at most) with the hidden states
-    that a draft head needs, back the depth ids of the draft. Probabilities for rejection sampling would come on top;
-    the match rule needs none.
-    """
+    """What drafting costs, on the target's devices. `max_depth` is the deepest draft (None: any), `max_context` the
+    positions it was made for (None: as many as the target)."""
 
     name: str
     max_depth: int | None = None
     max_context: int | None = None
-    own_device: Device | None = None
-    link: DrafterLink | None = None
 
     @property
     def resident_bytes(self) -> float:
@@ -58,10 +37,6 @@ class DraftCost(ABC):
         """Bytes of cache that it keeps for a sequence of that context, on one of the devices that it runs on."""
         return 0.0
 
-    def hidden_bytes(self, depth: int) -> float:
-        """Bytes of the target's hidden states that it needs of a sequence after a round of that depth."""
-        return 0.0
-
     def prefill_seconds(self, context: float) -> float:
         """Filling its cache with a prompt of that many positions."""
         return 0.0
@@ -69,17 +44,11 @@ class DraftCost(ABC):
     def seconds(self, requests: float, depth: int, *, context: float, width: int = 1) -> float:
         """Drafting `depth` tokens for each of `requests` sequences of that context; of a tree that many levels, of up
         to `width` tokens that are looked at further."""
-        if depth <= 0 or requests <= 0:
-            return 0.0
-        seconds = self._seconds(requests, depth, context, width)
-        if self.link is None:
-            return seconds
-        sent = requests * (self.hidden_bytes(depth) + _TOKEN_BYTES * (2 * depth + 1))
-        return seconds + (sent / self.link.bandwidth + 2 * self.link.latency)
+        return self._seconds(requests, depth, context, width) if depth > 0 and requests > 0 else 0.0
 
     @abstractmethod
     def _seconds(self, requests: float, depth: int, context: float, width: int) -> float:
-        """Without the link; `requests` and `depth` are above 0."""
+        """The same where `requests` and `depth` are above 0."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +92,8 @@ class PassDraftCost(DraftCost):
     With `max_depth` None a pass over one position is made for every draft token (an autoregressive drafter), of a tree
     for every level, over one position and then `width`; otherwise one pass over `rows` positions of a sequence makes up
     to `max_depth` of them, and each is multiplied with `markov` elements after the one before it. Its attention reads
-    the cache that its own layers keep of every sequence. `taps` are elements of hidden state that a draft head gets of
-    a row of the target, 0 for a smaller model; `shares_head`: the head is the target's and is in memory already.
+    the cache that its own layers keep of every sequence. `reads_states`: it is a draft head, on hidden states of the
+    target; `shares_head`: the head is the target's and is in memory already.
 
     Dense weights and experts are bounded each on its own, as the target's streams are. (Published drafter curves take
     one maximum over all of them: simulation/latency.py. On a saturated pass that is up to a third cheaper.) Left out:
@@ -135,7 +104,7 @@ class PassDraftCost(DraftCost):
     name: str
     cost: CostModel
     rows: int = 1
-    taps: int = 0
+    reads_states: bool = True
     shares_head: bool = False
     markov: int = 0
 
@@ -162,11 +131,6 @@ class PassDraftCost(DraftCost):
 
     def kv_bytes(self, context: float) -> float:
         return self.cost.cache_bytes(context)
-
-    def hidden_bytes(self, depth: int) -> float:
-        """Hidden states of every verified row where it keeps a cache; without one, of the last row."""
-        rows = depth + 1 if self.cost.model.layers else 1
-        return rows * self.taps * self.cost.model.precision.activations
 
     def prefill_seconds(self, context: float) -> float:
         return self.cost.prefill(context).seconds if self.cost.model.layers else 0.0
@@ -196,7 +160,7 @@ def mtp_cost(target: CostModel, cluster: Cluster) -> PassDraftCost:
     spec = replace(model, name="mtp", layers=(replace(layers[-1], count=1),), **_OF_HEADS)
     cluster = cluster if spec.sparse else replace(cluster, ep=1)
     cost = CostModel(spec, cluster, target.routing, balanced=target.balanced, fusion=2 * model.hidden**2)
-    return PassDraftCost("mtp", cost, taps=model.hidden, shares_head=True)
+    return PassDraftCost("mtp", cost, shares_head=True)
 
 
 def block_drafter_cost(model: ModelSpec, cluster: Cluster, *, width: int = 16) -> PassDraftCost:
@@ -207,7 +171,7 @@ def block_drafter_cost(model: ModelSpec, cluster: Cluster, *, width: int = 16) -
         raise UsageError(f"A block of {width} positions makes no draft token.", "Give 2 or more.")
     layer = Layer(_plain_attention(model.hidden), Dense(3 * model.hidden), 8)
     cost = _head_cost("block", model, cluster, layers=(layer,), fusion=5 * model.hidden**2)
-    return PassDraftCost("block", cost, rows=width, max_depth=width - 1, taps=5 * model.hidden, shares_head=True)
+    return PassDraftCost("block", cost, rows=width, max_depth=width - 1, shares_head=True)
 
 
 def eagle_cost(model: ModelSpec, cluster: Cluster, *, vocab: int | None = None) -> PassDraftCost:
@@ -224,7 +188,7 @@ def eagle_cost(model: ModelSpec, cluster: Cluster, *, vocab: int | None = None) 
     ffn = model.dense or Dense(3 * model.hidden)
     fusion = 3 * model.hidden**2 + model.hidden * attention.qkv_width
     cost = _head_cost("eagle", model, cluster, layers=(Layer(attention, ffn),), fusion=fusion, vocab=vocab)
-    return PassDraftCost("eagle", cost, taps=3 * model.hidden, shares_head=vocab is None)
+    return PassDraftCost("eagle", cost, shares_head=vocab is None)
 
 
 def released_cost(target: CostModel, cluster: Cluster, head: ReleasedHead, *, name: str) -> PassDraftCost:
@@ -245,7 +209,6 @@ def released_cost(target: CostModel, cluster: Cluster, head: ReleasedHead, *, na
         cost,
         max_depth=head.block or None,
         rows=head.rows,
-        taps=head.taps * model.hidden,
         shares_head=head.vocab is None,
         markov=head.markov * cost.model.vocab,
     )
@@ -256,7 +219,7 @@ def medusa_cost(model: ModelSpec, cluster: Cluster, *, heads: int = 5) -> PassDr
     matrix of its own over the vocabulary; one pass over one position runs all of them, one draft token each. Nothing is
     cached."""
     cost = _head_cost("medusa", model, cluster, layers=(), fusion=heads * model.hidden**2, vocab=heads * model.vocab)
-    return PassDraftCost("medusa", cost, max_depth=heads, taps=model.hidden)
+    return PassDraftCost("medusa", cost, max_depth=heads)
 
 
 def draft_model_cost(model: ModelSpec, cluster: Cluster) -> PassDraftCost:
@@ -266,7 +229,7 @@ def draft_model_cost(model: ModelSpec, cluster: Cluster) -> PassDraftCost:
         cost = CostModel(model, replace(cluster, ep=1))
     except UsageError as error:
         raise UsageError(f"The drafter: {error.message}", "Give it fewer devices: --drafter-tp 1.") from error
-    return PassDraftCost(f"model:{model.name}", cost, max_context=model.context)
+    return PassDraftCost(f"model:{model.name}", cost, max_context=model.context, reads_states=False)
 
 
 def _plain_attention(hidden: int) -> Gqa:
@@ -295,71 +258,3 @@ def _head_cost(
         **_OF_HEADS,
     )
     return CostModel(spec, replace(cluster, ep=1), fusion=fusion)
-
-
-# ---- a drafter that speculates itself -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StagedDraftCost(DraftCost):
-    """A small model that itself speculates (staged speculative decoding, arXiv 2308.04623): `inner` guesses
-    `inner_depth` tokens, a pass of the small model over inner_depth + 1 rows verifies them, and so on until the draft
-    is long enough. Its guesses are accepted at the rate `acceptance`.
-
-    A pass gives i + 1 tokens with probability a^i (1 - a), and inner_depth + 1 with a^inner_depth. With u_i the
-    probability that a sequence still lacks tokens before pass i, pass i is made with probability 1 - (1 - u_i)^B, over
-    the B u_i sequences that lack some: a batch waits for the slowest of its sequences.
-    """
-
-    name: str
-    model: PassDraftCost
-    inner: DraftCost
-    acceptance: float
-    inner_depth: int
-
-    @property
-    def resident_bytes(self) -> float:
-        return self.model.resident_bytes + self.inner.resident_bytes
-
-    @property
-    def device_bytes(self) -> float:
-        return self.model.device_bytes + self.inner.device_bytes
-
-    def kv_bytes(self, context: float) -> float:
-        return self.model.kv_bytes(context) + self.inner.kv_bytes(context)
-
-    def prefill_seconds(self, context: float) -> float:
-        return self.model.prefill_seconds(context) + self.inner.prefill_seconds(context)
-
-    def _seconds(self, requests: float, depth: int, context: float, width: int) -> float:
-        inner = min(self.inner_depth, depth - 1)  # a pass gives one token beside the accepted guesses
-        total = 0.0
-        for lacking in _lacking(depth, self.acceptance, inner=inner):
-            made = 1 - (1 - lacking) ** requests
-            active = requests * lacking / made if made else 0.0
-            verified = self.model.cost.seconds(context, inner + 1, batch=active)
-            total += made * (verified + self.inner.seconds(active, inner, context=context))
-        return total
-
-
-def staged_cost(model: PassDraftCost, inner: DraftCost, *, acceptance: float, depth: int) -> StagedDraftCost:
-    """See StagedDraftCost; the small model guesses no deeper than its own drafter can."""
-    depth = depth if inner.max_depth is None else min(depth, inner.max_depth)
-    name = f"staged:{model.cost.model.name},{inner.name}"
-    return StagedDraftCost(name, model, inner, acceptance, depth, max_context=model.max_context)
-
-
-def _lacking(depth: int, acceptance: float, *, inner: int) -> list[float]:
-    """u_1, u_2, ...: the probability that a sequence lacks some of `depth` tokens before each pass."""
-    alive = (1.0, *survival(acceptance, inner))
-    exactly = [here - after for here, after in zip(alive, (*alive[1:], 0.0), strict=True)]  # i guesses accepted
-    missing = [0.0] * depth + [1.0]  # probability of each number of missing tokens, 1 to depth
-    lacking: list[float] = []
-    while len(lacking) < depth:
-        lacking.append(sum(missing[1:]))
-        after = [0.0] * (depth + 1)
-        for count in range(1, depth + 1):
-            for accepted, chance in enumerate(exactly):
-                after[max(0, count - accepted - 1)] += missing[count] * chance
-        missing = after
-    return lacking

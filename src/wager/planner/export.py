@@ -214,7 +214,7 @@ def export_plan(report: PlanReport, engine: str, *, model: str) -> Export:
             f"It has {', '.join(target.methods)}; plan one of these (--drafter-shape), or another engine.",
         )
     _check_placement(report, target, kind)
-    unfit = {point.batch for point in report.points if point.fits is False}
+    unfit = {point.batch for point in report.points if point.memory.fits is False}
     report = replace(report, batches=[batch for batch in report.batches if batch not in unfit])
     if not report.batches:
         raise UsageError("No planned batch fits in memory.", "Plan fewer requests (--batch) or more devices (--tp).")
@@ -264,11 +264,6 @@ def _kind_of(report: PlanReport) -> tuple[str, str]:
 def _check_placement(report: PlanReport, target: OtherEngine, kind: str) -> None:
     """UsageError for devices that the engine cannot use as planned."""
     drafter, cluster = report.deployment.drafter, report.deployment.cost.cluster
-    if drafter.own_device is not None:
-        raise UsageError(
-            f"{target.name} is exported with the drafter on the target's devices.",
-            "Plan it without --drafter-hardware.",
-        )
     splits = drafter.cost.cluster.tp if isinstance(drafter, PassDraftCost) else cluster.tp
     if splits != cluster.tp and (splits != 1 or target is not ENGINES["vllm"]):
         raise UsageError(f"{target.name} does not split a drafter over {splits} devices.", "Leave out --drafter-tp.")
@@ -284,8 +279,7 @@ _Floats = npt.NDArray[np.float64]
 
 class _Grid:
     """Tokens/s of the plan and of an engine, by batch size and cell (a context and an acceptance); those of an engine
-    by depth, too, since it drafts and verifies in turns and goes by the batch alone. There a depth is worth its mean
-    share of the plan's tokens/s."""
+    by depth, too, since it goes by the batch alone. There a depth is worth its mean share of the plan's tokens/s."""
 
     def __init__(self, report: PlanReport, target: OtherEngine, kind: str) -> None:
         deployment = report.deployment
@@ -296,12 +290,12 @@ class _Grid:
         self._batches = sorted(report.batches)
         self._rows = [self.sizes.index(batch) for batch in self._batches]
         at = [(batch, cell, rate) for batch in self.sizes for cell in report.contexts for rate in report.acceptances]
-        in_turns = replace(deployment, hit_rate=None, draft_outcomes=None, tree=tree)
+        drafted = replace(deployment, tree=tree)
         planned = [deployment.outcomes(rate, batch=batch, context=context) for batch, context, rate in at]
         found = planned
-        self.otherwise = in_turns != deployment
-        if self.otherwise:
-            found = [in_turns.outcomes(rate, batch=batch, context=context) for batch, context, rate in at]
+        self.chains_instead = drafted != deployment
+        if self.chains_instead:
+            found = [drafted.outcomes(rate, batch=batch, context=context) for batch, context, rate in at]
         depths = range(min(map(len, found)))
         self.levels = [outcome.levels for outcome in found[-1][: len(depths)]] if tree else []
         self._depths = [depth for depth in depths if deployment.depth in (None, depth)]
@@ -357,18 +351,18 @@ class _Grid:
         """Tokens a second of the plan."""
         return self._plan[self._rows]
 
-    def in_turns(self) -> _Floats:
-        """Tokens a second without asynchronous drafting, with the best depth of every point."""
-        best: _Floats = self._in_turns().max(-1)
+    def drafted_so(self) -> _Floats:
+        """Tokens a second with drafts of the shape that the engine makes, at the best depth of every point."""
+        best: _Floats = self._by_depth().max(-1)
         return best
 
-    def _in_turns(self) -> _Floats:
+    def _by_depth(self) -> _Floats:
         rates: _Floats = (self._tokens / (self._steps + self._drafts))[self._rows][..., self._depths]
         return rates
 
     def shared(self) -> _Floats:
         """The same with one depth for each batch, the best over all contexts and acceptances."""
-        rates = self._in_turns()
+        rates = self._by_depth()
         best = (rates / self.planned()[..., None]).mean(1).argmax(-1)
         return rates[np.arange(len(best)), :, best]
 
@@ -390,13 +384,11 @@ class _Grid:
 
 def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -> Iterator[Limit]:
     """The limits in the order in which they apply: the cost of each is beside those before it."""
-    if grid.otherwise:
-        what = ["drafting and verification take turns"] * setup.report.deployment.asynchronous
-        what += ["drafts are chains"] * (setup.report.deployment.tree is not None and not grid.levels)
-        yield grid.limit(" and ".join(what).capitalize(), grid.planned(), grid.in_turns())
+    if grid.chains_instead:
+        yield grid.limit("Drafts are chains", grid.planned(), grid.drafted_so())
     if len(setup.report.contexts) * len(setup.report.acceptances) > 1:
         text = "A depth goes by the batch, whatever context and acceptance"
-        yield grid.limit(text, grid.in_turns(), grid.shared())
+        yield grid.limit(text, grid.drafted_so(), grid.shared())
     exact, text = table, "One depth for every batch, and none above which speculation is off"
     if grid.by_batch:
         exact = grid.depths_by_batch()

@@ -1,28 +1,14 @@
-"""The figure of `wager plan`: intensities (FLOPs per byte), and for every planned context the parts
-of a step, the speed-up and the best depth.
-
-A part of a step is compute-bound where its intensity is above the device's ridge, peak / bandwidth. All figures are
-those of the cost model: FLOPs over bytes of the parts of its steps.
-"""
+"""The figure of `wager plan`: for every planned context the parts of a plain step, the speed-up and the best depth."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wager.arch import Experts
 from wager.planner.acceptance import AcceptanceRates
-from wager.planner.intensity import (
-    DENSE_TWIN,
-    IntensityCurve,
-    attention_curves,
-    feed_forward_curves,
-    step_intensity,
-)
 from wager.planner.plan import best_outcome
-from wager.planner.report import PlanReport, rank_word
+from wager.planner.report import PlanReport
 from wager.terminal.plots import (
     BACKGROUND,
     COLOURS,
@@ -44,8 +30,6 @@ from wager.terminal.plots import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_POINTS = 60
-_INTENSITY = "FLOP per byte"
 _SHADES = 24
 _RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _PART_COLOURS = (*COLOURS[:6], "#999999", "#f0e442", "#332288", "#117733", "#882255", "#000000")
@@ -61,25 +45,15 @@ def write_plot(report: PlanReport, path: Path) -> None:
 
 
 def draw(report: PlanReport) -> Figure:
-    """Intensity by batch, of attention by rows and of every part, and distinct experts of a mixture; below, a row for
-    every planned context: the parts of a plain step, the speed-up for every planned acceptance, and the best depth."""
+    """A row for every planned context: the parts of a plain step, the speed-up for every planned acceptance, and the
+    best depth."""
     cost, contexts = report.deployment.cost, report.contexts
     spread = f" x {cost.cluster.devices}" if cost.cluster.devices > 1 else ""
     title = f"{cost.model.name} on {cost.device.name}{spread}, drafter {report.deployment.drafter.name}"
-    first = 2 if cost.model.sparse else 1
-    figure = new_figure(_WIDTH, _HEIGHT * (first + len(contexts)), title=title)
-    rows = figure.subfigures(first + len(contexts), 1, squeeze=False)[:, 0]
+    figure = new_figure(_WIDTH, _HEIGHT * len(contexts), title=title)
+    rows = figure.subplots(len(contexts), 3, squeeze=False)
     batches = plotted_batches(report)
-    if cost.model.sparse:
-        panels = [*rows[0].subplots(1, 2), *rows[1].subplots(1, 2)]
-        of_experts(panels[3], report, batches=batches)
-    else:
-        panels = [*rows[0].subplots(1, 3)]
-    by_batch(panels[0], report)
-    by_rows(panels[1], report)
-    of_parts(panels[2], report)
-    for row, context in zip(rows[first:], contexts, strict=True):
-        parts, speedups, depths = row.subplots(1, 3)
+    for (parts, speedups, depths), context in zip(rows, contexts, strict=True):
         _parts(parts, report, context=context, batches=batches)
         _speedups(speedups, report, context=context, batches=batches)
         _depths(depths, report, context=context, batches=batches)
@@ -203,180 +177,3 @@ def _depths(axes: Any, report: PlanReport, *, context: int, batches: Sequence[in
     axes.set_xlim(batches[0], batches[-1])
     finish(axes, f"Best depth, context {count(context)} (grey: plain decoding)", x="batch", y="constant acceptance")
     axes.grid(False)
-
-
-# ---- panels of intensity ---------------------------------------------------------------------------------------------
-
-
-def spread(low: float, high: float, *, points: int = _POINTS) -> list[float]:
-    """Numbers from `low` to `high`, evenly spaced in their logarithm, the powers of two between them included."""
-    steps = {low * (high / low) ** (i / (points - 1)) for i in range(points)}
-    powers = {2.0**k for k in range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)}
-    return sorted(steps | powers)
-
-
-def by_batch(axes: Any, report: PlanReport) -> None:
-    """Intensity of plain decoding against batch: a mixture of experts beside its dense twin, or a dense model's
-    feed-forward; the ridge, the knees, and whole steps at every planned context."""
-    cost, contexts = report.deployment.cost, report.contexts
-    planned = [batch * report.deployment.share for batch in report.batches]
-    knees = [curve.knee for curve in feed_forward_curves(cost, [1]) if curve.knee is not None]
-    batches = spread(1, max(256, *planned, *(4 * knee for knee in knees)))
-    curves = feed_forward_curves(cost, batches)
-    for curve, colour in zip(curves, (COLOURS[1], COLOURS[0]) if len(curves) > 1 else COLOURS, strict=False):
-        label = f"{curve.name} ({curve.compute})"
-        axes.plot(
-            batches,
-            curve.values,
-            color=colour,
-            linewidth=2.2,
-            label=label,
-            linestyle=DASHES[1] if curve.name == DENSE_TWIN else DASHES[0],
-        )
-        _mark_knee(axes, curve, colour=colour)
-    for index, context in enumerate(contexts):
-        values = [step_intensity(cost, batch=batch, context=context) for batch in batches]
-        shade = f"{0.1 + 0.5 * index / len(contexts):.2f}"
-        axes.plot(
-            batches,
-            values,
-            color=shade,
-            linewidth=1.1,
-            linestyle=DASHES[(index + 2) % len(DASHES)],
-            label=f"whole step, context {count(context)}",
-        )
-    _ridges(axes, curves[:1])
-    axes.axvspan(min(planned), max(planned), color="0.93", zorder=0, label="planned batches")
-    axes.set_yscale("log")
-    count_axis(axes.xaxis)
-    legend(axes, place="lower right")
-    twin = ": mixture and dense twin" if len(curves) > 1 else ""
-    whose = f" of a {rank_word(report.deployment)}" if report.deployment.share < 1 else ""
-    finish(axes, f"Intensity by batch, plain decoding{twin}", x=f"batch{whose}", y=_INTENSITY)
-
-
-def _mark_knee(axes: Any, curve: IntensityCurve, *, colour: str) -> None:
-    """A dot where the curve meets the ridge; the twin's number above to the left, others below to the right, since the
-    twin's knee is never the later one."""
-    if curve.knee is None:
-        return
-    left = curve.name == DENSE_TWIN
-    axes.plot([curve.knee], [curve.ridge], "o", color=colour, markersize=7, zorder=5)
-    axes.annotate(
-        f"knee: {curve.knee:,.0f}" if curve.knee >= 100 else f"knee: {curve.knee:.3g}",
-        (curve.knee, curve.ridge),
-        textcoords="offset points",
-        xytext=(-7, 7) if left else (7, -7),
-        ha="right" if left else "left",
-        va="bottom" if left else "top",
-        fontsize=9,
-        color=colour,
-        weight="bold",
-        bbox=BACKGROUND,
-    )
-
-
-def _ridges(axes: Any, curves: Sequence[IntensityCurve]) -> None:
-    """A line for each arithmetic of the curves."""
-    ridges = {curve.compute: curve.ridge for curve in curves}
-    for (compute, ridge), style in zip(ridges.items(), ("-", (0, (6, 2)), (0, (2, 2))), strict=False):
-        axes.axhline(ridge, **{**REFERENCE, "linestyle": style}, label=f"ridge, {compute}: {ridge:,.4g}")
-
-
-def by_rows(axes: Any, report: PlanReport) -> None:
-    """Attention's intensity against query rows: a colour for each kind, a line style for each planned context."""
-    cost, contexts = report.deployment.cost, report.contexts
-    rows = spread(1, max(64, 2 * (report.deployment.max_depth + 1)))
-    by_context = {context: attention_curves(cost, rows, context=context) for context in contexts}
-    kinds = list(dict.fromkeys(curve.name for curves in by_context.values() for curve in curves))
-    for index, curves in enumerate(by_context.values()):
-        for curve in curves:
-            colour = COLOURS[kinds.index(curve.name) % len(COLOURS)]
-            axes.plot(rows, curve.values, color=colour, linewidth=1.6, linestyle=DASHES[index % len(DASHES)])
-            if curve.knee is not None and rows[0] <= curve.knee <= rows[-1]:
-                axes.plot([curve.knee], [curve.ridge], "o", color=colour, markersize=6, zorder=5)
-    for index, kind in enumerate(kinds):
-        axes.plot([], [], color=COLOURS[index % len(COLOURS)], linewidth=2.2, label=kind)
-    for index, context in enumerate(contexts):
-        axes.plot([], [], color="0.25", linestyle=DASHES[index % len(DASHES)], label=f"context {count(context)}")
-    _ridges(axes, [curve for curves in by_context.values() for curve in curves])
-    axes.plot([], [], "o", color="0.25", markersize=6, linestyle="none", label="compute-bound\nfrom here on")
-    axes.set_yscale("log")
-    count_axis(axes.xaxis)
-    legend_beside(axes)
-    finish(
-        axes,
-        "Intensity of attention by query rows, any batch",
-        x="query rows of a sequence (1 + draft tokens)",
-        y=_INTENSITY,
-    )
-
-
-def of_parts(axes: Any, report: PlanReport) -> None:
-    """Every part of the planned steps at its intensity, by what it waits for, with the ridges of the device."""
-    device = report.deployment.cost.device
-    found = [
-        (name, point.batch, part.flops / part.bytes, part.bound)
-        for point in report.points
-        for name, part in point.step.parts.items()
-        if part.flops and part.bytes
-    ]
-    points = sorted(dict.fromkeys(found), key=lambda point: point[1])
-    parts = [name for point in report.points[:1] for name in point.step.parts if name in {p[0] for p in points}]
-    parts += [name for name in dict.fromkeys(point[0] for point in points) if name not in parts]
-    largest = max(point[1] for point in points)
-    for bound, colour, marker in (("memory", COLOURS[0], "o"), ("both", COLOURS[2], "D"), ("compute", COLOURS[1], "s")):
-        chosen = [point for point in points if point[3] == bound]
-        sizes = [14 + 70 * math.log1p(point[1]) / math.log1p(largest) for point in chosen]
-        if chosen:
-            axes.scatter(
-                [point[2] for point in chosen],
-                [parts.index(point[0]) for point in chosen],
-                s=sizes,
-                color=colour,
-                marker=marker,
-                alpha=0.6,
-                linewidths=0,
-                label=f"bound by {bound}",
-            )
-    for ridge in sorted({device.ridge(kind) for kind in device.peaks}):
-        kinds = ", ".join(kind for kind in device.peaks if device.ridge(kind) == ridge)
-        axes.axvline(ridge, **REFERENCE)
-        axes.annotate(
-            f"{kinds} {ridge:,.4g} ",
-            (ridge, 1),
-            xycoords=("data", "axes fraction"),
-            rotation=90,
-            ha="right",
-            va="top",
-            **_NOTE,
-        )
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(parts)), parts)
-    axes.set_ylim(len(parts) + 0.4, -2.2)
-    axes.legend(fontsize=8, loc="lower left", ncols=3, framealpha=0.9, edgecolor="0.85")
-    finish(axes, "Parts of the planned steps and the ridges (larger: larger batch)", x=_INTENSITY, y="")
-
-
-def of_experts(axes: Any, report: PlanReport, *, batches: Sequence[int]) -> None:
-    """Distinct experts of a layer that a pass reads: plain, and with drafts, with and without locality."""
-    cost = report.deployment.cost
-    ffn = next(layer.ffn for layer in cost.model.layers if isinstance(layer.ffn, Experts))
-    routing, groups = cost.routing, cost.cluster.groups * report.deployment.share
-
-    def distinct(tokens: float) -> list[float]:
-        return [routing.distinct_experts(ffn.count, ffn.active, groups * batch * tokens) for batch in batches]
-
-    for index, rows in enumerate((1, 2, 4, 8)):
-        label = "plain decoding" if rows == 1 else f"{rows - 1} draft token{'s' if rows > 2 else ''}"
-        axes.plot(batches, distinct(rows), color=COLOURS[index], label=label)
-        if routing.locality < 1 and rows > 1:
-            label = f"the same, locality {routing.locality:g}"
-            axes.plot(batches, distinct(routing.unrelated_tokens(rows)), "--", color=COLOURS[index], label=label)
-    axes.axhline(ffn.count, **REFERENCE)
-    axes.set_ylim(bottom=0)
-    count_axis(axes.xaxis)
-    legend(axes, place="lower right")
-    finish(
-        axes, f"Distinct experts per layer, of {ffn.count} with {ffn.active} a token", x="batch", y="distinct experts"
-    )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wager.arch import ModelSpec, Precision, find_format, find_model, gguf_precision, read_config, read_gguf
 from wager.arch.config_keys import ConfigKeys
@@ -21,19 +21,13 @@ from wager.inputs import expand_path, read_text, shown
 from wager.models import hub
 from wager.models.gguf import open_gguf
 from wager.planner.devices import Device, find_device
-from wager.planner.published import PUBLISHED_MODELS
 from wager.planner.routing import ExpertRouting
 from wager.terminal import console
-
-if TYPE_CHECKING:
-    pass
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([km]?)", re.IGNORECASE)
 _MULTIPLE = {"": 1, "k": 1 << 10, "m": 1 << 20}
 _MOST_DIGITS = 15
 """A longer number is a slip of the keyboard, and need not be converted to say so."""
-
-_SPEED = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([gm])B(?:/s)?", re.IGNORECASE)
 
 
 def split(name: str, text: str) -> list[str]:
@@ -69,16 +63,6 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
-
-
-def parse_speed(name: str, text: str) -> float:
-    """Bytes/s of a link: 50GB/s, 900MB/s. A GB is 1e9 bytes."""
-    match = _SPEED.fullmatch(text.strip())
-    if match is None or len(match[1]) > _MOST_DIGITS or not float(match[1]):
-        raise UsageError(
-            f"{name} = {shown(text)} is not a speed above 0.", "Write it as 50GB/s (1e9 bytes) or 900MB/s."
-        )
-    return float(match[1]) * {"g": 1e9, "m": 1e6}[match[2].lower()]
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -137,7 +121,7 @@ def check_origin(noted: ConfigKeys, model: str, spec: ModelSpec, *, allowed: boo
     found = None
     if sizes and sizes != model_sizes(spec):
         found = f"for {measured}, {sizes}, and {name} has {model_sizes(spec)}"
-    elif model.lower() not in map(str.lower, PUBLISHED_MODELS):
+    else:
         with suppress(WagerError):  # of a configuration without weights
             if hub.is_random(model) or hub.find(model):
                 found = trained_for_another(noted, *open_model(model)[1:], name)
@@ -155,9 +139,6 @@ def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec
     `precision` the number formats of a configuration need not be known. ModelError if there is none."""
     if not model.strip():
         raise ModelError("The name of the model is empty.", "Give a name, a config.json, its directory or a GGUF file.")
-    published = {name.lower(): spec for name, spec in PUBLISHED_MODELS.items()}.get(model.lower())
-    if published is not None:
-        return published
     path = expand_path(model)
     if path.is_file() and path.suffix == ".json":
         name = path.resolve().parent.name if path.name == "config.json" else path.stem

@@ -1,6 +1,5 @@
-"""Intensity, FLOPs per byte of memory: of the feed-forward by batch, of attention by query rows, of a whole step; and
-knees, the counts from which a part is compute-bound. All figures are those of the cost model: FLOPs over bytes of the
-parts of its steps.
+"""Intensity, FLOPs per byte of memory: of the feed-forward by batch, of attention by query rows; and knees, the counts
+from which a part is compute-bound. All figures are those of the cost model: FLOPs over bytes of the parts of its steps.
 """
 
 from __future__ import annotations
@@ -50,12 +49,6 @@ def feed_forward_curves(cost: CostModel, batches: Sequence[float]) -> list[Inten
         _curve(cost, MIXTURE, batches, compute, _part_by_batch(cost, "experts")),
         _curve(cost, DENSE_TWIN, batches, compute, lambda batch: 2 * batch / size),
     ]
-
-
-def step_intensity(cost: CostModel, *, batch: float, context: float, rows: float = 1) -> float:
-    """FLOPs per byte of memory of a whole step, without what devices send to each other."""
-    parts = [part for part in cost.step(context, rows, batch=batch).parts.values() if part.bound != "link"]
-    return sum(part.flops for part in parts) / sum(part.bytes for part in parts)
 
 
 def attention_curves(cost: CostModel, rows: Sequence[float], *, context: float) -> list[IntensityCurve]:

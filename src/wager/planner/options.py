@@ -21,13 +21,9 @@ from wager.inputs import shown, whole_number
 from wager.models import hub
 from wager.planner.calibrated import calibrated_cost
 from wager.planner.cost import COLLECTIVE_LATENCY, Cluster, CostModel
-from wager.planner.devices import Device
 from wager.planner.drafting import (
     FREE,
     DraftCost,
-    DrafterLink,
-    PassDraftCost,
-    StagedDraftCost,
     block_drafter_cost,
     calibrated_draft_cost,
     constant_cost,
@@ -37,23 +33,18 @@ from wager.planner.drafting import (
     medusa_cost,
     mtp_cost,
     released_cost,
-    staged_cost,
 )
 from wager.planner.inputs import (
     check_origin,
     find_hardware,
     find_plan_model,
     number,
-    parse_speed,
     read_popularity,
     with_formats,
 )
 from wager.planner.plan import DEFAULT_MAX_DEPTH, SIBLING_RATE, WIDEST, Deployment, TreeDrafts
 from wager.planner.routing import ExpertRouting
 from wager.terminal import console
-
-MOST_OUTCOMES = 1024
-"""Outcomes of a round that may be drafted for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +54,6 @@ class PlanSettings:
     shape: str | None = None
     drafter_cost: str | None = None
     drafter_tp: int | None = None
-    drafter_hardware: str | None = None
-    drafter_link: str | None = None
-    draft_async: bool = False
-    hit_rate: float | None = None
-    draft_outcomes: int | None = None
     tree: str | None = None
     depth: int | None = None
     max_depth: int | None = None
@@ -92,18 +78,16 @@ class PlanSettings:
 def plan_deployment(model: str, hardware: str, settings: PlanSettings) -> Deployment:
     """Everything but the grid. UsageError or ModelError names what is not known, out of range or without effect."""
     cost = target_cost(model, hardware, settings)
-    hit_rate = parse_hit_rate(settings.hit_rate, draft_async=settings.draft_async, outcomes=settings.draft_outcomes)
     drafter = draft_cost(cost, settings)
     tree = None if settings.tree is None else parse_tree(settings.tree)
-    if tree and (settings.draft_outcomes or isinstance(drafter, StagedDraftCost) or drafter.name in _curves(cost)):
+    if tree and drafter.name in _curves(cost):
         raise UsageError(
-            f"--tree has no effect on {'--draft-outcomes' if settings.draft_outcomes else drafter.name}.",
-            "Leave it out: a staged drafter makes chains, and a calibrated one was timed as it is.",
+            f"--tree has no effect on {drafter.name}.", "Leave it out: a calibrated drafter was timed as it is."
         )
     if None not in (settings.depth, settings.max_depth):
         raise UsageError("--depth and --max-depth both say how deep to draft.", "Give one of the two.")
     max_depth = DEFAULT_MAX_DEPTH if settings.max_depth is None else settings.max_depth
-    return Deployment(cost, drafter, max_depth, settings.depth, hit_rate, settings.draft_outcomes, tree)
+    return Deployment(cost, drafter, max_depth, settings.depth, tree)
 
 
 def parse_tree(text: str) -> TreeDrafts:
@@ -117,27 +101,6 @@ def parse_tree(text: str) -> TreeDrafts:
             "sibling is right where those before it are wrong.",
         )
     return TreeDrafts(size, sibling)
-
-
-def parse_hit_rate(hit_rate: float | None, *, draft_async: bool, outcomes: int | None = None) -> float | None:
-    """The share of drafts that are ready; None where drafting is not asynchronous, and where that follows from how many
-    `outcomes` are drafted for."""
-    for flag, value in (("hit-rate", hit_rate), ("outcomes", outcomes)):
-        if value is not None and not draft_async:
-            raise UsageError(
-                f"--draft-{flag} has no effect without --draft-async.", "Leave it out, or add --draft-async."
-            )
-    if None not in (hit_rate, outcomes):
-        raise UsageError(
-            "--draft-hit-rate and --draft-outcomes both say how often drafts are ready.", "Give one of the two."
-        )
-    if outcomes is not None and not 1 <= outcomes <= MOST_OUTCOMES:
-        raise UsageError(f"{outcomes} outcomes are out of range.", f"They are 1 to {MOST_OUTCOMES} of each sequence.")
-    if hit_rate is not None and not 0 <= hit_rate <= 1:
-        raise UsageError(f"A hit rate of {hit_rate} is out of range.", "It lies between 0 and 1.")
-    if not draft_async or outcomes is not None:
-        return None
-    return 1.0 if hit_rate is None else hit_rate
 
 
 # ---- the target -----------------------------------------------------------------------------------------------------
@@ -182,7 +145,7 @@ def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostMo
     latency = COLLECTIVE_LATENCY
     if settings.link_latency is not None:
         latency = parse_seconds("link-latency", settings.link_latency)
-        if settings.tp == settings.ep == 1 and settings.drafter_hardware is None and (settings.drafter_tp or 1) == 1:
+        if settings.tp == settings.ep == 1:
             raise UsageError("--link-latency has no effect on a single device.", "Leave it out.")
     cluster = Cluster(find_hardware(hardware), settings.tp, settings.ep, latency)
     return CostModel(spec, cluster, routing, parse_seconds("overhead", settings.overhead), settings.balanced)
@@ -191,39 +154,29 @@ def _datasheet_cost(model: str, hardware: str, settings: PlanSettings) -> CostMo
 # ---- the drafter ----------------------------------------------------------------------------------------------------
 
 SHAPES = (
-    "free, mtp, eagle3[:TARGET], dflash[:TARGET], dspark[:TARGET], eagle[:VOCAB], block[:N], medusa[:HEADS], "
-    "model:NAME and staged:NAME,INNER,P[,DEPTH]"
+    "free, mtp, eagle3[:TARGET], dflash[:TARGET], dspark[:TARGET], eagle[:VOCAB], block[:N], medusa[:HEADS] and "
+    "model:NAME"
 )
-_HEADS = ("mtp", "eagle", "block", "medusa")
-_STAGED_DEPTH = 3
-"""Guesses of the inner drafter where none are given."""
-
 _MOST_EXPENSIVE = 10.0
 """Plain steps that a draft token may cost; more is a slip of the keyboard."""
 
 
 def draft_cost(cost: CostModel, settings: PlanSettings) -> DraftCost:
     """What drafting for the target of `cost` costs; without shape or cost, by the first calibrated drafter, or mtp."""
-    own = None if settings.drafter_hardware is None else find_hardware(settings.drafter_hardware)
     if settings.shape is not None and settings.drafter_cost is not None:
         raise UsageError("--drafter-shape and --drafter-cost both define the cost of drafting.", "Give one of the two.")
     if settings.drafter_cost is not None:
-        _refuse_placement(settings, "a fixed --drafter-cost")
+        _refuse_division(settings, "a fixed --drafter-cost")
         return _fixed(cost, settings.drafter_cost)
     curves = _curves(cost)
     shape = next(iter(curves), "mtp") if settings.shape is None else settings.shape
     if shape in curves:
-        _refuse_placement(settings, f"the calibrated drafter {shape}")
+        _refuse_division(settings, f"the calibrated drafter {shape}")
         return calibrated_draft_cost(shape, curves[shape])
     if shape == "free":
-        _refuse_placement(settings, "the shape 'free'")
+        _refuse_division(settings, "the shape 'free'")
         return FREE
-    drafter = _shaped(cost, shape, _drafter_cluster(cost, shape, settings, own))
-    if own is None:
-        return drafter
-    if isinstance(drafter, PassDraftCost):
-        drafter = replace(drafter, shares_head=False)  # the target's head is not on that device
-    return replace(drafter, own_device=own, link=_link(cost, own, settings.drafter_link))
+    return _shaped(cost, shape, _drafter_cluster(cost, shape, settings.drafter_tp))
 
 
 def _curves(cost: CostModel) -> Mapping[str, DraftCurve]:
@@ -231,12 +184,11 @@ def _curves(cost: CostModel) -> Mapping[str, DraftCurve]:
     return {} if cost.measured is None else cost.measured.drafters
 
 
-def _refuse_placement(settings: PlanSettings, drafter: str) -> None:
-    """UsageError if a place is given for a drafter whose time does not depend on it."""
-    for name in settings.given(("drafter_tp", "drafter_hardware", "drafter_link")):
+def _refuse_division(settings: PlanSettings, drafter: str) -> None:
+    """UsageError if a drafter is to be divided whose time does not depend on it."""
+    if settings.drafter_tp is not None:
         raise UsageError(
-            f"--{name.replace('_', '-')} has no effect on {drafter}.",
-            "Leave it out, or give a --drafter-shape with weights.",
+            f"--drafter-tp has no effect on {drafter}.", "Leave it out, or give a --drafter-shape with weights."
         )
 
 
@@ -252,21 +204,16 @@ def _fixed(cost: CostModel, text: str) -> DraftCost:
     return fractional_cost(cost, share)
 
 
-def _drafter_cluster(cost: CostModel, shape: str, settings: PlanSettings, own: Device | None) -> Cluster:
-    """The devices of the drafter: the target's as it uses them, fewer of them, or its own."""
-    here, tp = cost.cluster, settings.drafter_tp
-    if tp is not None and tp < 1:
-        raise UsageError(f"drafter-tp = {tp} is out of range.", "It is the number of devices: 1 or more.")
-    if own is not None:
-        return Cluster(own, tp=tp or 1, latency=here.latency)
-    if settings.drafter_link is not None:
-        raise UsageError("--drafter-link has no effect without --drafter-hardware.", "Leave it out.")
+def _drafter_cluster(cost: CostModel, shape: str, tp: int | None) -> Cluster:
+    """The devices of the drafter: the target's as it uses them, or fewer of them."""
+    here = cost.cluster
     if tp is None:
         return here
+    if tp < 1:
+        raise UsageError(f"drafter-tp = {tp} is out of range.", "It is the number of devices: 1 or more.")
     if tp > here.tp:
         raise UsageError(
-            f"drafter-tp = {tp} is more than the {here.tp} devices that share a batch (--tp {here.tp}).",
-            "Use fewer, or give the drafter devices of its own with --drafter-hardware.",
+            f"drafter-tp = {tp} is more than the {here.tp} devices that share a batch (--tp {here.tp}).", "Use fewer."
         )
     if shape == "mtp" and here.ep > 1:
         raise UsageError(
@@ -275,33 +222,13 @@ def _drafter_cluster(cost: CostModel, shape: str, settings: PlanSettings, own: D
     return replace(here, tp=tp, ep=1)
 
 
-def _link(cost: CostModel, there: Device, text: str | None) -> DrafterLink:
-    """The given speed; else that inside a node where both are of one kind, or of the slower network card."""
-    here = cost.device
-    if text is not None:
-        speed = parse_speed("drafter-link", text)
-    elif here.name == there.name:
-        speed = here.intra or here.inter or 0.0
-    else:
-        speed = min(here.inter or 0.0, there.inter or 0.0)
-    if not speed:
-        raise UsageError(
-            f"The speed of a link between {here.name} and {there.name} is not known.", "Give it: --drafter-link 50GB/s."
-        )
-    return DrafterLink(speed, cost.cluster.latency)
-
-
 def _shaped(target: CostModel, shape: str, cluster: Cluster) -> DraftCost:
     """A drafter for the target by its shape, on `cluster`."""
     kind, colon, argument = shape.partition(":")
-    if shape == "free":
-        return FREE
     if shape == "mtp":
         return mtp_cost(target, cluster)
     if kind == "model" and argument:
         return draft_model_cost(find_plan_model(argument), cluster)
-    if kind == "staged" and argument:
-        return _staged(argument, cluster)
     if kind in RELEASED_HEADS and bool(argument) == bool(colon):
         head = find_head(kind, argument or target.model.name, hidden=target.model.hidden)
         return released_cost(target, cluster, head, name=f"{kind}:{head.name}" if head.name else kind)
@@ -315,27 +242,6 @@ def _shaped(target: CostModel, shape: str, cluster: Cluster) -> DraftCost:
     if kind == "medusa":
         return medusa_cost(target.model, cluster, heads=size or 5)
     return block_drafter_cost(target.model, cluster, width=size or 16)
-
-
-def _staged(argument: str, cluster: Cluster) -> DraftCost:
-    """NAME,INNER,P[,DEPTH]: a small model, the shape of its drafter, that one's acceptance and depth."""
-    fields = [field.strip() for field in argument.split(",")]
-    form = "Write staged:NAME,INNER,P[,DEPTH], such as staged:Llama-3.1-8B,free,0.5,3."
-    if len(fields) not in (3, 4) or not all(fields):
-        raise UsageError(f"The drafter shape {shown('staged:' + argument)} is incomplete.", form)
-    acceptance = number(fields[2])
-    depth = fields[3] if len(fields) == 4 else str(_STAGED_DEPTH)
-    if not 0 <= acceptance <= 1:
-        raise UsageError(f"The inner acceptance {shown(fields[2])} is not between 0 and 1.", form)
-    if not re.fullmatch(r"[0-9]{1,3}", depth) or not 0 < int(depth) <= DEEPEST:
-        raise UsageError(f"The inner depth {shown(depth)} is out of range.", f"It is 1 to {DEEPEST}.")
-    small = draft_model_cost(find_plan_model(fields[0]), cluster)
-    if fields[1].partition(":")[0] not in ("free", *_HEADS):
-        raise UsageError(
-            f"The inner drafter {shown(fields[1])} is not known.", "It is free, mtp, eagle, block or medusa."
-        )
-    inner = _shaped(small.cost, fields[1], small.cost.cluster)
-    return staged_cost(small, inner, acceptance=acceptance, depth=int(depth))
 
 
 def check_drafter(noted: ConfigKeys, deployment: Deployment, shape: str | None) -> None:

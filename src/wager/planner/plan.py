@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import Any
 
 from wager.economics.acceptance import tokens_per_round
-from wager.economics.drafts_ahead import hit_rate_of
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError
 from wager.planner.acceptance import AcceptanceRates
@@ -45,50 +44,30 @@ SPARE_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class DepthOutcome:
-    """A round of one depth: expected tokens per request (bonus token included), seconds of the step, of drafting and of
-    the round (their sum, or less where drafting runs beside the step), and how much faster tokens come than with depth
-    0; `hit_rate` is the share of rounds whose draft was ready then. In a tree `depth` is the number of nodes,
-    and `levels` the number of levels."""
+    """A round of one depth: expected tokens per request (bonus token included), seconds of the step and of drafting,
+    and how much faster tokens come than with depth 0. In a tree `depth` is the number of nodes, and `levels` the number
+    of levels."""
 
     depth: int
     tokens: float
     step_s: float
     draft_s: float
     speedup: float
-    round_s: float
-    hit_rate: float | None = None
     levels: int | None = None
 
-
-def round_seconds(step: float, draft: float, *, hit_rate: float | None = None) -> float:
-    """Seconds of a round: step + draft, one after the other (`hit_rate` None).
-
-    With a hit rate h drafting is asynchronous: while a step verifies, the next draft is made for the outcomes that are
-    likely, and h is the share of rounds whose outcome was among them. Then the next step starts as soon as both are
-    done; else the draft is made after verification: h max(step, draft) + (1 - h) (step + draft). The denominator of
-    speculative speculative decoding (SSD, arXiv 2603.03251); h = 1 is the bound of PEARL (arXiv 2408.11850).
-    """
-    if hit_rate is None:
-        return step + draft
-    return hit_rate * max(step, draft) + (1 - hit_rate) * (step + draft)
+    @property
+    def round_s(self) -> float:
+        """Seconds of the round: the draft is made, then verified."""
+        return self.step_s + self.draft_s
 
 
-def depth_outcomes(
-    steps: Sequence[float],
-    drafts: Sequence[float],
-    survival: Sequence[float],
-    *,
-    hit_rate: float | Sequence[float] | None = None,
-) -> list[DepthOutcome]:
+def depth_outcomes(steps: Sequence[float], drafts: Sequence[float], survival: Sequence[float]) -> list[DepthOutcome]:
     """Every depth from 0 to len(steps) - 1. `steps[g]` are seconds of a step with g draft tokens per request,
-    `drafts[g]` seconds of drafting them. Speed-up is tokens x steps[0] / round; at depth 0 it is 1. `hit_rate`,
-    one or one for each depth: see round_seconds."""
+    `drafts[g]` seconds of drafting them. Speed-up is tokens x steps[0] / round; at depth 0 it is 1."""
     outcomes = []
     for depth, (step, draft) in enumerate(zip(steps, drafts, strict=True)):
-        rate = hit_rate[depth] if isinstance(hit_rate, Sequence) else hit_rate
         tokens = tokens_per_round(survival, depth)
-        seconds = round_seconds(step, draft, hit_rate=rate)
-        outcomes.append(DepthOutcome(depth, tokens, step, draft, tokens * steps[0] / seconds, seconds, rate))
+        outcomes.append(DepthOutcome(depth, tokens, step, draft, tokens * steps[0] / (step + draft)))
     return outcomes
 
 
@@ -188,9 +167,8 @@ class PlanPoint:
     `marginal_costs` are d log seconds / d log rows of plain decoding, by part and for the "step"; `break_even` is the
     acceptance from which one draft token pays (None: never, or no depth was tried). `at_max_depth`: the best depth is
     the deepest that was tried, and deeper ones are possible. `groups` batches like this one are decoded side by side
-    under expert parallelism, each of `share` x batch requests. `drafter_memory` is that of a drafter's own device, None
-    without one. `prefill` are the seconds in which a prompt of that context is computed alone, by the target and by the
-    drafter, and `output` the tokens of an answer."""
+    under expert parallelism, each of `share` x batch requests. `prefill` are the seconds in which a prompt of that
+    context is computed alone, by the target and by the drafter, and `output` the tokens of an answer."""
 
     batch: int
     context: int
@@ -202,7 +180,6 @@ class PlanPoint:
     marginal_costs: dict[str, float]
     break_even: float | None
     memory: Footprint
-    drafter_memory: Footprint | None = None
     at_max_depth: bool = False
     groups: int = 1
     share: float = 1.0
@@ -222,12 +199,6 @@ class PlanPoint:
         with_drafts = steps * self.chosen.round_s / self.chosen.tokens
         draft = self.prefill[1] if self.chosen.depth else 0.0
         return self.prefill[0] + steps * self.plain_step.seconds, self.prefill[0] + draft + with_drafts
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether everything fits, on the target's devices and on the drafter's own; None if a memory is unknown."""
-        known = [one.fits for one in (self.memory, self.drafter_memory) if one is not None]
-        return False if False in known else None if None in known else True
 
     @property
     def tokens_per_second(self) -> float:
@@ -283,32 +254,24 @@ class PlanPoint:
             "losing_depths": self.losing_depths,
             "parts": parts,
             "memory": self.memory.as_dict(),
-            "drafter_memory": None if self.drafter_memory is None else self.drafter_memory.as_dict(),
-            "depths": [asdict(outcome) for outcome in self.outcomes],
+            "depths": [{**asdict(outcome), "round_s": outcome.round_s} for outcome in self.outcomes],
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A target on its devices with a drafter, and how deep it drafts. `depth` fixes the depth (None: the best one up to
-    `max_depth`). With a `hit_rate`, or drafts for `draft_outcomes` outcomes of each sequence, drafting is asynchronous:
-    see round_seconds. With a `tree` a depth is a number of its nodes. One group decodes the `share` of a batch: 1, or
-    less where batches are those of all groups together. `output` are the tokens of an answer. UsageError for a figure
-    that is out of range."""
+    `max_depth`). With a `tree` a depth is a number of its nodes. One group decodes the `share` of a batch: 1, or less
+    where batches are those of all groups together. `output` are the tokens of an answer. UsageError for a figure that
+    is out of range."""
 
     cost: CostModel
     drafter: DraftCost
     max_depth: int = DEFAULT_MAX_DEPTH
     depth: int | None = None
-    hit_rate: float | None = None
-    draft_outcomes: int | None = None
     tree: TreeDrafts | None = None
     share: float = 1.0
     output: int = DEFAULT_OUTPUT
-
-    @property
-    def asynchronous(self) -> bool:
-        return self.hit_rate is not None or self.draft_outcomes is not None
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_depth <= DEEPEST:
@@ -341,11 +304,7 @@ class Deployment:
         if self.tree is not None and len(depths) > 1:
             return self._tree_outcomes(self.tree, acceptance, steps, batch=batch, context=context)
         drafts = [self.drafter.seconds(batch, depth, context=context) for depth in depths]
-        rate: float | list[float] | None = self.hit_rate
-        if self.draft_outcomes is not None:  # by depth, that of all sequences of the batch together
-            rates = [hit_rate_of(acceptance.survival(depth), self.draft_outcomes) for depth in depths[1:]]
-            rate = [1.0, *(each**batch for each in rates)]
-        return depth_outcomes(steps, drafts, acceptance.added_tokens(len(depths) - 1), hit_rate=rate)
+        return depth_outcomes(steps, drafts, acceptance.added_tokens(len(depths) - 1))
 
     def _tree_outcomes(
         self, tree: TreeDrafts, acceptance: AcceptanceRates, steps: Sequence[float], *, batch: float, context: float
@@ -361,7 +320,7 @@ class Deployment:
             drafting = self.drafter.seconds(batch, levels, context=context, width=tree.width)
             added = acceptance.added_tokens(len(steps) - 1) if acceptance.rounds else nodes
             drafts = [0.0, *(drafting for _ in nodes)]
-            for found in depth_outcomes(steps[: len(drafts)], drafts, added, hit_rate=self.hit_rate):
+            for found in depth_outcomes(steps[: len(drafts)], drafts, added):
                 before = best.get(found.depth)
                 if found.depth in (0, *range(levels, len(drafts))) and (
                     before is None or found.speedup > before.speedup
@@ -387,13 +346,10 @@ class Deployment:
                 "Check the peaks and the bandwidth of the hardware.",
             )
         chosen = self.choose(outcomes)
-        here, prefill = batch * self.share, 0.0
+        here = batch * self.share
         rows = fmean(acceptance.rows(chosen.depth, batch=here))
         deeper = self.max_depth < min(self._known_limits(acceptance))
-        if self.drafter.own_device is None:
-            prefill = self.drafter.prefill_seconds(context)
-        steps = [outcome.step_s for outcome in outcomes]
-        drafts = [outcome.round_s - outcome.step_s for outcome in outcomes]
+        steps, drafts = [outcome.step_s for outcome in outcomes], [outcome.draft_s for outcome in outcomes]
         return PlanPoint(
             batch=batch,
             context=context,
@@ -405,11 +361,10 @@ class Deployment:
             marginal_costs=self.cost.marginal_cost(context, 1, batch=here),
             break_even=break_even_acceptance(steps, drafts, 1) if len(outcomes) > 1 else None,
             memory=self.footprint(batch=here, context=context),
-            drafter_memory=self.drafter_footprint(batch=here, context=context),
             at_max_depth=self.depth is None and chosen.depth == self.max_depth > 0 and deeper,
             groups=self.cost.cluster.groups,
             share=self.share,
-            prefill=(self.cost.prefill(context).seconds, prefill),
+            prefill=(self.cost.prefill(context).seconds, self.drafter.prefill_seconds(context)),
             output=self.output,
         )
 
@@ -435,29 +390,16 @@ class Deployment:
 
     def footprint(self, *, batch: float, context: float) -> Footprint:
         """Bytes that `batch` sequences of `context` positions take (per device; under expert parallelism, of each
-        rank). A drafter on a device of its own takes nothing here: see drafter_footprint."""
+        rank)."""
         cost, drafter = self.cost, self.drafter
-        if drafter.own_device is not None:
-            return Footprint(cost.weight_bytes(), 0.0, batch * cost.cache_bytes(context), cost.device.memory)
         cache = cost.cache_bytes(context) + drafter.kv_bytes(context)
         return Footprint(cost.weight_bytes(), drafter.device_bytes, batch * cache, cost.device.memory)
 
-    def drafter_footprint(self, *, batch: float, context: float) -> Footprint | None:
-        """Bytes on a drafter's own device; None for a drafter on the target's devices."""
-        drafter = self.drafter
-        if drafter.own_device is None:
-            return None
-        return Footprint(0.0, drafter.device_bytes, batch * drafter.kv_bytes(context), drafter.own_device.memory)
-
     def largest_batch(self, context: float) -> int | None:
-        """Largest batch of that context that fits, on the target's devices and on the drafter's own; 0 if not even the
-        weights do, None if the memory of the target's devices is unknown."""
+        """Largest batch of that context that fits; 0 if not even the weights do, None if the memory of the devices is
+        unknown."""
         here = self.footprint(batch=1, context=context)
-        there = self.drafter_footprint(batch=1, context=context)
-        if here.memory is None:
-            return None
-        limits = [one.largest_batch for one in (here, there) if one is not None]
-        return round(min((limit for limit in limits if limit is not None), default=0) / self.share)
+        return None if here.memory is None else round((here.largest_batch or 0) / self.share)
 
     # ---- where plain decoding is fastest ----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 from wager.arch import RELEASED_HEADS, TABLE, WITH_MTP
 from wager.errors import UsageError
 from wager.planner.acceptance import AcceptanceRates
-from wager.planner.drafting import PassDraftCost, StagedDraftCost
+from wager.planner.drafting import PassDraftCost
 from wager.planner.inputs import check_finite
 from wager.planner.intensity import knees
 from wager.planner.plan import SPARE_SHARE, Deployment, PlanPoint
@@ -103,16 +103,14 @@ class PlanReport:
         spread = f" x {cluster.devices} ({' and '.join(kinds)}{groups})" if kinds else ""
         memory = "memory unknown" if device.memory is None else f"{_amount(device.memory, 'B')} memory"
         weights = f", {_amount(drafter.resident_bytes, 'B')} of weights" if drafter.resident_bytes else ""
-        own = f", on {drafter.own_device.name} of its own" if drafter.own_device else ""
         tree = self.deployment.tree
         shape = f", trees of up to {tree.width} children a node" if tree else ""
-        beside = ", beside verification" if self.deployment.asynchronous else ""
         return [
             f"model     {model.name}: {model.parameters / 1e9:.4g}B parameters, {model.active / 1e9:.3g}B a token, "
             f"{model.num_layers} layers, {' and '.join(filter(None, stored))}{head} ({model.source})"
             + (f"; {model.left_out}" if model.left_out else ""),
             f"hardware  {device.name}{spread}: {peaks}, {_amount(device.bandwidth, 'B/s')}, {memory} ({device.label})",
-            f"drafter   {drafter.name}{weights}{own}{beside}{shape}",
+            f"drafter   {drafter.name}{weights}{shape}",
             f"memory    {self._memory()}",
         ]
 
@@ -147,10 +145,7 @@ class PlanReport:
     def dollars(self, point: PlanPoint) -> dict[str, float]:
         """Dollars for a million tokens of answers, of the devices' time: decoding without and with draft tokens, and
         with the prompts of these answers computed on the same devices."""
-        cost, drafter, each = self.deployment.cost, self.deployment.drafter, point.group_batch
-        devices = float(cost.cluster.tp)  # of a group
-        if drafter.own_device is not None:
-            devices += drafter.cost.cluster.tp if isinstance(drafter, PassDraftCost) else 1
+        devices, each = self.deployment.cost.cluster.tp, point.group_batch  # of a group
         rate = (self.price or 0.0) * devices / 3600 * 1e6
         plain, speculative = point.request_seconds
         return {
@@ -163,7 +158,6 @@ class PlanReport:
     def _row(self, point: PlanPoint) -> list[str]:
         chosen, binding = point.chosen, point.step.parts[point.step.binding]
         share = binding.seconds / point.step.seconds
-        fits = {None: "", True: "", False: " !"}[point.fits]
         levels = "" if chosen.levels is None else f"/{chosen.levels}"
         depth = "off" if not chosen.depth else f"{chosen.depth}{levels}{'+' * point.at_max_depth}"
         pays = "–" if len(point.outcomes) == 1 else "never" if point.break_even is None else f"{point.break_even:.2f}"
@@ -182,7 +176,7 @@ class PlanReport:
             _slower_depths(point),
             pays,
             f"{point.step.binding} {share:.0%} {binding.bound}",
-            _amount(point.memory.total, "B") + fits,
+            _amount(point.memory.total, "B") + " !" * (point.memory.fits is False),
         ]
 
     def notes(self) -> list[str]:
@@ -200,7 +194,7 @@ class PlanReport:
         words = []
         name, tree = self.deployment.cost.model.name, self.deployment.tree
         released = drafter.name.partition(":")[0] in RELEASED_HEADS or (drafter.name == "mtp" and name in WITH_MTP)
-        if isinstance(drafter, PassDraftCost) and drafter.taps and drafter.own_device is None and not released:
+        if isinstance(drafter, PassDraftCost) and drafter.reads_states and not released:
             none = f"; the release of {name} has no MTP module" if drafter.name == "mtp" and name in TABLE else ""
             words.append(f"that there is a drafter of the shape {drafter.name} for the model (--drafter-shape{none})")
         grows = isinstance(drafter, PassDraftCost) and drafter.max_depth is None
@@ -306,11 +300,8 @@ class PlanReport:
                 "name": drafter.name,
                 "resident_bytes": drafter.resident_bytes,
                 "device_bytes": drafter.device_bytes,
-                "own_device": drafter.own_device.name if drafter.own_device else None,
                 "max_depth": drafter.max_depth,
                 "max_context": drafter.max_context,
-                "hit_rate": self.deployment.hit_rate,
-                "draft_outcomes": self.deployment.draft_outcomes,
                 "tree": None if self.deployment.tree is None else asdict(self.deployment.tree),
             },
             "remarks": list(remarks(self.deployment, self.points)),
@@ -368,15 +359,20 @@ def remarks(deployment: Deployment, points: Sequence[PlanPoint]) -> Iterator[str
     """What a figure assumes or a reader would not expect, most important first."""
     if any(point.memory.fits is False for point in points):
         yield "Memory: rows marked ! do not fit on the device; their times are a lower bound."
-    if any(point.drafter_memory is not None and point.drafter_memory.fits is False for point in points):
-        yield "Memory: rows marked ! do not fit on the drafter's own device."
     deepest = deployment.max_depth
     if deployment.depth is None and deepest == 0:
         yield "No draft depth was tried (--max-depth 0): the figures are those of plain decoding."
     elif any(point.at_max_depth for point in points):
         yield f"Depth {deepest}+ is the deepest that was tried (--max-depth {deepest}); a deeper one may be faster."
     yield from _of_the_cluster(deployment)
-    yield from _of_the_drafter(deployment)
+    target, drafter = deployment.cost.model, deployment.drafter
+    if isinstance(drafter, PassDraftCost) and not drafter.reads_states and drafter.cost.model.vocab != target.vocab:
+        yield (
+            f"Vocabulary: {drafter.cost.model.name} has {drafter.cost.model.vocab} tokens, {target.name} "
+            f"{target.vocab}. If the tokenizer is the same and only the padding differs, the pair is run as it is; "
+            "else guesses must be translated (--drafter tli:PATH or slem:PATH), which is not priced here and lowers "
+            "acceptance."
+        )
     if measured := deployment.cost.measured:
         yield (
             f"Steps of up to {measured.rows[-1]} rows were measured, larger ones are extrapolated; their parts are the "
@@ -411,37 +407,4 @@ def _of_the_cluster(deployment: Deployment) -> Iterator[str]:
         yield (
             f"Tensor parallelism: {shards} key-value head{'s' if shards > 1 else ''} over {cluster.tp} devices: each "
             f"keeps {kept} of them, so together they keep {kept * cluster.tp / shards:.3g} times the cache."
-        )
-
-
-def _of_the_drafter(deployment: Deployment) -> Iterator[str]:
-    """Another vocabulary, and what asynchronous drafting counts."""
-    target, drafter = deployment.cost.model, deployment.drafter
-    small = drafter.model if isinstance(drafter, StagedDraftCost) else drafter
-    if isinstance(small, PassDraftCost) and not small.taps and small.cost.model.vocab != target.vocab:
-        yield (
-            f"Vocabulary: {small.cost.model.name} has {small.cost.model.vocab} tokens, {target.name} {target.vocab}. "
-            "If the tokenizer is the same and only the padding differs, the pair is run as it is; else guesses must be "
-            "translated (--drafter tli:PATH or slem:PATH), which is not priced here and lowers acceptance."
-        )
-    if not deployment.asynchronous:
-        return
-    if deployment.hit_rate is not None:
-        share = f"{deployment.hit_rate:.0%} of the rounds take"
-    else:
-        number = deployment.draft_outcomes
-        share = f"rounds whose outcome was one of the {number} likeliest, for all sequences of a batch, take"
-    yield (
-        f"Asynchronous drafting: {share} the longer of step and draft, the others their sum. Drafting for several "
-        "outcomes is priced as one draft."
-    )
-    if isinstance(drafter, PassDraftCost | StagedDraftCost) and drafter.own_device is None:
-        yield (
-            "The drafter has no device of its own (--drafter-hardware) and competes with the step it runs beside: the "
-            "times are a lower bound."
-        )
-    if isinstance(drafter, PassDraftCost) and drafter.taps:
-        yield (
-            f"{drafter.name} reads hidden states of the step that it runs beside, which are not known yet: it must "
-            "guess from older ones."
         )

@@ -59,7 +59,7 @@ _MAIN = "policies concurrency rate load curves model hardware shape output json_
     "--hardware",
     metavar="NAME",
     help="Whose step times: a GPU by name, cpu, this (as calibrated) or a JSON "
-    "file, see `wager plan`; or published: of Qwen3.6-35B-A3B on a B200.  [default: B200]",
+    "file, see `wager plan`.  [default: B200]",
 )
 @click.option(
     "--believed",

@@ -6,14 +6,13 @@ in tokens per second of one user for open-loop ones (where throughput is the arr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from wager.economics.drafts_ahead import DraftsAheadLatency
 from wager.economics.latency import LatencyModel
 from wager.economics.options import THROUGHPUT, Objective, parse_policy
 from wager.economics.policy.adaptive import Adaptive
@@ -22,7 +21,7 @@ from wager.economics.policy.heuristics import FixedDepth, Threshold
 from wager.errors import UsageError
 from wager.planner.plan import Footprint
 from wager.simulation.latency import PolicyClock, RooflineLatency, UncountedLatency
-from wager.simulation.server import SimulatedAheadDrafter, SimulatedServer, SimulationResult, Workload
+from wager.simulation.server import SimulatedServer, SimulationResult, Workload
 from wager.simulation.traces import TraceSource
 from wager.types import DraftDecision
 
@@ -35,9 +34,8 @@ _PER_PASS = 1.5
 class ReplaySetting:
     """What is replayed: requests, step times, the objective of adaptive policies, and how many devices throughput is
     divided by. `policy_seconds` is what a policy's decisions take in each step (None: as measured), `machine` the
-    cost model whose memory the requests must fit (None: not checked). `hit_rate`: drafters draft while the target
-    verifies, and this share of their drafts is ready (None: they take turns). `believed` are the prices that
-    policies start from (None: the machine's)."""
+    cost model whose memory the requests must fit (None: not checked). `believed` are the prices that policies start
+    from (None: the machine's)."""
 
     traces: TraceSource
     latency: LatencyModel
@@ -45,14 +43,7 @@ class ReplaySetting:
     devices: int = 1
     policy_seconds: float | None = 0.0
     machine: RooflineLatency | None = None
-    hit_rate: float | None = None
     believed: LatencyModel | None = None
-
-    def ahead(self) -> dict[str, SimulatedAheadDrafter]:
-        """Drafters that draft ahead, as new."""
-        if self.hit_rate is None:
-            return {}
-        return {name: SimulatedAheadDrafter(self.hit_rate) for name in self.traces.max_depths()}
 
     def drafters(self) -> dict[str, DrafterCapabilities]:
         """What each drafter can do; one that makes a pass for each draft token can stop early."""
@@ -101,15 +92,9 @@ class ReplayPoint:
         return {**asdict(self), "memory": None if self.memory is None else self.memory.as_dict()}
 
 
-def build_policy(
-    name: str,
-    setting: ReplaySetting,
-    *,
-    clock: PolicyClock | None = None,
-    ahead: Mapping[str, SimulatedAheadDrafter] | None = None,
-) -> Policy:
+def build_policy(name: str, setting: ReplaySetting, *, clock: PolicyClock | None = None) -> Policy:
     """A policy by name (parse_policy), with a latency model of its own: what it learns does not change the setting's,
-    and what that takes does not count in `clock`. `ahead` are the drafters that draft ahead, as they are simulated.
+    and what that takes does not count in `clock`.
 
     UsageError for a policy that is not known, an unknown drafter, or a depth that it cannot draft.
     """
@@ -130,10 +115,7 @@ def build_policy(
         return FixedDepth(depth, drafter=drafter)
     if spec.kind == "threshold":
         return Threshold(max_depth, drafter=drafter, threshold=spec.threshold)
-    latency = deepcopy(setting.believed or setting.latency)
-    if ahead:
-        latency = DraftsAheadLatency(latency, {name: drafter.figures for name, drafter in ahead.items()})
-    latency = UncountedLatency(latency, clock or PolicyClock(0.0))
+    latency = UncountedLatency(deepcopy(setting.believed or setting.latency), clock or PolicyClock(0.0))
     return Adaptive(latency, drafters=drafters, objective=setting.objective)
 
 
@@ -173,15 +155,13 @@ def simulate(
     setting: ReplaySetting, name: str, workload: Workload, *, drafted_before: DraftDecision | None = None
 ) -> ReplayPoint:
     """One simulation; `drafted_before` (see SimulatedServer) is by default what the policy drafts, at most."""
-    clock, ahead = PolicyClock(setting.policy_seconds), setting.ahead()
-    policy = build_policy(name, setting, clock=clock, ahead=ahead)
+    clock = PolicyClock(setting.policy_seconds)
     server = SimulatedServer(
         setting.traces,
         setting.latency,
-        policy=policy,
+        policy=build_policy(name, setting, clock=clock),
         workload=workload,
         clock=clock,
-        ahead=ahead,
         drafted_before=drafted_before or _decision(name, setting),
     )
     return _point(name, setting, workload, server.run())

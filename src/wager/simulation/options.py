@@ -13,30 +13,24 @@ from typing import Any
 from wager.arch import ModelSpec
 from wager.config import DEFAULT_MODEL
 from wager.economics.acceptance import CURVES
-from wager.economics.latency import LatencyModel
 from wager.economics.options import parse_objective, parse_seconds
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.inputs import expand_path
 from wager.planner.acceptance import parse_acceptances
 from wager.planner.cost import CostModel
-from wager.planner.drafting import DraftCost
 from wager.planner.inputs import check_origin, number
-from wager.planner.options import PlanSettings, draft_cost, parse_hit_rate, target_cost
+from wager.planner.options import PlanSettings, draft_cost, target_cost
 from wager.prompts import read_arrivals
 from wager.simulation.comparison import ReplaySetting
-from wager.simulation.latency import PriceFactors, PublishedLatency, RooflineLatency, calibrated
+from wager.simulation.latency import PriceFactors, RooflineLatency, calibrated
 from wager.simulation.server import Workload
 from wager.simulation.traces import RecordedTraces, SyntheticDrafter, SyntheticTraces, TraceSource
 
 CONSTANT_RATE_DEPTH = 8
 """How deep a drafter of one constant acceptance rate drafts, unless --max-depth says."""
 
-PUBLISHED = "published"
-"""The name of the published step times in --hardware."""
-
-_MODEL, _HARDWARE = "Qwen3.6-35B-A3B", "B200"  # without --model and --hardware; those of the published step times
-_STEP_FLAGS = ("tp", "ep", "locality", "popularity", "precision", "cache", "dispatch", "overhead")
+_MODEL, _HARDWARE = "Qwen3.6-35B-A3B", "B200"  # without --model and --hardware; those of the published curves
 _SHAPES = {"mtp": "mtp", "dflash": "block:16", "ngram": "free"}  # of drafters whose name says it
 _LONGEST_POLICY_TIME = 60.0  # seconds a step
 _FACTORS, _MOST_FACTOR = tuple(field.name for field in fields(PriceFactors)), 100.0
@@ -76,11 +70,6 @@ class ReplayOptions:
         own = {field.name for field in fields(cls)} & set(values)
         shared = {name: value for name, value in values.items() if name not in own}
         return cls(**{name: values[name] for name in own}, deployment=PlanSettings(**shared))
-
-    @property
-    def published(self) -> bool:
-        """Whether step times are the published ones."""
-        return self.hardware is not None and self.hardware.lower() == PUBLISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +111,7 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
     prices, costs = [], {}
     for name, limit in limits.items():
         shape, reason = _shape(name, words, cost)
-        costs[name] = _draft_cost(cost, shape, options)
+        costs[name] = draft_cost(cost, PlanSettings(shape=shape))
         bounds = [limit, costs[name].max_depth, options.max_depth]
         depth = min([bound for bound in bounds if bound is not None])
         if depth < 1 <= limit:
@@ -145,21 +134,18 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
             f"A request of {traces.longest_context()} positions, prompt and answer, is out of range.",
             f"{cost.model.name} was made for 0 to {cost.model.context} positions.",
         )
-    latency = PublishedLatency({price.name: price.shape for price in prices}) if options.published else machine
     loads = workloads(traces, options)
-    believed = _believed(options, latency, prices, loads, context=machine.context)
+    believed = _believed(options, machine, prices, loads)
     setting = ReplaySetting(
         traces,
-        latency,
+        machine,
         parse_objective(options.objective),
         options.deployment.tp,
         _policy_seconds(options.policy_time),
         machine,
-        parse_hit_rate(options.deployment.hit_rate, draft_async=options.deployment.draft_async),
         believed,
     )
-    step_times = _step_times(cost, published=options.published)
-    return ReplayQuery(setting, loads, step_times, prices, options.believed or "")
+    return ReplayQuery(setting, loads, _step_times(cost), prices, options.believed or "")
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------
@@ -193,42 +179,23 @@ def _curve(word: str, options: ReplayOptions, model: ModelSpec) -> tuple[str, tu
     return rates.label, tuple([max(1e-4, chance) for chance in rates.survival(depth)])
 
 
-def _draft_cost(cost: CostModel, shape: str, options: ReplayOptions) -> DraftCost:
-    """On a device of its own if there is one for drafters; what takes no time needs none."""
-    given = options.deployment
-    if given.drafter_hardware is not None and options.published:
-        raise UsageError(
-            "--drafter-hardware has no effect on the published step times.", "Name another --hardware, or leave it out."
-        )
-    if shape == "free":
-        return draft_cost(cost, PlanSettings(shape=shape))
-    placed = PlanSettings(shape=shape, drafter_hardware=given.drafter_hardware, drafter_link=given.drafter_link)
-    return draft_cost(cost, placed)
-
-
 # ---- what steps and drafters cost -----------------------------------------------------------------------------------
 
 
 def _cost(options: ReplayOptions) -> CostModel:
-    """The model on the hardware, as `plan` finds them; that of the published step times, for memory and context."""
+    """The model on the hardware, as `plan` finds them."""
     if options.model is not None and options.hardware is None:
         raise UsageError("--model and --hardware go together.", "Say on which hardware: --hardware H100, or this.")
-    settings = options.deployment
-    if options.published:
-        changed = ["model"] * (options.model is not None) + settings.given(_STEP_FLAGS)
-        if changed:
-            cause = f"--{changed[0]} has no effect on the published step times: {_MODEL} on a {_HARDWARE}."
-            raise UsageError(cause, "Name another --hardware, or leave it out.")
-    if options.hardware is None or options.published:
-        return target_cost(_MODEL, _HARDWARE, settings)
-    return target_cost(options.model or DEFAULT_MODEL, options.hardware, settings)
+    return target_cost(_model(options), options.hardware or _HARDWARE, options.deployment)
 
 
-def _step_times(cost: CostModel, *, published: bool) -> str:
+def _model(options: ReplayOptions) -> str:
+    return _MODEL if options.hardware is None else options.model or DEFAULT_MODEL
+
+
+def _step_times(cost: CostModel) -> str:
     """Where the seconds of a step come from."""
     where = f"{cost.model.name} on {cost.device.name}"
-    if published:
-        return f"{where}, as published (one maximum over a pass; the cost model adds up its parts)"
     if cost.measured is not None:
         last = cost.measured.rows[-1]
         return f"{where} ({cost.device.label}); steps of more than {last} rows are extrapolated"
@@ -237,12 +204,7 @@ def _step_times(cost: CostModel, *, published: bool) -> str:
 
 
 def _believed(
-    options: ReplayOptions,
-    machine: LatencyModel,
-    prices: Sequence[DrafterPrice],
-    loads: Sequence[Workload],
-    *,
-    context: float,
+    options: ReplayOptions, machine: RooflineLatency, prices: Sequence[DrafterPrice], loads: Sequence[Workload]
 ) -> LatencySurface | None:
     """The prices of --believed, as a policy has them after a calibration."""
     text, factors = options.believed, PriceFactors()
@@ -251,13 +213,12 @@ def _believed(
     if text.partition("=")[0] in _FACTORS:
         factors = _price_factors(text)
     else:
-        model = _MODEL if options.hardware is None or options.published else options.model or DEFAULT_MODEL
-        cost = target_cost(model, text, options.deployment)
-        costs = {price.name: _draft_cost(cost, price.shape, options) for price in prices}
-        machine = RooflineLatency(cost, drafters=costs, context=context)
+        cost = target_cost(_model(options), text, options.deployment)
+        costs = {price.name: draft_cost(cost, PlanSettings(shape=price.shape)) for price in prices}
+        machine = RooflineLatency(cost, drafters=costs, context=machine.context)
     users = max([load.concurrency or _OPEN_LOOP_USERS for load in loads])
     depths = {price.name: price.depth for price in prices}
-    return factors.applied(calibrated(machine, depths, users=users, context=context))
+    return factors.applied(calibrated(machine, depths, users=users, context=machine.context))
 
 
 def _price_factors(text: str) -> PriceFactors:

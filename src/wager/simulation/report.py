@@ -34,9 +34,6 @@ def head(query: ReplayQuery) -> list[str]:
     if query.believed:
         lines.append(f"believed    by policies until they learn: {query.believed}")
     lines += [f"{'' if index else 'drafters':10}  {price.line()}" for index, price in enumerate(query.prices)]
-    if query.setting.hit_rate is not None:
-        ready = f"{query.setting.hit_rate:.0%} of the drafts are ready"
-        lines.append(f"{'':10}  drafting runs beside verification: {ready}, the others are waited for")
     charged = "as measured here while it decides" if seconds is None else f"{1e6 * seconds:g} µs a step"
     return [*lines, f"decisions   the policy's own time is charged to every step: {charged}"]
 

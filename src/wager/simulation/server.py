@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
-from wager.economics.drafts_ahead import AheadFigures
 from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.policy.base import Policy
 from wager.errors import UsageError
@@ -155,52 +153,6 @@ class SimulatedDraft:
     passes: int
 
 
-# ---- drafters that draft ahead --------------------------------------------------------------------------------------
-
-Price = Callable[[Sequence[int]], float]
-"""Seconds of drafting for as many sequences as there are numbers, each with that number of passes."""
-
-_MASK = (1 << 53) - 1
-
-
-class SimulatedAheadDrafter:
-    """A drafter that drafts while the target verifies, whose drafts are ready with probability `hit_rate`.
-
-    Which are ready is decided by the request's number and place in its answer alone, so that every policy meets the
-    same ones; a request's first draft never is.
-    """
-
-    def __init__(self, hit_rate: float, *, seed: int = 0) -> None:
-        self.figures = AheadFigures()
-        self._hit_rate = hit_rate
-        self._seed = seed
-        self._drafted_for: set[str] = set()
-        self._last_step = 0.0
-
-    def waited(self, drafted: Sequence[tuple[SimulatedRequest, SimulatedDraft]], price: Price) -> float:
-        """What the step waits for these drafts; the step before it took `_last_step`."""
-        missed: list[int] = []
-        for request, draft in drafted:
-            ready = request.seq_id in self._drafted_for and self._is_ready(request)
-            if request.seq_id in self._drafted_for:
-                self.figures.requested(ready=ready)
-            if not ready:
-                missed.append(draft.passes)
-        self._drafted_for = {request.seq_id for request, _ in drafted}
-        waited = price(missed) if missed else 0.0
-        if len(missed) < len(drafted):
-            waited += max(0.0, price([draft.passes + 1 for _, draft in drafted]) - self._last_step)
-        return waited
-
-    def step_took(self, seconds: float) -> None:
-        """The pass beside which the next drafts are made."""
-        self._last_step = seconds
-
-    def _is_ready(self, request: SimulatedRequest) -> bool:
-        place = hash((self._seed, request.times.number, request.done, 0x9E3779B9)) & _MASK
-        return place < self._hit_rate * (_MASK + 1)
-
-
 # ---- the server -----------------------------------------------------------------------------------------------------
 
 _PACED_TOKENS = 16
@@ -250,9 +202,8 @@ class SimulatedServer:
     """Requests of `traces`, arriving by `workload`, served under `policy`. `latency` gives the seconds of steps;
     the policy may assume another latency model.
 
-    Every step is charged what `clock` says of the policy's own decisions (None: nothing). The drafters in `ahead` draft
-    while the target verifies.
-    `drafted_before` is how the requests that run at first were decoded until then: the slow ones are more often met.
+    Every step is charged what `clock` says of the policy's own decisions (None: nothing). `drafted_before` is how the
+    requests that run at first were decoded until then: the slow ones are more often met.
     """
 
     def __init__(
@@ -263,7 +214,6 @@ class SimulatedServer:
         policy: Policy,
         workload: Workload,
         clock: PolicyClock | None = None,
-        ahead: Mapping[str, SimulatedAheadDrafter] | None = None,
         drafted_before: DraftDecision = _PLAIN,
     ) -> None:
         self._traces = traces
@@ -271,7 +221,6 @@ class SimulatedServer:
         self._drafting = LatencyCache(latency)
         self._workload = workload
         self._clock = clock or PolicyClock(0.0)
-        self._ahead = dict(ahead or {})
         self._policy = TimedPolicy(policy, self._clock)
         self._max_depths = dict(traces.max_depths())
         self._max_depth = max(self._max_depths.values(), default=0)
@@ -354,7 +303,7 @@ class SimulatedServer:
         verdicts = [requests[span.seq_id].verify(admitted.get(span.seq_id)) for span in spans if span.needs_logits]
         self._policy.learn(verdicts)
         ended = self._commit(spans, requests, verdicts)
-        record = self._record(spans, admitted, verdicts, drafting=self._draft_seconds(drafted, requests))
+        record = self._record(spans, admitted, verdicts, drafting=self._draft_seconds(drafted.values()))
         self._count(record, drafts, verdicts)
         for verdict in verdicts:
             requests[verdict.seq_id].times.add_round(self.result.seconds, len(verdict.tokens))
@@ -383,28 +332,20 @@ class SimulatedServer:
             seq_id: requests[seq_id].draft(decision.drafter or first, decision) for seq_id, decision in plan.items()
         }
 
-    def _draft_seconds(self, drafted: Mapping[str, SimulatedDraft], requests: Mapping[str, SimulatedRequest]) -> float:
-        """Seconds of drafting by all drafters; for one that drafts ahead, what the step waits for it."""
-        by_name: dict[str, list[tuple[SimulatedRequest, SimulatedDraft]]] = {}
-        for seq_id, draft in drafted.items():
-            by_name.setdefault(draft.draft.drafter, []).append((requests[seq_id], draft))
-        total = 0.0
-        for name, each in by_name.items():
-            price = partial(self._drafting.ragged_draft_seconds, name)
-            ahead = self._ahead.get(name)
-            total += ahead.waited(each, price) if ahead else price([draft.passes for _, draft in each])
-        return total
+    def _draft_seconds(self, drafted: Iterable[SimulatedDraft]) -> float:
+        """Seconds of drafting by all drafters."""
+        passes: dict[str, list[int]] = {}
+        for each in drafted:
+            passes.setdefault(each.draft.drafter, []).append(each.passes)
+        return sum([self._drafting.ragged_draft_seconds(name, depths) for name, depths in passes.items()])
 
     def _record(
         self, spans: Sequence[Span], admitted: Mapping[str, Draft], verdicts: Sequence[Verdict], *, drafting: float
     ) -> StepRecord:
-        """What the step did and took, as the engine reports it; the next drafts are made beside its pass."""
+        """What the step did and took, as the engine reports it."""
         guesses = sum([len(draft.tokens) for draft in admitted.values()])
         rows = guesses + sum([len(span.tokens) for span in spans])
         context_lens = tuple([span.num_computed_tokens for span in spans])
-        forward = self._latency.seconds(rows, len(spans), sum(context_lens))
-        for drafter in self._ahead.values():
-            drafter.step_took(forward)
         return StepRecord(
             rows=rows,
             sequences=len(spans),
@@ -414,7 +355,7 @@ class SimulatedServer:
             seconds={
                 POLICY_STAGE: self._clock.take(),
                 DRAFT_STAGE: drafting,
-                "forward": forward,
+                "forward": self._latency.seconds(rows, len(spans), sum(context_lens)),
             },
             context_lens=context_lens,
         )
