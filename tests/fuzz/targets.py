@@ -26,7 +26,7 @@ from wager.arch.families import FAMILIES
 from wager.arch.hf_config import read_config
 from wager.arch.spec import ModelSpec
 from wager.cli.measuring import read_key
-from wager.cli.prove import OtherMachine, earlier_trials
+from wager.cli.prove import OtherMachine
 from wager.config import read_options
 from wager.draft import store_file
 from wager.draft.lookup import LookupSources, lookup_table
@@ -257,10 +257,9 @@ def plan_inputs(data: bytes, folder: Path) -> None:
 
 
 def results(data: bytes, folder: Path) -> None:
-    """What commands go on from or check: results of `wager prove`, receipts."""
+    """What commands check: results of `wager prove`, receipts."""
     path = _file(data, folder, "r.json")
     _attempt(
-        lambda: earlier_trials(path, {"model": "m"}),
         lambda: OtherMachine.read(path),
         lambda: [list(receipt.problems_of_parts()) for receipt in read_receipts(path)],
     )

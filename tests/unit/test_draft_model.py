@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from faulty_drafters import FailingDrafter, OutsideVocabularyDrafter, OverlongDrafter
 
 from wager.draft.base import Drafter
 from wager.draft.combined import InnerDrafter
@@ -22,10 +23,7 @@ from wager.kernels.cpu import Kernels, SampleRequest
 from wager.kernels.noise import argmax_gumbel
 from wager.testing import (
     AdversaryDrafter,
-    FailingDrafter,
     OracleDrafter,
-    OutsideVocabularyDrafter,
-    OverlongDrafter,
     RandomTreeDrafter,
     ToyDistribution,
     ToyOracle,

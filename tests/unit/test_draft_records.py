@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from faulty_drafters import FailingDrafter
 
 from wager.draft.base import Drafter
 from wager.draft.lookup import LookupDrafter, LookupSources
@@ -13,7 +14,7 @@ from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.errors import UsageError, WagerError
 from wager.profiling.acceptance import AnswerPath, DraftedAnswer, PositionDraft, record_drafts, replay_drafts
-from wager.testing import FailingDrafter, SetAcceptanceDrafter, ToyDistribution, ToyOracle, ToyTarget
+from wager.testing import SetAcceptanceDrafter, ToyDistribution, ToyOracle, ToyTarget
 from wager.testing.toy import toy_engine
 from wager.types import Completion, OutputDelta, Request, SamplingParams
 

@@ -7,6 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from faulty_drafters import (
+    DecliningDrafter,
+    DuplicateSiblingsDrafter,
+    FailingDrafter,
+    GarbageDrafter,
+    OutsideVocabularyDrafter,
+    OverlongDrafter,
+)
 
 from wager.draft.base import Drafter
 from wager.draft.combined import BackedDrafter, InnerDrafter, MergedDrafter
@@ -18,12 +26,7 @@ from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import (
     AdversaryDrafter,
-    DecliningDrafter,
-    DuplicateSiblingsDrafter,
-    FailingDrafter,
     OracleDrafter,
-    OutsideVocabularyDrafter,
-    OverlongDrafter,
     RandomTreeDrafter,
     SetAcceptanceDrafter,
     ToyDistribution,
@@ -67,6 +70,7 @@ DRAFTERS = {
     "overlong": lambda: OverlongDrafter(),
     "silent": lambda: DecliningDrafter(),
     "twins": lambda: DuplicateSiblingsDrafter(),
+    "garbage": lambda: GarbageDrafter(LAW.vocab, oracle=ToyOracle(LAW)),
     "dying": lambda: FailingDrafter(calls=20),
     "model": lambda: _model(),
     "model:tree": lambda: _model(trees=True),

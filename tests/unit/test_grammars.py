@@ -12,6 +12,7 @@ from typing import Any
 import grammar_toys as toys
 import numpy as np
 import pytest
+from faulty_drafters import OutsideVocabularyDrafter
 from grammar_toys import COMPILER, EOS, LAW, VOCAB, plain_text, text_of
 from scipy import stats
 
@@ -26,7 +27,6 @@ from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import GrammarError, RequestError, UsageError
 from wager.testing import (
     AdversaryDrafter,
-    OutsideVocabularyDrafter,
     RandomTreeDrafter,
     ToyDistribution,
     ToyOracle,

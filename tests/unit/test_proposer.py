@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from faulty_drafters import DecliningDrafter
 
 from wager.economics.policy.base import longest_that_fits
 from wager.engine.proposer import Proposer
-from wager.testing import DecliningDrafter
 from wager.types import Draft, DraftRequest, SamplingParams
 
 VOCAB = 10

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from faulty_drafters import DuplicateSiblingsDrafter
 
 from wager.economics.policy.base import keep_nodes
 from wager.economics.policy.heuristics import FixedDepth
@@ -15,7 +16,6 @@ from wager.engine.core import Engine
 from wager.engine.rounds import Round, RoundRecorder
 from wager.testing import (
     AdversaryDrafter,
-    DuplicateSiblingsDrafter,
     FakeClock,
     OracleDrafter,
     RandomTreeDrafter,

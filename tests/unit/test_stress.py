@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 
 import pytest
+from faulty_drafters import FailingDrafter
 
 from wager.draft.base import Drafter
 from wager.draft.lookup import LookupDrafter, LookupSources
@@ -20,7 +21,7 @@ from wager.draft.ngram import NgramDrafter
 from wager.engine.core import Engine
 from wager.errors import WagerError
 from wager.kernels import noise
-from wager.testing import FailingDrafter, RandomTreeDrafter, ToyDistribution
+from wager.testing import RandomTreeDrafter, ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.types import Request, SamplingParams
 

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ _ROWS = 5
 DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 
 
-_MAIN = "limit model drafter policy verify temperature max_tokens concurrency names resume json_path"
+_MAIN = "limit model drafter policy verify temperature max_tokens concurrency names json_path"
 """Options that --help shows without --help-all."""
 
 
@@ -71,11 +71,6 @@ _MAIN = "limit model drafter policy verify temperature max_tokens concurrency na
     help="How requests are served. Repeat it to choose several.",
 )
 @click.option(
-    "--resume",
-    is_flag=True,
-    help="Go on from the file of --json, which is written after every drafter: those that it has are not tried again.",
-)
-@click.option(
     "--against",
     type=flags.InputPath(),
     help="The --json of a proof of the same prompts on another machine: its plain answers must be those here.",
@@ -91,7 +86,6 @@ def command(
     sampled: bool,
     concurrency: int,
     names: tuple[str, ...],
-    resume: bool,
     against: Path | None,
     json_path: Path | None,
 ) -> None:
@@ -103,8 +97,8 @@ def command(
     Each drafter is tried with one request at a time, with several together, with forced preemption and with cached
     prefixes, greedy and sampled; with --temperature only at that temperature. Guesses are made at a fixed depth,
     whatever they cost, unless --policy is given or several drafters take part. Exits with 1 if anything differs or a
-    drafter fails that is not made to, naming the first. A trial in which nothing was preempted, cached or guessed says
-    so, and so do plain texts that are nearly constant.
+    drafter fails, naming the first. A trial in which nothing was preempted, cached or guessed says so, and so do plain
+    texts that are nearly constant.
 
     With --against the plain answers are also compared with those of another machine, or of other kernels.
     """
@@ -117,8 +111,6 @@ def command(
     configs = {drafter: _with_drafter(config, drafter) for drafter in drafters}
     settings = {**settings_of(config, params, framing, prompts), "concurrency": concurrency, "conditions": names}
     settings |= {"drafter": drafters, "temperature": [mode.temperature for mode in modes.values()]}
-    done = earlier_trials(json_path, settings) if resume else {}
-    configs = {drafter: each for drafter, each in configs.items() if drafter not in done}
     # its cache leaves memory for each of the drafters, what their models and heads cache included
     plain = open_engine(
         config.with_options(drafter="none", prefix_cache=False),
@@ -126,7 +118,7 @@ def command(
     )
     chosen = [each for name, each in conditions(concurrency).items() if name in names]
     chosen = [each for each in chosen if config.capacity.prefix_cache or not each.warm]
-    proof = Proof(card_of(config, plain, settings), json_path, [trial for each in done.values() for trial in each])
+    proof = Proof(card_of(config, plain, settings), json_path)
     total = len(modes) * len(prompts) * (1 + len(configs) * len(chosen))
     requests = {
         mode: to_requests(prompts, plain.tokenizer, framing=framing, params=each) for mode, each in modes.items()
@@ -135,10 +127,8 @@ def command(
     if other is not None:
         other.check(proof.model, requests)
     seconds = sum(longest_seconds(plain, each, together=1, rows=_ROWS) for each in requests.values())
-    tried = ", ".join(configs) or "nothing new"
-    console.say(
-        f"{total} answers, plain and with {tried}: at most {duration(seconds * (1 + len(configs) * len(chosen)))}."
-    )
+    at_most = duration(seconds * (1 + len(configs) * len(chosen)))
+    console.say(f"{total} answers, plain and with {', '.join(configs)}: at most {at_most}.")
     with console.meter("answers") as update:
         trials = Trials(plain, chosen, count_answers(update, "Proving", total))
         questions = [Questions(mode, each, trials.plain_answers(each)) for mode, each in requests.items()]
@@ -221,16 +211,15 @@ def edited(tokens: Sequence[int], *, vocab: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def counted_failures(*, expected: bool) -> Iterator[list[str]]:
-    """The warnings of drafters that fail meanwhile; they are not shown if they are `expected`."""
+def counted_failures() -> Iterator[list[str]]:
+    """The warnings of drafters that fail meanwhile."""
     found: list[str] = []
 
     def note(record: logging.LogRecord) -> bool:
         message = str(record.msg)
-        failed = message.startswith("Drafter %r") and "failed" in message
-        if failed:
+        if message.startswith("Drafter %r") and "failed" in message:
             found.append(record.getMessage())
-        return not (failed and expected)
+        return True
 
     log = logging.getLogger("wager")
     log.addFilter(note)
@@ -242,8 +231,8 @@ def counted_failures(*, expected: bool) -> Iterator[list[str]]:
 
 @dataclass(slots=True)
 class Trials:
-    """One loaded model and the conditions under which its drafters are tried. `failures` are drafters
-    that failed and were not made to, by name, with the reason."""
+    """One loaded model and the conditions under which its drafters are tried. `failures` are drafters that failed, by
+    name, with the reason."""
 
     plain: LoadedEngine
     conditions: Sequence[Condition]
@@ -275,27 +264,17 @@ class Trials:
         config = config.with_options(prefix_cache=config.capacity.prefix_cache and group[0] is not ALONE)
         oracle, vocab = ReferenceOracle({}), self.plain.target.decoder.vocab
 
-        def open_one() -> LoadedEngine:
-            made = PROOF_DRAFTERS[drafter](vocab, oracle) if drafter in PROOF_DRAFTERS else None
-            return open_engine(config, like=self.plain, drafter=made)
-
-        engine = open_one()
+        made = PROOF_DRAFTERS[drafter](vocab, oracle) if drafter in PROOF_DRAFTERS else None
+        engine = open_engine(config, like=self.plain, drafter=made)
         specs = [spec for each in config.speculation.drafters for spec in each.all]
-        breaks, predicts = drafter == "failing", any(spec.name == "prediction" for spec in specs)
+        predicts = any(spec.name == "prediction" for spec in specs)
         for each in questions:
             oracle.texts = {one.id: [*one.prompt, *each.plain[one.id].token_ids] for one in each.requests}
             requests = each.edited_predictions(self.plain.spec.vocab) if predicts else each.requests
             for condition in group:
-                with counted_failures(expected=breaks) as failures:
-                    if not breaks:
-                        tried = answers(engine, requests, condition, on_delta=self.on_delta)
-                    else:  # some requests at a time, each with a new drafter
-                        tried, size = {}, 2 * condition.concurrency
-                        for first in range(0, len(requests), size):
-                            engine.proposer = open_one().proposer
-                            some = requests[first : first + size]
-                            tried |= answers(engine, some, condition, on_delta=self.on_delta)
-                if failures and not breaks:
+                with counted_failures() as failures:
+                    tried = answers(engine, requests, condition, on_delta=self.on_delta)
+                if failures:
                     self.failures[drafter] = failures[-1]
                 yield compare_answers(
                     each.plain, tried, mode=each.mode, drafter=drafter, condition=condition, failures=len(failures)
@@ -403,8 +382,8 @@ _WRONG = frozenset({"none", "adversary"})
 
 
 def summed_up(trials: Sequence[TokenComparison], *, failure: str = "") -> dict[str, Any]:
-    """The trials of one drafter, at least one, together. `failure`: why it failed, if it did and was not made to; the
-    `note` says what they do not show."""
+    """The trials of one drafter, at least one, together. `failure`: why it failed, if it did; the `note` says what they
+    do not show."""
     drafter = trials[0].drafter
     names = ("tokens", "differing", "finish_reasons_differing", "drafted", "accepted", "failures")
     sums = {name: sum(getattr(trial, name) for trial in trials) for name in names}
@@ -418,62 +397,20 @@ def summed_up(trials: Sequence[TokenComparison], *, failure: str = "") -> dict[s
     return {**about, **sums, "finish_reasons": answered}
 
 
-def earlier_trials(path: Path | None, settings: Mapping[str, Any]) -> dict[str, list[TokenComparison]]:
-    """The trials in a file of --json by drafter, none if there is no file yet. UsageError if it was written with other
-    settings, or is none of `wager prove`."""
-    if path in (None, console.STDOUT):
-        raise UsageError("--resume needs a file to go on from.", "Give it with --json PATH.")
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        found = dict(value["card"]["settings"])
-        trials = [_comparison(trial) for trial in value["outcomes"]]
-        failed = {str(each["drafter"]) for each in value["drafters"] if each["failure"]}
-    except (OSError, *MALFORMED) as error:
-        raise UsageError(f"{path} is no file of `wager prove` to go on from: {error}.", "Give another path.") from error
-    now = json.loads(json.dumps(settings))
-    other = [name for name in now if name != "drafter" and found.get(name) != now[name]]
-    if other:
-        raise UsageError(
-            f"{path} was written with another {other[0]}: {found.get(other[0])!r}, not {now[other[0]]!r}.",
-            "Give another path, or the same options.",
-        )
-    by_drafter: dict[str, list[TokenComparison]] = {}
-    for trial in trials:
-        if trial.drafter not in failed:
-            by_drafter.setdefault(trial.drafter, []).append(trial)
-    return by_drafter
-
-
-def _comparison(value: Mapping[str, Any]) -> TokenComparison:
-    known = {each.name: value[each.name] for each in fields(TokenComparison)}
-    texts = {each.name for each in fields(TokenComparison) if each.type == "str"}
-    counts = {each.name for each in fields(TokenComparison) if each.type == "int"}
-    if not all(isinstance(known[name], str) for name in texts) or not all(type(known[name]) is int for name in counts):
-        raise TypeError("a text or a count is of another type")
-    known |= {"notes": tuple(known["notes"]), "first": Difference(**known["first"]) if known["first"] else None}
-    return TokenComparison(**known)
-
-
 @dataclass(slots=True)
 class Proof:
     """The trials so far: `card` says under which conditions, `path` is that of --json."""
 
     card: dict[str, Any]
     path: Path | None
-    trials: list[TokenComparison]
-    drafters: list[dict[str, Any]] = field(init=False)
+    trials: list[TokenComparison] = field(default_factory=list)
+    drafters: list[dict[str, Any]] = field(default_factory=list)
     varieties: Sequence[TextVariety] = ()
     model: Mapping[str, Any] = field(default_factory=dict)
     answers: list[dict[str, Any]] = field(default_factory=list)
     against: list[TokenComparison] = field(default_factory=list)
     one_arithmetic: bool = True
     """Whether the other machine's kernels are to give the same bits."""
-
-    def __post_init__(self) -> None:
-        names = dict.fromkeys(trial.drafter for trial in self.trials)
-        self.drafters = [summed_up([trial for trial in self.trials if trial.drafter == name]) for name in names]
 
     def note_plain(self, questions: Sequence[Questions]) -> None:
         """The plain answers, which another machine's proof is compared with."""
@@ -536,7 +473,7 @@ class Proof:
         }
 
     def report(self) -> None:
-        """The tables. WagerError if anything differs, or a drafter failed that was not made to."""
+        """The tables. WagerError if anything differs, or a drafter failed."""
         console.write_json(self.as_dict(), self.path)
         self._show(to_stdout=self.path != console.STDOUT)
         for warning in self.warnings:

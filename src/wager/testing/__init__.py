@@ -1,4 +1,4 @@
-"""For tests: a target with a closed-form distribution, drafters of known acceptance, faulty drafters, a manual clock.
+"""For tests: a target with a closed-form distribution, drafters of known acceptance, a manual clock.
 
 It is part of the package so that users can test their own drafter or policy against a target whose output is known.
 """
@@ -6,14 +6,8 @@ It is part of the package so that users can test their own drafter or policy aga
 from wager.testing.drafters import (
     PROOF_DRAFTERS,
     AdversaryDrafter,
-    DecliningDrafter,
-    DuplicateSiblingsDrafter,
-    FailingDrafter,
-    GarbageDrafter,
     HistoryDrafter,
     OracleDrafter,
-    OutsideVocabularyDrafter,
-    OverlongDrafter,
     RandomTreeDrafter,
     ReferenceOracle,
     SetAcceptanceDrafter,
@@ -25,15 +19,9 @@ from wager.testing.toy import FakeClock, ToyCache, ToyDistribution, ToyTarget, t
 __all__ = [
     "PROOF_DRAFTERS",
     "AdversaryDrafter",
-    "DecliningDrafter",
-    "DuplicateSiblingsDrafter",
-    "FailingDrafter",
     "FakeClock",
-    "GarbageDrafter",
     "HistoryDrafter",
     "OracleDrafter",
-    "OutsideVocabularyDrafter",
-    "OverlongDrafter",
     "RandomTreeDrafter",
     "ReferenceOracle",
     "SetAcceptanceDrafter",
