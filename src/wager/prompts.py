@@ -131,11 +131,6 @@ _ROLES |= dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard"), "assist
 """By ShareGPT's names."""
 _PROMPTS = ("messages", "conversations", "conversation", "turns", "prompt", "prompt_token_ids", "input")
 _TIMES = ("arrival", "timestamp", "created", "time")
-_LENGTHS = {
-    "input_length": ("contexttokens", "request_tokens", "prompt_tokens"),
-    "output_length": ("generatedtokens", "response_tokens", "completion_tokens"),
-}
-"""Mooncake's columns, and what Azure's and BurstGPT's traces and the server's own log call the same."""
 _RENAMED = {"max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens"}
 _ANSWERS = ("response", "answer", "completion", "output", "generated_text", "choices")
 _MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id")
@@ -146,8 +141,6 @@ _CLIENTS = ("model", "stream", "stream_options", "metadata", "user", "store", "i
 _MILLISECONDS = 1e11
 """A larger number counts the milliseconds since 1970; as seconds it would be in the year 5138."""
 _LATEST = 1e15
-_IDS = (1000, 30_000)
-"""Token ids of synthetic prompts: ordinary words of every usual vocabulary."""
 
 BUILTIN = Path(__file__).with_name("prompts.jsonl")
 """The built-in prompts: three of every family of Spec-Bench."""
@@ -156,26 +149,10 @@ _HINT = 'A row is {"prompt": TEXT} or {"messages": [...]} or another form of doc
 _TIME_HINT = 'Give a time on every line: seconds, or a row with "timestamp", "created" or "arrival".'
 
 
-@dataclass(frozen=True, slots=True)
-class SyntheticPrompt:
-    """`length` token ids, drawn for each of `blocks`, numbers that stand for equally long parts: equal ones have equal
-    ids. So the prefixes that requests share in a trace are shared here."""
-
-    length: int
-    blocks: tuple[int, ...]
-
-    def ids(self) -> tuple[int, ...]:
-        import numpy as np
-
-        size = 1 << (-(-self.length // len(self.blocks)) - 1).bit_length()
-        drawn = (np.random.default_rng(block).integers(*_IDS, size).tolist() for block in self.blocks)
-        return tuple(token for part in drawn for token in part)[: self.length]
-
-
 Answer = str | tuple[int, ...] | None
 """What was answered, as a text or token ids; None if it was not recorded."""
 
-Content = str | tuple[int, ...] | tuple[Message, ...] | SyntheticPrompt
+Content = str | tuple[int, ...] | tuple[Message, ...]
 """A text, token ids, or a conversation up to where the answer begins."""
 
 
@@ -220,8 +197,6 @@ def as_conversation(content: Content, *, system: str | None = None) -> Content:
 
 def encode_content(tokenizer: ChatTokenizer, content: Content) -> tuple[int, ...]:
     """Token ids of a prompt; a conversation's in the model's chat template."""
-    if isinstance(content, SyntheticPrompt):
-        return content.ids()
     return encode_chat(tokenizer, content) if is_conversation(content) else encode_prompt(tokenizer, content)
 
 
@@ -347,12 +322,10 @@ def _requests(row: Any, where: str, number: int, *, timed: bool) -> Iterator[Pro
     fields, key = _fields(body, row, where), _prompt_key(body, own=body is not row)
     recorded = _recorded_answer(row)
     if key is None:
-        contents: list[tuple[Content, Mapping[str, Any], Answer]] = [(_synthetic(row, where, number), {}, recorded)]
-        fields |= {"max_tokens": max(1, _length(row, "output_length", where)), "ignore_eos": True}
-    elif body is not row and str(row.get("url", "completions")).rpartition("/")[2] not in ("completions", "responses"):
+        raise UsageError(f"{where}: there is no prompt, messages, conversations or turns.", _HINT)
+    if body is not row and str(row.get("url", "completions")).rpartition("/")[2] not in ("completions", "responses"):
         raise UsageError(f"{where}: url = {_short(row['url'])} asks for no text.", "Leave the row out.")
-    else:
-        contents = list(_contents(body, key, where, own=body is not row))
+    contents = list(_contents(body, key, where, own=body is not row))
     for turn, (content, message, answer) in enumerate(contents, 1):
         times = {**body, **row, **message} if turn == 1 else message
         time = _time(times, where if turn == 1 else f"{where}: turn {turn} of the conversation") if timed else None
@@ -427,23 +400,6 @@ def _answer_of(message: Mapping[str, Any]) -> str | None:
         if isinstance(function, dict):
             said.append(json.dumps({name: function.get(name) for name in ("name", "arguments")}, ensure_ascii=False))
     return "".join(each for each in said if isinstance(each, str)) or None
-
-
-def _synthetic(row: Mapping[str, Any], where: str, number: int) -> SyntheticPrompt:
-    if not any(name in row for name in ("input_length", *_LENGTHS["input_length"])):
-        raise UsageError(f"{where}: there is no prompt, messages, conversations or turns.", _HINT)
-    blocks = row.get("hash_ids") or [number]
-    if not isinstance(blocks, list) or not all(type(block) is int and block >= 0 for block in blocks):
-        raise UsageError(f"{where}: hash_ids = {_short(blocks)} is no list of numbers.", _HINT)
-    return SyntheticPrompt(max(1, _length(row, "input_length", where)), tuple(blocks))
-
-
-def _length(row: Mapping[str, Any], column: str, where: str) -> int:
-    name = next((name for name in (column, *_LENGTHS[column]) if row.get(name) is not None), column)
-    text = str(row.get(name, "")).strip()
-    if not text.isascii() or not text.isdigit() or len(text) > 8:
-        raise UsageError(f"{where}: {name} = {_short(row.get(name))} is no number of tokens.", _HINT)
-    return int(text)
 
 
 def _time(row: Mapping[str, Any], where: str) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from wager.errors import UsageError
-from wager.prompts import OTHER, Prompt, SyntheticPrompt, read_arrivals, read_prompts, spread
+from wager.prompts import OTHER, Prompt, read_arrivals, read_prompts, spread
 
 
 def user(text: str) -> dict[str, str]:
@@ -72,10 +72,6 @@ FORMS: list[tuple[dict[str, Any], list[Prompt]]] = [
     ),
     ({"question_id": 81, "category": "writing", "turns": ["x", "y"]}, [Prompt(81, "mt_bench", "x")]),
     ({"question_id": 9, "category": "rag", "turns": ["x"], "reference": "z"}, [Prompt(9, "rag", "x")]),
-    (
-        {"timestamp": 27482, "input_length": 600, "output_length": 0, "hash_ids": [46, 47]},
-        [Prompt(1, OTHER, SyntheticPrompt(600, (46, 47)), {"max_tokens": 1, "ignore_eos": True})],
-    ),
 ]
 
 
@@ -128,8 +124,7 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
         ),
         ({"conversations": [{"from": "alien", "value": "x"}]}, "line 2: message 1 of conversations has no role"),
         ({"url": "/v1/embeddings", "body": {"input": "x"}}, 'line 2: url = "/v1/embeddings" asks for no text'),
-        ({"input_length": "many", "output_length": 1}, 'line 2: input_length = "many"'),
-        ({"input_length": 4, "output_length": 1, "hash_ids": "x"}, 'line 2: hash_ids = "x"'),
+        ({"timestamp": 1, "input_length": 4, "output_length": 1}, "line 2: there is no prompt"),
         ('{"prompt": "\\ud800"}', "line 2: half a surrogate pair"),
         ({"id": 0, "prompt": "x"}, "two prompts with the id 0"),
     ):
@@ -178,12 +173,6 @@ def test_times_of_arrival_are_read_of_logs_traces_and_plain_lists(tmp_path: Path
             read_arrivals(write(tmp_path, "1", row))
     with pytest.raises(UsageError, match="no arrivals"):
         read_arrivals(write(tmp_path))
-
-
-def test_synthetic_prompts_share_the_prefixes_of_the_trace() -> None:
-    a, b = (SyntheticPrompt(1200, (1, 2, last)).ids() for last in (3, 4))
-    assert len(a) == len(b) == 1200 and a[:1024] == b[:1024] and a[1024:] != b[1024:]
-    assert len(SyntheticPrompt(7, (9,)).ids()) == 7 and len(SyntheticPrompt(1, (9,)).ids()) == 1
 
 
 def test_a_limit_is_spread_over_categories_and_within_them() -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from wager.bench.scrape import Scrape
 from wager.errors import RequestError, UsageError, WagerError
 from wager.inputs import shown
-from wager.prompts import Prompt, SyntheticPrompt, is_conversation
+from wager.prompts import Prompt, is_conversation
 
 _PAUSE_S = 0.1
 """A user whose request failed waits so long before the next one."""
@@ -95,9 +95,7 @@ class OpenAIServer:
     def body(self, prompt: Prompt, number: int) -> bytes:
         """The body of request `number`; sampled requests have a seed each."""
         fields, content = {**self.fields, **prompt.fields}, prompt.content
-        fields["messages" if is_conversation(content) else "prompt"] = (
-            content.ids() if isinstance(content, SyntheticPrompt) else content
-        )
+        fields["messages" if is_conversation(content) else "prompt"] = content
         if "seed" not in prompt.fields and fields.get("seed") is not None and fields.get("temperature"):
             fields["seed"] += number
         return json.dumps({key: value for key, value in fields.items() if value is not None}).encode()
@@ -290,10 +288,6 @@ def distinct(prompts: Sequence[Prompt], number: int) -> Prompt:
     content = prompt.content
     if not again:
         return prompt
-    if isinstance(content, SyntheticPrompt):  # other ids, and the same prefixes shared
-        return replace(
-            prompt, content=replace(content, blocks=tuple((again << 64) + block for block in content.blocks))
-        )
     if isinstance(content, str):
         return replace(prompt, content=f"({number + 1}) {content}")
     if not is_conversation(content):
