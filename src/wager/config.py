@@ -69,7 +69,7 @@ class SpeculationConfig:
     adaptive, or fixed if a depth is given). depth: draft tokens per step and sequence; under the adaptive policy the
     maximum (None: the drafter's default; 0: none). objective: the goal of the adaptive policy, `throughput`, `latency`
     or `slo:TIME` per token, such as slo:20ms. verify: the acceptance rule. draft_threads: threads of drafters that run
-    a model, which then draft while the target verifies (0: they take turns). draft_device: what these run on, `cpu`.
+    a model, which then draft while the target verifies (0: they take turns).
 
     `drafters`, `parsed_policy` and `parsed_objective` are the parsed values of those texts. Raises UsageError for a
     text that cannot be parsed and for options that contradict each other.
@@ -81,7 +81,6 @@ class SpeculationConfig:
     objective: str = "throughput"
     verify: VerifyRule = "match"
     draft_threads: int = 0
-    draft_device: str | None = None
     drafters: tuple[DrafterSpec, ...] = field(init=False, repr=False, compare=False)
     parsed_policy: PolicySpec = field(init=False, repr=False, compare=False)
     parsed_objective: Objective = field(init=False, repr=False, compare=False)
@@ -100,8 +99,7 @@ class SpeculationConfig:
             if spec.makes_trees:
                 check_rule_for_trees(str(spec), self.verify)
         _check_integer("draft_threads", self.draft_threads, minimum=0, optional=False)
-        _check_text("draft_device", self.draft_device, optional=True)
-        check_draft_threads(self.drafters, self.draft_threads, device=self.draft_device, rule=self.verify)
+        check_draft_threads(self.drafters, self.draft_threads, rule=self.verify)
         if self.drafters and self.depth != 0:
             self.check_policy(len(self.drafters))
 

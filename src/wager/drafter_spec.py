@@ -25,9 +25,6 @@ WORDS = {
 }
 """What may be written instead of drafters, alone."""
 
-DRAFT_DEVICE = "cpu"
-"""The only device that draft models run on."""
-
 
 @dataclass(frozen=True, slots=True)
 class DrafterOption:
@@ -339,20 +336,10 @@ def parse_layers(text: str, count: int) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def check_draft_threads(drafters: Sequence[DrafterSpec], threads: int, *, device: str | None, rule: str) -> None:
-    """UsageError for threads of drafters that cannot have them, or that the machine cannot use, and for a device that
-    draft models do not run on. Without drafters threads are for none."""
-    if device is not None and device.lower() != DRAFT_DEVICE:
-        raise UsageError(
-            f"draft_device = {shown(device)} is not possible: draft models run on the CPU here.",
-            f"Leave it out, or write {DRAFT_DEVICE}.",
-        )
+def check_draft_threads(drafters: Sequence[DrafterSpec], threads: int, *, rule: str) -> None:
+    """UsageError for threads of drafters that cannot have them, or that the machine cannot use. Without drafters
+    threads are for none."""
     if not threads:
-        if device is not None:
-            raise UsageError(
-                f"draft_device = {device!r} has no effect without threads for the drafter.",
-                "Add --draft-threads N, or leave it out.",
-            )
         return
     check_threads(threads, name="draft_threads")
     if drafters and not any(spec.can_draft_ahead for spec in drafters):

@@ -126,7 +126,6 @@ VALID: dict[str, tuple[str, ...]] = {
     "timeout": _TIMES,
     "size": ("1MiB", "1k", "1", "0", "nan", "4GiB", "x"),
     "taps": ("1,2", "0", "2,1", "1,1", "9", *_LISTS),
-    "draft_device": ("cpu", "cuda", "", "CPU", "é"),
     "host": ("127.0.0.1", "::1", "localhost", "256.1.1.1", "no-such-host.invalid", "", "é", "a" * 300),
     "served_names": ("m", "m,n", "é" * 50),
     "cors": ("*", "https://example.org", ""),

@@ -46,9 +46,7 @@ def test_loaded_drafters_with_threads_change_no_text(models: tuple[str, str], wr
     wanted = plain.generate(requests(plain, TEXTS), concurrency=3)
     policy = {} if "," in written else {"depth": 3}
     engine = load(
-        wager.EngineConfig.from_options(
-            **options, **policy, drafter=written.format(*models), draft_threads=1, draft_device="cpu"
-        )
+        wager.EngineConfig.from_options(**options, **policy, drafter=written.format(*models), draft_threads=1)
     )
     for concurrency in (3, 5, 1):
         got = engine.generate(requests(engine, TEXTS), concurrency=concurrency)
@@ -120,8 +118,6 @@ def test_a_pass_of_the_drafter_does_not_wait_for_one_of_the_target(models: tuple
         ({"drafter": "layers:0", "draft_threads": 100_000}, "draft_threads = 100000 is out of range"),
         ({"drafter": "layers:0", "draft_threads": -1}, "draft_threads = -1"),
         ({"drafter": "layers:0", "draft_threads": True}, "draft_threads = True"),
-        ({"drafter": "layers:0", "draft_threads": 1, "draft_device": "cuda:0"}, "draft models run on the CPU"),
-        ({"drafter": "layers:0", "draft_device": "cpu"}, "draft_device = 'cpu' has no effect without threads"),
         ({"drafter": "layers:0", "draft_threads": 1, "verify": "rejection"}, "for the rule match, not rejection"),
     ],
 )
@@ -136,7 +132,7 @@ def test_options_of_a_file_and_of_commands(
     command: Call,  # noqa: F811
 ) -> None:
     file = tmp_path / "options.toml"
-    file.write_text('drafter = "layers:0"\ndraft-threads = 1\ndraft-device = "cpu"\ndepth = 2\n')
+    file.write_text('drafter = "layers:0"\ndraft-threads = 1\ndepth = 2\n')
     answer = command("run", "one two", "--raw", "--model", models[0], "--config", str(file), "--max-tokens", "12")
     assert answer.code == 0 and "layers: " in answer.err
     refused = command("run", "one", "--model", models[0], "--drafter", "none", "--draft-threads", "1")

@@ -257,7 +257,7 @@ def _refuse_without_drafter(drafters: Sequence[str], values: Mapping[str, Any]) 
     """UsageError for an option of drafting that was given on the command line where no drafter is."""
     if any(drafter.strip() != "none" for drafter in drafters):
         return
-    for name in ("depth", "policy", "objective", "draft_threads", "draft_device"):
+    for name in ("depth", "policy", "objective", "draft_threads"):
         if values.get(name) and wrote(name):
             raise UsageError(
                 f"--{name.replace('_', '-')} {values[name]} has no effect with --drafter none.",
@@ -430,9 +430,6 @@ ENGINE_FLAGS: Mapping[str, Function] = {
         default=0,
         help="Threads of a drafter that runs a model, which then drafts while the target "
         "verifies, on cores that --threads leaves. 0: they take turns.",
-    ),
-    "draft_device": click.option(
-        "--draft-device", metavar="DEVICE", help="What such a drafter runs on: cpu, the only one that there is."
     ),
     "memory": click.option(
         "--memory",
