@@ -131,8 +131,8 @@ def test_plan_and_replay_read_the_files(run: Any, tmp_path: Path) -> None:
 
 
 def test_several_drafters_are_measured_side_by_side(run: Any, tmp_path: Path) -> None:
-    out, trace, picture = tmp_path / "all.json", tmp_path / "trace.jsonl", tmp_path / "survival.svg"
-    outputs = ("--json", str(out), "--trace", str(trace), "--plot", str(picture))
+    out, trace = tmp_path / "all.json", tmp_path / "trace.jsonl"
+    outputs = ("--json", str(out), "--trace", str(trace))
     result = run("--drafter", "ngram,ngram:1", *outputs, "--max-tokens", "20")
     assert result.exit_code == 0
     value = json.loads(out.read_text())
@@ -141,7 +141,6 @@ def test_several_drafters_are_measured_side_by_side(run: Any, tmp_path: Path) ->
     rows = [json.loads(line) for line in trace.read_text().splitlines()]
     assert len(rows) == 40
     assert list(rows[0]["drafters"]) == ["set", "gaps"]
-    assert "<svg" in picture.read_text()
     assert all(word in result.stdout for word in ("set", "gaps", "code", "math", "all"))
 
 
@@ -153,7 +152,6 @@ def test_several_drafters_are_measured_side_by_side(run: Any, tmp_path: Path) ->
         ("--drafter ngram --drafter ngram", "named twice"),
         ("--drafter ngram --depth 9", "drafts at most 8"),
         ("--drafter ngram -o same --trace same", "Two results"),
-        ("--drafter ngram --plot x.gif", "x.gif"),
         ("--drafter suffix:tree --trace x.jsonl", "suffix:tree makes trees, and a trace holds chains"),
         ("--drafter ngram//suffix --trace x.jsonl", "ngram//suffix makes trees, and a trace holds chains"),
     ],

@@ -56,7 +56,6 @@ prove FLAGS --verify block --drafter random-tree | makes trees
 prove --concurrency 1 | --concurrency
 calibrate --seconds 0 | seconds = 0 is out of range
 calibrate --seconds 1e300 | seconds = 1e+300
-calibrate --check --replace | --replace has no effect
 calibrate --drafter oracel | oracel
 calibrate FLAGS --drafter ngram --drafter ngram:2 --seconds 0.1 | Two drafters have the name 'ngram'
 calibrate FLAGS --drafter ngram,ngram:2 --seconds 0.1 | Two drafters have the name 'ngram'

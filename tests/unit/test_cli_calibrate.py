@@ -99,21 +99,6 @@ def test_a_disturbed_or_hasty_calibration_does_not_replace_a_good_one(
     assert stored.read_bytes() != before
 
 
-def test_a_check_reports_both_errors_and_stores_nothing(wager: Call, stored: Path) -> None:
-    before = stored.read_bytes()
-    call = ["calibrate", *FLAGS, "--seconds", "0.2", "--check"]
-    result = wager(*call)
-    assert result.code == 0
-    assert "as stored: off by" in result.out and "corrected by the steps before" in result.out
-    value = json.loads(wager(*call, "--json", "-").out)
-    assert value["stored"]["count"] == value["corrected"]["count"] > 0
-    assert [path.read_bytes() for path in stored.parent.iterdir()] == [before]
-    edit(stored, setup={"machine": OTHER})
-    refused(wager(*call), f"made for machine {OTHER} (here")
-    stored.unlink()
-    refused(wager(*call), "was never calibrated here")
-
-
 # ---- doctor and plan ------------------------------------------------------------------------------------------------
 
 

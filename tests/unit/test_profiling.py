@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from wager.draft.ngram import NgramDrafter
-from wager.economics.calibration import Setup
+from wager.economics.calibration import PredictionErrors, Setup
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
@@ -17,9 +17,9 @@ from wager.kernels.base import TargetOutput
 from wager.profiling.calibrate import (
     StepTimer,
     calibrate,
-    check_calibration,
     grid_shapes,
     quick_surface,
+    random_shapes,
     time_drafting,
     time_steps,
     uniform_shape,
@@ -108,13 +108,22 @@ def test_a_slowdown_of_all_shapes_does_not_distort_the_fit() -> None:
     assert errors.p90 < 0.03
 
 
-def test_a_check_separates_stored_and_corrected_errors() -> None:
+def test_steps_correct_a_calibration_of_a_faster_machine() -> None:
     fitted = calibrate(step_timer(TimedTarget(FakeClock())), SETUP, seconds=4.0)
     slower = step_timer(TimedTarget(FakeClock(), slowdown=lambda _: 1.5))
-    check = check_calibration(slower, fitted, seconds=2.0, seed=7)
-    assert check.stored.count == check.corrected.count > 100
-    assert check.stored.median == pytest.approx(1 / 3, abs=0.03)
-    assert check.corrected.median < 0.05
+    stored, corrected = fitted.surface(), fitted.surface()
+    measured: list[float] = []
+    as_stored: list[float] = []
+    as_corrected: list[float] = []
+    for step in time_steps(slower, random_shapes(slower.limits, 40, seed=7), seconds=2.0):
+        point = step.point
+        measured.append(point.seconds)
+        as_stored.append(stored.seconds(point.rows, point.requests, point.context_sum))
+        as_corrected.append(corrected.seconds(point.rows, point.requests, point.context_sum))
+        corrected.observe(step.record)
+    assert len(measured) > 100
+    assert PredictionErrors.of(as_stored, measured).median == pytest.approx(1 / 3, abs=0.03)
+    assert PredictionErrors.of(as_corrected, measured).median < 0.05
 
 
 # ---- the quick surface ----------------------------------------------------------------------------------------------

@@ -111,9 +111,7 @@ def _readings(
     return before, read_metrics(server)
 
 
-_MAIN = (
-    "recorded hardware metrics seconds limit model drafter depth max_tokens output_path trace_path plot_path json_path"
-)
+_MAIN = "recorded hardware metrics seconds limit model drafter depth max_tokens output_path trace_path json_path"
 """Options that --help shows without --help-all."""
 
 
@@ -157,13 +155,6 @@ _MAIN = (
     metavar="FILE",
     help="Write what was drafted at every position, for `wager replay`.",
 )
-@click.option(
-    "--plot",
-    "plot_path",
-    type=flags.OutputPath(),
-    metavar="PATH",
-    help="Plot survival by depth with its intervals: .png, .svg or .pdf.",
-)
 @flags.json_flag
 def command(
     *,
@@ -177,7 +168,6 @@ def command(
     params: SamplingParams,
     output_path: Path | None,
     trace_path: Path | None,
-    plot_path: Path | None,
     json_path: Path | None,
 ) -> None:
     """Measure how often a drafter's tokens are accepted on the prompts of FILE, by depth and category.
@@ -194,7 +184,7 @@ def command(
     """
     _check_recorded(hardware, recorded=recorded)
     specs = _drafter_specs(_TEXT_DRAFTERS if recorded and not flags.wrote("drafter") else drafters)
-    _check_outputs(specs, output_path, trace_path, plot_path, json_path)
+    _check_outputs(specs, output_path, trace_path, json_path)
     if recorded:
         measured, prompts, card = _replayed(prompts, config.model.model, specs, framing=framing, depth=depth)
         settings: dict[str, Any] = {"model": config.model.model}
@@ -206,15 +196,13 @@ def command(
     console.write_json(results[measured[0].name], output_path)
     if trace_path:
         _write_trace(measured, prompts, trace_path)
-    if plot_path:
-        _plot(measured, plot_path)
     if json_path:
         console.write_json({"card": card, "drafters": results}, json_path)
     to_stdout = console.STDOUT not in (json_path, output_path)
     _show(measured, to_stdout=to_stdout)
     if hardware:
         _show_speedups(measured, config.model.model, hardware, to_stdout=to_stdout)
-    for path in (output_path, trace_path, plot_path):
+    for path in (output_path, trace_path):
         if path and path != console.STDOUT:
             console.say(f"written to {path}")
 
@@ -256,7 +244,7 @@ def _generated(
 _TEXT_DRAFTERS = ("ngram", "suffix", "auto")
 
 _RECORDED_FLAGS = {"recorded", "hardware", "file", "path", "limit", "model", "drafter", "depth", "raw", "system"}
-_RECORDED_FLAGS |= {"output_path", "trace_path", "plot_path", "json_path"}
+_RECORDED_FLAGS |= {"output_path", "trace_path", "json_path"}
 """Options that have an effect with --recorded."""
 
 
@@ -361,7 +349,6 @@ def _check_outputs(
     specs: Sequence[str],
     output_path: Path | None,
     trace_path: Path | None,
-    plot_path: Path | None,
     json_path: Path | None,
 ) -> None:
     """UsageError for results that cannot be written, before anything is measured."""
@@ -373,13 +360,9 @@ def _check_outputs(
             f"--output holds the acceptance of one drafter, and there are {len(specs)}: {', '.join(specs)}.",
             "Name one drafter, or use --json for all of them.",
         )
-    for path, results in Counter((output_path, trace_path, plot_path, json_path)).items():
+    for path, results in Counter((output_path, trace_path, json_path)).items():
         if path and results > 1:
             raise UsageError(f"Two results are to be written to {path}.", "Give each a path of its own.")
-    if plot_path:
-        from wager.terminal import plots
-
-        plots.check_suffix(plot_path)
 
 
 class MeasuredDrafter:
@@ -427,24 +410,6 @@ def _write_trace(measured: Sequence[MeasuredDrafter], prompts: Sequence[Prompt],
         rows.append({**about, "drafters": drafters})
     text = "".join(json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n" for row in rows)
     console.write_text(text, path)
-
-
-def _plot(measured: Sequence[MeasuredDrafter], path: Path) -> None:
-    """Survival by depth: of one drafter by category too, of several drafters over all prompts."""
-    from wager.terminal import plots
-
-    curves = [(drafter.name, drafter.total) for drafter in measured]
-    if len(measured) == 1 and len(measured[0].categories) > 1:
-        curves += measured[0].categories.items()
-    lines: list[plots.SurvivalCurve] = []
-    for name, estimate in curves:
-        survival = estimate.survival
-        bounded = len(lines) < len(measured) and all(each.low is not None for each in survival)
-        low, high = ([getattr(each, end) or 0.0 for each in survival if bounded] for end in ("low", "high"))
-        lines.append(plots.SurvivalCurve(name, [each.value or 0.0 for each in survival], low, high))
-    figure = plots.new_figure(7.0, 4.5)
-    plots.draw_survival(figure.add_subplot(), lines)
-    plots.write_figure(figure, path)
 
 
 def _show(measured: Sequence[MeasuredDrafter], *, to_stdout: bool) -> None:

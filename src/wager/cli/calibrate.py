@@ -4,11 +4,9 @@ chunks of a server; fits a latency model, tests and stores it."""
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from itertools import groupby, pairwise, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +46,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
 
 
-_MAIN = "model drafter seconds checking replace table url json_path"
+_MAIN = "model drafter seconds replace table url json_path"
 """Options that --help shows without --help-all."""
 
 
@@ -58,12 +56,6 @@ _MAIN = "model drafter seconds checking replace table url json_path"
     only=("model", "dtype", "kv_dtype", "threads", "memory", "max_context"),
 )
 @click.option("--seconds", type=float, default=60.0, metavar="S", help="How long to measure.")
-@click.option(
-    "--check",
-    "checking",
-    is_flag=True,
-    help="Store nothing: predict steps of random shapes from what is stored, and report the errors.",
-)
 @click.option("--replace", is_flag=True, help="Store the result even if the stored calibration is better.")
 @click.option(
     "--table",
@@ -100,7 +92,6 @@ def command(
     config: EngineConfig,
     drafters: tuple[str, ...],
     seconds: float,
-    checking: bool,
     replace: bool,
     json_path: Path | None,
     **external: Any,
@@ -123,8 +114,6 @@ def command(
     if not 0 < seconds <= _LONGEST:
         hint = f"Give a time above 0 and at most a day, {_LONGEST} seconds, such as --seconds 60."
         raise UsageError(f"seconds = {seconds:g} is out of range.", hint)
-    if checking and replace:
-        raise UsageError("--check stores nothing, so --replace has no effect.", "Give one of them.")
     if kind:
         default = click.get_current_context().get_parameter_source("model") is ParameterSource.DEFAULT
         model = None if default else config.model.model
@@ -143,12 +132,6 @@ def command(
     current = calibration_setup(
         engine.kernels, engine.spec, model=name, dtype=engine.target.opened.formats(engine.kernels)
     )
-    if checking:
-        stored = find_calibration(folder, current)
-        if stored.calibration is None:
-            raise UsageError(stored.reason, f"Calibrate first: wager calibrate --model {config.model.model}.")
-        _check(engine, stored.calibration, seconds=seconds, json_path=json_path)
-        return
     calibration = _measure(engine, current, config, specs, seconds=seconds)
     _store(calibration, folder, replace=replace, json_path=json_path)
 
@@ -372,24 +355,6 @@ def _step_timer(engine: LoadedEngine) -> StepTimer:
         max_context=engine.scheduler.max_context,
         decoder=lambda prompt: IncrementalDecoder(engine.tokenizer, after=prompt),
     )
-
-
-def _check(engine: LoadedEngine, calibration: Calibration, *, seconds: float, json_path: Path | None) -> None:
-    from wager.profiling.calibrate import check_calibration
-
-    with console.meter("seconds") as update:
-        check = check_calibration(
-            _step_timer(engine),
-            calibration,
-            seconds=seconds,
-            seed=secrets.randbits(32),
-            report=lambda passed: update("Timing steps", int(passed), math.ceil(seconds)),
-        )
-    console.write_json({"setup": asdict(calibration.setup), **asdict(check)}, json_path)
-    if json_path != console.STDOUT:
-        click.echo(f"{check.stored.count} steps of random shapes, calibrated {calibration.age}:")
-        click.echo(f"  as stored: off by {check.stored}")
-        click.echo(f"  corrected by the steps before, as in the engine: off by {check.corrected}")
 
 
 def _show(calibration: Calibration) -> None:

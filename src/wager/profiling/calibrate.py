@@ -22,7 +22,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.economics.calibration import Calibration, PredictionErrors, Setup
+from wager.economics.calibration import Calibration, Setup
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.surface import DraftCurve, DraftPoint, LatencySurface, StepPoint, fit_draft_curve, fit_surface
 from wager.engine.core import Engine
@@ -544,8 +544,6 @@ def _show_pass(
 HELD_OUT = 32
 """Number of random shapes that the fit is tested with."""
 
-CHECKED_SHAPES = 40
-
 _QUICK_CONTEXT, _QUICK_TOKENS = 512, 3072
 _QUICK_UNCERTAINTY = 3.0
 """Uncertainty of a quick surface relative to that of a full calibration."""
@@ -593,30 +591,3 @@ def quick_surface(
         typical = median(point.seconds for point in points)
         return LatencySurface([points[0].rows], [typical], uncertainty=_QUICK_UNCERTAINTY)
     return fit_surface(points, uncertainty=_QUICK_UNCERTAINTY)
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationCheck:
-    """Errors of predictions for single steps of shapes not fitted: by the stored surface, and by one that was corrected
-    with every earlier step, as in an engine."""
-
-    stored: PredictionErrors
-    corrected: PredictionErrors
-
-
-def check_calibration(
-    timer: StepTimer, calibration: Calibration, *, seconds: float, seed: int, report: ProgressReport | None = None
-) -> CalibrationCheck:
-    """Take steps of random shapes for about `seconds`, and predict each before it is taken into account."""
-    stored, corrected = calibration.surface(), calibration.surface()
-    stored_s: list[float] = []
-    corrected_s: list[float] = []
-    shapes = random_shapes(timer.limits, CHECKED_SHAPES, seed=seed)
-    taken = time_steps(timer, shapes, seconds=seconds, report=report)
-    for step in taken:
-        point = step.point
-        stored_s.append(stored.seconds(point.rows, point.requests, point.context_sum))
-        corrected_s.append(corrected.seconds(point.rows, point.requests, point.context_sum))
-        corrected.observe(step.record)
-    measured = [step.point.seconds for step in taken]
-    return CalibrationCheck(PredictionErrors.of(stored_s, measured), PredictionErrors.of(corrected_s, measured))

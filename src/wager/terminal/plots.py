@@ -1,4 +1,4 @@
-"""What every plot of the command line shares: figures, axes, colours, files; and the plot of a survival curve.
+"""What every plot of the command line shares: figures, axes, colours, files.
 
 The colours differ for readers with any colour vision (Okabe and Ito, 2008), and curves differ in more than colour.
 """
@@ -6,7 +6,6 @@ The colours differ for readers with any colour vision (Okabe and Ito, 2008), and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,37 +107,3 @@ def map_of_counts(
     colours = colormaps["viridis"].resampled(most).with_extremes(under="0.85")
     mesh = axes.pcolormesh(x, y, rows, cmap=colours, vmin=0.5, vmax=most + 0.5, shading="nearest")
     axes.figure.colorbar(mesh, ax=axes, label=label, extend="min", ticks=MaxNLocator(9, integer=True))
-
-
-@dataclass(frozen=True, slots=True)
-class SurvivalCurve:
-    """S_1, S_2, ... of a drafter or a family of prompts, and the `low` and `high` ends of their intervals if known."""
-
-    label: str
-    survival: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-
-
-def draw_survival(axes: Any, curves: Sequence[SurvivalCurve]) -> None:
-    """Survival against depth, S_0 = 1 included: a line for each curve, a band for its interval."""
-    for index, curve in enumerate(curves):
-        colour = COLOURS[index % len(COLOURS)]
-        style, marker = DASHES[index // len(COLOURS) % len(DASHES)], MARKERS[index % len(MARKERS)]
-        depths = range(len(curve.survival) + 1)
-        axes.plot(
-            depths,
-            [1.0, *curve.survival],
-            color=colour,
-            linestyle=style,
-            marker=marker,
-            markersize=4,
-            label=curve.label,
-        )
-        if len(curve.low) == len(curve.high) == len(curve.survival) > 0:
-            axes.fill_between(depths, [1.0, *curve.low], [1.0, *curve.high], color=colour, alpha=0.15, linewidth=0)
-    axes.set_ylim(0, 1.02)
-    axes.set_xlim(left=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend(axes, place="upper right")
-    finish(axes, "Survival by depth", x="depth of the draft token", y="survival (reached and accepted)")
