@@ -68,7 +68,7 @@ _RETRY = {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds"}
 
 def document() -> dict[str, Any]:
     """The OpenAPI document."""
-    bodies = [(each.body, "validation") for each in OPERATIONS.values() if each.body]
+    bodies: Any = [(each.body, "validation") for each in OPERATIONS.values() if each.body]
     _, definitions = models_json_schema(bodies, ref_template="#/components/schemas/{model}")
     paths = {path: {"post" if each.body else "get": _operation(path, each)} for path, each in OPERATIONS.items()}
     for path, each in OPERATIONS.items():
