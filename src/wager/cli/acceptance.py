@@ -111,11 +111,11 @@ def _readings(
     return before, read_metrics(server)
 
 
-_MAIN = "recorded hardware metrics seconds limit model drafter depth max_tokens output_path trace_path json_path"
-"""Options that --help shows without --help-all."""
-
-
-@click.command("acceptance", cls=flags.Verb, main=_MAIN.split())
+@click.command(
+    "acceptance",
+    cls=flags.Verb,
+    main="recorded hardware metrics seconds limit model drafter depth max_tokens output_path trace_path json_path",
+)
 @metrics_flags
 @flags.prompts_flags()
 @flags.framing_flags

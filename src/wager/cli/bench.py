@@ -57,12 +57,12 @@ def _goals(text: str) -> dict[str, float]:
     return found
 
 
-_MAIN = "compare repeat quality limit model drafter depth "
-_MAIN += "temperature max_tokens concurrency json_path url requests replay goodput"
-"""Options that --help shows without --help-all."""
-
-
-@click.command("bench", cls=flags.Verb, main=_MAIN.split())
+@click.command(
+    "bench",
+    cls=flags.Verb,
+    main="compare repeat quality limit model drafter depth temperature max_tokens concurrency json_path url "
+    "requests replay goodput",
+)
 @flags.prompts_flags()
 @click.option("--compare", is_flag=True, help="Run plain decoding too, in turns, and report the speed-up.")
 @click.option(

@@ -46,11 +46,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _SEQUENCES = ((1, 32), (1, 1024), (1, 4096), (4, 32), (4, 1024), (16, 256))
 
 
-_MAIN = "model drafter seconds replace table url json_path"
-"""Options that --help shows without --help-all."""
-
-
-@click.command("calibrate", cls=flags.Verb, main=_MAIN.split())
+@click.command("calibrate", cls=flags.Verb, main="model drafter seconds replace table url json_path")
 @flags.engine_flags(
     drafter=flags.drafter_flag(several=True, default=("ngram",)),
     only=("model", "dtype", "kv_dtype", "threads", "memory", "max_context"),

@@ -26,11 +26,8 @@ _ENDS = ("/bye", "/exit", "/quit")
 _QUOTES = '"""'
 _COMMANDS = '/bye ends, /reset starts over, """ begins and ends several lines, Ctrl-C stops an answer.'
 
-_MAIN = "system model drafter depth temperature top_p seed max_tokens max_context"
-"""Options that --help shows without --help-all."""
 
-
-@click.command("chat", cls=flags.Verb, main=_MAIN.split())
+@click.command("chat", cls=flags.Verb, main="system model drafter depth temperature top_p seed max_tokens max_context")
 @click.option("--system", metavar="TEXT", help="System message. Without it the template's own, if it has one.")
 @flags.engine_flags(learning=True)
 @flags.sampling_flags(max_tokens=512)

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 _MOST_TOKENS = 4096
 
 
-_MAIN = "limit model max_tokens json_path"
-"""Options that --help shows without --help-all."""
-
-
-@click.command("popularity", cls=flags.Verb, main=_MAIN.split())
+@click.command("popularity", cls=flags.Verb, main="limit model max_tokens json_path")
 @flags.prompts_flags()
 @flags.framing_flags
 @flags.engine_flags(only=("model", "threads", "memory", "max_context"))

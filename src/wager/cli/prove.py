@@ -47,11 +47,11 @@ _ROWS = 5
 DRAFTERS = ("none", "ngram", "adversary", "random-tree")
 
 
-_MAIN = "limit model drafter policy verify temperature max_tokens concurrency names json_path"
-"""Options that --help shows without --help-all."""
-
-
-@click.command("prove", cls=flags.Verb, main=_MAIN.split())
+@click.command(
+    "prove",
+    cls=flags.Verb,
+    main="limit model drafter policy verify temperature max_tokens concurrency names json_path",
+)
 @flags.prompts_flags(limit=8)
 @flags.framing_flags
 @flags.engine_flags(drafter=flags.drafter_flag(several=True, default=DRAFTERS, further=PROOF_DRAFTERS))

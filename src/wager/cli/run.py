@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from wager.receipts import SigningKey
 
 
-_MAIN = "show schema_path receipt_path system model drafter depth temperature top_p seed stop max_tokens json_path"
-"""Options that --help shows without --help-all."""
-
-
-@click.command("run", cls=flags.Verb, main=_MAIN.split())
+@click.command(
+    "run",
+    cls=flags.Verb,
+    main="show schema_path receipt_path system model drafter depth temperature top_p seed stop max_tokens json_path",
+)
 @click.argument("prompt", nargs=-1)
 @click.option("--show", is_flag=True, help="Colour each token by the drafter that guessed it.")
 @click.option(

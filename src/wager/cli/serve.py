@@ -21,14 +21,12 @@ _SWITCH_S = 0.0002
 it while chunks are written: with Python's own 5 ms 64 streams got 5 % fewer tokens a second."""
 
 
-_MAIN = (
-    "host port served_names api_key_file model drafter depth max_sequences max_context memory learn strict_fields "
-    "log_format"
+@click.command(
+    "serve",
+    cls=flags.Verb,
+    main="host port served_names api_key_file model drafter depth max_sequences max_context memory learn "
+    "strict_fields log_format",
 )
-"""Options that --help shows without --help-all."""
-
-
-@click.command("serve", cls=flags.Verb, main=_MAIN.split())
 @click.option(
     "--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on; 0.0.0.0 lets other machines in."
 )

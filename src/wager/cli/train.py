@@ -48,11 +48,11 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
     return number
 
 
-_MAIN = "kind output prompts made_up answers apart_from passes steps depth device planned model json_path"
-"""Options that --help shows without --help-all."""
-
-
-@click.command("train", cls=flags.Verb, main=_MAIN.split())
+@click.command(
+    "train",
+    cls=flags.Verb,
+    main="kind output prompts made_up answers apart_from passes steps depth device planned model json_path",
+)
 @click.option(
     "--kind",
     type=click.Choice(KINDS),

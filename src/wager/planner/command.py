@@ -54,11 +54,11 @@ deployment_flags = flags.add(
 """What `wager plan` and `wager replay` share: how the model is divided, routed and stored."""
 
 
-_MAIN = "model hardware batches contexts acceptances shape tp precision price engine json_path"
-"""Options that --help shows without --help-all."""
-
-
-@click.command("plan", cls=flags.Verb, main=_MAIN.split())
+@click.command(
+    "plan",
+    cls=flags.Verb,
+    main="model hardware batches contexts acceptances shape tp precision price engine json_path",
+)
 @click.option(
     "-m",
     "--model",

@@ -14,11 +14,11 @@ from wager.terminal import console, flags
 _MAX_ROUNDS = 10_000_000
 
 
-_MAIN = "policies concurrency rate load curves model hardware shape output json_path"
-"""Options that --help shows without --help-all."""
-
-
-@click.command("replay", cls=flags.Verb, main=_MAIN.split())
+@click.command(
+    "replay",
+    cls=flags.Verb,
+    main="policies concurrency rate load curves model hardware shape output json_path",
+)
 @click.argument("trace", required=False, metavar="[TRACE]", type=flags.InputPath())
 @click.option(
     "--policy",

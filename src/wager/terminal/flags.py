@@ -128,12 +128,12 @@ class OutputPath(click.Path):
 class Verb(click.Command):
     """A command that refuses what click would read as a number though nobody writes it so, and texts that are blank.
 
-    --help shows the options that `main` names, --help-all every one; without `main` both show all.
+    --help shows the options that `main` names, in one text, --help-all every one; without `main` both show all.
     """
 
-    def __init__(self, *args: Any, main: Collection[str] = (), **settings: Any) -> None:
+    def __init__(self, *args: Any, main: str = "", **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._main = frozenset(main)
+        self._main = frozenset(main.split())
         names = {param.name for param in self.params}
         if missing := self._main - names:
             raise LookupError(f"{self.name} has no option {', '.join(sorted(missing))}")
