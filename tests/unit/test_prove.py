@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from every_drafter import every_drafter
 
-from wager.bench.comparison import TextVariety, entropy_bits, variety_of
 from wager.cli import main, prove
 from wager.draft.ngram import NgramDrafter
 from wager.models.random_models import MODELS
@@ -113,33 +112,9 @@ def test_texts_of_random_models_are_varied(proof: Proof, family: str) -> None:
     """All drafters; an error of the engine could not hide behind a constant text."""
     code, value, printed = proof("--limit", "2", "--max-tokens", "24", model=f"random:{family}:tiny")
     assert code == 0, printed
-    assert value["warnings"] == []
-    assert "Warning" not in printed
-    assert {each["mode"]: each["nearly_constant"] for each in value["plain"]} == {"greedy": 0, "sampled": 0}
-    assert all(each["distinct_ids"] > 12 and each["entropy_bits"] > 3 for each in value["plain"])
+    assert all(len({*each["token_ids"]}) > 8 for each in value["answers"])
     assert value["summary"]["tokens"] == 2 * 4 * 4 * 48
     assert f"{family}:tiny" in printed  # not an emoji
-
-
-def test_nearly_constant_texts_are_reported(proof: Proof) -> None:
-    """With a negative penalty ids that have occurred are preferred, so that greedy texts repeat one."""
-    arguments = ("--limit", "2", "--max-tokens", "48", "--drafter", "none", "--frequency-penalty", "-2")
-    _, value, printed = proof(*arguments, "--temperature", "0")
-    [plain], [warning] = value["plain"], value["warnings"]
-    assert plain["nearly_constant"] == plain["judged"] == 2
-    assert warning.startswith("2 of 2 greedy plain texts are nearly constant (") and f"warning: {warning}" in printed
-
-
-def test_the_variety_of_texts() -> None:
-    assert entropy_bits((1, 2, 3, 4) * 5) == pytest.approx(2)
-    constant, cycle, varied = (9,) * 16, (1, 2, 3) * 6, tuple(range(12))
-    found = variety_of("greedy", [completion(str(i), ids) for i, ids in enumerate((constant, cycle, varied, (5, 5)))])
-    assert found == TextVariety("greedy", 4, 4, 48, pytest.approx(17 / 4), pytest.approx(found.entropy_bits), 3, 2)
-    assert "2 of 3 greedy plain texts are nearly constant (4.2 distinct ids" in found.warning
-    assert variety_of("greedy", [completion("a", varied), completion("b", constant)]).warning == ""
-    same = variety_of("sampled", [completion(name, varied) for name in "ab"])
-    assert same.warning.startswith("All 2 sampled plain texts are the same (12.0 distinct ids and 3.58 bits")
-    assert variety_of("greedy", [completion("a", (1, 1))]).warning == ""
 
 
 # ---- every drafter ---------------------------------------------------------------------------------------------------

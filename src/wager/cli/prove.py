@@ -19,12 +19,10 @@ from wager.bench.comparison import (
     Condition,
     Difference,
     OnDelta,
-    TextVariety,
     TokenComparison,
     answers,
     compare_answers,
     conditions,
-    variety_of,
 )
 from wager.cli.measuring import card_of, count_answers, duration, longest_seconds, settings_of, to_requests
 from wager.config import EngineConfig
@@ -97,8 +95,7 @@ def command(
     Each drafter is tried with one request at a time, with several together, with forced preemption and with cached
     prefixes, greedy and sampled; with --temperature only at that temperature. Guesses are made at a fixed depth,
     whatever they cost, unless --policy is given or several drafters take part. Exits with 1 if anything differs or a
-    drafter fails, naming the first. A trial in which nothing was preempted, cached or guessed says so, and so do plain
-    texts that are nearly constant.
+    drafter fails, naming the first. A trial in which nothing was preempted, cached or guessed says so.
 
     With --against the plain answers are also compared with those of another machine, or of other kernels.
     """
@@ -132,7 +129,6 @@ def command(
     with console.meter("answers") as update:
         trials = Trials(plain, chosen, count_answers(update, "Proving", total))
         questions = [Questions(mode, each, trials.plain_answers(each)) for mode, each in requests.items()]
-        proof.varieties = [variety_of(each.mode, each.plain.values()) for each in questions]
         proof.note_plain(questions)
         if other is not None:
             proof.compare(other, questions)
@@ -405,7 +401,6 @@ class Proof:
     path: Path | None
     trials: list[TokenComparison] = field(default_factory=list)
     drafters: list[dict[str, Any]] = field(default_factory=list)
-    varieties: Sequence[TextVariety] = ()
     model: Mapping[str, Any] = field(default_factory=dict)
     answers: list[dict[str, Any]] = field(default_factory=list)
     against: list[TokenComparison] = field(default_factory=list)
@@ -454,10 +449,6 @@ class Proof:
         names = ("tokens", "differing", "finish_reasons", "finish_reasons_differing")
         return {name: sum(each[name] for each in self.drafters) for name in names}
 
-    @property
-    def warnings(self) -> list[str]:
-        return [variety.warning for variety in self.varieties if variety.warning]
-
     def as_dict(self) -> dict[str, Any]:
         """The JSON of --json; see docs/guarantees.md."""
         return {
@@ -465,19 +456,15 @@ class Proof:
             "model": dict(self.model),
             "answers": self.answers,
             "against": [asdict(trial) for trial in self.against],
-            "plain": [asdict(variety) for variety in self.varieties],
             "outcomes": [asdict(trial) for trial in self.trials],
             "drafters": self.drafters,
             "summary": self.summary,
-            "warnings": self.warnings,
         }
 
     def report(self) -> None:
         """The tables. WagerError if anything differs, or a drafter failed."""
         console.write_json(self.as_dict(), self.path)
         self._show(to_stdout=self.path != console.STDOUT)
-        for warning in self.warnings:
-            console.warn(f"{warning} Give other prompts, or a model whose texts vary.")
         for trial in self.against:
             if trial.first is not None:
                 raise _other_machine_error(trial, trial.first, one_arithmetic=self.one_arithmetic)
