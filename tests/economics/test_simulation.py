@@ -5,7 +5,6 @@ latencies, synthetic and recorded requests; policies side by side, and against t
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from wager.planner.drafting import FREE, mtp_cost
 from wager.planner.plan import Deployment
 from wager.simulation import comparison
 from wager.simulation.comparison import ReplaySetting, build_policy
-from wager.simulation.latency import PolicyClock, RooflineLatency, UncountedLatency
+from wager.simulation.latency import RooflineLatency
 from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import (
     DraftTrace,
@@ -32,7 +31,7 @@ from wager.simulation.traces import (
     SyntheticDrafter,
     SyntheticTraces,
 )
-from wager.types import POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord
+from wager.types import Draft, DraftDecision, Plan, Span, StepRecord
 
 
 class Prices(LatencyModel):
@@ -87,17 +86,16 @@ def test_a_step_is_billed_as_the_latency_model_says() -> None:
 
     traces = answers((4, 6), (4, 6), matching=[1])
     load = Workload(concurrency=2, requests=2, prefill_chunk=6)
-    result = SimulatedServer(traces, Prices(), policy=Recorded(0), workload=load, clock=PolicyClock(0.5)).run()
+    result = SimulatedServer(traces, Prices(), policy=Recorded(0), workload=load).run()
     first, second = records[:2]
     # 4 + 2 prompt rows and 3 draft tokens, nothing cached; one request drafts in 3 passes
     assert (first.rows, first.sequences, first.drafted, first.accepted, first.emitted) == (9, 2, 3, 1, 2)
-    assert first.seconds == {POLICY_STAGE: 0.5, "draft": 3 * (7 + 1), "forward": 900 + 20 + 0}
+    assert first.seconds == {"draft": 3 * (7 + 1), "forward": 900 + 20 + 0}
     # the first: 1 row, 3 drafted, 5 cached; the second: 2 prompt rows, 1 drafted, 2 cached; passes for 2, 1, 1 of them
     assert (second.rows, second.context_lens) == (1 + 3 + 2 + 1, (5, 2))
-    assert second.seconds == {POLICY_STAGE: 0.5, "draft": (7 + 2) + 2 * (7 + 1), "forward": 700 + 20 + 7}
+    assert second.seconds == {"draft": (7 + 2) + 2 * (7 + 1), "forward": 700 + 20 + 7}
     assert result.seconds == sum(sum(record.seconds.values()) for record in records)
     assert result.tokens == 12
-    assert result.policy_seconds == 0.5 * len(records)
 
 
 def test_a_drafter_that_stops_early_is_billed_its_passes() -> None:
@@ -112,51 +110,6 @@ def test_a_drafter_that_stops_early_is_billed_its_passes() -> None:
     result = SimulatedServer(traces, Prices(), policy=Stops(0), workload=load).run()
     assert result.drafted == 2, "the second token fell below and is the last"
     assert result.draft_seconds == 2 * (7 + 1)
-
-
-# ---- the policy's own time ------------------------------------------------------------------------------------------
-
-
-class Slow(FixedDepth):
-    """Computes for 3 ms when it plans and 2 ms when it observes."""
-
-    def plan(self, spans: Sequence[Span], budget: int) -> Plan:
-        compute(3e-3)
-        return super().plan(spans, budget)
-
-    def observe(self, record: StepRecord) -> None:
-        compute(2e-3)
-
-
-def compute(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-
-def test_what_a_policy_computes_is_charged_to_the_clock() -> None:
-    traces = answers((1, 10), matching=[0])
-    load = Workload(concurrency=1, requests=1)
-    free = SimulatedServer(traces, Prices(), policy=Slow(0), workload=load).run()
-    charged = SimulatedServer(traces, Prices(), policy=Slow(0), workload=load, clock=PolicyClock()).run()
-    assert free.policy_seconds == 0
-    assert 10 * 3e-3 + 9 * 2e-3 <= charged.policy_seconds < 0.08, "the last observation belongs to no step"
-    assert charged.seconds - free.seconds == pytest.approx(charged.policy_seconds, rel=1e-6)
-
-
-def test_waiting_is_not_charged_and_neither_is_the_latency_model() -> None:
-    clock = PolicyClock()
-    clock.count(lambda: time.sleep(0.05))
-    assert clock.take() < 0.02
-
-    class SlowPrices(Prices):
-        def seconds(self, rows: int, requests: int, context_sum: int) -> float:
-            compute(0.02)
-            return super().seconds(rows, requests, context_sum)
-
-    asked = UncountedLatency(SlowPrices(), clock)
-    assert clock.count(lambda: asked.seconds(2, 1, 5)) == Prices().seconds(2, 1, 5)
-    assert 0 <= clock.take() < 0.01
 
 
 # ---- synthetic texts keep their curve -------------------------------------------------------------------------------

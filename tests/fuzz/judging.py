@@ -101,6 +101,8 @@ def _of_a_refusal(line: CommandLine, ending: Ending) -> Iterator[str]:
         as_base = any("/" in word and word in message for word in line.arguments)
         if as_base or all(value is None for _, value in line.drawn):
             return
+    if any(value is None for _, value in line.drawn) and any(word in message for word in line.arguments if ":" in word):
+        return  # a flag may want another model than the base's
     if line.drawn and not any(_named(flag, value, message) for flag, value in line.drawn):
         yield "the message names none of the options or values"
 
@@ -110,6 +112,8 @@ def _named(flag: str, value: str | None, message: str) -> bool:
     words = [flag, name, name.replace("-", "_"), name.replace("-", " "), flag.replace("--no-", "--")]
     words.append(name.removesuffix("s"))  # models is MODEL... in messages
     words += [word for word in name.split("-") if len(word) > 3]
+    if value:
+        words.append(repr(value))
     if value and value.strip():
         words += [value[:20], os.path.expanduser(value), repr(value[:20])[1:-1]]
         words += [word.strip()[:20] for word in re.split("[,:=]", value)]

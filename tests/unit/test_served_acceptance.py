@@ -271,7 +271,7 @@ def test_figures_of_another_model_are_refused(wager: Call, tmp_path: Path) -> No
     priced = f"{plan} {own} --drafter-shape model:"
     assert wager("plan", more=priced + own).err == ""
     assert f"{out} is the acceptance of another model than" in wager("plan", more=f"{priced}{other}").err
-    replay = f"replay --concurrency 1 --rounds 50 --output 16 --policy none --policy-time 0us --curve {out}"
+    replay = f"replay --concurrency 1 --rounds 50 --output 16 --policy none --curve {out}"
     assert "warning:" in wager(more=replay).err  # no model was named
     refused(wager(more=f"{replay} --model {other} --hardware cpu"), "whose weights are not those of other")
 

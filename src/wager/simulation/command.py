@@ -90,13 +90,6 @@ _MAX_ROUNDS = 10_000_000
     help="Goal of the adaptive policy: throughput, latency, or slo:TIME (per token: slo:20ms).",
 )
 @click.option(
-    "--policy-time",
-    default="measured",
-    metavar="measured|TIME",
-    help="What the policy's own decisions take in every step: as measured here while it decides, or a fixed "
-    "time such as 0us or 20us, with which a replay gives the same figures every time.",
-)
-@click.option(
     "--prompt", type=flags.Count(min=1, max=10_000_000), help="Prompt tokens of synthetic requests.  [default: 1]"
 )
 @click.option(
@@ -115,7 +108,7 @@ def command(*, policies: tuple[str, ...], json_path: Path | None, **values: Any)
 
     TRACE holds the drafts of each drafter along recorded answers (docs/policy.md has the format). Without it requests
     are synthetic, and their drafts are accepted by published survival curves. Every policy serves the same requests;
-    the simulated clock advances by the predicted time of each step and by the time that the policy takes.
+    the simulated clock advances by the predicted time of each step.
     """
     from wager.simulation import report
     from wager.simulation.comparison import compare, fixed_policies

@@ -20,7 +20,7 @@ from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.heuristics import FixedDepth, Threshold
 from wager.errors import UsageError
 from wager.planner.plan import Footprint
-from wager.simulation.latency import PolicyClock, RooflineLatency, UncountedLatency
+from wager.simulation.latency import RooflineLatency
 from wager.simulation.server import SimulatedServer, SimulationResult, Workload
 from wager.simulation.traces import TraceSource
 from wager.types import DraftDecision
@@ -33,15 +33,13 @@ _PER_PASS = 1.5
 @dataclass(frozen=True, slots=True)
 class ReplaySetting:
     """What is replayed: requests, step times, the objective of adaptive policies, and how many devices throughput is
-    divided by. `policy_seconds` is what a policy's decisions take in each step (None: as measured), `machine` the
-    cost model whose memory the requests must fit (None: not checked). `believed` are the prices that policies start
-    from (None: the machine's)."""
+    divided by. `machine` is the cost model whose memory the requests must fit (None: not checked). `believed` are the
+    prices that policies start from (None: the machine's)."""
 
     traces: TraceSource
     latency: LatencyModel
     objective: Objective = THROUGHPUT
     devices: int = 1
-    policy_seconds: float | None = 0.0
     machine: RooflineLatency | None = None
     believed: LatencyModel | None = None
 
@@ -57,12 +55,11 @@ class ReplaySetting:
 @dataclass(frozen=True, slots=True)
 class ReplayPoint:
     """One policy under one workload. Rates are tokens a second; `tau` is the mean acceptance length, bonus token
-    included; `drafted` and `admitted` are draft tokens a round, `drafting` and `policy_share` the shares of time spent
-    on drafting and on the policy's own decisions; `pace_p50` and `pace_p90` are seconds per token over requests,
-    `first_token_p50` and `first_token_p90` those from arrival to the first token (None: no request finished);
-    `within_slo` is the share of requests within an SLO; `memory` counts bytes on a device in the fullest step, in which
-    `peak_requests` ran; `regret` is against the best fixed depth, as a share; `frontier`: no other point is better in
-    both tokens a second per user and per device."""
+    included; `drafted` and `admitted` are draft tokens a round, `drafting` is the share of time spent on drafting;
+    `pace_p50` and `pace_p90` are seconds per token over requests, `first_token_p50` and `first_token_p90` those from
+    arrival to the first token (None: no request finished); `within_slo` is the share of requests within an SLO;
+    `memory` counts bytes on a device in the fullest step, in which `peak_requests` ran; `regret` is against the best
+    fixed depth, as a share; `frontier`: no other point is better in both tokens a second per user and per device."""
 
     policy: str
     workload: str
@@ -75,7 +72,6 @@ class ReplayPoint:
     drafted: float
     admitted: float
     drafting: float
-    policy_share: float
     pace_p50: float
     pace_p90: float
     first_token_p50: float | None = None
@@ -92,9 +88,8 @@ class ReplayPoint:
         return {**asdict(self), "memory": None if self.memory is None else self.memory.as_dict()}
 
 
-def build_policy(name: str, setting: ReplaySetting, *, clock: PolicyClock | None = None) -> Policy:
-    """A policy by name (parse_policy), with a latency model of its own: what it learns does not change the setting's,
-    and what that takes does not count in `clock`.
+def build_policy(name: str, setting: ReplaySetting) -> Policy:
+    """A policy by name (parse_policy), with a latency model of its own: what it learns does not change the setting's.
 
     UsageError for a policy that is not known, an unknown drafter, or a depth that it cannot draft.
     """
@@ -115,7 +110,7 @@ def build_policy(name: str, setting: ReplaySetting, *, clock: PolicyClock | None
         return FixedDepth(depth, drafter=drafter)
     if spec.kind == "threshold":
         return Threshold(max_depth, drafter=drafter, threshold=spec.threshold)
-    latency = UncountedLatency(deepcopy(setting.believed or setting.latency), clock or PolicyClock(0.0))
+    latency = deepcopy(setting.believed or setting.latency)
     return Adaptive(latency, drafters=drafters, objective=setting.objective)
 
 
@@ -155,13 +150,11 @@ def simulate(
     setting: ReplaySetting, name: str, workload: Workload, *, drafted_before: DraftDecision | None = None
 ) -> ReplayPoint:
     """One simulation; `drafted_before` (see SimulatedServer) is by default what the policy drafts, at most."""
-    clock = PolicyClock(setting.policy_seconds)
     server = SimulatedServer(
         setting.traces,
         setting.latency,
-        policy=build_policy(name, setting, clock=clock),
+        policy=build_policy(name, setting),
         workload=workload,
-        clock=clock,
         drafted_before=drafted_before or _decision(name, setting),
     )
     return _point(name, setting, workload, server.run())
@@ -197,7 +190,6 @@ def _point(name: str, setting: ReplaySetting, workload: Workload, result: Simula
         drafted=result.drafted / rounds,
         admitted=result.admitted / rounds,
         drafting=result.draft_seconds / result.seconds,
-        policy_share=result.policy_seconds / result.seconds,
         pace_p50=float(np.quantile(paces, 0.5)),
         pace_p90=float(np.quantile(paces, 0.9)),
         first_token_p50=float(np.quantile(waits, 0.5)) if waits else None,

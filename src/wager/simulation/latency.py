@@ -1,23 +1,17 @@
-"""Seconds on the simulated clock: of steps and drafts, by the cost model of `wager plan`, and of the policy's own
-decisions; and the prices that a policy believes in their place.
+"""Seconds on the simulated clock: of steps and drafts, by the cost model of `wager plan`; and the prices that a policy
+believes in their place.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from wager.economics.latency import LatencyModel
-from wager.economics.policy.base import Policy
 from wager.economics.surface import DraftPoint, LatencySurface, StepPoint, fit_draft_curve, fit_surface
 from wager.planner.cost import CostModel
 from wager.planner.drafting import FREE, DraftCost
 from wager.planner.plan import Deployment, Footprint
-from wager.types import StepRecord
-
-_T = TypeVar("_T")
 
 
 class RooflineLatency(LatencyModel):
@@ -104,70 +98,3 @@ def calibrated(latency: LatencyModel, depths: Mapping[str, int], *, users: int, 
         if all(point.seconds > 0 for point in points):
             drafters[name] = fit_draft_curve(points)
     return fit_surface([StepPoint(*shape, latency.seconds(*shape)) for shape in shapes], drafters=drafters)
-
-
-# ---- the policy's own decisions --------------------------------------------------------------------------------------
-
-
-class PolicyClock:
-    """Seconds that a policy takes: those that this thread computes, since the wall clock's depend on what else the
-    machine does. With `seconds` every step is taken to need that long instead (reproducible runs)."""
-
-    def __init__(self, seconds: float | None = None) -> None:
-        self._fixed, self._taken = seconds, 0.0
-
-    def take(self) -> float:
-        """Seconds since the last call, or the fixed ones of a step."""
-        taken, self._taken = self._taken, 0.0
-        return taken if self._fixed is None else self._fixed
-
-    def count(self, call: Callable[[], _T], *, sign: float = 1.0) -> _T:
-        """The result of a call, whose seconds are added; with a `sign` of -1 it is a part that does not count."""
-        if self._fixed is not None:
-            return call()
-        begin = time.thread_time()
-        result = call()
-        self._taken += sign * (time.thread_time() - begin)
-        return result
-
-
-class TimedPolicy:
-    """Has the methods of the policy; every call is timed by the clock."""
-
-    def __init__(self, policy: Policy, clock: PolicyClock) -> None:
-        self._policy = policy
-        self._clock = clock
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._policy, name)
-        return lambda *given, **named: self._clock.count(lambda: method(*given, **named))
-
-
-class UncountedLatency(LatencyModel):
-    """A latency model that a policy asks: its seconds are not the policy's, since an engine asks measured step times,
-    which take a microsecond where the cost model takes thirty. (Timing a call takes about that microsecond, and stays
-    counted.)"""
-
-    def __init__(self, latency: LatencyModel, clock: PolicyClock) -> None:
-        self._latency, self._clock = latency, clock
-
-    @property
-    def learns(self) -> bool:
-        return self._latency.learns
-
-    def seconds(self, rows: int, requests: int, context_sum: int) -> float:
-        return self._clock.count(lambda: self._latency.seconds(rows, requests, context_sum), sign=-1.0)
-
-    def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
-        return self._clock.count(lambda: self._latency.draft_seconds(drafter, requests, depth), sign=-1.0)
-
-    def difference_deviations(
-        self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
-    ) -> list[float]:
-        return self._latency.difference_deviations(rows, others, requests=requests, context_sum=context_sum)
-
-    def observe(self, record: StepRecord) -> None:
-        self._latency.observe(record)
-
-    def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
-        self._latency.observe_draft(drafter, requests, depth, seconds=seconds)

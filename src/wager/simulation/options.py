@@ -13,7 +13,7 @@ from typing import Any
 from wager.arch import ModelSpec
 from wager.config import DEFAULT_MODEL
 from wager.economics.acceptance import CURVES
-from wager.economics.options import parse_objective, parse_seconds
+from wager.economics.options import parse_objective
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.inputs import expand_path
@@ -32,7 +32,6 @@ CONSTANT_RATE_DEPTH = 8
 
 _MODEL, _HARDWARE = "Qwen3.6-35B-A3B", "B200"  # without --model and --hardware; those of the published curves
 _SHAPES = {"mtp": "mtp", "dflash": "block:16", "ngram": "free"}  # of drafters whose name says it
-_LONGEST_POLICY_TIME = 60.0  # seconds a step
 _FACTORS, _MOST_FACTOR = tuple(field.name for field in fields(PriceFactors)), 100.0
 _OPEN_LOOP_USERS = 256  # up to which prices are believed to be calibrated, where users are not given
 
@@ -57,7 +56,6 @@ class ReplayOptions:
     shape: tuple[str, ...]
     max_depth: int | None
     objective: str
-    policy_time: str
     prompt: int | None
     output: int | None
     rounds: int
@@ -141,7 +139,6 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
         machine,
         parse_objective(options.objective),
         options.deployment.tp,
-        _policy_seconds(options.policy_time),
         machine,
         believed,
     )
@@ -260,15 +257,6 @@ def _shape(name: str, words: Mapping[str, str], cost: CostModel) -> tuple[str, s
     if name in _SHAPES:
         return _SHAPES[name], "its own shape"
     return next(iter(curves), "mtp"), "no --drafter-shape given"
-
-
-def _policy_seconds(text: str) -> float | None:
-    if text == "measured":
-        return None
-    seconds = parse_seconds("policy-time", text)
-    if not seconds <= _LONGEST_POLICY_TIME:
-        raise UsageError(f"policy-time = {text!r} is out of range.", "Give measured, or a time a step, such as 20us.")
-    return seconds
 
 
 # ---- how requests arrive --------------------------------------------------------------------------------------------

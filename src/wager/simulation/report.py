@@ -21,7 +21,6 @@ _COLUMNS = [
     "τ",
     "drafted",
     "admitted",
-    "decisions",
     "vs fixed",
     "frontier",
 ]
@@ -29,13 +28,10 @@ _COLUMNS = [
 
 def head(query: ReplayQuery) -> list[str]:
     """Where step times and the prices of drafters come from."""
-    seconds = query.setting.policy_seconds
     lines = [f"step times  {query.step_times}"]
     if query.believed:
         lines.append(f"believed    by policies until they learn: {query.believed}")
-    lines += [f"{'' if index else 'drafters':10}  {price.line()}" for index, price in enumerate(query.prices)]
-    charged = "as measured here while it decides" if seconds is None else f"{1e6 * seconds:g} µs a step"
-    return [*lines, f"decisions   the policy's own time is charged to every step: {charged}"]
+    return lines + [f"{'' if index else 'drafters':10}  {price.line()}" for index, price in enumerate(query.prices)]
 
 
 def table(points: Sequence[ReplayPoint], chosen: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -60,7 +56,6 @@ def _row(point: ReplayPoint) -> list[str]:
         f"{point.tau:.2f}",
         f"{point.drafted:.2f}",
         f"{point.admitted:.2f}",
-        f"{point.policy_share:.1%}",
         signed_percent(-point.regret),
         "•" if point.frontier else "",
         *slo,
@@ -88,7 +83,7 @@ def notes(query: ReplayQuery, points: Sequence[ReplayPoint]) -> Iterator[str]:
             yield _slo_note(workload, slo, list(group))
     yield (
         "Columns: vs fixed: against the best fixed depth, plain decoding among them; drafted and admitted are draft "
-        "tokens a round; decisions: the policy's own share of the time; tau counts the bonus token."
+        "tokens a round; tau counts the bonus token."
     )
 
 

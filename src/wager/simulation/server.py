@@ -1,7 +1,7 @@
 """A server without a model: requests arrive, are batched, drafted for and verified, at the seconds of a latency model.
 
 A discrete-event simulation, one event per step: the policies are those of the engine and see the same spans and drafts;
-the clock advances by the latency model's seconds of a step of that shape, and by what the policy itself takes.
+the clock advances by the latency model's seconds of a step of that shape.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import numpy as np
 from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.policy.base import Policy
 from wager.errors import UsageError
-from wager.simulation.latency import PolicyClock, TimedPolicy
 from wager.simulation.traces import MAX_DRAFTED, RequestTrace, TraceSource
-from wager.types import DRAFT_STAGE, POLICY_STAGE, Draft, DraftDecision, Plan, Span, StepRecord, Verdict
+from wager.types import DRAFT_STAGE, Draft, DraftDecision, Plan, Span, StepRecord, Verdict
 
 # ---- how requests arrive --------------------------------------------------------------------------------------------
 
@@ -175,7 +174,6 @@ class SimulationResult:
     admitted: int = 0
     accepted: int = 0
     draft_seconds: float = 0.0
-    policy_seconds: float = 0.0
     peak_requests: int = 0
     peak_context: int = -1
     finished: list[RequestTimes] = field(default_factory=list)
@@ -202,8 +200,7 @@ class SimulatedServer:
     """Requests of `traces`, arriving by `workload`, served under `policy`. `latency` gives the seconds of steps;
     the policy may assume another latency model.
 
-    Every step is charged what `clock` says of the policy's own decisions (None: nothing). `drafted_before` is how the
-    requests that run at first were decoded until then: the slow ones are more often met.
+    `drafted_before` is how the requests that run at first were decoded until then: the slow ones are more often met.
     """
 
     def __init__(
@@ -213,15 +210,13 @@ class SimulatedServer:
         *,
         policy: Policy,
         workload: Workload,
-        clock: PolicyClock | None = None,
         drafted_before: DraftDecision = _PLAIN,
     ) -> None:
         self._traces = traces
         self._latency = latency
         self._drafting = LatencyCache(latency)
         self._workload = workload
-        self._clock = clock or PolicyClock(0.0)
-        self._policy = TimedPolicy(policy, self._clock)
+        self._policy = policy
         self._max_depths = dict(traces.max_depths())
         self._max_depth = max(self._max_depths.values(), default=0)
         self._rng = np.random.default_rng((workload.seed, 17))
@@ -353,7 +348,6 @@ class SimulatedServer:
             accepted=sum([len(verdict.accepted) for verdict in verdicts]),
             emitted=sum([len(verdict.tokens) for verdict in verdicts]),
             seconds={
-                POLICY_STAGE: self._clock.take(),
                 DRAFT_STAGE: drafting,
                 "forward": self._latency.seconds(rows, len(spans), sum(context_lens)),
             },
@@ -366,7 +360,6 @@ class SimulatedServer:
         result.steps += 1
         result.rounds += len(verdicts)
         result.draft_seconds += record.seconds[DRAFT_STAGE]
-        result.policy_seconds += record.seconds[POLICY_STAGE]
         result.drafted += sum([len(draft.tokens) for draft in drafts.values()])
         result.admitted += record.drafted
         result.accepted += record.accepted
