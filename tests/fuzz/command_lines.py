@@ -121,7 +121,6 @@ VALID: dict[str, tuple[str, ...]] = {
     ),
     "metrics": words("http://127.0.0.1:9 {text} {prompts} {empty} {long} {missing} {folder} http:// ftp://x {~}"),
     "body": ("{}", "[]", '{"a": 1}', "{", '{"stream": 1}', "[" * 5000),
-    "goodput": ("ttft:500ms,tpot:5ms", "e2e:1s", "ttft:1", "x:1s", "ttft:1s,ttft:1s", ",", "tpot:nan"),
     "timeout": _TIMES,
     "size": ("1MiB", "1k", "1", "0", "nan", "4GiB", "x"),
     "taps": ("1,2", "0", "2,1", "1,1", "9", *_LISTS),

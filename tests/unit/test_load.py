@@ -231,7 +231,7 @@ def test_a_log_is_replayed_at_its_times_whatever_is_outstanding(wager: Call, tmp
         return [BUSY] if "3" in body["messages"][0]["content"] else WHOLE
 
     with scripted(script) as server:
-        options = ("--replay", log_file(tmp_path, *rows), "--speed", "40", "--goodput", "ttft:50ms,e2e:30s")
+        options = ("--replay", log_file(tmp_path, *rows), "--speed", "40")
         done = wager("bench", "--url", server.url, *options, "--json", "-")
     assert done.code == 0, done.err
     result = json.loads(done.out)
@@ -240,7 +240,6 @@ def test_a_log_is_replayed_at_its_times_whatever_is_outstanding(wager: Call, tmp
     assert all(each >= 0.1 * place for place, each in enumerate(sent)), sent
     figures = result["summary"]
     assert figures["failed"] == {"status": 1} and figures["duration_s"] >= 0.3
-    assert figures["goodput"]["requests"] == 0, "the first chunk of each took longer than its goal"
     assert {name: each["requests"] for name, each in figures["per_category"].items()} == {"a": 2, "b": 2}
     assert result["card"]["settings"]["replay"].endswith("log.jsonl")
 
@@ -251,10 +250,8 @@ def test_prompts_of_a_file_are_sent_at_the_times_of_a_log(wager: Call, tmp_path:
     prompts = log_file(tmp_path, {"prompt": "one"}, {"prompt": "two"})
     with scripted(WHOLE) as server:
         line = ("bench", prompts, "--url", server.url, "--replay", str(times), "--json", "-")
-        done = wager(*line, "--goodput", "tpot:5s", "--raw")
+        assert wager(*line, "--raw").code == 0
         assert sorted(body["prompt"] for body in server.bodies[1:]) == ["(3) one", "one", "two"]
-    goodput = json.loads(done.out)["summary"]["goodput"]
-    assert goodput["share"] == 1 and goodput["output_tok_s"] == json.loads(done.out)["summary"]["output_tok_s"]
 
 
 def test_requests_are_sent_as_the_log_has_them(wager: Call, tmp_path: Path) -> None:
@@ -425,7 +422,6 @@ REPLAYED = Path(__file__).parents[1] / "fuzz" / "corpus" / "prompts" / "logs.jso
         ((*URL, "--speed", "2"), ("--speed", "--replay")),
         ((*URL, "--replay", str(REPLAYED), "--concurrency", "2"), ("--concurrency", "--replay")),
         ((*URL, "--replay", str(REPLAYED), "--requests", "99"), ("has 6 requests", "99")),
-        ((*URL, "--goodput", "ttft:fast"), ("--goodput", "'fast'")),
         ((*URL, "--body", "[1]"), ("--body", "object")),
         ((*URL, "--body", '{"stream": false}'), ("--body", "stream")),
         ((*URL, "--api-key-file", "/nowhere/key"), ("/nowhere/key",)),

@@ -35,8 +35,6 @@ _BUSY_CLIENT = 0.5
 """From this share of a processor on the client is part of what it measured."""
 _LATE_S = 0.01
 """A request that the client sends so long after its time came too late."""
-GOALS = ("ttft", "tpot", "e2e")
-"""Times of an answer that goodput can bound."""
 _COUNTED = ("rounds", "drafted", "accepted")
 """What is counted of speculation: in an answer of wager's, and in /metrics."""
 
@@ -173,10 +171,6 @@ class ServerAnswer:
     def gaps(self) -> list[float]:
         """Seconds between one chunk and the next."""
         return [later - earlier for earlier, later in zip(self.arrivals, self.arrivals[1:], strict=False)]
-
-    def meets(self, goals: Mapping[str, float]) -> bool:
-        """Whether it is whole and no time of GOALS is longer than its goal, in seconds."""
-        return self.ok and all((getattr(self, name) or 0.0) <= seconds for name, seconds in goals.items())
 
     def add(self, event: bytes, now: float) -> None:
         """Take an event. RequestFailure for what is no event of the API, and for an error."""
@@ -437,9 +431,9 @@ def rows(runs: Sequence[LoadRun]) -> list[dict[str, Any]]:
     ]
 
 
-def summary(runs: Sequence[LoadRun], goals: Mapping[str, float] | None = None) -> dict[str, Any]:
+def summary(runs: Sequence[LoadRun]) -> dict[str, Any]:
     """Every figure of runs that followed each other, by name; docs/bench-load.md says what each means. With several
-    runs each had the prompts of one category, and /metrics tell the acceptance of each. `goals`: those of goodput."""
+    runs each had the prompts of one category, and /metrics tell the acceptance of each."""
     answers = [answer for run in runs for answer in run.answers]
     good = [answer for answer in answers if answer.ok]
     seconds = max(sum(run.seconds for run in runs), 1e-9)
@@ -453,11 +447,10 @@ def summary(runs: Sequence[LoadRun], goals: Mapping[str, float] | None = None) -
             [answer for answer in answers if answer.prompt.category == category],
             sum((run.counters for run in counted), Counter()),
             max(sum(run.seconds for run in own), 1e-9),
-            goals,
         )
     failures = Counter((answer.outcome, answer.message) for answer in answers if not answer.ok)
     return {
-        **_figures(answers, sum((run.counters for run in runs), Counter()), seconds, goals),
+        **_figures(answers, sum((run.counters for run in runs), Counter()), seconds),
         "failed": dict(Counter(answer.outcome for answer in answers if not answer.ok)),
         "failures": [{"kind": kind, "message": text, "count": n} for (kind, text), n in failures.most_common(20)],
         "duration_s": seconds,
@@ -474,16 +467,13 @@ def summary(runs: Sequence[LoadRun], goals: Mapping[str, float] | None = None) -
     }
 
 
-def _figures(
-    answers: Sequence[ServerAnswer], counters: Counter[str], seconds: float, goals: Mapping[str, float] | None
-) -> dict[str, Any]:
+def _figures(answers: Sequence[ServerAnswer], counters: Counter[str], seconds: float) -> dict[str, Any]:
     """Times, counts, rates over `seconds` and acceptance of some answers. A request that timed out is in TTFT and end
     to end with the time that it waited, as the least it can be; other failures are counted, not timed."""
     good = [answer for answer in answers if answer.ok]
     timed = [*good, *(answer for answer in answers if answer.outcome == "timeout")]
     tokens, chunks = sum(answer.tokens for answer in good), sum(len(answer.arrivals) for answer in good)
     prompt_tokens = [answer.prompt_tokens for answer in good if answer.prompt_tokens is not None]
-    met = [answer for answer in answers if answer.meets(goals or {})]
     return {
         "requests": len(answers),
         "ok": len(good),
@@ -497,13 +487,6 @@ def _figures(
         "itl_s": _spread([gap for answer in timed for gap in answer.gaps]),
         "tpot_s": _spread([answer.tpot for answer in timed if answer.tpot is not None]),
         "e2e_s": _spread([answer.e2e for answer in timed]),
-        "goodput": goals
-        and {
-            "requests": len(met),
-            "share": len(met) / max(1, len(answers)),
-            "request_s": len(met) / seconds,
-            "output_tok_s": sum(answer.tokens for answer in met) / seconds,
-        },
         "acceptance": _acceptance(good, counters),
     }
 

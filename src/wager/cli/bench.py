@@ -24,7 +24,6 @@ from wager.cli.measuring import (
     to_requests,
 )
 from wager.config import EngineConfig
-from wager.economics.options import parse_seconds
 from wager.errors import UsageError, WagerError
 from wager.inputs import shown
 from wager.prompts import Prompt, read_arrivals, read_prompts, spread
@@ -44,24 +43,11 @@ _SHARED_FLAGS |= {"temperature", "json_path", *flags.SAMPLING_HELP}
 """Options that have an effect with --url and without."""
 
 
-def _goals(text: str) -> dict[str, float]:
-    """Goals in seconds by name, from ttft:500ms,tpot:50ms."""
-    from wager.bench.load import GOALS
-
-    found = {}
-    for part in text.split(","):
-        name, _, limit = part.strip().partition(":")
-        if name not in GOALS or name in found:
-            raise UsageError(f"{shown(part)} is not a goal, or one too many.", "Write ttft:500ms,tpot:50ms,e2e:10s.")
-        found[name] = parse_seconds(name, limit)
-    return found
-
-
 @click.command(
     "bench",
     cls=flags.Verb,
     main="compare repeat quality limit model drafter depth temperature max_tokens concurrency json_path url "
-    "requests replay goodput",
+    "requests replay",
 )
 @flags.prompts_flags()
 @click.option("--compare", is_flag=True, help="Run plain decoding too, in turns, and report the speed-up.")
@@ -92,12 +78,6 @@ def _goals(text: str) -> dict[str, float]:
     default=1.0,
     metavar="X",
     help="How many times as fast as recorded a log is replayed.",
-)
-@click.option(
-    "--goodput",
-    type=flags.Parsed(_goals),
-    metavar="GOALS",
-    help="Count the requests whose times keep these goals, such as ttft:500ms,tpot:50ms; e2e too.",
 )
 @click.option(
     "--timeout",
@@ -368,7 +348,7 @@ def _bench_server(
                 server, prompts, numbers=group, users=users, arrivals=arrivals, timeout=timeout, on_answer=count
             )
             runs.append(run)
-    named = ("url", "requests", "timeout", "acceptance", "body", "model", "concurrency", "speed", "goodput")
+    named = ("url", "requests", "timeout", "acceptance", "body", "model", "concurrency", "speed")
     settings = {name: options[name] for name in named} | sampling_of(prompts, params) | asdict(framing)
     settings["replay"] = options["replay"] and str(options["replay"])
     conditions = card(
@@ -382,7 +362,7 @@ def _bench_server(
     result: dict[str, Any] = {
         "card": conditions,
         "rows": load.rows(runs),
-        "summary": load.summary(runs, options["goodput"]),
+        "summary": load.summary(runs),
     }
     console.write_json(result, json_path)
     _show_server(result, to_stdout=json_path != console.STDOUT)
@@ -438,10 +418,8 @@ def _show_server(result: Mapping[str, Any], *, to_stdout: bool) -> None:
         row += [_figure(figures[name]["p50"], 1, 1e3) for name in ("ttft_s", "itl_s", "tpot_s")]
         row += [_figure(figures["tokens_per_chunk"], 2)]
         row += [_figure(acceptance["mean_acceptance_length"], 2), _figure(acceptance["accepted_share"], 2)]
-        good = figures["goodput"]
-        rows.append([*row, f"{good['request_s']:.3g}/s ({good['share']:.0%})"] if good else row)
+        rows.append(row)
     columns = ["by category", "requests", "tokens", "tok/s", "TTFT, ms", "between", "TPOT", "a chunk", "τ", "accepted"]
-    columns += ["goodput"] * bool(summary["goodput"])
     console.table("", columns, rows, to_stdout=to_stdout)
     for failure in summary["failures"]:
         console.say(f"{failure['count']} failed ({failure['kind']}): {failure['message']}")
