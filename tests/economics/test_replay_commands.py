@@ -58,7 +58,6 @@ LINES = [
     "--max-depth 20 --curve 0.95 --concurrency 1",
     "--concurrency 1024 --rounds 1 --max-depth 1",
     "--policy adaptive --concurrency 2 --believed H100",
-    "--policy adaptive --concurrency 2 --believed rows=0.5,tilt=-0.6,drafting=2,fixed=1.2",
 ]
 
 
@@ -163,10 +162,6 @@ REFUSED = [
     ("--locality 0", "locality"),
     ("--policy fixed:99", "8"),
     ("--policy adaptive:3", "adaptive"),
-    ("--believed rows=0", "'rows=0' is not a factor"),
-    ("--believed rows=2,rows=3", "once each"),
-    ("--believed tilt=-1", "above -1"),
-    ("--believed rows=2,speed=3", "fixed, rows, drafting, tilt"),
     ("--believed H1000", "H100"),
 ]
 

@@ -98,7 +98,7 @@ VALID: dict[str, tuple[str, ...]] = {
     "acceptances": (*_CURVES, "75%", "0.1,0.5"),
     "shape": (*_SHAPES, "mtp=free", "x=free", "mtp="),
     "hardware": _HARDWARE,
-    "believed": (*_HARDWARE, *words("rows=0.5,tilt=-0.6 fixed=2 rows=0 tilt=-1 rows=nan rows=1,rows=2 x=1 rows= ,")),
+    "believed": _HARDWARE,
     "tree": words("2 3:0.2 1 0 2:0 2:1 2:nan 2: :0.1 99 ２ x"),
     "drafter_cost": ("0", "0.1", "10", "11", "nan", *_TIMES),
     "link_latency": _TIMES,

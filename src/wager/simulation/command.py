@@ -63,10 +63,9 @@ _MAX_ROUNDS = 10_000_000
 )
 @click.option(
     "--believed",
-    metavar="NAME|FILE|FACTORS",
-    help="What policies believe that steps and drafts take until they learn: as on another --hardware, or FACTORS of "
-    "the machine's own seconds: fixed=X (of a step of one row), rows=X (of what more rows add), drafting=X, tilt=X "
-    "(the factor of rows grows to 1 + X at 64 rows), as in rows=0.5,tilt=-0.6.  [default: the truth]",
+    metavar="NAME|FILE",
+    help="What policies believe that steps and drafts take until they learn: as on another --hardware.  [default: the "
+    "truth]",
 )
 @click.option(
     "--drafter-shape",

@@ -5,7 +5,7 @@ believes in their place.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from wager.economics.latency import LatencyModel
 from wager.economics.surface import DraftPoint, LatencySurface, StepPoint, fit_draft_curve, fit_surface
@@ -51,33 +51,6 @@ class RooflineLatency(LatencyModel):
 
 
 # ---- what a policy believes -----------------------------------------------------------------------------------------
-
-_TILTED_ROWS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class PriceFactors:
-    """What prices are multiplied by: the `fixed` part of a step (what one row takes), what `rows` add to it, and
-    `drafting`; `tilt`: the factor of rows grows to 1 + tilt at 64 rows."""
-
-    fixed: float = 1.0
-    rows: float = 1.0
-    drafting: float = 1.0
-    tilt: float = 0.0
-
-    def applied(self, prices: LatencySurface) -> LatencySurface:
-        values = prices.as_dict()
-        first = values["seconds"][0]
-        values["seconds"] = [
-            self.fixed * first + self.rows * (1 + self.tilt * min(1, count / _TILTED_ROWS)) * (seconds - first)
-            for count, seconds in zip(values["rows"], values["seconds"], strict=True)
-        ]
-        values["per_request"] *= self.rows
-        values["per_context"] *= self.fixed
-        for curve in values["drafters"].values():
-            for part in ("fixed", "each"):
-                curve[part] = [self.drafting * seconds for seconds in curve[part]]
-        return LatencySurface.from_dict(values)
 
 
 def calibrated(latency: LatencyModel, depths: Mapping[str, int], *, users: int, context: float) -> LatencySurface:

@@ -23,7 +23,7 @@ from wager.planner.inputs import check_origin, number
 from wager.planner.options import PlanSettings, draft_cost, target_cost
 from wager.prompts import read_arrivals
 from wager.simulation.comparison import ReplaySetting
-from wager.simulation.latency import PriceFactors, RooflineLatency, calibrated
+from wager.simulation.latency import RooflineLatency, calibrated
 from wager.simulation.server import Workload
 from wager.simulation.traces import RecordedTraces, SyntheticDrafter, SyntheticTraces, TraceSource
 
@@ -32,7 +32,6 @@ CONSTANT_RATE_DEPTH = 8
 
 _MODEL, _HARDWARE = "Qwen3.6-35B-A3B", "B200"  # without --model and --hardware; those of the published curves
 _SHAPES = {"mtp": "mtp", "dflash": "block:16", "ngram": "free"}  # of drafters whose name says it
-_FACTORS, _MOST_FACTOR = tuple(field.name for field in fields(PriceFactors)), 100.0
 _OPEN_LOOP_USERS = 256  # up to which prices are believed to be calibrated, where users are not given
 
 DEFAULT_CONCURRENCY = "1,4,16,64,256"
@@ -204,32 +203,14 @@ def _believed(
     options: ReplayOptions, machine: RooflineLatency, prices: Sequence[DrafterPrice], loads: Sequence[Workload]
 ) -> LatencySurface | None:
     """The prices of --believed, as a policy has them after a calibration."""
-    text, factors = options.believed, PriceFactors()
-    if text is None:
+    if options.believed is None:
         return None
-    if text.partition("=")[0] in _FACTORS:
-        factors = _price_factors(text)
-    else:
-        cost = target_cost(_model(options), text, options.deployment)
-        costs = {price.name: draft_cost(cost, PlanSettings(shape=price.shape)) for price in prices}
-        machine = RooflineLatency(cost, drafters=costs, context=machine.context)
+    cost = target_cost(_model(options), options.believed, options.deployment)
+    costs = {price.name: draft_cost(cost, PlanSettings(shape=price.shape)) for price in prices}
+    other = RooflineLatency(cost, drafters=costs, context=machine.context)
     users = max([load.concurrency or _OPEN_LOOP_USERS for load in loads])
     depths = {price.name: price.depth for price in prices}
-    return factors.applied(calibrated(machine, depths, users=users, context=machine.context))
-
-
-def _price_factors(text: str) -> PriceFactors:
-    given: dict[str, float] = {}
-    for word in text.split(","):
-        name, _, value = word.partition("=")
-        factor = number(value)
-        least = -1.0 if name == "tilt" else 0.0
-        if name not in _FACTORS or name in given or not least < factor <= _MOST_FACTOR:
-            cause = f"believed = {text!r}: {word!r} is not a factor."
-            bounds = f"above 0 (tilt: above -1) and at most {_MOST_FACTOR:g}"
-            raise UsageError(cause, f"Write {', '.join(_FACTORS)} once each, as rows=0.5,tilt=-0.6: {bounds}.")
-        given[name] = factor
-    return PriceFactors(**given)
+    return calibrated(other, depths, users=users, context=machine.context)
 
 
 def _shapes_by_drafter(words: Sequence[str], drafters: Sequence[str]) -> Mapping[str, str]:
