@@ -22,6 +22,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from wager.draft.base import Drafter
 from wager.economics.calibration import Calibration, Setup
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.surface import DraftCurve, DraftPoint, LatencySurface, StepPoint, fit_draft_curve, fit_surface
@@ -200,13 +201,11 @@ class _ScriptedPolicy(FixedDepth):
         self.records.append(record)
 
 
-class _RandomDrafter:
+class _RandomDrafter(Drafter):
     """A drafter of random tokens, of which almost none are accepted."""
 
     name = "random"
     default_depth = max_depth = MAX_DEPTH
-    samples = False
-    makes_trees = continues = weighs_prices = False
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
@@ -225,8 +224,6 @@ class _RandomDrafter:
     def accept(self, sequence: str, tokens: Sequence[int]) -> None: ...
 
     def end(self, sequence: str) -> None: ...
-
-    def observe(self, output: TargetOutput) -> None: ...
 
 
 class StepTimer:

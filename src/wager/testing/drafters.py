@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from wager.kernels.base import TargetOutput
+from wager.draft.base import Drafter
 from wager.testing.toy import ToyDistribution
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 from wager.verify.distribution import History, process
@@ -51,7 +51,7 @@ class ToyOracle:
         return path
 
 
-class HistoryDrafter:
+class HistoryDrafter(Drafter):
     """A drafter that keeps the known tokens of every sequence; subclasses implement `_draft`; the default declines.
 
     `oracle` gives the tokens that the target will emit, for proofs and tests (None: there is no oracle).
@@ -60,10 +60,6 @@ class HistoryDrafter:
     name = "history"
     default_depth = 4
     max_depth = 8
-    samples = False
-    makes_trees = False
-    continues = False
-    weighs_prices = False
 
     def __init__(self, *, oracle: TargetOracle | None = None) -> None:
         self.known: dict[str, list[int]] = {}
@@ -73,9 +69,6 @@ class HistoryDrafter:
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self.known[seq_id] = list(tokens)
         self.prompt_tokens[seq_id] = len(tokens)
-
-    def observe(self, output: TargetOutput) -> None:
-        """Ignored: the target's output is not used."""
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         self.known[seq_id].extend(tokens)
