@@ -16,7 +16,7 @@ from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.drafting import fractional_cost
-from wager.planner.plan import TreeDrafts, best_outcome, break_even_acceptance, depth_outcomes, tokens_at_constant_rate
+from wager.planner.plan import TreeDrafts, best_outcome, break_even_acceptance, depth_outcomes
 from wager.planner.routing import ExpertRouting
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -99,8 +99,7 @@ def test_tokens_per_round() -> None:
         acceptance, *expected = (float(word) for word in line.split())
         for depth, tokens in zip((1, 2, 3, 4, 5, 7, 8, 15), expected, strict=True):
             assert tokens_per_round(survival(acceptance, depth)) == pytest.approx(tokens, abs=5e-5)
-            assert tokens_at_constant_rate(acceptance, depth) == pytest.approx(tokens, abs=5e-5)
-    assert tokens_at_constant_rate(1.0, 5) == 6
+    assert tokens_per_round(survival(1.0, 5)) == 6
 
 
 @settings(deadline=None)

@@ -20,6 +20,7 @@ from wager.bench.scrape import Scrape, SpeculationCounts
 from wager.cli.measuring import card_of, count_answers, key_flag, read_key, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.drafter_spec import DrafterSpec, parse_drafters
+from wager.economics.acceptance import constant_rate
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError, WagerError
 from wager.inputs import expand_path, read_text
@@ -525,8 +526,6 @@ def _remarks(counts: SpeculationCounts, acceptance: DrafterAcceptance) -> list[s
 
 def _mean_alone(counts: SpeculationCounts, depth: int | None) -> tuple[dict[str, Any], list[str]]:
     """The file and what to say of a server that tells no more than tokens by round, SGLang."""
-    from wager.profiling.acceptance import constant_rate
-
     steps = depth or counts.steps
     if not steps:
         raise UsageError("SGLang tells no draft steps (sglang:spec_num_steps).", "Give --depth, its number of steps.")

@@ -74,6 +74,15 @@ def tokens_per_round(survival: Sequence[float], depth: int | None = None) -> flo
     return 1.0 + sum(survival[: len(survival) if depth is None else depth])
 
 
+def constant_rate(tokens: float, depth: int) -> float:
+    """The acceptance rate at which rounds of that depth have so many tokens, if it is the same at every depth."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens_per_round(survival(middle, depth)) < tokens else (low, middle)
+    return high
+
+
 # ---- rates as log-odds ----
 
 HIGHEST_RATE = 0.999

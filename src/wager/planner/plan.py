@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from wager.economics.acceptance import tokens_per_round
+from wager.economics.acceptance import constant_rate, tokens_per_round
 from wager.economics.options import DEEPEST
 from wager.errors import UsageError
 from wager.planner.acceptance import AcceptanceRates
@@ -76,21 +76,12 @@ def best_outcome(outcomes: Sequence[DepthOutcome]) -> DepthOutcome:
     return max(outcomes, key=lambda outcome: outcome.speedup)  # max keeps the first of equals
 
 
-def tokens_at_constant_rate(acceptance: float, depth: int) -> float:
-    """Expected tokens of a round where every draft token is accepted at one rate: (1 - a^(depth+1)) / (1 - a)."""
-    return depth + 1.0 if acceptance == 1 else (1 - acceptance ** (depth + 1)) / (1 - acceptance)
-
-
 def break_even_acceptance(steps: Sequence[float], drafts: Sequence[float], depth: int) -> float | None:
     """The constant acceptance rate at which that depth is as fast as depth 0; None if even a rate of 1 is slower."""
     needed = (steps[depth] + drafts[depth]) / steps[0]
     if needed > depth + 1:
         return None
-    low, high = 0.0, 1.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if tokens_at_constant_rate(middle, depth) >= needed else (middle, high)
-    return high
+    return constant_rate(needed, depth)
 
 
 # ---- trees ----------------------------------------------------------------------------------------------------------

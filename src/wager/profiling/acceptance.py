@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 
 from wager.bench.scrape import SpeculationCounts
 from wager.draft.base import Drafter
-from wager.economics.acceptance import survival
 from wager.economics.options import DEEPEST
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
@@ -546,12 +545,3 @@ def _proportion(hits: int, tries: int) -> Estimate:
     middle = (share + spread / 2) / (1 + spread)
     half = math.sqrt(spread * share * (1 - share) + spread**2 / 4) / (1 + spread)
     return Estimate(share, max(0.0, middle - half), min(1.0, middle + half))
-
-
-def constant_rate(tau: float, depth: int) -> float:
-    """The acceptance rate with which rounds of that depth have `tau` tokens, if it is the same at every depth."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if 1 + sum(survival(middle, depth)) < tau else (low, middle)
-    return (low + high) / 2
