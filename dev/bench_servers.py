@@ -43,6 +43,7 @@ from wager.prompts import BUILTIN, read_prompts
 ROOT = Path(__file__).parents[1]
 PEERS = Path(os.environ.get("WAGER_PEERS", "~/.cache/wager-peers")).expanduser()
 READY_S = 400.0
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # for readers with any colour vision
 """The longest that a server may take to start: vLLM compiles."""
 
 LLAMA_SERVER = """
@@ -324,9 +325,10 @@ def show(middle: Mapping[str, Mapping[str, Mapping[str, float]]], names: Sequenc
 
 def draw(middle: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) -> None:
     """Throughput, TTFT, ITL by token and by chunk against the number of users."""
-    from wager.terminal import plots
+    from matplotlib.figure import Figure
 
-    figure = plots.new_figure(11, 8, title="The same requests to each server")
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    figure.suptitle("The same requests to each server")
     parts: Sequence[tuple[str, str, tuple[str, ...], str]] = (
         ("Throughput", "tokens/s", ("output_tok_s",), "upper left"),
         ("Time to the first token: median, 90th percentile (thin)", "ms", ("ttft_s.p50", "ttft_s.p90"), "upper left"),
@@ -341,22 +343,24 @@ def draw(middle: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) ->
                 axes.plot(
                     users,
                     [scale * points[str(count)][name] for count in users],
-                    color=plots.COLOURS[number],
-                    marker=plots.MARKERS[number],
+                    color=COLOURS[number],
+                    marker="os^Dv"[number],
                     markersize=3 if thin else 5,
                     linewidth=0.8 if thin else 1.8,
                     linestyle="--" if thin else "-",
                     label=None if thin else server,
                 )
-        plots.count_axis(axes.xaxis)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         if unit == "ms":
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
         else:
             axes.set_ylim(bottom=0)
-        plots.legend(axes, place=place)
-        plots.finish(axes, title, x="users", y=unit)
-    plots.write_figure(figure, path)
+        axes.legend(loc=place, fontsize=8)
+        axes.set(title=title, xlabel="users", ylabel=unit)
+        axes.grid(color="0.9")
+    figure.savefig(path)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from wager.cli import main
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TINY = "random:llama:tiny"
@@ -53,6 +55,13 @@ def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
     assert all(0 < row["passes"] <= row["tokens"] for row in rows)
     printed = run("plan_a_deployment.py", "Qwen3-30B-A3B", "H100", "B200", tmp_path=tmp_path)
     assert [line.split()[0] for line in printed.splitlines()[2:]] == ["H100"] * 4 + ["B200"] * 4
+    plan, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
+    assert (
+        main([*["plan", "--model", "Llama-3.1-8B", "--hardware", "H100", "--context", "4k,32k", "--json"], str(plan)])
+        == 0
+    )
+    run("draw_a_plan.py", str(plan), str(picture), tmp_path=tmp_path)
+    assert "<svg" in picture.read_text()
     assert accepted(run("train_a_head.py", TINY, "4", tmp_path=tmp_path).splitlines()[-1])[1] > 0
 
 

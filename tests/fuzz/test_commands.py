@@ -98,7 +98,7 @@ def test_a_path_that_is_none_is_named(wager: Call, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_file_that_cannot_be_written_is_refused_by_its_option(wager: Call) -> None:
-    for call in ("plan --plot", "plan --json", "run --json", "acceptance -o", "acceptance --trace"):
+    for call in ("plan --json", "run --json", "acceptance -o", "acceptance --trace"):
         verb, option = call.split()
         for path in ("/nonexistent/x.svg", "~nosuchuser/x.svg", "/" + "x" * 300 + ".svg", "/tmp"):
             result = wager(verb, *BASES[verb], option, path)

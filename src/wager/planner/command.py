@@ -149,7 +149,6 @@ deployment_flags = flags.add(
     metavar="DOLLARS",
     help="Price of one device an hour, for dollars per million tokens.",
 )
-@click.option("--plot", "plot_path", type=flags.OutputPath(), metavar="PATH", help="Draw the plan: .png, .svg or .pdf.")
 @click.option(
     "--export",
     "engine",
@@ -170,7 +169,6 @@ def command(
     price: float | None,
     engine: str | None,
     json_path: Path | None,
-    plot_path: Path | None,
     **settings: Any,
 ) -> None:
     """Estimate the speed-up of speculative decoding before you run it.
@@ -186,8 +184,6 @@ def command(
     from wager.planner.options import PlanSettings, check_drafter, plan_deployment
     from wager.planner.report import PlanReport
 
-    if plot_path:
-        from wager.planner import figures
     deployment = replace(plan_deployment(model, hardware, PlanSettings(**settings)), output=output)
     groups = deployment.cost.cluster.groups
     if total_batch and groups == 1:
@@ -210,14 +206,10 @@ def command(
     exported = export_plan(report, engine, model=model) if engine else None
     if json_path:
         console.write_json(report.as_dict() | ({"export": asdict(exported)} if exported else {}), json_path)
-    if plot_path:
-        figures.write_plot(report, plot_path)
     if exported and json_path != console.STDOUT:
         click.echo(exported.text())
     elif json_path != console.STDOUT:
         show(report.summary(), *report.table(), report.notes())
-    if plot_path:
-        console.say(f"written to {plot_path}")
 
 
 def show(head: Iterable[str], columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str]) -> None:
