@@ -62,7 +62,6 @@ LATE = {
     ("models.weights", "models.quantised_checkpoints"),
     ("planner.inputs", "models.opening"),
     ("planner.options", "models.opening"),
-    ("serve.app", "serve.openapi"),
     ("train.answers", "train.generation"),
     ("train.convert", "train.export"),
 }

@@ -8,6 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from wager.serve.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from wager.serve.messages import MessagesBody, TokenCountBody
+from wager.serve.responses import ResponsesBody
+
 FinishReasons = Literal["stop", "length", "tool_calls", "function_call", "abort", "error"]
 
 
@@ -404,11 +408,25 @@ class LiveNumbers(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a path answers: a model, or None for what is no JSON, the model of its events, and that of its errors."""
+    """What a path answers: a model, or None for what is no JSON, the model of its events, and that of its errors.
+    `body`: that of what it takes (None: GET)."""
 
     answer: type[BaseModel] | None
     events: type[BaseModel] | None = None
     error: type[BaseModel] = ErrorAnswer
+    body: type[BaseModel] | None = None
+    kind: str = "application/json"
+
+    @property
+    def kinds(self) -> set[str]:
+        """The media types of answers."""
+        return {self.kind, "text/event-stream"} if self.events else {self.kind}
+
+    def statuses(self, path: str) -> set[int]:
+        """Those of answers, without failures of the server."""
+        if self.body:
+            return {200, 400, 401, 404, 408, 413, 415, 429, 431}
+        return {200, 400, 401, 408, 431, *([404] if "{" in path else [])}
 
     @property
     def named_events(self) -> bool:
@@ -417,19 +435,20 @@ class Answers:
 
 
 ANSWERS: Mapping[str, Answers] = {
-    "/v1/completions": Answers(TextAnswer, TextAnswer),
-    "/v1/chat/completions": Answers(ChatAnswer, ChatChunk),
-    "/v1/responses": Answers(ResponseAnswer, ResponseEvent),
+    "/v1/completions": Answers(TextAnswer, TextAnswer, body=CompletionBody),
+    "/v1/chat/completions": Answers(ChatAnswer, ChatChunk, body=ChatBody),
+    "/v1/responses": Answers(ResponseAnswer, ResponseEvent, body=ResponsesBody),
     "/v1/responses/{name}": Answers(ResponseAnswer),
-    "/v1/messages": Answers(MessageAnswer, MessageEvent, MessageError),
-    "/v1/messages/count_tokens": Answers(CountedTokens, error=MessageError),
-    "/tokenize": Answers(TokenList),
-    "/detokenize": Answers(DecodedText),
+    "/v1/messages": Answers(MessageAnswer, MessageEvent, MessageError, body=MessagesBody),
+    "/v1/messages/count_tokens": Answers(CountedTokens, error=MessageError, body=TokenCountBody),
+    "/tokenize": Answers(TokenList, body=TokenizeBody),
+    "/detokenize": Answers(DecodedText, body=DetokenizeBody),
     "/tokenizer_info": Answers(TokenizerInfo),
     "/v1/models": Answers(ServedModels),
     "/v1/models/{name}": Answers(ServedModel),
     "/health": Answers(ServerHealth),
     "/version": Answers(ServerVersion),
     "/live": Answers(LiveNumbers),
-    **dict.fromkeys(("/metrics", "/openapi.json", "/"), Answers(None)),
+    "/metrics": Answers(None, kind="text/plain"),
+    "/": Answers(None, kind="text/html"),
 }

@@ -102,7 +102,6 @@ class Server:
             Route("/health", self.health),
             Route("/version", self.version),
             Route("/metrics", for_operators(self.read_metrics)),
-            Route("/openapi.json", self.describe),
             Route("/live", for_operators(self.live.read)),
             *(Route(path, self.live.page) for path in PAGE_PATHS),
         ]
@@ -216,13 +215,6 @@ class Server:
         del http
         return JSONResponse({"version": __version__})
 
-    async def describe(self, http: Request) -> Response:
-        """The API for machines; see openapi.py, which is imported when somebody asks."""
-        from wager.serve.openapi import document
-
-        del http
-        return JSONResponse(document())
-
     async def read_metrics(self, http: Request) -> Response:
         del http
         return Response(await self.metrics.render(), media_type=CONTENT_TYPE)
@@ -277,7 +269,7 @@ def _near(path: str, paths: Iterable[str]) -> str:
             change = "take a /v1 from" if len(whole) > len(meant) else "add /v1 to"
             change = "take a slash from" if whole == meant else change
             return f"Is {meant} meant? Then {change} the client's base URL."
-    return "OpenAI's API begins at /v1, Anthropic's is /v1/messages; /openapi.json has all paths."
+    return "OpenAI's API begins at /v1, Anthropic's is /v1/messages."
 
 
 # ---- keys, ids and the log of requests
