@@ -1,4 +1,4 @@
-"""The lesson: docs/lesson.md and its figures are what the source and the program give; `wager lesson` shows it."""
+"""The lesson: the page, its figures and the text of `wager lesson` are what the source and the program give."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ import pytest
 from in_process import Call, refused
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "dev"))
-import lesson as dev
+import lesson
 
-from wager.cli import lesson
+from wager.cli.lesson import TEXT
 
 ROOT = Path(__file__).parents[2]
 KERNELS = "avx512-bf16"
 """The kernels that the recorded texts come from; others may round differently and choose other tokens."""
 
 SOURCE = lesson.SOURCE.read_text(encoding="utf-8")
-PARTS = re.split(r"^(?=## )", SOURCE, flags=re.MULTILINE)
-PAGE = (ROOT / "docs" / "lesson.md").read_text(encoding="utf-8")
+PARTS, PAGE, TERMINAL = (
+    re.split(r"^(?=## )", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for path in (lesson.SOURCE, ROOT / "docs" / "lesson.md", TEXT)
+)
 TIME = re.compile(r"\b[\d.]+(?= ms|, forward|, rest|\))")
 LOSING = [
     lesson.Example(call)
@@ -54,14 +56,14 @@ def near(shown: str, made: str) -> bool:
 
 
 @pytest.mark.parametrize("part", range(len(PARTS)), ids=lambda part: PARTS[part].splitlines()[0][:40])
-def test_the_page_is_what_the_lesson_gives(part: int) -> None:
-    """Its tables, texts, numbers and figures; recorded outputs are those of the source."""
-    made, figures = dev.page(PARTS[part])
-    lines = made.partition("-->\n")[2].strip().splitlines()
-    shown = re.split(r"^(?=## )", PAGE, flags=re.MULTILINE)[part].strip().splitlines()
-    shown = shown[-len(lines) :]  # without the title
-    different = [pair for pair in zip(shown, lines, strict=True) if not same(*pair)]
-    assert different == [], "run: python dev/lesson.py --write"
+def test_the_page_and_the_text_are_what_the_lesson_gives(part: int) -> None:
+    """Their tables, texts, numbers and figures; recorded outputs are those of the source."""
+    page, figures = lesson.page(PARTS[part])
+    for shown, made in ((PAGE[part], page.partition("-->\n")[2]), (TERMINAL[part], lesson.for_terminals(PARTS[part]))):
+        lines = made.strip().splitlines()
+        kept = shown.strip().splitlines()[-len(lines) :]  # of the page without the title
+        different = [pair for pair in zip(kept, lines, strict=True) if not same(*pair)]
+        assert different == [], "run: python dev/lesson.py --write"
     for name, picture in figures.items():
         assert (ROOT / "docs" / "lesson" / name).read_text(encoding="utf-8") == picture
 
