@@ -151,7 +151,7 @@ def test_memory_is_that_of_plan_in_the_fullest_step() -> None:
     machine = RooflineLatency(cost, drafters={"mtp": drafter, "free": FREE}, context=100)
     survives = SyntheticDrafter(CURVES["mtp"])
     traces = SyntheticTraces({"mtp": survives, "free": survives}, prompt_tokens=2000, output_tokens=4)
-    setting = ReplaySetting(traces, Prices(), machine=machine)
+    setting = ReplaySetting(traces, machine)
     load = Workload(concurrency=3, requests=3, prefill_chunk=9000)
     plain, drafting = (comparison.simulate(setting, name, load).memory for name in ("none", "fixed:mtp:1"))
     assert plain is not None

@@ -33,14 +33,12 @@ _PER_PASS = 1.5
 @dataclass(frozen=True, slots=True)
 class ReplaySetting:
     """What is replayed: requests, step times, the objective of adaptive policies, and how many devices throughput is
-    divided by. `machine` is the cost model whose memory the requests must fit (None: not checked). `believed` are the
-    prices that policies start from (None: the machine's)."""
+    divided by. `believed` are the prices that policies start from (None: the machine's)."""
 
     traces: TraceSource
     latency: LatencyModel
     objective: Objective = THROUGHPUT
     devices: int = 1
-    machine: RooflineLatency | None = None
     believed: LatencyModel | None = None
 
     def drafters(self) -> dict[str, DrafterCapabilities]:
@@ -201,15 +199,16 @@ def _point(name: str, setting: ReplaySetting, workload: Workload, result: Simula
 
 
 def _memory(name: str, setting: ReplaySetting, result: SimulationResult) -> Footprint | None:
-    """Memory of the step with most cached positions, with the drafters that the policy uses."""
-    if setting.machine is None or not result.peak_requests:
+    """Memory of the step with most cached positions, with the drafters that the policy uses; None where the latency
+    model knows no bytes."""
+    if not isinstance(setting.latency, RooflineLatency) or not result.peak_requests:
         return None
     spec = parse_policy(name, replay=True)
     drafters = [] if spec.kind == "none" else list(setting.traces.max_depths())
     if spec.kind in ("fixed", "threshold"):
         drafters = [spec.drafter or drafters[0]]
     mean = result.peak_context / result.peak_requests
-    return setting.machine.footprint(drafters, requests=result.peak_requests, context=mean)
+    return setting.latency.footprint(drafters, requests=result.peak_requests, context=mean)
 
 
 def _with_regret(points: Sequence[ReplayPoint]) -> list[ReplayPoint]:

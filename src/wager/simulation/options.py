@@ -92,6 +92,7 @@ class ReplayQuery:
     workloads: Sequence[Workload]
     step_times: str
     prices: Sequence[DrafterPrice]
+    locality: float
     believed: str = ""
 
 
@@ -133,15 +134,9 @@ def replay_query(options: ReplayOptions) -> ReplayQuery:
         )
     loads = workloads(traces, options)
     believed = _believed(options, machine, prices, loads)
-    setting = ReplaySetting(
-        traces,
-        machine,
-        parse_objective(options.objective),
-        options.deployment.tp,
-        machine,
-        believed,
-    )
-    return ReplayQuery(setting, loads, _step_times(cost), prices, options.believed or "")
+    objective = parse_objective(options.objective)
+    setting = ReplaySetting(traces, machine, objective, options.deployment.tp, believed)
+    return ReplayQuery(setting, loads, _step_times(cost), prices, cost.routing.locality, options.believed or "")
 
 
 # ---- requests -------------------------------------------------------------------------------------------------------

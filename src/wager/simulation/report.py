@@ -109,7 +109,7 @@ def as_dict(query: ReplayQuery, points: Sequence[ReplayPoint], options: Mapping[
     return {
         "setting": {
             "trace": str(options.get("trace") or ""),
-            "locality": 1.0 if query.setting.machine is None else query.setting.machine.cost.routing.locality,
+            "locality": query.locality,
             **given,
             "step_times": query.step_times,
             "prices": [asdict(price) for price in query.prices],
