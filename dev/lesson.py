@@ -1,4 +1,4 @@
-"""The lesson as a page with figures, and as `wager lesson` shows it, of lesson.md beside this file.
+"""The lesson as a page with figures, and as `wager lesson` shows it, of lesson.md.in beside this file.
 
 python dev/lesson.py            says which files differ from what the lesson gives now
 python dev/lesson.py --write    writes them
@@ -39,7 +39,7 @@ from wager.planner.options import PlanSettings, plan_deployment
 from wager.planner.plan import Deployment
 from wager.planner.routing import distinct_experts
 
-SOURCE = Path(__file__).with_name("lesson.md")
+SOURCE = Path(__file__).with_name("lesson.md.in")
 DOCS = Path(__file__).parents[1] / "docs"
 
 _BLOCK = (
@@ -337,7 +337,7 @@ def page(source: str) -> tuple[str, dict[str, str]]:
     text = fill(source, draw)
     folded = _ANSWER.sub(r"<details><summary>Answer</summary>\n\n\1\n</details>\n", text)
     title, _, rest = folded.partition("\n")
-    made = "<!-- Made by `python dev/lesson.py --write` of dev/lesson.md, which is the one to edit. -->"
+    made = "<!-- Made by `python dev/lesson.py --write` of dev/lesson.md.in, which is the one to edit. -->"
     return f"{title}\n\n{made}\n{rest}", figures
 
 

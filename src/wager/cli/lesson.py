@@ -1,6 +1,6 @@
 """`wager lesson`: the lesson on speculative decoding, part by part, with figures drawn of letters.
 
-`python dev/lesson.py` makes lesson.md beside this file, and docs/lesson.md, of dev/lesson.md.
+`python dev/lesson.py` makes lesson.md beside this file, and docs/lesson.md, of dev/lesson.md.in.
 """
 
 from __future__ import annotations
