@@ -7,7 +7,7 @@ import ipaddress
 import re
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,9 +170,8 @@ class Admission:
     """Counts the sequences that were let in. `running` may decode at once; beyond them `max_waiting` may wait, and
     whoever comes then is refused with 429 and the seconds after which a place is likely to be free."""
 
-    def __init__(self, *, running: int, max_waiting: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, running: int, max_waiting: int) -> None:
         self._most = running + max_waiting
-        self._clock = clock
         self._ended: deque[float] = deque(maxlen=_RECENT)
         self.open = 0
         """Sequences that were let in and have not ended."""
@@ -196,13 +195,13 @@ class Admission:
             yield
         finally:
             self.open -= sequences
-            self._ended.extend([self._clock()] * min(sequences, _RECENT))
+            self._ended.extend([time.monotonic()] * min(sequences, _RECENT))
 
     def retry_after(self, places: int) -> int:
         """Whole seconds, 1 to 60, in which `places` sequences end at the recent rate."""
         if len(self._ended) < 2:
             return 1
-        spent = self._clock() - self._ended[0]
+        spent = time.monotonic() - self._ended[0]
         return max(1, min(60, round(places * spent / len(self._ended))))
 
 

@@ -241,14 +241,11 @@ class BodyParser:
         head = answer_head("chat.completion", request_id, check_model(body.model, self.model.names))
         return self.conversation(body, head, left_out)
 
-    def conversation(
-        self, body: ChatBody, head: Mapping[str, Any], left_out: list[str], warnings: Sequence[str] = (), **more: Any
-    ) -> ParsedRequest:
-        """A conversation that is to be answered; `left_out` are fields that were, `warnings` what else is to be said,
-        `more` fields of ParsedRequest."""
+    def conversation(self, body: ChatBody, head: Mapping[str, Any], left_out: list[str], **more: Any) -> ParsedRequest:
+        """A conversation that is to be answered; `left_out` are fields that were, `more` fields of ParsedRequest."""
         constraint, left_out = body.constraint, [*left_out]
         tools = ChatTools.of(body, self.model.tokenizer, constraint, left_out if not self.model.strict else None)
-        said = list(warnings)
+        said: list[str] = []
         tokens = self.encode_messages(body.messages, tools, body, said)
         if body.prompt_logprobs is not None and body.stream:
             raise field_error("prompt_logprobs", "Log-probabilities of a prompt are not streamed.", "Leave stream out.")
