@@ -112,7 +112,7 @@ def _named(flag: str, value: str | None, message: str) -> bool:
     words = [flag, name, name.replace("-", "_"), name.replace("-", " "), flag.replace("--no-", "--")]
     words.append(name.removesuffix("s"))  # models is MODEL... in messages
     words += [word for word in name.split("-") if len(word) > 3]
-    if value:
+    if value is not None:
         words.append(repr(value))
     if value and value.strip():
         words += [value[:20], os.path.expanduser(value), repr(value[:20])[1:-1]]
