@@ -61,7 +61,7 @@ LATE = {
     ("models.weights", "models.gpt_oss"),  # these two read safetensors
     ("models.weights", "models.quantised_checkpoints"),
     ("planner.inputs", "models.opening"),
-    ("planner.options", "models.opening"),
+    ("planner.options", "models.companions"),
     ("train.answers", "train.generation"),
     ("train.convert", "train.export"),
 }

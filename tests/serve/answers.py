@@ -146,6 +146,7 @@ class ModelAnswer(AnswerFields):
     speculation: SpeculationReport | None = None
     warnings: list[str] | None = None
     receipts: list[dict[str, Any]] | None = None
+    obfuscation: str | None = None
 
 
 class TextAnswer(ModelAnswer):

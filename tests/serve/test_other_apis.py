@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
@@ -155,7 +156,7 @@ def test_what_responses_refuse_is_named(server: Running) -> None:
         ({"input": [{"type": "message", "role": "user", "content": [{"type": "input_image"}]}]}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": []}, "input"),
-        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "wizard"}}}}, "text"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "wizard"}}}}, "text.format"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"background": True}, "background"),
         ({"model": "another"}, "model"),
@@ -262,6 +263,46 @@ def test_messages_whole_and_streamed(server: Running, body: dict[str, Any]) -> N
     for event in events:
         if event["type"] != "ping":
             strictly(TypeAdapter(models.RawMessageStreamEvent), event)
+
+
+def test_obfuscated_events_have_sizes_that_tell_little(server: Running) -> None:
+    """In both of OpenAI's APIs, with the text of a stream without it."""
+    padded = {"stream": True, "temperature": 0, "stream_options": {"include_obfuscation": True}}
+    for path, body in (
+        (CHAT, {"messages": MESSAGES, "max_tokens": 24}),
+        ("/v1/completions", {"prompt": TEXT, "max_tokens": 24}),
+        (RESPONSES, {"input": TEXT, "max_output_tokens": 24}),
+    ):
+        plain, told = (
+            [line.removeprefix("data: ") for line in server.post(path, each).text.splitlines() if "data: {" in line]
+            for each in ({**body, "stream": True, "temperature": 0}, {**body, **padded})
+        )
+        chunks = [chunk for chunk in told if '"obfuscation"' in chunk]
+        values = [json.loads(chunk) for chunk in chunks]
+        assert len(values) > 3 and {len(chunk.encode()) % 128 for chunk in chunks} == {0}
+        assert len({value["obfuscation"] for value in values}) == len(values)
+        assert _texts(plain) == _texts(told) != "" and not any("obfuscation" in chunk for chunk in plain)
+        assert all("delta" in value or value["choices"] for value in values)
+        for value in values if path != "/v1/completions" else ():  # of which there are no models for chunks
+            strictly(TypeAdapter(ResponseStreamEvent) if path == RESPONSES else ChatCompletionChunk, value)
+
+
+def _texts(chunks: list[str]) -> str:
+    events = [json.loads(chunk) for chunk in chunks]
+    deltas = [event.get("delta", "") for event in events if "choices" not in event]
+    choices = [choice for event in events for choice in event.get("choices", ())]
+    return "".join(deltas) + "".join(
+        choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices
+    )
+
+
+def test_a_refused_format_is_named_as_the_api_does(server: Running) -> None:
+    wizard = {"type": "json_schema", "name": "a", "schema": {"type": "wizard"}}
+    for form in ({"type": "json_schema"}, {"type": "poem"}, wizard):
+        refused = server.post(RESPONSES, {"input": TEXT, "text": {"format": form}})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, "text.format"), error
+        assert "response_format" not in error["message"], error
 
 
 def test_a_last_message_of_the_assistant_is_continued(server: Running) -> None:

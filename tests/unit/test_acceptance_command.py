@@ -55,7 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         drafter = kinds[config.speculation.drafter](TEXT.vocab, RATES, oracle=ToyOracle(TEXT))
         engine: Any = toy_engine(TEXT, drafter=drafter, num_blocks=400, max_rows=256)
         engine.tokenizer = SimpleNamespace(encode=lambda text: [ord(letter) % 64 for letter in text])
-        engine.target = SimpleNamespace(opened=SimpleNamespace(fingerprints={}))
+        engine.target = SimpleNamespace(opened=SimpleNamespace(fingerprints={}, path=Path("toy")))
         engine.drafter_name, engine.kernels = drafter.name, SimpleNamespace(name="toy", reason="")
         return engine
 

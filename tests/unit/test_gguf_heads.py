@@ -32,10 +32,11 @@ from oracle.kernels import ReferenceKernels
 from packing import batch, chain
 from wager.arch.gguf_config import read_gguf
 from wager.cli import main
+from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import Array
 from wager.kernels.cpu import Kernels
-from wager.models.companions import companion_modules, drafters_of
+from wager.models.companions import companion_modules, drafter_fingerprint, drafters_of
 from wager.models.gguf import open_gguf
 from wager.models.head_block import open_block
 from wager.models.head_eagle import open_eagle
@@ -226,6 +227,18 @@ def test_the_file_beside_a_model_that_is_taken(tmp_path: Path) -> None:
     assert drafters_of(model) == {}
     other.unlink()
     assert companion_modules(model) is None
+
+
+def test_a_fingerprint_is_of_the_file_beside_the_model_too(tmp_path: Path) -> None:
+    files = hybrid(tmp_path)
+    found = drafter_fingerprint(DrafterSpec("mtp"), files["model"])
+    assert found == drafter_fingerprint(DrafterSpec("mtp", str(files["mtp"]))) != ""
+    assert drafter_fingerprint(DrafterSpec("mtp", "@after"), files["model"]) == found
+    assert drafter_fingerprint(DrafterSpec("mtp"), files["whole"]) == drafter_fingerprint(DrafterSpec("mtp")) == ""
+    with files["mtp"].open("r+b") as opened:
+        opened.seek(-1, 2)
+        opened.write(b"?")
+    assert drafter_fingerprint(DrafterSpec("mtp"), files["model"]) != found
 
 
 def test_heads_beside_a_model_are_named(said: Callable[..., str], tmp_path: Path) -> None:

@@ -32,10 +32,11 @@ from wager.loading.drafters import open_drafters
 from wager.loading.load import load
 from wager.loading.opened import open_target
 from wager.models import hub
+from wager.models.companions import drafter_fingerprint
 from wager.models.head_eagle import CheckedEagle, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import CheckedMtp, MtpHead, open_mtp
-from wager.models.opening import drafter_fingerprint, open_model
+from wager.models.opening import open_model
 from wager.models.weights import open_weights
 from wager.types import Request, SamplingParams
 

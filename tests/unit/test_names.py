@@ -19,7 +19,7 @@ from wager.drafter_spec import parse_drafters
 from wager.errors import ModelError
 from wager.loading import drafters
 from wager.models import hub
-from wager.models.names import HubSource, hub_source, model_files, named_model, named_models
+from wager.models.names import HubSource, hub_source, is_beside, model_files, named_model, named_models
 
 TINY = "random:llama:tiny"
 
@@ -39,6 +39,19 @@ def test_the_table_of_names_is_sound() -> None:
             assert kind == "modules" or (argument in rows if kind == "path" else hub_source(argument)), text
             assert kind != "path" or rows[argument].gb < row.gb, "a draft model is smaller"
     assert len({row.source for row in rows.values()}) == len(rows)
+
+
+def test_names_of_files_that_go_with_a_model() -> None:
+    heads = (
+        "mmproj-F16",
+        "mtp-gemma-4-12B-it",
+        "Qwen3-4B-EAGLE3-Q8_0",
+        "qwen3-4b-dflash-b16",
+        "gemma-4-E2B-it-assistant",
+    )
+    heads += ("google_gemma-4-26B-A4B-it-assistant-Q8_0", "gemma-4-31B-it-qat-q4_0-unquantized-assistant")
+    models = ("gemma-4-12B-it", "my-assistant-8B-Q4_K_M", "OpenAssistant-7B", "gemma-4-12b-home-assistant-Q4_0")
+    assert all(is_beside(f"{name}.gguf") for name in heads) and not any(is_beside(f"{name}.gguf") for name in models)
 
 
 def test_what_a_name_means() -> None:

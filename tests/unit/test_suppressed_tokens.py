@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from decoder_engines import decoder_on
 from test_models_families import GEMMA4
 from tiny_models import oracle, save, write_gguf
@@ -24,7 +26,7 @@ from wager.models.gguf import GgufFile
 from wager.models.random_models import make
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
-from wager.types import Request, SamplingParams
+from wager.types import Grammar, Request, SamplingParams, TokenLogprob
 
 
 def saved(folder: Path, suppressed: list[int]) -> Path:
@@ -65,6 +67,28 @@ def test_logits_of_the_others_stay(tmp_path: Path) -> None:
     others = np.setdiff1d(np.arange(weights.spec.vocab), ids)
     assert np.array_equal(output.logits[:, others], plain[:, others])
     assert np.array_equal(output.greedy_tokens, output.logits.argmax(axis=1))
+
+
+def test_log_probabilities_are_the_models_own(tmp_path: Path) -> None:
+    """Of a text that has such tokens too, as prompts may: with the bits of a model that has none, and transformers'."""
+    text = [5, 3, 11, 7, 2, 9]
+    known = Grammar.tokens(text[1:])
+    params = SamplingParams(max_tokens=len(text) - 1, ignore_eos=True, logprobs=2, grammar=known)
+
+    def scored(path: Path, drafter: str = "none") -> tuple[TokenLogprob, ...]:
+        config = wager.EngineConfig.from_options(model=str(path), max_rows=32, max_sequences=2, drafter=drafter)
+        [found] = load(config).generate([Request("r", tuple(text[:1]), params)])
+        assert list(found.token_ids) == text[1:]
+        return found.logprobs
+
+    plain = scored(saved(tmp_path / "plain", []))
+    path = saved(tmp_path / "suppressed", [9, 3, plain[1].top_logprobs[0][0], 9])  # one may be named twice
+    assert scored(path) == scored(path, "ngram") == plain
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        rows = model(torch.tensor([text])).logits[0].log_softmax(-1)
+    for row, item in enumerate(plain):
+        assert item.logprob == pytest.approx(float(rows[row, text[row + 1]]), abs=0.05)
 
 
 def test_tokens_without_logits_are_none_that_a_text_could_have() -> None:

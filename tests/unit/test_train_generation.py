@@ -14,7 +14,7 @@ from trained import target_of
 from wager.arch import Gqa
 from wager.models.random_models import random_weights
 from wager.models.weights import Weights
-from wager.train import generation
+from wager.train import answers, generation
 from wager.train.generation import TorchAuthor
 from wager.train.target import TorchTarget
 from wager.types import Request, SamplingParams
@@ -29,8 +29,8 @@ def asked(prompts: Sequence[Sequence[int]], **params: float) -> list[Request]:
     ]
 
 
-def author_of(weights: Weights, eos: Sequence[int] = ()) -> TorchAuthor:
-    return TorchAuthor(weights, eos=eos, precision="float32", device="cpu")
+def author_of(weights: Weights, eos: Sequence[int] = (), **options: Sequence[int]) -> TorchAuthor:
+    return TorchAuthor(weights, eos=eos, precision="float32", device="cpu", **options)
 
 
 def windowed() -> Weights:
@@ -61,6 +61,31 @@ def test_greedy_answers_follow_the_targets_first_choices(make: object, monkeypat
         assert whole is not None and answer is not None
         ends = [place for place, token in enumerate(whole) if token in eos]
         assert answer == (whole[: ends[0] + 1] if ends else whole)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_no_answer_has_a_suppressed_token(temperature: float) -> None:
+    """Those that would be written are left out; greedy answers have the best of the others."""
+    weights = target_of().weights
+    requests = asked([(5, 6, 7), (9, 8)], temperature=temperature)
+    unwanted = sorted({token for answer in author_of(weights).write(requests) for token in answer or ()})
+    target = TorchTarget(weights, (0,), dtype=torch.float32, positions=64)
+    for request, answer in zip(requests, author_of(weights, suppressed=unwanted).write(requests), strict=True):
+        assert answer and not set(answer) & set(unwanted)
+        ids = torch.tensor([[*request.prompt, *answer]])
+        logits = target.logits(target.states(ids, torch.ones(ids.shape)).final)[0]
+        logits[:, unwanted] = float("-inf")
+        best = logits.argmax(-1)[len(request.prompt) - 1 : -1].tolist()
+        assert temperature or best == list(answer)
+
+
+def test_the_author_on_a_device_knows_what_the_files_suppress() -> None:
+    target = target_of()
+    target.tokenizer.suppressed_ids = (3, target.weights.spec.vocab)  # a file may have more tokens than rows
+    author = answers.author_of(
+        target, device="meta", precision="float32", engine=lambda: pytest.fail("asked"), concurrency=1
+    )
+    assert isinstance(author, TorchAuthor) and author._suppressed.shape == (1,)
 
 
 def test_sampled_answers_have_the_targets_distribution() -> None:

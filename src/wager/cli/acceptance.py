@@ -219,7 +219,7 @@ def _generated(
 ) -> tuple[list[MeasuredDrafter], LoadedEngine]:
     """Each drafter along the model's answers, and the engine of the last one."""
     from wager.cli.loading import open_engine
-    from wager.models.opening import drafter_fingerprint
+    from wager.models.companions import drafter_fingerprint
     from wager.profiling.acceptance import record_drafts
 
     measured: list[MeasuredDrafter] = []
@@ -235,7 +235,9 @@ def _generated(
             requests = to_requests(prompts, engine.tokenizer, framing=framing, params=params)
             recording = record_drafts(engine, requests, depth=depth, concurrency=_CONCURRENCY, on_output=on_output)
             [own] = parse_drafters(spec)
-            fingerprints = {**engine.target.opened.fingerprints, "drafter_fingerprint": drafter_fingerprint(own)}
+            target = engine.target.opened
+            read = drafter_fingerprint(own, target.path)
+            fingerprints = {**target.fingerprints, "drafter_fingerprint": read}
             measured.append(MeasuredDrafter(name, recording, prompts, fingerprints))
     return measured, engine
 
@@ -265,7 +267,8 @@ def _replayed(
     from wager.bench.machine import card
     from wager.draft.registry import DrafterParts, build_drafter
     from wager.loading.drafters import open_store, shipped_store
-    from wager.models.opening import drafter_fingerprint, fingerprints, open_model
+    from wager.models.companions import drafter_fingerprint
+    from wager.models.opening import fingerprints, open_model
     from wager.models.tokenizer import num_tokens
     from wager.profiling.acceptance import replay_drafts
 

@@ -283,7 +283,7 @@ def _measure(
     """Time drafting with each drafter, and then steps."""
     from wager.cli.loading import open_engine
     from wager.engine.proposer import Proposer
-    from wager.models.opening import drafter_fingerprint
+    from wager.models.companions import drafter_fingerprint
     from wager.models.tokenizer import num_tokens
     from wager.profiling.calibrate import calibrate, time_drafting
 
@@ -308,7 +308,8 @@ def _measure(
                 between=lambda: timer.step((3,)),
                 reserve=reserve,
             )
-            curves[name].fingerprint = drafter_fingerprint(*parse_drafters(spec))
+            [own] = parse_drafters(spec)
+            curves[name].fingerprint = drafter_fingerprint(own, engine.target.opened.path)
         timer.end_sequences()
     with console.meter("seconds") as update:
         return calibrate(

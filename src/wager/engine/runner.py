@@ -246,6 +246,6 @@ def _logprobs(rows: TargetTokens, verdict: Verdict) -> tuple[TokenLogprob, ...]:
     if top is None:
         return ()
     return tuple(
-        token_logprob(rows.logits(row), token, top)
+        token_logprob(rows.output.model_logits(rows.first + row), token, top)
         for row, token in zip(verdict.logits_rows, verdict.tokens, strict=False)  # a failed row emits no token
     )

@@ -1,18 +1,23 @@
 """Drafters that a model's files bring along: modules of multi-token prediction in the files themselves, and GGUF files
-of heads beside a model's own, as publishers of GGUF models lay them."""
+of heads beside a model's own, as publishers of GGUF models lay them; and what tells any drafter's files from another's.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from wager.arch.gguf_config import HEADS, read_further_layers
+from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError
+from wager.models import hub
 from wager.models.gguf import open_gguf
 from wager.models.head_mtp import FORMATS
-from wager.models.names import MODULES, is_beside, part_names
+from wager.models.names import MODULES, is_beside, part_names, part_paths
+from wager.models.opening import open_model, target_fingerprint
 from wager.models.safetensors_files import SafetensorsSource
 
 log = logging.getLogger("wager")
@@ -55,6 +60,24 @@ def drafters_of(model: Path) -> dict[str, str]:
         if architecture in HEADS:
             found[f"{HEADS[architecture]}:{path}"] = str(path)
     return found
+
+
+def drafter_fingerprint(spec: DrafterSpec, target: Path | None = None) -> str:
+    """SHA-256, in hex, of what a drafter reads: the fingerprints of its draft models, and the bytes of its stores and
+    of the weights of its heads, those beside the model at `target` too; "" if it reads no file but the target's.
+    WagerError or OSError if one cannot be read."""
+    read: list[str] = []
+    for each in (each for each in spec.all if not each.parts):
+        kind, (where, _) = each.option.argument, each.path_and_side
+        path = companion_modules(target) if kind == "modules" and not where and target is not None else None
+        if kind == "path" and where:
+            read.append(target_fingerprint(open_model(where)[1]))
+        elif kind in ("head", "modules", "store") and (where or path):
+            path = path or hub.head_path(where)
+            for file in sorted(path.glob("*.safetensors")) if path.is_dir() else part_paths(path):
+                with file.open("rb") as opened:
+                    read.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    return hashlib.sha256("\n".join(read).encode()).hexdigest() if read else ""
 
 
 def _of_that_name(model: Path, modules: Sequence[Path]) -> list[Path]:

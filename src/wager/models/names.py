@@ -25,7 +25,9 @@ _PREFERRED = "q4_k_m"
 """The file that is fetched of a repository with several GGUF files where none is named, as other programs choose."""
 MODULES = "mtp-"
 """Begins the name of a file that has modules of multi-token prediction alone."""
-_BESIDE = re.compile(rf"(mmproj|{MODULES})|.*(eagle-?3|dflash|dspark|assistant)", re.IGNORECASE)
+_ASSISTANT = r"gemma-?4-e?\d+b(-a\d+b)?(-it)?(-qat.*)?-assistant"
+"""In the names of Gemma 4's assistants; other models are called assistants, too."""
+_BESIDE = re.compile(rf"(mmproj|{MODULES})|.*(eagle-?3|dflash|dspark|{_ASSISTANT})", re.IGNORECASE)
 _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.\w+)")
 
 

@@ -1,5 +1,5 @@
-"""Opens a model by path or name, and tells one target, tokenizer or drafter from another: what trained drafters and
-measured figures are bound to.
+"""Opens a model by path or name, and tells one target or tokenizer from another: what trained drafters and measured
+figures are bound to.
 
 Norm weights are stored as floats in every quantisation of a model, so a drafter trained on one fits the others.
 """
@@ -13,7 +13,6 @@ import numpy as np
 
 from wager.arch import ModelSpec
 from wager.arch.config_keys import ConfigKeys
-from wager.drafter_spec import DrafterSpec
 from wager.inputs import expand_path, read_text
 from wager.models import hub
 from wager.models.tokenizer import Tokenizer, num_tokens
@@ -56,25 +55,6 @@ def tokenizer_fingerprint(tokenizer: Tokenizer, *, with_padding: bool = False) -
         found.update(tokenizer.token(token_id).encode("utf-8", "surrogatepass") + b"\0")
     found.update(repr((sorted(tokenizer.eos_ids), tokenizer.chat_template)).encode("utf-8", "surrogatepass"))
     return found.hexdigest()
-
-
-def drafter_fingerprint(spec: DrafterSpec) -> str:
-    """SHA-256, in hex, of what a drafter reads: the fingerprints of its draft models, and the bytes of its stores and
-    of the weights of its heads; "" if it reads no file. WagerError or OSError if one cannot be read."""
-    read: list[str] = []
-    for each in (each for each in spec.all if not each.parts and each.argument):
-        argument, kind = each.argument or "", each.option.argument
-        if kind == "path":
-            read.append(target_fingerprint(open_model(argument)[1]))
-        elif kind in ("head", "modules", "store"):
-            where, _ = each.path_and_side
-            if not where:
-                continue  # in the target's own files, or beside them
-            path = hub.head_path(where)
-            for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
-                with file.open("rb") as opened:
-                    read.append(hashlib.file_digest(opened, "sha256").hexdigest())
-    return hashlib.sha256("\n".join(read).encode()).hexdigest() if read else ""
 
 
 def model_sizes(spec: ModelSpec) -> str:

@@ -780,7 +780,7 @@ class Decoder:
                 self._outputs.clear()
             views = (self._logits[:logits_rows], self._greedy_tokens[:logits_rows], self._selected[:logits_rows])
             taps = {layer: tapped[:rows] for layer, tapped in self._tapped.items()}
-            output = self._outputs[rows, logits_rows] = TargetOutput(*views, taps)
+            output = self._outputs[rows, logits_rows] = TargetOutput(*views, taps, self._suppressed)
         return replace(output, taps={**output.taps, **self._rows_behind(batch)}) if self._behind else output
 
     def _rows_behind(self, batch: PackedBatch) -> dict[int, Array]:
@@ -891,10 +891,16 @@ class Decoder:
         tape.linear(selected_normed, head, self._logits, of="logits")
         if spec.details.logit_cap is not None:
             tape.soft_cap(self._logits, spec.details.logit_cap, of="logits")
+        self._suppressed: tuple[Array, Array] | None = None
         if suppressed:
             never = kernels.pack(np.zeros((1, spec.hidden), kernels.act), np.full(1, NEVER))
-            for token in suppressed:
-                tape.linear(selected_normed, never, self._logits[:, token : token + 1], of="logits")
+            ids, ones = sorted({*suppressed}), np.ones((self.max_rows, 1), np.float32)
+            kept = empty(self.max_logits_rows, len(ids))
+            for place, token in enumerate(ids):
+                column = self._logits[:, token : token + 1]
+                tape.multiply(column, ones, kept[:, place : place + 1], of="logits")  # a copy
+                tape.linear(selected_normed, never, column, of="logits")
+            self._suppressed = np.array(ids), kept
         tape.argmax(self._logits, self._greedy_tokens)
 
     def _record_layer_embeddings(

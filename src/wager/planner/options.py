@@ -254,7 +254,7 @@ def check_drafter(noted: ConfigKeys, deployment: Deployment, shape: str | None) 
         return
     other = measured.drafters[priced].fingerprint if measured and priced in measured.drafters else ""
     if own == kind == "model" and fingerprint and shape and (name := shape.partition(":")[2]):
-        from wager.models.opening import drafter_fingerprint
+        from wager.models.companions import drafter_fingerprint
 
         with suppress(WagerError):  # of a name without files here
             other = drafter_fingerprint(DrafterSpec("model", name)) if hub.find(name) else ""

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError, PydanticKnownError
+from pydantic_core import PydanticCustomError
 
 from wager.constrain.schemas import relaxed
 from wager.errors import UsageError
@@ -78,13 +78,6 @@ def _first_bias(value: Any) -> Any:
     return value
 
 
-def _no_number(value: Any) -> Any:
-    """A literal False would take 0 too."""
-    if value is None or isinstance(value, bool):
-        return value
-    raise PydanticKnownError("bool_type")
-
-
 def _off_or_object(value: Any) -> Any:
     """One error that says what is allowed, not one for each alternative."""
     if value is None or value == "off" or isinstance(value, dict | SpeculationChoice):
@@ -119,7 +112,7 @@ def _names(kind: type[BaseModel]) -> frozenset[str]:
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[Literal[False] | None, BeforeValidator(_no_number)] = None
+    include_obfuscation: bool | None = None
 
 
 class SpeculationChoice(Strict):

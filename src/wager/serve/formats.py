@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -309,6 +310,17 @@ def encoded(value: Any) -> bytes:
     except ValueError:
         text = json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace")
+
+
+_PADDED = 128
+"""Bytes of which the size of an obfuscated object is a multiple."""
+
+
+def obfuscated(value: Mapping[str, Any]) -> dict[str, Any]:
+    """With random characters that hide how long its text is from who sees an encrypted stream, as in OpenAI's API: the
+    length of a delta would tell the number of its tokens, and so which guesses were right."""
+    size = len(encoded({**value, "obfuscation": ""}))
+    return {**value, "obfuscation": secrets.token_urlsafe(_PADDED)[: -size % _PADDED]}
 
 
 _BLOCK = 64

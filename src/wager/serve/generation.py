@@ -232,6 +232,7 @@ class Generation:
             prompt_tokens=parsed.prompt_tokens if continuous else None,
             details=(lambda done: draft_report(answer, done)) if stats else None,
             guesses=self._guess_report(answer.requests) if stats else None,
+            padded=bool(options.include_obfuscation),
         )
 
         async def last(completions: Sequence[Completion]) -> bytes:

@@ -164,7 +164,7 @@ class ParsedRequest:
             hint = 'Name one of these, or send "speculation": "off". --drafter says what the server starts with.'
         longest = max(map(len, self.prompts))
         code = _TOO_LONG if error.field == "prompt" and longest >= max_context else None
-        param = name if name in self.kind.model_fields else None
+        param = name if name.partition(".")[0] in self.kind.model_fields else None
         message = error.message.replace(f"Request {self.head['id']!r}", "The request")
         return ApiError(error.status, message, hint, param=param, code=code)
 
@@ -296,6 +296,7 @@ class BodyParser:
             calls=parsed.calls,
             logprobs=body.wants_logprobs,
             kept=None if body.store is False else turns,
+            padded=bool(body.stream_options and body.stream_options.include_obfuscation),
         )
         return replace(parsed, kind=ResponsesBody, blocks=form)
 
@@ -540,7 +541,11 @@ def _named_as(kind: type[Strict]) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        error.param = kind.PARAMS.get(error.param or "", error.param)
+        if name := kind.PARAMS.get(error.param or ""):
+            error.message, error.hint = (
+                re.sub(rf"\b{error.param}\b", name, text) for text in (error.message, error.hint)
+            )
+            error.param = name
         raise
 
 

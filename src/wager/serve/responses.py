@@ -22,7 +22,7 @@ from wager.errors import WagerError
 from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, as_message, named_event
 from wager.serve.bodies import ChatBody, Finite, Items, StreamOptions, Strict, read_fields
 from wager.serve.errors import ApiError, error_message, field_error
-from wager.serve.formats import TokenBytes, token_text
+from wager.serve.formats import TokenBytes, obfuscated, token_text
 from wager.types import Completion, TokenLogprob
 
 # ---- bodies ----------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class ResponsesBody(Strict):
     PARAMS: ClassVar[Mapping[str, str]] = {
         "messages": "input",
         "prompt": "input",
-        "response_format": "text",
+        "response_format": "text.format",
         "max_tokens": "max_output_tokens",
         "reasoning_effort": "reasoning",
     }
@@ -196,13 +196,14 @@ def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class ResponseForm:
     """How one answer is written: `fields` are those of the object that repeat the request's, `kept` the conversation
-    that it belongs to, if that is to be kept."""
+    that it belongs to, if that is to be kept; `padded`: events with deltas are `obfuscated`."""
 
     id: str
     fields: Mapping[str, Any]
     calls: ToolFormat | None
     logprobs: bool
     kept: Sequence[Mapping[str, Any]] | None
+    padded: bool = False
 
     def writer(self, token_bytes: TokenBytes, prompt_tokens: int) -> ResponseWriter:
         del prompt_tokens
@@ -333,9 +334,9 @@ class ResponseWriter:
         ]
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        made = named_event({"type": kind, "sequence_number": self._sequence, **fields})
+        value = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return made
+        return named_event(obfuscated(value) if self._form.padded and "delta" in fields else value)
 
     # ---- objects -----------------------------------------------------------------------------------------------------
 

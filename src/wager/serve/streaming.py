@@ -19,7 +19,7 @@ from wager.engine.outputs import GuessedText
 from wager.errors import WagerError
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.serve.errors import ApiError, error_body, failed_answer
-from wager.serve.formats import AnswerFormat, encoded
+from wager.serve.formats import AnswerFormat, encoded, obfuscated
 from wager.serve.metrics import RequestRecord
 from wager.types import Completion, Draft, OutputDelta, Request
 
@@ -115,7 +115,7 @@ class AnswerWriter(Protocol):
 class ChunkWriter:
     """Writes the events of one answer, in order. `usage` and `details` make objects of the completed choices; `guesses`
     describes what was guessed in each delta. None: not wanted. With `prompt_tokens` every chunk has
-    the usage so far."""
+    the usage so far. `padded`: chunks with deltas are `obfuscated`."""
 
     end = b"data: [DONE]\n\n"
 
@@ -127,6 +127,7 @@ class ChunkWriter:
         prompt_tokens: int | None = None,
         details: Callable[[Sequence[Completion]], dict[str, Any]] | None = None,
         guesses: GuessReport | None = None,
+        padded: bool = False,
     ) -> None:
         self._format = form
         self._usage = usage
@@ -134,7 +135,8 @@ class ChunkWriter:
         self._details = details
         self._guesses = guesses
         self._base = {**form.chunk_head, **({"usage": None} if usage else {})}
-        self._constant = form.plain and guesses is None and prompt_tokens is None
+        self._padded = padded
+        self._constant = form.plain and guesses is None and prompt_tokens is None and not padded
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # of opened choices: what is before and behind a text
         self._tokens = 0
 
@@ -202,7 +204,8 @@ class ChunkWriter:
         choice = self._format.part(item.choice, delta)
         if self._guesses is not None:
             choice["speculation"] = self._guesses.of(item)
-        parts.append(event(self._base | {"choices": [choice]}))
+        chunk = self._base | {"choices": [choice]}
+        parts.append(event(obfuscated(chunk) if self._padded else chunk))
         if delta.finish_reason == "error" and (error := failed_answer(delta)):
             parts.append(event(error_body(error)))
 

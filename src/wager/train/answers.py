@@ -70,7 +70,14 @@ def author_of(
         return EngineAuthor(engine(), concurrency)
     from wager.train.generation import TorchAuthor
 
-    return TorchAuthor(target.weights, eos=target.tokenizer.eos_ids, precision=precision, device=device)
+    tokenizer, vocab = target.tokenizer, target.weights.spec.vocab
+    return TorchAuthor(
+        target.weights,
+        eos=tokenizer.eos_ids,
+        suppressed=[each for each in tokenizer.suppressed_ids if each < vocab],
+        precision=precision,
+        device=device,
+    )
 
 
 def answer(author: Author, requests: Sequence[Request], path: Path, on_output: OnOutput | None = None) -> None:

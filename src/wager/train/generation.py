@@ -34,15 +34,25 @@ _WORTH_LEAVING = 0.75
 
 
 class TorchAuthor:
-    """The target of `weights` as an author of answers (see answers.Author), which end with an id of `eos`. UsageError
-    for a target that TorchTarget does not compute."""
+    """The target of `weights` as an author of answers (see answers.Author), which end with an id of `eos` and have none
+    of `suppressed`. UsageError for a target that TorchTarget does not compute."""
 
     batch = 1 << 14
 
-    def __init__(self, weights: Weights, *, eos: Collection[int], precision: str, device: str) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        *,
+        eos: Collection[int],
+        precision: str,
+        device: str,
+        suppressed: Collection[int] = (),
+    ) -> None:
         dtype, (attention, _) = getattr(torch, precision), check_trainable(weights.spec)
         self._target = TorchTarget(weights, (0,), dtype=dtype, device=device, positions=weights.spec.context)
-        self._eos = torch.tensor(sorted(eos), dtype=torch.int64, device=device)
+        self._eos, self._suppressed = (
+            torch.tensor(sorted(ids), dtype=torch.int64, device=device) for ids in (eos, suppressed)
+        )
         self._token_bytes = weights.spec.num_layers * attention.cache_width * dtype.itemsize
         self._memory = _CPU_CACHE
         if device == "cuda":
@@ -72,7 +82,7 @@ class TorchAuthor:
         while rows.count:
             steps = []
             for _ in range(_CHECKED_EVERY):
-                steps.append(rows.draw(generator))
+                steps.append(rows.draw(generator, self._suppressed))
                 rows.append(steps[-1])
             drawn = torch.stack(steps, 1)
             last = torch.isin(drawn, self._eos).tolist()
@@ -119,9 +129,11 @@ class _Rows:
     def count(self) -> int:
         return len(self.requests)
 
-    def draw(self, generator: torch.Generator) -> Tensor:
-        """The next token of every row, int64 [rows]: argmax of the logits, with Gumbel noise where a row is sampled."""
+    def draw(self, generator: torch.Generator, suppressed: Tensor) -> Tensor:
+        """The next token of every row, int64 [rows]: argmax of the logits, with Gumbel noise where a row is sampled.
+        None is one of the ids `suppressed`."""
         logits = self._target.logits(self.final).mul_(self._scale)
+        logits[:, suppressed] = float("-inf")
         noise = torch.empty_like(logits).exponential_(generator=generator).log_().mul_(self._noise)
         return logits.sub_(noise).argmax(-1)
 

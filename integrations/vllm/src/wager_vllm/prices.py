@@ -74,7 +74,10 @@ def stored_prices(deployment: Deployment, options: Options) -> LatencySurface | 
 
 def time_passes(passes: Passes, *, depth: int, max_context: int, most_rows: int, clock: Clock) -> list[StepPoint]:
     """Seconds of passes of growing numbers of rows: without drafts and with `depth` draft tokens for each request, over
-    short contexts, and a few over long ones. Every worker of a tensor parallel group makes the same ones."""
+    short contexts, and a few over long ones. Every worker of a tensor parallel group makes the same ones.
+
+    Seconds are the clock's, not those of this thread's processor: a pass is awaited on the device and in the group's
+    other workers, where this thread computes little of it. Other load therefore counts, and later steps correct it."""
     begun, points = clock(), list[StepPoint]()
     largest = min(passes.max_rows, most_rows)
     counts = [1]
