@@ -13,16 +13,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from blank_heads import HEADS, eagle_head, medusa_head
+from gguf_heads import head_gguf
 from safetensors.torch import load_file, save_file
-from tiny_models import edit, oracle, save
+from tiny_models import as_gguf, edit, gguf_metadata, oracle, save, write_gguf
+from tokenizer_models import gguf_metadata as tokenizer_metadata
 from tokenizer_models import train
+from transformers import AutoModelForCausalLM
 
 from in_process import Call, refused
 from wager.arch.spec import ModelSpec
 from wager.cli import export
+from wager.models.gguf import GgufFile
+from wager.models.head_files import HeadFiles
+from wager.models.names import is_beside
 from wager.models.opening import open_model
 from wager.train.quantise import quantise_head
 
@@ -267,6 +274,118 @@ def test_a_tensor_that_is_not_as_in_the_source_is_an_error(
     monkeypatch.setattr(export, "write_tensors", damaged)
     source = head("medusa", tmp_path / "head", spec_of(target))
     done = wager("export", str(source), "--to", "vllm", "-o", str(tmp_path / "out"), "--model", str(target))
+    refused(done, "differs from that in", code=1)
+
+
+# ---- llama.cpp -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def file(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target as llama.cpp has it."""
+    spec, model = spec_of(target), AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    metadata = gguf_metadata(spec, "llama") | tokenizer_metadata(train("gpt-2"), "gpt-2")
+    path = tmp_path_factory.mktemp("gguf") / "Tiny-F32.gguf"
+    return write_gguf(path, "llama", metadata, as_gguf(model, spec, {}, permuted=True))
+
+
+def loadable(kind: str, folder: Path, spec: ModelSpec) -> Path:
+    """A head of random weights that llama.cpp has a loader for, EAGLE-3's of fewer tokens than the target's."""
+    noise = torch.Generator().manual_seed(7)
+    if kind != "eagle3":
+        return head(kind, folder, spec)
+    taps = {"eagle_aux_hidden_state_layer_ids": [1, 2, 4], "draft_vocab_size": 40, "norm_before_residual": True}
+    taps |= {"target_hidden_size": spec.hidden}
+    source = eagle_head(folder, spec, **taps)
+    tensors = {
+        name: torch.randn(each.shape, generator=noise) for name, each in load_file(source / "model.safetensors").items()
+    }
+    further = {"fc.weight": torch.randn(spec.hidden, 3 * spec.hidden, generator=noise), "d2t": torch.arange(40) * 3}
+    further["lm_head.weight"] = torch.randn(40, spec.hidden, generator=noise)
+    save_file(tensors | further, source / "model.safetensors")
+    return source
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "dspark"])
+def test_llama_cpp_gets_the_file_that_its_converter_writes(
+    wager: Call, tmp_path: Path, target: Path, file: Path, kind: str
+) -> None:
+    spec = spec_of(target)
+    source = loadable(kind, tmp_path / "head", spec)
+    done = wager("export", str(source), "--to", "llama.cpp", "-o", str(tmp_path / "out"), "--model", str(file))
+    assert done.code == 0, done.err
+    [path] = (tmp_path / "out").iterdir()
+    assert path.name == f"Tiny-F32-{kind}.gguf" and is_beside(path.name)
+    assert f"--spec-type draft-{kind} --spec-draft-model {path}" in done.out.replace("\n", "")
+    found, wanted = GgufFile(path), GgufFile(head_gguf(source, tmp_path / "wanted.gguf", layers=spec.num_layers))
+    assert found.shapes == {name: shape for name, shape in wanted.shapes.items() if name != "conf_proj.weight"} | (
+        {"conf_proj.weight": (1, spec.hidden + RANK)} if kind == "dspark" else {}
+    )
+    for name in found.shapes:
+        assert np.array_equal(found._raw(found.tensors[name]), wanted._raw(wanted.tensors[name])), name
+    tokenizer = {key: value for key, value in GgufFile(file).metadata.items() if key.startswith("tokenizer.")}
+    apart = {"general.name", *tokenizer}
+    own = {key: value for key, value in found.metadata.items() if key not in apart}
+    assert own == wanted.metadata and {key: found.metadata[key] for key in tokenizer} == tokenizer
+    drafter = f"{'dflash' if kind == 'dspark' else kind}:{path}"
+    more = f"--model {file} --drafter {drafter} --threads 1 --memory 64MiB --max-tokens 12 --limit 2"
+    proven = wager("prove", more=more)
+    assert proven.code == 0, proven.out + proven.err
+
+
+def test_a_quantised_head_keeps_its_bits_in_a_gguf_file(wager: Call, tmp_path: Path, target: Path, file: Path) -> None:
+    """Four bits with zero points get minima that are rounded to 16 bits, which is less than a hundredth of a step."""
+    source = quantise_head(loadable("eagle3", tmp_path / "head", spec_of(target)), tmp_path / "quantised")
+    given = ("--to", "llama.cpp", "-o", str(tmp_path / "out"), "--model", str(file))
+    done = wager("export", str(source), *given)
+    assert done.code == 0 and "bfloat16" not in done.out, done.err
+    [path] = (tmp_path / "out").iterdir()
+    stored, files = GgufFile(path), HeadFiles(source)
+    kinds = {name: each.kind.name for name, each in stored.tensors.items() if len(each.shape) == 2}
+    assert kinds.pop("output.weight") == "Q8_0" and set(kinds.values()) == {"Q4_1"} and len(kinds) == 8
+    scales = files.read_blocks("fc.weight").codes().scales.repeat(32, axis=1)
+    assert (np.abs(stored.read("fc.weight", np.dtype("<f4")) - files.read("fc.weight")) <= 0.01 * scales).all()
+    assert np.array_equal(stored.read_blocks("output.weight").data, files.read_blocks("lm_head.weight").data)
+
+
+UNLOADABLE: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("eagle3", {"norm_output": True}, ["feeds back what is normed", "--kind dspark"]),
+    ("medusa", {}, ["no loader for medusa"]),
+    ("mtp", {}, ["no loader for mtp"]),
+    ("dspark", {"confidence_head_with_markov": False}, ["does not read a Markov head"]),
+    ("dflash", {"sample_from_anchor": True}, ["its first slot guesses too"]),
+]
+
+
+def test_what_llama_cpp_cannot_load_is_refused(wager: Call, tmp_path: Path, target: Path, file: Path) -> None:
+    spec, to = spec_of(target), ("--to", "llama.cpp", "-o", str(tmp_path / "out"), "--model")
+    for number, (kind, changes, words) in enumerate(UNLOADABLE):
+        source = changed(loadable(kind, tmp_path / str(number), spec), changes)
+        if "confidence_head_with_markov" in changes:
+            changed(source, {}, confidence_head__proj__weight=torch.ones(1, spec.hidden))
+        refused(wager("export", str(source), *to, str(file)), "llama.cpp b11549 cannot load", *words)
+    source = loadable("dflash", tmp_path / "head", spec)
+    refused(wager("export", str(source), *to, str(target)), "needs the tokenizer of the target's own")
+    two_taps = eagle_head(tmp_path / "taps", spec)
+    refused(wager("export", str(two_taps), *to, str(file)), "three taps")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_not_as_the_source_is_an_error(
+    wager: Call, tmp_path: Path, target: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = export.write_head
+
+    def damaged(path: Path, *given: Any, **more: Any) -> None:
+        write(path, *given, **more)
+        last = max(GgufFile(path).tensors.values(), key=lambda each: each.offset)
+        with path.open("r+b") as opened:
+            opened.seek(last.offset)
+            opened.write(b"\x01")
+
+    monkeypatch.setattr(export, "write_head", damaged)
+    source = loadable("dflash", tmp_path / "head", spec_of(target))
+    done = wager("export", str(source), "--to", "llama.cpp", "-o", str(tmp_path / "out"), "--model", str(file))
     refused(done, "differs from that in", code=1)
 
 

@@ -2,8 +2,8 @@
 
 What the engines read is from their sources: vLLM 0.32.0 (model_executor/models/{medusa,llama_eagle3,qwen3_dflash,
 qwen3_dspark,mimo_mtp,deepseek_mtp}.py, transformers_utils/configs/speculators), SGLang 0.5.23 (srt/models/
-{llama_eagle3,dflash,dspark,mimo_mtp,deepseek_nextn,qwen3_moe_mtp}.py) and transformers 5.23 (generation/
-candidate_generator.py). docs/train.md has it in words.
+{llama_eagle3,dflash,dspark,mimo_mtp,deepseek_nextn,qwen3_moe_mtp}.py), transformers 5.23 (generation/
+candidate_generator.py) and llama.cpp b11549 (src/models/{eagle3,dflash}.cpp). docs/train.md has it in words.
 """
 
 from __future__ import annotations
@@ -15,26 +15,29 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import click
 import numpy as np
 
+from wager.arch.spec import ModelSpec
 from wager.cli.loading import open_engine
 from wager.cli.measuring import to_requests
 from wager.config import EngineConfig
 from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError, UsageError, WagerError
 from wager.inputs import expand_path, shown
-from wager.kernels.arrays import BFLOAT16
+from wager.kernels.arrays import BFLOAT16, FLOAT32
 from wager.loading.heads import Checked, open_head
 from wager.loading.opened import OpenedModel, open_draft, open_target
+from wager.models.gguf import open_gguf
 from wager.models.head_block import CheckedBlock
 from wager.models.head_eagle import CheckedEagle
 from wager.models.head_files import CheckedLayers, HeadFiles
+from wager.models.head_gguf import write_head
 from wager.models.head_medusa import CheckedMedusa, medusa_config
 from wager.models.head_mtp import FORMATS, CheckedMtp
 from wager.models.hub import head_path
@@ -49,7 +52,12 @@ from wager.types import OutputDelta, SamplingParams
 _ENGINES = {
     **{name: ENGINES[name] for name in ("vllm", "sglang")},
     "transformers": OtherEngine("transformers 5.23", {"model": "assistant_model"}, {}),
+    "llama.cpp": replace(
+        ENGINES["llama.cpp"], methods={kind: f"draft-{kind}" for kind in ("eagle3", "dflash", "dspark")}
+    ),
 }
+
+_NOT_STARTED = {"sglang": "SGLang", "llama.cpp": "llama.cpp"}
 
 _MODULES = {
     "vllm": {"MiMoForCausalLM": "MiMo", "DeepseekV3ForCausalLM": "DeepSeek"},
@@ -78,6 +86,9 @@ _DEPTH = 3
 _PROMPTS, _POSITIONS = 6, 8
 """Prompts whose answers are drafted, and at how many tokens of each."""
 
+_LLAMA_CPP_TAPS = 3
+"""Taps that llama.cpp's loader of EAGLE-3 heads demands."""
+
 _EQUAL = 0.9
 """The share of guesses that must be equal. Both sides round to bfloat16 in another order, so that near ties may turn; a
 tensor in the wrong place, or a norm that is left out, changes most guesses."""
@@ -101,30 +112,36 @@ def command(
     """Write a drafter of --model in the form that another engine loads, and check it.
 
     HEAD is a folder that `wager train` wrote or wager reads: an EAGLE-3, Medusa, DFlash or DSpark head, MTP modules, or
-    a draft model; or the name of a model whose head comes with wager. What was quantised is written in bfloat16. What
-    was written is read back and compared with HEAD, tensor by tensor. Where the engine is installed
-    it loads the folder, and its guesses behind some prompts are compared with wager's; otherwise it is said that it was
-    not run. What the engine cannot load is refused.
+    a draft model; or the name of a model whose head comes with wager. What was quantised is written in bfloat16, for
+    llama.cpp in the file's types. What was written is read back and compared with HEAD, tensor by tensor. Where the
+    engine is installed it loads the folder, and its guesses behind some prompts are compared with wager's; otherwise it
+    is said that it was not run. What the engine cannot load is refused.
     """
-    if verify_with and engine == "sglang":
-        raise UsageError("--verify-with has no effect with --to sglang.", "wager does not start SGLang.")
+    if verify_with and engine in _NOT_STARTED:
+        raise UsageError(
+            f"--verify-with has no effect with --to {engine}.", f"wager does not start {_NOT_STARTED[engine]}."
+        )
     if verify_with and not verify_with.is_file():
         raise UsageError(f"--verify-with {shown(str(verify_with))} is not there.", "Give the path of a Python.")
     folder = expand_path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {shown(output)} is there already.", "Give a folder that is new or empty.")
     source = _opened(head_path(head), engine, config)
-    form = _FORMS[source.kind](source)
-    _write(source, form, folder)
+    if engine == "llama.cpp":
+        written, tensors = _write_gguf(source, folder)
+    else:
+        form, written = _FORMS[source.kind](source), folder
+        _write(source, form, folder)
+        tensors = len(form.names) + len(form.further)
     run = _guesses(source, folder, verify_with)
-    calls, tensors = _command(source, folder), len(form.names) + len(form.further)
+    calls = _command(source, written)
     read = "read back and compared"
-    if source.files.quantised:
+    if source.files.quantised and engine != "llama.cpp":
         read += f" ({len(source.files.quantised)} of them were quantised, and are in bfloat16 now)"
-    figures = {"head": str(source.path), "kind": source.kind, "engine": _ENGINES[engine].name, "output": str(folder)}
+    figures = {"head": str(source.path), "kind": source.kind, "engine": _ENGINES[engine].name, "output": str(written)}
     console.write_json({**figures, "tensors": tensors, "command": calls, "guesses": run}, json_path)
     if json_path != console.STDOUT:
-        click.echo(f"{folder}: {source.kind} for {_ENGINES[engine].name}, {tensors} tensors, {read}")
+        click.echo(f"{written}: {source.kind} for {_ENGINES[engine].name}, {tensors} tensors, {read}")
         click.echo(_verdict(run))
         if calls:
             click.echo(shlex.join(calls))
@@ -341,6 +358,81 @@ _FORMS: Mapping[str, Callable[[_Source], _Form]] = {
 # ---- writing and reading back ----------------------------------------------------------------------------------------
 
 
+def _write_gguf(source: _Source, folder: Path) -> tuple[Path, int]:
+    """Write a head as a GGUF file in the folder, read it and compare it; where it is, and its tensors."""
+    head = cast(CheckedEagle | CheckedBlock, source.head)
+    target, details, rope = source.target.path, head.decoder.details, head.decoder.details.rope
+    if target.suffix != ".gguf":
+        source.refuse("the file needs the tokenizer of the target's own", "Give that file as --model.")
+    if rope.magnitude != 1 or rope.long_factors or (rope.factors and source.kind != "eagle3"):
+        source.refuse("its rotation is scaled in a way that the file cannot state")
+    if isinstance(head, CheckedEagle):
+        if head.fc_norm or head.norm_output:
+            source.refuse(
+                "it norms every tap (fc_norm) or feeds back what is normed (norm_output), as heads of `wager train` do",
+                "llama.cpp loads DSpark heads: train one with --kind dspark.",
+            )
+        if len(head.taps) != _LLAMA_CPP_TAPS or head.decoder.num_layers > 1 or details.qk_norm or details.qkv_bias:
+            source.refuse(
+                "its EAGLE-3 heads have three taps and one layer without norms and biases of queries and keys"
+            )
+    elif not details.qk_norm or head.decoder.hidden != head.target_hidden:
+        source.refuse("its layers must be as wide as the target's, with norms of queries and keys")
+    elif head.anchor_guesses and not head.markov_rank:
+        source.refuse("its first slot guesses too, which it does in no DFlash head of llama.cpp")
+    elif head.confidence and not (head.markov_rank and head.confidence_reads_markov):
+        source.refuse("its confidence head does not read a Markov head, as llama.cpp's do")
+    path, output = folder / f"{target.stem}-{source.kind}.gguf", _output_rows(source, head).get("lm_head.weight")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_head(path, head, open_gguf(target), output=output)
+    except OSError as error:
+        raise UsageError(f"--output {shown(str(folder))} cannot be written: {error.strerror}.") from error
+    found = cast(CheckedEagle | CheckedBlock, open_head(DrafterSpec(source.drafter, str(path)), source.target).head)
+    _compare(source, head, found, path, {}, apart=_STORAGE | {"decoder", "depth"})
+    if not _same_layers(head.decoder, found.decoder):
+        raise ModelError(f"The layers in {path} are read as others than those in {source.path}.")
+    for name in found.files.shapes.keys() - {"d2t", "lm_head.weight" if output else ""}:
+        if not _same_values(head.files, found.files, name):
+            raise ModelError(f"{name} in {path} differs from that in {source.path}.")
+    return path, len(open_gguf(path).tensors)
+
+
+def _same_values(files: HeadFiles, written: HeadFiles, name: str) -> bool:
+    """Whether a tensor has the bits that it had: codes and scales, with minima rounded to 16 bits, or floats."""
+    if written.stored(name).format is None:
+        rounded = files.names[name] in files.quantised
+        return np.array_equal(written.read(name), files.read(name, BFLOAT16 if rounded else FLOAT32))
+    own, its = (each.read_blocks(name).codes() for each in (files, written))
+    same = np.array_equal(own.values, its.values) and np.array_equal(own.scales, its.scales)
+    if own.minima is None or its.minima is None:
+        return same and own.minima is its.minima
+    return same and np.array_equal(own.minima.astype(np.float16), its.minima)
+
+
+def _same_layers(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether layers compute the same: numbers in a file have 32 bits."""
+    sizes = (one.hidden, one.vocab, one.context, one.ordered_layers) == (
+        *(other.hidden, other.vocab, other.context, other.ordered_layers),
+    )
+    numbers = (
+        np.array([each.details.norm_eps, each.details.rope.theta, *each.details.rope.factors], np.float32)
+        for each in (one, other)
+    )
+    return sizes and bool(np.array_equal(next(numbers), next(numbers)))
+
+
+def _compare(
+    source: _Source, wanted: Checked, found: Checked, path: Path, changed: Mapping[str, Any], *, apart: Collection[str]
+) -> None:
+    """ModelError where a field of a head, but those `apart`, is read as another, or not as `changed` says."""
+    for name in {each.name for each in fields(wanted)} - set(apart):
+        own = changed.get(name, getattr(wanted, name))
+        read = getattr(found, name)
+        if not (np.array_equal(read.ids, own.ids) if name == "vocabulary" else read == own):
+            raise ModelError(f"{name} is read from {path} as {read}, and is {own} in {source.path}.")
+
+
 def _write(source: _Source, form: _Form, folder: Path) -> None:
     """Write all files and read them with wager's own readers. ModelError where something differs from the source."""
     tensors = {stored: source.files.read_bytes(name) for name, stored in form.names.items()}
@@ -360,11 +452,7 @@ def _write(source: _Source, form: _Form, folder: Path) -> None:
     if source.head is not None:
         found = open_head(DrafterSpec(source.drafter, str(folder)), source.target).head
         written = found.files
-        for name in {each.name for each in fields(source.head)} - _STORAGE:
-            wanted = form.changed.get(name, getattr(source.head, name))
-            read = getattr(found, name)
-            if not (np.array_equal(read.ids, wanted.ids) if name == "vocabulary" else read == wanted):
-                raise ModelError(f"{name} is read from {folder} as {read}, and is {wanted} in {source.path}.")
+        _compare(source, source.head, found, folder, form.changed, apart=_STORAGE)
     for name in form.names:
         if written.read_bytes(name) != source.files.read_bytes(name):
             raise ModelError(f"{name} in {folder} differs from that in {source.path}.")
@@ -377,9 +465,9 @@ def _guesses(source: _Source, folder: Path, verify_with: Path | None) -> dict[st
     """What the engine guesses with the folder beside what wager guesses with the source; or why it was not run.
     WagerError where the engine cannot load it, or guesses otherwise."""
     engine, target = source.engine, source.target.path
+    if engine in _NOT_STARTED:
+        return {"not_run": f"wager does not start {_NOT_STARTED[engine]}"}
     python = verify_with or (Path(sys.executable) if importlib.util.find_spec(engine) else None)
-    if engine == "sglang":
-        return {"not_run": "wager does not start SGLang"}
     if python is None:
         return {"not_run": f"{engine} is not installed here; name a Python that has it with --verify-with"}
     if not target.is_dir():
@@ -455,17 +543,26 @@ def _verdict(run: Mapping[str, Any]) -> str:
     return f"loaded by {run['version']}; behind {run['contexts']} texts guesses equal to wager's, by depth: {shares}"
 
 
-def _command(source: _Source, folder: Path) -> list[str]:
-    """How a server is started with it; empty for transformers, where `generate(assistant_model=...)` takes it."""
+def _command(source: _Source, written: Path) -> list[str]:
+    """How a server is started with what was written; empty for transformers, whose `generate(assistant_model=...)`
+    takes it."""
     method, depth, target = _ENGINES[source.engine].methods[source.kind], source.depth, str(source.target.path)
     if source.engine == "transformers":
         return []
     code = ["--trust-remote-code"] if source.of_mimo else []  # the target's configuration: see _MIMO_LAYERS
     if source.engine == "vllm":
-        config = {"method": method, "model": str(folder), "num_speculative_tokens": depth}
+        config = {"method": method, "model": str(written), "num_speculative_tokens": depth}
         return ["vllm", "serve", target, *code, "--speculative-config", json.dumps(config)]
+    if source.engine == "llama.cpp":
+        words = {"spec-type": method, "spec-draft-model": written, "spec-draft-n-max": depth}
+        return [
+            "llama-server",
+            "-m",
+            target,
+            *(word for name, value in words.items() for word in (f"--{name}", str(value))),
+        ]
     sizes = {"num-steps": depth, "eagle-topk": 1, "num-draft-tokens": depth + 1}
     sizes = {"dflash": {"num-draft-tokens": depth + 1}, "dspark": {"dspark-block-size": depth}}.get(source.kind, sizes)
-    words = {"algorithm": method, "draft-model-path": folder, **sizes}
+    words = {"algorithm": method, "draft-model-path": written, **sizes}
     given = [word for name, value in words.items() for word in (f"--speculative-{name}", str(value))]
     return ["python", "-m", "sglang.launch_server", "--model-path", target, *code, *given]
