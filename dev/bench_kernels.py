@@ -9,11 +9,12 @@ Usage: PYTHONPATH=src python dev/bench_kernels.py [--isa avx512] [--threads 2] [
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import get_args
 
 import numpy as np
@@ -42,21 +43,23 @@ def times(tasks: Sequence[Callable[[], object]], rounds: int) -> list[tuple[floa
     taken: list[list[float]] = [[] for _ in tasks]
     for task in tasks:
         task()
-    if REALTIME:
-        _schedule(os.SCHED_FIFO)
-    for _ in range(rounds):
-        for task, log in zip(tasks, taken, strict=True):
-            start = time.perf_counter()
-            task()
-            log.append(time.perf_counter() - start)
-    if REALTIME:
-        _schedule(os.SCHED_OTHER)
+    with scheduled():
+        for _ in range(rounds):
+            for task, log in zip(tasks, taken, strict=True):
+                start = time.perf_counter()
+                task()
+                log.append(time.perf_counter() - start)
     return [(min(log), statistics.median(log)) for log in taken]
 
 
-def _schedule(policy: int) -> None:
-    for thread in os.listdir("/proc/self/task"):
-        os.sched_setscheduler(int(thread), policy, os.sched_param(1 if policy == os.SCHED_FIFO else 0))
+@contextlib.contextmanager
+def scheduled() -> Iterator[None]:
+    """With --realtime ahead of all other processes, until the end."""
+    for policy in (os.SCHED_FIFO, os.SCHED_OTHER):
+        for thread in os.listdir("/proc/self/task") if REALTIME else ():
+            os.sched_setscheduler(int(thread), policy, os.sched_param(1 if policy == os.SCHED_FIFO else 0))
+        if policy == os.SCHED_FIFO:
+            yield
 
 
 class Linears:
