@@ -348,6 +348,27 @@ def test_a_quantised_head_keeps_its_bits_in_a_gguf_file(wager: Call, tmp_path: P
     assert np.array_equal(stored.read_blocks("output.weight").data, files.read_blocks("lm_head.weight").data)
 
 
+def test_a_scaled_rotation_goes_with_a_head(wager: Call, tmp_path: Path, target: Path, file: Path) -> None:
+    """As factors of the pairs, which the file has as a tensor, where llama.cpp's loader of the kind reads it."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    to = ("--to", "llama.cpp", "-o", str(tmp_path / "out"), "--model", str(file))
+    for kind in ("eagle3", "dflash"):
+        source = loadable(kind, tmp_path / kind, spec_of(target))
+        layer = json.loads((source / "config.json").read_text())["transformer_layer_config"]
+        layer["rope_scaling"] = {**scaling, "original_max_position_embeddings": 64}
+        done = wager("export", str(changed(source, {"transformer_layer_config": layer})), *to)
+        if kind == "dflash":
+            refused(done, "its rotation is scaled in a way that the file cannot state")
+            continue
+        assert done.code == 0, done.err
+        [path] = (tmp_path / "out").iterdir()
+        factors = HeadFiles(source).read_layers().details.rope.factors
+        found = GgufFile(path).read("rope_freqs.weight", np.dtype("<f4"))
+        assert len(set(factors)) > 2 and np.array_equal(found, np.array(factors, np.float32))
+        for each in (tmp_path / "out").iterdir():
+            each.unlink()
+
+
 UNLOADABLE: list[tuple[str, dict[str, Any], list[str]]] = [
     ("eagle3", {"norm_output": True}, ["feeds back what is normed", "--kind dspark"]),
     ("medusa", {}, ["no loader for medusa"]),

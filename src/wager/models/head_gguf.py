@@ -195,6 +195,16 @@ def _renaming(names: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _with_first_layer(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
+    """The tensors of a file whose first layers are absent, as if its first one were layer 0: what they say of a model's
+    layers is read from that."""
+    numbers = [int(match[1]) for name in shapes if (match := re.match(r"blk\.(\d{1,5})\.", name))]
+    first = min(numbers, default=0)
+    if not first:
+        return shapes
+    return {**shapes, **{name.replace(f"blk.{first}.", "blk.0."): shape for name, shape in shapes.items()}}
+
+
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -302,13 +312,3 @@ def _rotated_rows(name: str, rows: int, head_dim: int, rotated: int) -> Array | 
     if not re.fullmatch(r"layers\.\d+\.self_attn\.[qk]_proj\.\w+", name):
         return None
     return half_split(rows, heads=rows // head_dim, rotated=rotated)
-
-
-def _with_first_layer(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-    """The tensors of a file whose first layers are absent, as if its first one were layer 0: what they say of a model's
-    layers is read from that."""
-    numbers = [int(match[1]) for name in shapes if (match := re.match(r"blk\.(\d{1,5})\.", name))]
-    first = min(numbers, default=0)
-    if not first:
-        return shapes
-    return {**shapes, **{name.replace(f"blk.{first}.", "blk.0."): shape for name, shape in shapes.items()}}
