@@ -67,6 +67,7 @@ def test_logits_of_the_others_stay(tmp_path: Path) -> None:
     others = np.setdiff1d(np.arange(weights.spec.vocab), ids)
     assert np.array_equal(output.logits[:, others], plain[:, others])
     assert np.array_equal(output.greedy_tokens, output.logits.argmax(axis=1))
+    assert np.array_equal(output.model_logits(slice(None)), plain) and np.array_equal(output.model_logits(1), plain[1])
 
 
 def test_log_probabilities_are_the_models_own(tmp_path: Path) -> None:

@@ -45,16 +45,16 @@ class TargetOutput:
     are tapped. These are the numbers that heads are trained with, `hidden_states[i]` of transformers (but behind all
     layers the stream before the last norm)."""
     suppressed: tuple[Array, Array] | None = None
-    """The ids of tokens that no text has, int64 [n], and the logits that the model gives them, float32 [L, n]: those in
-    `logits` are never drawn."""
+    """The ids of tokens that no text has, int64 [n], and the logits that the model gives them, float32 [L or more, n]:
+    those in `logits` are never drawn."""
 
-    def model_logits(self, row: int) -> Array:
-        """float32 [vocabulary]: the logits of a row as the model gives them, of suppressed tokens too."""
-        found: Array = self.logits[row]
+    def model_logits(self, rows: int | slice) -> Array:
+        """float32 [.., vocabulary]: the logits of rows as the model gives them, of suppressed tokens too."""
+        found: Array = self.logits[rows]
         if self.suppressed is not None:
             ids, own = self.suppressed
             found = found.copy()
-            found[ids] = own[row]
+            found[..., ids] = own[: len(self.logits)][rows]
         return found
 
 

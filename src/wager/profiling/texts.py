@@ -36,7 +36,7 @@ def logits_of(decoder: Decoder, tokens: Array) -> Array:
             block_tables=np.arange(blocks, dtype=np.int32)[None],
             logits_indices=rows,
         )
-        out[first : first + len(rows)] = decoder.forward(batch).logits
+        out[first : first + len(rows)] = decoder.forward(batch).model_logits(slice(None))
     return out
 
 
