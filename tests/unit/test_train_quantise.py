@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array
 from wager.models.head_files import HeadFiles
 from wager.models.safetensors_files import TensorBytes, write_tensors
-from wager.train.quantise import main
+from wager.train.quantise import main, quantise_head
+from wager.train.rounding import as_rounded
 
 MATRICES = {"layers.0.self_attn.q_proj.weight": (64, 96), "lm_head.weight": (40, 64), "fc.weight": (8, 48)}
 Q, OUTPUT, FC = MATRICES
@@ -59,6 +61,26 @@ def test_matrices_are_read_as_they_were_rounded(head: dict[str, Array], tmp_path
     output = files.read_bytes(OUTPUT)
     assert (output.kind, output.shape, len(output.data)) == ("BF16", (40, 64), 2 * 40 * 64)
     assert output.data == files.read(OUTPUT, BFLOAT16).tobytes()
+
+
+def test_a_head_that_was_trained_rounded_is_stored_with_the_values_of_its_training(
+    head: dict[str, Array], tmp_path: Path
+) -> None:
+    config = tmp_path / "head" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "wager": {"rounded": True}}))
+    files = HeadFiles(quantise_head(tmp_path / "head", tmp_path / "small"))
+    parameters = {name: torch.nn.Parameter(torch.from_numpy(values)) for name, values in head.items()}
+    inputs = torch.from_numpy(np.random.default_rng(3).standard_normal((3, 64)).astype(np.float32))
+    with as_rounded(parameters.values()):
+        for name, parameter in parameters.items():
+            assert np.array_equal(files.read(name, FLOAT32), parameter.detach().numpy()), name
+        loss = (inputs @ parameters[OUTPUT].T).square().sum()
+        loss.backward()
+    assert "4 bits" in files.stored(OUTPUT).kind
+    gradient = 2 * (inputs @ torch.from_numpy(files.read(OUTPUT, FLOAT32)).T).T @ inputs
+    torch.testing.assert_close(parameters[OUTPUT].grad, gradient)
+    for name, parameter in parameters.items():
+        assert np.array_equal(parameter.detach().numpy(), head[name]), "afterwards all have their own values again"
 
 
 def test_what_cannot_be_quantised_is_said(

@@ -3,6 +3,7 @@ kept, and the loss falls."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,13 @@ from safetensors.torch import load_file
 from trained import module_of, states_of, target_of, texts
 
 from wager.errors import ModelError, UsageError
+from wager.models.head_files import HeadFiles
 from wager.models.tokenizer import Tokenizer
 from wager.models.weights import open_weights
 from wager.train.data import TrainingText
-from wager.train.draft_module import DraftModule, StepRows
+from wager.train.draft_module import DraftModule, StepRows, drawn_rows
+from wager.train.quantise import quantise_head
+from wager.train.rounding import fits_groups, rounded
 from wager.train.session import (
     NAME,
     RunOptions,
@@ -108,6 +112,42 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=f"The weights in .*({named})"):
             session(tmp_path / "third", **{"options": options, **change})
+
+
+def test_a_run_begins_with_a_head_that_was_exported_or_stored_in_fewer_bits(tmp_path: Path) -> None:
+    first = session(tmp_path / "first", settings=replace(SETTINGS, rounded=True))
+    first.run(lambda _: None)
+    (tmp_path / "first" / NAME).unlink()
+    small = quantise_head(tmp_path / "first", tmp_path / "small")
+    exported = load_file(tmp_path / "first" / "model.safetensors")
+    read = {name: torch.from_numpy(HeadFiles(small).read(name)) for name in exported if name not in ("d2t", "t2d")}
+    for folder, weights in ((tmp_path / "first", exported), (small, read)):
+        run = session(tmp_path / f"after-{folder.name}", options=replace(OPTIONS, begin_with=folder, vocabulary=200))
+        assert np.array_equal(run.vocabulary.ids, first.vocabulary.ids)
+        for name, value in run.module.state_dict().items():
+            assert torch.equal(value, weights[name].float()), name
+    with pytest.raises(UsageError, match=r"The weights in .*small are of taps = "):
+        session(tmp_path / "other", options=replace(OPTIONS, begin_with=small, taps=(1,)))
+    config = small / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "wager": {}}))
+    with pytest.raises(UsageError, match="no EAGLE-3 head that wager trained"):
+        session(tmp_path / "other", options=replace(OPTIONS, begin_with=small))
+
+
+def test_a_run_with_rounded_matrices_estimates_them_and_keeps_the_whole_ones(tmp_path: Path) -> None:
+    run = session(tmp_path, settings=replace(SETTINGS, rounded=True, steps=2))
+    run.run(lambda _: None)
+    matrix = run.module.lm_head.weight.detach()
+    assert not torch.equal(matrix, rounded(matrix, 4).weights), "the weights that are trained have all their bits"
+    figures = run.evaluate()
+    run.module.load_state_dict(
+        {
+            name: rounded(value, 4).weights if fits_groups(value.shape) else value
+            for name, value in run.module.state_dict().items()
+        }
+    )
+    run.settings = replace(run.settings, rounded=False)
+    assert run.evaluate() == figures
 
 
 def test_a_checkpoint_of_another_run_is_refused_by_what_differs(cut: Path) -> None:
@@ -215,3 +255,11 @@ def test_taps_and_logits_are_those_of_transformers(architecture: str, config: di
     for row, ids in enumerate(tokens):
         plain = tiny_models.logits(weights, ids)
         np.testing.assert_allclose(target.logits(found.final)[row].numpy(), plain, atol=5e-3, rtol=5e-3)
+
+
+def test_rows_that_count_more_are_drawn_first() -> None:
+    weights = torch.tensor([[0.0, 1, 1, 0, 0, 1], [1, 0, 1, 1, 1, 1]])
+    drawn = [drawn_rows(weights, 0.5, torch.Generator().manual_seed(seed)) for seed in range(20)]
+    assert all(rows[0].tolist() == [1, 2, 5] and 1 not in rows[1] for rows in drawn)
+    assert len({tuple(rows[1].tolist()) for rows in drawn}) > 3
+    assert drawn_rows(weights, 0.5, None).tolist() == [list(range(6))] * 2

@@ -152,7 +152,12 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
     "--begin-with",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Begin with the weights of an earlier run, on other texts say; its draft vocabulary is taken.",
+    help="Begin with the weights and the draft vocabulary of an earlier run or an EAGLE-3 head, on other texts say.",
+)
+@click.option(
+    "--rounded",
+    is_flag=True,
+    help="Round matrices to 4 bits in every step, so that a head loses nothing when it is stored in them.",
 )
 @click.option(
     "--size",
@@ -279,7 +284,7 @@ def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
         kind=kind,
         steps=options["steps"] or 1,
         precision=precision,
-        **{name: options[name] for name in ("batch", "depth", "loss", "rate", "seed")},
+        **{name: options[name] for name in ("batch", "depth", "loss", "rate", "seed", "rounded")},
     )
     run_options = RunOptions(
         passes=None if options["steps"] else options["passes"],

@@ -77,7 +77,7 @@ class BlockModule(DraftModule):
 
     def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:
         tokens, count = states.tokens, states.tokens.shape[1] - 1
-        rows = drawn_rows(len(tokens), count, _ANCHOR_SHARE, generator).to(tokens.device)  # [B, A] blocks begin after
+        rows = drawn_rows(states.weights[:, 1:], _ANCHOR_SHARE, generator)  # [B, A] blocks begin after
         slots = torch.arange(depth, device=tokens.device)
         places = rows[..., None] + 1 + slots  # [B, A, S], of the slots' inputs and of the distributions they guess
         masks = torch.full((*rows.shape, depth - 1), self.sizes.mask_token, device=tokens.device)

@@ -234,7 +234,7 @@ class TrainingTarget:
 @dataclass(frozen=True)
 class Provenance:
     """Where the weights come from: the target's name and fingerprint, its tokenizer's, the data's digest and size, the
-    command, and `figures` of the run: tokens, seconds, held-out acceptance."""
+    command, `figures` of the run: tokens, seconds, held-out acceptance, and whether they were `rounded` meanwhile."""
 
     target: str
     target_fingerprint: str
@@ -243,3 +243,4 @@ class Provenance:
     texts: int
     command: str
     figures: dict[str, Any] = field(default_factory=dict)
+    rounded: bool = False

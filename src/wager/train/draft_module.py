@@ -138,12 +138,15 @@ class StepRows:
         return StepRows(self.states[chosen], self.positions[chosen], self.valid[chosen], self.previous[chosen])
 
 
-def drawn_rows(batch: int, count: int, share: float, generator: torch.Generator | None) -> Tensor:
-    """Rows of each text, int64 [B, n], ascending: a random share of `count`, or all without a generator."""
+def drawn_rows(weights: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
+    """Rows of each text, int64 [B, n], ascending: a share of those whose `weights` [B, count] are given, at random, but
+    those that count more before others; or all without a generator."""
+    batch, count = weights.shape
     drawn = max(1, round(count * share))
     if generator is None or drawn >= count:
-        return torch.arange(count).expand(batch, count)
-    return torch.rand(batch, count, generator=generator).topk(drawn).indices.sort(-1).values
+        return torch.arange(count, device=weights.device).expand(batch, count)
+    order = weights + torch.rand(batch, count, generator=generator).to(weights.device)
+    return order.topk(drawn).indices.sort(-1).values
 
 
 class DraftModule(nn.Module):

@@ -103,14 +103,19 @@ class EagleModule(DraftModule):
         keys: tuple[Tensor, Tensor] | None = None
         for step in range(depth):
             if step and generator is not None:
-                chosen = drawn_rows(len(tokens), done.rows.shape[1], _DEPTH_SHARE, generator)
-                done = done.take(chosen.to(tokens.device))
-            ahead = (done.rows + 1 + step).clamp(max=positions)
+                counted = states.weights.gather(1, self._ahead(done, step, positions))
+                done = done.take(drawn_rows(counted, _DEPTH_SHARE, generator))
+            ahead = self._ahead(done, step, positions)
             known = tokens.gather(1, ahead)
             state, new = self._layer(self.embed(known), done, keys, step)
             keys, own = (new, ()) if keys is None else (keys, (*done.own, new))
             done = _Unrolled(done.rows, self.norm(state), own)
             yield StepRows(done.state, ahead, done.rows + 1 + step <= positions, known)
+
+    @staticmethod
+    def _ahead(done: _Unrolled, step: int, last: int) -> Tensor:
+        """The position whose distribution each row guesses at a step, at most the last one."""
+        return (done.rows + 1 + step).clamp(max=last)
 
     @property
     def _only(self) -> EagleLayer:

@@ -1,8 +1,8 @@
-"""`python -m wager.train.quantise HEAD FOLDER`: a trained head in under half its size, its output matrix in 8 bits and
-the others in 4. (4 bits of the output matrix alone cost three times as many guesses as 4 bits of all others.)
+"""`python -m wager.train.quantise HEAD FOLDER`: a trained head in under half its size, in 4 bits. The output matrix has
+8 if the head was not trained with 4 (`wager train --rounded`): they would cost three times as many guesses as 4 bits of
+all others.
 
-The form is compressed-tensors' pack-quantized with groups of 32 inputs, each with a float16 scale and a whole zero
-point. The range of a group is that of its weights, narrowed as far as this lowers the sum of squared errors.
+The form is compressed-tensors' pack-quantized; rounding.py has the values.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from wager.arch.config_keys import read_json
@@ -21,35 +22,9 @@ from wager.errors import UsageError
 from wager.kernels.arrays import FLOAT32
 from wager.models.safetensors_files import SafetensorsSource, TensorBytes, write_tensors
 from wager.train import run_on_folders
+from wager.train.rounding import GROUP, fits_groups, rounded
 
-_GROUP = 32
 _OUTPUT = "lm_head"
-_NARROWED = np.linspace(1, 0.7, 13, dtype=np.float32)
-"""Shares of a group's range that are tried."""
-
-
-def rounded(matrix: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8], NDArray[np.float16], NDArray[np.uint8]]:
-    """Codes [n, k], and scales and zero points [n, k / 32]: a weight is about scale * (code - zero). In 8 bits all zero
-    points are in the middle."""
-    (n, k), levels = matrix.shape, (1 << bits) - 1
-    groups = matrix.reshape(n, -1, _GROUP)
-    low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
-    if bits == 8:
-        high = np.maximum(high, -low)
-        low = -high * np.float32(128 / 127)
-    least = np.full(low.shape, np.inf, np.float32)
-    codes = np.zeros(groups.shape, np.uint8)
-    scales, zeros = np.ones(low.shape, np.float16), np.zeros(low.shape, np.uint8)
-    for share in _NARROWED:
-        scale = np.maximum((high - low) * share / levels, 2.0**-14).astype(np.float16)
-        step = scale.astype(np.float32)[..., None]
-        zero = np.clip(np.rint(-low * share / step[..., 0]), 0, levels) if bits == 4 else np.full(low.shape, 128)
-        code = np.clip(np.rint(groups / step) + zero[..., None], 0, levels)
-        error = np.square((code - zero[..., None]) * step - groups).sum(-1)
-        better = error < least
-        least = np.where(better, error, least)
-        codes[better], scales[better], zeros[better] = code[better], scale[better], zero[better]
-    return codes.reshape(n, k), scales, zeros
 
 
 def _packed(numbers: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
@@ -70,14 +45,15 @@ def quantise_head(source: Path, folder: Path) -> Path:
         raise UsageError(f"{folder} is there already.", "Give a folder that is new or empty.")
     folder.mkdir(parents=True, exist_ok=True)
     files = SafetensorsSource(source)
+    output_bits = 4 if config.get("wager", {}).get("rounded") else 8
     tensors: dict[str, TensorBytes] = {}
     for name, shape in files.shapes.items():
         base = name.removesuffix(".weight")
-        if base == name or len(shape) != 2 or shape[0] % 8 or shape[1] % _GROUP:
+        if base == name or not fits_groups(shape):
             tensors[name] = files.read_bytes(name)
             continue
-        bits = 8 if base == _OUTPUT else 4
-        codes, scales, zeros = rounded(files.read(name, FLOAT32), bits)
+        bits = output_bits if base == _OUTPUT else 4
+        codes, scales, zeros = (part.numpy() for part in rounded(torch.from_numpy(files.read(name, FLOAT32)), bits))
         parts: dict[str, tuple[str, NDArray[Any]]] = {
             "packed": ("I32", _packed(codes, bits)),
             "scale": ("F16", scales),
@@ -91,7 +67,7 @@ def quantise_head(source: Path, folder: Path) -> Path:
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "quantization_status": "compressed",
-        "config_groups": {"output": _group([f"re:.*{_OUTPUT}"], 8), "layers": _group(["Linear"], 4)},
+        "config_groups": {"output": _group([f"re:.*{_OUTPUT}"], output_bits), "layers": _group(["Linear"], 4)},
         "ignore": [],
     }
     for file in source.iterdir():
@@ -103,7 +79,7 @@ def quantise_head(source: Path, folder: Path) -> Path:
 
 
 def _group(targets: list[str], bits: int) -> dict[str, Any]:
-    weights = {"num_bits": bits, "type": "int", "symmetric": bits == 8, "strategy": "group", "group_size": _GROUP}
+    weights = {"num_bits": bits, "type": "int", "symmetric": bits == 8, "strategy": "group", "group_size": GROUP}
     return {"targets": targets, "weights": {**weights, "dynamic": False}, "input_activations": None}
 
 

@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 from wager.arch.spec import ModelSpec
-from wager.errors import ModelError, UsageError
+from wager.errors import MALFORMED, ModelError, UsageError
 from wager.inputs import replacing
+from wager.models.head_files import HeadFiles, read_vocabulary
 from wager.train.block import BlockModule
 from wager.train.data import (
     DraftVocabulary,
@@ -38,6 +39,7 @@ from wager.train.eagle import EagleModule
 from wager.train.export import export, rope_scaling
 from wager.train.losses import unrolled_loss
 from wager.train.pruned import PrunedModule, check_prunable, chosen_layers
+from wager.train.rounding import as_rounded
 from wager.train.target import StateSource, TorchTarget, check_trainable, default_taps
 
 MODULES: Mapping[str, type[DraftModule]] = {
@@ -60,7 +62,8 @@ class TrainSettings:
 
     `depth` is the number of guesses that are trained, each counting `decay` times the one before; `batch` is in tokens;
     the learning rate rises over `warmup` steps and falls linearly to 0 over the last `cooldown` share of all `steps`.
-    `begun_with` is the digest of the weights that the run begins with; empty for fresh ones.
+    `rounded` matrices have their values in 4 bits in every step. `begun_with` is the digest of the weights that the run
+    begins with; empty for fresh ones.
     """
 
     kind: str = "eagle3"
@@ -76,6 +79,7 @@ class TrainSettings:
     clip: float = 1.0
     seed: int = 0
     precision: str = "bfloat16"
+    rounded: bool = False
     begun_with: str = ""
 
     def learning_rate(self, step: int) -> float:
@@ -92,7 +96,7 @@ class RunOptions:
     `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `layers` of a block drafter or
     pruned model (a number, or of the latter which; None: the usual number), `inner` width of a head's feed-forward
     (None: the target's), `save_every` steps, `keep` the states on disk, `begin_with` the weights and vocabulary of an
-    earlier run's folder.
+    earlier run's folder, or of a head that was exported.
     """
 
     passes: float | None = None
@@ -182,6 +186,34 @@ class TrainingCheckpoint:
         except Exception as error:  # torch raises many kinds for a damaged file
             raise ModelError(f"{path} cannot be read: {error}.", "The file is damaged; train again.") from error
 
+    @classmethod
+    def of_head(cls, folder: Path) -> TrainingCheckpoint:
+        """An EAGLE-3 head that was exported, also one that is stored in fewer bits, as the beginning of a run.
+        UsageError if it was not trained by wager."""
+        files = HeadFiles(folder)
+        try:
+            layer, written = files.config["transformer_layer_config"], dict(files.config["wager"])
+            taps = tuple(written.pop("taps"))
+            sizes = DraftSizes(
+                hidden=layer["hidden_size"],
+                inner=layer["intermediate_size"],
+                heads=layer["num_attention_heads"],
+                kv_heads=layer["num_key_value_heads"],
+                head_dim=layer["head_dim"],
+                norm_eps=layer["rms_norm_eps"],
+                taps=taps,
+            )
+            provenance, draft = Provenance(**written), files.config["draft_vocab_size"]
+            kind = files.config["speculators_model_type"]
+        except MALFORMED as error:
+            raise UsageError(
+                f"{folder} has no checkpoint, and no EAGLE-3 head that wager trained: {error!r}.",
+                "Begin with the folder of an earlier run.",
+            ) from error
+        ids = read_vocabulary(files, draft=draft, size=layer["vocab_size"]).ids
+        module = {name: torch.from_numpy(files.read(name)) for name in files.shapes if name not in ("d2t", "t2d")}
+        return cls(TrainSettings(kind), sizes, ids, provenance, 0, module, {}, [])
+
     @property
     def identity(self) -> dict[str, Any]:
         """What decides the numbers of the run, by name."""
@@ -222,7 +254,10 @@ class TrainingSession:
         spec = target.weights.spec
         self.scaling = rope_scaling(spec, target.path)
         self.data = TrainingData(tuple(texts), min(options.longest, spec.context))
-        earlier = None if options.begin_with is None else TrainingCheckpoint.load(options.begin_with)
+        earlier = None
+        if (begin_with := options.begin_with) is not None:
+            whole = (begin_with / NAME).exists()
+            earlier = TrainingCheckpoint.load(begin_with) if whole else TrainingCheckpoint.of_head(begin_with)
         if earlier is not None:
             self.vocabulary = DraftVocabulary(earlier.vocabulary, spec.vocab)
         else:
@@ -250,6 +285,7 @@ class TrainingSession:
             self.data.digest,
             len(self.data.texts),
             options.command,
+            rounded=settings.rounded,
         )
         matrices = [parameter for parameter in self.module.parameters() if parameter.dim() > 1]
         vectors = [parameter for parameter in self.module.parameters() if parameter.dim() <= 1]
@@ -357,19 +393,20 @@ class TrainingSession:
         states = self.states.of(texts, self.weights)
         drawn = np.random.default_rng([settings.seed, self.step, 1]).integers(1 << 62)
         generator = torch.Generator().manual_seed(int(drawn))
-        with self._autocast():
-            total, agreement = unrolled_loss(
-                self.module,
-                states,
-                depth=settings.depth,
-                decay=settings.decay,
-                loss=settings.loss,
-                generator=generator,
-            )
-        if not torch.isfinite(total):
-            raise UsageError(f"The loss of step {self.step + 1} is not a number.", "Take a smaller --rate.")
-        self.optimiser.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
+        with self._rounded():
+            with self._autocast():
+                total, agreement = unrolled_loss(
+                    self.module,
+                    states,
+                    depth=settings.depth,
+                    decay=settings.decay,
+                    loss=settings.loss,
+                    generator=generator,
+                )
+            if not torch.isfinite(total):
+                raise UsageError(f"The loss of step {self.step + 1} is not a number.", "Take a smaller --rate.")
+            self.optimiser.zero_grad(set_to_none=True)
+            total.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip)
         self.optimiser.step()
         return StepReport(self.step, total.item(), tuple(agreement), states.tokens.numel())
@@ -403,7 +440,7 @@ class TrainingSession:
             states = source.of([text], plain)
             best = target.logits(states.final)[0].argmax(-1)
             right = np.zeros((depth, states.tokens.shape[1]), bool)
-            with self._autocast():
+            with self._rounded(), self._autocast():
                 for step, rows in enumerate(self.module.steps(states, depth, None)):
                     guesses = self.module.choices(rows.take(0), ids)
                     found = (guesses == best[rows.positions[0]]) & rows.valid[0]
@@ -414,6 +451,10 @@ class TrainingSession:
                 accepted.append(lengths[row])
                 row += lengths[row] + 1
         return HeldOutAcceptance.of(accepted, depth=depth, texts=len(chosen))
+
+    def _rounded(self) -> AbstractContextManager[None]:
+        """Matrices as they will be stored, where that is asked for."""
+        return as_rounded(self.module.parameters()) if self.settings.rounded else nullcontext()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Products in bfloat16 where that is asked for."""
