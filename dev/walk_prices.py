@@ -1,7 +1,7 @@
 """The engine and its policy on a clock of fixed prices: speed-up and tau by drafter, the same on any machine and load.
 
     python dev/walk_prices.py PROMPTS DRAFTER [DRAFTER ...] [--limit 24] [--tokens 128] [--temperature 0]
-        [--rows 1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47] [--call 0.065] [--guess 0.045] [--state 0.008]
+        [--rows 1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47] [--call 0.053] [--guess 0.03] [--state 0.004]
         [--keeping 0.04] [--ask 0.01]
 
 Answers are computed; their seconds are not those of this machine. A step of the target takes the price of its rows
@@ -101,9 +101,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, action="append")
     parser.add_argument("--rows", default="1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47")
-    parser.add_argument("--call", type=float, default=0.065)
-    parser.add_argument("--guess", type=float, default=0.045)
-    parser.add_argument("--state", type=float, default=0.008)
+    parser.add_argument("--call", type=float, default=0.053)
+    parser.add_argument("--guess", type=float, default=0.03)
+    parser.add_argument("--state", type=float, default=0.004)
     parser.add_argument("--keeping", type=float, default=0.04)
     parser.add_argument("--ask", type=float, default=0.01)
     options = parser.parse_args()
