@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "suffix_tree.h"
+#include "token_numbers.h"
 
 namespace wager {
 
@@ -16,6 +17,7 @@ namespace wager {
 struct CorpusSegment {
     static constexpr int kDepth = 32;      // tokens before a place that are compared
     static constexpr size_t kStride = 64;  // of the places whose two tokens before them are among the keys
+    static constexpr size_t kSamples = 32;  // places behind a run that are looked at
     static constexpr int kUsedShift = 12;   // a block of tokens, of which is noted that something was found there
 
     const int32_t* tokens = nullptr;
@@ -24,9 +26,15 @@ struct CorpusSegment {
     const uint64_t* keys = nullptr;
     uint8_t* used = nullptr;
 
-    struct Range {
-        size_t first = 0, last = 0;  // in the order
-        int length = 0;              // of the run
+    // Places in the order: from `first` to before `last`.
+    struct Run {
+        size_t first = 0, last = 0;
+    };
+
+    // Where a text would be in the order, and how many of its tokens the places before and after that are behind.
+    struct Spot {
+        size_t at = 0;
+        int below = 0, above = 0;
     };
 
     // The two tokens before a place.
@@ -43,49 +51,37 @@ struct CorpusSegment {
         return a < b;
     }
 
-    // The places behind the longest run that ends at `end`, of `most` tokens at most, all of them ids; length 0 if none has
-    // `least` tokens, which are 2 or more.
-    Range find(const int32_t* end, int most, int least) const {
-        if (size == 0 || most < least) return {};
-        const auto [from, to] = between_keys(key(end), key(end));
-        size_t first = from, last = to;
-        while (first < last) {
-            const size_t middle = (first + last) / 2;
-            const auto [common, less] = compare(middle, end, most);
-            (less ? first : last) = less ? middle + 1 : middle;
-        }
-        const size_t at = first;
-        const int below = at > 0 ? compare(at - 1, end, most).first : 0, above = at < size ? compare(at, end, most).first : 0;
-        const int length = std::max(below, above);
-        if (length < least) return {};
-        Range range{at, at, length};
-        if (below == length) range.first = edge(at - 1, 0, end, length, -1);
-        if (above == length) range.last = edge(at, size - 1, end, length, 1) + 1;
-        return range;
+    // The places behind the `length` tokens before `end`, 1 or 2, among those behind fewer.
+    Run find(const Run& among, const int32_t* end, int length) const {
+        const uint64_t least = length > 1 ? key(end) : static_cast<uint64_t>(static_cast<uint32_t>(end[-1] + 1)) << 32;
+        const uint64_t most = length > 1 ? least : least | UINT32_MAX;
+        const uint64_t* const start = keys + (among.first + kStride - 1) / kStride;
+        const uint64_t* const stop = keys + (among.last + kStride - 1) / kStride;
+        const uint64_t* const low = std::lower_bound(start, stop, least);
+        const Run before{low == start ? among.first : (low - keys - 1) * kStride, low == stop ? among.last : (low - keys) * kStride};
+        const size_t first = first_without(before, [&](size_t at) { return compare(at, end, length).second; });
+        if (first == among.last || compare(first, end, length).first < length) return {first, first};
+        const uint64_t* const high = std::upper_bound(low, stop, most);
+        return {first, edge(high == low ? first : (high - keys - 1) * kStride, among.last - 1, end, length, 1) + 1};
     }
 
-    // Of the places in `range`, which are behind the same length - 1 tokens as `end`, those that are behind `length`.
-    Range narrow(Range range, const int32_t* end, int length) const {
-        if (length <= 2) {
-            const uint64_t low = length == 2 ? key(end) : static_cast<uint64_t>(static_cast<uint32_t>(end[-1] + 1)) << 32;
-            const auto [from, to] = between_keys(low, length == 2 ? low : low | UINT32_MAX);
-            range.first = std::max(range.first, from), range.last = std::max(range.first, std::min(range.last, to));
-        }
-        const auto first_without = [&](auto holds) {
-            size_t first = range.first, last = range.last;
-            while (first < last) {
-                const size_t middle = (first + last) / 2;
-                if (holds(middle))
-                    first = middle + 1;
-                else
-                    last = middle;
-            }
-            return first;
-        };
-        range.first = first_without([&](size_t at) { return compare(at, end, length).second; });
-        range.last = first_without([&](size_t at) { return compare(at, end, length).first == length; });
-        range.length = length;
-        return range;
+    // Where the `most` tokens before `end` would be among the places behind fewer of them.
+    Spot locate(const Run& among, const int32_t* end, int most) const {
+        const size_t at = first_without(among, [&](size_t place) { return compare(place, end, most).second; });
+        return {at, at > among.first ? compare(at - 1, end, most).first : 0, at < among.last ? compare(at, end, most).first : 0};
+    }
+
+    // The places behind the `length` tokens before `end`, around `spot`.
+    Run narrow(const Run& among, const Spot& spot, const int32_t* end, int length) const {
+        return {spot.below >= length ? edge(spot.at - 1, among.first, end, length, -1) : spot.at,
+                spot.above >= length ? edge(spot.at, among.last - 1, end, length, 1) + 1 : spot.at};
+    }
+
+    // How many places of a run are looked at, and the one of that number; they are evenly spaced.
+    static size_t samples(const Run& run) { return std::min(run.last - run.first, kSamples); }
+    uint32_t place(const Run& run, size_t sample) const {
+        const size_t places = run.last - run.first;
+        return order[run.first + (places > kSamples ? sample * places / kSamples : sample)];
     }
 
   private:
@@ -97,15 +93,19 @@ struct CorpusSegment {
         return {most, false};
     }
 
-    // The places between which those with keys from `least` to `most` are.
-    std::pair<size_t, size_t> between_keys(uint64_t least, uint64_t most) const {
-        const uint64_t* const last = keys + (size + kStride - 1) / kStride;
-        const uint64_t* const low = std::lower_bound(keys, last, least);
-        const uint64_t* const high = std::upper_bound(low, last, most);
-        return {low == keys ? 0 : (low - keys - 1) * kStride, std::min<size_t>(size, (high - keys) * kStride)};
+    // The first of some places at which it does not hold; it does at those before. The end of them if there is none.
+    template <class Holds> static size_t first_without(Run among, Holds holds) {
+        while (among.first < among.last) {
+            const size_t middle = (among.first + among.last) / 2;
+            if (holds(middle))
+                among.first = middle + 1;
+            else
+                among.last = middle;
+        }
+        return among.first;
     }
 
-    // From a place behind the run towards `limit` (`step`: 1 or -1), the last one that is behind it too.
+    // From a place behind `length` tokens towards `limit` (`step`: 1 or -1), the last one that is behind them too.
     size_t edge(size_t inside, size_t limit, const int32_t* end, int length, int step) const {
         size_t reach = 1;
         const auto left = [&] { return step > 0 ? limit - inside : inside - limit; };
@@ -120,71 +120,128 @@ struct CorpusSegment {
     }
 };
 
-// What followed in several segments, the newest first.
+// What followed in several segments, the newest first. What is said is of the text that was looked up last, whose tokens must
+// be there still.
 class Corpus {
   public:
     static constexpr int kLongest = CorpusSegment::kDepth;
-    static constexpr int kShortest = 2;       // a run of one token says little, and many places are behind it
-    static constexpr size_t kSamples = 32;    // places behind a run that are looked at, in each segment
-    static constexpr int kUseful = 4;         // length of a run from which on finding it counts as a use
+    static constexpr int kUseful = 4;  // length of a run from which on finding it counts as a use
 
-    void set(std::vector<CorpusSegment> segments) { segments_ = std::move(segments); }
+    uint64_t version() const { return version_; }
 
-    // The length of the longest known run before `end`, at least `least`, else 0; what followed it, the most frequent
-    // first, of equals the latest, and how often anything did, among the places looked at.
-    int find(const int32_t* end, size_t size, int least, std::vector<SuffixTree::Follower>& out, uint32_t& all) {
-        out.clear(), all = 0;
-        int most = 0, length = std::max(least, kShortest);
+    void set(std::vector<CorpusSegment> segments) {
+        segments_ = std::move(segments);
+        for (std::vector<Context>& contexts : known_) contexts.clear();
+        ++version_;
+    }
+
+    // The length of the longest known run of tokens before `end`, or 1 if there is none.
+    int look_up(const int32_t* end, size_t size) {
+        int most = 0;
         while (most < kLongest && static_cast<size_t>(most) < size && end[-most - 1] >= 0) ++most;
-        ranges_.clear();
-        for (const CorpusSegment& segment : segments_) {
-            const CorpusSegment::Range range = segment.find(end, most, length);
-            if (range.length == 0) continue;
-            if (range.length > length) ranges_.clear();
-            length = range.length;
-            ranges_.push_back({&segment, range});
+        end_ = end, longest_ = segments_.empty() ? 0 : std::min(most, 1);
+        for (int length = 1; length <= 2 && length <= most && longest_ > 0; ++length) context_[length] = &context(length);
+        spots_.clear();
+        for (size_t i = 0; i < segments_.size() && most > 1; ++i) {
+            spots_.push_back(segments_[i].locate(context_[2]->runs[i], end, most));
+            longest_ = std::max({longest_, spots_.back().below, spots_.back().above});
         }
-        if (ranges_.empty()) return 0;
-        for (const auto& [segment, range] : ranges_) count(*segment, range, out, all);
-        std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.count > b.count; });
-        return length;
+        return longest_;
     }
 
-    // Calls `use` with every token that followed the `length` tokens before `end`, and how often: the places looked at
-    // stand for all of them. To be called with a length of 1, 2, ... in turn.
-    template <class Use> void each_follower(const int32_t* end, int length, Use use) {
-        if (length == 1) {
-            narrowed_.clear();
-            for (const CorpusSegment& segment : segments_) narrowed_.push_back({0, segment.size, 0});
-        }
+    // What followed the longest run, of 2 tokens or more, the most frequent first, of equals the latest; how often anything
+    // did, among the places looked at.
+    uint32_t followers(std::vector<SuffixTree::Follower>& out) {
+        out.clear(), samples_.clear();
         for (size_t i = 0; i < segments_.size(); ++i) {
-            const CorpusSegment& segment = segments_[i];
-            const CorpusSegment::Range range = narrowed_[i] = segment.narrow(narrowed_[i], end, length);
-            const size_t places = range.last - range.first, samples = std::min(places, kSamples);
-            for (size_t sample = samples; sample-- > 0;)
-                use(segment.tokens[segment.order[range.first + sample * places / samples]], double(places) / samples);
+            const CorpusSegment::Run found = run(i, longest_);
+            read(i, found);
+            if (const size_t samples = CorpusSegment::samples(found); samples > 0 && longest_ >= kUseful)
+                segments_[i].used[segments_[i].place(found, samples - 1) >> CorpusSegment::kUsedShift] = 1;
         }
-    }
-
-  private:
-    static void count(const CorpusSegment& segment, const CorpusSegment::Range& range, std::vector<SuffixTree::Follower>& out,
-                      uint32_t& all) {
-        const size_t places = range.last - range.first, samples = std::min(places, kSamples);
-        for (size_t sample = samples; sample-- > 0; ++all) {
-            const uint32_t place = segment.order[range.first + sample * places / samples];
-            const int32_t token = segment.tokens[place];
-            const auto found = std::find_if(out.begin(), out.end(), [&](const auto& each) { return each.token == token; });
+        for (const Sample& sample : samples_) {
+            const auto found = std::find_if(out.begin(), out.end(), [&](const auto& each) { return each.token == sample.token; });
             if (found != out.end())
                 ++found->count;
             else
-                out.push_back({token, 1});
-            if (range.length >= kUseful && sample + 1 == samples) segment.used[place >> CorpusSegment::kUsedShift] = 1;
+                out.push_back({sample.token, 1});
         }
+        std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.count > b.count; });
+        return static_cast<uint32_t>(samples_.size());
+    }
+
+    // Calls `use` with tokens that followed the last `length` tokens, and how often: the places looked at stand for all.
+    template <class Use> void each_follower(int length, Use use) {
+        if (length > longest_) return;
+        if (length > 2) {
+            samples_.clear();
+            for (size_t i = 0; i < segments_.size(); ++i) read(i, run(i, length));
+        }
+        for (const Sample& each : length > 2 ? samples_ : context_[length]->followers) use(each.token, each.times);
+    }
+
+  private:
+    static constexpr size_t kContexts = 1 << 11;  // of each length
+
+    // A token that followed, and how often.
+    struct Sample {
+        int32_t token;
+        double times;
+    };
+
+    // A run of one or two tokens: these are looked up again and again.
+    struct Context {
+        int32_t tokens[2] = {-1, -1};          // from the last one on; -1: none
+        std::vector<CorpusSegment::Run> runs;  // by segment
+        std::vector<Sample> followers;         // different ones
+    };
+
+    const Context& context(int length) {
+        const int32_t last = end_[-1], before = length > 1 ? end_[-2] : -1;
+        known_[length - 1].resize(kContexts);
+        const uint64_t hash = (static_cast<uint64_t>(last) << 32 | static_cast<uint32_t>(before)) * 0x9E3779B97F4A7C15u;
+        Context& found = known_[length - 1][(hash >> 32) % kContexts];
+        if (found.tokens[0] == last && found.tokens[1] == before) return found;
+        found.tokens[0] = last, found.tokens[1] = before;
+        found.runs.clear(), found.followers.clear();
+        samples_.clear(), numbers_.clear();
+        for (size_t i = 0; i < segments_.size(); ++i) {
+            const CorpusSegment::Run among = length > 1 ? context_[1]->runs[i] : CorpusSegment::Run{0, segments_[i].size};
+            found.runs.push_back(segments_[i].find(among, end_, length));
+            read(i, found.runs.back());
+        }
+        for (const Sample& sample : samples_) {
+            const uint32_t number = numbers_.of(sample.token);
+            if (number == found.followers.size())
+                found.followers.push_back(sample);
+            else
+                found.followers[number].times += sample.times;
+        }
+        return found;
+    }
+
+    // The places behind the last `length` tokens, 2 or more.
+    CorpusSegment::Run run(size_t segment, int length) const {
+        const CorpusSegment::Run& pair = context_[2]->runs[segment];
+        return length > 2 ? segments_[segment].narrow(pair, spots_[segment], end_, length) : pair;
+    }
+
+    // Adds what followed at the places of a run that are looked at, the last one first.
+    void read(size_t segment, const CorpusSegment::Run& run) {
+        const size_t samples = CorpusSegment::samples(run);
+        const double times = double(run.last - run.first) / samples;
+        for (size_t sample = samples; sample-- > 0;) samples_.push_back({segments_[segment].tokens[segments_[segment].place(run, sample)], times});
     }
 
     std::vector<CorpusSegment> segments_;
-    std::vector<CorpusSegment::Range> narrowed_;
-    std::vector<std::pair<const CorpusSegment*, CorpusSegment::Range>> ranges_;
+    std::vector<Context> known_[2];  // by length, less 1
+    uint64_t version_ = 0;
+    const int32_t* end_ = nullptr;
+    int longest_ = 0;
+    const Context* context_[3] = {};         // of the last 1 and 2 tokens
+    std::vector<CorpusSegment::Spot> spots_;  // by segment
+    std::vector<Sample> samples_;
+    TokenNumbers numbers_;
 };
 
 // The places of `tokens` that a segment's order has, in that order.

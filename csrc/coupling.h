@@ -1,8 +1,6 @@
 // Guesses that follow the noise of a request: draft/coupling.py says how likely each is. Knows no Python.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -10,6 +8,7 @@
 #define WAGER_NS drafting  // not the kernels' copies, which are compiled for one instruction set each
 #include "noise.h"
 #undef WAGER_NS
+#include "token_numbers.h"
 
 namespace wager {
 
@@ -34,28 +33,17 @@ struct CouplingRules {
 // The candidates for a position: to each the sources give masses, which add up.
 class Candidates {
   public:
-    static constexpr size_t kMost = 512;  // further ones are left out
-
     explicit Candidates(const CouplingRules& rules) : rules_(rules) {}
 
     void clear() {
-        slots_.fill(0);
+        numbers_.clear();
         found_.clear();
     }
 
     void add(int32_t token, double mass) {
-        for (size_t at = static_cast<uint32_t>(token) * 0x9E3779B1u >> 22;; at = (at + 1) % slots_.size()) {
-            uint16_t& slot = slots_[at];
-            if (slot == 0) {
-                if (found_.size() == kMost) return;
-                found_.push_back({token, rules_.unseen});
-                slot = static_cast<uint16_t>(found_.size());
-            } else if (found_[slot - 1].token != token) {
-                continue;
-            }
-            found_[slot - 1].probability += mass;
-            return;
-        }
+        const uint32_t number = numbers_.of(token);
+        if (number == found_.size()) found_.push_back({token, rules_.unseen});
+        found_[number].probability += mass;
     }
 
     // Of each candidate the probability that it is the target's token `ahead` guesses after the request's first one.
@@ -73,8 +61,8 @@ class Candidates {
 
   private:
     CouplingRules rules_;
-    std::array<uint16_t, 2 * kMost> slots_{};  // number of a candidate, from 1; 0: free
-    std::vector<LikelyToken> found_;           // with their masses, then their probabilities
+    TokenNumbers numbers_;
+    std::vector<LikelyToken> found_;  // by number, with their masses, then their probabilities
 };
 
 }  // namespace wager

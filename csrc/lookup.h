@@ -18,6 +18,7 @@ enum LookupSource { kOwnText, kSharedTexts, kStore, kSources };
 
 // Continuations of a source in a tree of guesses, and followers of a run, the latest ones, among which they are chosen.
 constexpr int kContinuations = 4, kLatest = SharedTexts::kLatest;
+constexpr int kShortest = 2;  // run in a corpus: one of one token says little, and many places are behind it
 constexpr double kOtherWeights[kSources] = {2.2, 0.9, 2.2};  // draft/lookup.py: OTHER_WEIGHTS
 
 // Cells: of the text's own tree by the length of the match and its kind; of earlier texts and of the store by the
@@ -74,18 +75,22 @@ class LookupText {
             prompt_ = {};
             find_place();
             predict(place_, guesses_);
-        } else if (shared_version_ != shared_->tree().version()) {
+        } else if (shared_version_ != shared_->version()) {
             find_place();
             predict(place_, guesses_);
         }
-        for (const int32_t token : unindexed_) {
+        size_t known = ahead_version_ == shared_->version() ? ahead_.size() : 0;
+        for (size_t i = 0; i < unindexed_.size(); ++i) {
+            const int32_t token = unindexed_[i];
             learn(token);
             append(token);
             move(place_, token);
             place_.own = {endings_.back(), static_cast<int>(endings_.size()) - 1};
-            predict(place_, guesses_);
+            if (i < known && ahead_[i].token != token) known = i;
+            predict(place_, guesses_, i < known ? &ahead_[i].guess : nullptr);
         }
         unindexed_.clear();
+        ahead_.clear();
     }
 
     // A chain of at most `depth` guesses with their survival: at every place the likeliest token. It follows the guesses
@@ -95,10 +100,14 @@ class LookupText {
         tokens.clear(), survival.clear();
         LookupPlace place = place_after(after);
         LookupGuess guesses[kSources];
-        if (after.empty()) std::copy(guesses_, guesses_ + kSources, guesses);
-        else if (noise.greedy()) predict(place, guesses);
+        std::copy(guesses_, guesses_ + kSources, guesses);
+        ahead_.clear(), ahead_version_ = shared_->version();
         double reached = 1.0;
         while (static_cast<int>(tokens.size()) < depth) {
+            if (noise.greedy() && !(after.empty() && tokens.empty())) {
+                predict(place, guesses);
+                if (after.empty()) ahead_.push_back({tokens.back(), guesses[kSharedTexts]});
+            }
             if (noise.greedy()) named(guesses, likely_);
             else coupled(place, noise, tokens.size());
             const LikelyToken next = likeliest();
@@ -106,7 +115,6 @@ class LookupText {
             if (reached < rules_->min_survival) return;
             tokens.push_back(next.token), survival.push_back(reached);
             move(place, next.token);
-            if (noise.greedy()) predict(place, guesses);
         }
     }
 
@@ -168,15 +176,16 @@ class LookupText {
 
     void find_place() {
         place_ = {};
-        shared_version_ = shared_->tree().version();
+        shared_version_ = shared_->version();
         const size_t most = std::max<size_t>(rules_->longest, LookupPlace::kLast);
         for (size_t i = tokens_.size() - std::min(tokens_.size(), most); i < tokens_.size(); ++i) move(place_, tokens_[i]);
         place_.own = {endings_.back(), static_cast<int>(endings_.size()) - 1};
     }
 
-    void predict(const LookupPlace& place, LookupGuess (&guesses)[kSources]) {
+    // `of_shared` is what earlier texts say, if that is known.
+    void predict(const LookupPlace& place, LookupGuess (&guesses)[kSources], const LookupGuess* of_shared = nullptr) {
         guesses[kOwnText] = rules_->longest != 0 ? of_tree(own_, place.own, 0) : LookupGuess();
-        guesses[kSharedTexts] = rules_->shared_tokens != 0 ? of_shared_texts(place) : LookupGuess();
+        guesses[kSharedTexts] = of_shared != nullptr ? *of_shared : rules_->shared_tokens != 0 ? of_shared_texts(place) : LookupGuess();
         guesses[kStore] = LookupGuess();
         if (store_ == nullptr || store_->find(place.last + place.known, place.known, 1, found_) == 0) return;
         guesses[kStore] = {found_[0].token, kStoreCell + found_[0].probability * kProbabilityCells / 256};
@@ -199,24 +208,31 @@ class LookupText {
     // the longer one of the two; else what followed counts by its probability.
     LookupGuess of_shared_texts(const LookupPlace& place) {
         constexpr int kFirst = kLongCell - 4 * SharedTexts::kInterpolated;
-        uint32_t all = 0;
-        const int length = find_in_corpus(place, all);
-        if (length > SharedTexts::kInterpolated) return of_match(followers_[0], all, length, kFirst);
-        if (length == 0 && known(shared_->tree(), place.shared).length > SharedTexts::kInterpolated)
-            return of_tree(shared_->tree(), place.shared, kFirst);
-        shared_->interpolate(place.last + place.known, place.known, place.shared, interpolated_);
+        const SuffixTree::Match match = known(shared_->tree(), place.shared);
+        const int length = find_in_corpus(place, match.length);
+        if (length > SharedTexts::kInterpolated) {
+            const uint32_t all = shared_->corpus->followers(followers_);
+            return of_match(followers_[0], all, length, kFirst);
+        }
+        if (match.length > SharedTexts::kInterpolated && length == 0) return of_tree(shared_->tree(), match, kFirst);
+        shared_->interpolate(place.shared, kContinuations, interpolated_);
         if (interpolated_.empty()) return {};
         const LikelyToken& best = interpolated_[0];
         return {best.token, kSharedCell + std::min(static_cast<int>(best.probability * kProbabilityCells), kProbabilityCells - 1)};
     }
 
-    // The length of a match in the corpus that is longer than any in the tree, else 0; what followed is in `followers_`.
-    int find_in_corpus(const LookupPlace& place, uint32_t& all) {
-        followers_.clear();
+    // Looks the place up in the corpus; the length of a run there that is longer than `in_tree`, else 0.
+    int find_in_corpus(const LookupPlace& place, int in_tree) {
         if (shared_->corpus == nullptr) return 0;
-        const int least = known(shared_->tree(), place.shared).length + 1;
-        return shared_->corpus->find(place.last + place.known, place.known, least, followers_, all);
+        const int length = shared_->corpus->look_up(place.last + place.known, place.known);
+        return length > std::max(in_tree, kShortest - 1) ? length : 0;
     }
+
+    // A guess of the chain that was drafted last, and what earlier texts say is next.
+    struct Ahead {
+        int32_t token;
+        LookupGuess guess;
+    };
 
     struct Branch {
         double survival;
@@ -254,9 +270,10 @@ class LookupText {
         if (rules_->longest != 0) add_followers(own_, place.own, rules_->weights[kOwnText]);
         if (rules_->shared_tokens != 0) {
             add_followers(shared_->tree(), place.shared, rules_->weights[kSharedTexts]);
-            uint32_t all = 0;
-            find_in_corpus(place, all);
-            add_followers(rules_->weights[kSharedTexts]);
+            if (find_in_corpus(place, known(shared_->tree(), place.shared).length) != 0) {
+                shared_->corpus->followers(followers_);
+                add_followers(rules_->weights[kSharedTexts]);
+            }
         }
         if (store_ != nullptr)
             store_->each(place.last + place.known, place.known, kContinuations, [&](int32_t token, int probability) {
@@ -297,7 +314,7 @@ class LookupText {
             double named = 0.0;
             for (size_t i = 0; i < count; ++i)
                 if (out[i].token == guesses[source].token) named = out[i].probability;
-            find_others(place, source, guesses[source].token);
+            find_others(place, source, guesses[source]);
             double all = 1.0;
             for (const LikelyToken& other : others_) all += other.probability;
             const double most = kOtherWeights[source] * named * (1.0 - named) / all;
@@ -306,34 +323,33 @@ class LookupText {
         }
     }
 
-    // The other continuations of a source than `best`, and how frequent each is beside it.
-    void find_others(const LookupPlace& place, int source, int32_t best) {
+    // The other continuations of a source than its guess, the last one that it made, and how frequent each is beside it.
+    void find_others(const LookupPlace& place, int source, const LookupGuess& guess) {
         others_.clear();
         if (source == kStore) {
             store_->find(place.last + place.known, place.known, kContinuations, found_);
             for (const StoreTable::Continuation& other : found_)
-                if (other.token != best) others_.push_back({other.token, double(other.probability) / found_[0].probability});
+                if (other.token != guess.token) others_.push_back({other.token, double(other.probability) / found_[0].probability});
             return;
         }
-        if (source == kSharedTexts && of_shared_texts(place).cell < kLongCell) {
-            const size_t most = std::min<size_t>(interpolated_.size(), kContinuations);
-            for (size_t i = 1; i < most; ++i)
+        if (source == kSharedTexts && guess.cell < kLongCell) {
+            for (size_t i = 1; i < interpolated_.size(); ++i)
                 others_.push_back({interpolated_[i].token, interpolated_[i].probability / interpolated_[0].probability});
             return;
         }
-        uint32_t all = 0;
         double most = 0.0;
-        if (source == kSharedTexts && find_in_corpus(place, all) != 0) {
+        SuffixTree& tree = source == kOwnText ? own_ : shared_->tree();
+        const SuffixTree::Match match = known(tree, source == kOwnText ? place.own : place.shared);
+        if (source == kSharedTexts && find_in_corpus(place, match.length) != 0) {
+            shared_->corpus->followers(followers_);
             most = followers_[0].count;
             if (followers_.size() > kContinuations) followers_.resize(kContinuations);
         } else {
-            SuffixTree& tree = source == kOwnText ? own_ : shared_->tree();
-            const SuffixTree::Match match = known(tree, source == kOwnText ? place.own : place.shared);
             most = tree.best(match.node).count;
             tree.frequent(match.node, kLatest, kContinuations, followers_);
         }
         for (const SuffixTree::Follower& other : followers_)
-            if (other.token != best) others_.push_back({other.token, other.count / most});
+            if (other.token != guess.token) others_.push_back({other.token, other.count / most});
     }
 
     static SuffixTree::Match known(SuffixTree& tree, SuffixTree::Match match) {
@@ -359,6 +375,8 @@ class LookupText {
     LookupPlace place_;
     uint64_t shared_version_ = 0;
     LookupGuess guesses_[kSources];
+    std::vector<Ahead> ahead_;
+    uint64_t ahead_version_ = 0;
     std::vector<double> rates_, tried_;
     std::vector<StoreTable::Continuation> found_;
     std::vector<SuffixTree::Follower> followers_;

@@ -50,9 +50,10 @@ class LearnedCorpus {
 
     std::pair<int, std::vector<std::pair<int32_t, uint32_t>>> find(const std::vector<int32_t>& text, int least) {
         std::vector<wager::SuffixTree::Follower> followers;
-        uint32_t all = 0;
-        const int length = corpus.find(text.data() + text.size(), text.size(), least, followers, all);
         std::vector<std::pair<int32_t, uint32_t>> found;
+        const int length = corpus.look_up(text.data() + text.size(), text.size());
+        if (length < std::max(least, wager::kShortest)) return {0, found};
+        corpus.followers(followers);
         for (const auto& each : followers) found.push_back({each.token, each.count});
         return {length, found};
     }

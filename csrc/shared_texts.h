@@ -8,6 +8,7 @@
 #include "corpus.h"
 #include "coupling.h"
 #include "suffix_tree.h"
+#include "token_numbers.h"
 
 namespace wager {
 
@@ -32,6 +33,7 @@ class SharedTexts {
     Corpus* corpus = nullptr;  // of older texts
 
     SuffixTree& tree() { return tree_; }
+    uint64_t version() const { return tree_.version() + (corpus == nullptr ? 0 : corpus->version()); }  // both only grow
     size_t bytes() const { return tree_.bytes() + sizeof(int32_t) * (tokens_ + waiting_tokens_); }
 
     void end(std::vector<int32_t> text) {
@@ -60,49 +62,72 @@ class SharedTexts {
         for (const int32_t token : texts_.back()) tree_.append(endings, token);
     }
 
-    // What followed the last tokens before `end`, the likeliest first; `match` is their longest run in the tree. As in a
-    // store (draft/store_file.py), the probability after the last m tokens is interpolated with that after m - 1.
-    void interpolate(const int32_t* end, size_t size, SuffixTree::Match match, std::vector<LikelyToken>& out) {
-        out.clear();
+    // What followed the last tokens, the `most` likeliest first; `match` is their longest run in the tree, and the corpus has
+    // looked them up. As in a store (draft/store_file.py), the probability after m tokens is interpolated with that after m - 1.
+    void interpolate(SuffixTree::Match match, size_t most, std::vector<LikelyToken>& out) {
         uint32_t nodes[kInterpolated + 1];
-        const int longest = std::min(match.length, kInterpolated);
+        const int in_tree = std::min(match.length, kInterpolated);
         for (; match.length > 0; match = tree_.shorter(match))
             if (match.length <= kInterpolated) nodes[match.length] = match.node;
-        for (int length = 1; length <= kInterpolated && static_cast<size_t>(length) <= size; ++length) {
+        numbers_.clear();
+        seen_.clear();
+        for (int length = 1; length <= kInterpolated; ++length) {
             double all = 0.0;
-            seen_.clear();
+            uint32_t different = 0;
             const auto count = [&](int32_t token, double times) {
                 all += times;
-                of(seen_, token).probability += times;
+                const uint32_t number = numbers_.of(token);
+                if (number == seen_.size()) seen_.push_back({token});
+                Seen& each = seen_[number];
+                if (each.length != length) each.length = length, each.rank = different++;
+                each.times += times;
             };
-            if (length <= longest) {
+            if (length <= in_tree) {
                 tree_.latest(nodes[length], kLatest, followers_);
                 for (const SuffixTree::Follower& each : followers_) count(each.token, each.count);
             }
-            if (corpus != nullptr) corpus->each_follower(end, length, count);
-            if (seen_.empty()) break;
-            const double pull = kSmoothing * seen_.size();
-            for (const LikelyToken& each : out) of(seen_, each.token).probability += pull * each.probability;
-            for (LikelyToken& each : seen_) each.probability /= all + pull;
-            out.swap(seen_);
+            if (corpus != nullptr) corpus->each_follower(length, count);
+            if (different == 0) break;
+            const double pull = kSmoothing * different;
+            for (Seen& each : seen_) each.probability = (each.times + pull * each.probability) / (all + pull), each.times = 0.0;
         }
-        const auto likelier = [](const LikelyToken& a, const LikelyToken& b) { return a.probability > b.probability; };
-        std::stable_sort(out.begin(), out.end(), likelier);
+        best_.clear();
+        for (const Seen& each : seen_) {
+            if (best_.size() < most)
+                best_.push_back(&each);
+            else if (each < *best_.back())
+                best_.back() = &each;
+            else
+                continue;
+            for (size_t at = best_.size() - 1; at > 0 && *best_[at] < *best_[at - 1]; --at) std::swap(best_[at], best_[at - 1]);
+        }
+        out.clear();
+        for (const Seen* each : best_) out.push_back({each->token, each->probability});
     }
 
   private:
-    static LikelyToken& of(std::vector<LikelyToken>& tokens, int32_t token) {
-        for (LikelyToken& each : tokens)
-            if (each.token == token) return each;
-        return tokens.emplace_back(LikelyToken{token, 0.0});
-    }
+    // A token that followed: how often after the present length, the greatest length after which it did, and as which one.
+    struct Seen {
+        int32_t token;
+        int length = 0;
+        uint32_t rank = 0;
+        double times = 0.0, probability = 0.0;
+
+        // Of equals the one that followed more tokens, then the one that was counted first.
+        bool operator<(const Seen& other) const {
+            if (probability != other.probability) return probability > other.probability;
+            return length != other.length ? length > other.length : rank < other.rank;
+        }
+    };
 
     const LookupRules* rules_;
     SuffixTree tree_;
     std::deque<std::vector<int32_t>> texts_, waiting_;
     size_t tokens_ = 0, waiting_tokens_ = 0;
     std::vector<SuffixTree::Follower> followers_;
-    std::vector<LikelyToken> seen_;
+    TokenNumbers numbers_;
+    std::vector<Seen> seen_;  // by number
+    std::vector<const Seen*> best_;
 };
 
 }  // namespace wager

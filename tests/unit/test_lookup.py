@@ -136,7 +136,7 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
     rng, known = random.Random(vocab), {}
     sources = LookupSources(longest, shared_tokens, _store(tmp_path / "s", vocab, rng) if stored else None)
     native, plain = lookup_table("suffix", sources, trees=trees), PythonLookupTable("suffix", sources, trees=trees)
-    texts = [[[rng.randrange(vocab) for _ in range(40)] for _ in range(3)] for _ in range(2 * learned)]
+    texts = [[[rng.randrange(vocab) for _ in range(80)] for _ in range(3)] for _ in range(2 * learned)]
     if learned:
         native.read(native_corpus(tmp_path, texts))
         plain.read(PythonCorpus(texts))
