@@ -315,7 +315,7 @@ def test_a_store_of_learned_texts_is_written_where_it_guesses_better(
     code, out, err = run(capsys, *words, "--json", "-")
     found = json.loads(out)
     assert readable == []
-    assert forgotten == [2, 2] and "Another process reads the texts in" in err, "a store of them is being written"
+    assert set(forgotten) == {2} and "Another process reads the texts in" in err, "a store of them is being written"
     assert code == 0 and "--drafter store:" in err and (found["texts"], found["held_out"]) == (54, 6)
     assert found["tau_after"] > found["tau_before"] and store.stat().st_mode & 0o777 == 0o600
     with opened(None, f"store:{store}") as llm, opened(None) as plain:

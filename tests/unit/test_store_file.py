@@ -16,6 +16,7 @@ import pytest
 from tokenizer_models import save_model
 
 import wager
+from wager.draft import store_file
 from wager.draft.lookup import LookupDrafter, LookupSources, lookup_table
 from wager.draft.store_file import LARGEST_VOCABULARY, StoreFile, build_store
 from wager.draft.vocabulary import vocabulary_digest
@@ -82,6 +83,21 @@ def test_a_bounded_store_keeps_the_most_useful(tmp_path: Path) -> None:
     assert os.path.getsize(tmp_path / "b") < 3000
     follow = [small.continuations([token])[1] for token in range(50)]
     assert sum(bool(found) and found[0].token == (token + 1) % 50 for token, found in enumerate(follow)) >= 45
+
+
+@pytest.mark.parametrize("options", [{}, {"max_bytes": 4000}])
+def test_what_is_counted_and_filled_at_a_time_changes_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
+) -> None:
+    texts = _texts(50, 100)
+    _store(tmp_path / "a", texts, **options)
+    monkeypatch.setattr(store_file, "_RUN", 100)
+    _store(tmp_path / "b", texts, **options)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_text_of_one_token_has_no_context(tmp_path: Path) -> None:
+    assert _store(tmp_path / "s", [([], [5])]).continuations([5]) == (0, [])
 
 
 def test_every_kept_pair_is_found_with_any_hash_collisions(tmp_path: Path) -> None:

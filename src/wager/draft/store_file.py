@@ -23,8 +23,9 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,28 +44,33 @@ _LEAST = 0.04  # probability of a continuation that is kept beside the likeliest
 _SIMILAR = 0.05  # difference of probabilities that is not worth a slot of its own
 _SECOND = 0.1  # usefulness of a continuation beside the likeliest: only trees verify both
 
+_RUN = 1 << 17  # positions that are counted, and slots that are filled, at a time: what that takes of memory
+
+Ids = NDArray[np.int32]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Slots = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuationTable:
-    """`contexts` [n, longest] int64, the last token last, -1 before shorter ones; `tokens` [n] that followed them, with
-    their `probabilities` [n] in 255ths, uint8. `counted` is the number of tokens in the texts."""
+    """The hashes of `contexts` [n] (context_hash), `tokens` [n] that followed them, with their `probabilities` [n] in
+    255ths. `counted` is the number of tokens in the texts."""
 
-    contexts: Ints
-    tokens: Ints
+    contexts: Slots
+    tokens: Ids
     probabilities: NDArray[np.uint8]
     counted: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """What followed the contexts of one length. Each context has `last`, a position that it stands before, `seen`, how
-    often, and what the lookup finds once useless contexts are left out: `best` and `best_p`. Each pair of a context and
-    a follower has its context `of`, `token` and probability `p`. `context_at` and `pair_at` of every position, -1
-    where the text is shorter."""
+    """What followed the contexts of one length, at some positions. Each context has its hash, `last`, a position that
+    it stands before, `seen`, how often, and what the lookup finds once useless contexts are left out: `best` and
+    `best_p`. Each pair of a context and a follower has its context `of`, `token` and probability `p`. `context_at` and
+    `pair_at` of every position, -1 where the text is shorter."""
 
+    hashes: Slots
     last: Ints
     seen: Ints
     best: Ints
@@ -77,61 +83,81 @@ class _Level:
 
 
 def count_continuations(
-    answers: Sequence[tuple[Sequence[int], Sequence[int]]], *, vocab: int, longest: int, most: int | None = None
+    answers: Iterable[tuple[Sequence[int], Sequence[int]]], *, vocab: int, longest: int, most: int | None = None
 ) -> ContinuationTable:
     """The continuations worth keeping, at most `most` of them (None: any number), of contexts of 1 to `longest` tokens.
 
-    `answers` are prompts and answers in token ids; see build_store for them and the errors.
+    `answers` are prompts and answers in token ids; see build_store for them and the errors. Contexts that end with
+    different tokens have nothing in common but the empty one, so they are counted one part after another.
     """
-    before, followers = _positions(answers, vocab=vocab, longest=longest)
-    level = _no_context(followers)
-    kept: list[tuple[Ints, Ints, Floats, Floats]] = []
-    for size in range(1, longest + 1):
-        lower, level = level, _longer(level, before[:, longest - size], followers, vocab=vocab)
-        pairs, usefulness, changed = _useful(level, lower)
-        contexts = np.where(np.arange(longest) >= longest - size, before[level.last[level.of[pairs]]], -1)
-        kept.append((contexts, level.token[pairs], level.p[pairs], usefulness))
-        level = changed
-    contexts, tokens, p, usefulness = (np.concatenate(parts) for parts in zip(*kept, strict=True))
+    flat, counted = _joined(answers, vocab=vocab, longest=longest)
+    often, before = np.zeros(vocab, np.int64), np.zeros(vocab, np.int64)
+    for first in range(0, len(flat), _RUN):
+        at = first + np.flatnonzero(counted[first : first + _RUN])
+        last = flat[at - 1]
+        often += np.bincount(flat[at], minlength=vocab)
+        before += np.bincount(last[last >= 0], minlength=vocab)
+    kept: list[list[tuple[Slots, Ids, NDArray[np.uint8], Floats]]] = [[] for _ in range(longest)]
+    last = flat[:-1]
+    ends = np.unique(np.searchsorted(np.cumsum(before), np.arange(_RUN, before.sum(), _RUN)) + 1)
+    for low, high in pairwise([0, *ends.tolist(), vocab]):
+        at = 1 + np.flatnonzero(counted[1:] & (last >= low) & (last < high))
+        followers = flat[at]
+        level = _no_context(often, followers)
+        for size in range(1, longest + 1):
+            lower, level = level, _longer(level, flat[at - size], followers, vocab=vocab)
+            pairs, usefulness, changed = _useful(level, lower)
+            probabilities = np.clip(np.rint(level.p[pairs] * 255), 1, 255).astype(np.uint8)
+            contexts, tokens = level.hashes[level.of[pairs]], level.token[pairs].astype(np.int32)
+            kept[size - 1].append((contexts, tokens, probabilities, usefulness[: None if most else 0]))
+            level = changed
+    columns = zip(*(part for parts in kept for part in parts), strict=True)
+    contexts, tokens, probabilities, usefulness = map(np.concatenate, columns)
     if most is not None and len(tokens) > most:
-        chosen = np.sort(np.argsort(-usefulness, kind="stable")[: max(1, most)])
-        contexts, tokens, p = contexts[chosen], tokens[chosen], p[chosen]
-    probabilities = np.clip(np.rint(p * 255), 1, 255).astype(np.uint8)
-    return ContinuationTable(contexts, tokens, probabilities, len(followers))
+        least = np.partition(usefulness, -most)[-most]
+        chosen = usefulness > least
+        chosen[np.flatnonzero(usefulness == least)[: most - np.count_nonzero(chosen)]] = True  # of equals the first
+        contexts, tokens, probabilities = contexts[chosen], tokens[chosen], probabilities[chosen]
+    return ContinuationTable(contexts, tokens, probabilities, int(often.sum()))
 
 
-def _positions(
-    answers: Sequence[tuple[Sequence[int], Sequence[int]]], *, vocab: int, longest: int
-) -> tuple[Ints, Ints]:
-    """The `longest` tokens before every token of every answer, -1 before the text's beginning, and the token itself."""
-    texts, firsts, at = [np.empty(0, np.int64)], [], 0
-    gap = np.full(longest, -1)
+def _joined(
+    answers: Iterable[tuple[Sequence[int], Sequence[int]]], *, vocab: int, longest: int
+) -> tuple[Ids, NDArray[np.bool_]]:
+    """All texts, `longest` times -1 before each, and which of the tokens are of an answer."""
+    texts, counted = [np.empty(0, np.int32)], [np.empty(0, np.bool_)]
     for number, (prompt, answer) in enumerate(answers):
-        text = np.array([*prompt[-longest:], *answer], np.int64)
+        text = np.concatenate([np.asarray(part, np.int64) for part in (prompt[-longest:], answer)])
         if len(text) and (text.min() < 0 or text.max() >= vocab):
             raise UsageError(
                 f"Answer {number} has a token id outside 0 to {vocab - 1}.", "Give the ids of the target's tokenizer."
             )
-        texts += [gap, text]
-        firsts.append(np.arange(at + longest + len(text) - len(answer), at + longest + len(text)))
-        at += longest + len(text)
-    positions = np.concatenate(firsts) if firsts else np.empty(0, np.int64)
-    if not len(positions):
+        texts.append(np.pad(text.astype(np.int32), (longest, 0), constant_values=-1))
+        counted.append(np.arange(longest + len(text)) >= longest + len(text) - len(answer))
+    every = np.concatenate(counted)
+    if not every.any():
         raise UsageError("There are no answers to build a store from.", "Generate some first.")
-    flat = np.concatenate(texts)
-    return flat[positions[:, None] + np.arange(-longest, 0)], flat[positions]
+    return np.concatenate(texts), every
 
 
-def _no_context(followers: Ints) -> _Level:
-    """The level of the empty context."""
-    token, pair_at, counts = np.unique(followers, return_inverse=True, return_counts=True)
-    p, zeros, nothing = counts / len(followers), np.zeros(len(followers), np.int64), np.zeros(1, np.int64)
+def _no_context(often: Ints, followers: Ids) -> _Level:
+    """The level of the empty context, which every token followed so `often`, at the positions of `followers`."""
+    tokens, seen = np.arange(len(often)), often.sum()
     return _Level(
-        nothing, nothing + len(followers), nothing - 1, np.zeros(1), zeros[: len(token)], token, p, zeros, pair_at
+        hashes=np.zeros(1, np.uint64),
+        last=np.zeros(1, np.int64),
+        seen=np.array([seen]),
+        best=np.array([-1]),
+        best_p=np.zeros(1),
+        of=np.zeros_like(tokens),
+        token=tokens,
+        p=often / seen,
+        context_at=np.zeros(len(followers), np.int64),
+        pair_at=followers.astype(np.int64),
     )
 
 
-def _longer(lower: _Level, first: Ints, followers: Ints, *, vocab: int) -> _Level:
+def _longer(lower: _Level, first: Ids, followers: Ids, *, vocab: int) -> _Level:
     """The level of contexts with one more token, `first`, before those of `lower`."""
     there = np.flatnonzero((first >= 0) & (lower.context_at >= 0))
     _, last, at = np.unique(lower.context_at[there] * vocab + first[there], return_index=True, return_inverse=True)
@@ -146,7 +172,8 @@ def _longer(lower: _Level, first: Ints, followers: Ints, *, vocab: int) -> _Leve
     context_at[there], pair_at[there] = at, pair
     order = np.lexsort((-p, of))
     likeliest = order[np.searchsorted(of[order], np.arange(len(seen)))]
-    return _Level(there[last], seen, token[likeliest], p[likeliest], of, token, p, context_at, pair_at)
+    hashes = _mix_all(lower.hashes[lower.context_at[there[last]]] + first[there[last]].astype(np.uint64) + np.uint64(1))
+    return _Level(hashes, there[last], seen, token[likeliest], p[likeliest], of, token, p, context_at, pair_at)
 
 
 def _useful(level: _Level, lower: _Level) -> tuple[Ints, Floats, _Level]:
@@ -178,8 +205,6 @@ _PREFIX, _ALIGNMENT, _LONGEST_HEADER = 48, 64, 1 << 20
 _LOAD = 0.8  # of the homes that are taken
 _MASK = (1 << 64) - 1
 
-Slots = NDArray[np.uint64]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreHeader:
@@ -209,7 +234,7 @@ class Continuation(NamedTuple):
 
 
 def build_store(
-    answers: Sequence[tuple[Sequence[int], Sequence[int]]],
+    answers: Iterable[tuple[Sequence[int], Sequence[int]]],
     path: Path,
     *,
     vocab: int,
@@ -228,10 +253,10 @@ def build_store(
     """
     if not 0 < vocab <= LARGEST_VOCABULARY:
         raise UsageError(f"A store cannot hold {vocab} token ids.", f"It holds at most {LARGEST_VOCABULARY}.")
-    most = None if max_bytes is None else int(max_bytes / 8 * _LOAD)
+    most = None if max_bytes is None else max(1, int(max_bytes / 8 * _LOAD))
     table = count_continuations(answers, vocab=vocab, longest=LONGEST, most=most)
     slots, homes = _hash_table(table)
-    data = slots.astype("<u8").tobytes()
+    data = slots.astype("<u8", copy=False).data
     header = StoreHeader(
         vocab=vocab,
         tokenizer=tokenizer,
@@ -272,28 +297,34 @@ def _mix_all(values: Slots) -> Slots:
 
 def _hash_table(table: ContinuationTable) -> tuple[Slots, int]:
     """The slots, and how many of them are homes: the last contexts may lie beyond, before a slot that stays free."""
-    hashes = np.zeros(len(table.contexts), np.uint64)
-    for back in range(LONGEST):
-        token = table.contexts[:, LONGEST - 1 - back]
-        hashes = np.where(token >= 0, _mix_all(hashes + token.astype(np.uint64) + np.uint64(1)), hashes)
-    homes = max(1, int(len(hashes) / _LOAD))
-    home = (hashes >> np.uint64(32)) * np.uint64(homes) >> np.uint64(32)
-    check = hashes << np.uint64(28)
-    order = np.lexsort((table.tokens, -table.probabilities.astype(np.int64), check, home))
-    index = np.arange(len(order))
-    place = np.maximum.accumulate(home[order].astype(np.int64) - index) + index
-    slots = np.zeros(max(homes, int(place[-1]) + 1) + 1, np.uint64)
-    values = check | table.tokens.astype(np.uint64) << np.uint64(8) | table.probabilities.astype(np.uint64)
-    slots[place] = values[order]
+    homes = max(1, int(len(table.contexts) / _LOAD))
+    slots, free = np.zeros(homes + 1, np.uint64), 0
+    for first in range(0, homes, _RUN):
+        least, most = (-(-(home << 32) // homes) << 32 for home in (first, min(first + _RUN, homes)))
+        rows = np.flatnonzero((table.contexts >= np.uint64(least)) & (table.contexts <= np.uint64(most - 1)))
+        if not len(rows):
+            continue
+        hashes, tokens, probabilities = table.contexts[rows], table.tokens[rows], table.probabilities[rows]
+        home = (hashes >> np.uint64(32)) * np.uint64(homes) >> np.uint64(32)
+        check = hashes << np.uint64(28)
+        order = np.lexsort((tokens, -probabilities.astype(np.int64), check, home))
+        index = np.arange(len(order))
+        place = np.maximum(np.maximum.accumulate(home[order].astype(np.int64) - index), free) + index
+        free = int(place[-1]) + 1
+        if free >= len(slots):
+            slots.resize(free + 1, refcheck=False)
+        values = check | tokens.astype(np.uint64) << np.uint64(8) | probabilities.astype(np.uint64)
+        slots[place] = values[order]
     return slots, homes
 
 
-def _write(path: Path, header: StoreHeader, data: bytes) -> None:
+def _write(path: Path, header: StoreHeader, data: memoryview) -> None:
     text = json.dumps(asdict(header)).encode()
     text += b" " * (-(_PREFIX + len(text)) % _ALIGNMENT)
     try:
         with replacing(path) as file:
-            file.write(MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text + data)
+            file.write(MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text)
+            file.write(data)
     except OSError as error:
         raise UsageError(f"The store {path} cannot be written: {error.strerror}.", "Name another file.") from error
 

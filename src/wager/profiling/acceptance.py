@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
@@ -354,6 +354,13 @@ def estimate_acceptance(answers: Sequence[DraftedAnswer], depth: int) -> Drafter
     return AcceptanceCounts(answers, depth).estimate(range(len(answers)))
 
 
+def estimate_tau(tokens: Sequence[int], rounds: Sequence[int]) -> Estimate:
+    """The mean acceptance length of answers of so many tokens, in so many rounds each."""
+    counts = np.array([tokens, rounds], np.float64)
+    sums = [counts.sum(1), *(counts @ weights for weights in _draws(len(tokens)))]
+    return _estimate(_divide(*np.array(sums).T), intervals=len(tokens) > 1)
+
+
 class AcceptanceCounts:
     """What `answers`, recorded to `depth` or deeper, count in rounds of each depth: once for all answers, and for any
     of them."""
@@ -452,9 +459,14 @@ def _divide(over: Floats, under: Floats) -> Floats:
 
 def _resampled(count: int) -> Floats:
     """How often each of `count` prompts is drawn, [1 + RESAMPLES, count]; the first row has each once."""
+    return np.vstack([np.ones(count), *_draws(count)])
+
+
+def _draws(count: int) -> Iterator[NDArray[np.int64]]:
+    """The same for one resample after the other."""
     rng = np.random.default_rng(0)
-    drawn = rng.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
-    return np.vstack([np.ones(count), drawn])
+    for _ in range(RESAMPLES):
+        yield rng.multinomial(count, np.full(count, 1 / count))
 
 
 def _estimates(statistic: Callable[[Floats], Floats], weights: Floats) -> list[Estimate]:
