@@ -337,6 +337,41 @@ def test_old_texts_leave_and_of_too_many_those_that_were_used_least_recently(
     assert texts_in(tmp_path) == []
 
 
+def test_a_text_that_left_can_be_learned_again(tmp_path: Path) -> None:
+    texts = learned(tmp_path, days=10)
+    texts.learn("", [], random_text(1), written=int(time.time()) - 86400 * 11)
+    texts.seal()
+    assert texts_in(tmp_path) == []
+    texts.learn("", [], random_text(1))
+    texts.close()
+    assert texts_in(tmp_path) == [random_text(1)]
+
+
+def test_a_text_that_is_larger_than_all_may_be_leaves_alone(tmp_path: Path) -> None:
+    texts = learned(tmp_path, most_bytes=8 * 4000)
+    for seed, size in enumerate((400, 400, 5000)):
+        texts.learn("", [], random_text(seed, size))
+    texts.seal()
+    texts.close()
+    assert texts_in(tmp_path) == [random_text(0, 400), random_text(1, 400)]
+
+
+def test_what_a_killed_process_of_the_same_number_left_half_written_is_erased(tmp_path: Path) -> None:
+    texts = learned(tmp_path)
+    texts.learn("", [], random_text(1))
+    texts.close()
+    [tenant] = (tmp_path / TOKENIZER[:16]).iterdir()
+    half = tenant / f"1-9.segment.{os.getpid()}-1"
+    half.write_bytes(np.array(random_text(2), "<i4").tobytes())
+    (tenant / "other.segment.unread").write_bytes(b"x")
+    texts = learned(tmp_path)
+    texts.corpus("")
+    texts.settle()
+    texts.close()
+    assert not half.exists() and (tenant / "other.segment.unread").exists()
+    assert texts_in(tmp_path) == [random_text(1)]
+
+
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, "cd" * 32])
 def test_old_texts_leave_beside_a_damaged_file_and_states_beside_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str

@@ -356,12 +356,13 @@ class LearnedTexts:
 
     @staticmethod
     def _is_known(corpus: _Tenant, digest: int) -> bool:
-        known = digest in corpus.known
-        corpus.known[digest] = None
-        corpus.known.move_to_end(digest)
-        if len(corpus.known) > _MOST_KNOWN:
-            corpus.known.popitem(last=False)
-        return known
+        known = corpus.known
+        is_known = digest in known
+        known[digest] = None
+        known.move_to_end(digest)
+        if len(known) > _MOST_KNOWN:
+            known.popitem(last=False)
+        return is_known
 
     def _sync(self, *, closes_all: bool) -> None:
         now = time.monotonic()
@@ -494,6 +495,8 @@ class LearnedTexts:
             gone += [file.path for file in sources]
         del parts, group, left, merged
         tenant.segments = segments
+        if leaving:
+            tenant.known = OrderedDict()  # what left may be learned again
         tenant.corpus.set([segment.arrays for segment in reversed(segments)])
         for path in gone:
             erase(path) if leaving else path.unlink(missing_ok=True)
@@ -513,10 +516,11 @@ class LearnedTexts:
         if total > self._most_bytes:
             used = np.concatenate([part.texts["used"] for part in parts])
             size = np.concatenate(sizes)
-            by_use = np.argsort(used, kind="stable")
             room = self._most_bytes * 7 // 8
+            latest = np.argsort(used, kind="stable")[::-1]
+            latest = latest[size[latest] <= room]  # one that is larger leaves alone
             keeps = np.zeros(len(used), bool)
-            keeps[by_use[::-1][np.cumsum(size[by_use[::-1]]) <= room]] = True
+            keeps[latest[np.cumsum(size[latest]) <= room]] = True
             at = 0
             for part in parts:
                 part.kept[~keeps[at : at + len(part.kept)]] = False
@@ -528,7 +532,8 @@ class LearnedTexts:
         tenant.opened = True
         if tenant.folder.is_dir():
             remove_unfinished(tenant.folder, "*")
-            for path in tenant.folder.glob(f"*{_ERASED}"):
+            half_written = tenant.folder.glob("*.segment.*-*")  # in a container all processes may have one number
+            for path in [*half_written, *tenant.folder.glob(f"*{_ERASED}")]:
                 erase(path)
         counting: list[CorpusFile] = []
         for file in files:
