@@ -3,16 +3,20 @@
     python dev/bench_learning.py curve PROMPTS --answers FILE [--model M] [--requests 1000] [--measured 48]
         [--max-tokens 128] [--drafter suffix] [--json PATH]
     python dev/bench_learning.py curve --edits REPOSITORY [--model M] [--requests 1000] [--measured 48] [...]
-    python dev/bench_learning.py cost PROMPTS [--model M] [--drafter suffix] [--requests 100] [--unrelated FOLDER]
+    python dev/bench_learning.py curve --traces FOLDER [--model M] [--requests 1000] [--measured 48] [...]
+    python dev/bench_learning.py cost PROMPTS [--model M] [--drafter suffix] [--requests 100] [--together 1]
+        [--unrelated FOLDER]
 
 curve: tau after 0, 10, 100, ... learned requests and after a restart, of the same --measured requests, from what was
 learned alone. Every prompt is asked again and again with other numbers and names, in random order; FILE holds the
 answers, which the model gives once (greedily) and which are then drafted along, since they do not depend on guesses.
-With --edits the requests are the changes of files in a repository's history, as diffs, in their order; no model runs.
+With --edits the requests are the changes of files in a repository's history, as diffs, in their order, and with
+--traces the turns of an agent, in SWE-agent's files (NAME.traj) in the order of their paths; no model runs.
 Where arctic_inference can be imported, the suffix method of vLLM is measured on the same requests in the same order.
 
-cost: every prompt once, by an engine that learns and one that does not, in turns, with one copy of the weights; the
-median ratio of decoding seconds. --unrelated is a folder that was learned in, of other texts.
+cost: every prompt once, so many --together, by an engine that learns and one that does not, in turns, with one copy of
+the weights. Ratios of what decoding takes once all have their first token: seconds, and processor seconds of the
+engine's thread, which other programs disturb less. --unrelated is a folder that was learned in, of other texts.
 """
 
 from __future__ import annotations
@@ -23,10 +27,11 @@ import random
 import re
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from typing import Any, NamedTuple
 
 import wager
@@ -39,9 +44,9 @@ from wager.loading.load import LoadedEngine, load
 from wager.models.opening import open_model, tokenizer_fingerprint
 from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.profiling.acceptance import DraftedAnswer, PositionDraft, replay_drafts
-from wager.prompts import Prompt, read_prompts, spread
+from wager.prompts import Prompt, encode_answer, read_prompts, spread
 from wager.terminal.flags import Framing
-from wager.types import Completion, Request, SamplingParams
+from wager.types import Request, SamplingParams
 
 DEPTH = 15
 """Guesses of a round, at most."""
@@ -131,6 +136,23 @@ def edits(repository: Path, tokenizer: Tokenizer, most: int) -> list[Recorded]:
     return found[::-1]
 
 
+def turns(folder: Path, tokenizer: Tokenizer, most: int) -> list[Recorded]:
+    """The last turns of SWE-agent's trajectories, of each message that the agent wrote: all before it is the prompt."""
+    found: list[Recorded] = []
+    for path in sorted(folder.rglob("*.traj")):
+        history = json.loads(path.read_text(encoding="utf-8"))["history"]
+        said = [message for message in history if not message.get("is_demo")]
+        while said and said[-1]["role"] != "assistant":
+            said.pop()
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as log:
+            log.write(json.dumps({"conversation": said}))
+            log.flush()
+            for each in read_prompts(Path(log.name)):
+                asked, answer = Framing().encode(tokenizer, each.content), encode_answer(tokenizer, each.answer)
+                found.append(Recorded(str(path.relative_to(folder)), asked, answer))
+    return [each for each in found if each.answer][-most:]
+
+
 # ---- drafting along --------------------------------------------------------------------------------------------------
 
 
@@ -198,7 +220,12 @@ def vllm_suffix(texts: Sequence[Recorded], measured: Sequence[Recorded]) -> Tau:
 def curve(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = open_model(options.model)[2]
     most = options.requests + options.measured
-    every = edits(options.edits, tokenizer, most) if options.edits else answered(options)
+    if options.edits:
+        every = edits(options.edits, tokenizer, most)
+    elif options.traces:
+        every = turns(options.traces, tokenizer, most)
+    else:
+        every = answered(options)
     before, measured = every[: -options.measured], every[-options.measured :]
     counts = [0, *(10**power for power in range(1, 9) if 10**power < len(before)), len(before)]
     methods: dict[str, Callable[[Sequence[Recorded], Path], Tau]] = {}
@@ -229,34 +256,49 @@ def curve(options: argparse.Namespace) -> dict[str, Any]:
 # ---- what it costs ---------------------------------------------------------------------------------------------------
 
 
-def cost(options: argparse.Namespace) -> dict[str, float]:
+def cost(options: argparse.Namespace) -> dict[str, Any]:
+    together = options.together
     config = wager.EngineConfig.from_options(
-        model=options.model, drafter=options.drafter[0], max_context=2048, cache_tokens=8192, prefix_cache=False
+        model=options.model,
+        drafter=options.drafter[0],
+        max_context=2048,
+        max_sequences=together,
+        cache_tokens=8192 + 1024 * together,
+        prefix_cache=False,
     )
     prompts = spread(read_prompts(options.prompts), options.requests)
     params = SamplingParams(max_tokens=options.max_tokens, temperature=0)
 
-    def ask(engine: LoadedEngine, prompt: Prompt) -> Completion:
-        [completion] = engine.generate([Request("r", Framing().encode(engine.tokenizer, prompt.text), params)])
-        return completion
+    def ask(engine: LoadedEngine, some: Sequence[Prompt]) -> tuple[dict[str, list[int]], list[float]]:
+        """The answers, and what decoding them took, as in `ratios`."""
+        answers: dict[str, list[int]] = {}
+        for number, prompt in enumerate(some):
+            engine.add(Request(str(number), Framing().encode(engine.tokenizer, prompt.text), params))
+        seconds = processor_seconds = 0.0
+        while engine.busy:
+            if len(answers) == len(some) and not seconds:
+                seconds, processor_seconds = time.perf_counter(), time.thread_time()
+            for delta in engine.step():
+                answers.setdefault(delta.request_id, []).extend(delta.token_ids)
+        return answers, [time.perf_counter() - seconds, time.thread_time() - processor_seconds]
 
     plain = load(config)
     with tempfile.TemporaryDirectory() as empty:
         engine = load(config.with_options(learn=str(options.unrelated or empty)), target=plain.target)
-        ratios = []
-        for number, prompt in enumerate(prompts):
-            pair = [plain, engine] if number % 2 else [engine, plain]
-            answers = {each is engine: ask(each, prompt) for each in pair}
-            if answers[True].token_ids != answers[False].token_ids:
-                raise SystemExit(f"{prompt.id}: another text")
-            ratios.append(answers[True].stats.decode_s / answers[False].stats.decode_s)
+        assert engine.learned is not None
+        engine.learned.settle()
+        ratios: dict[str, list[float]] = {"seconds": [], "processor_seconds": []}
+        for number in range(0, len(prompts), together):
+            some = prompts[number : number + together]
+            pair = [plain, engine] if number // together % 2 else [engine, plain]
+            found = {each is engine: ask(each, some) for each in pair}
+            if found[True][0] != found[False][0]:
+                raise SystemExit(f"{some[0].id}: another text")
+            for ratio, learns, plainly in zip(ratios.values(), found[True][1], found[False][1], strict=True):
+                ratio.append(learns / plainly)
         engine.close()
-    quarters = sorted(ratios)
-    return {
-        "median": median(ratios),
-        "lower_quartile": quarters[len(quarters) // 4],
-        "upper_quartile": quarters[3 * len(quarters) // 4],
-    }
+    names = "lower_quartile", "median", "upper_quartile"
+    return {name: dict(zip(names, quantiles(each), strict=True)) for name, each in ratios.items()}
 
 
 def main() -> None:
@@ -265,18 +307,20 @@ def main() -> None:
     parser.add_argument("prompts", type=Path, nargs="?")
     parser.add_argument("--answers", type=Path)
     parser.add_argument("--edits", type=Path)
+    parser.add_argument("--traces", type=Path)
     parser.add_argument("--model", default="SmolLM2-135M-Instruct")
     parser.add_argument("--drafter", action="append", default=[])
     parser.add_argument("--requests", type=int)
     parser.add_argument("--measured", type=int, default=48)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--together", type=int, default=1)
     parser.add_argument("--unrelated", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.drafter = options.drafter or ["suffix"]
     options.requests = options.requests or (1000 if options.what == "curve" else 100)
-    if not options.edits and not (options.prompts and (options.answers or options.what == "cost")):
-        parser.error("give PROMPTS, for a curve with --answers, or --edits")
+    if not (options.edits or options.traces or (options.prompts and (options.answers or options.what == "cost"))):
+        parser.error("give PROMPTS, for a curve with --answers, or --edits, or --traces")
     found = curve(options) if options.what == "curve" else cost(options)
     print(json.dumps(found, indent=1))
     if options.json:
