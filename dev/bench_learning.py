@@ -4,6 +4,7 @@
         [--max-tokens 128] [--drafter suffix] [--json PATH]
     python dev/bench_learning.py curve --edits REPOSITORY [--model M] [--requests 1000] [--measured 48] [...]
     python dev/bench_learning.py curve --traces FOLDER [--model M] [--requests 1000] [--measured 48] [...]
+    python dev/bench_learning.py drafts PROMPTS --answers FILE --unrelated FOLDER [...as for a curve]
     python dev/bench_learning.py cost PROMPTS [--model M] [--drafter suffix] [--requests 100] [--together 1]
         [--unrelated FOLDER]
 
@@ -13,6 +14,9 @@ answers, which the model gives once (greedily) and which are then drafted along,
 With --edits the requests are the changes of files in a repository's history, as diffs, in their order, and with
 --traces the turns of an agent, in SWE-agent's files (NAME.traj) in the order of their paths; no model runs.
 Where arctic_inference can be imported, the suffix method of vLLM is measured on the same requests in the same order.
+
+drafts: microseconds of a draft of at most 15 guesses along the same answers, without learning and with FOLDER, which
+was learned in.
 
 cost: every prompt once, so many --together, by an engine that learns and one that does not, in turns, with one copy of
 the weights. Ratios of what decoding takes once all have their first token: seconds, and processor seconds of the
@@ -30,6 +34,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from statistics import quantiles
 from typing import Any, NamedTuple
@@ -46,7 +51,7 @@ from wager.models.tokenizer import Tokenizer, num_tokens
 from wager.profiling.acceptance import DraftedAnswer, PositionDraft, replay_drafts
 from wager.prompts import Prompt, encode_answer, read_prompts, spread
 from wager.terminal.flags import Framing
-from wager.types import Request, SamplingParams
+from wager.types import DraftRequest, Request, SamplingParams
 
 DEPTH = 15
 """Guesses of a round, at most."""
@@ -153,6 +158,13 @@ def turns(folder: Path, tokenizer: Tokenizer, most: int) -> list[Recorded]:
     return [each for each in found if each.answer][-most:]
 
 
+def requests(options: argparse.Namespace, tokenizer: Tokenizer) -> list[Recorded]:
+    most = options.requests + options.measured
+    if options.edits:
+        return edits(options.edits, tokenizer, most)
+    return turns(options.traces, tokenizer, most) if options.traces else answered(options)
+
+
 # ---- drafting along --------------------------------------------------------------------------------------------------
 
 
@@ -219,13 +231,7 @@ def vllm_suffix(texts: Sequence[Recorded], measured: Sequence[Recorded]) -> Tau:
 
 def curve(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = open_model(options.model)[2]
-    most = options.requests + options.measured
-    if options.edits:
-        every = edits(options.edits, tokenizer, most)
-    elif options.traces:
-        every = turns(options.traces, tokenizer, most)
-    else:
-        every = answered(options)
+    every = requests(options, tokenizer)
     before, measured = every[: -options.measured], every[-options.measured :]
     counts = [0, *(10**power for power in range(1, 9) if 10**power < len(before)), len(before)]
     methods: dict[str, Callable[[Sequence[Recorded], Path], Tau]] = {}
@@ -254,6 +260,38 @@ def curve(options: argparse.Namespace) -> dict[str, Any]:
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def drafts(options: argparse.Namespace) -> dict[str, Any]:
+    tokenizer, params, found = open_model(options.model)[2], SamplingParams(), dict[str, Any]()
+    every = requests(options, tokenizer)
+    learned = LearnedTexts(options.unrelated, tokenizer_fingerprint(tokenizer))
+    try:
+        learned.corpus("")
+        learned.settle()
+        for name, corpora in (("not learning", None), ("learning", learned)):
+            drafter, seconds, guesses = drafter_of(options.drafter[0], tokenizer, corpora), list[float](), 0
+            for number, each in enumerate(every):
+                seq_id, at = str(number), 0
+                drafter.begin(seq_id, each.prompt, params)
+                while at < len(each.answer):
+                    request = DraftRequest(seq_id, len(each.prompt) + at, DEPTH, params, 0)
+                    started = time.perf_counter()
+                    [draft] = drafter.propose([request])
+                    if at:  # the first one indexes the prompt
+                        seconds.append(time.perf_counter() - started)
+                        guesses += len(draft)
+                    ahead = each.answer[at:]
+                    right = takewhile(lambda pair: pair[0] == pair[1], zip(draft.tokens, ahead, strict=False))
+                    made = 1 + sum(1 for _ in right)
+                    drafter.accept(seq_id, ahead[:made])
+                    at += made
+                drafter.end(seq_id)
+            microseconds = [round(1e6 * each, 1) for each in quantiles(seconds)]
+            found[name] = {"drafts": len(seconds), "guesses": guesses / len(seconds), "quartiles_us": microseconds}
+    finally:
+        learned.close()
+    return found
 
 
 def cost(options: argparse.Namespace) -> dict[str, Any]:
@@ -303,7 +341,7 @@ def cost(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["curve", "cost"])
+    parser.add_argument("what", choices=["curve", "drafts", "cost"])
     parser.add_argument("prompts", type=Path, nargs="?")
     parser.add_argument("--answers", type=Path)
     parser.add_argument("--edits", type=Path)
@@ -318,10 +356,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.drafter = options.drafter or ["suffix"]
-    options.requests = options.requests or (1000 if options.what == "curve" else 100)
+    options.requests = options.requests or (100 if options.what == "cost" else 1000)
     if not (options.edits or options.traces or (options.prompts and (options.answers or options.what == "cost"))):
         parser.error("give PROMPTS, for a curve with --answers, or --edits, or --traces")
-    found = curve(options) if options.what == "curve" else cost(options)
+    if options.what == "drafts" and not options.unrelated:
+        parser.error("give --unrelated")
+    found = {"curve": curve, "drafts": drafts, "cost": cost}[options.what](options)
     print(json.dumps(found, indent=1))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
