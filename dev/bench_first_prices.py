@@ -30,7 +30,7 @@ from wager.economics.policy.base import DrafterCapabilities, Policy
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.surface import DraftCurve, LatencySurface, fit_surface
 from wager.engine.runner import Runner
-from wager.loading.load import load
+from wager.loading.load import FIRST_START_S, load
 from wager.profiling.calibrate import StepTimer, grid_shapes, quick_surface, time_steps, typical_steps
 from wager.simulation.server import SimulatedServer, Workload
 from wager.simulation.traces import SyntheticTraces
@@ -58,7 +58,9 @@ def measured(runner: Runner, *, times: int, wall: bool) -> tuple[LatencySurface,
     short, samples = dict[str, LatencySurface](), []
     for turn in range(times):
         for name, clock in clocks.items():
-            short[f"{name} {turn + 1}"] = quick_surface(runner, max_context=2048, trace=Trace(clock))
+            short[f"{name} {turn + 1}"] = quick_surface(
+                runner, max_context=2048, seconds=FIRST_START_S, trace=Trace(clock)
+            )
         timer = StepTimer(runner, max_context=2048, trace=Trace(time.thread_time))
         shapes = grid_shapes(timer.limits)
         taken = time_steps(timer, shapes, seconds=SECONDS, seed=turn)

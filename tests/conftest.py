@@ -52,6 +52,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _short_measurements() -> None:
+    """Tests start hundreds of engines for the first time, and depend on no figure of this machine: each measures its
+    steps once, instead of for half a second."""
+    from wager.loading import load
+
+    load.FIRST_START_S = 0.0
+
+
 @pytest.fixture(scope="session")
 def gemma3() -> Path:
     """Gemma-3-270M as a Q4_K_M GGUF, in WAGER_TEST_GEMMA; else skipped, saying so."""

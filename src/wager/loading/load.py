@@ -53,6 +53,9 @@ log = logging.getLogger("wager")
 
 Report = Callable[[str], None]
 
+FIRST_START_S = 0.5
+"""Seconds that steps are measured for where they never were, of what one thread computes."""
+
 TARGET_OPTIONS = (
     "model",
     "dtype",
@@ -339,7 +342,7 @@ def _measured_latency(target: LoadedTarget, runner: Runner, current: Setup, repo
     target.claim_cache(None)
     report("measuring a few steps")
     try:
-        surface = quick_surface(runner, max_context=target.opened.limits.context)
+        surface = quick_surface(runner, max_context=target.opened.limits.context, seconds=FIRST_START_S)
     except (NumericsError, UsageError) as error:
         log.warning("%s Default step latencies are used until steps were timed.", error.message)
         return LatencySurface([1, 256], [5e-3, 5e-2], uncertainty=MAX_UNCERTAINTY)

@@ -567,9 +567,7 @@ def calibrate(
     )
 
 
-def quick_surface(
-    runner: Runner, *, max_context: int, seconds: float = 0.5, trace: Trace | None = None
-) -> LatencySurface:
+def quick_surface(runner: Runner, *, max_context: int, seconds: float, trace: Trace | None = None) -> LatencySurface:
     """A surface from about `seconds` of measuring, for an engine that was never calibrated. Steps are timed by what the
     calling thread computes (`trace`: by another clock): beside other programs wall seconds of so few steps said that a
     cached position cost more than all rows, which no later step corrects.
