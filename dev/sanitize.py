@@ -108,14 +108,14 @@ SANITIZERS = {
             "tests/kernels/test_recurrence.py",
             "tests/kernels/test_rows.py",
             "tests/kernels/test_step.py",
-            *_unit("async_llm", "draft_ahead", "draft_threads", "llm"),
+            *_unit("draft_ahead", "draft_threads", "llm"),
         ],
         [
             *ALL,
             *NO_FORK,
             "tests/kernels/test_pool.py",
             "tests/kernels/test_step.py",
-            *_unit("async_llm", "draft_ahead"),
+            *_unit("draft_ahead", "llm"),
         ],
     ),
 }

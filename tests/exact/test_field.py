@@ -12,9 +12,7 @@ import pytest
 from scipy import stats
 
 from wager.kernels import noise
-from wager.types import SamplingParams
 from wager.verify.accept import NoiseCoins
-from wager.verify.distribution import process
 
 FAR = 1e-6
 
@@ -98,24 +96,3 @@ def test_two_coins_of_a_round_differ_and_rounds_can_be_replayed():
         [coins.draw(np.ones(10**6)) for _ in range(3)] for coins in map(NoiseCoins, (1, 1, 1), (5, 5, 6))
     )
     assert one == again and len(set(one)) == 3 and later[0] != one[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("params", [SamplingParams(temperature=0.7), SamplingParams(temperature=1.3, top_p=0.8)])
-def test_the_plain_sampler_draws_three_tokens_by_their_distribution(params):
-    """Context-dependent distributions, 3-token sequences over seeds, against exact enumeration (section 6, `match`)."""
-    vocab, count = 4, 6000
-    table = np.random.default_rng(2).normal(0, 1.5, (1 + vocab, vocab)).astype(np.float32)
-    rows = [process(z, params) for z in table]
-    probs = np.array([row.probabilities(vocab) for row in rows])
-    expected = probs[0][:, None, None] * probs[1:][:, :, None] * probs[1:][None, :, :] * count
-    seen = np.zeros((vocab,) * 3)
-    for seed in range(count):
-        a = rows[0].choose(seed, 100)
-        b = rows[1 + a].choose(seed, 101)
-        seen[a, b, rows[1 + b].choose(seed, 102)] += 1
-    assert seen[expected == 0].sum() == 0
-    big = expected >= 5
-    observed, predicted = np.append(seen[big], seen[~big].sum()), np.append(expected[big], expected[~big].sum())
-    kept = predicted > 0
-    assert stats.chisquare(observed[kept], predicted[kept]).pvalue > FAR

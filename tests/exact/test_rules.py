@@ -7,15 +7,18 @@ broken on purpose must be noticed (TV > 1e-3), or the enumeration proves nothing
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pytest
 import worlds
-from worlds import EXACT, KINDS, World, chains, deviation, distinct, emitted, fixed, independent, trees
+from worlds import EXACT, KINDS, Context, World, chains, deviation, distinct, emitted, fixed, independent, trees
 
+from wager.draft.model import DraftModel
 from wager.errors import UsageError
-from wager.types import Draft
+from wager.testing import ToyDistribution, ToyTarget
+from wager.types import Draft, DraftRequest, SamplingParams
 from wager.verify import accept
 from wager.verify.accept import block, match, rejection, traversal
 from wager.verify.distribution import without_replacement
@@ -264,3 +267,50 @@ def test_broken_rules_are_noticed(name, broken, monkeypatch):
     monkeypatch.setattr(accept, name, partial(broken, getattr(accept, name)))
     for rule in (rejection, traversal):
         assert worst(rule, partial(trees, widths=(2, 1), siblings=distinct)) > NOTICED
+
+
+# ---- what the production draft model states of its guesses, whose rows are not the target's ids ----------------------
+
+DRAWN = SamplingParams(temperature=1.0)
+
+
+@dataclass
+class Padded(World):
+    """q of a draft model of `rows` logits, for a target of `vocab`; none behind an id that it has no row for."""
+
+    rows_of_draft: int = 4
+    params: SamplingParams = DRAWN
+
+    def __post_init__(self) -> None:
+        law = ToyDistribution(vocab=self.rows_of_draft, sharpness=4.0, salt=self.seed)
+        self._drafter = DraftModel(ToyTarget(law), vocab=self.vocab)
+
+    def q(self, context: Context) -> np.ndarray:
+        if ("q", context) not in self.cache:
+            known = [0, *context]
+            self._drafter.begin("s", known, self.params)
+            (draft,) = self._drafter.propose([DraftRequest("s", len(known), 1, self.params, 7, needs_draft_probs=True)])
+            stated = np.zeros(self.vocab) if draft.draft_probs is None else draft.draft_probs[0]
+            self.cache["q", context] = stated
+        return self.cache["q", context]
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, 13])
+@pytest.mark.parametrize("params", [DRAWN, SamplingParams(temperature=1.3, top_k=3, top_p=0.8)])
+def test_drafts_of_a_model_with_more_or_fewer_rows_keep_the_distribution(rows: int, params: SamplingParams) -> None:
+    for seed in range(3):
+        world = Padded(4, seed, rows_of_draft=rows, params=params)
+        stated = world.q(())
+        assert stated.sum() == pytest.approx(1, abs=EXACT) and not stated[rows:].any()
+        for drafts, rules in (
+            (list(chains(world, 2)), (rejection, block, traversal)),
+            (list(trees(world, (2, 2), distinct)), (rejection, traversal)),
+        ):
+            for rule in rules:
+                out, accepted = emitted(world, rule, drafts)
+                assert accepted > 0.1 and deviation(world, out, 3) < EXACT
+
+
+def test_behind_an_id_without_a_row_nothing_is_guessed() -> None:
+    world = Padded(4, 0, rows_of_draft=3)
+    assert world.q((1, 2)).any() and not world.q((3,)).any() and not world.q((1, 3, 0)).any()

@@ -1,4 +1,4 @@
-"""Rules of the code base that ruff and mypy do not know: floors, circles, names.
+"""Rules of the code base that ruff and mypy do not know: floors, circles, names; and what is imported, and when.
 
 (ruff bans relative imports, torch outside of `train/`, and positional booleans. import-linter knows layers, but not
 wager/__init__.py as one of them; it sees no import_module, and counts imports in functions as circles.)
@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
+
+import wager
 
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
@@ -98,8 +103,10 @@ def called(node: ast.Call) -> str:
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
+@cache
+def imports(tree: ast.AST) -> set[str]:
     """The modules of wager that are imported anywhere: in functions and under TYPE_CHECKING too."""
+    found = set()
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Import):
@@ -113,7 +120,8 @@ def imports(tree: ast.AST) -> Iterator[str]:
             while head == "wager" and module and module not in trees():
                 module = module.rpartition(".")[0]  # a name of the module
             if head == "wager":
-                yield module
+                found.add(module)
+    return found
 
 
 def violations(name: str, tree: ast.AST) -> list[str]:
@@ -184,7 +192,7 @@ def test_nothing_imports_in_a_circle() -> None:
     graph = {}
     for name, tree in trees().items():
         top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        graph[name] = {*imports(ast.Module(top, []))} - {name, ""}
+        graph[name] = imports(ast.Module(top, [])) - {name, ""}
     TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
@@ -225,10 +233,10 @@ def test_no_name_has_a_forbidden_word() -> None:
 
 
 def test_the_public_names() -> None:
-    import wager
-
-    assert set(wager.__all__) == PUBLIC_NAMES
-    assert [name for name in PUBLIC_NAMES if not hasattr(wager, name)] == []
+    assert set(wager.__all__) == PUBLIC_NAMES <= set(dir(wager))
+    assert [name for name in PUBLIC_NAMES if getattr(wager, name).__name__ != name] == []
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = wager.Nothing  # type: ignore[attr-defined]
 
 
 def test_all_files_of_bindings_see_the_same_conversions() -> None:
@@ -240,3 +248,35 @@ def test_all_files_of_bindings_see_the_same_conversions() -> None:
     for name, text in texts.items():
         if "nanobind" in text and name.endswith(".cpp"):
             assert re.search(r'"(step_bindings|values|conversions)\.h"', text), name
+
+
+# ---- what is imported, and when --------------------------------------------------------------------------------------
+
+
+def imported_by(code: str) -> set[str]:
+    """Names of the modules that a new process has after running `code`."""
+    shown = f"{code}\nimport sys; print('modules:', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", shown], check=True, capture_output=True, text=True)
+    return set(done.stdout.rpartition("modules:")[2].split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import wager; wager.EngineConfig, wager.SamplingParams, wager.UsageError",
+        "from wager.cli import main; main(['--help'])",
+        "from wager.cli import main; main(['run', '--help'])",
+    ],
+)
+def test_neither_the_package_nor_help_imports_numpy(code: str) -> None:
+    modules = imported_by(code)
+    assert "wager" in modules
+    assert not modules & {"numpy", "gguf", "tokenizers", "jinja2", "huggingface_hub", "wager.kernels"}
+
+
+def test_an_engine_imports_only_what_every_model_needs() -> None:
+    modules = imported_by("import wager; wager.LLM")
+    assert {"numpy", "wager.llm", "wager.models.transformer"} <= modules
+    needed_by_some = {"torch", "gguf", "jinja2", "huggingface_hub", "matplotlib", "safetensors", "yaml"}
+    needed_by_some |= {"wager.profiling", "wager.models.random_models", "wager.draft.model", "wager.loading.heads"}
+    assert not modules & needed_by_some
