@@ -101,9 +101,9 @@ def test_a_server_of_wager_is_asked_for_depths_and_its_steps_make_plans(wager: C
     path = tmp_path / "server.json"
     with running() as server:
         call = ["calibrate", "--url", server.url, "--model", "random:llama:tiny", "--json", str(path)]
-        for seconds in (0.5, 5, 50):  # on a busy machine, the first may be too few for several shapes
+        for seconds in (0.5, 5, 50):  # on a busy machine, the first may be too few for several shapes, or for a fit
             made = wager(*call, more=f"--seconds {seconds} --concurrency 1,2,4 --prompt-tokens 40 --depth 0,2")
-            if made.code != 2:
+            if made.code == 0 and misfit(json.loads(path.read_text())) < 0.5:
                 break
     assert made.code == 0, made.err
     assert "beyond their rows is the time of the drafter 'served'" in " ".join(made.err.split())
