@@ -15,47 +15,46 @@ struct ConfidenceRules {
     double highest;               // the most that one is taken for
 };
 
-// A draft: `parents` are indices within it, -1 for the root; `scores` the drafter's confidence in each node, or none.
+// A draft: `parents` are indices within it that precede their children, -1 for the root; `scores` the drafter's confidence in each
+// node, or none.
 struct JudgedDraft {
     std::vector<double> scores;
-    std::vector<long> parents;
+    std::vector<long> parents, tokens;  // `tokens` where they matter
 };
 
-// What a drafter's confidences mean: odds by bin of confidence; and the odds of each depth, for drafts without scores.
-struct AcceptanceOdds {
-    std::vector<double> confidence, depth;
-};
+// The drafter's confidence that a node is accepted if the one above it is.
+inline double conditional_confidence(const ConfidenceRules& rules, const JudgedDraft& draft, size_t node) {
+    const double above = draft.parents[node] < 0 ? 1.0 : draft.scores[draft.parents[node]];
+    return above > 0 ? std::min(rules.highest, draft.scores[node] / above) : 0.0;
+}
 
-// Appends the survival of the nodes of a draft to `gains`: by its scores, or by depth with the sequence's `offset` (odds), where
-// siblings share the rate of their depth, since at most one of them is accepted. False where a draft is not as it should be.
-inline bool add_survival(const ConfidenceRules& rules, const JudgedDraft& draft, const AcceptanceOdds& odds, double offset,
-                         double weight, std::vector<double>& gains) {
+inline size_t bin_of(const ConfidenceRules& rules, double confidence) {
+    return std::upper_bound(rules.borders.begin(), rules.borders.end(), confidence) - rules.borders.begin();
+}
+
+// Appends the survival of the nodes of a draft to `gains`: by its scores and the odds of their bins, or by the odds of depths with
+// the sequence's `offset` (odds), where siblings share the rate of their depth, since at most one of them is accepted.
+inline void add_survival(const ConfidenceRules& rules, const JudgedDraft& draft, const std::vector<double>& bins,
+                         const std::vector<double>& by_depth, double offset, double weight, std::vector<double>& gains) {
     const size_t size = draft.parents.size();
     const bool scored = draft.scores.size() == size;
-    if (odds.depth.empty() || odds.confidence.size() != rules.borders.size() + 1) return false;
     std::vector<double> survival(size);
     std::vector<size_t> depths(size), children(size + 1);
-    for (const long parent : draft.parents)
-        if (parent < -1 || parent >= static_cast<long>(size)) return false;
-        else ++children[parent + 1];
+    for (const long parent : draft.parents) ++children[parent + 1];
     for (size_t node = 0; node < size; ++node) {
         const long parent = draft.parents[node];
-        if (parent >= static_cast<long>(node)) return false;
         const double above = parent < 0 ? 1.0 : survival[parent];
         if (scored) {
-            const double score_above = parent < 0 ? 1.0 : draft.scores[parent];
-            const double confidence = score_above > 0 ? std::min(rules.highest, draft.scores[node] / score_above) : 0.0;
-            const auto bin = std::upper_bound(rules.borders.begin(), rules.borders.end(), confidence) - rules.borders.begin();
-            const double moved = confidence * odds.confidence[bin];
+            const double confidence = conditional_confidence(rules, draft, node);
+            const double moved = confidence * bins[bin_of(rules, confidence)];
             survival[node] = above * moved / (moved + 1.0 - confidence);
         } else {
             depths[node] = parent < 0 ? 0 : depths[parent] + 1;
-            const double moved = odds.depth[std::min(depths[node], odds.depth.size() - 1)] * offset;
+            const double moved = by_depth[std::min(depths[node], by_depth.size() - 1)] * offset;
             survival[node] = above * moved / (1.0 + moved) / static_cast<double>(children[parent + 1]);
         }
         gains.push_back(weight == 1.0 ? survival[node] : weight * survival[node]);
     }
-    return true;
 }
 
 struct TakenTokens {

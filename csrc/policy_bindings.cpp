@@ -1,5 +1,5 @@
 // The bindings of the policy's inner loops: numbers and arrays in, numbers out.
-#include "judging.h"
+#include "acceptance.h"
 #include "kalman.h"
 #include "planning.h"
 #include "values.h"
@@ -17,6 +17,17 @@ void read_floats(PyObject* value, Numbers& out, Py_ssize_t first = 0, Py_ssize_t
     for (Py_ssize_t i = first; i < items.size && i - first < most; ++i) {
         const double number = PyFloat_AsDouble(items.items[i]);
         if (number == -1.0 && PyErr_Occurred()) throw nb::python_error();
+        out.push_back(number);
+    }
+}
+
+void read_ints(nb::handle value, std::vector<long>& out) {
+    Items items;
+    if (!items.read(value.ptr())) throw std::invalid_argument("tokens and parents must be lists or tuples");
+    out.clear();
+    for (Py_ssize_t i = 0; i < items.size; ++i) {
+        int64_t number = 0;
+        if (!as_int(items.items[i], number)) throw std::invalid_argument("a token or parent must be an int");
         out.push_back(number);
     }
 }
@@ -50,94 +61,6 @@ class Filter {
     Numbers slopes_;
 };
 
-class TokenJudge {
-  public:
-    TokenJudge(Numbers borders, double highest) : rules_{std::move(borders), highest} {}
-
-    // Of drafts, given by their `scores` (empty: none) and `parents`: (nodes kept of each, or None where all are; how many; their
-    // gain; cut or None; benefit). `confidence_odds` and `depth_odds` are one list for each draft, or one for all; `offsets` the
-    // odds of each sequence (needed without scores, may be None); `weights` of each one's tokens (None: 1); `seconds` those that
-    // 0, 1, ... more rows add, from `first` on.
-    nb::tuple judge(nb::handle scores, nb::handle parents, nb::handle confidence_odds, nb::handle depth_odds, nb::handle offsets,
-                    nb::handle weights, nb::handle seconds, Py_ssize_t first, double goodput, long limit) {
-        const Items each_scores = items_of(scores, "scores must be a list"), each_parents = items_of(parents, "parents must be a list");
-        const Items tables = items_of(confidence_odds, "odds must be a list"), depths = items_of(depth_odds, "odds must be a list");
-        if (each_parents.size != each_scores.size || (tables.size != 1 && tables.size != each_scores.size) || tables.size != depths.size)
-            throw std::invalid_argument("each draft must have one value");
-        values(offsets, each_scores.size, offsets_);
-        values(weights, each_scores.size, weights_);
-        gains_.clear();
-        starts_.clear();
-        for (Py_ssize_t i = 0; i < each_scores.size; ++i) {
-            starts_.push_back(gains_.size());
-            if (i < tables.size) read_odds(tables.items[i], depths.items[i]);
-            add(each_scores.items[i], each_parents.items[i], offsets_.empty() ? 1.0 : offsets_[i],
-                weights_.empty() ? 1.0 : weights_[i]);
-        }
-        starts_.push_back(gains_.size());
-        read_floats(seconds.ptr(), seconds_, first, gains_.size() + 1);
-        if (seconds_.size() <= gains_.size()) throw std::invalid_argument("seconds of too few rows");
-        wager::TakenTokens taken = wager::select_tokens(gains_, seconds_, goodput, limit);
-        const nb::object cut = taken.has_cut ? nb::object(nb::float_(taken.cut)) : nb::object(nb::none());
-        const size_t count = taken.nodes.size();
-        const nb::object kept = count < gains_.size() ? nb::object(by_draft(taken.nodes)) : nb::object(nb::none());
-        return nb::make_tuple(kept, count, taken.gain, cut, taken.benefit);
-    }
-
-    // Of each node of one draft.
-    Numbers survival(nb::handle scores, nb::handle parents, nb::handle confidence_odds, nb::handle depth_odds, double offset) {
-        gains_.clear();
-        read_odds(confidence_odds.ptr(), depth_odds.ptr());
-        add(scores.ptr(), parents.ptr(), offset, 1.0);
-        return gains_;
-    }
-
-  private:
-    static void values(nb::handle from, Py_ssize_t size, Numbers& out) {
-        out.clear();
-        if (from.is_none()) return;
-        read_floats(from.ptr(), out);
-        if (static_cast<Py_ssize_t>(out.size()) != size) throw std::invalid_argument("each draft must have one value");
-    }
-
-    void read_odds(PyObject* confidence, PyObject* depth) {
-        read_floats(confidence, odds_.confidence);
-        read_floats(depth, odds_.depth);
-    }
-
-    void add(PyObject* scores, PyObject* parents, double offset, double weight) {
-        Items before;
-        if (!before.read(parents)) throw std::invalid_argument("parents must be tuples");
-        read_floats(scores, draft_.scores);
-        draft_.parents.clear();
-        for (Py_ssize_t i = 0; i < before.size; ++i) {
-            int64_t parent = 0;
-            if (!as_int(before.items[i], parent)) throw std::invalid_argument("a parent must be an int");
-            draft_.parents.push_back(parent);
-        }
-        if (!wager::add_survival(rules_, draft_, odds_, offset, weight, gains_))
-            throw std::invalid_argument("a draft whose parents do not precede their children, or odds of another size");
-    }
-
-    nb::list by_draft(std::vector<size_t>& nodes) const {
-        std::sort(nodes.begin(), nodes.end());
-        nb::list kept;
-        size_t next = 0;
-        for (size_t i = 0; i + 1 < starts_.size(); ++i) {
-            nb::list mine;
-            for (; next < nodes.size() && nodes[next] < starts_[i + 1]; ++next) mine.append(nodes[next] - starts_[i]);
-            kept.append(mine);
-        }
-        return kept;
-    }
-
-    wager::ConfidenceRules rules_;
-    wager::JudgedDraft draft_;
-    wager::AcceptanceOdds odds_;
-    Numbers gains_, seconds_, offsets_, weights_;
-    std::vector<size_t> starts_;
-};
-
 // The numbers of an array [rows, columns] of float64, by Python's buffer protocol: nanobind's own way takes Python calls.
 class Matrix {
   public:
@@ -153,15 +76,147 @@ class Matrix {
     Matrix& operator=(const Matrix&) = delete;
 
     wager::Table table() const {
-        wager::Table table(view_.shape[0], view_.shape[1]);
+        wager::Table table(rows(), columns());
         std::copy_n(data(), table.values.size(), table.values.begin());
         return table;
     }
     double* data() const { return static_cast<double*>(view_.buf); }
+    size_t rows() const { return view_.shape[0]; }
+    size_t columns() const { return view_.shape[1]; }
 
   private:
     Py_buffer view_;
 };
+
+// The fields of a draft.
+wager::JudgedDraft read_draft(PyObject* draft, bool tokens = false) {
+    static const wager::Name of_scores("scores"), of_parents("parents"), of_tokens("tokens");
+    const nb::object scores = of_scores.of(draft), parents = of_parents.of(draft), guesses = of_tokens.of(draft);
+    if (!scores.is_valid() || !parents.is_valid() || !guesses.is_valid()) throw nb::python_error();
+    wager::JudgedDraft read;
+    read_floats(scores.ptr(), read.scores);
+    read_ints(parents, read.parents);
+    if (tokens) read_ints(guesses, read.tokens);
+    for (size_t node = 0; node < read.parents.size(); ++node)
+        if (read.parents[node] < -1 || read.parents[node] >= static_cast<long>(node))
+            throw std::invalid_argument("a draft whose parents do not precede their children");
+    if (tokens && read.tokens.size() != read.parents.size()) throw std::invalid_argument("a parent for each guess");
+    if (!read.scores.empty() && read.scores.size() != read.parents.size()) throw std::invalid_argument("a score for each guess");
+    return read;
+}
+
+// Chooses the tokens of drafts that are verified. `draft_type`: the class of drafts.
+class DraftSelector {
+  public:
+    explicit DraftSelector(nb::handle draft_type)
+        : type_(draft_type, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs", "computed"}) {}
+
+    // Of `drafts` by sequence: those that are kept, as far as they are (`drafts` itself where all are whole); how many tokens; their
+    // gain; cut or None; benefit. `models` are one for each draft, or one for all, and `sequences` as many as drafts (None where all
+    // have scores); `weights` are of each one's tokens (None: 1); `seconds` those that 0, 1, ... more rows add, from `first` on.
+    nb::tuple select(nb::dict drafts, nb::handle models, nb::handle sequences, nb::handle weights, nb::handle seconds,
+                     Py_ssize_t first, double goodput, long limit) {
+        const size_t count = nb::len(drafts);
+        const Items judges = items_of(models, "models must be a list");
+        if (judges.size != 1 && static_cast<size_t>(judges.size) != count) throw std::invalid_argument("each draft must have one model");
+        Items states;
+        if (!sequences.is_none()) states = items_of(sequences, "sequences must be a list");
+        Numbers each_weight(count, 1.0), gains, of_rows;
+        if (!weights.is_none()) read_floats(weights.ptr(), each_weight);
+        if ((!sequences.is_none() && static_cast<size_t>(states.size) != count) || each_weight.size() != count)
+            throw std::invalid_argument("each draft must have one value");
+        std::vector<size_t> starts{0};
+        wager::AcceptanceModel* model = nullptr;
+        Py_ssize_t number = 0;
+        for (const auto& [_, value] : drafts) {
+            const wager::JudgedDraft draft = read_draft(value.ptr());
+            if (number < judges.size) {
+                model = nb::cast<wager::AcceptanceModel*>(nb::handle(judges.items[number]));
+                model->has_scores = draft.scores.size() == draft.parents.size();
+            }
+            const double odds = states.size ? nb::cast<const wager::SequenceAcceptance*>(nb::handle(states.items[number]))->odds : 1.0;
+            wager::add_survival(model->confidence, draft, model->bins.odds, model->depths.odds, odds, each_weight[number], gains);
+            starts.push_back(gains.size());
+            ++number;
+        }
+        read_floats(seconds.ptr(), of_rows, first, gains.size() + 1);
+        if (of_rows.size() <= gains.size()) throw std::invalid_argument("seconds of too few rows");
+        wager::TakenTokens taken = wager::select_tokens(gains, of_rows, goodput, limit);
+        const nb::object cut = taken.has_cut ? nb::object(nb::float_(taken.cut)) : nb::object(nb::none());
+        const bool whole = taken.nodes.size() == gains.size();
+        std::sort(taken.nodes.begin(), taken.nodes.end());
+        return nb::make_tuple(whole ? drafts : kept(drafts, taken.nodes, starts), taken.nodes.size(), taken.gain, cut, taken.benefit);
+    }
+
+    // A draft with these of its nodes, ascending and closed under parents.
+    nb::object keep(nb::handle draft, const std::vector<long>& nodes) const {
+        static const wager::Name of_seq_id("seq_id"), of_tokens("tokens"), of_parents("parents"), of_scores("scores"),
+            of_drafter("drafter"), of_probs("draft_probs"), of_computed("computed");
+        const nb::object tokens = of_tokens.of(draft.ptr()), parents = of_parents.of(draft.ptr()), scores = of_scores.of(draft.ptr());
+        std::vector<long> before, place;
+        read_ints(parents, before);
+        if (nodes.size() == before.size()) return nb::borrow(draft);
+        place.resize(before.size());
+        nb::list kept_tokens, kept_parents, kept_scores;
+        for (size_t i = 0; i < nodes.size(); ++i) {
+            const long node = nodes[i];
+            if (node < 0 || node >= static_cast<long>(before.size()) || before[node] >= node) throw std::out_of_range("no such node");
+            place[node] = static_cast<long>(i);
+            kept_tokens.append(tokens[node]);
+            kept_parents.append(before[node] < 0 ? -1 : place[before[node]]);
+            if (nb::len(scores)) kept_scores.append(scores[node]);
+        }
+        nb::object probs = of_probs.of(draft.ptr());
+        if (!probs.is_none()) probs = probs[nb::cast(nodes)];
+        return type_.make({of_seq_id.of(draft.ptr()), nb::tuple(kept_tokens), nb::tuple(kept_parents), nb::tuple(kept_scores),
+                           of_drafter.of(draft.ptr()), probs, of_computed.of(draft.ptr())});
+    }
+
+  private:
+    // The drafts with these nodes alone, which ascend; they are numbered through all drafts, of which the i-th begins at starts[i].
+    nb::dict kept(const nb::dict& drafts, const std::vector<size_t>& nodes, const std::vector<size_t>& starts) const {
+        nb::dict found;
+        size_t next = 0, number = 0;
+        for (const auto& [seq_id, draft] : drafts) {
+            const size_t first = starts[number], end = starts[++number];
+            std::vector<long> mine;
+            for (; next < nodes.size() && nodes[next] < end; ++next) mine.push_back(static_cast<long>(nodes[next] - first));
+            if (!mine.empty()) found[seq_id] = keep(draft, mine);
+        }
+        return found;
+    }
+
+    wager::ValueType type_;
+};
+
+// See AcceptanceModel::learn_draft. `draft`: None where none was made; `forecast`: a matrix whose `row` it is, or None.
+bool learn_draft(wager::AcceptanceModel& model, wager::SequenceAcceptance& sequence, nb::handle draft, nb::handle emitted,
+                 std::optional<long> accepted, long depth, bool stops_early, nb::handle forecast, size_t row) {
+    std::optional<Matrix> matrix;
+    const double* values = nullptr;
+    if (!forecast.is_none()) {
+        matrix.emplace(forecast);
+        if (row >= matrix->rows()) throw std::invalid_argument("no such row");
+        values = matrix->data() + row * matrix->columns();
+    }
+    const size_t columns = matrix ? matrix->columns() : 0;
+    if (draft.is_none()) {
+        model.learn_missing(sequence, depth, stops_early, values, columns);
+        return false;
+    }
+    std::vector<long> tokens;
+    read_ints(emitted, tokens);
+    return model.learn_draft(sequence, read_draft(draft.ptr(), true), tokens, accepted ? &*accepted : nullptr, depth,
+                             stops_early, values, columns);
+}
+
+// The nodes of a draft that emitted tokens can be compared with, and those of them that agree, from the root down.
+nb::tuple compare(nb::handle draft, nb::handle emitted) {
+    std::vector<long> tokens;
+    read_ints(emitted, tokens);
+    const wager::ComparedDraft compared(read_draft(draft.ptr(), true), tokens);
+    return nb::make_tuple(compared.tested, compared.right);
+}
 
 // The plans of the sequences of one step: `add` each drafter, then `choose`.
 class DraftPlanner {
@@ -172,18 +227,25 @@ class DraftPlanner {
         if (batch_.rooms.size() != batch_.weights.size()) throw std::invalid_argument("each sequence must have one value");
     }
 
-    // A drafter: log-odds by depth, mean and variance of each sequence's offset, the seconds that the j-th sequence to draft at a
-    // depth adds, [sequences, depth], those of catching up by sequence, which sequences' drafts are verified whatever their scores,
-    // samples of how scores move the odds of survival, [samples, depth]. Fills `survival`, [sequences, depth].
-    void add(Numbers log_odds, Numbers means, Numbers variances, nb::handle seconds, Numbers catch_up, std::vector<bool> unjudged,
-             nb::handle shifts, bool has_scores, bool stops_early, nb::handle survival) {
+    // A drafter: its acceptance, that of each sequence (of all of them `offset` where it is given), the seconds that the j-th
+    // sequence to draft at a depth adds, [sequences, depth], those of catching up by sequence, and which sequences' drafts are
+    // verified whatever their scores. Fills `survival`, [sequences, depth].
+    void add(const wager::AcceptanceModel& model, const std::vector<const wager::SequenceAcceptance*>& sequences,
+             std::optional<double> offset, nb::handle seconds, Numbers catch_up, std::vector<bool> unjudged, bool stops_early,
+             nb::handle survival) {
         wager::PlannedDrafter drafter;
-        drafter.log_odds = std::move(log_odds), drafter.means = std::move(means), drafter.deviations = std::move(variances);
-        for (double& each : drafter.deviations) each = std::sqrt(each);
+        drafter.log_odds = model.depths.log_odds;
+        for (const wager::SequenceAcceptance* each : sequences) {
+            drafter.means.push_back(offset.value_or(each->mean));
+            drafter.deviations.push_back(std::sqrt(each->variance));
+        }
         drafter.catch_up = std::move(catch_up), drafter.unjudged = std::move(unjudged);
-        drafter.has_scores = has_scores, drafter.stops_early = stops_early;
+        drafter.has_scores = model.has_scores, drafter.stops_early = stops_early;
         const Matrix out(survival);
-        drafter.seconds = Matrix(seconds).table(), drafter.shifts = Matrix(shifts).table(), drafter.survival = out.table();
+        drafter.seconds = Matrix(seconds).table(), drafter.survival = out.table();
+        drafter.shifts = wager::Table(0, model.depths.odds.size());
+        drafter.shifts.values = model.shifts();
+        drafter.shifts.rows = drafter.shifts.values.size() / drafter.shifts.columns;
         for (size_t column = 0; column < drafter.shifts.columns; ++column)
             for (size_t row = 0; row < drafter.shifts.rows; ++row)
                 drafter.shifts_by_depth.push_back(drafter.shifts.at(row, column));
@@ -222,18 +284,61 @@ void bind_policy(nb::module_& m) {
         .def("deviation", &Filter::deviation)
         .def("values", &Filter::values)
         .def("__deepcopy__", [](const Filter& filter, nb::handle) { return Filter(filter); });
-    nb::class_<TokenJudge>(m, "TokenJudge")
-        .def(nb::init<Numbers, double>())
-        .def("judge", &TokenJudge::judge, nb::arg("scores"), nb::arg("parents"), nb::arg("confidence_odds"), nb::arg("depth_odds"),
-             nb::arg("offsets").none(), nb::arg("weights").none(), nb::arg("seconds"), nb::arg("first"), nb::arg("goodput"),
-             nb::arg("limit"))
-        .def("survival", &TokenJudge::survival)
-        .def("__deepcopy__", [](nb::handle judge, nb::handle) { return nb::borrow(judge); });
+    nb::class_<wager::LogOddsTable>(m, "LogOddsTable")
+        .def_ro("log_odds", &wager::LogOddsTable::log_odds)
+        .def_ro("odds", &wager::LogOddsTable::odds)
+        .def_ro("trials", &wager::LogOddsTable::trials);
+    nb::class_<wager::SequenceAcceptance>(m, "SequenceAcceptance")
+        .def(nb::init<double, double>(), nb::arg("mean"), nb::arg("variance"))
+        .def_ro("mean", &wager::SequenceAcceptance::mean)
+        .def_ro("variance", &wager::SequenceAcceptance::variance)
+        .def("__deepcopy__", [](const wager::SequenceAcceptance& each, nb::handle) { return each; });
+    using Model = wager::AcceptanceModel;
+    nb::class_<Model>(m, "AcceptanceModel")
+        .def("__init__",
+             [](Model* made, Numbers prior, Numbers borders, double highest, double aged, double prior_trials,
+                double chained_prior_trials, double spread, double prior_sequences, double ended, double drift,
+                double trial_weight, size_t samples) {
+                 const wager::LearningRules rules{aged, prior_trials, chained_prior_trials, spread, prior_sequences,
+                                                  ended, drift, trial_weight, samples};
+                 new (made) Model(rules, {std::move(borders), highest}, std::move(prior));
+             },
+             nb::kw_only(), nb::arg("prior"), nb::arg("borders"), nb::arg("highest"), nb::arg("aged"), nb::arg("prior_trials"),
+             nb::arg("chained_prior_trials"), nb::arg("spread"), nb::arg("prior_sequences"), nb::arg("ended"), nb::arg("drift"),
+             nb::arg("trial_weight"), nb::arg("samples"))
+        .def_ro("depths", &Model::depths)
+        .def_ro("bins", &Model::bins)
+        .def_rw("has_scores", &Model::has_scores)
+        .def("start_sequence", &Model::start_sequence)
+        .def("end_sequence", &Model::end_sequence)
+        .def("compare_sequences", &Model::compare_sequences)
+        .def("survival", [](Model& model, nb::handle draft,
+                            const wager::SequenceAcceptance& sequence) { return model.survival(read_draft(draft.ptr()), sequence); })
+        .def("learn_round", &Model::learn_round, nb::arg("sequence"), nb::kw_only(), nb::arg("accepted"), nb::arg("tested"),
+             nb::arg("known") = 0)
+        .def("learn_tree", &Model::learn_tree)
+        .def("learn_draft", &learn_draft, nb::arg("sequence"), nb::arg("draft").none(), nb::arg("emitted"), nb::kw_only(),
+             nb::arg("accepted") = nb::none(), nb::arg("depth"), nb::arg("stops_early") = false,
+             nb::arg("forecast") = nb::none(), nb::arg("row") = 0)
+        .def("age", &Model::age)
+        .def("start_from", &Model::start_from)
+        .def("shifts", &Model::shifts)
+        .def("__deepcopy__", [](nb::handle model, nb::handle) {
+            const nb::object copy = model.type()();
+            nb::cast<Model&>(copy) = nb::cast<const Model&>(model);
+            return copy;
+        });
+    nb::class_<DraftSelector>(m, "DraftSelector")
+        .def(nb::init<nb::handle>())
+        .def("select", &DraftSelector::select, nb::arg("drafts"), nb::arg("models"), nb::arg("sequences").none(), nb::arg("weights").none(),
+             nb::arg("seconds"), nb::arg("first"), nb::arg("goodput"), nb::arg("limit"))
+        .def("keep", &DraftSelector::keep)
+        .def("__deepcopy__", [](nb::handle selector, nb::handle) { return nb::borrow(selector); });
+    m.def("compare", &compare);
     nb::class_<DraftPlanner>(m, "DraftPlanner")
         .def(nb::init<std::vector<long>, Numbers, Numbers, double, double, double>(), nb::kw_only(), nb::arg("rooms"),
              nb::arg("weights"), nb::arg("extra"), nb::arg("goodput"), nb::arg("several_drafters"), nb::arg("max_min_survival"))
-        .def("add", &DraftPlanner::add, nb::kw_only(), nb::arg("log_odds"), nb::arg("means"), nb::arg("variances"),
-             nb::arg("seconds"), nb::arg("catch_up"), nb::arg("unjudged"), nb::arg("shifts"), nb::arg("has_scores"),
-             nb::arg("stops_early"), nb::arg("survival"))
+        .def("add", &DraftPlanner::add, nb::kw_only(), nb::arg("model"), nb::arg("sequences"), nb::arg("offset").none(),
+             nb::arg("seconds"), nb::arg("catch_up"), nb::arg("unjudged"), nb::arg("stops_early"), nb::arg("survival"))
         .def("choose", &DraftPlanner::choose);
 }

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from oracle.planning import forecast
-from wager.economics.acceptance import DFLASH_SURVIVAL, MTP_SURVIVAL, AcceptanceModel, SequenceAcceptance
+from wager.economics.acceptance import DFLASH_SURVIVAL, MTP_SURVIVAL, AcceptanceModel
+from wager.kernels._native import SequenceAcceptance
 from wager.simulation.traces import DraftTrace, SyntheticDrafter, SyntheticTraces
 from wager.types import Draft
 
@@ -130,7 +131,7 @@ def test_confidence_is_calibrated() -> None:
                 said.append(judged[0])
                 raw.append(draft.scores[0])
                 was.append(run > 0)
-            model.learn_scores(draft, range(min(run + 1, DEPTH)), range(run))
+            model.learn_draft(sequence, draft, [*range(run), -1], depth=DEPTH)
     outcome = np.array(was, dtype=float)
     assert expected_calibration_error(np.array(raw), outcome) > 0.08
     assert expected_calibration_error(np.array(said), outcome) < 0.04

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wager.economics.acceptance import AcceptanceModel, token_judge
+from wager.economics.acceptance import AcceptanceModel
 from wager.economics.latency import LatencyCache, LatencyModel
-from wager.economics.policy.base import keep_nodes
+from wager.economics.policy.base import draft_selector
 from wager.types import Draft
 
 # economics reference, section 11: conditional confidences of three requests, and two cost curves by rows of the step
@@ -24,22 +24,11 @@ SURVIVAL = np.cumprod(CONFIDENCE, axis=1)
 
 def judged(chains: Sequence[Sequence[float]], seconds: list[float], *, goodput: float) -> tuple[list[int], float]:
     """How many tokens of each chain are taken, of which these survive, and their gain."""
-    kept, _, gain, _, _ = token_judge.judge(
-        [tuple(chain) for chain in chains],
-        [tuple(range(-1, len(chain) - 1)) for chain in chains],
-        [AcceptanceModel().bins.odds],  # which takes confidences at their word
-        [[1.0]],
-        None,
-        None,
-        seconds,
-        0,
-        goodput,
-        10_000,
-    )
-    if kept is None:
-        return [len(chain) for chain in chains], gain
-    assert all(nodes == list(range(len(nodes))) for nodes in kept), "prefixes"
-    return [len(nodes) for nodes in kept], gain
+    drafts = {str(i): Draft.chain("r", range(len(each)), drafter="d", scores=each) for i, each in enumerate(chains)}
+    model = AcceptanceModel()  # which takes confidences at their word
+    kept, _, gain, _, _ = draft_selector.select(drafts, [model], None, None, seconds, 0, goodput, 10_000)
+    assert all(draft.is_chain for draft in kept.values()), "prefixes"
+    return [len(kept.get(seq_id, ())) for seq_id in drafts], gain
 
 
 def consistent(cost: list[float]) -> tuple[list[int], float]:
@@ -88,7 +77,7 @@ def test_nothing_is_taken_that_does_not_pay_or_has_no_gain() -> None:
 
 def test_a_tree_keeps_any_set_closed_under_parents_renumbered() -> None:
     tree = Draft("r", (1, 2, 3, 4, 5), (-1, -1, 0, 1, 3), (0.5, 0.4, 0.1, 0.3, 0.2), "d", np.eye(5, 8))
-    draft = keep_nodes(tree, [1, 3, 4])
+    draft = draft_selector.keep(tree, [1, 3, 4])
     assert (draft.tokens, draft.parents, draft.scores) == ((2, 4, 5), (-1, 0, 1), (0.4, 0.3, 0.2))
     assert draft.draft_probs is not None
     assert draft.draft_probs.argmax(axis=1).tolist() == [1, 3, 4]

@@ -1,4 +1,4 @@
-"""What the policy computes in C++ beside the same in Python: judging drafts, planning, and the filter of prices."""
+"""What the policy computes in C++ beside the same in Python: acceptance, judging, planning, the filter of prices."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oracle.judging import select, survival
+from oracle import acceptance as python
+from oracle.judging import keep_nodes, select
 from oracle.kalman import KalmanFilter
 from oracle.planning import DrafterForecast, PlannedBatch, forecast, most_profitable
-from wager.economics.acceptance import AcceptanceModel, token_judge
+from wager.economics.acceptance import AcceptanceModel
+from wager.economics.policy.base import draft_selector
 from wager.economics.surface import covariance, latency_filter
 from wager.kernels import _native
 from wager.types import Draft
@@ -39,7 +41,8 @@ def drawn_drafts(draw: st.DrawFn) -> dict[str, Draft]:
 def trained(rounds: int) -> AcceptanceModel:
     model = AcceptanceModel()
     for number in range(rounds):
-        model.learn_scores(Draft.chain("r", [1, 2], drafter="d", scores=[0.8, 0.3]), [0, 1], [0] * (number % 3 > 0))
+        draft = Draft.chain("r", [1, 2], drafter="d", scores=[0.8, 0.3])
+        model.learn_draft(model.start_sequence(), draft, [1, 0] if number % 3 else [0], depth=2)
     return model
 
 
@@ -62,45 +65,98 @@ def test_drafts_are_judged_as_in_python(
     starts, sequences = [], []
     for number, draft in enumerate(drafts.values()):
         starts.append(len(gains))
-        sequences.append(model.start_sequence())
-        sequences[-1].set(0.3 * number - 0.5, 0.2)
-        each = survival(model, draft, sequences[-1])
-        assert model.survival(draft, sequences[-1]) == pytest.approx(each)
+        sequences.append(_native.SequenceAcceptance(0.3 * number - 0.5, 0.2))
+        each = model.survival(draft, sequences[-1])
         gains += [(1.0 if mine is None else mine[number]) * value for value in each]
     chosen = select(gains, seconds[first:], goodput=1.0, limit=limit)
-    sizes = map(len, drafts.values())
-    kept = [
-        [node - start for node in sorted(chosen.taken) if start <= node < start + size]
-        for start, size in zip(starts, sizes, strict=True)
-    ]
-    expected = (None if len(chosen.taken) == len(gains) else kept, len(chosen.taken))
-    scores, parents = ([getattr(each, name) for each in drafts.values()] for name in ("scores", "parents"))
-    for tables in (1, len(drafts)):  # one for all, or for each its own
-        odds, depths = [model.bins.odds] * tables, [model.depths.odds] * tables
-        offsets = [sequence.odds for sequence in sequences]
-        judged = token_judge.judge(scores, parents, odds, depths, offsets, mine, seconds, first, 1.0, limit)
-        assert judged[:2] == expected
+    expected = {}
+    for start, (seq_id, draft) in zip(starts, drafts.items(), strict=True):
+        if nodes := [node - start for node in sorted(chosen.taken) if start <= node < start + len(draft)]:
+            expected[seq_id] = keep_nodes(draft, nodes)
+    for models in (1, len(drafts)):  # one for all, or for each its own
+        judged = draft_selector.select(drafts, [model] * models, sequences, mine, seconds, first, 1.0, limit)
+        assert judged[:2] == (expected, len(chosen.taken))
+        assert (judged[0] is drafts) == (len(chosen.taken) == len(gains))
         assert judged[2] == pytest.approx(chosen.gain) and judged[4] == pytest.approx(chosen.benefit, abs=1e-12)
         assert judged[3] == (None if chosen.cut is None else pytest.approx(chosen.cut))
 
 
 @pytest.mark.parametrize(
-    ("parents", "odds", "seconds", "error"),
+    ("parents", "scores", "seconds", "error"),
     [
-        ((-1, 5), None, [0.0] * 9, "precede"),
-        (("a", "b"), None, [0.0] * 9, "int"),
-        ((-1, 0), [1.0], [0.0] * 9, "odds"),
-        ((-1, 0), None, [0.0, 0.0], "too few rows"),
+        ((-1, 5), (0.5, 0.2), [0.0] * 9, "precede"),
+        (("a", "b"), (0.5, 0.2), [0.0] * 9, "int"),
+        ((-1, 0), (0.5,), [0.0] * 9, "a score for each"),
+        ((-1, 0), (0.5, 0.2), [0.0, 0.0], "too few rows"),
     ],
 )
 def test_what_cannot_be_judged_is_an_error(
-    parents: tuple[int, ...], odds: list[float] | None, seconds: list[float], error: str
+    parents: tuple[int, ...], scores: tuple[float, ...], seconds: list[float], error: str
 ) -> None:
-    model = trained(0)
+    draft = Draft("r", (1, 2), parents, scores, "d")
     with pytest.raises(ValueError, match=error):
-        token_judge.judge(
-            [(0.5, 0.2)], [parents], [odds or model.bins.odds], [model.depths.odds], None, None, seconds, 0, 1.0, 5
-        )
+        draft_selector.select({"r": draft}, [AcceptanceModel()], None, None, seconds, 0, 1.0, 5)
+
+
+# ---- acceptance -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), drawn_drafts()),
+            st.lists(st.integers(9, 14), min_size=1, max_size=6),
+            st.integers(1, 9),
+            st.booleans(),
+            st.booleans(),
+            st.sampled_from(["", "drawn", "forecast"]),
+        ),
+        max_size=40,
+    )
+)
+def test_acceptance_is_learned_as_in_python(rounds: list[tuple]) -> None:  # type: ignore[type-arg]
+    """Bit by bit: what a policy decides by does not depend on the language that it is learned in."""
+    native, twin = AcceptanceModel(), python.AcceptanceModel()
+    pairs = [(native.start_sequence(), twin.start_sequence()) for _ in range(6)]
+    forecast = np.array([[0.7, 0.5, 0.3, 0.2]])
+
+    def same() -> None:
+        for name in ("log_odds", "odds", "trials"):
+            assert getattr(native.depths, name) == getattr(twin.depths, name)
+            assert getattr(native.bins, name) == getattr(twin.bins, name)
+        assert [(one.mean, one.variance) for one, _ in pairs] == [(two.mean, two.variance) for _, two in pairs]
+        assert np.reshape(native.shifts(), (-1, 16)).tolist() == twin.confidence_shifts.tolist()
+
+    for drafts, emitted, depth, stops, ages, mode in rounds:
+        for number, draft in enumerate([None] if drafts is None else drafts.values()):
+            accepted = min(len(draft), len(emitted)) if mode == "drawn" and draft is not None else None
+            given = {"accepted": accepted, "depth": depth, "stops_early": stops}
+            given["forecast"] = forecast if mode == "forecast" else None
+            learned = [
+                model.learn_draft(pairs[number][side], draft, emitted, **given)  # type: ignore[arg-type]
+                for side, model in enumerate((native, twin))
+            ]
+            assert learned[0] == learned[1]
+            if draft is not None:
+                assert _native.compare(draft, emitted) == python.compare(draft, emitted)
+                survival = [
+                    model.survival(draft, pairs[number][side])  # type: ignore[arg-type]
+                    for side, model in enumerate((native, twin))
+                ]
+                assert survival[0] == survival[1]
+        same()
+        if ages:
+            native.age()
+            twin.age()
+            native.end_sequence(pairs[0][0])
+            twin.end_sequence(pairs[0][1])
+            native.compare_sequences([one for one, _ in pairs])
+            twin.compare_sequences([two for _, two in pairs])
+            same()
+    copy = deepcopy(native)
+    copy.learn_round(copy.start_sequence(), accepted=0, tested=1)
+    same()
 
 
 # ---- the filter -----------------------------------------------------------------------------------------------------
@@ -170,13 +226,13 @@ def test_sequences_are_planned_as_with_arrays(
     forecasts = []
     for _ in range(drafters):
         model = AcceptanceModel()
-        model.has_scores = scored
         for _ in range(40):
-            model.learn_round(model.start_sequence(), accepted=int(draw.integers(0, 4)), tested=4)
-            model.learn_shift([0.6, 0.4, 0.3], np.cumprod(draw.random(3) ** 0.4).tolist())
-        sequences = [model.start_sequence() for _ in sizes]
-        for each in sequences:
-            each.set(float(draw.normal(0.3, 0.8)), 0.2)
+            scores = np.cumprod(draw.random(3) ** 0.4).tolist()
+            draft, right = Draft.chain("r", [0, 1, 2], drafter="d", scores=scores), int(draw.integers(0, 4))
+            past = np.array([[0.6, 0.4, 0.3]])
+            model.learn_draft(model.start_sequence(), draft, [*range(right), -1], depth=3, forecast=past)
+        model.has_scores = scored
+        sequences = [_native.SequenceAcceptance(float(draw.normal(0.3, 0.8)), 0.2) for _ in sizes]
         shares = 1 + draw.random() * 0.9 ** np.arange(count)  # of later sequences less
         seconds = drafting * np.outer(shares, 1 + draw.random(depth))
         catch_up, unjudged = 1e-5 * draw.random(count), draw.random(count) < 0.2
@@ -184,14 +240,12 @@ def test_sequences_are_planned_as_with_arrays(
         forecasts.append(DrafterForecast(model, expected, seconds, catch_up, unjudged, stops))
         survival_of = np.empty((count, depth))
         native.add(
-            log_odds=model.depths.log_odds,
-            means=[each.mean for each in sequences],
-            variances=[each.variance for each in sequences],
+            model=model,
+            sequences=sequences,
+            offset=None,
             seconds=seconds,
             catch_up=catch_up.tolist(),
             unjudged=unjudged.tolist(),
-            shifts=model.confidence_shifts,
-            has_scores=scored,
             stops_early=stops,
             survival=survival_of,
         )

@@ -1,39 +1,11 @@
-"""What draft tokens survive, and which are worth their rows, in Python: the reference of csrc/judging.h."""
+"""Which draft tokens are worth their rows, in Python: the reference of csrc/judging.h."""
 
 from __future__ import annotations
 
-from bisect import bisect
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from wager.economics.acceptance import (
-    _MAX_DEPTH,
-    BIN_BORDERS,
-    AcceptanceModel,
-    SequenceAcceptance,
-    _conditional_confidence,
-)
 from wager.types import Draft
-
-
-def survival(model: AcceptanceModel, draft: Draft, sequence: SequenceAcceptance) -> list[float]:
-    """Survival of every node: by its confidence if it has one, by its depth if not."""
-    survival: list[float] = []
-    if len(draft.scores) != len(draft.tokens):
-        siblings = Counter(draft.parents)  # they share the rate of their depth: at most one of them is accepted
-        for depth, parent in zip(draft.depths, draft.parents, strict=True):
-            odds = model.depths.odds[min(depth, _MAX_DEPTH) - 1] * sequence.odds
-            above = survival[parent] if parent >= 0 else 1.0
-            survival.append(above * odds / (1 + odds) / siblings[parent])
-        return survival
-    scores, corrections = draft.scores, model.bins.odds
-    for score, parent in zip(scores, draft.parents, strict=True):
-        score_above, above = (scores[parent], survival[parent]) if parent >= 0 else (1.0, 1.0)
-        confidence = _conditional_confidence(score, score_above)
-        odds = confidence * corrections[bisect(BIN_BORDERS, confidence)]
-        survival.append(above * odds / (odds + 1.0 - confidence))
-    return survival
 
 
 class Selection(NamedTuple):
@@ -68,3 +40,20 @@ def select(gains: Sequence[float], seconds: Sequence[float], *, goodput: float, 
     cut = (gains[order[count - 1]] + gains[order[count]]) / 2 if 0 < count < limit else None
     taken = order[:count]
     return Selection(taken, sum([gains[index] for index in taken]), cut, best - net)
+
+
+def keep_nodes(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """The draft with these nodes alone, ascending and closed under parents."""
+    size = len(nodes)
+    if not size or nodes[-1] == size - 1:
+        return draft.truncate(size)
+    new_index = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
+    return Draft(
+        draft.seq_id,
+        tuple([draft.tokens[node] for node in nodes]),
+        tuple([new_index[draft.parents[node]] for node in nodes]),
+        tuple([draft.scores[node] for node in nodes]) if draft.scores else (),
+        draft.drafter,
+        None if draft.draft_probs is None else draft.draft_probs[list(nodes)],
+        draft.computed,
+    )

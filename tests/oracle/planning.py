@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.economics.acceptance import _MAX_DEPTH, AcceptanceModel, Floats, SequenceAcceptance
+from wager.economics.acceptance import _MAX_DEPTH, AcceptanceModel, Floats
+from wager.kernels._native import SequenceAcceptance
 
 SEVERAL_DRAFTERS, MAX_MIN_SURVIVAL = 0.93, 0.95
 Ints = NDArray[np.intp]
@@ -41,7 +42,7 @@ def forecast_admission(
     everything = survival, (survival > 0).astype(np.float64), np.ones_like(survival)
     if not model.has_scores:
         return everything
-    shifts = model.confidence_shifts[:, np.minimum(np.arange(survival.shape[1]), _MAX_DEPTH - 1)]
+    shifts = np.reshape(model.shifts(), (-1, _MAX_DEPTH))[:, np.minimum(np.arange(survival.shape[1]), _MAX_DEPTH - 1)]
     later = (survival / np.maximum(1 - survival, 1e-6))[:, None] * shifts  # odds, [sequences, samples, depth]
     later /= 1 + later
     later *= (survival / np.maximum(later.mean(1), 1e-9))[:, None]

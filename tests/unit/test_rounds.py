@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from faulty_drafters import DuplicateSiblingsDrafter
 
-from wager.economics.policy.base import keep_nodes
+from wager.economics.policy.base import draft_selector
 from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
 from wager.engine.rounds import Round, RoundRecorder
@@ -58,7 +58,7 @@ class EverySecondLeaf(FixedDepth):
             leaves = [node for node in range(len(draft)) if node not in draft.parents]
             nodes = [node for node in range(len(draft)) if node not in leaves[::2]]
             if nodes:
-                kept[seq_id] = keep_nodes(draft, nodes)
+                kept[seq_id] = draft_selector.keep(draft, nodes)
         return kept
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from wager.draft.base import Drafter, DrafterStoppedError, RemembersRequests, remembers_requests
 from wager.economics.drafts_ahead import ALTERNATIVE_RATES, AheadFigures, outcome_chances
-from wager.economics.policy.base import compare
+from wager.kernels import _native
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
@@ -77,7 +77,7 @@ class Branch:
     def after(self, unread: Sequence[int]) -> Branch | None:
         """With the guesses behind `unread` alone; None if these are no path of it."""
         guessed = unread[len(self.tokens) :]
-        _, path = compare(self.draft, guessed)
+        _, path = _native.compare(self.draft, guessed)
         if not self.begins(unread) or len(path) < len(guessed):
             return None
         node = path[-1] if path else -1
@@ -117,7 +117,7 @@ class OutcomeRates:
 
     def learn(self, draft: Draft, unread: Sequence[int]) -> None:
         """The tokens `unread` became known behind a draft that was handed over."""
-        tested, path = compare(draft, unread)
+        tested, path = _native.compare(draft, unread)
         for depth in range(max((draft.depths[node] for node in tested), default=0)):
             self._tried[depth] = _DECAY * self._tried[depth] + 1
             self._right[depth] = _DECAY * self._right[depth] + (depth < len(path))

@@ -44,8 +44,8 @@ from wager.draft.guessing import draws
 from wager.draft.trees import TokenTree, children, merge
 from wager.drafter_spec import BACKED_SIGN, MERGED_SIGN
 from wager.economics.acceptance import BIN_BORDERS
-from wager.economics.policy.base import compare
 from wager.economics.policy.exploration import EXPLORATION_SHARE
+from wager.kernels import _native
 from wager.kernels.base import TargetOutput
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
@@ -511,7 +511,7 @@ class BackedDrafter(MergedDrafter):
 
     def _learn_places(self, seq_id: str) -> None:
         for gain, made, first, second, cost, call, tokens in self._seen.pop(seq_id, ()):
-            brought = len(compare(made, tokens)[1]) - len(compare(first, tokens)[1]) - cost
+            brought = len(_native.compare(made, tokens)[1]) - len(_native.compare(first, tokens)[1]) - cost
             gain.learn(brought)
             self._second.of(seq_id).learn(brought - call)
             for reliability, draft in zip(self._reliability.of(seq_id), (first, second), strict=True):

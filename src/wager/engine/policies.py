@@ -320,7 +320,7 @@ class TenantPolicies(WrappedPolicy):
         try:
             for name, estimates in json.loads(state).items() if state else ():
                 if name in models:
-                    models[name].start_from(estimates)
+                    models[name].start_from(estimates["depths"], estimates["bins"])
         except MALFORMED:
             log.warning("The estimates of acceptance that were kept for a tenant cannot be read: they begin anew.")
 

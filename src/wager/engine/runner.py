@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.economics.policy.base import keep_nodes
+from wager.economics.policy.base import draft_selector
 from wager.engine.sequence import EngineSequence
 from wager.errors import GrammarError, NumericsError, UsageError
 from wager.kernels._native import BatchPacker, BlockTables, SequenceState
@@ -222,7 +222,7 @@ def _reading_all(rule: Callable[..., Verdict], rows: TargetTokens, vocab: int) -
             except InvalidRow:
                 continue
             kept.append(node)
-    probs, part = TargetProbs(rows, vocab), keep_nodes(draft, kept[1:])
+    probs, part = TargetProbs(rows, vocab), draft_selector.keep(draft, kept[1:])
     valid = probs if part is draft else [probs[1 + node] for node in kept]
     verdict = rule(part, valid, coins=_coins(rows))
     return verdict._replace(accepted=tuple(kept[1 + node] for node in verdict.accepted))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.types import FinishReason, PackedBatch
+from wager.types import Draft, FinishReason, PackedBatch
 
 class Buffer:
     def __init__(self, bytes: int, huge_pages: bool = True) -> None: ...
@@ -497,30 +497,114 @@ class KalmanFilter:
     def deviation(self, slopes: Sequence[float]) -> float: ...
     def values(self) -> list[float]: ...
 
-class TokenJudge:
-    def __init__(self, borders: Sequence[float], highest: float) -> None: ...
-    def judge(
+class LogOddsTable:
+    """Log-odds by cell (depth or bin of confidence), their exponentials, and the trials each was estimated from."""
+
+    @property
+    def log_odds(self) -> list[float]: ...
+    @property
+    def odds(self) -> list[float]: ...
+    @property
+    def trials(self) -> list[float]: ...
+
+class SequenceAcceptance:
+    """How much easier one sequence is for a drafter than others: mean and variance of its offset in log-odds."""
+
+    def __init__(self, mean: float, variance: float) -> None: ...
+    @property
+    def mean(self) -> float: ...
+    @property
+    def variance(self) -> float: ...
+
+class AcceptanceModel:
+    """See economics/acceptance.py."""
+
+    has_scores: bool
+    """Whether its last draft carried confidence."""
+
+    def __init__(
         self,
-        scores: Sequence[Sequence[float]],
-        parents: Sequence[Sequence[int]],
-        confidence_odds: Sequence[Sequence[float]],
-        depth_odds: Sequence[Sequence[float]],
-        offsets: Sequence[float] | None,
+        *,
+        prior: Sequence[float],
+        borders: Sequence[float],
+        highest: float,
+        aged: float,
+        prior_trials: float,
+        chained_prior_trials: float,
+        spread: float,
+        prior_sequences: float,
+        ended: float,
+        drift: float,
+        trial_weight: float,
+        samples: int,
+    ) -> None: ...
+    @property
+    def depths(self) -> LogOddsTable: ...
+    @property
+    def bins(self) -> LogOddsTable: ...
+    def start_sequence(self) -> SequenceAcceptance:
+        """A new sequence is taken to be an average one."""
+
+    def end_sequence(self, sequence: SequenceAcceptance, /) -> None:
+        """It goes on counting for how much sequences differ."""
+
+    def compare_sequences(self, sequences: Sequence[SequenceAcceptance], /) -> None: ...
+    def survival(self, draft: Draft, sequence: SequenceAcceptance, /) -> list[float]:
+        """Survival of every node: by its confidence if it has one, by its depth if not."""
+
+    def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int, known: int = 0) -> None:
+        """Depths 1 to `tested` were tested and the first `accepted` accepted; `known` were learned before."""
+
+    def learn_tree(self, sequence: SequenceAcceptance, survival: Sequence[float], /) -> None:
+        """A draft that is no chain, by the survival of its nodes: the n-th likeliest takes the place of depth n."""
+
+    def learn_draft(
+        self,
+        sequence: SequenceAcceptance,
+        draft: Draft | None,
+        emitted: Sequence[int],
+        *,
+        accepted: int | None = None,
+        depth: int,
+        stops_early: bool = False,
+        forecast: NDArray[np.float64] | None = None,
+        row: int = 0,
+    ) -> bool:
+        """A draft to at most `depth` (None: there was none), by the tokens emitted after it, or by how many of its
+        nodes were `accepted` where that is another matter. `stops_early`: it may have stopped before. With the
+        `forecast` of survival, [sequences, depth], it is learned how scores moved that of its `row`. Whether all that
+        was emitted was drafted, and more after it."""
+
+    def age(self) -> None:
+        """Discount older observations; to be called every SLOW_INTERVAL steps."""
+
+    def start_from(self, depths: Sequence[float], bins: Sequence[float], /) -> None:
+        """Take log-odds of an earlier process for the prior. ValueError if they are none, or of other cells."""
+
+    def shifts(self) -> list[float]:
+        """Samples of how scores moved the odds of survival, [samples, depth], row by row."""
+
+class DraftSelector:
+    def __init__(self, draft_type: type[Draft], /) -> None: ...
+    def select(
+        self,
+        drafts: dict[str, Draft],
+        models: Sequence[AcceptanceModel],
+        sequences: Sequence[SequenceAcceptance] | None,
         weights: Sequence[float] | None,
         seconds: Sequence[float],
         first: int,
         goodput: float,
         limit: int,
-    ) -> tuple[list[list[int]] | None, int, float, float | None, float]: ...
-    def survival(
-        self,
-        scores: Sequence[float],
-        parents: Sequence[int],
-        confidence_odds: Sequence[float],
-        depth_odds: Sequence[float],
-        offset: float,
-        /,
-    ) -> list[float]: ...
+    ) -> tuple[dict[str, Draft], int, float, float | None, float]:
+        """Which tokens to verify: the drafts as far as they are kept (`drafts` itself: whole), how many tokens these
+        are, their gain, `cut`, and the benefit of choosing. `models` are one for all drafts, or one for each."""
+
+    def keep(self, draft: Draft, nodes: Sequence[int], /) -> Draft:
+        """The draft with these nodes alone, ascending and closed under parents."""
+
+def compare(draft: Draft, emitted: Sequence[int], /) -> tuple[list[int], list[int]]:
+    """Nodes that the emitted tokens can be compared with, and those of them that agree, from the root down."""
 
 class DraftPlanner:
     def __init__(
@@ -536,14 +620,12 @@ class DraftPlanner:
     def add(
         self,
         *,
-        log_odds: Sequence[float],
-        means: Sequence[float],
-        variances: Sequence[float],
+        model: AcceptanceModel,
+        sequences: Sequence[SequenceAcceptance],
+        offset: float | None,
         seconds: NDArray[Any],
         catch_up: Sequence[float],
         unjudged: Sequence[bool],
-        shifts: NDArray[Any],
-        has_scores: bool,
         stops_early: bool,
         survival: NDArray[Any],
     ) -> None: ...

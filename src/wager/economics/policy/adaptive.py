@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, Floats, token_judge
+from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, Floats
 from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.options import THROUGHPUT, Objective
 from wager.economics.policy.base import (
@@ -26,7 +26,7 @@ from wager.economics.policy.base import (
     DrafterCapabilities,
     Policy,
     PolicyFigures,
-    keep_nodes,
+    draft_selector,
     longest_that_fits,
     truncate_to,
 )
@@ -304,15 +304,13 @@ class Adaptive(Policy):
             model, sequences = self.acceptance[name], [state.acceptance[name] for state in candidates]
             model.compare_sequences(sequences)
             native.add(
-                log_odds=model.depths.log_odds,
-                means=[_NEVER if name in unused else sequence.mean for sequence in sequences],
-                variances=[sequence.variance for sequence in sequences],
+                model=model,
+                sequences=sequences,
+                offset=_NEVER if name in unused else None,
                 seconds=self._marginal_draft_seconds(name, len(rooms), forecasts[name].shape[1]),
                 # until the next plan each step takes its share of catching up
                 catch_up=[state.catch_up_seconds(name, capabilities) / (2 * SLOW_INTERVAL) for state in candidates],
                 unjudged=unjudged,
-                shifts=model.confidence_shifts,
-                has_scores=model.has_scores,
                 stops_early=capabilities.stops_early,
                 survival=forecasts[name],
             )
@@ -391,7 +389,7 @@ class Adaptive(Policy):
         extra = prices.latency.extra_seconds(plain.shape, count=count)
         admitted, rows, gain, cut = drafts, 0, 0.0, None
         if drafts:
-            admitted, rows, gain, cut = self._judge(step, drafts, extra, first=first, limit=budget - first)
+            admitted, rows, gain, cut = self._judge(step, dict(drafts), extra, first=first, limit=budget - first)
         if records:
             rows, gain = first + rows, gain + sum([self._forecast_gain(step, draft) for draft in drawn.values()])
             seconds = plain.seconds + extra[rows] + prices.drafting(step.passes())
@@ -416,8 +414,8 @@ class Adaptive(Policy):
         }
 
     def _judge(
-        self, step: PolicyStep, drafts: Mapping[str, Draft], extra: Sequence[float], *, first: int, limit: int
-    ) -> tuple[Mapping[str, Draft], int, float, float | None]:
+        self, step: PolicyStep, drafts: dict[str, Draft], extra: Sequence[float], *, first: int, limit: int
+    ) -> tuple[dict[str, Draft], int, float, float | None]:
         """The most profitable tokens of `drafts`, at most `limit`, beside `first` other rows; how many they are; their
         expected gain; and `cut`, between the gain of the last token taken and that of the first one left. `extra` are
         the seconds that 0, 1, ... more rows add. Where judging lately gained less than it takes, in profit beyond that
@@ -425,26 +423,19 @@ class Adaptive(Policy):
         models, states, weights = list(self.acceptance.values()), step.states, self._prices.weights
         if len(models) > 1:
             models = [self.acceptance[step.plan[seq_id].drafter] for seq_id in drafts]
-        scores, offsets = [draft.scores for draft in drafts.values()], None
-        if not all(scores):
-            offsets = [states[seq_id].acceptance[step.plan[seq_id].drafter].odds for seq_id in drafts]
-        kept, rows, gain, cut, benefit = token_judge.judge(
-            scores,
-            [draft.parents for draft in drafts.values()],
-            [model.bins.odds for model in models],
-            [model.depths.odds for model in models],
-            offsets,
+        sequences = None
+        if () in [draft.scores for draft in drafts.values()]:
+            sequences = [states[seq_id].acceptance[step.plan[seq_id].drafter] for seq_id in drafts]
+        drafts, rows, gain, cut, benefit = draft_selector.select(
+            drafts,
+            models,
+            sequences,
             None if weights.uniform else [weights.weight(states[seq_id]) for seq_id in drafts],
             extra,
             first,
             step.plain.goodput,
             limit,
         )
-        for model, draft in zip(models, drafts.values(), strict=False):
-            model.has_scores = len(draft.scores) == len(draft.tokens)
-        if kept is not None:
-            kept_of = zip(drafts.items(), kept, strict=True)
-            drafts = {seq_id: keep_nodes(draft, nodes) for (seq_id, draft), nodes in kept_of if nodes}
         weight, own = step.plain.weight, self._prices.own
         self._judged_steps += 1  # at first a plain mean, not one that starts from 0
         self._judging_benefit += max(SMOOTHING, 1 / self._judged_steps) * (benefit / weight - self._judging_benefit)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from wager.kernels import _native
 from wager.types import Draft, Plan, Span, StepRecord, Verdict
 
 UPDATE_INTERVAL = 4  # steps between updates of what changes slowly: goodput, cost of a row, latency, an empty plan
@@ -154,36 +155,5 @@ def truncate_to(drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]
     return {seq_id: draft.truncate(longest) for seq_id, draft in drafts.items() if longest}
 
 
-def keep_nodes(draft: Draft, nodes: Sequence[int]) -> Draft:
-    """The draft with these nodes alone, ascending and closed under parents."""
-    size = len(nodes)
-    if not size or nodes[-1] == size - 1:
-        return draft.truncate(size)
-    new_index = {-1: -1, **{node: index for index, node in enumerate(nodes)}}
-    return Draft(
-        draft.seq_id,
-        tuple([draft.tokens[node] for node in nodes]),
-        tuple([new_index[draft.parents[node]] for node in nodes]),
-        tuple([draft.scores[node] for node in nodes]) if draft.scores else (),
-        draft.drafter,
-        None if draft.draft_probs is None else draft.draft_probs[list(nodes)],
-        draft.computed,
-    )
-
-
-def compare(draft: Draft, emitted: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Nodes that the emitted tokens can be compared with, and those of them that agree, from the root down."""
-    tested: list[int] = []
-    path: list[int] = []
-    last, next_token = -1, {-1: emitted[0]} if emitted else {}  # after each node of the path
-    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        expected = next_token.get(parent)
-        if expected is None:
-            continue
-        tested.append(node)
-        if token == expected and parent == last:
-            last = node
-            path.append(node)
-            if len(path) < len(emitted):
-                next_token[node] = emitted[len(path)]
-    return tested, path
+draft_selector = _native.DraftSelector(Draft)
+"""Which tokens of drafts are worth their rows (csrc/judging.h), and a draft with some of its nodes alone."""

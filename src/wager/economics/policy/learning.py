@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from wager.economics.acceptance import AcceptanceModel
-from wager.economics.policy.base import EARLY_STEPS, SLOW_INTERVAL, UPDATE_INTERVAL, compare
+from wager.economics.policy.base import EARLY_STEPS, SLOW_INTERVAL, UPDATE_INTERVAL
 from wager.economics.policy.state import PlannedSequence, PolicyStep, Prices
+from wager.kernels import _native
 from wager.types import Draft, DraftDecision, StepRecord, Verdict
 
 log = logging.getLogger("wager")
@@ -75,7 +76,7 @@ class DeferredLearning:
             self._remaining[verdict.seq_id] = state
             shifts -= 1
         drafted = [(step.drafted.get(verdict.seq_id), verdict.tokens) for verdict in explored]
-        return any(draft is not None and compare(draft, tokens)[1] for draft, tokens in drafted)
+        return any(draft is not None and _native.compare(draft, tokens)[1] for draft, tokens in drafted)
 
     def add_record(self, step: PolicyStep, record: StepRecord) -> None:
         """What a step took; it is learned from every few steps."""
@@ -105,31 +106,17 @@ class DeferredLearning:
     ) -> None:
         """`shifts`: the shift of survival by scores is learned too."""
         drawn = self._draws_tokens and draft is not None and draft.draft_probs is not None
-        model, sequence = self._models[decision.drafter], state.acceptance[decision.drafter]
-        state.remaining = None
-        if draft is None:
-            model.learn_round(sequence, accepted=0, tested=1)  # a token that is not drafted is not accepted
-        else:
-            emitted = verdict.tokens
-            tested, path = compare(draft, emitted)
-            path = list(verdict.accepted) if drawn else path
-            chain, right = draft.is_chain, len(path)
-            deepest = len(draft.tokens) if chain else max(draft.depths)
-            # the drafter could have drafted deeper and did not: a token that is not accepted
-            declined = right == deepest < decision.depth and not decision.min_survival and len(emitted) > right
-            if draft.scores and not chain and not drawn:
-                model.learn_tree(sequence, model.survival(draft, sequence))
-            else:
-                model.learn_round(sequence, accepted=right, tested=min(right + 1, deepest + declined, len(emitted)))
-            if draft.scores and not drawn:
-                model.learn_scores(draft, tested, path)
-            if right == len(emitted) < deepest == len(draft) and not drawn:
-                state.remaining = decision.drafter, draft.tokens, right
-        if shifts and not drawn and model.has_scores and state.forecasts:
-            survival = sorted(model.survival(draft, sequence) if draft else [], reverse=True)  # as learn_tree does
-            passes = max(1, len(survival)) if decision.min_survival else decision.depth  # else it does not stop early
-            forecast = state.forecasts[decision.drafter][state.row].tolist()
-            model.learn_shift(forecast, survival + [0.0] * (passes - len(survival)))
+        more = self._models[decision.drafter].learn_draft(
+            state.acceptance[decision.drafter],
+            draft,
+            verdict.tokens,
+            accepted=len(verdict.accepted) if drawn else None,
+            depth=decision.depth,
+            stops_early=decision.min_survival > 0,
+            forecast=state.forecasts[decision.drafter] if shifts and state.forecasts else None,
+            row=state.row,
+        )
+        state.remaining = (decision.drafter, draft.tokens, len(verdict.tokens)) if draft is not None and more else None
 
     def _compare_remaining(self, state: PlannedSequence, emitted: Sequence[int]) -> None:
         """Compare what is left of a draft with the tokens of a step without a draft."""
@@ -206,7 +193,7 @@ class CollapseWatch:
             for verdict in step.verdicts[:_MOST_SEEN] if step.drafted else ():
                 draft = step.drafted.get(verdict.seq_id)
                 if draft is not None and draft.tokens and verdict.tokens:
-                    right = bool(compare(draft, verdict.tokens)[1] or verdict.accepted)
+                    right = bool(verdict.accepted or _native.compare(draft, verdict.tokens)[1])
                     drafter = step.plan[verdict.seq_id].drafter
                     record = self._records.setdefault(drafter, DrafterRecord())
                     if record.see(verdict.seq_id, right=right):

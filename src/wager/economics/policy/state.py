@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
-from wager.economics.acceptance import Floats, SequenceAcceptance
+from wager.economics.acceptance import Floats
 from wager.economics.latency import LatencyCache, LatencyModel
 from wager.economics.options import Objective
 from wager.economics.policy.base import EARLY_STEPS, SLOW_SMOOTHING, SMOOTHING, UPDATE_INTERVAL, DrafterCapabilities
+from wager.kernels import _native
 from wager.types import Draft, DraftDecision, Span, StepRecord, Verdict
 
 ADJACENT_ROWS = 4  # on either side of a step's rows, over which the cost of one more is averaged
@@ -61,7 +62,7 @@ class PlannedSequence:
     seq_id: str
     request_weight: float
     tokens: float
-    acceptance: dict[str, SequenceAcceptance]  # by drafter
+    acceptance: dict[str, _native.SequenceAcceptance]  # by drafter
     forecasts: Mapping[str, Floats]  # by drafter, of survival as of the last plan, [sequences, depth]
     row: int  # its row of these
     slo_factor: float = 1.0
