@@ -271,6 +271,8 @@ class Exploration:
         every = 1 + count // LARGE_BATCH  # some sequences' forecasts are averaged
         forecast = [state for state in step.candidates[::every] if state.forecasts]
         best, best_value, cost, least_cost = None, 0.0, 0.0, _MIN_COST * plain.seconds
+        if least_cost + planning > self.for_rows.seconds:  # no such step could be paid for
+            return None, 0.0
         for drafter, capabilities in self._drafters.items() if forecast and plain.goodput > 0 else ():
             width = min([state.forecasts[drafter].shape[1] for state in forecast])
             each = [state.forecasts[drafter][state.row, :width].tolist() for state in forecast]
