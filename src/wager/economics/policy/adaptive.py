@@ -486,8 +486,10 @@ class Adaptive(Policy):
             for verdict in step.verdicts if weights.learns else ():
                 if verdict.seq_id in step.states:
                     weights.learn(step.states[verdict.seq_id], len(verdict.tokens))
-            if self._learning.add_verdicts(step) and not self._speculates:  # an exploration draft was right
-                self._next_plan = min(self._next_plan, self._planned.number + UPDATE_INTERVAL)
+            for drafter, right in self._learning.add_verdicts(step):
+                self._exploration.learn_draft(drafter, right=right)
+                if right and not self._speculates:
+                    self._next_plan = min(self._next_plan, self._planned.number + UPDATE_INTERVAL)
 
     def _learn_record(self, step: PolicyStep, record: StepRecord) -> float:
         """Learn what a step took; its seconds, all stages together."""

@@ -34,6 +34,8 @@ _MIN_COST = 0.005  # of a plain step: what exploration costs at least, so that i
 TRIAL = 8  # steps after a request until one may be inactive: what it guessed is compared with the tokens of these
 KEEPING_S = 1e-4  # seconds that keeping states takes in a step, about, whatever the target; it goes on where negligible
 
+_DOUBTED = 8  # drafts in a row without a right guess for which the next one waits a step longer
+_LONGEST_WAIT = 64  # steps: a drafter that is right again must be noticed
 _DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _PLAUSIBLE = 2.5  # standard deviations by which seconds may plausibly differ from what is believed
 _LEAST_GAIN = 0.01  # of the tokens of a plain step: what a step must be able to gain to be worth a look
@@ -167,6 +169,8 @@ class Exploration:
         self.for_drafts, self.for_rows = ExplorationBudget(share), ExplorationBudget(share, saved_up=True)
         self.planned_rows = 0  # draft tokens that the last step with drafts verified that did not measure
         self._drafters, self._prices, self._readiness, self._draws_tokens = drafters, prices, readiness, draws_tokens
+        self._unlucky = dict.fromkeys(drafters, 0)  # drafts in a row, made only to learn, without a right guess
+        self._last_made = dict.fromkeys(drafters, 0)  # the step in which the last of them was
         self._steps = 0  # taken
         self._sizes: dict[int, MeasuringSchedule] = defaultdict(MeasuringSchedule)  # in powers of two
         self._last_asked = 0  # the step in which it was last asked whether to measure
@@ -198,8 +202,19 @@ class Exploration:
             keeping = KEEPING_S * (capabilities.warm_up + TRIAL)
             draft = self._prices.latency.draft_seconds(drafter, 1, min(_DEPTH, capabilities.max_depth))
             affordable = keeping + draft + capabilities.catch_up_s * capabilities.warm_up <= budget.seconds
-            if affordable and budget.spend(keeping, step.plain.seconds):
+            if affordable and budget.spend(keeping, step.plain.seconds) and not self._is_left_out(step, drafter):
                 readiness.keep(step, drafter, steps=TRIAL)
+
+    def learn_draft(self, drafter: str, *, right: bool) -> None:
+        """A draft made only to learn had a right guess, or none."""
+        self._unlucky[drafter] = 0 if right else self._unlucky[drafter] + 1
+
+    def _is_left_out(self, step: PolicyStep, drafter: str) -> bool:
+        """Whether a draft that was paid for is not made: the longer no guess was right, the fewer are."""
+        if step.number < self._last_made[drafter] + min(_LONGEST_WAIT, self._unlucky[drafter] // _DOUBTED):
+            return True
+        self._last_made[drafter] = step.number
+        return False
 
     def _request(self, step: PolicyStep, drafter: str) -> bool:
         """Request a draft for the sequence that the drafter last drafted for the longest time ago."""
@@ -219,6 +234,8 @@ class Exploration:
             cost += gain * plain_step.seconds / len(step.candidates)
         if not self.for_drafts.spend(cost, plain_step.seconds):
             return False
+        if not capabilities.warm_up and self._is_left_out(step, drafter):  # one that woke for it is asked
+            return True
         step.catches_up |= catch_up > 0
         step.explored_catch_up += catch_up
         step.plan[state.seq_id] = DraftDecision(depth, drafter)
@@ -295,6 +312,8 @@ class Exploration:
             for depth, (profit, deviation) in enumerate(zip(profits, deviations, strict=True)):
                 loss = max((usual - profit) / plain.goodput, least_cost) + planning
                 hoped = profit - usual + plain.goodput * _PLAUSIBLE * deviation
+                if depth > planned / count:  # rows are free at best
+                    hoped = min(hoped, profit - usual + plain.goodput * extra[count * depth])
                 worth = hoped > _LEAST_GAIN * plain.weight and loss <= self.for_rows.seconds
                 if worth and hoped > best_value * loss and abs(depth - planned / count) >= 0.5:  # nearer is the plan
                     best, best_value, cost = DraftDecision(depth, drafter), hoped / loss, loss

@@ -50,8 +50,8 @@ class DeferredLearning:
         self.pending: list[Callable[[], None]] = []
         self._remaining: dict[str, PlannedSequence] = {}  # sequences whose last draft may be compared further
 
-    def add_verdicts(self, step: PolicyStep) -> bool:
-        """A step's verdicts; whether a draft was right that was made for exploration."""
+    def add_verdicts(self, step: PolicyStep) -> list[tuple[str, bool]]:
+        """A step's verdicts; of drafts that were made for exploration the drafter, and whether a guess was right."""
         if self._remaining:  # drafts that no newer one follows are compared further
             self._remaining = {seq_id: state for seq_id, state in self._remaining.items() if seq_id not in step.plan}
             for verdict in step.verdicts if self._remaining else ():
@@ -75,8 +75,10 @@ class DeferredLearning:
             self.pending.append(partial(self._learn_draft, state, decision, draft, verdict, shifts=shifts > 0))
             self._remaining[verdict.seq_id] = state
             shifts -= 1
-        drafted = [(step.drafted.get(verdict.seq_id), verdict.tokens) for verdict in explored]
-        return any(draft is not None and _native.compare(draft, tokens)[1] for draft, tokens in drafted)
+        drafts = [
+            (step.drafted[verdict.seq_id], verdict.tokens) for verdict in explored if verdict.seq_id in step.drafted
+        ]
+        return [(step.plan[draft.seq_id].drafter, bool(_native.compare(draft, tokens)[1])) for draft, tokens in drafts]
 
     def add_record(self, step: PolicyStep, record: StepRecord) -> None:
         """What a step took; it is learned from every few steps."""
