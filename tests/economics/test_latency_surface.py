@@ -51,6 +51,18 @@ def test_costs_that_the_points_do_not_determine_are_zero_not_negative() -> None:
     assert fitted.seconds(8, 1, 100) == pytest.approx(6.87e-3, rel=0.03)
 
 
+def test_what_the_points_do_not_tell_apart_goes_to_rows() -> None:
+    """Half of what a row takes went to its context before, if all had one: 128 cached positions later it took twice."""
+    one = fit_surface([StepPoint(rows, 1, 128, seconds) for rows, seconds in zip(ROWS, SECONDS, strict=True)])
+    plain = fit_surface(
+        [StepPoint(rows, rows, 128 * rows, seconds) for rows, seconds in zip(ROWS, SECONDS, strict=True)]
+    )
+    for rows, seconds in zip(ROWS, SECONDS, strict=True):
+        for context in (0, 128, 4096):
+            assert one.seconds(rows, 1, context) == pytest.approx(seconds, rel=2e-3)
+            assert plain.seconds(rows, 1, context) == pytest.approx(seconds, rel=0.02)
+
+
 def test_steps_correct_the_scale_everywhere_and_a_row_count_where_it_is() -> None:
     surface = kernel()
     for _ in range(300):

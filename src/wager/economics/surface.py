@@ -321,7 +321,10 @@ class DraftCurve:
         return curve
 
 
-_PENALTY = 1e-3  # weight of squared coefficients in a fit, so that what the points do not determine stays small
+_CURVE_PENALTY, _REQUEST_PENALTY, _PENALTY = 1e-5, 1e-4, 1e-3
+"""Weights of squared coefficients in a fit: of rows, of requests, and of contexts and drafting. What the points do not
+tell apart goes to the first of them: of one context, nothing goes to contexts."""
+
 _MOST_KNOTS = 32  # row counts at which a curve is fitted at most
 
 
@@ -354,7 +357,8 @@ def fit_surface(
     drafts = [_draft_terms(point) if plain and drafted else (0.0,) * 4 for point in points]
     system = np.hstack([np.ones((len(points), 1)), shares, terms, drafts])
     taken = np.array([point.seconds for point in points])
-    coefficients = _solve(system / taken[:, None], np.ones(len(points)), first_bounded=1)
+    penalties = [0.0, *[_CURVE_PENALTY] * (len(rows) - 1), _REQUEST_PENALTY, *[_PENALTY] * (2 + len(drafts[0]))]
+    coefficients = _solve(system / taken[:, None], np.ones(len(points)), np.array(penalties))
     curve, (per_request, per_context, per_pair) = np.cumsum(coefficients[: len(rows)]), coefficients[len(rows) :][:3]
     if drafted:
         sizes, (call, request, token, pair) = (1, max(point.requests for point in points)), coefficients[-4:].tolist()
@@ -388,22 +392,21 @@ def _draft_terms(point: StepPoint) -> tuple[float, ...]:
     return (1.0, point.requests, depth, point.requests * depth) if depth else (0.0,) * 4
 
 
-def _solve(system: NDArray[np.float64], target: NDArray[np.float64], *, first_bounded: int) -> NDArray[np.float64]:
-    """Least squares in which columns from `first_bounded` on may not be negative, and are zero where the system does
-    not determine them.
+def _solve(
+    system: NDArray[np.float64], target: NDArray[np.float64], penalties: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Least squares in which no coefficient with a penalty may be negative.
 
-    The most negative column is dropped until none is negative. A slight penalty on these columns alone decides what the
-    system does not determine.
+    The most negative one is dropped until none is. The penalties are slight, and decide what the system does not.
     """
     active = list(range(system.shape[1]))
     while True:
         scale = np.linalg.norm(system[:, active], axis=0)
         scale[scale == 0] = 1.0
-        penalty = np.diag([_PENALTY * (column >= first_bounded) for column in active])
-        rows = np.vstack([system[:, active] / scale, penalty])
+        rows = np.vstack([system[:, active] / scale, np.diag(penalties[active])])
         scaled = np.linalg.lstsq(rows, np.concatenate([target, np.zeros(len(active))]), rcond=None)[0]
-        worst = min(range(len(active)), key=lambda at: scaled[at] if active[at] >= first_bounded else 0.0)
-        if active[worst] < first_bounded or scaled[worst] >= 0:
+        worst = min(range(len(active)), key=lambda at: scaled[at] if penalties[active[at]] else 0.0)
+        if not penalties[active[worst]] or scaled[worst] >= 0:
             solution = np.zeros(system.shape[1])
             solution[active] = scaled / scale
             return solution
