@@ -171,6 +171,11 @@ def losses(points: list[dict[str, Any]], rates: list[float]) -> list[float]:
     return [1 - mine / point["tokens_per_s_user"] for point, mine in zip(points, rates, strict=True)]
 
 
+def test_a_module_that_the_model_lacks_is_said(plan):
+    assert "no MTP module" in plan("vllm", f"{LLAMA} --drafter-shape mtp --batch 1")["export"]["limits"][0]["text"]
+    assert not any("no MTP module" in limit["text"] for limit in plan("vllm", LINES["mtp"])["export"]["limits"])
+
+
 def test_one_depth_is_the_best_of_all_and_its_cost_is_told(plan):
     found = plan("llama.cpp", LINES["eagle3"])
     points, export = found["points"], found["export"]

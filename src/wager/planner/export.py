@@ -384,6 +384,8 @@ class _Grid:
 
 def _limits(target: OtherEngine, setup: _Setup, grid: _Grid, table: list[int]) -> Iterator[Limit]:
     """The limits in the order in which they apply: the cost of each is beside those before it."""
+    if setup.depth and setup.report.lacks_mtp:
+        yield Limit(f"The release of {setup.model} has no MTP module: serve a checkpoint that has one")
     if grid.chains_instead:
         yield grid.limit("Drafts are chains", grid.planned(), grid.drafted_so())
     if len(setup.report.contexts) * len(setup.report.acceptances) > 1:

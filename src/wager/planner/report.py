@@ -187,6 +187,12 @@ class PlanReport:
         lines += [self._prefill(context) for context in self.contexts if context]
         return [*lines, *remarks(self.deployment, self.points), self._assumed(), _MEANINGS]
 
+    @property
+    def lacks_mtp(self) -> bool:
+        """Whether an MTP module is planned that the published model is known not to have."""
+        name = self.deployment.cost.model.name
+        return self.deployment.drafter.name == "mtp" and name in TABLE and name not in WITH_MTP
+
     def _assumed(self) -> str:
         """The acceptance and the drafter that the plan assumes, since no datasheet has them."""
         drafter = self.deployment.drafter
@@ -195,7 +201,7 @@ class PlanReport:
         name, tree = self.deployment.cost.model.name, self.deployment.tree
         released = drafter.name.partition(":")[0] in RELEASED_HEADS or (drafter.name == "mtp" and name in WITH_MTP)
         if isinstance(drafter, PassDraftCost) and drafter.reads_states and not released:
-            none = f"; the release of {name} has no MTP module" if drafter.name == "mtp" and name in TABLE else ""
+            none = f"; the release of {name} has no MTP module" if self.lacks_mtp else ""
             words.append(f"that there is a drafter of the shape {drafter.name} for the model (--drafter-shape{none})")
         grows = isinstance(drafter, PassDraftCost) and drafter.max_depth is None
         if grows and tree is None and any(rate.noted and rate.noted.get("trees") for rate in self.acceptances):
