@@ -117,7 +117,8 @@ def test_plan_and_replay_read_the_files(run: Any, tmp_path: Path) -> None:
     out, trace = tmp_path / "acceptance.json", tmp_path / "trace.jsonl"
     run("--drafter", "ngram", "-o", str(out), "--trace", str(trace), "--max-tokens", "30")
     options = (
-        f"--model Llama-3.1-8B --hardware H100 --batch 4 --acceptance {out} --depth 3 --drafter-shape free --json -"
+        f"--model Llama-3.1-8B --hardware H100 --batch 4 --acceptance {out} --any-model --depth 3 --drafter-shape free "
+        "--json -"
     )
     planned = CliRunner().invoke(cli, ["plan", *options.split()], catch_exceptions=False)
     [point] = json.loads(planned.stdout)["points"]

@@ -134,6 +134,9 @@ def test_counts_of_rounds_become_their_acceptance(wager: Call, tmp_path: Path) -
     [point] = json.loads(planned.out)["points"]
     assert point["tokens_per_round"] == pytest.approx(value["tau"])
     assert "without a fingerprint: not compared with Llama-3.1-8B" in planned.err
+    out.write_text(json.dumps({**value, "model": "Qwen/Qwen3-8B"}))  # a published name has sizes
+    refused = wager("plan", "--acceptance", str(out), more=plan)
+    assert refused.code == 2 and "was measured for Qwen/Qwen3-8B, 36 layers of 4096" in refused.err
 
 
 def test_drafts_that_vary_are_said_to(wager: Call, tmp_path: Path) -> None:

@@ -108,17 +108,21 @@ def check_finite(values: Any, *, where: str = "") -> None:
 def check_origin(noted: ConfigKeys, model: str, spec: ModelSpec, *, allowed: bool) -> None:
     """Whether the figures of a file, which notes whose they are, were measured with `model`: with its weights and
     tokenizer if they are on this machine, else with its sizes. UsageError for another model, a warning where it is
-    `allowed`; a line for a model without a fingerprint, as files of earlier releases and of other servers name it."""
+    `allowed`. A model without a fingerprint, as files of earlier releases and of other servers name it, is compared by
+    its sizes if it is a published one; a line says that it was not compared further."""
     from wager.models.opening import model_sizes, open_model, trained_for_another  # few plans need it
 
     path, name = noted.where, Path(model).name
     measured, sizes = noted.text("model"), noted.text("target_sizes")
     if measured is None:
         return
-    if not noted.text("target_fingerprint"):
-        console.say(f"{path} names its model, {measured}, without a fingerprint: not compared with {name}.")
-        return
     found = None
+    if not noted.text("target_fingerprint"):
+        with suppress(WagerError):  # of a name that is not published
+            sizes = sizes or model_sizes(find_model(Path(measured).name))
+        if not sizes or sizes == model_sizes(spec):
+            console.say(f"{path} names its model, {measured}, without a fingerprint: not compared with {name}.")
+            return
     if sizes and sizes != model_sizes(spec):
         found = f"for {measured}, {sizes}, and {name} has {model_sizes(spec)}"
     else:
