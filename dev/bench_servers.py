@@ -43,8 +43,9 @@ from wager.prompts import BUILTIN, read_prompts
 ROOT = Path(__file__).parents[1]
 PEERS = Path(os.environ.get("WAGER_PEERS", "~/.cache/wager-peers")).expanduser()
 READY_S = 400.0
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # for readers with any colour vision
 """The longest that a server may take to start: vLLM compiles."""
+COLOURS, MARKERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"), "os^DvPX"
+"""Of the servers' lines; the colours are told apart with any colour vision."""
 
 LLAMA_SERVER = """
 import sys, threading, xllamacpp as x
@@ -343,8 +344,8 @@ def draw(middle: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path) ->
                 axes.plot(
                     users,
                     [scale * points[str(count)][name] for count in users],
-                    color=COLOURS[number],
-                    marker="os^Dv"[number],
+                    color=COLOURS[number % len(COLOURS)],
+                    marker=MARKERS[number % len(MARKERS)],
                     markersize=3 if thin else 5,
                     linewidth=0.8 if thin else 1.8,
                     linestyle="--" if thin else "-",

@@ -1,4 +1,4 @@
-"""Searches for requests that `wager serve` answers with 5xx, or otherwise than its OpenAPI document says.
+"""Searches for requests that `wager serve` answers with 5xx, or otherwise than tests/serve/answers.py says.
 
     python dev/fuzz_server.py --minutes 10 --seed 7
 

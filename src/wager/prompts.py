@@ -309,8 +309,9 @@ def _short(value: object) -> str:
 
 def _requests(row: Any, where: str, number: int, *, timed: bool) -> Iterator[Prompt]:
     """The requests of a row: of a recorded conversation one for each message that was answered."""
+    hint = f"{_HINT} Times without prompts need a FILE of prompts beside them." if timed else _HINT
     if not isinstance(row, dict):
-        raise UsageError(f"{where}: not an object.", _HINT)
+        raise UsageError(f"{where}: not an object.", hint)
     body = next((row[name] for name in ("body", "request") if isinstance(row.get(name), dict)), row)
     identity = next((row[name] for name in ("id", "question_id", "custom_id") if row.get(name) is not None), number)
     if not isinstance(identity, str | int):
@@ -322,7 +323,7 @@ def _requests(row: Any, where: str, number: int, *, timed: bool) -> Iterator[Pro
     fields, key = _fields(body, row, where), _prompt_key(body, own=body is not row)
     recorded = _recorded_answer(row)
     if key is None:
-        raise UsageError(f"{where}: there is no prompt, messages, conversations or turns.", _HINT)
+        raise UsageError(f"{where}: there is no prompt, messages, conversations or turns.", hint)
     if body is not row and str(row.get("url", "completions")).rpartition("/")[2] not in ("completions", "responses"):
         raise UsageError(f"{where}: url = {_short(row['url'])} asks for no text.", "Leave the row out.")
     contents = list(_contents(body, key, where, own=body is not row))

@@ -252,6 +252,7 @@ def test_prompts_of_a_file_are_sent_at_the_times_of_a_log(wager: Call, tmp_path:
         line = ("bench", prompts, "--url", server.url, "--replay", str(times), "--json", "-")
         assert wager(*line, "--raw").code == 0
         assert sorted(body["prompt"] for body in server.bodies[1:]) == ["(3) one", "one", "two"]
+        refused(wager("bench", *line[2:]), f"{times}, line 1", "Times without prompts need a FILE of prompts")
 
 
 def test_requests_are_sent_as_the_log_has_them(wager: Call, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """What the policies and the simulation need of a latency model: seconds of a step by its shape.
 
-Provided by the calibrated surface (economics/surface.py), and by the roofline and the published measurements
-(simulation/latency.py).
+Provided by the calibrated surface (economics/surface.py) and by the roofline (simulation/latency.py).
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ class PassDraftCost(DraftCost):
     target; `shares_head`: the head is the target's and is in memory already.
 
     Dense weights and experts are bounded each on its own, as the target's streams are. (Published drafter curves take
-    one maximum over all of them: simulation/latency.py. On a saturated pass that is up to a third cheaper.) Left out:
-    that an autoregressive head's first pass also takes in the positions accepted in the round before, which costs time
-    only where its matrices are compute-bound.
+    one maximum over all of them, which is up to a third cheaper on a saturated pass.) Left out: that an autoregressive
+    head's first pass also takes in the positions accepted in the round before, which costs time only where its matrices
+    are compute-bound.
     """
 
     name: str
