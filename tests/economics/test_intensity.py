@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -16,9 +16,9 @@ from wager.planner.intensity import (
     DENSE_TWIN,
     FEED_FORWARD,
     MIXTURE,
-    IntensityCurve,
-    attention_curves,
-    feed_forward_curves,
+    PartIntensity,
+    attention_intensities,
+    feed_forward_intensities,
 )
 
 B200, H100, H200 = DEVICES["B200"], DEVICES["H100"], DEVICES["H200"]
@@ -30,15 +30,17 @@ FLASH, PRO = (
 """As the published figures take them: the shared expert is stored as the routed ones are."""
 
 
-def feed_forward(model: ModelSpec, device: Device, batches: Sequence[float] = (1,)) -> dict[str, IntensityCurve]:
-    return {curve.name: curve for curve in feed_forward_curves(CostModel(model, Cluster(device)), batches)}
+def feed_forward(model: ModelSpec, device: Device) -> dict[str, PartIntensity]:
+    return {part.name: part for part in feed_forward_intensities(CostModel(model, Cluster(device)))}
 
 
-def attention(
-    model: str | ModelSpec, context: float, rows: Sequence[float] = (1,), *, device: Device = B200
-) -> dict[str, IntensityCurve]:
+def attention(model: str | ModelSpec, context: float, *, device: Device = B200) -> dict[str, PartIntensity]:
     cost = CostModel(TABLE[model] if isinstance(model, str) else model, Cluster(device))
-    return {curve.name: curve for curve in attention_curves(cost, rows, context=context)}
+    return {part.name: part for part in attention_intensities(cost, context=context)}
+
+
+def values(part: PartIntensity, counts: Iterable[float]) -> list[float]:
+    return [part.at(count) for count in counts]
 
 
 # ---- feed-forwards, by batch -----------------------------------------------------------------------------------------
@@ -47,12 +49,12 @@ def attention(
 def test_a_mixture_beside_its_dense_twin() -> None:
     """6 of 256 experts and a shared one at 0.53 bytes: published intensities, and both knees on a B200."""
     golden = {1: 3.77, 2: 4.11, 8: 4.67, 43: 6.90, 128: 13.82, 512: 52.62, 4096: 421.0}
-    curves = feed_forward(FLASH, B200, list(golden))
-    assert list(curves) == [MIXTURE, DENSE_TWIN]
-    assert curves[MIXTURE].values == pytest.approx(list(golden.values()), rel=1.1e-3)
-    assert curves[DENSE_TWIN].values == pytest.approx([2 * batch / 0.53 for batch in golden])
-    assert curves[DENSE_TWIN].knee == pytest.approx(298, abs=0.5)
-    assert {(curve.compute, curve.ridge) for curve in curves.values()} == {("fp4", 1125.0)}
+    parts = feed_forward(FLASH, B200)
+    assert list(parts) == [MIXTURE, DENSE_TWIN]
+    assert values(parts[MIXTURE], golden) == pytest.approx(list(golden.values()), rel=1.1e-3)
+    assert values(parts[DENSE_TWIN], golden) == pytest.approx([2 * batch / 0.53 for batch in golden])
+    assert parts[DENSE_TWIN].knee == pytest.approx(298, abs=0.5)
+    assert {(part.arithmetic, part.ridge) for part in parts.values()} == {("fp4", 1125.0)}
 
 
 def test_the_knee_of_a_dense_model() -> None:
@@ -65,10 +67,10 @@ def test_the_knee_of_a_dense_model() -> None:
     }.items():
         for kept, knee in knees.items():
             model = replace(TABLE["Llama-3.1-8B"], precision=Precision.of(kept))
-            curve = feed_forward(model, DEVICES[device], [1, 64])[FEED_FORWARD]
-            assert curve.knee == pytest.approx(knee, abs=0.55), (device, kept)
+            part = feed_forward(model, DEVICES[device])[FEED_FORWARD]
+            assert part.knee == pytest.approx(knee, abs=0.55), (device, kept)
             bytes_each = {"bf16": 2, "fp8": 1}.get(kept, 0.53)
-            assert curve.values == pytest.approx([2 / bytes_each, 128 / bytes_each])
+            assert values(part, (1, 64)) == pytest.approx([2 / bytes_each, 128 / bytes_each])
 
 
 def test_the_knee_of_a_mixture() -> None:
@@ -95,8 +97,8 @@ def with_latents(heads: int, cache: str) -> ModelSpec:
 
 def test_the_rows_at_which_grouped_query_attention_turns_compute_bound() -> None:
     published = {1: 7.99, 2: 15.97, 4: 31.88, 8: 63.50}
-    curve = attention("Llama-3.1-70B", 4096, list(published))["GQA"]
-    assert curve.values == pytest.approx(list(published.values()), abs=0.0051)
+    part = attention("Llama-3.1-70B", 4096)["GQA"]
+    assert values(part, published) == pytest.approx(list(published.values()), abs=0.0051)
     knees = {"SmolLM2-135M": 94, "Llama-3.1-8B": 70, "Llama-3.1-70B": 35, "Qwen3-235B-A22B": 17.6}
     found = [attention(name, 1e12)["GQA"].knee for name in knees]
     assert found == pytest.approx(list(knees.values()), abs=0.55)
@@ -105,8 +107,8 @@ def test_the_rows_at_which_grouped_query_attention_turns_compute_bound() -> None
 def test_latent_attention_and_the_rows_at_which_it_turns_compute_bound() -> None:
     """Absorbed: published intensities of 1, 2, 4 and 8 rows of 64 heads, and knees on B200, H100 and H200."""
     for context, published in {512: (193.4, 322.4, 483.6, 644.7), 2**20: (241.7, 483.4, 966.6, 1932.3)}.items():
-        curve = attention(with_latents(64, "fp8"), context, [1, 2, 4, 8])["MLA"]
-        assert curve.values == pytest.approx(list(published), abs=0.0501)
+        part = attention(with_latents(64, "fp8"), context)["MLA"]
+        assert values(part, (1, 2, 4, 8)) == pytest.approx(list(published), abs=0.0501)
     for heads, cache, expected in ((64, "bf16", (2.33, 2.44, 1.71)), (128, "fp8", (0.58, 0.61, 0.43))):
         model = with_latents(heads, cache)
         found = [attention(model, 1e12, device=device)["MLA"].knee for device in (B200, H100, H200)]
@@ -122,23 +124,23 @@ def test_the_context_at_which_compressed_attention_crosses_the_ridge(rows: int, 
     )
     assert after <= rows <= before  # the published context is the exact one, rounded
     kept = 128 + context // 128
-    heavy = attention("DeepSeek-V4-Flash", context, [rows])["HCA"]
-    assert heavy.values[0] == pytest.approx(131_072 * kept * rows / (584 * kept + 131_072 * rows))
+    heavy = attention("DeepSeek-V4-Flash", context)["HCA"]
+    assert heavy.at(rows) == pytest.approx(131_072 * kept * rows / (584 * kept + 131_072 * rows))
 
 
-def test_every_kind_of_a_model_has_a_curve() -> None:
+def test_every_kind_of_a_model_is_listed() -> None:
     """V4-Flash: window, CSA, indexer and HCA; Qwen3.6: GQA and DeltaNet, whose intensity does not depend on context."""
-    curves = attention("DeepSeek-V4-Flash", 32_768, [1, 4])
-    assert set(curves) == {"sliding window", "CSA", "indexer", "HCA"}
-    assert curves["indexer"].compute == "fp8"
-    assert curves["indexer"].values == pytest.approx([16_384 / 132, 4 * 16_384 / 132])
+    parts = attention("DeepSeek-V4-Flash", 32_768)
+    assert set(parts) == {"sliding window", "CSA", "indexer", "HCA"}
+    assert parts["indexer"].arithmetic == "fp8"
+    assert values(parts["indexer"], (1, 4)) == pytest.approx([16_384 / 132, 4 * 16_384 / 132])
     expected = [131_072 * (128 + 512) * rows / (584 * (128 + 512 * rows) + 131_072 * rows) for rows in (1, 4)]
-    assert curves["CSA"].values == pytest.approx(expected)
-    near, far = (attention("Qwen3.6-35B-A3B", context, [1, 2]) for context in (1024, 100_000))
+    assert values(parts["CSA"], (1, 4)) == pytest.approx(expected)
+    near, far = (attention("Qwen3.6-35B-A3B", context) for context in (1024, 100_000))
     assert set(near) == {"GQA", "DeltaNet"}
     state, conv = 32 * 128 * 128, 4 * (2 * 16 * 128 + 32 * 128)
-    assert near["DeltaNet"].values == far["DeltaNet"].values
-    assert near["DeltaNet"].values[1] == pytest.approx(2 * 8 * state / (2 * (state + conv)))
+    assert values(near["DeltaNet"], (1, 2)) == values(far["DeltaNet"], (1, 2))
+    assert near["DeltaNet"].at(2) == pytest.approx(2 * 8 * state / (2 * (state + conv)))
     assert set(attention("gpt-oss-20b", 4096)) == {"sliding window", "GQA"}
 
 
@@ -151,6 +153,6 @@ def test_states_are_read_and_written_under_the_name_of_their_kind() -> None:
     assert [stream.part for stream in both.streams(10, 1, precision)] == ["attention", "Mamba-2"]
 
 
-def test_kinds_without_work_have_no_curve() -> None:
+def test_kinds_without_work_are_left_out() -> None:
     assert attention("Llama-3.1-8B", 0) == {}
     assert "indexer" not in attention("DeepSeek-V4-Flash", 3), "no entry is complete"

@@ -24,39 +24,53 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class IntensityCurve:
-    """FLOPs per byte of a part, a value for each of the given batch sizes or query rows. `ridge` is the device's in the
-    part's arithmetic, `compute`; from the count `knee` on the part is compute-bound (None: at no count)."""
+class PartIntensity:
+    """FLOPs per byte of a part: `at` of a batch size or of a number of query rows, with which it rises. `ridge` is the
+    device's in the part's `arithmetic`."""
 
     name: str
-    values: tuple[float, ...]
-    compute: str
+    arithmetic: str
     ridge: float
-    knee: float | None
+    at: Callable[[float], float]
+
+    @property
+    def knee(self) -> float | None:
+        """The count from which the part is compute-bound, to a relative 1e-9; None: at no count."""
+        low, high = 2.0**-20, _MOST
+        if self.at(high) < self.ridge:
+            return None
+        while high > low * (1 + 1e-9):
+            middle = (low * high) ** 0.5
+            low, high = (low, middle) if self.at(middle) >= self.ridge else (middle, high)
+        return high
 
 
-def feed_forward_curves(cost: CostModel, batches: Sequence[float]) -> list[IntensityCurve]:
+def feed_forward_intensities(cost: CostModel) -> list[PartIntensity]:
     """The feed-forward by batch, in plain decoding: a mixture of experts, I(t) = 2 t (k + s) / (b (A(t) + s)),
     and of its dense twin, a feed-forward of as many weights as a token uses, 2 t / b; or of a dense model's.
 
     Shared experts count with the routed ones where they are stored in the same format.
     """
+
+    def of_part(part: str) -> Callable[[float], float]:
+        return lambda batch: cost.step(0, 1, batch=batch).parts[part].intensity
+
     precision = cost.model.precision
     if not cost.model.sparse:
-        return [_curve(cost, FEED_FORWARD, batches, precision.weights.compute, _part_by_batch(cost, "ffn"))]
+        return [_intensity(cost, FEED_FORWARD, precision.weights.compute, of_part("ffn"))]
     compute, size = precision.experts.compute, precision.experts.bytes
     return [
-        _curve(cost, MIXTURE, batches, compute, _part_by_batch(cost, "experts")),
-        _curve(cost, DENSE_TWIN, batches, compute, lambda batch: 2 * batch / size),
+        _intensity(cost, MIXTURE, compute, of_part("experts")),
+        _intensity(cost, DENSE_TWIN, compute, lambda batch: 2 * batch / size),
     ]
 
 
-def attention_curves(cost: CostModel, rows: Sequence[float], *, context: float) -> list[IntensityCurve]:
+def attention_intensities(cost: CostModel, *, context: float) -> list[PartIntensity]:
     """Each kind of attention of the model by query rows of a sequence, whatever the batch: each sequence reads a
     cache of its own. Kinds without work at that context, such as compressed entries before there are any, are left out.
     """
 
-    def by_rows(part: str) -> Callable[[float], float]:
+    def of_part(part: str) -> Callable[[float], float]:
         return lambda rows: cost.step(context, rows).parts[part].intensity
 
     parts = {
@@ -67,34 +81,12 @@ def attention_curves(cost: CostModel, rows: Sequence[float], *, context: float) 
     names = dict(_KINDS)
     if any(isinstance(layer.attending, Gqa) for layer in cost.model.layers):
         names["attention"] = "GQA"
-    return [
-        _curve(cost, names.get(part, part), rows, compute, by_rows(part))
-        for part, compute in parts.items()
-        if by_rows(part)(1) > 0
-    ]
+    found = [_intensity(cost, names.get(part, part), compute, of_part(part)) for part, compute in parts.items()]
+    return [each for each in found if each.at(1) > 0]
 
 
-def _part_by_batch(cost: CostModel, part: str) -> Callable[[float], float]:
-    return lambda batch: cost.step(0, 1, batch=batch).parts[part].intensity
-
-
-def _curve(
-    cost: CostModel, name: str, counts: Sequence[float], compute: str, intensity: Callable[[float], float]
-) -> IntensityCurve:
-    ridge = cost.device.ridge(compute)
-    values = tuple(intensity(count) for count in counts)
-    return IntensityCurve(name, values, cost.device.arithmetic(compute), ridge, _knee(intensity, ridge))
-
-
-def _knee(intensity: Callable[[float], float], ridge: float) -> float | None:
-    """The count at which an intensity that rises with it reaches the ridge, to a relative 1e-9."""
-    low, high = 2.0**-20, _MOST
-    if intensity(high) < ridge:
-        return None
-    while high > low * (1 + 1e-9):
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if intensity(middle) >= ridge else (middle, high)
-    return high
+def _intensity(cost: CostModel, name: str, compute: str, at: Callable[[float], float]) -> PartIntensity:
+    return PartIntensity(name, cost.device.arithmetic(compute), cost.device.ridge(compute), at)
 
 
 def knees(cost: CostModel, contexts: Sequence[int]) -> dict[str, Any]:
@@ -102,14 +94,14 @@ def knees(cost: CostModel, contexts: Sequence[int]) -> dict[str, Any]:
     of a request at every context: its arithmetic, the device's ridge in it, the intensity at 1, and the knee (None: at
     no count)."""
 
-    def described(curves: Sequence[IntensityCurve]) -> list[dict[str, Any]]:
+    def described(parts: Sequence[PartIntensity]) -> list[dict[str, Any]]:
         return [
-            {"name": each.name, "arithmetic": each.compute, "ridge": each.ridge, "at_one": each.values[0]}
-            | {"knee": each.knee}
-            for each in curves
+            {"name": each.name, "arithmetic": each.arithmetic, "ridge": each.ridge}
+            | {"at_one": each.at(1), "knee": each.knee}
+            for each in parts
         ]
 
     return {
-        "feed_forward": described(feed_forward_curves(cost, [1])),
-        "attention": {str(each): described(attention_curves(cost, [1], context=each)) for each in contexts},
+        "feed_forward": described(feed_forward_intensities(cost)),
+        "attention": {str(each): described(attention_intensities(cost, context=each)) for each in contexts},
     }
