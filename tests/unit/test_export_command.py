@@ -386,7 +386,7 @@ def test_what_llama_cpp_cannot_load_is_refused(wager: Call, tmp_path: Path, targ
             changed(source, {}, confidence_head__proj__weight=torch.ones(1, spec.hidden))
         refused(wager("export", str(source), *to, str(file)), "llama.cpp b11549 cannot load", *words)
     source = loadable("dflash", tmp_path / "head", spec)
-    refused(wager("export", str(source), *to, str(target)), "needs the tokenizer of the target's own")
+    refused(wager("export", str(source), *to, str(target)), "repeats the tokenizer of the target's GGUF file")
     two_taps = eagle_head(tmp_path / "taps", spec)
     refused(wager("export", str(two_taps), *to, str(file)), "three taps")
     assert not (tmp_path / "out").exists()

@@ -363,7 +363,7 @@ def _write_gguf(source: _Source, folder: Path) -> tuple[Path, int]:
     head = cast(CheckedEagle | CheckedBlock, source.head)
     target, details, rope = source.target.path, head.decoder.details, head.decoder.details.rope
     if target.suffix != ".gguf":
-        source.refuse("the file needs the tokenizer of the target's own", "Give that file as --model.")
+        source.refuse("its file repeats the tokenizer of the target's GGUF file", "Give that file as --model.")
     if rope.magnitude != 1 or rope.long_factors or (rope.factors and source.kind != "eagle3"):
         source.refuse("its rotation is scaled in a way that the file cannot state")
     if isinstance(head, CheckedEagle):
@@ -379,7 +379,7 @@ def _write_gguf(source: _Source, folder: Path) -> tuple[Path, int]:
     elif not details.qk_norm or head.decoder.hidden != head.target_hidden:
         source.refuse("its layers must be as wide as the target's, with norms of queries and keys")
     elif head.anchor_guesses and not head.markov_rank:
-        source.refuse("its first slot guesses too, which it does in no DFlash head of llama.cpp")
+        source.refuse("its first slot guesses too, which llama.cpp knows of DSpark heads alone")
     elif head.confidence and not (head.markov_rank and head.confidence_reads_markov):
         source.refuse("its confidence head does not read a Markov head, as llama.cpp's do")
     path, output = folder / f"{target.stem}-{source.kind}.gguf", _output_rows(source, head).get("lm_head.weight")
@@ -412,14 +412,12 @@ def _same_values(files: HeadFiles, written: HeadFiles, name: str) -> bool:
 
 def _same_layers(one: ModelSpec, other: ModelSpec) -> bool:
     """Whether layers compute the same: numbers in a file have 32 bits."""
-    sizes = (one.hidden, one.vocab, one.context, one.ordered_layers) == (
-        *(other.hidden, other.vocab, other.context, other.ordered_layers),
-    )
-    numbers = (
-        np.array([each.details.norm_eps, each.details.rope.theta, *each.details.rope.factors], np.float32)
-        for each in (one, other)
-    )
-    return sizes and bool(np.array_equal(next(numbers), next(numbers)))
+
+    def values(spec: ModelSpec) -> tuple[Any, ...]:
+        numbers = [spec.details.norm_eps, spec.details.rope.theta, *spec.details.rope.factors]
+        return spec.hidden, spec.vocab, spec.context, spec.ordered_layers, np.array(numbers, np.float32).tolist()
+
+    return values(one) == values(other)
 
 
 def _compare(
