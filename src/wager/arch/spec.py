@@ -140,9 +140,9 @@ class ModelSpec:
 
     `layers` holds each shape of layer once, with its count. `tied`: the LM head is the embedding matrix. `context` is
     the maximum number of positions. `layer_embedding` is the width of a token's further embedding for each layer, 0 for
-    none: behind a layer a projection of the residual stream, gated by it, is projected back and added. `head` and
-    `router` False leave these matrices out of all figures, as some published charts do. `source` is the source of the
-    sizes. `other_inputs` are what the published model reads besides text, by a part that is left out.
+    none: behind a layer a projection of the residual stream, gated by it, is projected back and added. Without `head`
+    the LM head and the embedding are left out of all figures: a drafter may share its target's. `source` is the source
+    of the sizes. `other_inputs` are what the published model reads besides text, by a part that is left out.
     """
 
     name: str
@@ -153,7 +153,6 @@ class ModelSpec:
     precision: Precision
     context: int
     head: bool = True
-    router: bool = True
     source: str = ""
     decoder: DecoderDetails | None = None
     layer_embedding: int = 0
@@ -256,7 +255,7 @@ class ModelSpec:
             if not isinstance(layer.ffn, Experts):
                 total["ffn"] += layer.count * layer.ffn.weights(self.hidden)
                 continue
-            total["router"] += layer.count * layer.ffn.router(self.hidden) if self.router else 0
+            total["router"] += layer.count * layer.ffn.router(self.hidden)
             total["shared"] += layer.count * layer.ffn.shared_weights(self.hidden)
             total["experts"] += layer.count * layer.ffn.count * layer.ffn.expert(self.hidden)
         total["head"] = self.head_elements
