@@ -450,8 +450,8 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Quoted:
-    """Attention of which only published constants are known: elements of its projections, FLOPs per pair of query and
-    cached position, bytes per cached position and per query."""
+    """Attention by its constants alone: elements of its projections, FLOPs per pair of query and cached position, bytes
+    per cached position and per query."""
 
     elements: int
     flops: float
