@@ -36,11 +36,14 @@ class LogOddsTable {
         return expected / (1.0 + expected);
     }
 
-    // Estimates of an earlier process, none beyond `most`, become the prior.
-    void start_from(std::vector<double> estimates, double most) {
+    // Whether they may be the estimates of such a table, none beyond `most`.
+    bool fits(const std::vector<double>& estimates, double most) const {
         const auto is_sound = [most](double each) { return std::abs(each) <= most; };
-        if (estimates.size() != prior_.size() || !std::all_of(estimates.begin(), estimates.end(), is_sound))
-            throw std::invalid_argument("other cells, or no log-odds");
+        return estimates.size() == prior_.size() && std::all_of(estimates.begin(), estimates.end(), is_sound);
+    }
+
+    // Estimates of an earlier process become the prior.
+    void start_from(std::vector<double> estimates) {
         prior_ = log_odds = std::move(estimates);
         take_odds();
     }
@@ -258,9 +261,12 @@ class AcceptanceModel {
         ++num_shifts_;
     }
 
-    void start_from(std::vector<double> log_odds_by_depth, std::vector<double> by_bin) {
-        depths.start_from(std::move(log_odds_by_depth), most_);
-        bins.start_from(std::move(by_bin), most_);
+    // Estimates are of a bounded rate, less a bounded offset; a depth that was never reached moves from its prior as the one above.
+    void start_from(std::vector<double> by_depth, std::vector<double> by_bin) {
+        if (!depths.fits(by_depth, 4 * most_) || !bins.fits(by_bin, 2 * most_))
+            throw std::invalid_argument("other cells, or no log-odds");
+        depths.start_from(std::move(by_depth));
+        bins.start_from(std::move(by_bin));
     }
 
     void age() {

@@ -131,10 +131,10 @@ class DraftSelector {
         for (const auto& [_, value] : drafts) {
             const wager::JudgedDraft draft = read_draft(value.ptr());
             if (number < judges.size) {
-                model = nb::cast<wager::AcceptanceModel*>(nb::handle(judges.items[number]));
+                model = &nb::cast<wager::AcceptanceModel&>(nb::handle(judges.items[number]));
                 model->has_scores = draft.scores.size() == draft.parents.size();
             }
-            const double odds = states.size ? nb::cast<const wager::SequenceAcceptance*>(nb::handle(states.items[number]))->odds : 1.0;
+            const double odds = states.size ? nb::cast<const wager::SequenceAcceptance&>(nb::handle(states.items[number])).odds : 1.0;
             wager::add_survival(model->confidence, draft, model->bins.odds, model->depths.odds, odds, each_weight[number], gains);
             starts.push_back(gains.size());
             ++number;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 
 import numpy as np
@@ -157,6 +158,26 @@ def test_acceptance_is_learned_as_in_python(rounds: list[tuple]) -> None:  # typ
     copy = deepcopy(native)
     copy.learn_round(copy.start_sequence(), accepted=0, tested=1)
     same()
+
+
+@pytest.mark.parametrize(("scores", "emitted"), [((0.97, 0.95), (3,)), ((0.05, 0.004), (1, 2, 3))])
+def test_any_estimates_are_gone_on_from(scores: tuple[float, ...], emitted: tuple[int, ...]) -> None:
+    """Also of a drafter that is sure and always wrong, or always right and unsure."""
+    model, draft = AcceptanceModel(), Draft.chain("r", (1, 2), drafter="d", scores=scores)
+    sequence = model.start_sequence()
+    for number in range(6000):
+        model.learn_draft(sequence, draft, emitted, depth=2)
+        if number % 20 == 0:
+            model.age()
+    other = AcceptanceModel()
+    other.start_from(*model.estimates().values())
+    assert other.estimates() == model.estimates()
+    for damaged in ([math.nan] * 16, [1e9] * 16, [0.0] * 15):
+        with pytest.raises(ValueError, match="other cells"):
+            other.start_from(damaged, other.bins.log_odds)
+        with pytest.raises(ValueError, match="other cells"):
+            other.start_from(other.depths.log_odds, damaged)
+    assert other.estimates() == model.estimates(), "all or nothing"
 
 
 # ---- the filter -----------------------------------------------------------------------------------------------------
