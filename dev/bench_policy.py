@@ -62,7 +62,7 @@ class Charged:
         if self.server is not None:
             self.server.result.seconds += seconds
         record = record._replace(seconds={**record.seconds, POLICY_STAGE: seconds})
-        self.kinds.append(getattr(getattr(self.policy, "_step", None), "kind", ""))
+        self.kinds.append(getattr(getattr(self.policy, "step", None), "kind", ""))
         self.taken.append(dict.fromkeys(STAGES, 0.0))
         self._timed("observe", self.policy.observe)(record)
 
