@@ -179,8 +179,8 @@ def main() -> None:
     kinds["made up"] = made_up(asking, given.made_up)
     said(started, "prompts made up", len(kinds["made up"]))
     kinds["back"] = [
-        f"Translate {LANGUAGES[at % 5]} to English: {text}"
-        for at, (_, text) in enumerate(asking.greedy_answers(kinds.pop("translations")))
+        f"Translate {str(wanted).partition(':')[0].split()[-1]} to English: {text}"
+        for wanted, text in asking.greedy_answers(kinds.pop("translations"))
         if 20 < len(text) < 500
     ]
     turns: list[Content] = [
