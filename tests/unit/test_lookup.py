@@ -10,7 +10,7 @@ import pytest
 
 from oracle.corpus import PythonCorpus
 from oracle.lookup import PythonLookupTable
-from unit.test_learned_texts import native_corpus
+from unit.test_learned_texts import native_corpus, written
 from wager.draft.lookup import (
     MOST_LONGEST,
     LookupDrafter,
@@ -137,14 +137,19 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
     sources = LookupSources(longest, shared_tokens, _store(tmp_path / "s", vocab, rng) if stored else None)
     native, plain = lookup_table("suffix", sources, trees=trees), PythonLookupTable("suffix", sources, trees=trees)
     texts = [[[rng.randrange(vocab) for _ in range(80)] for _ in range(3)] for _ in range(2 * learned)]
+    corpus = native_corpus(tmp_path, texts)
     if learned:
-        native.read(native_corpus(tmp_path, texts))
+        native.read(corpus)
         plain.read(PythonCorpus(texts))
         known["learned"] = texts[0][0][:30]
         for table in (native, plain):
             table.begin("learned", known["learned"], [])
-    drafted = 0
+    drafted, guessed = 0, dict[str, tuple[int, ...]]()
     for step in range(50):
+        if learned and step % 10 == 9:  # segments are merged, and texts leave
+            texts = [[each for some in texts for each in some if rng.random() < 0.8] or [[1, 0, 1]]]
+            corpus.set([written(tmp_path / f"{step}", texts[0]).arrays])
+            plain.read(PythonCorpus(texts))
         if len(known) < 3 or rng.random() < 0.05:
             name, prompt = f"s{step}", [rng.randrange(vocab) for _ in range(rng.randint(1, 60))]
             known[name] = list(prompt)
@@ -152,7 +157,7 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
             for table in (native, plain):
                 table.begin(name, prompt, prediction)
         for name in list(known):
-            tokens = [rng.randrange(vocab) for _ in range(rng.randint(1, 3))]
+            tokens = [*guessed.pop(name, ())[: rng.randint(0, 9)], rng.randrange(vocab)]
             if rng.random() < 0.5:  # a repetition, of this text or another
                 other = known[rng.choice(list(known))]
                 start = rng.randrange(len(other))
@@ -173,6 +178,7 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
         assert [replace(draft, scores=()) for draft in drafts] == [replace(draft, scores=()) for draft in expected]
         assert [draft.scores for draft in drafts] == [pytest.approx(draft.scores, rel=1e-9) for draft in expected]
         drafted += sum(map(len, drafts))
+        guessed = {draft.seq_id: draft.tokens for draft in drafts[: len(asked)]}
         if len(known) > 5 or rng.random() < 0.05:
             gone = rng.choice(list(known))
             del known[gone]

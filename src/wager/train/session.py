@@ -337,7 +337,7 @@ class TrainingSession:
 
     def _resume(self, found: TrainingCheckpoint) -> None:
         """Go on from a checkpoint of this very run."""
-        hint = "Resume with the options and data it was begun with, or write to another folder."
+        hint = "Resume with the options, --prompts and --answers it was begun with, or write to another --output."
         self._check_same(found, found.identity, "The checkpoint was made with", hint)
         found.restore_module(self.module)
         self.optimiser.load_state_dict(dict(found.optimiser))
