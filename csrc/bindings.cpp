@@ -97,13 +97,26 @@ double sweep(Pool& pool, const Isa& isa, const Buffer& buffer) {
     return total;
 }
 
+// chains: (most guesses, least survival, blocks) of each row of logits of the last pass. Their guesses and the survival of these.
+nb::list follow(Tape& tape, const std::vector<std::tuple<int, double, const wager::BlockTable*>>& chains) {
+    std::vector<wager::Chain> all;
+    for (const auto& [depth, least, table] : chains) all.push_back({depth, least, table->blocks, {}, {}});
+    {
+        nb::gil_scoped_release release;
+        tape.follow(all);
+    }
+    nb::list found;
+    for (const wager::Chain& chain : all) found.append(nb::make_tuple(chain.tokens, chain.survival));
+    return found;
+}
+
 void bind_tape(nb::module_& m) {
     nb::class_<Tape>(m, "Tape")
         .def("__init__",
              [](Tape* self, std::shared_ptr<Pool> pool, const Isa& isa, nb::tuple inputs, int max_rows,
                 int max_sequences, int max_blocks, bool whole_spans) {
-                 const auto in = [&](int i) { return at<const int32_t>(nb::cast<Address>(inputs[i])); };
-                 const wager::Inputs all{in(0), in(1), in(2), in(3), in(4), in(5), in(6), in(7), in(8),
+                 const auto in = [&](int i) { return at<int32_t>(nb::cast<Address>(inputs[i])); };
+                 const wager::BatchBuffers all{in(0), in(1), in(2), in(3), in(4), in(5), in(6), in(7), in(8),
                                          in(9), in(10), max_rows, max_sequences, max_blocks};
                  new (self) Tape(std::move(pool), isa.table, all, whole_spans);
              })
@@ -225,11 +238,15 @@ void bind_tape(nb::module_& m) {
         .def("guess", [](Tape& t, Address logits, int stride, int n, Address ids, Address halves, Address keys, int ahead,
                          Address tokens, Address probabilities, bool logits_rows) {
             t.record(wager::Guess{at<const float>(logits), at<const int32_t>(ids), at<const int32_t>(halves),
-                                  at<const wager::NoiseKey>(keys), at<int32_t>(tokens), at<float>(probabilities), n, stride, ahead,
+                                  at<wager::NoiseKey>(keys), at<int32_t>(tokens), at<float>(probabilities), n, stride, ahead,
                                   row_set(logits_rows)});
         })
         .def("run", &Tape::run, nb::call_guard<nb::gil_scoped_release>(), "rows"_a, "sequences"_a, "logits_rows"_a, "first"_a,
              "last"_a)
+        .def("feed", [](Tape& t, size_t first, Address fed, bool narrow, Address state, int n) {
+            t.feed(first, at<const void>(fed), narrow, at<float>(state), n);
+        })
+        .def("follow", &follow)
         .def_prop_ro("ops", &Tape::ops);
 }
 

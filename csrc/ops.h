@@ -400,7 +400,7 @@ struct NoiseKey {
 struct Guess {
     const float* logits;
     const int32_t *ids, *halves;  // [n]: the target's id of each logit, and that by two; or null: they are the same
-    const NoiseKey* keys;         // [rows]
+    NoiseKey* keys;               // [rows]
     int32_t* tokens;
     float* probabilities;
     int n, stride;  // elements from one row of logits to the next

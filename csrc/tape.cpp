@@ -1,6 +1,7 @@
 #include "tape.h"
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "sizes.h"
@@ -42,11 +43,12 @@ class Exclusive {
 
 }  // namespace
 
-Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, bool whole_spans)
+Tape::Tape(std::shared_ptr<Pool> pool, const Table* table, const BatchBuffers& in, bool whole_spans)
     : pool_(std::move(pool)),
       table_(table),
       source_(in),
-      in_(in),
+      in_{in.tokens, in.positions, in.parents, in.slot_mapping, in.seq_ids, in.logits_indices, in.query_start_loc,
+          in.num_computed_tokens, in.block_tables, in.state_uses, in.replays, in.max_rows, in.max_sequences, in.max_blocks},
       storage_(size_t{7} * in.max_rows + size_t{2 + kStateInts} * in.max_sequences + 1 +
                static_cast<size_t>(in.max_sequences) * in.max_blocks),
       tail_blocks_(in.max_rows / kBlockSize + 2),
@@ -213,7 +215,67 @@ AttentionPlan Tape::plan(const Shape& shape, Tiles& tiles, const int32_t* rows, 
 
 void Tape::run(int rows, int sequences, int logits_rows, size_t first, size_t last) {
     const Exclusive use(busy_);
+    replay(rows, sequences, logits_rows, first, last);
+}
+
+void Tape::Fed::copy(size_t from_row, size_t to_row) const {
+    float* const to = state + to_row * n;
+    if (!narrow) {
+        std::copy_n(static_cast<const float*>(from) + from_row * n, n, to);
+        return;
+    }
+    const uint16_t* const row = static_cast<const uint16_t*>(from) + from_row * n;
+    for (int i = 0; i < n; ++i) {
+        const uint32_t bits = uint32_t{row[i]} << 16;
+        std::memcpy(to + i, &bits, sizeof bits);
+    }
+}
+
+void Tape::follow(std::vector<Chain>& chains) {
+    const Exclusive use(busy_);
+    const Guess& guess = std::get<Guess>(ops_.back());
+    struct Row {
+        Chain* chain;
+        int32_t position;
+    };
+    std::vector<Row> rows;
+    if (static_cast<int>(chains.size()) != last_logits_rows_) throw std::out_of_range("the last pass had other chains");
+    for (size_t i = 0; i < chains.size(); ++i) rows.push_back({&chains[i], in_.positions[in_.logits_indices[i]]});
+    for (;;) {
+        BatchWriter to(source_);
+        size_t kept = 0;
+        for (size_t row = 0; row < rows.size(); ++row) {
+            auto [chain, position] = rows[row];
+            const int32_t token = guess.tokens[row];
+            if (token < 0) continue;
+            chain->survival.push_back((chain->tokens.empty() ? 1.0 : chain->survival.back()) * guess.probabilities[row]);
+            chain->tokens.push_back(token);
+            if (chain->survival.back() < chain->least || static_cast<int>(chain->tokens.size()) >= chain->depth) continue;
+            to.begin(++position);
+            to.known(token);
+            to.need_logits(to.rows() - 1);
+            const int blocks = to.needed_blocks();
+            if (!to.has_room(blocks) || blocks > static_cast<int>(chain->blocks.size()))
+                throw std::out_of_range("position " + std::to_string(position) + " has no block");
+            std::copy_n(chain->blocks.data(), blocks, to.block_table());
+            to.states(nullptr, 1);
+            to.end();
+            fed_.copy(row, kept);
+            guess.keys[kept] = guess.keys[row];
+            ++guess.keys[kept].position;
+            rows[kept++] = {chain, position};
+        }
+        to.finish();
+        if (kept == 0) return;
+        rows.resize(kept);
+        const int count = static_cast<int>(kept);
+        replay(count, count, count, fed_.first, ops_.size());
+    }
+}
+
+void Tape::replay(int rows, int sequences, int logits_rows, size_t first, size_t last) {
     copy_inputs(rows, sequences, logits_rows);
+    last_logits_rows_ = logits_rows;
     check(rows, sequences, logits_rows);
     if (key_dim_ > 0) give_state_room(sequences);
     for (auto& counter : counters_) counter->store(0, std::memory_order_relaxed);

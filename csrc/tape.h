@@ -9,11 +9,21 @@
 #include <variant>
 #include <vector>
 
+#include "batch.h"
 #include "memory.h"
 #include "ops.h"
 #include "pool.h"
 
 namespace wager {
+
+// Guesses of a sequence, one after the other, with their survival: at most `depth`, and none behind one whose survival is below
+// `least`. `blocks` are those of its cache.
+struct Chain {
+    int depth;
+    double least;
+    std::vector<int32_t> blocks, tokens;
+    std::vector<double> survival;
+};
 
 class Tape {
   public:
@@ -22,7 +32,7 @@ class Tape {
                             Multiply, AddSilu, SigmoidGate, Select, Copy, Argmax, Guess>;
 
     // whole_spans: every row also sees the rows of its span behind it, which is a chain.
-    Tape(std::shared_ptr<Pool> pool, const Table* table, const Inputs& in, bool whole_spans);
+    Tape(std::shared_ptr<Pool> pool, const Table* table, const BatchBuffers& in, bool whole_spans);
 
     // All throw std::runtime_error while another thread is inside one of them; `run` throws std::out_of_range for inputs
     // that contradict the tape's buffers or each other.
@@ -31,9 +41,24 @@ class Tape {
     void redirect(size_t copy, float* out, int stride);
     // The ops from number `first` on, up to number `last`.
     void run(int rows, int sequences, int logits_rows, size_t first, size_t last);
+    // What a guess is followed by: the ops from number `first` on over a row that stands for it, with its row of `fed` [*, n],
+    // bf16 or float32, copied to `state` [*, n]. The last op is the guess.
+    void feed(size_t first, const void* fed, bool narrow, float* state, int n) { fed_ = {first, fed, narrow, state, n}; }
+    // Behind a pass whose rows of logits are those of the chains: its guesses and the further ones. Changes the guess's keys.
+    void follow(std::vector<Chain>& chains);
     size_t ops() const { return ops_.size(); }
 
   private:
+    struct Fed {
+        size_t first = 0;
+        const void* from = nullptr;
+        bool narrow = false;
+        float* state = nullptr;
+        int n = 0;
+
+        void copy(size_t from_row, size_t to_row) const;
+    };
+
     // Which sequence writes to a block of the cache, and in which run.
     struct Writer {
         uint64_t run = 0;
@@ -51,6 +76,7 @@ class Tape {
         Tiles tiles, logits_tiles;
     };
 
+    void replay(int rows, int sequences, int logits_rows, size_t first, size_t last);
     void limit_blocks(const CacheView& cache, bool writes);
     void limit_slots(const StateView& states);
     void quantise_before(const Op& op);
@@ -75,7 +101,10 @@ class Tape {
 
     std::shared_ptr<Pool> pool_;
     const Table* table_;
-    Inputs source_, in_;  // the caller's buffers, and the copy of a step's inputs in storage_
+    BatchBuffers source_;  // the caller's
+    Inputs in_;            // the copy of a step's inputs in storage_
+    Fed fed_;
+    int last_logits_rows_ = 0;
     std::vector<int32_t> storage_;
     int tail_blocks_, vocab_, positions_, num_blocks_;
     bool whole_spans_;

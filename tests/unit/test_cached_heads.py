@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from wager.arch import Dense, Gqa
 from wager.draft.heads.autoregressive import HeadDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.drafter_spec import DrafterSpec
+from wager.errors import CacheIntegrityError
 from wager.kernels.arrays import Array
 from wager.kernels.cpu import Kernels
 from wager.models.head_eagle import EagleHead, open_eagle
@@ -34,7 +36,7 @@ from wager.models.head_mtp import MtpHead, open_mtp
 from wager.models.random_models import random_weights
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
-from wager.types import SamplingParams
+from wager.types import Draft, DraftRequest, SamplingParams
 
 TARGET = spec((Gqa(6, 2, 16),) * 5, (Dense(64),) * 5)
 """Of EAGLE-3 heads; modules have a target of their own."""
@@ -143,6 +145,36 @@ def test_the_text_is_that_of_plain_decoding(params: SamplingParams, dtype: str, 
             assert answers(engine, asked, preempt_every=preempt_every) == plain
         assert drafter.name in engine.proposer.drafters
         drafter.block_pool.check({})
+
+
+@pytest.mark.parametrize("params", PARAMS[:2])
+def test_guesses_that_follow_in_cpp_are_those_of_a_pass_each(
+    params: SamplingParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of sequences that are drafted together and whose drafts end at different depths."""
+    case, kernels = Case.of("eagle3", "eagle3.1", tmp_path), native()
+    decoder = decoder_on(case.weights, kernels)
+    asked = requests([TOKENS[:20], TOKENS[3:40], TOKENS[5:9], TOKENS[:31]], params)
+    plain, made = answers(engine_on(decoder), asked), []
+    for follows in (True, False):
+        drafter, drafts = case.drafter(decoder, kernels=kernels), list[Draft]()
+        propose = drafter.propose
+
+        def uneven(wanted: Sequence[DraftRequest], propose: Any = propose, drafts: list[Draft] = drafts) -> list[Draft]:
+            least = [0.0, 0.03, 0.0, 1e-3]
+            wanted = [r._replace(min_survival=least[r.position % 4], depth=1 + r.position % 6) for r in wanted]
+            drafts += (found := propose(wanted))
+            return cast(list[Draft], found)
+
+        monkeypatch.setattr(drafter, "propose", uneven)
+        monkeypatch.setattr(drafter._head, "follows", follows)
+        assert answers(engine_on(decoder, drafter, depth=6), asked) == plain
+        drafter.block_pool.check({})
+        made.append([(each.seq_id, each.tokens, each.scores) for each in drafts])
+    assert made[0] == made[1]
+    assert {len(tokens) for _, tokens, _ in made[0]} >= {1, 2, 3, 4, 5, 6}
+    with pytest.raises(CacheIntegrityError, match="other chains"):
+        drafter._head.follow([])
 
 
 SAME, FORKED = TOKENS[:40], [*TOKENS[:17], *TOKENS[30:45]]

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wager.arch.layers import Activation, Experts
-from wager.errors import CacheIntegrityError, ModelError, UsageError
+from wager.errors import CacheIntegrityError, ModelError, UsageError, WagerError
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address, empty, zeros
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
@@ -113,6 +113,13 @@ class GuessedIds:
 def _stride(rows: Array) -> int:
     """Elements from one row to the next."""
     return int(rows.strides[0] // rows.itemsize)
+
+
+def _explained(error: IndexError | RuntimeError) -> WagerError:
+    """Why a tape did not run."""
+    if isinstance(error, IndexError):
+        return CacheIntegrityError(f"A step cannot be run: {error}.", "This is a defect in wager.")
+    return UsageError(f"A step cannot be run: {error}.", "Run one step at a time.")
 
 
 class Tap:
@@ -670,6 +677,22 @@ class Tape:
         self._check_room(name, array, of)
         return first
 
+    def feed(self, x: Array, out: Array, *, first: int) -> None:
+        """How `follow` goes on behind a guess, which is the last op: the ops from the mark `first` on run over a row
+        that stands for it, with its row of x [L, n], act or f32, in out f32 [R, n]."""
+        n, narrow = out.shape[-1], x.dtype == BFLOAT16
+        source = self._buffer("x", x, BFLOAT16 if narrow else FLOAT32, n, of="logits")
+        self._tape.feed(first, source, narrow, self._buffer("out", out, FLOAT32, n), n)
+
+    def follow(self, chains: Sequence[tuple[int, float, _native.BlockTable]]) -> list[tuple[list[int], list[float]]]:
+        """Behind a pass whose rows of logits are those of `chains`: the guesses of each with their survival, that of
+        the pass first. At most as many as a chain says, none behind one of less than its survival; its blocks have
+        room for their keys and values. Changes the guess's keys."""
+        try:
+            return self._tape.follow(chains)
+        except (IndexError, RuntimeError) as error:
+            raise _explained(error) from error
+
     def beside(self) -> Tape:
         """An empty tape that reads the same `inputs`."""
         return Tape(*self._threads, self.inputs)
@@ -685,10 +708,8 @@ class Tape:
             raise CacheIntegrityError(f"A step has {logits_rows} logits rows; the buffers hold {self._logits_rows}.")
         try:
             self._tape.run(rows, sequences, logits_rows, first, last)
-        except IndexError as error:
-            raise CacheIntegrityError(f"A step cannot be run: {error}.", "This is a defect in wager.") from error
-        except RuntimeError as error:
-            raise UsageError(f"A step cannot be run: {error}.", "Run one step at a time.") from error
+        except (IndexError, RuntimeError) as error:
+            raise _explained(error) from error
 
     def _heads(self, cache: CpuCache, layer: int, q: Array) -> int:
         """How many heads queries q [R, heads * d] of a layer have, by its cache."""

@@ -141,6 +141,8 @@ class EagleHead(CachedHead):
         self._tape.rms_norm(states, norm, head.decoder.details.norm_eps, normed, of="logits")
         self._tape.linear(normed, head.output(weights, decoder, target), self._logits, of="logits")
         self.guesses.record(self._tape, self._logits)
+        self._tape.feed(self._fed, self._state, first=self._fused)
+        self.follows = True
 
     def forward(self, batch: PackedBatch, states: Array, fed: Array) -> HeadOutput:
         """One pass over the packed rows: the first of them have the target's `states` [n, state_width] and the others

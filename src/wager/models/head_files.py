@@ -21,6 +21,7 @@ from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
+from wager.kernels._native import BlockTable
 from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, all_finite, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix, quantise, stack
@@ -571,8 +572,10 @@ def read_layers(files: HeadFiles, target: ModelSpec) -> dict[str, Any]:
 class CachedHead:
     """A head with a cache of keys and values of its own, within the limits of the target's `decoder`, but for
     `least_rows`. `_state` f32 [max_rows, hidden] is what it makes of the target's states, f32 [max_rows, state_width]:
-    where rows read both these and what it gave itself, by the first `_fused` ops of its tape. whole_spans: as of
-    Kernels.tape."""
+    where rows read both these and what it gave itself, by the first `_fused` ops of its tape. `follows`: whether
+    `follow` makes further guesses. whole_spans: as of Kernels.tape."""
+
+    follows = False
 
     def __init__(
         self,
@@ -600,6 +603,10 @@ class CachedHead:
         self._target_states = empty(self.max_rows, state_width)
         self._state = empty(self.max_rows, hidden)  # what the rows read
         self._fused = 0
+
+    def follow(self, chains: Sequence[tuple[int, float, BlockTable]]) -> list[tuple[list[int], list[float]]]:
+        """After a pass all of whose guesses were drawn by their keys: see Tape.follow."""
+        return self._tape.follow(chains)
 
     def _run(self, batch: PackedBatch, states: Array, fed: Array, *, further: Tape | None = None) -> int:
         """A pass whose first rows have the target's `states` and the others `fed`; the number of rows with logits. All

@@ -3,7 +3,9 @@
 The head has a cache and a block pool of its own. Its entry i has the state of position i and the embedding of the
 token after it. A round computes the entries whose states came since the last one, all from the target's own states,
 and draws the first guess from the same pass; then each guess is fed with what the head gave for the entry before: k
-guesses, k passes, batched over sequences. Entries of guesses are provisional; none is kept, right or wrong.
+guesses, k passes, batched over sequences. Those behind the first run in C++ (Tape.follow) unless a request needs whole
+rows of logits, for processors or a rule: between two passes Python takes half as long as a pass. Entries of guesses are
+provisional; none is kept, right or wrong.
 
 States of a prefix that the target found in its cache never come. Its entries are then in the head's own prefix cache,
 or the head begins behind the prefix: it sees less context, and its positions are counted from there, which rotary
@@ -172,7 +174,8 @@ class HeadDrafter(Drafter):
         rounds = [started for request in requests if (started := self._start(request)) is not None]
         waiting = list(rounds)
         while waiting:
-            waiting.sort(key=lambda r: r.num_pending())  # a prompt that takes several passes does not delay the others
+            if len(waiting) > 1:  # a prompt that takes several passes does not delay the others
+                waiting.sort(key=lambda r: r.num_pending())
             self._pass(waiting)
             waiting = [r for r in waiting if not r.done]
         for r in rounds:
@@ -201,10 +204,9 @@ class HeadDrafter(Drafter):
     def _join(self, seq_id: str, state: HeadSequence) -> None:
         """Let the entries in the cache and the states that wait meet: by what the prefix cache has, or by beginning
         where the states do."""
-        if not self.block_pool.block_table(seq_id) and not state.origin:
+        if not state.num_entries and not state.origin and not self.block_pool.block_table(seq_id):
             state.num_entries = self.block_pool.match_prefix(seq_id, state.tokens, tenant=state.tenant)
-        state.states.drop(state.origin + state.num_entries)
-        state.states.drop(state.states.end - MOST_STATES)
+        state.states.drop(max(state.origin + state.num_entries, state.states.end - MOST_STATES))
         if state.states.first > state.origin + state.num_entries:
             self.block_pool.release(seq_id)
             state.origin, state.num_entries = state.states.first, 0
@@ -228,7 +230,13 @@ class HeadDrafter(Drafter):
         self._sampler.set_keys(self._head.guesses, [(r, len(r.tokens)) for r in served])
         output = self._head.forward(batch, states, stacked_rows([r.fed for r, _ in fed]))
         self._commit([r for r, _ in known])
-        self._draw(served, output)
+        if self._head.follows and all(r.temperature is not None and not r.tokens for r in served):
+            tables = self.block_pool.block_tables
+            chains = [(r.depth, r.request.min_survival, tables[r.request.seq_id]) for r in served]
+            for r, (r.tokens, r.survival) in zip(served, self._head.follow(chains), strict=True):
+                r.depth = len(r.tokens)
+        else:
+            self._draw(served, output)
 
     def _draw(self, served: Sequence[HeadRound], output: HeadOutput) -> None:
         if output.fed is not None:
