@@ -105,7 +105,7 @@ def test_a_drafter_in_another_one_is_told_everything(name: str) -> None:
     assert isinstance(wrapper, RemembersRequests)
     assert isinstance(wrapper, RowReader) and wrapper.reads_rows
     if not below:
-        assert isinstance(wrapper, StateReader) and wrapper.taps == []
+        assert isinstance(wrapper, StateReader) and wrapper.taps == ()
     engine = toy_engine(LAW, drafter=wrapper, depth=5, num_blocks=200)
     steps: list[StepRecord] = []
     engine.on_step = steps.append

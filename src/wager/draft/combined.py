@@ -130,32 +130,35 @@ class GuardedDrafter:
     def propose(self, requests: Sequence[DraftRequest]) -> dict[str, Draft]:
         """The valid part of each draft, by sequence, none larger than was requested."""
         asked = {request.seq_id: request for request in requests if request.seq_id in self._begun}
-        valid: dict[str, Draft] = {}
-
-        def propose() -> None:
-            for draft in self.drafter.propose(list(asked.values())):
-                if draft.seq_id in asked:
-                    valid[draft.seq_id] = valid_part(draft, limit=asked[draft.seq_id].depth, vocab=self._vocab)
-
-        return valid if asked and self._call(propose) else {}
+        if not asked:
+            return {}
+        try:
+            drafts = [draft for draft in self.drafter.propose(list(asked.values())) if draft.seq_id in asked]
+            return {each.seq_id: valid_part(each, limit=asked[each.seq_id].depth, vocab=self._vocab) for each in drafts}
+        except Exception as error:
+            self._fail(error)
+            return {}
 
     def _call(self, call: Callable[..., None], *args: object) -> bool:
         """Whether it succeeded; else the drafter has failed."""
         try:
             call(*args)
         except Exception as error:
-            self._failures += 1
-            self._pause = min(_LONGEST_PAUSE, max(1, 2 * self._pause))
-            self._left = self._pause
-            for seq_id in self._begun:
-                with suppress(Exception):
-                    self.drafter.end(seq_id)
-            self._begun.clear()
-            if self._failures.bit_count() == 1:
-                name, kind = self.drafter.name, type(error).__name__
-                log.warning("Drafter %r, which works for another one, failed: %s: %s", name, kind, error)
+            self._fail(error)
             return False
         return True
+
+    def _fail(self, error: Exception) -> None:
+        self._failures += 1
+        self._pause = min(_LONGEST_PAUSE, max(1, 2 * self._pause))
+        self._left = self._pause
+        for seq_id in self._begun:
+            with suppress(Exception):
+                self.drafter.end(seq_id)
+        self._begun.clear()
+        if self._failures.bit_count() == 1:
+            name, kind = self.drafter.name, type(error).__name__
+            log.warning("Drafter %r, which works for another one, failed: %s: %s", name, kind, error)
 
 
 @dataclass(slots=True)
@@ -246,8 +249,10 @@ class MergedDrafter(Drafter):
     @property
     def taps(self) -> Sequence[int] | None:
         """The layers that any of its drafters reads; see StateReader."""
-        found = [member.taps for member in self._members if member.taps is not None]
-        return sorted({tap for taps in found for tap in taps}) if found else None
+        found = [taps for member in self._members if (taps := member.taps) is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        return sorted({tap for taps in found for tap in taps})
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         for member in self._members:
@@ -444,7 +449,7 @@ class _SecondDrafter:
 
 class _AskedPlace(NamedTuple):
     """A place where the second drafter was asked: the draft that was made, that of each drafter, what the second's part
-    costs beside the call, what the call costs, and the tokens that became known."""
+    costs beside the call, and what the call costs."""
 
     gain: _PlaceGain
     made: Draft
@@ -452,7 +457,6 @@ class _AskedPlace(NamedTuple):
     second: Draft
     cost: float
     call: float
-    tokens: Sequence[int] = ()
 
 
 class BackedDrafter(MergedDrafter):
@@ -472,7 +476,8 @@ class BackedDrafter(MergedDrafter):
         self._keeps = self._members[1].taps is not None
         self._reads = True  # whether the second drafter is shown states, if it reads any
         self._asked: dict[str, _AskedPlace] = {}  # of each sequence the last place, if the second was asked there
-        self._seen: dict[str, list[_AskedPlace]] = {}  # those before it that nothing was learned from
+        self._seen: dict[str, list[tuple[_AskedPlace, Sequence[int]]]] = {}
+        """Those before it that nothing was learned from, with the tokens that became known."""
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self._second.enter(seq_id, tenant)
@@ -498,7 +503,7 @@ class BackedDrafter(MergedDrafter):
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         if (asked := self._asked.pop(seq_id, None)) is not None:
             seen = self._seen.setdefault(seq_id, [])
-            seen.append(asked._replace(tokens=tokens))
+            seen.append((asked, tokens))
             if len(seen) == _LEARNED_TOGETHER:
                 self._learn_places(seq_id)
         super().accept(seq_id, tokens)
@@ -510,7 +515,7 @@ class BackedDrafter(MergedDrafter):
         super().end(seq_id)
 
     def _learn_places(self, seq_id: str) -> None:
-        for gain, made, first, second, cost, call, tokens in self._seen.pop(seq_id, ()):
+        for (gain, made, first, second, cost, call), tokens in self._seen.pop(seq_id, ()):
             brought = len(_native.compare(made, tokens)[1]) - len(_native.compare(first, tokens)[1]) - cost
             gain.learn(brought)
             self._second.of(seq_id).learn(brought - call)
@@ -522,25 +527,25 @@ class BackedDrafter(MergedDrafter):
         first, second = self._members
         own = first.propose(requests)
         places = self._asked_places(requests, own)
-        asked = [self._worth_a_pass(each) for each in requests if each.seq_id in places]
-        found = second.propose(asked) if asked else {}
+        found = second.propose([self._worth_a_pass(r) for r in requests if r.seq_id in places]) if places else {}
         drafts: list[Draft] = []
         for request in requests:
             seq_id = request.seq_id
             mine, other = own.get(seq_id) or Draft(seq_id), found.get(seq_id)
             if not other:
                 alone = self._beside(request, [mine]) if draws(request) else mine
-                drafts.append(replace(alone, drafter=self.name, computed=0))
+                shape = alone.tokens, alone.parents, alone.scores
+                drafts.append(Draft(seq_id, *shape, self.name, alone.draft_probs, computed=0))
                 continue
             if draws(request):
-                draft = self._beside(request, [other])
+                draft = replace(self._beside(request, [other]), computed=len(other))
             else:
                 trees = [self._judged(0, mine), self._continued(request, other)]
-                draft = Draft(seq_id, *merge(trees, request.depth), self.name)
+                draft = Draft(seq_id, *merge(trees, request.depth), self.name, computed=len(other))
             row, call, guess, _ = request.prices
             cost = row * (_rows(draft, row) - _rows(mine, row)) + guess * len(other)
             self._asked[seq_id] = _AskedPlace(places[seq_id], draft, mine, other, cost, call)
-            drafts.append(replace(draft, computed=len(other)))
+            drafts.append(draft)
         return drafts
 
     def _asked_places(self, requests: Sequence[DraftRequest], own: Mapping[str, Draft]) -> dict[str, _PlaceGain]:
