@@ -33,6 +33,7 @@ from wager.cli import cli
 from wager.cli.lesson import TEXT
 from wager.economics.acceptance import survival, tokens_per_round
 from wager.errors import WagerError
+from wager.models.weights import num_parameters
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.devices import find_device
 from wager.planner.options import PlanSettings, plan_deployment
@@ -146,7 +147,14 @@ def _names(shown: str) -> dict[str, Any]:
         return float(row[head.index(column)])
 
     functions = dict(
-        said=said, cell=cell, tau=_tokens, step=_step, best=_best, needed=needed, distinct=distinct_experts
+        said=said,
+        cell=cell,
+        tau=_tokens,
+        step=_step,
+        best=_best,
+        needed=needed,
+        distinct=distinct_experts,
+        parameters=num_parameters,
     )
     devices = dict(h100=find_device("H100"), b200=find_device("B200"))
     return {**functions, **devices, "llama": find_model("Llama-3.1-8B"), "mla": _MLA_FLOPS_PER_BYTE}

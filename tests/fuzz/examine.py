@@ -25,6 +25,7 @@ from wager.arch.spec import ModelSpec
 from wager.errors import CacheIntegrityError, WagerError
 from wager.llm import LLM
 from wager.models.gguf import open_gguf
+from wager.models.weights import num_parameters
 from wager.types import SamplingParams
 
 _LARGEST_LOGPROB = 1e-3
@@ -102,7 +103,7 @@ def _shape(path: Path) -> Examined | None:
 
 def _figures(spec: ModelSpec) -> list[float]:
     streams = [stream for layer in spec.layers for stream in layer.attention.streams(100.0, 2.0, spec.precision)]
-    sizes = [spec.parameters, spec.active, spec.resident_bytes, spec.streamed_bytes, spec.kv_bytes(spec.context)]
+    sizes = [num_parameters(spec), spec.active, spec.resident_bytes, spec.streamed_bytes, spec.kv_bytes(spec.context)]
     return [*map(float, sizes), *(float(stream.flops) for stream in streams)]
 
 

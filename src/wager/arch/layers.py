@@ -259,11 +259,6 @@ class _StateLayer(ABC):
 
     @property
     @abstractmethod
-    def vectors(self) -> int:
-        """Elements of its vectors: rates, skips, biases and the norm, where it has them."""
-
-    @property
-    @abstractmethod
     def row_flops(self) -> int:
         """FLOPs of a row beside the projections."""
 
@@ -314,10 +309,6 @@ class DeltaNet(_StateLayer):
         width = self.channels + 2 * self.value_heads
         return StateShape(self.conv, self.channels, width, self.value_heads, self.key_dim, self.value_dim)
 
-    @property
-    def vectors(self) -> int:
-        return self.value_dim + 2 * self.value_heads
-
     def weights(self, hidden: int) -> int:
         value = self.value_width
         return hidden * (self.channels + value) + value * hidden + self.conv * self.channels
@@ -360,10 +351,6 @@ class Mamba2(_StateLayer):
         width = self.channels + self.heads
         return StateShape(self.conv, self.channels, width, self.heads, self.state_dim, self.head_dim)
 
-    @property
-    def vectors(self) -> int:
-        return 3 * self.heads + self.channels + (self.value_width if self.normed else 0)
-
     def weights(self, hidden: int) -> int:
         return hidden * (2 * self.value_width + self.channels + self.heads) + self.conv * self.channels
 
@@ -396,10 +383,6 @@ class ShortConv(_StateLayer):
     def beside_width(self) -> int:
         """Elements of a row before the convolution: B, C and x."""
         return 3 * self.width
-
-    @property
-    def vectors(self) -> int:
-        return 0
 
     def weights(self, hidden: int) -> int:
         return 4 * hidden * self.width + self.conv * self.width

@@ -212,11 +212,6 @@ class ModelSpec:
         return next((kind for layer in self.layers if (kind := layer.recurrent)), None)
 
     @property
-    def num_recurrent(self) -> int:
-        """How many layers keep a state."""
-        return sum(layer.count for layer in self.layers if layer.recurrent is not None)
-
-    @property
     def rotations(self) -> tuple[Rotation, ...]:
         """The kinds of rotation that some layer has, without none."""
         attending = [kind for layer in self.layers if (kind := layer.attending)]
@@ -267,23 +262,6 @@ class ModelSpec:
         return total
 
     @property
-    def vector_elements(self) -> int:
-        """Elements of norm weights and biases; without `decoder`, of a norm per sublayer and the last norm."""
-        decoder, each = self.decoder, sum(layer.count * layer.sublayers for layer in self.layers)
-        if decoder is None:
-            return (each + 1) * self.hidden
-        norms = ((decoder.pre_norms + decoder.post_norms) * each + 1) * self.hidden
-        further = self.num_layers * self.hidden + self.layer_embedding if self.layer_embedding else 0
-        scales = self.num_layers if decoder.layer_scales else 0
-        inner = sum(layer.count * _layer_vectors(layer, decoder, self.hidden) for layer in self.layers)
-        return norms + further + scales + inner
-
-    @property
-    def parameters(self) -> int:
-        """Distinct parameters: a tied head counts once."""
-        return sum(self.elements().values()) + self.vector_elements
-
-    @property
     def active_expert_elements(self) -> int:
         """Elements of the routed experts that one token uses, all layers."""
         return sum(
@@ -328,31 +306,6 @@ def not_runnable(name: str) -> ModelError:
         f"The engine does not run {name}: only the shape of this family is known, for `wager plan`.",
         "Give a model of a family that the engine runs.",
     )
-
-
-def _layer_vectors(layer: Layer, decoder: DecoderDetails, hidden: int) -> int:
-    """Elements of a layer's biases, and of its norms other than the two of width `hidden`."""
-    attention = layer.attending
-    total = hidden if decoder.output_bias and attention else 0
-    if isinstance(attention, Mla):
-        total += attention.kv_rank + (attention.q_rank or 0)
-    elif isinstance(attention, Gqa):
-        heads = attention.heads + attention.kv_heads if decoder.whole_qk_norm else 1 if attention.shared else 2
-        total += heads * attention.head_dim if decoder.qk_norm else 0
-        total += attention.qkv_width if decoder.qkv_bias else 0
-        total += attention.heads if attention.sinks else 0
-    if recurrent := layer.recurrent:
-        total += recurrent.vectors
-    if isinstance(layer.ffn, Absent):
-        return total
-    if isinstance(layer.ffn, Dense):
-        return total + ((1 + layer.ffn.gated) * layer.ffn.width + hidden if decoder.mlp_bias else 0)
-    experts = layer.ffn
-    total += experts.count if experts.gating.correction_bias else 0
-    total += experts.count if experts.gating.expert_scales else 0
-    total += hidden if experts.shared_gate else 0
-    total += 4 * hidden if experts.apart else 0  # norms of the router, around the experts, and behind the shared one
-    return total + (experts.count * (1 + 2 * experts.width + hidden) if experts.biased else 0)
 
 
 def stacked(attention: Iterable[Attention], ffn: Iterable[FeedForward]) -> tuple[tuple[Layer, ...], tuple[int, ...]]:

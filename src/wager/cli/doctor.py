@@ -62,7 +62,7 @@ def inspect_model(model: str) -> dict[str, Any]:
     from wager.models.companions import drafters_of
     from wager.models.opening import open_model
     from wager.models.transformer import block_bytes, states_bytes, weight_bytes
-    from wager.models.weights import Matrices
+    from wager.models.weights import Matrices, num_parameters
 
     try:
         if not hub.is_random(model) and hub.find(model) is None:
@@ -85,7 +85,7 @@ def inspect_model(model: str) -> dict[str, Any]:
         "layers": spec.num_layers,
         "hidden": spec.hidden,
         "context": spec.context,
-        "parameters": spec.parameters,
+        "parameters": num_parameters(spec),
         "weights": matrices.description,
         "converted": matrices.converted,
         "weight_bytes": weight_bytes(matrices, kernels),

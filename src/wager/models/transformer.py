@@ -25,7 +25,7 @@ from wager.kernels.cpu_cache import CpuCache, JoinedCache
 from wager.kernels.cpu_states import CpuStates, state_bytes
 from wager.kernels.tape import Gates, Heads, Routing, RowSet, Tap, Tape
 from wager.models.packed_cache import PackedStore
-from wager.models.weights import Matrices, Weights, in_one_form, tensor_shapes
+from wager.models.weights import Matrices, Weights, in_one_form, num_parameters, tensor_shapes
 from wager.types import KVDtype, PackedBatch
 
 # ---- memory in bytes, known before anything is allocated -------------------------------------------------------------
@@ -33,10 +33,9 @@ from wager.types import KVDtype, PackedBatch
 
 def weight_bytes(matrices: Matrices, kernels: Kernels) -> int:
     """Bytes of the packed matrices, each in its form, and of the rest in float32. A tied embedding is the head."""
-    spec = matrices.spec
-    packed = sum(kernels.matrix_bytes(*shape, known) for shape, known in matrices.packed())
-    convolutions = spec.num_recurrent * spec.recurrent.conv * spec.recurrent.channels if spec.recurrent else 0
-    return packed + 4 * (spec.vector_elements + spec.elements()["router"] + convolutions)
+    packed = list(matrices.packed())
+    rest = num_parameters(matrices.spec) - sum(outputs * inputs for (outputs, inputs), _ in packed)
+    return sum(kernels.matrix_bytes(*shape, known) for shape, known in packed) + 4 * rest
 
 
 def block_bytes(spec: ModelSpec, kernels: Kernels, kv_dtype: KVDtype = "bf16") -> int:

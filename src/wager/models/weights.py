@@ -618,6 +618,14 @@ def float_tensors(spec: ModelSpec) -> list[str]:
     return found
 
 
+def num_parameters(spec: ModelSpec) -> int:
+    """Distinct parameters: a tied head counts once. Where only the shape is known, vectors are the norms alone."""
+    if spec.decoder is None:
+        norms = sum(layer.count * layer.sublayers for layer in spec.layers) + 1
+        return sum(spec.elements().values()) + norms * spec.hidden
+    return sum(map(math.prod, tensor_shapes(spec).values()))
+
+
 class Matrices:
     """The matrices of `weights`, by the names of tensors.tensor_shapes, in the form that `dtype` (a key of WANTED) asks
     for. Floats are of the kernels' activation type `act`."""

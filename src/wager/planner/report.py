@@ -9,6 +9,7 @@ from typing import Any
 
 from wager.arch import RELEASED_HEADS, TABLE, WITH_MTP
 from wager.errors import UsageError
+from wager.models.weights import num_parameters
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.drafting import PassDraftCost
 from wager.planner.inputs import check_finite
@@ -105,8 +106,9 @@ class PlanReport:
         weights = f", {_amount(drafter.resident_bytes, 'B')} of weights" if drafter.resident_bytes else ""
         tree = self.deployment.tree
         shape = f", trees of up to {tree.width} children a node" if tree else ""
+        parameters = num_parameters(model)
         return [
-            f"model     {model.name}: {model.parameters / 1e9:.4g}B parameters, {model.active / 1e9:.3g}B a token, "
+            f"model     {model.name}: {parameters / 1e9:.4g}B parameters, {model.active / 1e9:.3g}B a token, "
             f"{model.num_layers} layers, {' and '.join(filter(None, stored))}{head} ({model.source})"
             + (f"; {model.left_out}" if model.left_out else ""),
             f"hardware  {device.name}{spread}: {peaks}, {_amount(device.bandwidth, 'B/s')}, {memory} ({device.label})",
@@ -279,7 +281,7 @@ class PlanReport:
                 "name": model.name,
                 "source": model.source,
                 "left_out": model.left_out,
-                "parameters": model.parameters,
+                "parameters": num_parameters(model),
                 "active": model.active,
                 "layers": model.num_layers,
                 "context": model.context,
