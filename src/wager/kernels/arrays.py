@@ -40,6 +40,11 @@ def zeros(*shape: int, dtype: DType = FLOAT32) -> Array:
     return _aligned(np.zeros(math.prod(shape) * dtype.itemsize + _LINE, np.uint8), shape, dtype)
 
 
+def unallocated(*shape: int, dtype: DType = FLOAT32) -> Array:
+    """An array of that shape without memory, whose bytes are counted before one is made."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
 def address(array: Array) -> int:
     """The address of the first element; whoever passes it on checks contiguity and keeps the array alive."""
     return int(array.__array_interface__["data"][0])

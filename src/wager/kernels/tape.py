@@ -12,7 +12,7 @@ values are rounded to the cache's type *before* their first use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ import numpy as np
 from wager.arch.layers import Activation, Experts
 from wager.errors import CacheIntegrityError, ModelError, UsageError, WagerError
 from wager.kernels import _native
-from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address, empty, zeros
+from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, address, zeros
 from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.cpu_states import CpuStates
 from wager.kernels.inputs import Inputs
@@ -78,15 +78,17 @@ class Routing:
     inner: Array  # act [max_rows * top_k, width]: the values between the projections of their experts
 
     @classmethod
-    def allocate(cls, spec: Experts, *, max_rows: int, hidden: int, act: DType) -> Routing:
+    def allocate(
+        cls, spec: Experts, *, max_rows: int, hidden: int, act: DType, make: Callable[..., Array] = zeros
+    ) -> Routing:
         pairs = max_rows * spec.active
         return cls(
-            empty(max_rows, spec.count),
-            zeros(max_rows, spec.active, dtype=INT32),
-            empty(max_rows, spec.active),
-            zeros(pairs + 2 * spec.count + 2, dtype=INT32),
-            empty(pairs, hidden, dtype=act),
-            empty(pairs, spec.width, dtype=act),
+            make(max_rows, spec.count),
+            make(max_rows, spec.active, dtype=INT32),
+            make(max_rows, spec.active),
+            make(pairs + 2 * spec.count + 2, dtype=INT32),
+            make(pairs, hidden, dtype=act),
+            make(pairs, spec.width, dtype=act),
         )
 
     @property

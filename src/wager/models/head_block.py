@@ -32,13 +32,12 @@ from wager.models.head_files import (
     HeadLogits,
     HeadWeights,
     check_taps,
-    layer_weights,
     read_layers,
     row_tape,
     run_rows,
 )
-from wager.models.transformer import Decoder, LayerBuffers, LayerRecorder
-from wager.models.weights import NAMES, Weights
+from wager.models.transformer import Decoder, LayerBuffers, LayerRecorder, buffer_bytes
+from wager.models.weights import Weights
 from wager.types import PackedBatch
 
 _MOST_SLOTS = 64
@@ -64,20 +63,13 @@ class CheckedBlock(CheckedLayers):
 
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         """Bytes of the buffers of a pass."""
-        act, attention = kernels.act.itemsize, self.attention
-        hidden, keys = self.decoder.hidden, attention.kv_heads * attention.head_dim
-        row = 4 * (2 * hidden + self.state_width + 3 * keys + attention.qkv_width + len(self.vocabulary.ids))
-        row += act * (
-            3 * hidden + self.state_width + keys + attention.query_width + attention.output_width + self.inner
-        )
-        vocabulary = self.vocabulary
+        act, hidden, vocabulary = kernels.act.itemsize, self.decoder.hidden, self.vocabulary
+        rows, keys = max(rows, self.slots), self.attention.kv_heads * self.attention.head_dim
+        layers = buffer_bytes(self.decoder, kernels, positions=context, max_rows=rows, max_logits_rows=1)
+        row = 4 * (hidden + self.state_width + 3 * keys + len(vocabulary.ids))
+        row += act * (2 * hidden + self.state_width + keys)
         logits = len(vocabulary.ids) * bool(self.markov_rank) + (0 if vocabulary.whole else vocabulary.size)
-        logits_rows = max(sequences, self.slots, TREE_ROWS)
-        return max(rows, self.slots) * row + logits_rows * 4 * logits + 4 * context * attention.rope_dim
-
-    def token_bytes(self, kernels: Kernels) -> int:
-        """Bytes of keys and values per position."""
-        return self.decoder.num_layers * self.attention.cache_width * kernels.act.itemsize
+        return layers + rows * row + max(sequences, self.slots, TREE_ROWS) * 4 * logits
 
     def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> BlockHead:
         return BlockHead(self, decoder, target, num_blocks=num_blocks)
@@ -150,7 +142,7 @@ class BlockHead(CachedHead):
     """
 
     def __init__(self, head: CheckedBlock, decoder: Decoder, target: Weights, *, num_blocks: int) -> None:
-        weights, attention = head.weights(decoder.kernels), head.attention
+        weights = head.weights(decoder.kernels)
         super().__init__(
             decoder,
             decoder.kernels,
@@ -167,12 +159,7 @@ class BlockHead(CachedHead):
         self.max_logits_rows = max(self.blocks, head.slots, TREE_ROWS)
         self._first_slot = 0 if head.anchor_guesses else 1
         self._weights, self._head = weights, head
-        self.cache = decoder.kernels.cache(
-            layers=head.decoder.num_layers,
-            num_blocks=num_blocks,
-            kv_heads=attention.kv_heads,
-            head_dim=attention.head_dim,
-        )
+        self.cache = head.cache(decoder.kernels, num_blocks=num_blocks)
         self._confidence: Array | None = empty(self.max_rows, 1) if head.confidence else None  # before the sigmoid
         self._code_confidence = self._record_layers(weights, decoder, target)  # what the Markov head's code adds
         self.guesses = HeadLogits(head.vocabulary, self.max_logits_rows)
@@ -210,8 +197,7 @@ class BlockHead(CachedHead):
         self._context.rms_norm(self._state, weights.vector("hidden_norm.weight"), details.norm_eps, normed)
         self._tape.embed(head.embedding(weights, decoder), buffers.x)
         recorder = LayerRecorder(model, kernels, self._tape, self.cache, buffers)
-        names = {part: name.removeprefix("model.") for part, name in NAMES.items()}
-        for index, tensors in enumerate(layer_weights(weights, model, names)):
+        for index, tensors in enumerate(head.layers(weights)):
             recorder.record(tensors, model.ordered_layers[index], index, of="rows")
             self._context.linear(
                 normed,

@@ -27,12 +27,11 @@ from wager.models.head_files import (
     HeadOutput,
     HeadWeights,
     check_taps,
-    layer_weights,
     read_layers,
     read_proposed,
 )
-from wager.models.transformer import Decoder, LayerBuffers, LayerRecorder, last_layer_rows
-from wager.models.weights import NAMES, Weights
+from wager.models.transformer import Decoder, LayerBuffers, LayerRecorder, buffer_bytes, last_layer_rows
+from wager.models.weights import Weights
 from wager.types import PackedBatch
 
 
@@ -52,19 +51,12 @@ class CheckedEagle(CheckedLayers):
 
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         """Bytes of the buffers of a pass, and of those that the target copies the tapped states to."""
-        act = kernels.act.itemsize
-        hidden, attention = self.decoder.hidden, self.attention
-        row = 4 * (2 * hidden + attention.qkv_width + 2 * self.state_width) + act * (
-            2 * hidden + attention.query_width + attention.output_width + self.inner + self.state_width
-        )
-        vocabulary = self.vocabulary
-        logits = len(vocabulary.ids) + (0 if vocabulary.whole else vocabulary.size)
+        act, hidden, vocabulary = kernels.act.itemsize, self.decoder.hidden, self.vocabulary
         logits_rows = min(rows, max(sequences, TREE_ROWS))
-        return rows * row + logits_rows * (4 * (2 * hidden + logits) + act * hidden) + 4 * context * attention.rope_dim
-
-    def token_bytes(self, kernels: Kernels) -> int:
-        """Bytes of keys and values per position."""
-        return self.decoder.num_layers * self.attention.cache_width * kernels.act.itemsize
+        layers = buffer_bytes(self.decoder, kernels, positions=context, max_rows=rows, max_logits_rows=logits_rows)
+        row = 4 * (hidden + 2 * self.state_width) + act * (hidden + self.state_width)
+        logits = len(vocabulary.ids) + (0 if vocabulary.whole else vocabulary.size)
+        return layers + rows * row + logits_rows * (4 * logits + act * hidden)
 
     def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> EagleHead:
         return EagleHead(self, decoder, target, num_blocks=num_blocks)
@@ -121,16 +113,11 @@ class EagleHead(CachedHead):
     """
 
     def __init__(self, head: CheckedEagle, decoder: Decoder, target: Weights, *, num_blocks: int) -> None:
-        weights, attention = head.weights(decoder.kernels), head.attention
+        weights = head.weights(decoder.kernels)
         super().__init__(decoder, decoder.kernels, head.decoder.hidden, state_width=head.state_width)
         self.taps = head.taps
         self._outputs: dict[int, HeadOutput] = {}  # views of the buffers, by rows of logits
-        self.cache = decoder.kernels.cache(
-            layers=head.decoder.num_layers,
-            num_blocks=num_blocks,
-            kv_heads=attention.kv_heads,
-            head_dim=attention.head_dim,
-        )
+        self.cache = head.cache(decoder.kernels, num_blocks=num_blocks)
         self._record_fusion(head, weights)
         states = self._record_layers(head, weights, head.embedding(weights, decoder))
         rows = self.max_logits_rows
@@ -176,8 +163,7 @@ class EagleHead(CachedHead):
         embedded = empty(rows, self.hidden)
         tape.embed(embedding, embedded)
         recorder = LayerRecorder(model, kernels, tape, self.cache, buffers)
-        names = {part: name.removeprefix("model.") for part, name in NAMES.items()}
-        for index, tensors in enumerate(layer_weights(weights, model, names)):
+        for index, tensors in enumerate(head.layers(weights)):
             layer = model.ordered_layers[index]
             of = last_layer_rows(layer) if index == model.num_layers - 1 else "rows"
             if index:

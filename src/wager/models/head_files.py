@@ -26,6 +26,7 @@ from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, all_fin
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix, quantise, stack
 from wager.kernels.cpu import Kernels
+from wager.kernels.cpu_cache import CpuCache
 from wager.kernels.tape import NOISE_KEY, GuessedIds, RowSet, Tape
 from wager.models.gguf import GgufFile, StoredAs
 from wager.models.packed_cache import PackedStore
@@ -261,12 +262,7 @@ def read_vocabulary(files: HeadFiles, *, draft: int, size: int) -> HeadVocabular
     """From d2t (the target's id minus the head's own) and t2d (which ids of the target it has), for a head of `draft`
     ids and a target of `size`. Without d2t the ids are the target's. ModelError if they contradict each other."""
     if "d2t" not in files.shapes:
-        if draft != size:
-            raise ModelError(
-                f"The head in {files.where} guesses {draft} ids of a vocabulary of {size} and has no d2t to say which.",
-                "The head was trained for another target, or is incomplete.",
-            )
-        return HeadVocabulary(np.arange(size), size)
+        return check_ids(files, "d2t", None, draft=draft, size=size)
     for name, shape in vocabulary_shapes(files, draft=draft, size=size).items():
         files.check_shape(name, shape)
     ids = np.arange(draft) + files.integers("d2t")
@@ -279,10 +275,24 @@ def read_vocabulary(files: HeadFiles, *, draft: int, size: int) -> HeadVocabular
             + (": d2t holds the target's ids, and must hold their distance from the head's own." if absolute else "."),
             "Export the head again.",
         )
+    return check_ids(files, "d2t", ids, draft=draft, size=size)
+
+
+def check_ids(files: HeadFiles, name: str, ids: Array | None, *, draft: int, size: int) -> HeadVocabulary:
+    """The vocabulary of a head of `draft` ids, which a tensor of that name says are these ids of a target of `size`
+    (None: it is absent). ModelError if they are not."""
+    if ids is None:
+        if draft != size:
+            raise ModelError(
+                f"The head in {files.where} guesses {draft} ids of a vocabulary of {size} and has no {name} to "
+                "say which.",
+                "The head was trained for another target, or is incomplete.",
+            )
+        ids = np.arange(size)
     if ids.min() < 0 or ids.max() >= size or len(np.unique(ids)) < draft:
         raise ModelError(
-            f"d2t in {files.where} names ids that the target's vocabulary of {size} does not have, or one twice.",
-            "The head was trained for another target, or d2t does not hold distances.",
+            f"{name} in {files.where} names ids that the target's vocabulary of {size} does not have, or one twice.",
+            "The head was trained for another target, or its file is damaged: d2t holds distances, token_map ids.",
         )
     return HeadVocabulary(ids, size)
 
@@ -489,6 +499,9 @@ class CheckedHead:
         return self.weights(kernels).nbytes(self.files.shapes)
 
 
+_LAYER_NAMES = {part: name.removeprefix("model.") for part, name in NAMES.items()}
+
+
 @dataclass(frozen=True)
 class CheckedLayers(CheckedHead):
     """A head of layers like a decoder's on states of the target. `decoder` has sizes, rotation and norms of its layers,
@@ -510,18 +523,27 @@ class CheckedLayers(CheckedHead):
         """Elements of a position's tapped states."""
         return len(self.taps) * self.target_hidden
 
+    def token_bytes(self, kernels: Kernels) -> int:
+        """Bytes of keys and values per position."""
+        return self.decoder.num_layers * self.attention.cache_width * kernels.act.itemsize
+
+    def cache(self, kernels: Kernels, *, num_blocks: int) -> CpuCache:
+        """For the keys and values of its layers."""
+        sizes = {"kv_heads": self.attention.kv_heads, "head_dim": self.attention.head_dim}
+        return kernels.cache(layers=self.decoder.num_layers, num_blocks=num_blocks, **sizes)
+
+    def layers(self, weights: HeadWeights) -> list[LayerWeights]:
+        return layer_weights(weights, self.decoder, _LAYER_NAMES)
+
     def embedding(self, weights: HeadWeights, decoder: Decoder) -> Any:
         """Its embedding, packed, or the target's."""
-        own = self.own_embedding
-        return weights.pack(["embed_tokens.weight"]) if own else decoder.embedding
+        return weights.pack(["embed_tokens.weight"]) if self.own_embedding else decoder.embedding
 
     def output(self, weights: HeadWeights, decoder: Decoder, target: Weights) -> Any:
         """Its output matrix, packed, or the target's."""
-        return (
-            weights.pack(["lm_head.weight"])
-            if self.own_output
-            else output_matrix(weights, self.vocabulary, decoder, target)
-        )
+        if self.own_output:
+            return weights.pack(["lm_head.weight"])
+        return output_matrix(weights, self.vocabulary, decoder, target)
 
     def check_tensors(self, further: Mapping[str, tuple[int, ...]], *, first_width: int) -> None:
         """ModelError unless the files have the tensors of such a head, whose first layer reads `first_width` elements,
@@ -531,7 +553,7 @@ class CheckedLayers(CheckedHead):
         for name, shape in tensor_shapes(self.decoder).items():
             if name.startswith("layers."):
                 reads = (first_width,) if re.fullmatch(r"layers\.0\.[qkv]\.weight", name) else shape[1:]
-                expected[source_name(NAMES, name).removeprefix("model.")] = (shape[0], *reads)
+                expected[source_name(_LAYER_NAMES, name)] = (shape[0], *reads)
         if self.own_output:
             expected["lm_head.weight"] = (draft, hidden)
         if self.own_embedding:

@@ -17,7 +17,7 @@ import numpy as np
 from wager.arch.layers import Absent, DeltaNet, Experts, Gqa, Mamba2, Mla, Recurrent, ShortConv
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError, SetupError, UsageError
-from wager.kernels.arrays import INT32, Array, DType, empty, zeros
+from wager.kernels.arrays import INT32, Array, DType, empty, unallocated, zeros
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.blocks import Matrix, QuantisedMatrix, stack
 from wager.kernels.cpu import Kernels
@@ -83,22 +83,17 @@ def workspace_bytes(
 ) -> int:
     """Bytes of the buffers of a pass: activations, logits, integer inputs and the rotation tables."""
     logits_rows = max_rows if max_logits_rows is None else max_logits_rows
-    attention, act = spec.attention, kernels.act.itemsize
-    queries, outputs, projected = _widths(spec)
-    row = 4 * spec.hidden + act * (spec.hidden + queries + outputs)
-    row += act * spec.dense.width if spec.dense else 0
-    row += 4 * _ungated(spec)
-    row += 4 * spec.hidden if spec.details.post_norms else 0
-    row += _latent_row(attention, act) if isinstance(attention, Mla) else 4 * projected
-    row += _expert_row(spec.hidden, spec.experts, act) if spec.experts else 0
-    row += 8 * spec.num_layers * spec.layer_embedding + (4 + act) * spec.layer_embedding
-    row += 4 * attention.query_width if isinstance(attention, Gqa) and attention.gated else 0
-    row += _recurrent_row(spec.recurrent, act) if spec.recurrent else 0
-    logits_row = 4 * (spec.hidden + spec.vocab + 1) + act * spec.hidden
+    limits = {"positions": max_blocks * BLOCK_SIZE, "max_rows": max_rows, "max_logits_rows": logits_rows}
+    logits = logits_rows * (4 * (spec.vocab + 1) + kernels.act.itemsize * spec.hidden)
     integers = 4 * (7 * max_rows + max_sequences * (10 + max_blocks))
-    integers += 4 * (2 * spec.experts.count + 2) if spec.experts else 0
-    table = 4 * max_blocks * BLOCK_SIZE * sum(map(spec.rope_dim, spec.rotations))
-    return max_rows * row + logits_rows * logits_row + integers + table
+    return buffer_bytes(spec, kernels, **limits) + logits + integers
+
+
+def buffer_bytes(spec: ModelSpec, kernels: Kernels, *, positions: int, max_rows: int, max_logits_rows: int) -> int:
+    """Bytes of LayerBuffers."""
+    limits = {"max_rows": max_rows, "max_logits_rows": max_logits_rows}
+    buffers = LayerBuffers(spec, kernels, positions=0, **limits, make=unallocated)
+    return buffers.nbytes + 4 * positions * sum(map(spec.rope_dim, spec.rotations))
 
 
 def _widths(spec: ModelSpec) -> tuple[int, int, int]:
@@ -115,28 +110,6 @@ def _ungated(spec: ModelSpec) -> int:
     dense, experts = spec.dense, spec.experts
     alone = dense.width if dense and not dense.gated else 0
     return max(alone, experts.shared_inner if experts and not experts.gated else 0)
-
-
-def _latent_row(attention: Mla, act: int) -> int:
-    """Bytes per row between the projections of latent attention."""
-    q_rank = attention.q_rank or 0
-    floats = attention.query_width + attention.head_dim + q_rank
-    return 4 * floats + act * (q_rank + attention.heads * (attention.nope + attention.kv_rank))
-
-
-def _recurrent_row(layer: Recurrent, act: int) -> int:
-    """Bytes per row of a recurrent layer: its rows before and behind the convolution, with accepted guesses before
-    them, what goes beside it, and the output."""
-    state = layer.state
-    mixed = 2 * 4 * (state.width + state.channels + 2 * state.heads)
-    return mixed + 4 * (layer.beside_width + layer.value_width) + act * layer.value_width
-
-
-def _expert_row(hidden: int, experts: Experts, act: int) -> int:
-    """Bytes per row of kernels.tape.Routing and of the shared experts' inner layer."""
-    choice = 4 + 4 + 4 + act * (experts.outer(hidden) + experts.width)
-    shared = act * experts.shared_inner + 4 * hidden * (experts.shared_gate + 2 * experts.apart)
-    return 4 * experts.count + experts.active * choice + shared + (8 + act) * experts.latent
 
 
 # ---- layers ----------------------------------------------------------------------------------------------------------
@@ -277,7 +250,14 @@ class LayerBuffers:
     model has them; and `selected`, the logits rows of `x`. `rotations` are tables for `positions` by Gqa.rotation."""
 
     def __init__(
-        self, spec: ModelSpec, kernels: Kernels, *, positions: int, max_rows: int, max_logits_rows: int
+        self,
+        spec: ModelSpec,
+        kernels: Kernels,
+        *,
+        positions: int,
+        max_rows: int,
+        max_logits_rows: int,
+        make: Callable[..., Array] = zeros,
     ) -> None:
         rows = max_rows
         act = kernels.act
@@ -287,44 +267,51 @@ class LayerBuffers:
         self.rotations = {
             kind: rope.table(positions, spec.rope_dim(kind)) for kind, rope in ropes.items() if rope is not None
         }
-        self.x, self.normed = empty(rows, spec.hidden), empty(rows, spec.hidden, dtype=act)
-        self.selected = empty(max_logits_rows, spec.hidden)
+        self.x, self.normed = make(rows, spec.hidden), make(rows, spec.hidden, dtype=act)
+        self.selected = make(max_logits_rows, spec.hidden)
         if spec.details.post_norms:
-            self.added = empty(rows, spec.hidden)
-        self.q = zeros(rows, queries, dtype=act)
-        self.attention_out = empty(rows, outputs, dtype=act)
+            self.added = make(rows, spec.hidden)
+        self.q = make(rows, queries, dtype=act)
+        self.attention_out = make(rows, outputs, dtype=act)
         if isinstance(attention, Mla):
             q_rank = attention.q_rank or 0
-            self.qkv = empty(rows, attention.query_width)
-            self.kv = empty(rows, attention.cache_width)
-            self.q_latent = empty(rows, q_rank)
-            self.q_latent_normed = empty(rows, q_rank, dtype=act)
-            self.q_nope = empty(rows, heads * attention.nope, dtype=act)
-            self.latent_out = empty(rows, heads * attention.kv_rank, dtype=act)
+            self.qkv = make(rows, attention.query_width)
+            self.kv = make(rows, attention.cache_width)
+            self.q_latent = make(rows, q_rank)
+            self.q_latent_normed = make(rows, q_rank, dtype=act)
+            self.q_nope = make(rows, heads * attention.nope, dtype=act)
+            self.latent_out = make(rows, heads * attention.kv_rank, dtype=act)
         else:
-            self.qkv = empty(rows, projected)
-            self.gate = empty(rows if attention.gated else 0, attention.query_width)
+            self.qkv = make(rows, projected)
+            self.gate = make(rows if attention.gated else 0, attention.query_width)
         if recurrent := spec.recurrent:
             state = recurrent.state
-            self.mixed = empty(2 * rows, state.width)
-            self.convolved = empty(2 * rows, state.channels + 2 * state.heads)
-            self.beside = empty(rows, recurrent.beside_width)
-            self.recurred = empty(rows, recurrent.value_width)
-            self.state_out = empty(rows, recurrent.value_width, dtype=act)
-        self.inner_floats = empty(rows, _ungated(spec))
+            self.mixed = make(2 * rows, state.width)
+            self.convolved = make(2 * rows, state.channels + 2 * state.heads)
+            self.beside = make(rows, recurrent.beside_width)
+            self.recurred = make(rows, recurrent.value_width)
+            self.state_out = make(rows, recurrent.value_width, dtype=act)
+        self.inner_floats = make(rows, _ungated(spec))
         if dense := spec.dense:
-            self.inner = empty(rows, dense.width, dtype=act)
+            self.inner = make(rows, dense.width, dtype=act)
         if experts := spec.experts:
-            self.routing = Routing.allocate(experts, max_rows=rows, hidden=experts.outer(spec.hidden), act=act)
-            self.latent = empty(rows, experts.latent, dtype=act)
-            self.latent_sum, self.no_latent = empty(rows, experts.latent), zeros(rows, experts.latent)
-            self.shared_inner = empty(rows, experts.shared_inner, dtype=act)
-            self.shared_out = empty(rows if experts.shared_gate or experts.apart else 0, spec.hidden)
-            self.nothing = zeros(rows if experts.apart else 0, spec.hidden)
+            self.routing = Routing.allocate(
+                experts, max_rows=rows, hidden=experts.outer(spec.hidden), act=act, make=make
+            )
+            self.latent = make(rows, experts.latent, dtype=act)
+            self.latent_sum, self.no_latent = make(rows, experts.latent), make(rows, experts.latent)
+            self.shared_inner = make(rows, experts.shared_inner, dtype=act)
+            self.shared_out = make(rows if experts.shared_gate or experts.apart else 0, spec.hidden)
+            self.nothing = make(rows if experts.apart else 0, spec.hidden)
         if further := spec.layer_embedding:
-            self.layer_embeds = empty(rows, spec.num_layers * further)
-            self.projected = empty(rows, spec.num_layers * further)
-            self.into_embed, self.embed_gated = empty(rows, further), empty(rows, further, dtype=act)
+            self.layer_embeds = make(rows, spec.num_layers * further)
+            self.projected = make(rows, spec.num_layers * further)
+            self.into_embed, self.embed_gated = make(rows, further), make(rows, further, dtype=act)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all but the tables of `rotations`."""
+        return sum(each.nbytes for each in vars(self).values() if each is not self.rotations)
 
 
 class LayerRecorder:
