@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from wager.arch.config_keys import short_repr
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
@@ -27,6 +25,7 @@ from wager.models.head_files import (
     HeadLogits,
     HeadOutput,
     HeadVocabulary,
+    check_ids,
     check_sizes,
     output_matrix,
     row_tape,
@@ -95,18 +94,21 @@ def open_medusa(files: HeadFiles, target: ModelSpec, *, dtype: str) -> CheckedMe
         outputs = tuple(f"lm_heads.{head}.weight" for head in range(heads))
         if keys.flag("original_lm_head"):
             raise ModelError(f"{files.where} has lm_heads, and its config.json says that all heads have one.")
-    ids = _ids(files, keys.integer("truncated_vocab_size", default=vocab), vocab)
+    draft, ids = keys.integer("truncated_vocab_size", default=vocab), None
     expected: dict[str, tuple[int, ...]] = {}
+    if "token_map" in shapes:
+        expected["token_map"] = (draft,)
+        files.check_shape("token_map", (draft,))
+        ids = files.integers("token_map")
+    vocabulary = check_ids(files, "token_map", ids, draft=draft, size=vocab)
     for name in [f"blocks.{head}.layers.{layer}" for head in range(heads) for layer in range(layers)]:
         expected[f"{name}.weight"] = (hidden, hidden)
         if f"{name}.bias" in shapes:
             expected[f"{name}.bias"] = (hidden,)
     for name in outputs:
-        expected[name] = (vocab if shapes.get(name, (0,))[0] == vocab else len(ids), hidden)
-    if "token_map" in shapes:
-        expected["token_map"] = (len(ids),)
+        expected[name] = (vocab if shapes.get(name, (0,))[0] == vocab else draft, hidden)
     files.check(expected)
-    return CheckedMedusa(files, dtype, heads, layers, hidden, outputs, HeadVocabulary(ids, vocab))
+    return CheckedMedusa(files, dtype, heads, layers, hidden, outputs, vocabulary)
 
 
 def medusa_config(
@@ -132,23 +134,6 @@ def medusa_config(
 def _count_heads(shapes: Mapping[str, tuple[int, ...]]) -> int:
     found = [int(match[1]) + 1 for name in shapes if (match := re.match(r"blocks\.(\d{1,2})\.", name))]
     return max((count for count in found if count <= _MOST_HEADS), default=0)
-
-
-def _ids(files: HeadFiles, count: int, vocab: int) -> Array:
-    """The target's id of each of the heads' ids."""
-    if "token_map" not in files.shapes:
-        if count != vocab:
-            raise ModelError(
-                f"The head in {files.where} guesses {count} ids of a vocabulary of {vocab} and has no token_map to say "
-                "which.",
-                "The head is incomplete.",
-            )
-        return np.arange(vocab)
-    files.check_shape("token_map", (count,))
-    ids = files.integers("token_map")
-    if ids.min() < 0 or ids.max() >= vocab or len(np.unique(ids)) < count:
-        raise ModelError(f"token_map in {files.where} names ids that the target does not have, or one twice.")
-    return ids
 
 
 class MedusaHead:
