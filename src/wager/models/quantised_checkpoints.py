@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -44,20 +44,6 @@ _ACTIVATIONS = (".input_scale", ".input_zero_point", ".activation_scale", ".outp
 _CACHE = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
 
 
-class _QuantisedLinear(Protocol):
-    """A quantised matrix [outputs, inputs]."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-
-    def stored(self) -> StoredAs: ...
-
-    def dequantise(self, dtype: DType) -> Array: ...
-
-    def blocks(self) -> QuantisedMatrix:
-        """In the format that `stored` gives, which is not None."""
-
-
 # ---- whole numbers ---------------------------------------------------------------------------------------------------
 
 
@@ -66,7 +52,7 @@ class _Integers:
     """A weight is scale * (code - zero), of its output and its input's group. `codes` reads uint8 [outputs, inputs];
     `scales` float32 and `zeros` int16 [outputs, groups]; `groups` are those of the inputs [inputs]."""
 
-    kind: str
+    method: str
     shape: tuple[int, int]
     bits: int
     codes: Callable[[], Bytes]
@@ -76,24 +62,21 @@ class _Integers:
 
     @cached_property
     def _run(self) -> int:
-        """Inputs of a group, if groups are consecutive inputs in order and BLOCK divides them; else 0."""
+        """Inputs of a group, if groups are consecutive inputs in order; else 0."""
         size = self.shape[1] // self.scales.shape[1]
-        in_order = np.array_equal(self.groups, np.arange(self.shape[1]) // max(size, 1))
-        return size if in_order and size and size % BLOCK == 0 else 0
+        return size if np.array_equal(self.groups, np.arange(self.shape[1]) // max(size, 1)) else 0
 
     @cached_property
-    def _form(self) -> StoredAs:
+    def stored(self) -> StoredAs:
+        kind = f"{self.method} ({self.bits} bits, {f'groups of {self._run}' if self._run else 'groups in act-order'})"
         halves = self.scales.astype(np.float16)
         held = bool(np.isfinite(halves).all() and (np.abs(halves) >= np.float16(2**-14)).all())
         exact = np.array_equal(halves.astype(np.float32), self.scales)
         middle = bool((self.zeros == 1 << (self.bits - 1)).all())
-        if not self._run or not (exact or held) or (self.bits == 8 and not middle):
-            return StoredAs(self.kind, None, exact=False)
+        if not self._run or self._run % BLOCK or not (exact or held) or (self.bits == 8 and not middle):
+            return StoredAs(kind, None, exact=False)
         known = "q8_0" if self.bits == 8 else "q4_0" if middle else "q4_z" if self._run % 128 else "q4_z128"
-        return StoredAs(self.kind, known, exact=exact)
-
-    def stored(self) -> StoredAs:
-        return self._form
+        return StoredAs(kind, known, exact=exact)
 
     def dequantise(self, dtype: DType) -> Array:
         out, codes = np.empty(self.shape, dtype), self.codes()
@@ -105,7 +88,7 @@ class _Integers:
         return out
 
     def blocks(self) -> QuantisedMatrix:
-        known = BLOCK_FORMATS[self._form.format or ""]
+        known = BLOCK_FORMATS[self.stored.format or ""]
         (n, k), repeats = self.shape, self._run // known.inputs
         scales = np.repeat(self.scales.astype("<f2"), repeats, axis=1)[..., None].view(np.uint8)
         codes = self.codes().reshape(n, -1, known.inputs // BLOCK, BLOCK)
@@ -154,6 +137,7 @@ class _Float8:
     scales: Floats
     block: tuple[int, int]
 
+    @property
     def stored(self) -> StoredAs:
         """Where all scales are powers of two, bfloat16 holds the products."""
         fractions, exponents = np.frexp(self.scales)
@@ -188,7 +172,7 @@ class QuantisedSource:
         self._config = config
         self._method = str(config.get("quant_method", "unnamed"))
         _refuse_layouts(config, self._method, self.where)
-        self._matrices: dict[str, _QuantisedLinear] = {}
+        self._matrices: dict[str, _Integers | _Float8] = {}
         self._names = self._quantised_names()
         unused = [name for name in source.shapes if name.endswith((*_ACTIVATIONS, *_CACHE))]
         if unused:
@@ -220,15 +204,15 @@ class QuantisedSource:
 
     def stored(self, name: str) -> StoredAs:
         base = name.removesuffix(_FLOATS)
-        return self._matrix(base).stored() if base in self._names else self._source.stored(name)
+        return self._matrix(base).stored if base in self._names else self._source.stored(name)
 
     def read_blocks(self, name: str) -> QuantisedMatrix:
         base = name.removesuffix(_FLOATS)
         return self._matrix(base).blocks() if base in self._names else self._source.read_blocks(name)
 
-    def _quantised_names(self) -> Mapping[str, Callable[[str], _QuantisedLinear]]:
+    def _quantised_names(self) -> Mapping[str, Callable[[str], _Integers | _Float8]]:
         """How each quantised module is read, by its name."""
-        found: dict[str, Callable[[str], _QuantisedLinear]] = {}
+        found: dict[str, Callable[[str], _Integers | _Float8]] = {}
         for name in self._source.shapes:
             if name.endswith(_CODES):
                 found[name.removesuffix(_CODES)] = self._awq if self._method == "awq" else self._gptq
@@ -239,7 +223,7 @@ class QuantisedSource:
                 found[name.removesuffix(_FLOATS)] = self._bytes if byte else self._float8
         return found
 
-    def _matrix(self, base: str) -> _QuantisedLinear:
+    def _matrix(self, base: str) -> _Integers | _Float8:
         if base not in self._matrices:
             try:
                 self._matrices[base] = self._names[base](base)
@@ -254,8 +238,7 @@ class QuantisedSource:
         k, n = len(words), words.shape[1] * 8
         scales = self._floats(base, ".scales").T
         zeros = _of_awq(self._raw(base, ".qzeros")).T
-        groups = self._groups(base, k, scales, (n, zeros))
-        return self._integers("AWQ", base, (n, k), 4, lambda: _turned(_of_awq(words)), scales, zeros, groups)
+        return self._integers("AWQ", base, (n, k), 4, lambda: _turned(_of_awq(words)), scales, zeros)
 
     def _gptq(self, base: str) -> _Integers:
         words = self._raw(base, _CODES)
@@ -266,10 +249,8 @@ class QuantisedSource:
         zeros = _along_columns(self._raw(base, ".qzeros"), bits).T
         if str(self._config.get("checkpoint_format", "gptq")) != "gptq_v2":
             zeros = (zeros + 1) & np.uint8((1 << bits) - 1)  # the first layout stores them less one
-        groups = self._groups(base, k, scales, (n, zeros), order)
-        return self._integers(
-            "GPTQ", base, (n, k), bits, lambda: _turned(_along_rows(words, bits)), scales, zeros, groups
-        )
+        codes = lambda: _turned(_along_rows(words, bits))  # noqa: E731
+        return self._integers("GPTQ", base, (n, k), bits, codes, scales, zeros, order)
 
     def _packed(self, base: str) -> _Integers:
         words = self._raw(base, _PACKED)
@@ -289,9 +270,8 @@ class QuantisedSource:
         order = self._source.raw(given).astype(np.int64) if given in self._source.shapes else None
         if order is not None and (order < 0).any():  # written where the order is that of the inputs
             order = None
-        groups = self._groups(base, k, scales, (n, zeros), order)
         codes = lambda: np.ascontiguousarray(_along_columns(words, bits)[:, :k])  # noqa: E731
-        return self._integers("compressed-tensors", base, (n, k), bits, codes, scales, zeros, groups)
+        return self._integers("compressed-tensors", base, (n, k), bits, codes, scales, zeros, order)
 
     def _bytes(self, base: str) -> _Integers:
         weight = self._raw(base, _FLOATS)
@@ -301,9 +281,8 @@ class QuantisedSource:
         zeros = np.full(scales.shape, 128, np.int16)
         if base + ".weight_zero_point" in self._source.shapes:
             zeros = zeros + self._source.raw(base + ".weight_zero_point").astype(np.int16).reshape(-1, scales.shape[1])
-        groups = self._groups(base, k, scales, (n, zeros))
         codes = lambda: np.ascontiguousarray(weight).view(np.uint8) ^ np.uint8(128)  # noqa: E731
-        return self._integers("int8", base, (n, k), 8, codes, scales, zeros, groups)
+        return self._integers("int8", base, (n, k), 8, codes, scales, zeros)
 
     def _float8(self, base: str) -> _Float8:
         codes = self._source.raw(base + _FLOATS).view(np.uint8)
@@ -342,31 +321,17 @@ class QuantisedSource:
         codes: Callable[[], Bytes],
         scales: Floats,
         zeros: Array,
-        groups: NDArray[np.int64],
-    ) -> _Integers:
-        size = shape[1] // scales.shape[1]
-        in_order = np.array_equal(groups, np.arange(shape[1]) // max(size, 1))
-        kind = f"{method} ({bits} bits, {f'groups of {size}' if in_order else 'groups in act-order'})"
-        return _Integers(kind, shape, bits, codes, np.ascontiguousarray(scales), zeros.astype(np.int16), groups)
-
-    def _groups(
-        self,
-        base: str,
-        k: int,
-        scales: Floats,
-        zeros: tuple[int, Array],
         order: NDArray[np.int64] | None = None,
-    ) -> NDArray[np.int64]:
-        """The group of each input. ModelError if sizes disagree."""
-        outputs, found = zeros
-        count = scales.shape[1]
-        if scales.shape[0] != outputs or found.shape != scales.shape or not count or (k % count and order is None):
-            raise self._wrong(base, f"{list(scales.shape)} scales and {list(found.shape)} zero points of {k} inputs")
+    ) -> _Integers:
+        """`order`: the group of each input, where they do not follow each other. ModelError if sizes disagree."""
+        (n, k), count = shape, scales.shape[1]
+        if scales.shape[0] != n or zeros.shape != scales.shape or not count or (k % count and order is None):
+            raise self._wrong(base, f"{list(scales.shape)} scales and {list(zeros.shape)} zero points of {k} inputs")
         if order is None:
-            return np.repeat(np.arange(count, dtype=np.int64), k // count)
-        if order.shape != (k,) or order.min() < 0 or order.max() >= count:
+            order = np.repeat(np.arange(count, dtype=np.int64), k // count)
+        elif order.shape != (k,) or order.min() < 0 or order.max() >= count:
             raise self._wrong(base, "a g_idx that names groups which it does not have")
-        return order
+        return _Integers(method, shape, bits, codes, np.ascontiguousarray(scales), zeros.astype(np.int16), order)
 
     def _bits(self, base: str, words: int, inputs: int) -> int:
         """Bits of a number, from `words` of 32 bits for so many inputs; as the configuration states them if these are
