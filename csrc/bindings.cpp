@@ -17,13 +17,6 @@ using wager::Buffer, wager::CacheView, wager::Pool, wager::StateView, wager::Tap
 
 namespace {
 
-using Address = uintptr_t;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
-
 nb::dict cpu_features() {
     const wager::CpuFeatures& cpu = wager::kCpuFeatures;
     nb::dict found;

@@ -12,7 +12,7 @@
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::Coupling, wager::LookupText, wager::Name, wager::read_tokens, wager::ValueType;
+using wager::Coupling, wager::Drafts, wager::LookupText, wager::Name, wager::read_tokens;
 
 namespace {
 
@@ -85,11 +85,10 @@ void corpus_merge(const Tokens& tokens, const std::vector<std::tuple<Order, Plac
 
 class LookupTable {
   public:
-    LookupTable(nb::handle draft, std::string drafter, int longest, size_t shared_tokens, std::vector<double> prior,
+    LookupTable(nb::handle draft, const std::string& drafter, int longest, size_t shared_tokens, std::vector<double> prior,
                 double weight, double min_survival, double most_certain, std::vector<double> weights, const Coupling& coupling,
                 std::optional<Slots> slots, uint64_t homes, bool trees)
-        : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs", "computed"}),
-          drafter_(nb::str(drafter.c_str())),
+        : drafts_(draft, drafter),
           rules_(checked({longest, shared_tokens, std::move(prior), weight, min_survival, most_certain, std::move(weights), wager::coupling_rules(coupling)})),
           slots_(std::move(slots)),
           shared_(rules_),
@@ -140,9 +139,8 @@ class LookupTable {
     nb::list propose(nb::list requests) {
         nb::list drafts;
         for (nb::handle request : requests) {
-            const nb::object seq_id = seq_id_.of(request.ptr());
-            int64_t depth = 0;
-            if (!seq_id.is_valid() || !as_int(depth_.of(request.ptr()).ptr(), depth)) throw nb::python_error();
+            const nb::object seq_id = drafts_.seq_id(request);
+            const int depth = drafts_.depth(request);
             LookupText& text = of(nb::cast<std::string>(seq_id));
             shared_.absorb();
             text.catch_up();
@@ -151,10 +149,11 @@ class LookupTable {
             if (!guesses.is_valid()) throw nb::python_error();
             const std::vector<int32_t> after = read_tokens(guesses);
             if (trees_)
-                text.draft_tree(static_cast<int>(depth), after, noise, tokens_, parents_, survival_);
+                text.draft_tree(depth, after, noise, tokens_, parents_, survival_);
             else
-                text.draft(static_cast<int>(depth), after, noise, tokens_, survival_);
-            drafts.append(draft(seq_id));
+                text.draft(depth, after, noise, tokens_, survival_);
+            drafts.append(drafts_.make(seq_id, survival_, [&](size_t i) { return tokens_[i]; },
+                                       [&](size_t i) { return trees_ ? parents_[i] : static_cast<long>(i) - 1; }));
         }
         return drafts;
     }
@@ -166,20 +165,7 @@ class LookupTable {
         return *found->second;
     }
 
-    nb::object draft(nb::handle seq_id) {
-        const size_t size = tokens_.size();
-        const nb::object tokens = nb::steal(PyTuple_New(size)), parents = nb::steal(PyTuple_New(size)),
-                         scores = nb::steal(PyTuple_New(size));
-        for (size_t i = 0; i < size; ++i) {
-            PyTuple_SET_ITEM(tokens.ptr(), i, PyLong_FromLong(tokens_[i]));
-            PyTuple_SET_ITEM(parents.ptr(), i, PyLong_FromLong(trees_ ? parents_[i] : static_cast<long>(i) - 1));
-            PyTuple_SET_ITEM(scores.ptr(), i, PyFloat_FromDouble(survival_[i]));
-        }
-        return draft_.make({seq_id, tokens, parents, scores, drafter_, nb::none(), nb::none()});
-    }
-
-    ValueType draft_;
-    nb::object drafter_;
+    const Drafts drafts_;
     wager::LookupRules rules_;
     std::optional<Slots> slots_;  // kept while the store reads them
     std::optional<wager::StoreTable> store_;
@@ -189,7 +175,7 @@ class LookupTable {
     bool trees_;
     std::vector<int32_t> tokens_, parents_;
     std::vector<double> survival_;
-    const Name seq_id_{"seq_id"}, depth_{"depth"}, after_{"after"};
+    const Name after_{"after"};
     const wager::NoiseReader noise_;
 };
 

@@ -1,5 +1,4 @@
 // Follows the guesses that are the target's tokens, greedy and sampled: verify/accept.py's `match`, for a whole batch.
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -9,35 +8,9 @@
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::Choosing, wager::Items, wager::SequenceState;
+using wager::as_int, wager::Choosing, wager::Elements, wager::Items, wager::SequenceState;
 
 namespace {
-
-// The elements of an array, by the buffer protocol: nanobind's ndarray takes ten times as long.
-class Elements {
-  public:
-    // `formats`: letters of the struct module, of which one has to be the elements'; they take 4 bytes.
-    Elements(nb::handle array, int dimensions, const std::string& formats) {
-        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) < 0) throw nb::python_error();
-        if (view_.ndim == dimensions && view_.itemsize == 4 && std::strlen(view_.format) == 1 &&
-            formats.find(view_.format[0]) != std::string::npos)
-            return;
-        PyBuffer_Release(&view_);
-        throw std::invalid_argument("an array of another type or shape is needed");
-    }
-    ~Elements() { PyBuffer_Release(&view_); }
-    Elements(const Elements&) = delete;
-    Elements& operator=(const Elements&) = delete;
-
-    template <class T>
-    const T* data() const {
-        return static_cast<const T*>(view_.buf);
-    }
-    size_t size(int dimension) const { return static_cast<size_t>(view_.shape[dimension]); }
-
-  private:
-    Py_buffer view_;
-};
 
 class TokenMatcher {
   public:
@@ -61,14 +34,14 @@ class TokenMatcher {
             samples |= path.sequence->choosing == Choosing::sampled;
             paths_.push_back(std::move(path));
         }
-        const Elements tokens(greedy, 1, "il");  // on Windows numpy's int32 is l
+        const Elements tokens(greedy, 1, "il", 4);  // on Windows numpy's int32 is l
         if (tokens.size(0) < rows) throw std::invalid_argument("fewer rows than drafts need");
         for (Path& path : paths_)
-            if (path.sequence->choosing == Choosing::greedy) follow(path, tokens.data<int32_t>() + path.first);
+            if (path.sequence->choosing == Choosing::greedy) follow(path, tokens.data<const int32_t>() + path.first);
         if (samples) {
-            const Elements values(logits, 2, "f");
+            const Elements values(logits, 2, "f", 4);
             if (values.size(0) < rows) throw std::invalid_argument("fewer rows than drafts need");
-            for (const bool filtered : {false, true}) sample(filtered, values.data<float>(), static_cast<int>(values.size(1)));
+            for (const bool filtered : {false, true}) sample(filtered, values.data<const float>(), static_cast<int>(values.size(1)));
         }
         nb::list found;
         for (const Path& path : paths_) found.append(path.found());

@@ -5,7 +5,7 @@
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::Items;
+using wager::as_int, wager::Elements, wager::Items;
 using Numbers = std::vector<double>;
 
 namespace {
@@ -61,32 +61,13 @@ class Filter {
     Numbers slopes_;
 };
 
-// The numbers of an array [rows, columns] of float64, by Python's buffer protocol: nanobind's own way takes Python calls.
-class Matrix {
-  public:
-    explicit Matrix(nb::handle array) {
-        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE) < 0)
-            throw nb::python_error();
-        if (view_.ndim == 2 && view_.itemsize == sizeof(double) && view_.format != nullptr && view_.format[0] == 'd') return;
-        PyBuffer_Release(&view_);
-        throw std::invalid_argument("not a matrix of float64");
-    }
-    ~Matrix() { PyBuffer_Release(&view_); }
-    Matrix(const Matrix&) = delete;
-    Matrix& operator=(const Matrix&) = delete;
+Elements matrix(nb::handle array) { return Elements(array, 2, "d", sizeof(double), PyBUF_WRITABLE); }
 
-    wager::Table table() const {
-        wager::Table table(rows(), columns());
-        std::copy_n(data(), table.values.size(), table.values.begin());
-        return table;
-    }
-    double* data() const { return static_cast<double*>(view_.buf); }
-    size_t rows() const { return view_.shape[0]; }
-    size_t columns() const { return view_.shape[1]; }
-
-  private:
-    Py_buffer view_;
-};
+wager::Table table_of(const Elements& array) {
+    wager::Table table(array.size(0), array.size(1));
+    std::copy_n(array.data<double>(), table.values.size(), table.values.begin());
+    return table;
+}
 
 // The fields of a draft.
 wager::JudgedDraft read_draft(PyObject* draft, bool tokens = false) {
@@ -192,14 +173,14 @@ class DraftSelector {
 // See AcceptanceModel::learn_draft. `draft`: None where none was made; `forecast`: a matrix whose `row` it is, or None.
 bool learn_draft(wager::AcceptanceModel& model, wager::SequenceAcceptance& sequence, nb::handle draft, nb::handle emitted,
                  std::optional<long> accepted, long depth, bool stops_early, nb::handle forecast, size_t row) {
-    std::optional<Matrix> matrix;
+    std::optional<Elements> rates;
     const double* values = nullptr;
     if (!forecast.is_none()) {
-        matrix.emplace(forecast);
-        if (row >= matrix->rows()) throw std::invalid_argument("no such row");
-        values = matrix->data() + row * matrix->columns();
+        rates.emplace(forecast, 2, "d", sizeof(double));
+        if (row >= rates->size(0)) throw std::invalid_argument("no such row");
+        values = rates->data<double>() + row * rates->size(1);
     }
-    const size_t columns = matrix ? matrix->columns() : 0;
+    const size_t columns = rates ? rates->size(1) : 0;
     if (draft.is_none()) {
         model.learn_missing(sequence, depth, stops_early, values, columns);
         return false;
@@ -241,8 +222,8 @@ class DraftPlanner {
         }
         drafter.catch_up = std::move(catch_up), drafter.unjudged = std::move(unjudged);
         drafter.has_scores = model.has_scores, drafter.stops_early = stops_early;
-        const Matrix out(survival);
-        drafter.seconds = Matrix(seconds).table(), drafter.survival = out.table();
+        const Elements out = matrix(survival);
+        drafter.seconds = table_of(matrix(seconds)), drafter.survival = table_of(out);
         drafter.shifts = wager::Table(0, model.depths.odds.size());
         drafter.shifts.values = model.shifts();
         drafter.shifts.rows = drafter.shifts.values.size() / drafter.shifts.columns;
@@ -256,7 +237,7 @@ class DraftPlanner {
         if (drafter.seconds.columns != drafter.survival.columns) throw std::invalid_argument("each depth must have its seconds");
         if (batch_.extra.size() < drafter.survival.values.size() + 2) throw std::invalid_argument("seconds of too few rows");
         wager::forecast_survival(drafter, batch_.rooms);
-        std::copy(drafter.survival.values.begin(), drafter.survival.values.end(), out.data());
+        std::copy(drafter.survival.values.begin(), drafter.survival.values.end(), out.data<double>());
         drafters_.push_back(std::move(drafter));
     }
 

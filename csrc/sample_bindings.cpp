@@ -12,29 +12,15 @@ using wager::Pool, wager::RowSampler;
 
 namespace {
 
-using Address = uintptr_t;
 template <class T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
-
-void sample(Pool& pool, const Isa& isa, Address logits, int vocab, Address rows, Address temperatures, Address seeds,
-            Address positions, Address choices, int n, double greedy, Address out) {
+void sample(Pool& pool, const Isa& isa, Address logits, int vocab, Address rows, Address keys, int n, double greedy, Address out) {
     std::vector<wager::Draw> draws(n);
     for (int i = 0; i < n; ++i) {
-        draws[i] = {at<const float>(logits) + static_cast<size_t>(at<const int32_t>(rows)[i]) * vocab,
-                    vocab,
-                    at<const double>(temperatures)[i],
-                    at<const uint64_t>(seeds)[i],
-                    at<const uint32_t>(positions)[i],
-                    at<const uint32_t>(choices)[i],
-                    nullptr,
-                    nullptr,
-                    0,
-                    0};
+        const wager::NoiseKey& key = at<const wager::NoiseKey>(keys)[i];
+        const float* const row = at<const float>(logits) + static_cast<size_t>(at<const int32_t>(rows)[i]) * vocab;
+        draws[i] = {row, vocab, key.temperature, key.seed, key.position, key.choice, nullptr, nullptr, 0, 0};
     }
     nb::gil_scoped_release release;
     wager::sample_rows(pool, *isa.table, draws, greedy, at<int32_t>(out));

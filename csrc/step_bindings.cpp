@@ -15,8 +15,6 @@ using wager::as_int, wager::as_int32, wager::BlockTable, wager::CacheError, wage
 
 namespace {
 
-using Address = uintptr_t;
-
 // One span with its draft, read from (id, position of the first row, tokens, needs logits, guesses, their parents, blocks).
 struct SpanRows {
     std::string name;
@@ -48,8 +46,8 @@ class BatchPacker {
   public:
     // `view` makes the batch of (rows, sequences, logits rows, blocks of the longest span): views of the buffers.
     BatchPacker(nb::tuple addresses, int max_rows, int max_sequences, int max_blocks, nb::object view) : view_(view) {
-        const auto at = [&](int i) { return reinterpret_cast<int32_t*>(nb::cast<Address>(addresses[i])); };
-        buffers_ = {at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10), max_rows, max_sequences,
+        const auto in = [&](int i) { return at<int32_t>(nb::cast<Address>(addresses[i])); };
+        buffers_ = {in(0), in(1), in(2), in(3), in(4), in(5), in(6), in(7), in(8), in(9), in(10), max_rows, max_sequences,
                     max_blocks};
     }
 

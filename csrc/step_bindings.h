@@ -1,10 +1,20 @@
 // Declares the bindings beside those of the kernels, each in the file of its name, for the module in bindings.cpp.
 #pragma once
 
+#include <cstdint>
+
 #include "conversions.h"
 
 namespace wager {
 struct Table;
+}
+
+// Memory of Python's side, which comes in as an integer.
+using Address = uintptr_t;
+
+template <class T>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
 }
 
 // The instruction set that was chosen, as Python holds it.

@@ -5,6 +5,7 @@
 #include <structmember.h>
 
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <limits>
 #include <stdexcept>
@@ -53,6 +54,32 @@ inline std::vector<int32_t> read_tokens(nanobind::handle tokens) {
     return ids;
 }
 
+// The elements of an array, by the buffer protocol: nanobind's ndarray takes ten times as long.
+class Elements {
+  public:
+    // `formats`: letters of the struct module, of which one has to be the elements'; they take `bytes` each.
+    Elements(nanobind::handle array, int dimensions, const std::string& formats, Py_ssize_t bytes, int flags = 0) {
+        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | flags) < 0) throw nanobind::python_error();
+        if (view_.ndim == dimensions && view_.itemsize == bytes && std::strlen(view_.format) == 1 &&
+            formats.find(view_.format[0]) != std::string::npos)
+            return;
+        PyBuffer_Release(&view_);
+        throw std::invalid_argument("an array of another type or shape is needed");
+    }
+    ~Elements() { PyBuffer_Release(&view_); }
+    Elements(const Elements&) = delete;
+    Elements& operator=(const Elements&) = delete;
+
+    template <class T>
+    T* data() const {
+        return static_cast<T*>(view_.buf);
+    }
+    size_t size(int dimension) const { return static_cast<size_t>(view_.shape[dimension]); }
+
+  private:
+    Py_buffer view_;
+};
+
 // The name of an attribute; it lives as long as the process.
 class Name {
   public:
@@ -93,6 +120,45 @@ class ValueType {
   private:
     nanobind::object type_;
     std::vector<PyMemberDef*> slots_;  // of the class, which is kept
+};
+
+// Reads what is asked of a drafter, and makes its drafts.
+class Drafts {
+  public:
+    Drafts(nanobind::handle draft, const std::string& drafter)
+        : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs", "computed"}),
+          drafter_(nanobind::str(drafter.c_str())) {}
+
+    nanobind::object seq_id(nanobind::handle request) const {
+        const nanobind::object found = seq_id_.of(request.ptr());
+        if (!found.is_valid()) throw nanobind::python_error();
+        return found;
+    }
+
+    int depth(nanobind::handle request) const {
+        int64_t found = 0;
+        if (!as_int(depth_.of(request.ptr()).ptr(), found)) throw nanobind::python_error();
+        return static_cast<int>(found);
+    }
+
+    // `token` and `parent` are of a node's index; there are as many as `scores`.
+    template <class Token, class Parent>
+    nanobind::object make(nanobind::handle seq_id, const std::vector<double>& scores, Token token, Parent parent) const {
+        const size_t size = scores.size();
+        const nanobind::object tokens = nanobind::steal(PyTuple_New(size)), parents = nanobind::steal(PyTuple_New(size)),
+                               survival = nanobind::steal(PyTuple_New(size));
+        for (size_t i = 0; i < size; ++i) {
+            PyTuple_SET_ITEM(tokens.ptr(), i, PyLong_FromLong(token(i)));
+            PyTuple_SET_ITEM(parents.ptr(), i, PyLong_FromLong(parent(i)));
+            PyTuple_SET_ITEM(survival.ptr(), i, PyFloat_FromDouble(scores[i]));
+        }
+        return draft_.make({seq_id, tokens, parents, survival, drafter_, nanobind::none(), nanobind::none()});
+    }
+
+  private:
+    const ValueType draft_;
+    const nanobind::object drafter_;
+    const Name seq_id_{"seq_id"}, depth_{"depth"};
 };
 
 }  // namespace wager

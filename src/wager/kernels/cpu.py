@@ -24,7 +24,7 @@ from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.cpu_states import CpuStates
 from wager.kernels.inputs import Inputs
 from wager.kernels.packed import LAYOUT_VERSION, Packer
-from wager.kernels.tape import Tape
+from wager.kernels.tape import NOISE_KEY, Tape
 from wager.types import GREEDY_TEMPERATURE, KVDtype
 
 ISAS = ("avx512", "avxvnni", "avx2", "i8mm", "neon", "portable")
@@ -112,26 +112,11 @@ class Kernels(Packer):
             raise ModelError(f"logits are {logits.dtype} {tuple(logits.shape)}; they must be contiguous float32.")
         if not all(0 <= request.row < count for request in requests):
             raise ModelError(f"sample got a row outside the {count} rows of logits.")
-        row = np.array([request.row for request in requests], np.int32)
-        temperature = np.array([request.temperature for request in requests], np.float64)
-        seed = np.array([request.seed for request in requests], np.uint64)
-        position = np.array([request.position for request in requests], np.int32)
-        choice = np.array([request.choice for request in requests], np.int32)
+        rows = np.array([request.row for request in requests], np.int32)
+        keys = np.array([(each.temperature, each.seed, each.position, each.choice) for each in requests], NOISE_KEY)
         out = np.empty(len(requests), np.int32)
-        _native.sample(
-            self.pool,
-            self.isa,
-            address(logits),
-            vocab,
-            address(row),
-            address(temperature),
-            address(seed),
-            address(position),
-            address(choice),
-            len(requests),
-            GREEDY_TEMPERATURE,
-            address(out),
-        )
+        memory = (address(logits), vocab, address(rows), address(keys), len(requests))
+        _native.sample(self.pool, self.isa, *memory, GREEDY_TEMPERATURE, address(out))
         tokens: list[int] = out.tolist()
         return tokens
 
