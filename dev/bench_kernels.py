@@ -153,7 +153,7 @@ class Quantised:
                 blocks[..., at : at + 2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
             packed = kernels.pack(QuantisedMatrix(known, blocks.reshape(n, -1), k))
             self.tape.linear(x, packed, out)
-            self.nbytes += packed.nbytes
+            self.nbytes += packed.buffer.nbytes
 
     def run(self, rows: int) -> None:
         self.tape.inputs.query_start_loc[1] = rows

@@ -83,7 +83,6 @@ def test_parts_have_the_bytes_of_the_layout_version_and_are_put_together_again(k
         again = kernels.assemble(copied(parts))
         assert kernels.dismantle(again).fields == parts.fields, what
         assert [array.tobytes() for array in kernels.dismantle(again).arrays] == [a.tobytes() for a in parts.arrays]
-        assert again.nbytes == weight.nbytes
     assert DIGESTS[kernels.weight_layout, name] == hashlib.sha256(digests.encode()).hexdigest()[:16]
     x = np.random.default_rng(3).standard_normal((5, 512), np.float32).astype(BFLOAT16)
 
@@ -107,10 +106,9 @@ def test_biases_of_experts_are_kept(kernels: Any) -> None:
     again = kernels.assemble(copied(kernels.dismantle(weight)))
     assert np.array_equal(again.into_bias, weight.into_bias) and np.array_equal(again.down_bias, weight.down_bias)
     assert weight.into_bias.shape == (3, 96) and weight.into_bias[2, 16:20].tolist() == [2, 3, 4, 5]
-    assert again.nbytes == weight.nbytes
     alone = kernels.pack_experts(((None, up, down) for _, up, down in parts), count=3)
     kept = kernels.assemble(copied(kernels.dismantle(alone)))
-    assert not kept.gated and kept.nbytes == alone.nbytes < weight.nbytes
+    assert not kept.gated and kept.into_bias is None
     fields, arrays = kernels.dismantle(weight).fields, kernels.dismantle(weight).arrays
     with pytest.raises(ValueError, match="parts of"):
         kernels.assemble(WeightParts(fields, (*arrays[:3], arrays[3][:-4])))

@@ -7,7 +7,7 @@ packed weights into plain values and arrays of bytes, which a file can hold, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,6 @@ class Packed:
     gated: bool
     bias: Array | None = None  # f32 [panels * 32], in the order of the panels
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.buffer.nbytes) + (0 if self.bias is None else self.bias.nbytes)
-
 
 @dataclass(frozen=True)
 class PackedHeads:
@@ -52,10 +48,6 @@ class PackedHeads:
     heads: int
     n: int
     k: int
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.buffer.nbytes)
 
 
 @dataclass(frozen=True)
@@ -74,10 +66,13 @@ class PackedExperts:
     into_bias: Array | None = None
     down_bias: Array | None = None
 
-    @property
-    def nbytes(self) -> int:
-        biases = [bias.nbytes for bias in (self.into_bias, self.down_bias) if bias is not None]
-        return int(self.into.nbytes) + int(self.down.nbytes) + sum(biases)
+
+_KINDS: Mapping[type, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    Packed: ("matrix", ("buffer",), ("bias",)),
+    PackedHeads: ("heads", ("buffer",), ()),
+    PackedExperts: ("experts", ("into", "down"), ("into_bias", "down_bias")),
+}
+"""What each is called in a file, and its fields that are bytes: buffers, and biases that may be absent."""
 
 
 @dataclass(frozen=True)
@@ -186,43 +181,39 @@ class Packer:
 
     def dismantle(self, weight: Packed | PackedHeads | PackedExperts) -> WeightParts:
         """A packed weight in parts that a file can hold; its bytes are not copied."""
-        if isinstance(weight, Packed):
-            bias = () if weight.bias is None else (weight.bias.view(np.uint8),)
-            return WeightParts(
-                _fields("matrix", weight, ("format", "n", "k", "panels", "gated")), (_bytes(weight.buffer), *bias)
-            )
-        if isinstance(weight, PackedHeads):
-            return WeightParts(_fields("heads", weight, ("format", "heads", "n", "k")), (_bytes(weight.buffer),))
-        names = ("into_format", "down_format", "count", "hidden", "width", "gated")
-        biases = [bias.view(np.uint8).ravel() for bias in (weight.into_bias, weight.down_bias) if bias is not None]
-        return WeightParts(_fields("experts", weight, names), (_bytes(weight.into), _bytes(weight.down), *biases))
+        kind, buffers, biases = _KINDS[type(weight)]
+        names = [field.name for field in fields(weight) if field.name not in (*buffers, *biases)]
+        found = (getattr(weight, name) for name in biases)
+        arrays = [bias.view(np.uint8).ravel() for bias in found if bias is not None]
+        values = {"kind": kind, **{name: getattr(weight, name) for name in names}}
+        return WeightParts(values, (*(_bytes(getattr(weight, name)) for name in buffers), *arrays))
 
     def assemble(self, parts: WeightParts) -> Packed | PackedHeads | PackedExperts:
         """The packed weight of such parts, on their arrays themselves, which may be read-only. ValueError, KeyError or
         TypeError where fields and sizes do not agree."""
-        fields, arrays = dict(parts.fields), parts.arrays
-        kind = fields.pop("kind")
+        values, arrays = dict(parts.fields), parts.arrays
+        kind = values.pop("kind")
         if kind == "matrix":
-            panels, bias = int(fields["panels"]), arrays[1:]
-            _check(arrays, [panels * _panel_bytes(fields["format"], fields["k"]), *([panels * PANEL * 4] * len(bias))])
-            if panels != -(-fields["n"] // (PANEL // (2 if fields["gated"] else 1))):
-                raise ValueError(f"{fields['n']} outputs in {panels} panels")
-            return Packed(ArrayBuffer(arrays[0]), **fields, bias=bias[0].view(FLOAT32) if bias else None)
+            panels, bias = int(values["panels"]), arrays[1:]
+            _check(arrays, [panels * _panel_bytes(values["format"], values["k"]), *([panels * PANEL * 4] * len(bias))])
+            if panels != -(-values["n"] // (PANEL // (2 if values["gated"] else 1))):
+                raise ValueError(f"{values['n']} outputs in {panels} panels")
+            return Packed(ArrayBuffer(arrays[0]), **values, bias=bias[0].view(FLOAT32) if bias else None)
         if kind == "heads":
-            _check(arrays, [fields["heads"] * _panels(fields["n"]) * _panel_bytes(fields["format"], fields["k"])])
-            return PackedHeads(ArrayBuffer(arrays[0]), **fields)
+            _check(arrays, [values["heads"] * _panels(values["n"]) * _panel_bytes(values["format"], values["k"])])
+            return PackedHeads(ArrayBuffer(arrays[0]), **values)
         if kind != "experts":
             raise ValueError(f"a weight of kind {kind!r}")
-        count, hidden, width = fields["count"], fields["hidden"], fields["width"]
-        outputs = _panels(2 * -(-width // 16) * 16 if fields.get("gated", True) else width), _panels(hidden)
-        into = outputs[0] * _panel_bytes(fields["into_format"], hidden)
-        down = outputs[1] * _panel_bytes(fields["down_format"], width)
+        count, hidden, width = values["count"], values["hidden"], values["width"]
+        outputs = _panels(2 * -(-width // 16) * 16 if values.get("gated", True) else width), _panels(hidden)
+        into = outputs[0] * _panel_bytes(values["into_format"], hidden)
+        down = outputs[1] * _panel_bytes(values["down_format"], width)
         biases = [count * size * PANEL * 4 for size in outputs] if len(arrays) > 2 else []
         _check(arrays, [count * into, count * down, *biases])
         floats = [array.view(FLOAT32).reshape(count, -1) for array in arrays[2:]]
         of_into, of_down = floats if floats else (None, None)
         buffers = ArrayBuffer(arrays[0]), ArrayBuffer(arrays[1])
-        return PackedExperts(*buffers, **fields, into_bias=of_into, down_bias=of_down)
+        return PackedExperts(*buffers, **values, into_bias=of_into, down_bias=of_down)
 
 
 def _rows(weight: Matrix) -> _StoredRows:
@@ -288,10 +279,6 @@ class _Memory:
 
     __array_interface__: Mapping[str, Any]
     owner: Any
-
-
-def _fields(kind: str, weight: object, names: Sequence[str]) -> dict[str, Any]:
-    return {"kind": kind, **{name: getattr(weight, name) for name in names}}
 
 
 def _bytes(buffer: Any) -> Array:

@@ -529,8 +529,8 @@ class CheckedLayers(CheckedHead):
 
     def cache(self, kernels: Kernels, *, num_blocks: int) -> CpuCache:
         """For the keys and values of its layers."""
-        sizes = {"kv_heads": self.attention.kv_heads, "head_dim": self.attention.head_dim}
-        return kernels.cache(layers=self.decoder.num_layers, num_blocks=num_blocks, **sizes)
+        layers, kind = self.decoder.num_layers, self.attention
+        return kernels.cache(layers=layers, num_blocks=num_blocks, kv_heads=kind.kv_heads, head_dim=kind.head_dim)
 
     def layers(self, weights: HeadWeights) -> list[LayerWeights]:
         return layer_weights(weights, self.decoder, _LAYER_NAMES)

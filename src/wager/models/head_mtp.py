@@ -291,8 +291,9 @@ class MtpHead(CachedHead):
             self._tape.copy(self._target_states, self._state)
         self._fused = self._tape.mark
         rows, logits_rows = self.max_rows, self.max_logits_rows
-        limits = {"positions": self.max_context, "max_rows": rows, "max_logits_rows": logits_rows}
-        self._layer = LayerBuffers(head.decoder, kernels, **limits)
+        self._layer = LayerBuffers(
+            head.decoder, kernels, positions=self.max_context, max_rows=rows, max_logits_rows=logits_rows
+        )
         self._embedded = empty(rows, hidden)
         self._embedded_normed, self._state_normed = (empty(rows, hidden, dtype=kernels.act) for _ in range(2))
         self.guesses = HeadLogits(HeadVocabulary(np.arange(self.vocab), self.vocab), logits_rows)

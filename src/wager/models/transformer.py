@@ -833,8 +833,13 @@ class Decoder:
         spec = self.spec
         tape = self._tape
         kernels = self.kernels
-        limits = {"max_rows": self.max_rows, "max_logits_rows": self.max_logits_rows}
-        buffers = LayerBuffers(spec, kernels, positions=self.max_blocks * BLOCK_SIZE, **limits)
+        buffers = LayerBuffers(
+            spec,
+            kernels,
+            positions=self.max_blocks * BLOCK_SIZE,
+            max_rows=self.max_rows,
+            max_logits_rows=self.max_logits_rows,
+        )
         self._selected = buffers.selected
         embedding = store.get("embed", lambda: kernels.pack(matrices.read("embed.weight")))
         tape.embed(embedding, buffers.x, scale=spec.details.embedding_scale)
