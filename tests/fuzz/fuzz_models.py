@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 from wager.arch.gguf_config import GGUF_NAMES
 from wager.arch.hf_config import read_config
 from wager.kernels.arrays import BFLOAT16, FLOAT32
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 from wager.models.weights import checkpoint_names, source_name, tensor_shapes
 
 PROMPT = "A bet is a guess <b>with</b> 12 prices.\n"
@@ -181,7 +181,7 @@ def _directory(path: Path, name: str) -> Path:
     path.mkdir(parents=True)
     config = {**SIZES, **CONFIGS[name], "vocab_size": 288}
     spec = read_config(config, runnable=True)
-    weights, names = random_weights(spec, 0), checkpoint_names(spec.details.architecture)
+    weights, names = RandomWeights(spec, 0), checkpoint_names(spec.details.architecture)
     kind = BFLOAT16 if name == "qwen3" else FLOAT32
     # drawn tensors are unpermuted; what is read back differs from them in row order only
     tensors = {source_name(names, part): weights.read(part, kind) for part in tensor_shapes(spec)}
@@ -222,7 +222,7 @@ def _gguf(path: Path, vocabulary: Mapping[str, Any]) -> Path:
     }
     for key, value in {"general.name": "fuzz", "general.alignment": 32, **sizes, **vocabulary}.items():
         _add(writer, key if key.startswith(("tokenizer.", "general.")) else f"llama.{key}", value)
-    weights, kinds = random_weights(spec, 0), gguf.GGMLQuantizationType
+    weights, kinds = RandomWeights(spec, 0), gguf.GGMLQuantizationType
     for name in tensor_shapes(spec):
         values, part = weights.read(name), name.split(".")[-2]
         kind = kinds.F32 if values.ndim == 1 else {"q": kinds.Q4_0, "gate": kinds.F16}.get(part, kinds.Q8_0)

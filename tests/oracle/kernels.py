@@ -871,7 +871,7 @@ class ReferenceKernels:
         empty = QuantisedMatrix(known, np.zeros((1, k // known.inputs * known.bytes), np.uint8), k)
         codes = empty.codes()
         floats = k + codes.scales.size + (0 if codes.minima is None else codes.minima.size)
-        return n * (4 * floats + empty.nbytes)
+        return n * (4 * floats + empty.data.nbytes)
 
     def latent_cache(self, *, layers: int, num_blocks: int, rank: int, rope: int) -> ReferenceLatents:
         return ReferenceLatents(layers=layers, num_blocks=num_blocks, rank=rank, rope=rope, dtype=self.act)

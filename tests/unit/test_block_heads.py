@@ -20,12 +20,12 @@ from wager.errors import ModelError
 from wager.kernels.arrays import Array
 from wager.models.head_block import open_block
 from wager.models.head_files import HeadFiles
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 
 torch.set_num_threads(1)
 
 TARGET = spec((Gqa(6, 2, 16),) * 4, (Dense(64),) * 4)
-WEIGHTS = random_weights(TARGET, 1)
+WEIGHTS = RandomWeights(TARGET, 1)
 MASK, SLOTS = 81, 4
 
 

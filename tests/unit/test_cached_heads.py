@@ -33,7 +33,7 @@ from wager.kernels.cpu import Kernels
 from wager.models.head_eagle import EagleHead, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import MtpHead, open_mtp
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 from wager.models.transformer import Decoder
 from wager.models.weights import Weights, open_weights
 from wager.types import Draft, DraftRequest, SamplingParams
@@ -69,7 +69,7 @@ class Case:
     @classmethod
     def of(cls, kind: str, name: str, folder: Path) -> Case:
         if kind == "eagle3":
-            weights = random_weights(TARGET, 1)
+            weights = RandomWeights(TARGET, 1)
             return cls(reference_of(EAGLES[name], weights), weights, folder)
         return cls(modules_of(name), open_weights(modules_of(name).save_target(folder)), folder)
 

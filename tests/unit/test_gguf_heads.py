@@ -43,7 +43,7 @@ from wager.models.head_eagle import open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_gguf import open_head_files
 from wager.models.opening import open_model
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 
 MODEL = "random:llama:tiny"
 RNG = np.random.default_rng(3)
@@ -57,7 +57,7 @@ WRITTEN = [
 
 def eagle_rows(path: Path, *, dtype: str = "bf16", kernels: Kernels | None = None) -> tuple[Array, Array]:
     """The logits and tokens of a head behind known rows and one that it is fed."""
-    weights = random_weights(TARGET, 1)
+    weights = RandomWeights(TARGET, 1)
     opened = open_eagle(open_head_files(path), TARGET, dtype=dtype)
     head = opened.load(decoder_on(weights, kernels or ReferenceKernels("float32")), weights, num_blocks=8)
     states = np.random.default_rng(1).standard_normal((7, head.state_width)).astype(np.float32)
@@ -70,14 +70,14 @@ def eagle_rows(path: Path, *, dtype: str = "bf16", kernels: Kernels | None = Non
 @pytest.mark.parametrize("name", WRITTEN)
 def test_eagle_heads_give_the_same_bits_from_both_containers(name: str, tmp_path: Path) -> None:
     """Rotated pairs lie side by side in the file, and d2t has ids in place of distances."""
-    folder = reference_of(EAGLES[name], random_weights(TARGET, 1)).save(tmp_path / "head")
+    folder = reference_of(EAGLES[name], RandomWeights(TARGET, 1)).save(tmp_path / "head")
     file = head_gguf(folder, tmp_path / "head.gguf", layers=TARGET.num_layers)
     for one, other in zip(eagle_rows(folder), eagle_rows(file), strict=True):
         assert np.array_equal(one, other)
 
 
 def test_an_older_file_says_its_taps_by_another_key(tmp_path: Path) -> None:
-    folder = reference_of(EAGLES["speculators"], random_weights(TARGET, 1)).save(tmp_path / "head")
+    folder = reference_of(EAGLES["speculators"], RandomWeights(TARGET, 1)).save(tmp_path / "head")
     changes = {"target_layers": None, "extract_layers": [0, 2, 3]}
     file = head_gguf(folder, tmp_path / "head.gguf", layers=TARGET.num_layers, **changes)
     assert open_eagle(open_head_files(file), TARGET, dtype="bf16").taps == (0, 2, 3)

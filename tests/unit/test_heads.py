@@ -38,14 +38,14 @@ from wager.models.head_block import open_block
 from wager.models.head_eagle import open_eagle
 from wager.models.head_files import HeadFiles, HeadOutput
 from wager.models.head_medusa import open_medusa
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 from wager.models.transformer import Decoder
 from wager.types import Draft, DraftRequest, SamplingParams, Span, VerifyRule
 from wager.verify.pack import pack
 
 torch.set_num_threads(1)
 
-WEIGHTS = random_weights(TARGET, 1)
+WEIGHTS = RandomWeights(TARGET, 1)
 GREEDY, SAMPLED = SamplingParams(max_tokens=14), SamplingParams(max_tokens=14, temperature=1.0, seed=7)
 HEADS = {"eagle3": VARIANTS, "medusa": FORMATS, "dflash": BLOCKS}
 CASES = [(kind, variant) for kind, variants in HEADS.items() for variant in variants]

@@ -19,11 +19,11 @@ from wager.errors import ModelError
 from wager.kernels.arrays import Array
 from wager.models.head_files import HeadFiles
 from wager.models.head_medusa import MedusaHead, open_medusa
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 from wager.models.transformer import Decoder
 
 TARGET = spec((Gqa(6, 2, 16),) * 3, (Dense(64),) * 3)
-WEIGHTS = random_weights(TARGET, 1)
+WEIGHTS = RandomWeights(TARGET, 1)
 HIDDEN, VOCAB, COUNT = 48, 83, 3
 IDS = np.sort(np.random.default_rng(2).permutation(VOCAB)[:40])
 

@@ -24,7 +24,7 @@ from wager.errors import UsageError
 from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE
 from wager.kernels.cpu import Kernels
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 from wager.models.transformer import Decoder, block_bytes, states_bytes, weight_bytes, workspace_bytes
 from wager.models.weights import Matrices
 from wager.types import KVDtype
@@ -139,7 +139,7 @@ def build(
     dtype: str = "auto",
 ) -> Decoder:
     return Decoder(
-        random_weights(shape, 1),
+        RandomWeights(shape, 1),
         kernels or ReferenceKernels(),
         num_blocks=blocks,
         max_rows=48,
@@ -256,7 +256,7 @@ def test_allocated_bytes_equal_the_plan(shape: ModelSpec, dtype: str, kv_dtype: 
     decoder = build(shape, kernels, max_logits_rows=20, dtype=dtype, kv_dtype=kv_dtype)
     allocated = array_bytes()
     tracemalloc.stop()
-    weights = weight_bytes(Matrices(random_weights(shape, 1), dtype, kernels.act), kernels)
+    weights = weight_bytes(Matrices(RandomWeights(shape, 1), dtype, kernels.act), kernels)
     planned = weights + workspace_bytes(shape, kernels, **sizes)
     planned += 24 * block_bytes(shape, kernels, kv_dtype) + states_bytes(shape, max_rows=48, max_sequences=6)
     assert allocated == pytest.approx(planned, rel=0.01)

@@ -14,7 +14,7 @@ from wager.arch import Dense, Gqa
 from wager.draft.base import Drafter
 from wager.draft.ngram import NgramDrafter
 from wager.engine.core import Engine
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 from wager.testing.drafters import RandomTreeDrafter
 from wager.types import Request, SamplingParams
 
@@ -50,7 +50,7 @@ def by_definition(engine: Engine) -> Engine:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_native_tokens_are_those_of_the_definition(drafter: str) -> None:
-    decoder = decoder_on(random_weights(TARGET, 1), native())
+    decoder = decoder_on(RandomWeights(TARGET, 1), native())
 
     def engine() -> Engine:
         return engine_on(decoder, *DRAFTERS[drafter](decoder.vocab))

@@ -22,7 +22,7 @@ from wager.draft.model import DraftModel
 from wager.errors import UsageError
 from wager.loading.load import load
 from wager.loading.opened import running_sequences
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 from wager.models.transformer import Decoder, states_bytes
 from wager.testing.drafters import AdversaryDrafter, RandomTreeDrafter, ReferenceOracle, SetAcceptanceDrafter
 from wager.types import DraftRequest, Request, SamplingParams
@@ -57,13 +57,13 @@ SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=30, igno
 
 @pytest.fixture(scope="module", params=MODELS)
 def decoder(request: pytest.FixtureRequest) -> Decoder:
-    return decoder_on(random_weights(MODELS[request.param], 3), native())
+    return decoder_on(RandomWeights(MODELS[request.param], 3), native())
 
 
 @pytest.fixture
 def twin(decoder: Decoder) -> Decoder:
     """Another of the same model, with a cache of its own."""
-    return decoder_on(random_weights(decoder.spec, 3), native())
+    return decoder_on(RandomWeights(decoder.spec, 3), native())
 
 
 def drafters(texts: Mapping[str, Sequence[int]]) -> list[Drafter]:
@@ -176,7 +176,7 @@ def test_wrong_guesses_of_a_model_with_recurrent_layers_are_taken_back(drafter: 
 
 def test_a_draft_with_states_is_what_one_from_the_whole_text_is() -> None:
     """Whatever was accepted of it: none, some, all, and in one call or token by token."""
-    weights = random_weights(MODELS["delta"], 3)
+    weights = RandomWeights(MODELS["delta"], 3)
     sizes = {"num_blocks": 40, "max_rows": 32, "max_sequences": 2, "max_blocks": 20, "spare_states": 2}
     kept, anew = (DraftModel(Decoder(weights, native(), **sizes), kernels=native()) for _ in range(2))
     rng, text = np.random.default_rng(2), [int(i) for i in PROMPTS[1]]

@@ -21,7 +21,7 @@ from packing import Rows, batch, chain
 from wager.arch import Dense, Experts, Gqa, Mla
 from wager.errors import UsageError
 from wager.kernels.arrays import Array
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights
 
@@ -83,7 +83,7 @@ def decoder(request: pytest.FixtureRequest) -> Decoder:
         "latent": {"attention": (Mla(6, 24, 32, 16, 16, 16),) * 2},
         "shared": {"attention": (Gqa(6, 2, 16), Gqa(6, 2, 16, shared=True)), "layer_embedding": 16, "post_norms": True},
     }
-    made = decoder_on(random_weights(spec(**shapes.get(request.param, {})), 1), kernels)
+    made = decoder_on(RandomWeights(spec(**shapes.get(request.param, {})), 1), kernels)
     made.tap([1, 2])
     return made
 

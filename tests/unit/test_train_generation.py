@@ -12,7 +12,7 @@ import torch
 from trained import target_of
 
 from wager.arch import Gqa
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 from wager.models.weights import Weights
 from wager.train import answers, generation
 from wager.train.generation import TorchAuthor
@@ -34,7 +34,7 @@ def author_of(weights: Weights, eos: Sequence[int] = (), **options: Sequence[int
 
 
 def windowed() -> Weights:
-    return random_weights(tiny_models.spec((Gqa(4, 2, 16, window=5), Gqa(4, 2, 16))), 1)
+    return RandomWeights(tiny_models.spec((Gqa(4, 2, 16, window=5), Gqa(4, 2, 16))), 1)
 
 
 @pytest.mark.parametrize("make", [lambda: target_of().weights, windowed], ids=["llama", "sliding window"])

@@ -11,7 +11,7 @@ from tiny_models import spec
 
 from wager.arch import Gqa, Rope
 from wager.models.opening import open_model
-from wager.models.random_models import random_weights
+from wager.models.random_models import RandomWeights
 from wager.train.data import DraftVocabulary, TrainingTarget, TrainingText
 from wager.train.draft_module import DraftModule, DraftSizes
 from wager.train.session import MODULES
@@ -44,7 +44,7 @@ def module_of(
     kind: str, *, vocabulary: Sequence[int] = range(VOCAB), noise: float = 0.2
 ) -> tuple[DraftModule, TorchTarget]:
     """A float32 module with random weights, norms included, on a torch target; of the sizes of eagle_heads."""
-    weights = random_weights(spec((Gqa(6, 2, 16),) * 2, rope=Rope(THETA)), 1)
+    weights = RandomWeights(spec((Gqa(6, 2, 16),) * 2, rope=Rope(THETA)), 1)
     target = TorchTarget(weights, (0, 1, 2), dtype=torch.float32, positions=96)
     layers = {"eagle3": 1, "dspark": 2, "medusa": 3}[kind]
     torch.manual_seed(3)

@@ -144,10 +144,6 @@ class QuantisedMatrix:
     def shape(self) -> tuple[int, int]:
         return len(self.data), self.k
 
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
-
     def take(self, rows: Any) -> QuantisedMatrix:
         """A copy of these rows (a slice or int [m]) in this order."""
         return QuantisedMatrix(self.format, np.ascontiguousarray(self.data[rows]), self.k)

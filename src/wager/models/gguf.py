@@ -109,6 +109,12 @@ class StoredAs:
     exact: bool = True
 
 
+def part_of(name: str) -> tuple[str, int | None]:
+    """The tensor in a checkpoint that `name` is a part of, and which part along its first dimension: None for all."""
+    tensor, _, index = name.removesuffix("]").partition("[")
+    return tensor, int(index) if index else None
+
+
 def stored_as(kind: GgufType) -> StoredAs:
     """What a type of GGUF is read as. One that is read in no way fails when it is dequantised."""
     name = kind.name
@@ -419,12 +425,12 @@ class GgufFile:
 
     def _find(self, name: str) -> StoredTensor:
         """A tensor; of `name[i]` the i-th part along the first dimension."""
-        tensor, _, index = name.removesuffix("]").partition("[")
+        tensor, index = part_of(name)
         stored = self.tensors[tensor]
-        if not index:
+        if index is None:
             return stored
         size = stored.size // stored.shape[0]
-        return replace(stored, shape=stored.shape[1:], offset=stored.offset + int(index) * size, size=size)
+        return replace(stored, shape=stored.shape[1:], offset=stored.offset + index * size, size=size)
 
     def _raw(self, stored: StoredTensor) -> Bytes:
         return np.frombuffer(stored.data, dtype=np.uint8, count=stored.size, offset=stored.offset)

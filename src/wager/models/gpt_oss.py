@@ -87,9 +87,7 @@ class JoinedExperts:
             return self._source.read_blocks(name)
         joined, taken = _place(match)
         tensor, bracket, index = joined.partition("[")
-        blocks, scales = (
-            self._source.read_raw(f"{tensor}_{kind}{bracket}{index}")[taken] for kind in ("blocks", "scales")
-        )
+        blocks, scales = (self._source.raw(f"{tensor}_{kind}{bracket}{index}")[taken] for kind in ("blocks", "scales"))
         data = np.concatenate([scales[..., None], _regrouped(blocks)], axis=-1)
         return QuantisedMatrix(_MXFP4, data.reshape(len(data), -1), blocks.shape[1] * BLOCK)
 

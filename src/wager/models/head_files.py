@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wager.arch.config_keys import ConfigKeys, one_line, read_json, short_repr
-from wager.arch.families import is_wrapped
 from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
@@ -94,11 +93,6 @@ class HeadFiles:
     def flat(self) -> bool:
         """Whether the layers are described beside the rest, as in configurations of the heads' own repositories."""
         return "transformer_layer_config" not in self.config
-
-    @property
-    def text_keys(self) -> ConfigKeys:
-        """The keys of the language model, where it is one part of a model."""
-        return self.keys.section("text_config") if is_wrapped(self.config) else self.keys
 
     @property
     def layer_keys(self) -> ConfigKeys:
@@ -205,15 +199,6 @@ class HeadFiles:
     def integers(self, name: str) -> Array:
         """One vector of whole numbers or truth values, as int64."""
         return self._files.read_integers(self.names[name]).reshape(-1)
-
-
-def read_head_decoder(files: HeadFiles) -> tuple[ModelSpec, Gqa, int]:
-    """The layers of a head as a model, their attention and the inner size of their feed-forwards."""
-    decoder = files.read_layers()
-    attention, ffn = decoder.layers[0].attention, decoder.layers[0].ffn
-    if not isinstance(attention, Gqa) or not isinstance(ffn, Dense):
-        raise ModelError(f"The layers of the head in {files.where} are of a kind that is not supported.")
-    return decoder, attention, ffn.width
 
 
 def check_sizes(files: HeadFiles, target: ModelSpec, *, hidden: int, vocab: int) -> None:
@@ -326,29 +311,29 @@ class HeadWeights:
         """Matrices of the same inputs, one below the other, of which only `columns` are taken, with their biases."""
         parts = [self._part(name, columns) for name in names]
         if len({part.format.name if isinstance(part, QuantisedMatrix) else "" for part in parts}) > 1:
-            parts = [self._formed(self.matrix(name)[:, columns], wide=_is_wide(name)) for name in names]
-        biases = self._biases(names) if biased else []
+            parts = [self._formed(name, self.matrix(name)[:, columns]) for name in names]
+        found = [name.removesuffix("weight") + "bias" for name in names if biased]
+        biases = [self.vector(name) for name in found if name in self.files.shapes]
         return self.kernels.pack(stack(parts), np.concatenate(biases) if biases else None)
 
     def pack_wide(self, matrix: Array) -> Any:
         """An embedding or output matrix: in q8_0 where others are quantised, as the target's."""
-        return self.kernels.pack(self._formed(matrix, wide=True))
+        return self.kernels.pack(self._formed("lm_head.weight", matrix))
 
     def _part(self, name: str, columns: slice) -> Matrix:
         """Some columns of a matrix: in its own blocks where these are kept and none is cut, else as they are wanted."""
-        wanted = self._wanted(wide=_is_wide(name))
-        if wanted is not None and self.kept(name) is not None:
+        if self.kept(name):
             blocks = self.files.read_blocks(name)
             first, last, _ = columns.indices(blocks.k)
             known = blocks.format
             if not first % known.inputs and not last % known.inputs:
                 data = blocks.data[:, first // known.inputs * known.bytes : last // known.inputs * known.bytes]
                 return QuantisedMatrix(known, np.ascontiguousarray(data), last - first)
-        return self._formed(self.matrix(name)[:, columns], wide=_is_wide(name))
+        return self._formed(name, self.matrix(name)[:, columns])
 
     def kept(self, name: str) -> str | None:
         """The block format of a matrix that is stored in one and multiplied so, as it has no more bits than wanted."""
-        wanted, own = self._wanted(wide=_is_wide(name)), self.files.stored(name).format
+        wanted, own = self._wanted(name), self.files.stored(name).format
         if wanted is None or own is None or BLOCK_FORMATS[own].packed_bits > BLOCK_FORMATS[wanted].packed_bits:
             return None
         return own
@@ -361,23 +346,19 @@ class HeadWeights:
         if len(shape) == 1:
             return 4 * shape[0]
         *many, outputs, inputs = shape
-        form = self.kept(name) or self._format_of(inputs, wide=_is_wide(name))
+        form = self.kept(name) or self._fitting(name, inputs)
         return math.prod(many) * self.kernels.matrix_bytes(outputs, inputs, form)
 
-    def _format_of(self, inputs: int, *, wide: bool) -> str | None:
-        return self._wanted(wide=wide) if inputs % BLOCK == 0 else None
+    def _fitting(self, name: str, inputs: int) -> str | None:
+        return self._wanted(name) if inputs % BLOCK == 0 else None
 
-    def _wanted(self, *, wide: bool) -> str | None:
+    def _wanted(self, name: str) -> str | None:
         wanted = WANTED[self.dtype]
-        return "q8_0" if wanted is not None and wide else wanted
+        return "q8_0" if wanted is not None and _WIDE.fullmatch(name) else wanted
 
-    def _formed(self, values: Array, *, wide: bool = False) -> Matrix:
-        known = self._format_of(values.shape[1], wide=wide)
+    def _formed(self, name: str, values: Array) -> Matrix:
+        known = self._fitting(name, values.shape[1])
         return np.ascontiguousarray(values) if known is None else quantise(values, known)
-
-    def _biases(self, names: Sequence[str]) -> list[Array]:
-        biases = [name.removesuffix("weight") + "bias" for name in names]
-        return [self.vector(bias) for bias in biases if bias in self.files.shapes]
 
 
 def row_tape(weights: HeadWeights, rows: int) -> Tape:
@@ -400,11 +381,7 @@ def run_rows(tape: Tape, rows: int) -> None:
 
 _ID_MAPS = ("d2t", "t2d", "token_map")
 _WIDE = re.compile(r"(lm_head|lm_heads\.\d+|(model\.)?embed_tokens|token_embd|modules\.\d+\.(head|embed))\.weight")
-
-
-def _is_wide(name: str) -> bool:
-    """Whether it is an embedding or an output matrix."""
-    return _WIDE.fullmatch(name) is not None
+"""Embeddings and output matrices."""
 
 
 TREE_ROWS = 16
@@ -564,7 +541,10 @@ class CheckedLayers(CheckedHead):
 
 def read_layers(files: HeadFiles, target: ModelSpec) -> dict[str, Any]:
     """The fields of CheckedLayers but for the taps. ModelError if they are not supported, or of another target."""
-    decoder, attention, inner = read_head_decoder(files)
+    decoder = files.read_layers()
+    attention, ffn = decoder.layers[0].attention, decoder.layers[0].ffn
+    if not isinstance(attention, Gqa) or not isinstance(ffn, Dense):
+        raise ModelError(f"The layers of the head in {files.where} are of a kind that is not supported.")
     keys, layer, hidden = files.keys, files.layer_keys, decoder.hidden
     check_sizes(
         files,
@@ -583,7 +563,7 @@ def read_layers(files: HeadFiles, target: ModelSpec) -> dict[str, Any]:
     return {
         "decoder": decoder,
         "attention": attention,
-        "inner": inner,
+        "inner": ffn.width,
         "vocabulary": read_vocabulary(files, draft=draft, size=target.vocab),
         "target_hidden": target.hidden,
         "own_embedding": "embed_tokens.weight" in files.shapes,

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from wager.arch.families import is_wrapped
 from wager.arch.layers import Dense, FeedForward, Gqa, Mla
 from wager.arch.spec import Layer, ModelSpec
 from wager.errors import ModelError
@@ -239,7 +240,8 @@ def _rename(files: HeadFiles, known: MtpFormat) -> int:
     numbers = {number for number in found if number is not None} or {0}
     first = min(numbers)
     count = len(numbers)
-    stated = files.text_keys.count(known.count, default=count, most=_MOST_MODULES)
+    keys = files.keys.section("text_config") if is_wrapped(files.config) else files.keys
+    stated = keys.count(known.count, default=count, most=_MOST_MODULES)
     if stated != count:
         raise ModelError(
             f"{known.count} in {files.keys.where} is {stated}, and its files have {count} MTP modules.",

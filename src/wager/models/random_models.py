@@ -71,7 +71,7 @@ _MULTIPLIERS = {
 
 
 class RandomWeights:
-    """Weights drawn from a seed, each tensor when it is read: for tests and benchmarks."""
+    """Weights drawn from a seed, each tensor when it is read; activations stay of order one."""
 
     def __init__(self, spec: ModelSpec, seed: int) -> None:
         self.spec = spec
@@ -153,11 +153,6 @@ class RandomWeights:
         if self.spec.details.qk_norm:
             return "q_norm"
         return "q_b" if "layers.0.q_b.weight" in self._shapes else "q"
-
-
-def random_weights(spec: ModelSpec, seed: int) -> Weights:
-    """Random weights of the given shape, the same for the same seed; activations stay of order one."""
-    return RandomWeights(spec, seed)
 
 
 _END = "<|end|>"
@@ -439,7 +434,7 @@ gpt-oss are in MXFP4, as the published ones.
 def make(model: str) -> tuple[Weights, Tokenizer]:
     """Weights and tokenizer of `random:FAMILY:SIZE`. ModelError names a family or a size that is not known."""
     spec = spec_of(model)
-    return random_weights(spec, 0), byte_tokenizer(spec.vocab, where=model)
+    return RandomWeights(spec, 0), byte_tokenizer(spec.vocab, where=model)
 
 
 def spec_of(model: str) -> ModelSpec:

@@ -22,7 +22,7 @@ from wager.errors import ModelError
 from wager.inputs import replacing
 from wager.kernels.arrays import BFLOAT16, Array, DType
 from wager.kernels.blocks import QuantisedMatrix
-from wager.models.gguf import StoredAs
+from wager.models.gguf import StoredAs, part_of
 
 _PATTERNS = ("pytorch_model.bin", "pytorch_model-*-of-*.bin", "*lm_head.pt", "model.pt")
 """As transformers and the repositories of EAGLE and Medusa name them; others, such as optimizer.pt, are none."""
@@ -109,8 +109,9 @@ class SafetensorsSource:
             return stored.view(_FLOATS[stored.kind]).astype(dtype)  # a copy outlives the mapped file
 
     def raw(self, name: str) -> Array:
-        """A tensor as it is stored, as a view of the mapped file. ModelError for a type that is not supported."""
-        stored = self._tensors[name]
+        """A tensor as it is stored, or a part of one, as a view of the mapped file. ModelError for a type that is not
+        supported."""
+        stored = self._find(name)
         dtype = {**_FLOATS, **_INTEGERS, **_SMALL_FLOATS}.get(stored.kind)
         if dtype is None:
             raise ModelError(f"{name} in {self.where} is stored as {stored.kind}, which is not supported.")
@@ -123,17 +124,10 @@ class SafetensorsSource:
             raise ModelError(f"{name} in {self.where} is stored as {stored.kind}, not as whole numbers.")
         return stored.view(_INTEGERS[stored.kind]).astype(np.int64)
 
-    def read_raw(self, name: str) -> Array:
-        """A tensor of bytes, or a part of one, as uint8, in the mapped file."""
-        stored = self._find(name)
-        if stored.kind != "U8":
-            raise ModelError(f"{name} in {self.where} is stored as {stored.kind}, not as bytes (U8).")
-        return stored.view(np.dtype(np.uint8))
-
     def _find(self, name: str) -> _Stored:
-        tensor, _, index = name.removesuffix("]").partition("[")
+        tensor, index = part_of(name)
         stored = self._tensors[tensor]
-        return stored.part(int(index)) if index else stored
+        return stored if index is None else stored.part(index)
 
     def read_bytes(self, name: str) -> TensorBytes:
         """A tensor as it is stored. ModelError for a type that is not supported."""

@@ -154,11 +154,13 @@ class LayerWeights:
 
     def product(self, *parts: str) -> Any:
         """Matrices of the same inputs, packed as one, with their biases."""
-        return self.packed("+".join(parts), lambda: self._store.kernels.pack(*self._stacked(parts)))
 
-    def _stacked(self, parts: Sequence[str]) -> tuple[Matrix, Array | None]:
-        biases = [bias for part in parts if (bias := self.bias(part)) is not None]
-        return stack([self.matrix(part) for part in parts]), np.concatenate(biases) if biases else None
+        def make() -> Any:
+            biases = [bias for part in parts if (bias := self.bias(part)) is not None]
+            matrix = stack([self.matrix(part) for part in parts])
+            return self._store.kernels.pack(matrix, np.concatenate(biases) if biases else None)
+
+        return self.packed("+".join(parts), make)
 
     def rows(self, part: str, heads: int, *, first: int = 0) -> list[Matrix]:
         """The rows of each head of a matrix, from its `first` on."""

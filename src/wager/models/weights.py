@@ -34,7 +34,7 @@ from wager.elementary import exp
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType, all_finite
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix, quantise
-from wager.models.gguf import GgufFile, StoredAs, open_gguf
+from wager.models.gguf import GgufFile, StoredAs, open_gguf, part_of
 
 # ---- names and shapes ------------------------------------------------------------------------------------------------
 
@@ -124,12 +124,6 @@ def source_name(names: Mapping[str, str], canonical: str) -> str:
     *places, part, suffix = canonical.split(".")
     name, bracket, rest = names[part].format(*places[1:]).partition("[")
     return (name[1:] if name.startswith("=") else f"{name}.{suffix}") + bracket + rest
-
-
-def part_of(name: str) -> tuple[str, int | None]:
-    """The tensor in a checkpoint that `name` is a part of, and which part along its first dimension: None for all."""
-    tensor, _, index = name.removesuffix("]").partition("[")
-    return tensor, int(index) if index else None
 
 
 def checkpoint_names(architecture: str) -> Mapping[str, str]:
