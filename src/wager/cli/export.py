@@ -262,7 +262,7 @@ def _mtp(source: _Source) -> _Form:
         for part, name, value in (("embed", "embed_tokens", embedding), ("head", "shared_head.head", output)):
             if f"modules.{module}.{part}.weight" not in head.files.shapes:
                 further[f"{layer}.{name}.weight"] = value
-    names = {name: head.files.names[name] for name, _ in head.tensors()}
+    names = {name: head.files.names[name] for name in head.tensors()}
     own = {"model_type": _MIMO_LAYERS, "_name_or_path": head.decoder.name} if source.of_mimo else {}
     return _Form({**head.files.config, **own, form.count: head.modules}, names, further)
 

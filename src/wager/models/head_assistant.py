@@ -55,22 +55,14 @@ class CheckedAssistant(CheckedHead):
     depth: int | None = None
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Its tensors with their shapes."""
         hidden, own = self.decoder.hidden, tensor_shapes(self.decoder)
         around = {"pre_projection.weight": (hidden, 2 * self.wide), "post_projection.weight": (self.wide, hidden)}
         return {**around, **stored_shapes({name: own[name] for name in own if name != "head.weight"}, self.names)}
-
-    def weight_bytes(self, kernels: Kernels) -> int:
-        return self.weights(kernels).nbytes(self.tensors())
 
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         """Bytes of the buffers of a pass, which has a row for each sequence."""
         sizes = {"max_rows": sequences, "max_sequences": sequences, "max_blocks": -(-context // BLOCK_SIZE)}
         return workspace_bytes(self.decoder, kernels, **sizes) + sequences * self.wide * (3 * 4 + 2 * 2)
-
-    def token_bytes(self, kernels: Kernels) -> int:
-        """It caches nothing."""
-        return 0
 
     def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> AssistantHead:
         return AssistantHead(self, decoder, target)

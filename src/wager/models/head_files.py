@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,8 +45,6 @@ from wager.types import PackedBatch
 if TYPE_CHECKING:
     from wager.models.quantised_checkpoints import QuantisedSource
     from wager.models.safetensors_files import SafetensorsSource, TensorBytes
-
-Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """Model types of a head's layers."""
@@ -472,8 +470,17 @@ class CheckedHead:
     def weights(self, kernels: Kernels) -> HeadWeights:
         return HeadWeights(self.files, kernels, dtype=self.dtype)
 
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Its tensors with their shapes."""
+        return self.files.shapes
+
     def weight_bytes(self, kernels: Kernels) -> int:
-        return self.weights(kernels).nbytes(self.files.shapes)
+        return self.weights(kernels).nbytes(self.tensors())
+
+    def token_bytes(self, kernels: Kernels) -> int:
+        """Bytes of keys and values per position, of those that cache some."""
+        del kernels
+        return 0
 
 
 _LAYER_NAMES = {part: name.removeprefix("model.") for part, name in NAMES.items()}
@@ -501,7 +508,6 @@ class CheckedLayers(CheckedHead):
         return len(self.taps) * self.target_hidden
 
     def token_bytes(self, kernels: Kernels) -> int:
-        """Bytes of keys and values per position."""
         return self.decoder.num_layers * self.attention.cache_width * kernels.act.itemsize
 
     def cache(self, kernels: Kernels, *, num_blocks: int) -> CpuCache:

@@ -62,10 +62,6 @@ class CheckedMedusa(CheckedHead):
         logits = len(self.vocabulary.ids) + (0 if self.vocabulary.whole else self.vocabulary.size)
         return sequences * (16 * self.hidden + self.heads * (4 * logits + 4 * self.hidden))
 
-    def token_bytes(self, kernels: Kernels) -> int:
-        """They cache nothing."""
-        return 0
-
     def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> MedusaHead:
         return MedusaHead(self, decoder, target)
 

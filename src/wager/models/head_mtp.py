@@ -35,7 +35,6 @@ from wager.models.head_files import (
     HeadLogits,
     HeadOutput,
     HeadVocabulary,
-    Shapes,
     check_sizes,
     layer_weights,
     read_proposed,
@@ -164,21 +163,16 @@ class CheckedMtp(CheckedHead):
         names = self.files.layer_names(self.decoder.details.architecture)
         return {part: re.sub(r"\b(model\.layers|blk)\.", "modules.", name) for part, name in names.items()}
 
-    def tensors(self) -> Shapes:
-        """The tensors of the modules with their shapes."""
+    def tensors(self) -> dict[str, tuple[int, ...]]:
         hidden, vocab = self.decoder.hidden, self.decoder.vocab
+        found: dict[str, tuple[int, ...]] = {}
         for module in range(1 if self.format.shared else self.modules):
-            for part in ("enorm", "hnorm", "norm"):
-                yield f"modules.{module}.{part}.weight", (hidden,)
-            yield f"modules.{module}.proj.weight", (hidden, 2 * hidden)
-            for part in ("head", "embed"):
-                if (name := f"modules.{module}.{part}.weight") in self.files.shapes:
-                    yield name, (vocab, hidden)
+            found |= {f"modules.{module}.{part}.weight": (hidden,) for part in ("enorm", "hnorm", "norm")}
+            found[f"modules.{module}.proj.weight"] = (hidden, 2 * hidden)
+            own = (f"modules.{module}.{part}.weight" for part in ("head", "embed"))
+            found |= {name: (vocab, hidden) for name in own if name in self.files.shapes}
         layers = {name: size for name, size in tensor_shapes(self.decoder).items() if name.startswith("layers.")}
-        yield from stored_shapes(layers, self.layer_names).items()
-
-    def weight_bytes(self, kernels: Kernels) -> int:
-        return self.weights(kernels).nbytes(dict(self.tensors()))
+        return found | stored_shapes(layers, self.layer_names)
 
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         """Bytes of the buffers of a pass."""
@@ -196,7 +190,6 @@ class CheckedMtp(CheckedHead):
         return layer + around + several * logits_rows * (4 * self.decoder.vocab + act * hidden)
 
     def token_bytes(self, kernels: Kernels) -> int:
-        """Bytes of keys and values per position."""
         return block_bytes(self.decoder, kernels) // BLOCK_SIZE
 
     def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> MtpHead:
@@ -228,7 +221,7 @@ def open_mtp(
     head = CheckedMtp(files, dtype, decoder, known, known.after_norm if after_norm is None else after_norm, depth)
     among = inside or files.among_others
     others = r"(?!modules\.).*" if among else r"(model|lm_head)\..*|.*rotary_emb\.inv_freq|verifier_.*"
-    files.check(dict(head.tensors()), optional=(others,))
+    files.check(head.tensors(), optional=(others,))
     return head
 
 
