@@ -117,8 +117,7 @@ def read_gguf(
         _check_head_sizes(keys, attention, partial=engine.partial_rope)
     local_rope = None
     if "local" in spec.rotations:
-        stated = keys.get("rope_local_base_freq") is not None
-        local_rope = Rope(read_theta(keys, "rope_local_base_freq") if stated else rope.theta)
+        local_rope = Rope(read_theta(keys, "rope_local_base_freq", default=rope.theta))
     names = gguf_names(tensors)
     biased = {part: f"{names[part].format(0)}.bias" in tensors for part in ("q", "o", "gate")}
     details = DecoderDetails(

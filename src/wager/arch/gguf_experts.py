@@ -3,7 +3,6 @@ factor of the scores of DeepSeek's latent attention."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -106,11 +105,9 @@ def _score(keys: ConfigKeys, *, corrected: bool) -> Literal["softmax", "sigmoid"
 
 def latent_scores(keys: ConfigKeys, attention: Mla, rope: Rope) -> tuple[Rope, float]:
     """The rotation, and the factor of latent attention's scores: under YaRN the rotation has no magnitude, and the
-    factor is multiplied by the square of the one that yarn_log_multiplier (a tenth of mscale_all_dim) gives."""
-    plain: float = (attention.nope + attention.rope) ** -0.5
+    weight is yarn_log_multiplier."""
     if keys.text("rope.scaling.type") != "yarn":
-        return rope, plain
+        return rope, attention.score_scale()
     factor, weight = keys.number("rope.scaling.factor"), keys.get("rope.scaling.yarn_log_multiplier")
     weight = keys.number("rope.scaling.yarn_log_multiplier") if weight else 0.0
-    magnitude = 1.0 if factor <= 1 else weight * math.log(factor) + 1.0
-    return replace(rope, magnitude=1.0), plain * magnitude**2
+    return replace(rope, magnitude=1.0), attention.score_scale(factor, weight)

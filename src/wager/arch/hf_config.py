@@ -6,7 +6,6 @@ that changes the computation is read, and a value that the decoder does not supp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -172,10 +171,7 @@ def _ropes(keys: ConfigKeys, spec: ModelSpec) -> tuple[Rope, Rope | None]:
         full = _rope(keys, scaling.section("full_attention"), rope_dim, context)
         return full, _rope(keys, scaling.section("sliding_attention"), spec.rope_dim("local"), context)
     rope = _rope(keys, scaling, rope_dim, context)
-    if not local:
-        return rope, None
-    stated = keys.get("rope_local_base_freq") is not None
-    return rope, Rope(read_theta(keys, "rope_local_base_freq") if stated else rope.theta)
+    return rope, Rope(read_theta(keys, "rope_local_base_freq", default=rope.theta)) if local else None
 
 
 def _rope(keys: ConfigKeys, scaling: ConfigKeys, rope_dim: int, context: int) -> Rope:
@@ -187,18 +183,14 @@ def _rope(keys: ConfigKeys, scaling: ConfigKeys, rope_dim: int, context: int) ->
 
 
 def _latent_scale(keys: ConfigKeys, attention: Mla) -> float:
-    """The factor of latent attention's scores. With YaRN it is multiplied by the square of the magnitude for
-    mscale_all_dim (DeepSeek-V2, section 3.1.4)."""
+    """The factor of latent attention's scores; the weight of YaRN is a tenth of mscale_all_dim."""
     keys.refuse("num_key_value_heads", unless=(attention.heads,))
     keys.refuse("attention_bias", unless=(False,))
-    plain: float = (attention.nope + attention.rope) ** -0.5
     scaling = keys.section("rope_parameters", "rope_scaling")
     kind = scaling.text("rope_type") or scaling.text("type") or "default"
     if kind == "default" or not scaling.get("mscale_all_dim"):
-        return plain
-    factor = scaling.number("factor")
-    magnitude = 1.0 if factor <= 1 else 0.1 * scaling.number("mscale_all_dim") * math.log(factor) + 1.0
-    return plain * magnitude**2
+        return attention.score_scale()
+    return attention.score_scale(scaling.number("factor"), 0.1 * scaling.number("mscale_all_dim"))
 
 
 def _with_gating(

@@ -6,6 +6,7 @@ and `rows` query positions in it (a real number, so that marginal costs can be d
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
@@ -180,6 +181,13 @@ class Mla:
     def cache_width(self) -> int:
         """Elements cached per position."""
         return self.kv_rank + self.rope
+
+    def score_scale(self, factor: float = 1.0, weight: float = 0.0) -> float:
+        """The factor of scores: the root of a query's elements, and under YaRN's `factor` the square of the magnitude
+        for `weight` (DeepSeek-V2, section 3.1.4)."""
+        plain: float = (self.nope + self.rope) ** -0.5
+        magnitude = 1.0 if factor <= 1 else weight * math.log(factor) + 1.0
+        return plain * magnitude**2
 
     def weights(self, hidden: int) -> int:
         query = self.query_width

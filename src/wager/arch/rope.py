@@ -103,9 +103,9 @@ def read_scale(keys: ConfigKeys, name: str, default: float | None = None) -> flo
     return keys.number(name, default=default, least=_SMALLEST, most=_LARGEST)
 
 
-def read_theta(keys: ConfigKeys, name: str) -> float:
-    """The base of the frequencies, from the key `name`; 10000 where it is absent."""
-    theta = keys.number(name, default=10000.0, most=_LARGEST_THETA)
+def read_theta(keys: ConfigKeys, name: str, *, default: float = 10000.0) -> float:
+    """The base of the frequencies, from the key `name`."""
+    theta = keys.number(name, default=default, most=_LARGEST_THETA)
     if theta <= 1:
         raise keys.wrong(name, "above 1")
     return theta
