@@ -26,10 +26,7 @@ class CpuCache:
     def __init__(
         self, pool: Any, *, layers: int, num_blocks: int, kv_heads: int, head_dim: int, kv_dtype: KVDtype = "bf16"
     ) -> None:
-        if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
-            raise ModelError(
-                f"head_dim {head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the kernels need."
-            )
+        _require_size("head_dim", head_dim)
         block = BLOCK_SIZE * (head_dim + 4 if kv_dtype == "q8" else 2 * head_dim)
         nbytes = layers * num_blocks * kv_heads * block
         self.num_blocks = num_blocks
@@ -86,12 +83,8 @@ class CpuLatents(CpuCache):
     values when it reads it, so that memory holds and streams each position once."""
 
     def __init__(self, pool: Any, *, layers: int, num_blocks: int, rank: int, rope: int) -> None:
-        for name, size in (("rank", rank), ("rotated part", rope)):
-            if size % 16 or not 16 <= size <= MAX_HEAD_DIM:
-                raise ModelError(
-                    f"The latent's {name} of {size} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the kernels "
-                    "need."
-                )
+        _require_size("The latent's rank of", rank)
+        _require_size("The latent's rotated part of", rope)
         self.num_blocks = num_blocks
         self.shape = (layers, 1, rank + rope)
         self.rank = rank
@@ -133,6 +126,11 @@ class JoinedCache:
     def clear(self, block: int) -> None:
         for part in self.parts:
             part.clear(block)
+
+
+def _require_size(what: str, size: int) -> None:
+    if size % 16 or not 16 <= size <= MAX_HEAD_DIM:
+        raise ModelError(f"{what} {size} is not a multiple of 16 up to {MAX_HEAD_DIM}, which the kernels need.")
 
 
 def _resident(start: int, nbytes: int) -> int:

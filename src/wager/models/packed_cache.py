@@ -221,7 +221,9 @@ class PackedStore:
         self._made = False
 
     def get(self, name: str, make: Callable[[], Any]) -> Any:
-        """The weight of that name: mapped from the file, else what `make` packs."""
+        """The weight of that name: mapped from the file, else what `make` packs, once."""
+        if name in self._weights:
+            return self._weights[name]
         weight = None
         if self._file is not None and name in self._file:
             try:

@@ -132,16 +132,13 @@ class LayerWeights:
         self._store = store
         self._known = known
         self.index = index
-        self._packed: dict[str, Any] = {}
 
     def _name(self, part: str, suffix: str) -> str:
         return f"layers.{self.index}.{part}.{suffix}"
 
     def packed(self, name: str, make: Callable[[], Any]) -> Any:
-        """What the store has under that name for the layer, or `make` packs, once."""
-        if name not in self._packed:
-            self._packed[name] = self._store.get(f"layers.{self.index}.{name}", make)
-        return self._packed[name]
+        """What the store has under that name for the layer, or `make` packs."""
+        return self._store.get(f"layers.{self.index}.{name}", make)
 
     def matrix(self, part: str) -> Matrix:
         return self._matrices.read(self._name(part, "weight"))
