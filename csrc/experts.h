@@ -26,8 +26,7 @@ inline float router_dot(const uint16_t* x, const float* w, int n) {
 }
 
 inline void router(const Router& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(op.experts, thread, step.threads));
-    const int last = static_cast<int>(part(op.experts, thread + 1, step.threads));
+    const auto [first, last] = own_part(op.experts, step, thread);
     for (int expert = first; expert < last; ++expert) {
         const float* weight = op.weight + static_cast<size_t>(expert) * op.k;
         for (int row = 0; row < step.rows; ++row)
@@ -105,8 +104,7 @@ inline void top_experts_of_row(const TopExperts& op, int row) {
 }
 
 inline void top_experts(const TopExperts& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(step.rows, thread, step.threads));
-    const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(step.rows, step, thread);
     for (int row = first; row < last; ++row) top_experts_of_row(op, row);
 }
 
@@ -127,8 +125,7 @@ inline void gather(const Gather& op, const Step& step, int thread) {
         op.groups.starts[hits] = pairs;
         *op.groups.count = hits;
     }
-    const int first = static_cast<int>(part(pairs, thread, step.threads));
-    const int last = static_cast<int>(part(pairs, thread + 1, step.threads));
+    const auto [first, last] = own_part(pairs, step, thread);
     for (int i = 0; i < pairs; ++i) {
         const int at = next[op.ids[i]]++;
         if (thread == 0) op.groups.order[at] = i;
@@ -189,8 +186,7 @@ inline void experts_in(const ExpertsIn& op, const Step& step, int thread) {
 
 inline void experts_out(const ExpertsOut& op, const Step& step, int thread) {
     const int hits = *op.groups.count, panels = (op.n + kPanel - 1) / kPanel;
-    const int first = static_cast<int>(part(panels, thread, step.threads));
-    const int last = static_cast<int>(part(panels, thread + 1, step.threads));
+    const auto [first, last] = own_part(panels, step, thread);
     const size_t bytes = panel_bytes(op.weight);
     const Activations all = activations(op.x, op.weight.k, op.weight.format, step.rows * op.top_k, step, thread);
     for (int h = 0; h < hits; ++h) {
@@ -217,8 +213,7 @@ inline void experts_out(const ExpertsOut& op, const Step& step, int thread) {
 }
 
 inline void add_gated(const AddGated& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(step.rows, thread, step.threads));
-    const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(step.rows, step, thread);
     for (int row = first; row < last; ++row) {
         const float logit = router_dot(op.x + static_cast<size_t>(row) * op.k, op.weight, op.k);
         const F share = sigmoid(splat(logit));

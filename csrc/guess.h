@@ -23,8 +23,7 @@ inline float sum_of_powers(const float* logits, int n, float peak) {
 
 inline void guess(const Guess& op, const Step& step, int thread) {
     const int rows = row_count(step, op.row_set);
-    const int first = static_cast<int>(part(rows, thread, step.threads));
-    const int last = static_cast<int>(part(rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(rows, step, thread);
     for (int row = first; row < last; ++row) {
         const float* logits = op.logits + static_cast<size_t>(row) * op.stride;
         const MaxLogit top = max_logit(logits, 0, op.n);

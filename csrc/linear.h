@@ -201,8 +201,7 @@ inline void linear(const Linear& op, const Step& step, int thread) {
 // One matrix per head: the panels of all heads are split among threads in order, like those of one matrix.
 inline void per_head(const PerHead& op, const Step& step, int thread) {
     const int panels = (op.n + kPanel - 1) / kPanel, k = op.weight.k;
-    const int first = static_cast<int>(part(static_cast<int64_t>(op.heads) * panels, thread, step.threads));
-    const int last = static_cast<int>(part(static_cast<int64_t>(op.heads) * panels, thread + 1, step.threads));
+    const auto [first, last] = own_part(static_cast<int64_t>(op.heads) * panels, step, thread);
     const size_t out = static_cast<size_t>(op.heads) * op.step, bytes = panel_bytes(op.weight);
     const Activations all = activations(op.x, op.heads * k, op.weight.format, step.rows, step, thread);
     for (int item = first; item < last;) {

@@ -443,36 +443,19 @@ struct Masses {
     double all, least;
 };
 
-struct Table {
+// What computes the rows of an op in a step that belong to a thread.
+template <class Op>
+struct Kernel {
+    void (*run)(const Op&, const Step&, int thread);
+};
+
+template <class... Ops>
+struct Kernels : Kernel<Ops>... {};
+
+struct Table : Kernels<Embed, RmsNorm, FloatNorm, Narrow, SoftCap, QuantiseRows, Linear, PerHead, Router, TopExperts, Gather, ExpertsIn,
+                       ExpertsOut, AddGated, LatentWrite, Rotary, Attention, Replay, Convolve, Recur, GatedNorm, Multiply, AddSilu,
+                       SigmoidGate, Select, Copy, Argmax, Guess> {
     const char* name;
-    void (*embed)(const Embed&, const Step&, int thread);
-    void (*rms_norm)(const RmsNorm&, const Step&, int thread);
-    void (*float_norm)(const FloatNorm&, const Step&, int thread);
-    void (*narrow)(const Narrow&, const Step&, int thread);
-    void (*soft_cap)(const SoftCap&, const Step&, int thread);
-    void (*quantise_rows)(const QuantiseRows&, const Step&, int thread);
-    void (*linear)(const Linear&, const Step&, int thread);
-    void (*per_head)(const PerHead&, const Step&, int thread);
-    void (*router)(const Router&, const Step&, int thread);
-    void (*top_experts)(const TopExperts&, const Step&, int thread);
-    void (*gather)(const Gather&, const Step&, int thread);
-    void (*experts_in)(const ExpertsIn&, const Step&, int thread);
-    void (*experts_out)(const ExpertsOut&, const Step&, int thread);
-    void (*add_gated)(const AddGated&, const Step&, int thread);
-    void (*latent)(const LatentWrite&, const Step&, int thread);
-    void (*rotary)(const Rotary&, const Step&, int thread);
-    void (*attention)(const Attention&, const Step&, int thread);
-    void (*replay)(const Replay&, const Step&, int thread);
-    void (*convolve)(const Convolve&, const Step&, int thread);
-    void (*recur)(const Recur&, const Step&, int thread);
-    void (*gated_norm)(const GatedNorm&, const Step&, int thread);
-    void (*multiply)(const Multiply&, const Step&, int thread);
-    void (*add_silu)(const AddSilu&, const Step&, int thread);
-    void (*sigmoid_gate)(const SigmoidGate&, const Step&, int thread);
-    void (*select)(const Select&, const Step&, int thread);
-    void (*copy)(const Copy&, const Step&, int thread);
-    void (*argmax)(const Argmax&, const Step&, int thread);
-    void (*guess)(const Guess&, const Step&, int thread);
     MaxLogit (*max_logit)(const float* logits, int first, int last);
     ScoredToken (*draw)(const Draw&, MaxLogit top, int first, int last);
     ScoredToken (*draw_among)(const Draw&, const ScoredToken* ranked, int n);

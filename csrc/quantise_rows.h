@@ -83,8 +83,7 @@ inline void quantise(const uint16_t* x, int k, WeightFormat format, int first, i
 inline void quantise_rows(const QuantiseRows& op, const Step& step, int thread) {
     const int rows = row_count(step, op.row_set) * op.per_row;
     if (rows <= kOwnRows) return;
-    const int first = static_cast<int>(part(rows, thread, step.threads));
-    const int last = static_cast<int>(part(rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(rows, step, thread);
     quantise(op.x, op.k, op.format, first, last, step.shared);
 }
 

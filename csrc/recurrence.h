@@ -284,8 +284,7 @@ inline void gated_norm(const GatedNorm& op, const Step& step, int thread) {
 
 inline void multiply(const Multiply& op, const Step& step, int thread) {
     const int rows = row_count(step, op.row_set);
-    const int first = static_cast<int>(part(rows, thread, step.threads));
-    const int last = static_cast<int>(part(rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(rows, step, thread);
     for (int row = first; row < last; ++row) {
         const int of_y = op.row_set == RowSet::rows ? row : step.in.logits_indices[row];
         const float *x = op.x + static_cast<size_t>(row) * op.stride, *y = op.y + static_cast<size_t>(of_y) * op.y_stride;
@@ -299,8 +298,7 @@ inline void multiply(const Multiply& op, const Step& step, int thread) {
 }
 
 inline void add_silu(const AddSilu& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(step.rows, thread, step.threads));
-    const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(step.rows, step, thread);
     for (int row = first; row < last; ++row) {
         const size_t at = static_cast<size_t>(row) * op.n;
         uint16_t* out = op.out + static_cast<size_t>(row) * op.stride;
@@ -309,8 +307,7 @@ inline void add_silu(const AddSilu& op, const Step& step, int thread) {
 }
 
 inline void sigmoid_gate(const SigmoidGate& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(step.rows, thread, step.threads));
-    const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(step.rows, step, thread);
     for (size_t i = static_cast<size_t>(first) * op.n; i < static_cast<size_t>(last) * op.n; i += 16) {
         narrow(op.x + i, mul(widen(op.x + i), sigmoid(load(op.gate + i))));
     }

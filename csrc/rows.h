@@ -94,8 +94,7 @@ inline void read_row(const Matrix& matrix, int row, float* out) {
 }
 
 inline void embed(const Embed& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(step.rows, thread, step.threads));
-    const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(step.rows, step, thread);
     for (int row = first; row < last; ++row) {
         float* out = op.out + static_cast<size_t>(row) * op.table.k;
         const int token = op.tokens == nullptr ? step.in.tokens[row] : op.tokens[row];
@@ -128,8 +127,7 @@ inline float sum_of_squares(const float* x, int n) {
 
 inline void rms_norm(const RmsNorm& op, const Step& step, int thread) {
     const int rows = row_count(step, op.row_set);
-    const int first = static_cast<int>(part(rows, thread, step.threads));
-    const int last = static_cast<int>(part(rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(rows, step, thread);
     for (int row = first; row < last; ++row) {
         const float* x = op.x + static_cast<size_t>(row) * op.n;
         uint16_t* out = op.out + static_cast<size_t>(row) * op.n;
@@ -143,8 +141,7 @@ inline void rms_norm(const RmsNorm& op, const Step& step, int thread) {
 
 inline void float_norm(const FloatNorm& op, const Step& step, int thread) {
     const int rows = row_count(step, op.row_set) * op.per_row;
-    const int first = static_cast<int>(part(rows, thread, step.threads));
-    const int last = static_cast<int>(part(rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(rows, step, thread);
     for (int row = first; row < last; ++row) {
         const float* x = op.x + static_cast<size_t>(row) * op.stride;
         float* out = op.out + static_cast<size_t>(row) * op.out_stride;
@@ -159,8 +156,7 @@ inline void float_norm(const FloatNorm& op, const Step& step, int thread) {
 
 inline void narrow_rows(const Narrow& op, const Step& step, int thread) {
     const int rows = row_count(step, op.row_set);
-    const int first = static_cast<int>(part(rows, thread, step.threads));
-    const int last = static_cast<int>(part(rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(rows, step, thread);
     for (int row = first; row < last; ++row) {
         const size_t at = static_cast<size_t>(row) * op.n;
         for (int i = 0; i < op.n; i += 16) {
@@ -312,8 +308,7 @@ inline void latent(const LatentWrite& op, const Step& step, int thread) {
 }
 
 inline void select(const Select& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(step.logits_rows, thread, step.threads));
-    const int last = static_cast<int>(part(step.logits_rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(step.logits_rows, step, thread);
     for (int head = first; head < last; ++head) {
         const float* from = op.x + static_cast<size_t>(step.in.logits_indices[head]) * op.n;
         std::memcpy(op.out + static_cast<size_t>(head) * op.n, from, static_cast<size_t>(op.n) * sizeof(float));
@@ -321,8 +316,7 @@ inline void select(const Select& op, const Step& step, int thread) {
 }
 
 inline void copy(const Copy& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(step.rows, thread, step.threads));
-    const int last = static_cast<int>(part(step.rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(step.rows, step, thread);
     for (int row = first; row < last; ++row) {
         const size_t at = static_cast<size_t>(row) * op.n;
         float* out = op.out + static_cast<size_t>(row) * op.stride;
@@ -363,8 +357,7 @@ inline MaxLogit max_logit(const float* logits, int first, int last) {
 }
 
 inline void argmax(const Argmax& op, const Step& step, int thread) {
-    const int first = static_cast<int>(part(step.logits_rows, thread, step.threads));
-    const int last = static_cast<int>(part(step.logits_rows, thread + 1, step.threads));
+    const auto [first, last] = own_part(step.logits_rows, step, thread);
     for (int head = first; head < last; ++head)
         op.out[head] = max_logit(op.logits + static_cast<size_t>(head) * op.n, 0, op.n).id;
 }

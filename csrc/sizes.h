@@ -17,6 +17,14 @@ namespace wager::WAGER_NS {
 // Where part `index` of `parts` even parts of [0, total) begins.
 inline int64_t part(int64_t total, int index, int parts) { return total * index / parts; }
 
+// What a thread does of so many rows, or other items, of an op.
+struct Part {
+    int first, last;
+};
+inline Part own_part(int64_t total, const Step& step, int thread) {
+    return {static_cast<int>(part(total, thread, step.threads)), static_cast<int>(part(total, thread + 1, step.threads))};
+}
+
 // Keys (or values) of one block and kv head, in units of two bytes: bf16, or 16 float scales and then int8.
 inline size_t cache_block(const CacheView& cache) {
     const size_t n = static_cast<size_t>(kBlockSize) * cache.head_dim;

@@ -18,7 +18,10 @@
 
 namespace wager::WAGER_NS {
 
-inline constexpr Table kTable = {WAGER_NAME, embed,      rms_norm,    float_norm,    narrow_rows, soft_cap, quantise_rows, linear, per_head,  router, top_experts, gather,
-                                 experts_in, experts_out, add_gated, latent, rotary, attention, replay, convolve, recur, gated_norm, multiply, add_silu, sigmoid_gate, select, copy, argmax, guess, max_logit, draw, draw_among,  at_least, masses, sweep};
+inline constexpr Table kTable = {{{embed}, {rms_norm}, {float_norm}, {narrow_rows}, {soft_cap}, {quantise_rows}, {linear}, {per_head},
+                                  {router}, {top_experts}, {gather}, {experts_in}, {experts_out}, {add_gated}, {latent}, {rotary},
+                                  {attention}, {replay}, {convolve}, {recur}, {gated_norm}, {multiply}, {add_silu}, {sigmoid_gate},
+                                  {select}, {copy}, {argmax}, {guess}},
+                                 WAGER_NAME, max_logit, draw, draw_among, at_least, masses, sweep};
 
 }  // namespace wager::WAGER_NS

@@ -301,39 +301,11 @@ void Tape::replay(int rows, int sequences, int logits_rows, size_t first, size_t
     for (size_t i = first; i < std::min(last, ops_.size()); ++i)
         if (runs(ops_[i], steps_[0])) stages_.push_back(&ops_[i]);
     pool_->run(static_cast<int>(stages_.size()), [&](int stage, int thread, int threads) {
-        const Table& table = *table_;
-        const Step& step = steps_[threads - 1];
-        std::visit(Overloaded{
-                       [&](const Embed& o) { table.embed(o, step, thread); },
-                       [&](const RmsNorm& o) { table.rms_norm(o, step, thread); },
-                       [&](const FloatNorm& o) { table.float_norm(o, step, thread); },
-                       [&](const Narrow& o) { table.narrow(o, step, thread); },
-                       [&](const SoftCap& o) { table.soft_cap(o, step, thread); },
-                       [&](const QuantiseRows& o) { table.quantise_rows(o, step, thread); },
-                       [&](const Linear& o) { table.linear(o, step, thread); },
-                       [&](const PerHead& o) { table.per_head(o, step, thread); },
-                       [&](const Router& o) { table.router(o, step, thread); },
-                       [&](const TopExperts& o) { table.top_experts(o, step, thread); },
-                       [&](const Gather& o) { table.gather(o, step, thread); },
-                       [&](const ExpertsIn& o) { table.experts_in(o, step, thread); },
-                       [&](const ExpertsOut& o) { table.experts_out(o, step, thread); },
-                       [&](const AddGated& o) { table.add_gated(o, step, thread); },
-                       [&](const LatentWrite& o) { table.latent(o, step, thread); },
-                       [&](const Rotary& o) { table.rotary(o, step, thread); },
-                       [&](const Attention& o) { table.attention(o, step, thread); },
-                       [&](const Replay& o) { table.replay(o, step, thread); },
-                       [&](const Convolve& o) { table.convolve(o, step, thread); },
-                       [&](const Recur& o) { table.recur(o, step, thread); },
-                       [&](const GatedNorm& o) { table.gated_norm(o, step, thread); },
-                       [&](const Multiply& o) { table.multiply(o, step, thread); },
-                       [&](const AddSilu& o) { table.add_silu(o, step, thread); },
-                       [&](const SigmoidGate& o) { table.sigmoid_gate(o, step, thread); },
-                       [&](const Select& o) { table.select(o, step, thread); },
-                       [&](const Copy& o) { table.copy(o, step, thread); },
-                       [&](const Argmax& o) { table.argmax(o, step, thread); },
-                       [&](const Guess& o) { table.guess(o, step, thread); },
-                   },
-                   *stages_[stage]);
+        const auto run_op = [&, &step = steps_[threads - 1]](const auto& op) {
+            const Kernel<std::decay_t<decltype(op)>>& kernel = *table_;
+            kernel.run(op, step, thread);
+        };
+        std::visit(run_op, *stages_[stage]);
     });
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -25,11 +26,13 @@ struct Chain {
     std::vector<double> survival;
 };
 
+// Any op that there is a kernel for.
+template <class... Ops>
+std::variant<Ops...> any_of(const Kernels<Ops...>&);
+
 class Tape {
   public:
-    using Op = std::variant<Embed, RmsNorm, FloatNorm, Narrow, SoftCap, QuantiseRows, Linear, PerHead, Router, TopExperts, Gather,
-                            ExpertsIn, ExpertsOut, AddGated, LatentWrite, Rotary, Attention, Replay, Convolve, Recur, GatedNorm,
-                            Multiply, AddSilu, SigmoidGate, Select, Copy, Argmax, Guess>;
+    using Op = decltype(any_of(std::declval<Table>()));
 
     // whole_spans: every row also sees the rows of its span behind it, which is a chain.
     Tape(std::shared_ptr<Pool> pool, const Table* table, const BatchBuffers& in, bool whole_spans);
