@@ -141,11 +141,7 @@ def test_the_native_kernels_guess_as_the_reference(tmp_path: Path) -> None:
         ({**VLLM, "model_type": "t5"}, tensors(), "is no Medusa head: its model_type is 't5'"),
         (TRUNCATED, tensors(output="none"), "guesses 40 ids of a vocabulary of 83 and has no token_map"),
         (TRUNCATED, {**tensors(output="none"), "token_map": IDS[:39]}, r"token_map .* has shape \[39\]"),
-        (
-            TRUNCATED,
-            {**tensors(output="none"), "token_map": IDS + 60},
-            "token_map .* names ids that the target",
-        ),
+        (TRUNCATED, {**tensors(output="none"), "token_map": IDS + 60}, "token_map .* names ids that the target"),
         (VLLM, {**tensors(), "blocks.1.layers.0.weight": np.zeros((48, 47), np.float32)}, r"has shape \[48, 47\]"),
     ],
 )

@@ -32,7 +32,7 @@ def test_medusa_of_the_original_repository_has_the_heads_of_its_weights(tmp_path
     tensors = {f"{head}.{name}": torch.zeros(shape) for head in range(5) for name, shape in shapes.items()}
     save_file(tensors, tmp_path / "model.safetensors")
     spec = open_medusa(HeadFiles(tmp_path), TARGET, dtype="bf16")
-    assert (spec.heads, spec.layers, len(spec.outputs), spec.vocabulary.whole) == (5, 1, 5, True)
+    assert (spec.depth, spec.layers, len(spec.outputs), spec.vocabulary.whole) == (5, 1, 5, True)
 
 
 def pickled(folder: Path, name: str = "pytorch_model.bin") -> Path:

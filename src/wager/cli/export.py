@@ -238,7 +238,7 @@ def _medusa(source: _Source) -> _Form:
     names = {name: name for name in head.files.shapes if name != "token_map"}
     config = medusa_config(
         source.target.spec,
-        heads=head.heads,
+        heads=head.depth,
         guessed=size,
         layers=head.layers,
         biased=any(name.endswith(".bias") for name in names),

@@ -44,23 +44,18 @@ _MOST_HEADS, _MOST_LAYERS = 32, 16
 
 @dataclass(frozen=True)
 class CheckedMedusa(CheckedHead):
-    """Medusa heads whose files were checked: `heads` heads of `layers` residual blocks each. `outputs` are their output
+    """Medusa heads whose files were checked: `depth` heads of `layers` residual blocks each. `outputs` are their output
     matrices: one each, one for all, or none, where they use the target's."""
 
-    heads: int
+    depth: int
     layers: int
     hidden: int
     outputs: tuple[str, ...]
     vocabulary: HeadVocabulary
 
-    @property
-    def depth(self) -> int:
-        """Guesses of a round."""
-        return self.heads
-
     def workspace_bytes(self, kernels: Kernels, *, rows: int, sequences: int, context: int) -> int:
         logits = len(self.vocabulary.ids) + (0 if self.vocabulary.whole else self.vocabulary.size)
-        return sequences * (16 * self.hidden + self.heads * (4 * logits + 4 * self.hidden))
+        return sequences * (16 * self.hidden + self.depth * (4 * logits + 4 * self.hidden))
 
     def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> MedusaHead:
         return MedusaHead(self, decoder, target)
@@ -139,14 +134,14 @@ class MedusaHead:
         self._weights = weights = head.weights(decoder.kernels)
         act, rows, ids = decoder.kernels.act, decoder.max_sequences, head.vocabulary.ids
         self.vocab = decoder.vocab
-        self.max_depth = head.heads
+        self.max_depth = head.depth
         self.max_sequences = rows
         self._hidden, self._layers = head.hidden, head.layers
         self._state, self._y = empty(rows, head.hidden), empty(rows, head.hidden)
         self._norm = target.read("norm.weight"), target.spec.details.norm_eps
         self._blocks = {
             (number, layer): weights.pack([f"blocks.{number}.layers.{layer}.weight"])
-            for number in range(head.heads)
+            for number in range(head.depth)
             for layer in range(head.layers)
         }
         self._outputs = []
@@ -155,9 +150,9 @@ class MedusaHead:
             self._outputs.append(weights.pack_wide(matrix if len(matrix) == len(ids) else matrix[ids]))
         if not self._outputs:
             self._outputs.append(output_matrix(weights, head.vocabulary, decoder, target))
-        self._last, self._logits = empty(rows * head.heads, head.hidden, dtype=act), empty(rows * head.heads, len(ids))
-        self.guesses = HeadLogits(head.vocabulary, rows * head.heads)
-        self._output = row_tape(weights, rows * head.heads)
+        self._last, self._logits = empty(rows * head.depth, head.hidden, dtype=act), empty(rows * head.depth, len(ids))
+        self.guesses = HeadLogits(head.vocabulary, rows * head.depth)
+        self._output = row_tape(weights, rows * head.depth)
         if len(self._outputs) == 1:  # it takes the states of all heads as rows of one product
             self._output.linear(self._last, self._outputs[0], self._logits)
         self.guesses.record(self._output, self._logits, of="rows")
