@@ -437,8 +437,8 @@ NOT_RUN = {
     ),
     "wager export SmolLM2-135M-Instruct --to vllm -o head": "that head is of the default model; "
     "tests/unit/test_export_command.py writes it",
-    "wager export dspark-head --to llama.cpp --model TARGET.gguf -o head-for-llama.cpp": "wants a GGUF file of the target; "
-    "tests/unit/test_export_command.py has one",
+    "wager export dspark-head --to llama.cpp --model TARGET.gguf -o head-for-llama.cpp": "wants a GGUF file of "
+    "the target; tests/unit/test_export_command.py has one",
     "wager acceptance --metrics http://127.0.0.1:8000 --seconds 600 -o acceptance.json": "watches a server that others "
     "ask; tests/unit/test_served_acceptance.py has one",
     'wager run "Name three colours." --receipt receipt.json --receipt-key key.pem': "has no key; see the next",
