@@ -159,12 +159,11 @@ class Corpus {
             if (const size_t samples = CorpusSegment::samples(found); samples > 0 && longest_ >= kUseful)
                 segments_[i].used[segments_[i].place(found, samples - 1) >> CorpusSegment::kUsedShift] = 1;
         }
+        numbers_.clear();
         for (const Sample& sample : samples_) {
-            const auto found = std::find_if(out.begin(), out.end(), [&](const auto& each) { return each.token == sample.token; });
-            if (found != out.end())
-                ++found->count;
-            else
-                out.push_back({sample.token, 1});
+            const uint32_t number = numbers_.of(sample.token);
+            if (number == out.size()) out.push_back({sample.token, 0});
+            ++out[number].count;
         }
         std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.count > b.count; });
         return static_cast<uint32_t>(samples_.size());

@@ -8,7 +8,7 @@
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::Choosing, wager::Elements, wager::Items, wager::SequenceState;
+using wager::Choosing, wager::Elements, wager::Items, wager::read_ints, wager::SequenceState;
 
 namespace {
 
@@ -62,21 +62,13 @@ class TokenMatcher {
             Items fields;
             if (!fields.read(draft.ptr()) || fields.size != 3) throw std::invalid_argument("a draft is three values");
             sequence = nb::cast<const SequenceState*>(nb::handle(fields.items[0]));
-            read(guesses, fields.items[1]);
-            read(parents, fields.items[2]);
+            read_ints(fields.items[1], guesses);
+            read_ints(fields.items[2], parents);
             if (guesses.size() != parents.size()) throw std::invalid_argument("a parent for each guess");
             draw.temperature = sequence->temperature;
             draw.seed = sequence->seed;
             draw.position = static_cast<uint32_t>(sequence->tokens.size());
             draw.choice = static_cast<uint32_t>(sequence->choice);
-        }
-
-        static void read(std::vector<int64_t>& to, PyObject* from) {
-            Items items;
-            if (!items.read(from)) throw std::invalid_argument("guesses and parents are lists or tuples");
-            to.resize(items.size);
-            for (Py_ssize_t i = 0; i < items.size; ++i)
-                if (!as_int(items.items[i], to[i])) throw std::invalid_argument("a guess or parent is no int");
         }
 
         // The target's token after the current node: the guess that it is, if there is one, becomes the current node.

@@ -5,7 +5,7 @@
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::as_int, wager::Elements, wager::Items;
+using wager::Elements, wager::Items, wager::read_ints;
 using Numbers = std::vector<double>;
 
 namespace {
@@ -17,17 +17,6 @@ void read_floats(PyObject* value, Numbers& out, Py_ssize_t first = 0, Py_ssize_t
     for (Py_ssize_t i = first; i < items.size && i - first < most; ++i) {
         const double number = PyFloat_AsDouble(items.items[i]);
         if (number == -1.0 && PyErr_Occurred()) throw nb::python_error();
-        out.push_back(number);
-    }
-}
-
-void read_ints(nb::handle value, std::vector<long>& out) {
-    Items items;
-    if (!items.read(value.ptr())) throw std::invalid_argument("tokens and parents must be lists or tuples");
-    out.clear();
-    for (Py_ssize_t i = 0; i < items.size; ++i) {
-        int64_t number = 0;
-        if (!as_int(items.items[i], number)) throw std::invalid_argument("a token or parent must be an int");
         out.push_back(number);
     }
 }

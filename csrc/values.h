@@ -43,6 +43,19 @@ struct Items {
     }
 };
 
+// The ints of a list or a tuple.
+template <class Int>
+void read_ints(nanobind::handle from, std::vector<Int>& to) {
+    Items items;
+    if (!items.read(from.ptr())) throw std::invalid_argument("guesses, tokens and parents must be lists or tuples");
+    to.clear(), to.reserve(items.size);
+    for (Py_ssize_t i = 0; i < items.size; ++i) {
+        int64_t number = 0;
+        if (!as_int(items.items[i], number)) throw std::invalid_argument("a guess, token or parent must be an int");
+        to.push_back(number);
+    }
+}
+
 // The ids of a sequence of tokens.
 inline std::vector<int32_t> read_tokens(nanobind::handle tokens) {
     Items items;
