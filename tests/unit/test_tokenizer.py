@@ -107,6 +107,25 @@ def test_end_of_turn_ends_a_text_too(tmp_path: Path) -> None:
     assert Tokenizer.load(write(tmp_path / "t.gguf", metadata)).eos_ids == (1, 5)
 
 
+@pytest.mark.parametrize(
+    ("texts", "kind", "ends"),
+    [
+        (("<eos>", "<end_of_turn>"), 3, (1, 5)),  # Gemma 3
+        (("<|endoftext|>", "<|end|>"), 4, (1, 5)),  # Phi-3
+        (("<|return|>", "<|end|>"), 3, (1,)),  # gpt-oss
+        (("<|im_end|>", "<|end|>"), 1, (1,)),  # an ordinary token
+    ],
+)
+def test_turns_end_by_tokens_that_a_file_does_not_name(
+    texts: tuple[str, str], kind: int, ends: tuple[int, ...], tmp_path: Path
+) -> None:
+    metadata = gguf_metadata(train("smollm"), "smollm")
+    tokens, kinds = list(metadata["tokenizer.ggml.tokens"]), list(metadata["tokenizer.ggml.token_type"])
+    tokens[1], tokens[5], kinds[5] = *texts, kind
+    changed = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.merges": ["a b"]}
+    assert Tokenizer.load(write(tmp_path / "t.gguf", {**metadata, **changed})).eos_ids == ends
+
+
 def test_user_defined_tokens_are_not_split_and_are_text(tmp_path: Path) -> None:
     metadata = gguf_metadata(train("smollm"), "smollm")
     tokens = [*metadata["tokenizer.ggml.tokens"], "<think ü>", "<|ctl ü|>"]

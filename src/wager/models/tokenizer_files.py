@@ -225,6 +225,14 @@ _GGUF_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pa
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 """Ids of SentencePiece's own tokens where a GGUF file names none (llama.cpp's defaults)."""
 _SPACE_INSIDE = re.compile("[^▁]▁")
+_TURN_ENDS = frozenset(
+    {
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|tool_response>"),
+        *("<|return|>", "<|call|>"),
+    }
+)
+"""Control tokens that end a turn. Converters state few of them (Gemma 3's <end_of_turn> and Phi-3's <|end|> are not
+their eos_token), so llama.cpp knows them by these texts, and so does generation_config.json of the same models."""
 
 
 def read_parts(path: Path) -> TokenizerParts:
@@ -284,6 +292,7 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
     eos = metadata.get("tokenizer.ggml.add_eos_token", False)
     _surround(backend, named.get("bos_token") if bos else None, named.get("eos_token") if eos else None)
     ends = [i for key in ("eos", "eot", "eom") if (i := _id(metadata, key, tokens)) is not None]
+    ends += _turn_ends(tokens, metadata.get("tokenizer.ggml.token_type") or [])
     keys = ConfigKeys(metadata, where=where, error=TokenizerError)
     return TokenizerParts(
         backend=backend,
@@ -297,6 +306,13 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
         chat_template=metadata.get("tokenizer.chat_template"),
         **_added(backend),
     )
+
+
+def _turn_ends(tokens: Sequence[str], kinds: Sequence[int]) -> list[int]:
+    """The ids of tokens that end a turn by their texts."""
+    apart = [i for i, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED) and tokens[i] in _TURN_ENDS]
+    harmony = any(tokens[i] == "<|return|>" for i in apart)  # of gpt-oss, whose <|end|> ends one of several messages
+    return [i for i in apart if not (harmony and tokens[i] == "<|end|>")]
 
 
 def _byte_level(tokens: list[str], merges: list[tuple[str, str]], pre: PreTokenizer, where: str) -> Backend:
