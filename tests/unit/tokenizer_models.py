@@ -15,6 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, 
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35
 
 SPECIAL = ("<|start|>", "<|end|>")
 LLAMA3 = (
@@ -44,6 +45,7 @@ PRE = {
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level(use_regex=True)]),
     "llama-bpe": split(LLAMA3),
     "qwen2": split(PRETOKENIZE_REGEX),
+    "qwen35": split(QWEN35),
     "gpt-4o": split(GPT4O),
     "dbrx": split(LLAMA3),
 }
@@ -60,7 +62,7 @@ def _trained(pre: str) -> str:
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = PRE[pre]
     backend.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
+    if pre.startswith("qwen"):
         backend.normalizer = normalizers.NFC()
     trainer = trainers.BpeTrainer(
         vocab_size=700,

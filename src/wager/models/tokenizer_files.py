@@ -79,6 +79,10 @@ _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_REST}"
+_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
@@ -129,8 +133,11 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "llama-v3": _LLAMA,
     "llama-bpe": _LLAMA,
     "falcon3": _LLAMA,
-    "smaug-bpe": _LLAMA,
+    "falcon-h1": _LLAMA,
+    "lfm2": _LLAMA,
+    "smaug-bpe": PreTokenizer((_LLAMA3,), whole_words=True),
     "qwen2": _QWEN,
+    "qwen35": PreTokenizer((_QWEN35,), nfc=True),
     "deepseek-r1-qwen": _QWEN,
     "olmo": _PLAIN,
     "dbrx": _GPT4,
@@ -279,7 +286,12 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
             f"{where} has a tokenizer of model {kind!r}, which is not supported.",
             "Supported are gpt2 (byte-level merges), llama and gemma4 (SentencePiece) with their tokens in the file.",
         )
-    pre = pre_tokenizer(metadata.get("tokenizer.ggml.pre") or "default") if kind == "gpt2" else None
+    stated = metadata.get("tokenizer.ggml.pre")
+    if kind == "gpt2" and not stated:
+        log.warning(
+            "%s does not say how text is split (tokenizer.ggml.pre): GPT-2's way may not be the model's.", where
+        )
+    pre = pre_tokenizer(stated or "default") if kind == "gpt2" else None
     spaced = pre is None and bool(metadata.get("tokenizer.ggml.add_space_prefix", kind == "llama"))
     if pre is not None:
         backend = _byte_level(tokens, _merges(metadata, where), pre, where)
