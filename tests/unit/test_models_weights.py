@@ -91,8 +91,17 @@ def test_damage_is_named(what: str, folder: Path) -> None:
 
 def test_stored_frequencies_and_a_tied_head_are_ignored(folder: Path) -> None:
     change(folder, "model.layers.0.self_attn.rotary_emb.inv_freq", zeros(4))
+    change(folder, "lm_head.weight", open_weights(folder).read("embed.weight"))
     edit(folder / "config.json", tie_word_embeddings=True)
     assert open_weights(folder).spec.tied
+
+
+def test_a_head_of_its_own_is_not_tied_whatever_the_configuration_says(folder: Path) -> None:
+    untied = open_weights(folder)
+    edit(folder / "config.json", tie_word_embeddings=True)
+    found = open_weights(folder)
+    assert found.spec == untied.spec and not found.spec.tied
+    assert np.array_equal(found.read("head.weight"), untied.read("head.weight"))
 
 
 def test_a_type_that_is_not_a_float(folder: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, DType, all_finite
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix, quantise
 from wager.models.gguf import GgufFile, StoredAs, open_gguf, part_of
+
+if TYPE_CHECKING:
+    from wager.models.safetensors_files import SafetensorsSource
 
 # ---- names and shapes ------------------------------------------------------------------------------------------------
 
@@ -104,7 +107,7 @@ _MODULES = (r"mtp\..*", r"model\.mtp_layers\..*")
 """Tensors of modules that predict further tokens; see head_mtp.FORMATS."""
 
 _IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.weight")
-"""Tensors that a checkpoint may repeat: stored RoPE frequencies, and the head of a tied model."""
+"""Tensors that a checkpoint may repeat: stored RoPE frequencies, and the embedding as the head of a tied model."""
 
 _OTHER_INPUTS = (
     r"model\.visual\..*",
@@ -478,8 +481,27 @@ def _open_directory(path: Path) -> Weights:
     elif config.get("quantization_config"):
         source = quantised = QuantisedSource(files, config["quantization_config"])
         ignored = (*ignored, *map(re.escape, quantised.zero_biases))
+    if spec.tied and _has_own_head(files, names):
+        spec = replace(spec, tied=False)
     check_tensors(spec, source, names, ignored=ignored)
     return StoredWeights(spec, source, names)
+
+
+def _has_own_head(files: SafetensorsSource, names: Mapping[str, str]) -> bool:
+    """Whether a checkpoint has an LM head that is not its embedding, whatever its configuration says: as transformers,
+    which then takes both."""
+    stored = [source_name(names, f"{part}.weight") for part in ("embed", "head")]
+    if not files.shapes.keys() >= {*stored}:
+        return False
+    embedding, head = map(files.raw, stored)
+    if (embedding.shape, embedding.dtype) != (head.shape, head.dtype):
+        return True
+    parts = (slice(row, row + _COMPARED) for row in range(0, len(head), _COMPARED))
+    return not all(np.array_equal(embedding[part].view(np.uint8), head[part].view(np.uint8)) for part in parts)
+
+
+_COMPARED = 1024
+"""Rows that are compared at a time."""
 
 
 def _open_gguf(file: GgufFile) -> Weights:
