@@ -351,8 +351,9 @@ def test_the_older_spelling_of_rope_is_the_same_model(scaling: dict[str, Any], t
     old["type"] = old.pop("rope_type")
     new, expected = open_weights(save(model, tmp_path / "new")), oracle_logits(model, TOKENS)
     assert_close(logits(new, TOKENS), expected, atol=3e-4, rtol=3e-4)
-    save(model, tmp_path, rope_parameters=None, rope_scaling=old, rope_theta=scaling["rope_theta"])
-    assert open_weights(tmp_path).spec == new.spec
+    for parameters in (None, scaling):
+        save(model, tmp_path, rope_parameters=parameters, rope_scaling=old, rope_theta=scaling["rope_theta"])
+        assert open_weights(tmp_path).spec == new.spec
 
 
 @pytest.mark.parametrize(
@@ -427,6 +428,7 @@ def test_absent_keys_take_the_family_defaults() -> None:
         ({"rope_scaling": {"rope_type": "spiral"}}, "spiral"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "high_freq_factor": 4.0}}, "low_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "full_attention"),
+        ({"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": {"type": "linear", "factor": 4.0}}, "differ"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),

@@ -14,7 +14,7 @@ from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, s
 from wager.arch.families import EngineSupport, Family, GatingKeys, find_family, with_sinks
 from wager.arch.formats import Precision, read_precision
 from wager.arch.layers import Experts, FeedForward, Gating, Gqa, Mla
-from wager.arch.rope import Rope, read_rope, read_theta
+from wager.arch.rope import Rope, read_rope, read_theta, rope_kind
 from wager.arch.spec import DecoderDetails, ModelSpec, not_runnable, stacked, with_scales
 from wager.errors import ModelError
 
@@ -116,6 +116,23 @@ def _refuse_unsupported(keys: ConfigKeys, engine: EngineSupport) -> None:
     keys.refuse("swiglu_limit", unless=(7.0,))
     keys.refuse("clip_qkv", unless=())
     keys.refuse("use_bidirectional_attention", unless=(False, "vision"))  # of images alone
+    _refuse_two_rotations(keys)
+
+
+def _refuse_two_rotations(keys: ConfigKeys) -> None:
+    """ModelError if rope_scaling, as it is written into configurations by hand, is not what rope_parameters has, as
+    transformers 5 writes it: readers differ in which of the two counts."""
+    old, new = keys.section("rope_scaling"), keys.section("rope_parameters")
+    if not old.values or not new.values:
+        return
+    new = new.section("full_attention") if new.get("full_attention") is not None else new
+    stated = [name for name in old.values if name not in ("type", "rope_type") and old.get(name) is not None]
+    if rope_kind(old) != rope_kind(new) or any(old.get(name) != new.get(name) for name in stated):
+        raise ModelError(
+            f"rope_scaling and rope_parameters in {keys.where} differ: {short_repr(dict(old.values))} and "
+            f"{short_repr(dict(new.values))}.",
+            "Write what the model needs into rope_parameters, and leave rope_scaling out.",
+        )
 
 
 def _decoder(
@@ -187,8 +204,7 @@ def _latent_scale(keys: ConfigKeys, attention: Mla) -> float:
     keys.refuse("num_key_value_heads", unless=(attention.heads,))
     keys.refuse("attention_bias", unless=(False,))
     scaling = keys.section("rope_parameters", "rope_scaling")
-    kind = scaling.text("rope_type") or scaling.text("type") or "default"
-    if kind == "default" or not scaling.get("mscale_all_dim"):
+    if rope_kind(scaling) == "default" or not scaling.get("mscale_all_dim"):
         return attention.score_scale()
     return attention.score_scale(scaling.number("factor"), 0.1 * scaling.number("mscale_all_dim"))
 

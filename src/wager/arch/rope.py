@@ -88,7 +88,7 @@ def read_rope(keys: ConfigKeys, *, theta: float, head_dim: int, context: int) ->
     `theta` is the base, `context` the model's own number of positions. ModelError names a scaling that is not known,
     and a parameter that is damaged.
     """
-    kind = keys.text("rope_type") or keys.text("type") or "default"
+    kind = rope_kind(keys)
     scaling = _SCALINGS.get(kind)
     if scaling is None:
         raise ModelError(
@@ -96,6 +96,11 @@ def read_rope(keys: ConfigKeys, *, theta: float, head_dim: int, context: int) ->
             f"Supported are: {', '.join(_SCALINGS)}. If the model works without it, remove the scaling.",
         )
     return scaling(_Scaling(keys, theta, head_dim, context))
+
+
+def rope_kind(keys: ConfigKeys) -> str:
+    """The name of the scaling that parameters state."""
+    return keys.text("rope_type") or keys.text("type") or "default"
 
 
 def read_scale(keys: ConfigKeys, name: str, default: float | None = None) -> float:
