@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_models import SIZES
 
 from wager.cli import main
 from wager.config import DEFAULT_MODEL
 from wager.errors import DownloadError, ModelError
 from wager.models import download, hub
 from wager.models.integrity import VerifiedFiles, WheelModel
+from wager.planner.inputs import find_plan_model
 
 BODY = b"GGUF" + bytes(range(256)) * 64
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -322,6 +324,14 @@ def test_a_snapshot_of_the_hub_is_verified_once_and_a_damaged_file_named(
             hub.resolve(model)
         assert str(snapshot / name) in caught.value.message
         assert "wager pull --force org/name" in caught.value.hint
+
+
+def test_a_model_of_the_hub_is_planned_for_by_its_name(snapshot: Path) -> None:
+    (snapshot / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **SIZES}))
+    spec = find_plan_model("org/name")
+    assert (spec.name, spec.hidden) == ("name", 48)
+    with pytest.raises(ModelError, match="is not known"):
+        find_plan_model("org/other")
 
 
 # ---- wager doctor --verify, wager pull ------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ deployment_flags = flags.add(
     "--model",
     default=DEFAULT_MODEL,
     metavar="MODEL",
-    help="A published model by name, a config.json or its directory, or a GGUF file.",
+    help="A published model, or one on this machine, by name; a config.json or its directory; or a GGUF file.",
 )
 @click.option(
     "--hardware",

@@ -139,24 +139,29 @@ def check_origin(noted: ConfigKeys, model: str, spec: ModelSpec, *, allowed: boo
 
 
 def find_plan_model(model: str, precision: Precision | None = None) -> ModelSpec:
-    """A published model by name, or the shape of a config.json, a directory or a GGUF file on this machine. With a
-    `precision` the number formats of a configuration need not be known. ModelError if there is none."""
+    """A published model by name, or the shape of a config.json, a directory, a GGUF file or a model by name on this
+    machine. With a `precision` the number formats of a configuration need not be known. ModelError if there is none."""
     if not model.strip():
         raise ModelError("The name of the model is empty.", "Give a name, a config.json, its directory or a GGUF file.")
     path = expand_path(model)
     if path.is_file() and path.suffix == ".json":
         name = path.resolve().parent.name if path.name == "config.json" else path.stem
         return read_config(_model_config(path), name=name, precision=precision)
+    local = None
     if not path.exists() and not model.startswith(("/", ".", "~")) and not model.endswith((".gguf", ".json")):
         try:
             return find_model(model)
         except UsageError as error:
-            raise ModelError(error.message, error.hint) from error  # as `wager run` has it
+            with suppress(ModelError):  # of a name that is none of the hub's either
+                local = hub.find(model)
+            if local is None:
+                raise ModelError(error.message, error.hint) from error  # as `wager run` has it
     if model.endswith(".json"):
         raise ModelError(f"There is no file {model}.", "Give a config.json, its directory, a GGUF file or a name.")
-    local = hub.find(model)
+    local = local or hub.find(model)
     if local is not None and local.is_dir():
-        return read_config(_model_config(local / "config.json"), name=local.resolve().name, precision=precision)
+        name = local.resolve().name if path.exists() else path.name  # of the hub's cache it is a hash
+        return read_config(_model_config(local / "config.json"), name=name, precision=precision)
     file = open_gguf(path if local is None else local)
     return read_gguf(file.metadata, file.shapes, name=path.name, precision=gguf_precision(file.sizes))
 
