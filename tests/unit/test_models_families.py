@@ -356,6 +356,16 @@ def test_the_older_spelling_of_rope_is_the_same_model(scaling: dict[str, Any], t
         assert open_weights(tmp_path).spec == new.spec
 
 
+def test_a_factor_of_attention_beside_yarns_own() -> None:
+    """As published with DeepSeek-R1-0528-Qwen3-8B: it takes YaRN's own back."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}
+    own, given = (
+        read_config({**CONFIG, "rope_scaling": {**scaling, **more}}, runnable=True).details.rope
+        for more in ({}, {"attn_factor": 0.8782488562869419})
+    )
+    assert (own.magnitude, given.magnitude) == pytest.approx((1.1386294, 1))
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

@@ -164,7 +164,8 @@ def _yarn(scaling: _Scaling) -> Rope:
 
 
 def _yarn_magnitude(scaling: _Scaling, factor: float) -> float:
-    """The attention factor: as configured, or by mscale and mscale_all_dim (DeepSeek), or 0.1 ln(factor) + 1."""
+    """The attention factor: as configured, or by mscale and mscale_all_dim (DeepSeek), or 0.1 ln(factor) + 1, times
+    attn_factor (DeepSeek-R1-0528-Qwen3-8B, as vLLM and GGUF files have it; transformers does not know it)."""
 
     def magnitude(weight: float) -> float:
         return 1.0 if factor <= 1 else float(0.1 * weight * log(factor) + 1)
@@ -173,7 +174,7 @@ def _yarn_magnitude(scaling: _Scaling, factor: float) -> float:
         return scaling.number("attention_factor")
     if scaling.keys.get("mscale") and scaling.keys.get("mscale_all_dim"):
         return magnitude(scaling.number("mscale")) / magnitude(scaling.number("mscale_all_dim"))
-    return magnitude(1)
+    return magnitude(1) * scaling.number("attn_factor", 1)
 
 
 def _longrope(scaling: _Scaling) -> Rope:
