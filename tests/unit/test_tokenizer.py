@@ -362,6 +362,7 @@ def test_gemma_4s_tokenizer_is_transformers(tmp_path: Path) -> None:
         "tokenizer.ggml.token_type": [3, 3, 3, 3, *[6] * 256, 3, 4, *[1] * (len(tokens) - 262)],
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": False,
         **{f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("padding", "eos", "bos", "unknown"))},
     }
     ours = Tokenizer.load(write(tmp_path / "t.gguf", metadata))

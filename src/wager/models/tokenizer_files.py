@@ -301,6 +301,7 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
     named = {name: tokens[i] for name, key in _GGUF_IDS.items() if (i := _id(metadata, key, tokens)) is not None}
     _add_tokens(backend, tokens, metadata.get("tokenizer.ggml.token_type") or [], named)
     bos = metadata.get("tokenizer.ggml.add_bos_token", pre is None or pre.add_bos)
+    bos = bos or kind == "gemma4"  # as llama.cpp, since the first files of Gemma 4 deny it
     eos = metadata.get("tokenizer.ggml.add_eos_token", False)
     _surround(backend, named.get("bos_token") if bos else None, named.get("eos_token") if eos else None)
     ends = [i for key in ("eos", "eot", "eom") if (i := _id(metadata, key, tokens)) is not None]
