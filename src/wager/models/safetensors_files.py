@@ -85,7 +85,7 @@ class TensorBytes:
 
 
 class SafetensorsSource:
-    """model.safetensors, or the shards that model.safetensors.index.json lists; mapped, read tensor by tensor."""
+    """model.safetensors, or else the shards that model.safetensors.index.json lists; mapped, read tensor by tensor."""
 
     def __init__(self, path: Path) -> None:
         self.where = str(path)
@@ -142,12 +142,11 @@ class SafetensorsSource:
 
 
 def _shards(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if not index.exists():
-        single = path / "model.safetensors"
-        if not single.exists():
-            raise _absent(path)
+    index, single = path / "model.safetensors.index.json", path / "model.safetensors"
+    if single.exists():  # an index beside it is of what was saved here before: transformers passes over it, too
         return [single]
+    if not index.exists():
+        raise _absent(path)
     weight_map = read_json(index).get("weight_map")
     named = isinstance(weight_map, dict) and all(isinstance(name, str) for name in weight_map.values())
     if not named or not weight_map:
