@@ -135,7 +135,9 @@ def test_turns_end_by_tokens_that_a_file_does_not_name(
     tokens, kinds = list(metadata["tokenizer.ggml.tokens"]), list(metadata["tokenizer.ggml.token_type"])
     tokens[1], tokens[5], kinds[5] = *texts, kind
     changed = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.merges": ["a b"]}
-    assert Tokenizer.load(write(tmp_path / "t.gguf", {**metadata, **changed})).eos_ids == ends
+    found = Tokenizer.load(write(tmp_path / "t.gguf", {**metadata, **changed}))
+    assert found.eos_ids == ends
+    assert all(map(found.is_special, ends))  # and no text
 
 
 def test_user_defined_tokens_are_not_split_and_are_text(tmp_path: Path) -> None:

@@ -238,8 +238,9 @@ _TURN_ENDS = frozenset(
         *("<|return|>", "<|call|>"),
     }
 )
-"""Control tokens that end a turn. Converters state few of them (Gemma 3's <end_of_turn> and Phi-3's <|end|> are not
-their eos_token), so llama.cpp knows them by these texts, and so does generation_config.json of the same models."""
+"""Tokens that end a turn, and so are control tokens. Converters state few of them (Gemma 3's <end_of_turn> and Phi-3's
+<|end|> are not their eos_token), so llama.cpp knows them by these texts; generation_config.json of the models has
+them, too."""
 
 
 def read_parts(path: Path) -> TokenizerParts:
@@ -299,19 +300,20 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
         metadata = {**{f"tokenizer.ggml.{name}_token_id": i for name, i in _SENTENCEPIECE_IDS.items()}, **metadata}
         backend = _sentencepiece(tokens, metadata, where, spaced=spaced)
     named = {name: tokens[i] for name, key in _GGUF_IDS.items() if (i := _id(metadata, key, tokens)) is not None}
-    _add_tokens(backend, tokens, metadata.get("tokenizer.ggml.token_type") or [], named)
+    kinds = metadata.get("tokenizer.ggml.token_type") or []
+    turn_ends = _turn_ends(tokens, kinds)
+    _add_tokens(backend, tokens, kinds, special=[*named.values(), *(tokens[i] for i in turn_ends)])
     bos = metadata.get("tokenizer.ggml.add_bos_token", pre is None or pre.add_bos)
     bos = bos or kind == "gemma4"  # as llama.cpp, since the first files of Gemma 4 deny it
     eos = metadata.get("tokenizer.ggml.add_eos_token", False)
     _surround(backend, named.get("bos_token") if bos else None, named.get("eos_token") if eos else None)
     ends = [i for key in ("eos", "eot", "eom") if (i := _id(metadata, key, tokens)) is not None]
-    ends += _turn_ends(tokens, metadata.get("tokenizer.ggml.token_type") or [])
     keys = ConfigKeys(metadata, where=where, error=TokenizerError)
     return TokenizerParts(
         backend=backend,
         spelling="sentencepiece" if pre is None else "byte-level",
         vocab_size=len(tokens),
-        eos_ids=tuple(dict.fromkeys(ends)),
+        eos_ids=tuple(dict.fromkeys([*ends, *turn_ends])),
         suppressed_ids=keys.token_ids("tokenizer.ggml.suppress_tokens", vocab=len(tokens)),
         where=where,
         space_prefix="fragment" if spaced else "none",
@@ -407,10 +409,11 @@ def _id(metadata: Mapping[str, Any], name: str, tokens: Sequence[str]) -> int | 
     return value if isinstance(value, int) and 0 <= value < len(tokens) else None
 
 
-def _add_tokens(backend: Backend, tokens: list[str], kinds: Sequence[int], named: Mapping[str, str]) -> None:
-    """Tokens that are matched before merging: control and unknown tokens (special), user-defined ones (not special)."""
+def _add_tokens(backend: Backend, tokens: list[str], kinds: Sequence[int], *, special: Sequence[str]) -> None:
+    """Tokens that are matched before merging: control and unknown tokens, and others that are `special`; user-defined
+    ones (not special)."""
     control = [token for token, kind in zip(tokens, kinds, strict=False) if kind in (_CONTROL, _UNKNOWN)]
-    special = list(dict.fromkeys([*control, *named.values()]))
+    special = list(dict.fromkeys([*control, *special]))
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     plain = [
         token for token, kind in zip(tokens, kinds, strict=False) if kind == _USER_DEFINED and token not in special
