@@ -409,6 +409,13 @@ def test_windows_without_layer_types(tmp_path: Path) -> None:
     assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=3e-4, rtol=3e-4)
 
 
+def test_rotations_by_layer_type_without_their_bases(tmp_path: Path) -> None:
+    linear = {"rope_type": "linear", "factor": 3.0}
+    model = oracle("Gemma3ForCausalLM", **{**GEMMA3, "rope_parameters": {"full_attention": linear}})
+    weights = open_weights(save(model, tmp_path, rope_parameters={"full_attention": linear}))
+    assert_close(logits(weights, TOKENS), oracle_logits(model, TOKENS), atol=3e-4, rtol=3e-4)
+
+
 CONFIG = {"architectures": ["LlamaForCausalLM"], **SIZES}
 
 

@@ -185,8 +185,11 @@ def _ropes(keys: ConfigKeys, spec: ModelSpec) -> tuple[Rope, Rope | None]:
             "Supported are models of it with one rotation for all layers.",
         )
     if nested:
+        theta = read_theta(keys, "rope_local_base_freq", default=read_theta(keys, "rope_theta"))
+        near = scaling.section("sliding_attention")
+        near.values = {"rope_theta": theta, **near.values}
         full = _rope(keys, scaling.section("full_attention"), rope_dim, context)
-        return full, _rope(keys, scaling.section("sliding_attention"), spec.rope_dim("local"), context)
+        return full, _rope(keys, near, spec.rope_dim("local"), context)
     rope = _rope(keys, scaling, rope_dim, context)
     return rope, Rope(read_theta(keys, "rope_local_base_freq", default=rope.theta)) if local else None
 
