@@ -121,7 +121,7 @@ def _refuse_unsupported(keys: ConfigKeys, engine: EngineSupport) -> None:
 
 def _refuse_two_rotations(keys: ConfigKeys) -> None:
     """ModelError if rope_scaling, as it is written into configurations by hand, is not what rope_parameters has, as
-    transformers 5 writes it: readers differ in which of the two counts."""
+    transformers 5 writes it: that takes rope_scaling then, and forgets a base that the other alone states."""
     old, new = keys.section("rope_scaling"), keys.section("rope_parameters")
     if not old.values or not new.values:
         return
