@@ -147,6 +147,12 @@ def test_echo_begins_an_answer_with_its_prompt(server: Running) -> None:
         for each in event["choices"]:
             texts[each["index"]] += each["text"]
     assert texts == whole
+    alone = {**body, "echo": True, "max_tokens": 0}
+    told = server.post(COMPLETIONS, alone).json()
+    assert [each["text"] for each in told["choices"]] == ["abc", "abc", "de", "de"]
+    assert told["usage"]["prompt_tokens"] == 5
+    refused = server.post(COMPLETIONS, {**alone, "stream": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
 
 
 # ---- schemas ---------------------------------------------------------------------------------------------------------

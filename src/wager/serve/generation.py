@@ -84,7 +84,8 @@ class Generation:
             if scores is None:
                 return Response(status_code=499)  # nobody reads it
             if not parsed.answers:
-                return await self._written(parsed, None, [_no_answer(prompt) for prompt in parsed.prompts], scores)
+                none = [_no_answer(prompt) for prompt in parsed.prompts for _ in range(parsed.params.n)]
+                return await self._written(parsed, None, none, scores)
             requests = await self._requests(parsed, own)
             answer = await stack.enter_async_context(self.llm.open_stream(*requests))
             log_fields = http.state.log_fields = {"prompt_tokens": parsed.prompt_tokens}

@@ -215,6 +215,8 @@ class BodyParser:
             raise field_error("max_tokens", "max_tokens = 0 asks for no answer.", "Send echo or prompt_logprobs too.")
         if body.max_tokens == 0 and body.receipts:
             raise field_error("receipts", "There is no receipt of an answer without tokens.", "Leave receipts out.")
+        if body.max_tokens == 0 and body.stream:
+            raise field_error("stream", "An answer without tokens is not streamed.", "Leave stream out.")
         if scored is not None and body.stream:
             name_ = "prompt_logprobs" if body.prompt_logprobs is not None else "echo"
             raise field_error(name_, "Log-probabilities of a prompt are not streamed.", "Leave stream out.")
