@@ -112,6 +112,15 @@ def test_sums_over_answers_are_the_counters() -> None:
     assert live["requests_by_tau"] == taus[: len(live["requests_by_tau"])] and sum(taus) == len(choices)
 
 
+def test_every_choice_that_a_client_left_is_counted() -> None:
+    with running() as server, server.client() as http:
+        with http.stream("POST", CHAT, json={**LONG, "n": 3, "stream": True}) as answer:
+            next(answer.iter_lines())
+        eventually(server.is_idle, "a client that has gone is answered")
+        found = server.metrics()
+    assert found["wager:request_success_total,finished_reason=abort"] == 3 == found["wager:request_params_n_sum"]
+
+
 VLLM = """
 num_requests_running num_requests_waiting kv_cache_usage_perc num_preemptions prompt_tokens prompt_tokens_cached
 generation_tokens prefix_cache_queries prefix_cache_hits request_success request_prompt_tokens

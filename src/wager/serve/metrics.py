@@ -65,7 +65,7 @@ class Metrics:
         self.drafts = DraftCounter.attach(llm.engine)
         self.requests_by_tau: list[int] = []
         """At index n the choices that got n tokens from a pass of the target, rounded down."""
-        self._success = self._counter("request_success", "Ended requests.", ("finished_reason",))
+        self._success = self._counter("request_success", "Choices that ended.", ("finished_reason",))
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._cached_tokens = self._counter("prompt_tokens_cached", "Tokens of prompts found in the prefix cache.")
         self._looked_up = self._counter("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.")
@@ -129,9 +129,9 @@ class Metrics:
         self._records.pop(request_id, None)
 
     def request_dropped(self, request_id: str) -> None:
-        """Nobody waits for it any more. Unknown ones are ignored."""
-        if self._records.pop(request_id, None) is not None:
-            self._success.labels(self._model, "abort").inc()
+        """Nobody waits for those of its choices that run. Unknown requests are ignored."""
+        if record := self._records.pop(request_id, None):
+            self._success.labels(self._model, "abort").inc(len(record.last))
 
     def step(self, deltas: Sequence[OutputDelta], record: StepRecord | None) -> None:
         """A step was taken."""
