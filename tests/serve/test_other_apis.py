@@ -14,7 +14,11 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from serve.serving import CHAT, MESSAGES, NAME, Running, events_of, eventually, running
-from wager.serve.responses import ResponseStore
+from wager.async_llm import ChoiceDelta
+from wager.constrain.tools import ToolFormat
+from wager.serve.formats import usage
+from wager.serve.responses import ResponseForm, ResponseStore
+from wager.types import Completion, OutputDelta, Stats
 
 RESPONSES, ANTHROPIC = "/v1/responses", "/v1/messages"
 KEYS = ("key-of-the-first-one", "key-of-the-second-one")
@@ -83,6 +87,21 @@ def test_responses_whole_and_streamed(server: Running, body: dict[str, Any]) -> 
     assert told(last) == told(whole) and last["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
     deltas = "".join(event["delta"] for event in events if event["type"].endswith(".delta"))
     assert deltas == "".join([*told(whole)[0], *(arguments or "" for _, arguments in told(whole)[1])])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_only_the_last_item_of_an_answer_that_was_cut_is_incomplete(size: int) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+    text = f"Yes.\n{call}{call[:40]}"
+    form, stats = ResponseForm("resp_1", {}, ToolFormat.of(None), False, None), Stats(1, 1, 0)
+    streamed, whole = (form.writer(lambda _: b"", 1) for _ in range(2))
+    for at in range(0, len(text), size):
+        ends = "length" if at + size >= len(text) else None
+        streamed.events([ChoiceDelta(0, OutputDelta("", 0, text=text[at : at + size], finish_reason=ends))])
+    completion = Completion("", 0, (), text, "length", stats)
+    counted = usage([completion], prompts=1, prediction=None)
+    for found in (whole.whole(completion, counted, {}), streamed.last(completion, counted, {})[1]):
+        assert [each["status"] for each in found["output"]] == ["completed", "completed", "incomplete"]
 
 
 def test_the_text_is_a_chats(server: Running) -> None:

@@ -33,12 +33,13 @@ class AnswerBlock:
 
 
 class BlockChange(NamedTuple):
-    """What a piece of an answer does to a block: it begins, grows by a text, or is complete."""
+    """What a piece of an answer does to a block: it begins, grows by a text, or ends, `cut` by a limit or complete."""
 
     kind: Literal["begin", "grow", "end"]
     block: AnswerBlock
     text: str = ""
     logprobs: Sequence[TokenLogprob] = ()
+    cut: bool = False
 
 
 class BlockReader:
@@ -65,7 +66,7 @@ class BlockReader:
         if last:
             if not self.blocks:
                 yield from self._begin(None)
-            yield BlockChange("end", self.blocks[-1])
+            yield BlockChange("end", self.blocks[-1], cut=delta.finish_reason == "length")
 
     def _text(self, text: str) -> Iterator[BlockChange]:
         if not text:

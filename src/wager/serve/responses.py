@@ -260,7 +260,7 @@ class ResponseWriter:
             self._begun = True
             for change in self._reader.push(completion):
                 if change.kind == "end":
-                    self._items.append(self._item(change.block, self._status(completion)))
+                    self._items.append(self._item(change.block, _status(change)))
         incomplete = {"reason": "max_output_tokens"} if completion.finish_reason == "length" else None
         status = "incomplete" if incomplete else "completed"
         counted = {
@@ -282,10 +282,8 @@ class ResponseWriter:
     def events(self, items: Sequence[ChoiceDelta]) -> bytes:
         parts = [] if self._begun else self._begin()
         for item in items:
-            ends = item.delta.finish_reason
-            status = "incomplete" if ends == "length" else "completed"
             for change in self._reader.push(item.delta):
-                parts += self._change(change, status)
+                parts += self._change(change)
         return b"".join(parts)
 
     def last(
@@ -307,7 +305,7 @@ class ResponseWriter:
         started = self._object("in_progress")
         return [self._event(f"response.{name}", response=started) for name in ("created", "in_progress")]
 
-    def _change(self, change: BlockChange, status: str) -> list[bytes]:
+    def _change(self, change: BlockChange) -> list[bytes]:
         block, place = change.block, {"output_index": change.block.index, "item_id": self._id(change.block)}
         part_place = {**place, "content_index": 0}
         added = {"output_index": block.index, "item": self._item(block, "in_progress")}
@@ -321,7 +319,7 @@ class ResponseWriter:
                 return [self._event("response.function_call_arguments.delta", **place, delta=change.text)]
             told = [self._logprob(each, whole=False) for each in change.logprobs] if self._form.logprobs else []
             return [self._event("response.output_text.delta", **part_place, delta=change.text, logprobs=told)]
-        item = self._item(block, status)
+        item = self._item(block, _status(change))
         self._items.append(item)
         if block.name is not None:
             done = self._event("response.function_call_arguments.done", **place, arguments=block.text, name=block.name)
@@ -360,10 +358,6 @@ class ResponseWriter:
         }
 
     @staticmethod
-    def _status(completion: Completion) -> str:
-        return "incomplete" if completion.finish_reason == "length" else "completed"
-
-    @staticmethod
     def _id(block: AnswerBlock) -> str:
         return block.id.replace("call_", "msg_" if block.name is None else "fc_")
 
@@ -397,6 +391,10 @@ class ResponseWriter:
     def _entry(self, token: int, logprob: float, *, whole: bool) -> dict[str, Any]:
         value = self._token_bytes(token)
         return {"token": token_text(value), "logprob": logprob, **({"bytes": list(value)} if whole else {})}
+
+
+def _status(end: BlockChange) -> str:
+    return "incomplete" if end.cut else "completed"
 
 
 def new_response_id() -> str:
