@@ -178,6 +178,7 @@ def test_what_responses_refuse_is_named(server: Running) -> None:
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "wizard"}}}}, "text.format"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"background": True}, "background"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"model": "another"}, "model"),
     ):
         error = server.post(RESPONSES, {"input": TEXT, **fields}).json()["error"]
@@ -333,6 +334,18 @@ def test_a_last_message_of_the_assistant_is_continued(server: Running) -> None:
     asked = found["usage"]["input_tokens"] + found["usage"]["cache_read_input_tokens"]
     plain = server.post("/tokenize", {"messages": MESSAGES}).json()["count"]
     assert asked == same["usage"]["prompt_tokens"] == plain + len("one two")
+
+
+def test_how_to_answer_is_not_dropped_in_silence(server: Running) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 4}
+    refused = server.post(ANTHROPIC, {**body, "tool_choice": {"type": "any"}})
+    assert refused.status_code == 400 and "tool_choice needs tools" in refused.json()["error"]["message"]
+    told = server.post(ANTHROPIC, {**body, "output_config": {"effort": "high"}}).headers["x-wager-warning"]
+    assert "reasoning_effort" in told
+    asked = {"input": TEXT, "max_output_tokens": 4, "text": {"verbosity": "low"}}
+    assert "verbosity" in server.post(RESPONSES, asked).headers["x-wager-warning"]
+    with running(strict_fields=True) as strict:
+        assert strict.post(RESPONSES, asked).json()["error"]["param"] == "text.verbosity"
 
 
 def test_errors_of_messages_have_their_own_form() -> None:

@@ -34,6 +34,7 @@ class TokenCountBody(Strict):
         "response_format": "output_config",
         "stop": "stop_sequences",
         "chat_template_kwargs": "thinking",
+        "reasoning_effort": "output_config",
     }
 
     model: str | None = None
@@ -70,13 +71,12 @@ def as_chat(body: TokenCountBody, left_out: list[str] | None) -> ChatBody:
         messages.append({"role": "system", "content": _text(body.system, "system", "system")})
     for number, turn in enumerate(body.messages):
         _add_turn(messages, turn, f"messages.{number}")
-    values: dict[str, Any] = {"messages": messages}
+    values: dict[str, Any] = {"messages": messages, "reasoning_effort": (body.output_config or {}).get("effort")}
     if body.messages[-1].role == "assistant":
         values["continue_final_message"] = True
+    choice, parallel = _tool_choice(body.tool_choice)
     tools = _tools(body.tools or (), left_out)
-    if tools:
-        choice, parallel = _tool_choice(body.tool_choice)
-        values |= {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    values |= {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
     if isinstance(body, MessagesBody):
         names = ("max_tokens", "stream", "temperature", "top_p", "top_k", "speculation", "receipts")
         values |= {name: getattr(body, name) for name in names}

@@ -53,6 +53,7 @@ class ResponsesBody(Strict):
         "response_format": "text.format",
         "max_tokens": "max_output_tokens",
         "reasoning_effort": "reasoning",
+        "verbosity": "text.verbosity",
     }
 
     model: str | None = None
@@ -160,21 +161,19 @@ def as_chat(
     values: dict[str, Any] = {
         "messages": [*system, *turns],
         "max_tokens": body.max_output_tokens,
+        "tools": read_tools(body.tools or (), left_out),
+        "tool_choice": _tool_choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "logprobs": body.wants_logprobs or None,
         "top_logprobs": body.top_logprobs,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "verbosity": body.text.verbosity if body.text else None,
         "response_format": _response_format(body.text.format) if body.text and body.text.format else None,
         **{
             name: getattr(body, name)
             for name in ("temperature", "top_p", "seed", "stream", "chat_template_kwargs", "speculation", "receipts")
         },
     }
-    tools = read_tools(body.tools or (), left_out)
-    if tools:
-        values |= {"tools": tools, "tool_choice": _tool_choice(body.tool_choice)}
-    if body.text and body.text.verbosity not in (None, "medium") and left_out is not None:
-        left_out.append("text.verbosity")
     return read_fields(ChatBody, {name: value for name, value in values.items() if value is not None}, left_out), turns
 
 
