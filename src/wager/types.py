@@ -189,7 +189,14 @@ class Grammar:
     @classmethod
     def tokens(cls, token_ids: Sequence[int]) -> Grammar:
         """These tokens and no others: their log-probabilities are those of a text that is known."""
-        return cls("tokens", json.dumps(list(token_ids)))
+        ids = _token_ids("tokens", token_ids, "a sequence of token ids")
+        require("tokens", ids, "a sequence of token ids that is not empty", ok=bool(ids))
+        return cls("tokens", json.dumps(ids))
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens, if it is made of them."""
+        return json.loads(self.text) if self.kind == "tokens" else []
 
 
 # ---- sampling --------------------------------------------------------------------------------------------------------

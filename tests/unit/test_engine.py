@@ -36,7 +36,7 @@ from wager.testing import (
     ToyTarget,
 )
 from wager.testing.toy import toy_engine
-from wager.types import Completion, Draft, DraftRequest, Request, SamplingParams, StepRecord, VerifyRule
+from wager.types import Completion, Draft, DraftRequest, Grammar, Request, SamplingParams, StepRecord, VerifyRule
 from wager.verify.distribution import History, process
 
 LAW = ToyDistribution(vocab=48, order=2, sharpness=6.0, eos=3, eos_bias=-1.0)
@@ -243,6 +243,7 @@ def test_requests_that_cannot_be_served_are_refused_by_name() -> None:
         (lambda: Request("half", (1, 2.5)), "token 2.5"),  # type: ignore[arg-type]
         (lambda: Request("bias", (1,), SamplingParams(logit_bias={99: 1.0})), "token 99 .*out of logit_bias"),
         (lambda: Request("ids", (1,), SamplingParams(stop_token_ids=(-1,))), "token -1 .*out of stop_token_ids"),
+        (lambda: Request("known", (1,), SamplingParams(grammar=Grammar.tokens([1, 99]))), "token 99 under grammar"),
         (lambda: Request("a#b", (1,)), "'#'"),
         (lambda: Request("\ud800", (1,)), r"id is '\\ud800'"),
         (lambda: Request(5, (1,)), "id is 5"),  # type: ignore[arg-type]
@@ -257,6 +258,9 @@ def test_requests_that_cannot_be_served_are_refused_by_name() -> None:
         engine.add(Request("twice", (1,), SamplingParams(max_tokens=3)))
     with pytest.raises(UsageError, match="temperature"):
         SamplingParams(temperature=-1)
+    for tokens in ([], "abc"):
+        with pytest.raises(UsageError, match="tokens"):
+            Grammar.tokens(tokens)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="empty prompt"):
         Request("empty", ())
 
@@ -284,6 +288,17 @@ def test_numbers_that_are_not_end_their_request_and_no_other(params: SamplingPar
     assert bad.finish_reason == "error" and "not finite" in bad.error and bad.token_ids == ()
     assert good.finish_reason == "length" and len(good.token_ids) == 5
     assert (engine.runner.target.cache.tokens < 48).all()
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection"])
+def test_an_answer_that_every_token_ends_too_early_is_an_error(rule: VerifyRule) -> None:
+    engine = toy_engine(LAW, drafter=NgramDrafter(), rule=rule)
+    params = SamplingParams(max_tokens=5, min_tokens=3, stop_token_ids=range(LAW.vocab))
+    good, bad = engine.generate(
+        [Request("good", (1, 2, 3), SamplingParams(max_tokens=5)), Request("bad", (1,), params)]
+    )
+    assert (bad.finish_reason, bad.error_status, bad.token_ids) == ("error", 400, ()) and "min_tokens" in bad.error
+    assert good.finish_reason == "length"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -87,7 +87,7 @@ class GrammarCompiler:
         if self.has_compiled(grammar):
             return grammar
         if grammar.kind == "tokens":
-            return replace(grammar, compiled=KnownTokens(json.loads(grammar.text)))
+            return replace(grammar, compiled=KnownTokens(grammar.token_ids))
         with self._lock:
             compiled = self._compiled.get((tenant, grammar))
         if compiled is None:

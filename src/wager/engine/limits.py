@@ -36,7 +36,7 @@ def check_request(request: Request, *, vocab: int, has_tokenizer: bool) -> None:
             raise RequestError(f"A request's {field} is {text!r}.", "Give a string that UTF-8 can hold.") from None
     if "#" in request.id:
         raise RequestError(f"Request id {request.id!r} contains '#', which numbers choices.", "Leave it out.")
-    prediction = request.params.prediction
+    grammar, prediction = request.params.grammar, request.params.prediction
     if isinstance(prediction, str):
         raise RequestError("A predicted text needs a tokenizer; this engine has none.", "Give its token ids.")
     for field, tokens, hint in (
@@ -44,6 +44,7 @@ def check_request(request: Request, *, vocab: int, has_tokenizer: bool) -> None:
         ("logit_bias", request.params.logit_bias, "Leave it out of logit_bias."),
         ("stop_token_ids", request.params.stop_token_ids, "Leave it out of stop_token_ids."),
         ("prediction", prediction, "Encode it with the target's own tokenizer."),
+        ("grammar", grammar and grammar.token_ids, "Encode the text with the target's own tokenizer."),
     ):
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocab:
             wrong = next(token for token in tokens if not 0 <= token < vocab)

@@ -173,9 +173,12 @@ def token_logprob(logits: NDArray[np.float32], token: int, top: int = 0) -> Toke
 
 def allowed_ids(vocab: int, params: SamplingParams, history: History | None) -> NDArray[np.int64] | None:
     """The ids below `vocab` that the request's grammar and min_tokens allow, ascending; None for all. GrammarError if
-    the grammar allows none, and as `History.allowed`."""
+    they allow none, and as `History.allowed`."""
     if history is not None and history.excluded:
-        return np.setdiff1d(np.arange(vocab), history.excluded, assume_unique=True)
+        ids = np.setdiff1d(np.arange(vocab), history.excluded, assume_unique=True)
+        if not len(ids):
+            raise GrammarError("Every token ends the answer before min_tokens.", "Lower min_tokens.")
+        return ids
     allowed = history.allowed() if history is not None and params.grammar is not None else None
     if allowed is None:
         return None
