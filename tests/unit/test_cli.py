@@ -259,12 +259,12 @@ def test_a_table_is_divided_where_the_terminal_is_narrow(monkeypatch: pytest.Mon
 
 
 def test_chat_remembers_resets_and_exits(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = 'hello there\n\nhello there\n/what\n/reset\n"""hello\nthere"""\n/bye\nnever read\n'
+    lines = 'hello there\n\nhello there\n/what\n/reset\n"""hello\nthere"""\n"""/bye"""\n/bye\nnever read\n'
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     result = wager("chat", *FLAGS, "--max-tokens", "6")
     assert result.code == 0
     prompts = [(int(a), int(b)) for a, b in re.findall(r"prompt (\d+) tokens, (\d+) cached", result.err)]
-    assert len(prompts) == 3
+    assert len(prompts) == 4, "what stands in quotes is said, not done"
     assert prompts[1][0] > prompts[0][0] == prompts[2][0]
     assert prompts[1][1] >= 16, "the second turn reuses the cache of the first"
     assert "/what is not known" in result.err

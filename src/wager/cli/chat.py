@@ -42,12 +42,13 @@ def command(*, system: str | None, config: EngineConfig, params: SamplingParams)
     llm, terminal = open_llm(config), sys.stdin.isatty()
     beginning: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages: list[Message] = []
-    for line in _lines(terminal=terminal):
-        if line in _ENDS:
+    for line, quoted in _lines(terminal=terminal):
+        verb = "" if quoted else line
+        if verb in _ENDS:
             return
-        if line == "/reset":
+        if verb == "/reset":
             messages.clear()
-        elif line.startswith("/"):
+        elif verb.startswith("/"):
             console.say(f"{line.split()[0]} is not known: {_COMMANDS}")
         else:
             messages.append({"role": "user", "content": line})
@@ -62,8 +63,9 @@ def command(*, system: str | None, config: EngineConfig, params: SamplingParams)
                 messages.append({"role": "assistant", "content": text})
 
 
-def _lines(*, terminal: bool) -> Iterator[str]:
-    """Lines of input, without blank ones; lines between triple quotes together."""
+def _lines(*, terminal: bool) -> Iterator[tuple[str, bool]]:
+    """Lines of input, without blank ones; lines between triple quotes together, and whether they were: these are no
+    commands."""
     if terminal:
         import readline  # noqa: F401  (its import gives input() line editing)
 
@@ -77,14 +79,15 @@ def _lines(*, terminal: bool) -> Iterator[str]:
 
     while (line := read("> ")) is not None:
         line = line.strip()
-        if line.startswith(_QUOTES):
+        quoted = line.startswith(_QUOTES)
+        if quoted:
             parts, part = [], line.removeprefix(_QUOTES)
             while not part.rstrip().endswith(_QUOTES) and (further := read("... ")) is not None:
                 parts.append(part)
                 part = further
             line = "\n".join([*parts, part.rstrip().removesuffix(_QUOTES)]).strip()
         if line:
-            yield line
+            yield line, quoted
 
 
 def _answer(stream: OutputStream) -> str:
