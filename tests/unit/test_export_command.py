@@ -275,6 +275,7 @@ def test_a_tensor_that_is_not_as_in_the_source_is_an_error(
     source = head("medusa", tmp_path / "head", spec_of(target))
     done = wager("export", str(source), "--to", "vllm", "-o", str(tmp_path / "out"), "--model", str(target))
     refused(done, "differs from that in", code=1)
+    assert not [*(tmp_path / "out").iterdir()]
 
 
 # ---- llama.cpp -------------------------------------------------------------------------------------------------------
@@ -408,6 +409,7 @@ def test_a_file_that_is_not_as_the_source_is_an_error(
     source = loadable("dflash", tmp_path / "head", spec_of(target))
     done = wager("export", str(source), "--to", "llama.cpp", "-o", str(tmp_path / "out"), "--model", str(file))
     refused(done, "differs from that in", code=1)
+    assert not [*(tmp_path / "out").iterdir()]
 
 
 # ---- the engines' own guesses ----------------------------------------------------------------------------------------

@@ -127,12 +127,17 @@ def command(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {shown(output)} is there already.", "Give a folder that is new or empty.")
     source = _opened(head_path(head), engine, config)
-    if engine == "llama.cpp":
-        written, tensors = _write_gguf(source, folder)
-    else:
-        form, written = _FORMS[source.kind](source), folder
-        _write(source, form, folder)
-        tensors = len(form.names) + len(form.further)
+    try:
+        if engine == "llama.cpp":
+            written, tensors = _write_gguf(source, folder)
+        else:
+            form, written = _FORMS[source.kind](source), folder
+            _write(source, form, folder)
+            tensors = len(form.names) + len(form.further)
+    except BaseException:  # what is not whole, or not as the source, is of no use, and in the way of another attempt
+        for path in folder.glob("*"):
+            path.unlink()
+        raise
     run = _guesses(source, folder, verify_with)
     calls = _command(source, written)
     read = "read back and compared"
