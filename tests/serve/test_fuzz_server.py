@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from serve.answers import ANSWERS
 from serve.api_bodies import HOSTILE, Call, calls, check, send
 from serve.serving import CHAT, MESSAGES, SHORT, Running, eventually, running
+from wager.serve.live import PAGE_PATHS
 
 EXAMPLES = int(os.environ.get("WAGER_FUZZ_EXAMPLES", "150"))
 """150 take some seconds."""
@@ -62,6 +63,12 @@ def test_every_field_with_every_hostile_value(server: Running, http: httpx2.Clie
         for value in (*HOSTILE, 2**63 - 1, 2**62, 1e300, 1e-300, [0], {"0": 100}, ["a"], [[1], [2]]):
             check(path, send(http, Call(path, json.dumps({**body, field: value}).encode())))
             assert server.llm.failure is None, (field, value)
+
+
+def test_every_path_has_a_model_of_its_answers(server: Running) -> None:
+    """But for what is always refused, and the files of the page."""
+    paths = {route.path.replace(":path", "") for route in server.server.app().routes}  # type: ignore[attr-defined]
+    assert {*ANSWERS} == paths - {"/v1/embeddings", *PAGE_PATHS} | {"/"}
 
 
 @pytest.mark.parametrize("path", sorted(path for path, each in ANSWERS.items() if not each.body))
