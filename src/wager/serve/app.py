@@ -35,7 +35,7 @@ from wager.serve.generation import Generation
 from wager.serve.limits import Admission, BodyLimits, ServeOptions
 from wager.serve.live import PAGE_PATHS, LiveView
 from wager.serve.metrics import CONTENT_TYPE, Metrics, StepTotals
-from wager.serve.parsing import ParsingContext, check_model
+from wager.serve.parsing import ParsingContext, check_model, printable
 from wager.serve.responses import not_kept
 from wager.types import NO_TENANT, OutputDelta, StepRecord
 
@@ -376,7 +376,7 @@ class AccessMiddleware:
                 await self.app(scope, receive, send_with_id)
         except Exception as failure:
             log.exception(
-                "%s %s failed", scope["method"], _printable(path), extra={"fields": {"request_id": request_id}}
+                "%s %s failed", scope["method"], printable(path[:200]), extra={"fields": {"request_id": request_id}}
             )
             if status != _GONE:  # its head was sent: the connection ends without the end of the body
                 raise
@@ -411,13 +411,8 @@ def _log_end(scope: Scope, status: int, seconds: float) -> None:
         **({"tenant": state["key_name"]} if state.get("key_name") else {}),
         **state.get("log_fields", {}),
     }
-    said = {"method": scope["method"], "path": _printable(scope["path"]), "status": status}
+    said = {"method": scope["method"], "path": printable(scope["path"][:200]), "status": status}
     log.info("%(method)s %(path)s %(status)d", said, extra={"fields": fields, "said": said})
-
-
-def _printable(path: str) -> str:
-    """A path for the log: what is no letter could end the line and forge another."""
-    return "".join(letter if letter.isprintable() else "?" for letter in path[:200])
 
 
 def _request_id(given: str | None) -> str:

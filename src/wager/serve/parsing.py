@@ -654,11 +654,15 @@ def _relaxed_tool(tool: Any, unenforced: dict[str, None], checks: dict[str, Mapp
 # ---- what is said about a request
 
 
+def printable(text: str) -> str:
+    """A caller's text for the log: what is no letter could end the line and forge another."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def _warnings(left_out: Sequence[str], constraint: Constraint | None, tools: ChatTools | None = None) -> list[str]:
     found = []
     if left_out:
-        told = "".join(letter if letter.isprintable() else "?" for letter in ", ".join(left_out[:20]))
-        found.append(f"Fields that are not known were left out: {told}.")
+        found.append(f"Fields that are not known were left out: {printable(', '.join(left_out[:20]))}.")
     names = [*(constraint.unenforced if constraint else ()), *(tools.unenforced if tools else ())]
     if names:
         told = ", ".join(dict.fromkeys(names))
@@ -699,7 +703,7 @@ def _template_variables(body: ChatBody, template: str, warnings: list[str]) -> d
             found.setdefault("reasoning_effort", effort)
         else:
             found.setdefault("enable_thinking", effort != "none")
-    unknown = [name[:80] for name in found if not re.search(rf"\b{re.escape(name)}\b", template)]
+    unknown = [printable(name[:80]) for name in found if not re.search(rf"\b{re.escape(name)}\b", template)]
     if unknown:
         warnings.append(f"The chat template does not know {', '.join(unknown[:20])}, which has no effect.")
     if body.continue_final_message:
