@@ -58,6 +58,15 @@ def test_others_are_refused_before_a_model_is_loaded(command: Call, origin: str)
     assert ended.code == 2 and f"{origin!r} is not an origin" in ended.err
 
 
+def test_options_that_a_server_does_without_are_named(command: Call, tmp_path: Path) -> None:  # noqa: F811
+    options = tmp_path / "options.toml"
+    options.write_text('top-p = 0.5\nmax-tokens = 9\ntemperature = 0.5\ndrafter = "ngram"\n')
+    ended = command("serve", "--share-between-keys", "--port", "0", "--model", "nope")
+    assert ended.code == 2 and "--share-between-keys has no effect without keys" in ended.err
+    ended = command("serve", "--config", str(options), "--port", "0", "--model", "nope")
+    assert ended.code == 1 and "max-tokens, top-p of the --config file have no effect" in ended.err
+
+
 def test_the_log_says_how_a_stream_was_cut(caplog: pytest.LogCaptureFixture) -> None:
     """Its status is 200: the head was sent before."""
     logger, endless = logging.getLogger("wager.serve"), {**SHORT, "max_tokens": 8000, "n": 8, "stream": True}

@@ -117,6 +117,11 @@ def command(
     from wager.serve.limits import ServeOptions, read_api_keys
     from wager.serve.run import bind, configure_logging, serving
 
+    if not (api_key_file or operator_key_file):
+        flags.refuse(["share_between_keys"], "without keys", "Leave it out, or give --api-key-file.")
+    if unused := flags.options_of_file(["sampling"]).keys() - {"temperature"}:
+        names = ", ".join(sorted(unused)).replace("_", "-")
+        console.warn(f"{names} of the --config file have no effect here: requests say it.")
     if key_path:
         check_rule(config.speculation.verify)
     options = ServeOptions(

@@ -286,7 +286,7 @@ def _read_config(ctx: click.Context, _param: click.Parameter, path: Path | None)
     ctx.meta[_CONFIG_KEY] = options
 
 
-def _options_of_file(groups: Collection[str]) -> dict[str, Any]:
+def options_of_file(groups: Collection[str]) -> dict[str, Any]:
     """The options of these groups in the --config file."""
     options = click.get_current_context().meta.get(_CONFIG_KEY, {})
     return {name: value for name, value in options.items() if OPTIONS[name] in groups}
@@ -502,7 +502,7 @@ def engine_flags(
     def decorate(function: Function) -> Function:
         @functools.wraps(function)
         def command(*, drafter: str | tuple[str, ...] = "none", **values: Any) -> Any:
-            options = {**_options_of_file(groups), **{key: values.pop(key) for key in chosen if key != "drafter"}}
+            options = {**options_of_file(groups), **{key: values.pop(key) for key in chosen if key != "drafter"}}
             drafters = drafter if isinstance(drafter, tuple) else (drafter,)
             _refuse_without_drafter(drafters, options)
             _refuse_without_folder(options)
@@ -559,7 +559,7 @@ def sampling_flags(*, max_tokens: int = 256, temperature: float | None = 0.0, se
         @functools.wraps(function)
         def command(*, temperature: float | None, **values: Any) -> Any:
             given = {name: values.pop(name) for name in (*SAMPLING_HELP, "seed", "stop", "max_tokens")}
-            params = SamplingParams(**{**_options_of_file(("sampling",)), **given, "temperature": temperature or 0.0})
+            params = SamplingParams(**{**options_of_file(("sampling",)), **given, "temperature": temperature or 0.0})
             if tells_sampled:
                 values["sampled"] = temperature is not None
             return function(params=params, **values)
