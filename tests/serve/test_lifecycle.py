@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
@@ -94,6 +95,20 @@ def failures(server: Running, body: Any) -> tuple[int, list[dict[str, Any]]]:
     *_, last, done = [line for line in streamed.text.splitlines() if line]
     assert done == "data: [DONE]"
     return whole.status_code, [whole.json()["error"], json.loads(last.removeprefix("data: "))["error"]]
+
+
+def test_the_time_of_a_request_begins_with_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its body waits to be read, or its prompt is scored before its answer."""
+    with running(request_timeout=0.3) as server:
+        read = server.server.bodies.read
+
+        async def late(*given: Any, **more: Any) -> Any:
+            await asyncio.sleep(0.4)
+            return await read(*given, **more)
+
+        monkeypatch.setattr(server.server.bodies, "read", late)
+        status, errors = failures(server, BODY)
+    assert status == 504 and all("0.3 s" in error["message"] for error in errors)
 
 
 def test_a_grammar_that_cannot_be_fulfilled_is_the_requests_mistake(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ class Generation:
 
     async def respond(self, http: HttpRequest, kind: BodyKind) -> Response:
         """The answer to a body of that kind: `completion`, `chat`, `response` or `message`."""
-        tenant = http.state.tenant
+        tenant, until = http.state.tenant, asyncio.get_running_loop().time() + self.options.request_timeout
         async with self.limits.body(http) as raw:
             earlier = (self._earlier(raw, tenant),) if kind == "response" else ()
             parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id, *earlier, tenant=tenant)
@@ -80,7 +80,7 @@ class Generation:
         parsed = await self._ready(parsed, own, key=tenant)
         async with AsyncExitStack() as stack:
             stack.enter_context(self.admission.place(parsed.sequences))
-            scores = await self._scores(http, parsed, own) if parsed.scored is not None else ()
+            scores = await self._scores(http, parsed, own, until=until) if parsed.scored is not None else ()
             if scores is None:
                 return Response(status_code=499)  # nobody reads it
             if not parsed.answers:
@@ -97,13 +97,13 @@ class Generation:
             await self._start(parsed, answer)
             if not parsed.stream:
                 stack.callback(lambda: log_fields.update(log_report(answer, records)))
-                completions = await self._complete(http, answer)
+                completions = await self._complete(http, answer, until=until)
                 if completions is None:
                     return Response(status_code=499)
                 return await self._written(parsed, answer, completions, scores, tenant=tenant)
             writer, last = self._writer(parsed, answer, tenant)
-            timeout, headers = self.options.request_timeout, _warning_headers(parsed.warnings)
-            events = EventStream(answer, writer, last=last, timeout=timeout, headers=headers)
+            headers = _warning_headers(parsed.warnings)
+            events = EventStream(answer, writer, last=last, until=until, late=self._late(), headers=headers)
             stack.callback(lambda: log_fields.update(log_report(answer, records, events.error)))
             events.resources = stack.pop_all()
             return events
@@ -177,7 +177,7 @@ class Generation:
         return {name: each.conversation for name, each in found.items() if each is not None}
 
     async def _scores(
-        self, http: HttpRequest, parsed: ParsedRequest, tenant: str
+        self, http: HttpRequest, parsed: ParsedRequest, tenant: str, *, until: float
     ) -> list[tuple[TokenLogprob, ...]] | None:
         """Log-probabilities of the tokens of each prompt but the first: those of an answer that can be no other. None
         if the client has gone."""
@@ -194,7 +194,7 @@ class Generation:
         scores: list[tuple[TokenLogprob, ...]] = [()] * len(parsed.prompts)
         if requests:
             async with self.llm.open_stream(*requests) as stream:
-                completions = await self._complete(http, stream)
+                completions = await self._complete(http, stream, until=until)
             if completions is None:
                 return None
             for place, completion in zip(places, completions, strict=True):
@@ -266,16 +266,19 @@ class Generation:
         shown = None if self.options.show_rejected else own | {GRAMMAR_DRAFTER}
         return GuessReport(self.llm.tokenizer, requests, shown=shown)
 
-    async def _complete(self, http: HttpRequest, answer: AsyncOutputStream) -> list[Completion] | None:
-        """The choices of an answer that was started, or of one to start; None if the client has gone."""
+    def _late(self) -> ApiError:
+        return ApiError(504, f"The answer was not complete in {self.options.request_timeout:g} s.", "Ask for less.")
+
+    async def _complete(self, http: HttpRequest, answer: AsyncOutputStream, *, until: float) -> list[Completion] | None:
+        """The choices of an answer that was started, or of one to start; None if the client has gone. ApiError if it
+        is not complete `until` a time of the event loop."""
         gone = asyncio.create_task(until_gone(http.receive))
         finished = asyncio.create_task(answer.complete())
+        left = max(0.0, until - asyncio.get_running_loop().time())
         try:
-            done, _ = await asyncio.wait(
-                (gone, finished), timeout=self.options.request_timeout, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, _ = await asyncio.wait((gone, finished), timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                raise ApiError(504, f"There was no answer in {self.options.request_timeout:g} s.", "Ask for less.")
+                raise self._late()
             return finished.result() if finished in done else None
         finally:
             for task in (gone, finished):

@@ -228,8 +228,8 @@ _LAST_EVENT_S = 5.0
 
 class EventStream(Response):
     """Sends an answer that has been started, and closes `resources` at the end, however it comes: the client may go,
-    the `timeout` may be over, the engine may fail. `last` makes the events behind the last delta of complete choices;
-    `headers` are further ones."""
+    it may be late, the engine may fail. `until` is a time of the event loop, `late` the error behind it. `last` makes
+    the events behind the last delta of complete choices; `headers` are further ones."""
 
     media_type = "text/event-stream"
 
@@ -239,7 +239,8 @@ class EventStream(Response):
         writer: AnswerWriter,
         *,
         last: Callable[[Sequence[Completion]], Awaitable[bytes]],
-        timeout: float,
+        until: float,
+        late: WagerError,
         headers: Mapping[str, str],
     ) -> None:
         super().__init__(status_code=200, headers={**_HEADERS, **headers})
@@ -249,7 +250,7 @@ class EventStream(Response):
         self._answer = answer
         self._writer = writer
         self._last = last
-        self._timeout = timeout
+        self._until, self._late = until, late
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.resources:
@@ -271,11 +272,10 @@ class EventStream(Response):
 
         last = b""
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout_at(self._until):
                 last = await self._write_answer(write)
         except TimeoutError:
-            message = f"The answer was not complete in {self._timeout:g} s."
-            last = self._failed(ApiError(504, message, "Ask for less."))
+            last = self._failed(self._late)
         except WagerError as error:
             last = self._failed(error)
         except Exception:
