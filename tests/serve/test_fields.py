@@ -172,6 +172,7 @@ def test_echo_begins_an_answer_with_its_prompt(server: Running) -> None:
         ({"propertyNames": {"maxLength": 3}, "type": "object"}, ("propertyNames",)),
         ({"type": "string", "format": "binary"}, ()),
         ({"type": "string", "format": "iri"}, ("format 'iri'",)),
+        ({"type": ["string", "null"], "format": "iri"}, ("format 'iri'",)),
         ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ()),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, ("oneOf of alternatives that overlap",)),
         ({"type": "string", "pattern": "^(?=a).*"}, ("pattern with a look-around or a reference to a group",)),
@@ -185,6 +186,23 @@ def test_a_schema_without_what_a_grammar_cannot_enforce(server: Running, schema:
     answer = server.post(CHAT, {"messages": MESSAGES, "max_tokens": 12, "response_format": wanted})
     assert answer.status_code == 200, answer.text
     assert [name for name in names if name not in answer.headers.get(WARNING, "")] == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": None},
+        {"oneOf": [{}], "allOf": 5, "anyOf": []},
+        {"properties": True},
+        {"properties": [{}]},
+        {"properties": {"a": {}}, "required": 5},
+        {"properties": {"a": {}}, "required": [["a"]]},
+    ],
+)
+def test_what_is_no_schema_is_refused(server: Running, schema: Any) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    refused = server.post(CHAT, {**SHORT, "ignore_eos": False, "response_format": form})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "response_format")
 
 
 def test_objects_have_the_properties_that_a_schema_names_and_no_others() -> None:

@@ -68,7 +68,8 @@ def _relaxed(schema: Any, names: dict[str, None], *, closes: bool) -> Any:
         elif key in _ONE:
             found[key] = _relaxed(value, names, closes=closes)
         elif key == "format" and isinstance(value, str) and value not in _ENFORCED_FORMATS:
-            if schema.get("type") not in ("string", None) or value in _ANNOTATIONS:
+            kinds = schema.get("type", "string")
+            if "string" not in (kinds if isinstance(kinds, list) else [kinds]) or value in _ANNOTATIONS:
                 continue
             names[f"format {value[:40]!r}"] = None
         elif key == "pattern" and isinstance(value, str) and _BEYOND_REGULAR.search(value):
@@ -78,10 +79,13 @@ def _relaxed(schema: Any, names: dict[str, None], *, closes: bool) -> Any:
     pattern = schema.get("propertyNames")
     if isinstance(pattern, Mapping) and set(pattern) == {"pattern"} and "properties" not in schema:
         _name_properties(found, pattern["pattern"], names)
-    if "oneOf" in found:
+    if isinstance(found.get("oneOf"), list) and isinstance(found.get("allOf", []), list):
         _any_of_one(found, names)
-    if closes and found.get("properties") and set(found.get("required") or ()) <= set(found["properties"]):
-        found.setdefault("additionalProperties", False)
+    properties, required = found.get("properties"), found.get("required") or []
+    if closes and properties and isinstance(properties, Mapping) and isinstance(required, list):
+        named = [name for name in required if isinstance(name, str) and name in properties]
+        if len(named) == len(required):
+            found.setdefault("additionalProperties", False)
     return found
 
 
