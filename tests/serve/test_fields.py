@@ -226,7 +226,13 @@ def test_an_answer_is_checked_against_the_whole_schema_at_its_end(server: Runnin
     call = tool("f", at=two)
     asked = {"messages": MESSAGES, "max_tokens": 120, "tools": [call], "tool_choice": "required"}
     assert "'uniqueItems' at $.at" in server.post(CHAT, {**asked, "parallel_tool_calls": False}).json()["warnings"][0]
-    assert violations({"$ref": "http://127.0.0.1:1/x"}, "1")[0].startswith("The answer could not be checked")
+    for schema, text in (
+        ({"$ref": "http://127.0.0.1:1/x"}, "1"),
+        ({"$schema": ["x"]}, "1"),
+        ({"multipleOf": 0.5}, "1e400"),
+        ({}, "[" * 3000 + "]" * 3000),
+    ):
+        assert violations(schema, text)[0].startswith("The answer could not be checked")
 
 
 def test_a_schema_and_tools_together(server: Running) -> None:
