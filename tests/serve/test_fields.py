@@ -59,7 +59,14 @@ def test_fields_that_are_not_known_are_left_out_by_name(server: Running, caplog:
     said = [record.getMessage() for record in caplog.records]
     assert any("temprature" in each for each in said) and any("a?b" in each for each in said)
     assert all(map(str.isprintable, said)), "a caller's text begins no line of the log"
-    assert "reasoning_effort" in server.post(CHAT, {**SHORT, "reasoning_effort": "high"}).headers[WARNING]
+    for path, body in (
+        (CHAT, {**SHORT, "reasoning_effort": "high"}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES, "output_config": {"effort": "high"}}),
+    ):
+        assert "reasoning_effort" in server.post(path, body).headers[WARNING]
+    for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
+        assert "mood" in server.post(path, {**body, "mood": "good"}).headers[WARNING]
+        assert WARNING not in server.post(path, body).headers
     tools = [{**tool("f"), "x-mine": 1}]
     assert "tools[0].x-mine" in server.post(CHAT, {**SHORT, "ignore_eos": False, "tools": tools}).headers[WARNING]
     left_out: list[str] = []

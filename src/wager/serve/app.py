@@ -31,7 +31,7 @@ from wager.async_llm import AsyncLLM
 from wager.errors import WagerError
 from wager.serve.body_process import BodyKind, BodyReader
 from wager.serve.errors import ApiError, error_response
-from wager.serve.generation import Generation
+from wager.serve.generation import Generation, log_warnings, warning_headers
 from wager.serve.limits import Admission, BodyLimits, ServeOptions
 from wager.serve.live import PAGE_PATHS, LiveView
 from wager.serve.metrics import CONTENT_TYPE, Metrics, StepTotals
@@ -222,8 +222,9 @@ class Server:
     async def convert(self, http: Request, kind: BodyKind) -> Response:
         """Tokens of a text, or the text of tokens."""
         async with self.limits.body(http) as raw:
-            content = await self.bodies.read(kind, raw, http.state.request_id, tenant=http.state.tenant)
-        return Response(content, media_type="application/json")
+            content, warnings = await self.bodies.read(kind, raw, http.state.request_id, tenant=http.state.tenant)
+        log_warnings(http, warnings)
+        return Response(content, headers=warning_headers(warnings), media_type="application/json")
 
     def _model(self, name: str) -> dict[str, Any]:
         """In the words of OpenAI's API and of Anthropic's."""

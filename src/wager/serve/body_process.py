@@ -62,7 +62,7 @@ class BodyReader:
         *earlier: Mapping[str, bytes],
         tenant: str = NO_TENANT,
     ) -> Any:
-        """The ParsedRequest of a body that is to be answered, the answer to one about tokens. ApiError that names what
+        """The ParsedRequest of a body that is to be answered, Converted of one about tokens. ApiError that names what
         is wrong with it. `earlier`: of a `response`, conversations that it may go on, by the names of their ends."""
         size = len(raw) + sum(len(each) for found in earlier for each in found.values())
         if size > QUICK_BYTES:

@@ -73,8 +73,7 @@ class Generation:
         async with self.limits.body(http) as raw:
             earlier = (self._earlier(raw, tenant),) if kind == "response" else ()
             parsed: ParsedRequest = await self.bodies.read(kind, raw, http.state.request_id, *earlier, tenant=tenant)
-        for told in parsed.warnings:
-            log.warning("%s", told, extra={"fields": {"request_id": http.state.request_id}})
+        log_warnings(http, parsed.warnings)
         self._check_receipts(parsed)
         own = tenant_of_user(tenant, parsed.user)
         parsed = await self._ready(parsed, own, key=tenant)
@@ -102,7 +101,7 @@ class Generation:
                     return Response(status_code=499)
                 return await self._written(parsed, answer, completions, scores, tenant=tenant)
             writer, last = self._writer(parsed, answer, tenant)
-            headers = _warning_headers(parsed.warnings)
+            headers = warning_headers(parsed.warnings)
             events = EventStream(answer, writer, last=last, until=until, late=self._late(), headers=headers)
             stack.callback(lambda: log_fields.update(log_report(answer, records, events.error)))
             events.resources = stack.pop_all()
@@ -314,7 +313,7 @@ class Generation:
                 return encode(self._object(parsed, answer, completions, scores, further))
 
             content = await _beside(size, write)
-        headers = _warning_headers((*parsed.warnings, *warnings))
+        headers = warning_headers((*parsed.warnings, *warnings))
         return Response(content, headers=headers, media_type="application/json")
 
     def _object(
@@ -373,7 +372,12 @@ def _parts(parsed: ParsedRequest, completion: Completion) -> list[tuple[str, str
     return named or [("", completion.text)]
 
 
-def _warning_headers(warnings: Sequence[str]) -> dict[str, str]:
+def log_warnings(http: HttpRequest, warnings: Sequence[str]) -> None:
+    for told in warnings:
+        log.warning("%s", told, extra={"fields": {"request_id": http.state.request_id}})
+
+
+def warning_headers(warnings: Sequence[str]) -> dict[str, str]:
     """What was left out or is not enforced, as printable ASCII."""
     text = " ".join(warnings)[:_LONGEST_WARNING]
     return {"x-wager-warning": "".join(c if " " <= c <= "~" else "?" for c in text)} if text else {}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from wager.constrain.schemas import relaxed
 from wager.constrain.tools import ToolFormat, known_tools, tool_grammar, tools_message
@@ -167,6 +167,13 @@ class ParsedRequest:
         param = name if name.partition(".")[0] in self.kind.model_fields else None
         message = error.message.replace(f"Request {self.head['id']!r}", "The request")
         return ApiError(error.status, message, hint, param=param, code=code)
+
+
+class Converted(NamedTuple):
+    """The answer to a body about tokens, and what was left out of that."""
+
+    content: bytes
+    warnings: Sequence[str]
 
 
 def check_model(name: str | None, served: Sequence[str]) -> str:
@@ -340,15 +347,16 @@ class BodyParser:
         form = MessageForm(id=f"msg_{uuid.uuid4().hex[:24]}", model=name, calls=parsed.calls)
         return replace(parsed, kind=MessagesBody, blocks=form)
 
-    def count_tokens(self, raw: bytes, _request_id: str) -> bytes:
+    def count_tokens(self, raw: bytes, _request_id: str) -> Converted:
         """The answer to a body of /v1/messages/count_tokens."""
         left_out: list[str] | None = None if self.model.strict else []
         body = parse(TokenCountBody, raw, left_out)
         check_model(body.model, self.model.names)
         with _named_as(TokenCountBody):
             chat = messages.as_chat(body, left_out)
-            tools = ChatTools.of(chat, self.model.tokenizer, None, left_out)
-            return encoded({"input_tokens": len(self.encode_messages(chat.messages, tools, chat))})
+            tools, said = ChatTools.of(chat, self.model.tokenizer, None, left_out), list[str]()
+            count = len(self.encode_messages(chat.messages, tools, chat, said))
+        return Converted(encoded({"input_tokens": count}), [*_warnings(left_out or (), None), *said])
 
     def encode_messages(
         self,
@@ -492,9 +500,10 @@ class BodyParser:
 
     # ---- /tokenize and /detokenize: answers are JSON in UTF-8 --------------------------------------------------------
 
-    def tokenize(self, raw: bytes, _request_id: str) -> bytes:
+    def tokenize(self, raw: bytes, _request_id: str) -> Converted:
         """The answer to a body of /tokenize."""
-        body = parse(TokenizeBody, raw, None if self.model.strict else [])
+        left_out: list[str] = []
+        body = parse(TokenizeBody, raw, None if self.model.strict else left_out)
         check_model(body.model, self.model.names)
         if (body.prompt is None) == (body.messages is None):
             raise field_error("prompt", "There must be a prompt or messages.", "Send one of the two.")
@@ -502,17 +511,19 @@ class BodyParser:
         found: dict[str, Any] = {"count": len(tokens), "max_model_len": self.model.max_context, "tokens": tokens}
         if body.return_token_strs:
             found["token_strs"] = [self.model.tokenizer.token(token) for token in tokens]
-        return encoded(found)
+        return Converted(encoded(found), _warnings(left_out, None))
 
-    def detokenize(self, raw: bytes, _request_id: str) -> bytes:
+    def detokenize(self, raw: bytes, _request_id: str) -> Converted:
         """The answer to a body of /detokenize."""
-        body = parse(DetokenizeBody, raw, None if self.model.strict else [])
+        left_out: list[str] = []
+        body = parse(DetokenizeBody, raw, None if self.model.strict else left_out)
         check_model(body.model, self.model.names)
         vocab = self.model.vocab
         wrong = next((token for token in body.tokens if not 0 <= token < vocab), None)
         if wrong is not None:
             raise field_error("tokens", f"Token {wrong} is not in the vocabulary of {vocab}.")
-        return encoded({"prompt": self.model.tokenizer.decode(body.tokens, special=True)})
+        text = self.model.tokenizer.decode(body.tokens, special=True)
+        return Converted(encoded({"prompt": text}), _warnings(left_out, None))
 
     def _tokenize_text(self, body: TokenizeBody) -> list[int]:
         for name in ("tools", "add_generation_prompt"):
