@@ -342,6 +342,9 @@ def test_how_to_answer_is_not_dropped_in_silence(server: Running) -> None:
     assert refused.status_code == 400 and "tool_choice needs tools" in refused.json()["error"]["message"]
     told = server.post(ANTHROPIC, {**body, "output_config": {"effort": "high"}}).headers["x-wager-warning"]
     assert "reasoning_effort" in told
+    misspelt = {"output_config": {"fromat": {}}, "tools": [{"name": "f", "input_shema": {}, "cache_control": {}}]}
+    told = server.post(ANTHROPIC, {**body, **misspelt}).headers["x-wager-warning"]
+    assert "fromat" in told and "input_shema" in told and "cache_control" not in told
     asked = {"input": TEXT, "max_output_tokens": 4, "text": {"verbosity": "low"}}
     assert "verbosity" in server.post(RESPONSES, asked).headers["x-wager-warning"]
     with running(strict_fields=True) as strict:

@@ -26,6 +26,11 @@ class TurnOfMessages(Strict):
     content: str | Items[dict[str, Any]]
 
 
+class OutputConfig(Strict):
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
 class TokenCountBody(Strict):
     """POST /v1/messages/count_tokens."""
 
@@ -34,7 +39,6 @@ class TokenCountBody(Strict):
         "response_format": "output_config",
         "stop": "stop_sequences",
         "chat_template_kwargs": "thinking",
-        "reasoning_effort": "output_config",
     }
 
     model: str | None = None
@@ -44,7 +48,7 @@ class TokenCountBody(Strict):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
 
 
@@ -71,7 +75,8 @@ def as_chat(body: TokenCountBody, left_out: list[str] | None) -> ChatBody:
         messages.append({"role": "system", "content": _text(body.system, "system", "system")})
     for number, turn in enumerate(body.messages):
         _add_turn(messages, turn, f"messages.{number}")
-    values: dict[str, Any] = {"messages": messages, "reasoning_effort": (body.output_config or {}).get("effort")}
+    effort = body.output_config.effort if body.output_config else None
+    values: dict[str, Any] = {"messages": messages, "reasoning_effort": effort}
     if body.messages[-1].role == "assistant":
         values["continue_final_message"] = True
     choice, parallel = _tool_choice(body.tool_choice)
@@ -128,13 +133,17 @@ def _text(content: Any, place: str, param: str) -> str:
     return "\n".join(texts)
 
 
+_OF_TOOL = ("type", "input_schema", "cache_control")
+"""Keys of a tool that are none of a function."""
+
+
 def _tools(given: Sequence[Mapping[str, Any]], left_out: list[str] | None) -> list[dict[str, Any]]:
     """Functions as chats have them; tools that only Anthropic's server has are left out by name."""
     found = []
     for number, tool in enumerate(given):
         if tool.get("type", "custom") in ("custom", None):
-            function = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key) is not None}
-            found.append({"type": "function", "function": {**function, "parameters": tool.get("input_schema") or {}}})
+            named = {key: tool[key] for key in tool if key not in _OF_TOOL and tool[key] is not None}
+            found.append({"type": "function", "function": {**named, "parameters": tool.get("input_schema") or {}}})
         elif tool.get("type") == "function":
             hint = 'Here a tool is {"name": ..., "description": ..., "input_schema": ...}.'
             raise field_error("tools", f"tools.{number} has the form of OpenAI's API.", hint)
@@ -158,8 +167,8 @@ def _tool_choice(choice: Mapping[str, Any] | None) -> tuple[Any, bool]:
 
 
 def _response_format(body: MessagesBody) -> dict[str, Any] | None:
-    given = body.output_format or (body.output_config or {}).get("format")
-    if not isinstance(given, Mapping):
+    given = body.output_format or (body.output_config and body.output_config.format)
+    if not given:
         return None
     if given.get("type") != "json_schema":
         raise field_error("output_config", "Its format is no json_schema.", "Send a json_schema, or none.")
