@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 
 from wager.constrain.compiler import GrammarCompiler, with_compiled_grammar
-from wager.economics.policy.base import Policy
+from wager.economics.policy.base import Policy, WrappedPolicy
 from wager.engine.limits import check_request
 from wager.engine.outputs import OutputCollector, TokenDecoder
 from wager.engine.policies import RequestPolicy
@@ -63,6 +63,7 @@ class Engine:
         self.scheduler = scheduler
         self._requested = RequestPolicy(policy, scheduler.sequences, most_rows=scheduler.rows_beside_others)
         self._policy: Policy = self._requested
+        self._requested.rebound.append(self._time_policy)
         self._proposer = proposer
         self._decoder = decoder
         self._eos = frozenset(eos)
@@ -88,6 +89,8 @@ class Engine:
         if around is None:
             self._requested.policy = policy
         self._policy = self._requested if around is None else policy
+        if isinstance(self._policy, WrappedPolicy) and self._time_policy not in self._policy.rebound:
+            self._policy.rebound.append(self._time_policy)
         self._policy.leave_out(frozenset(self._proposer.failed))
         self._time_stages(self._trace)
 
@@ -102,19 +105,24 @@ class Engine:
         self._time_stages(self._trace)
 
     def _time_stages(self, trace: Trace) -> None:
-        scheduler, runner, policy, proposer = self.scheduler, self.runner, self._policy, self._proposer
+        scheduler, runner, proposer = self.scheduler, self.runner, self._proposer
         sequences, tables = scheduler.sequences, scheduler.block_pool.block_tables
         self._schedule = trace.timed("schedule", scheduler.next)
-        self._plan = trace.timed(POLICY_STAGE, policy.plan)
         self._propose = trace.timed(DRAFT_STAGE, proposer.propose, sequences)
-        self._admit = trace.timed(POLICY_STAGE, policy.admit)
         self._forward = trace.timed(FORWARD_STAGE, runner.pack_and_forward, tables)
         self._accept = trace.timed("accept", runner.accept, sequences)
         self._commit = trace.timed("commit", scheduler.commit)
         self._set_inactive = trace.timed("observe", proposer.set_inactive, sequences, runner.tap)
         self._show = trace.timed("observe", proposer.show)
         self._observe_drafters = trace.timed("observe", proposer.observe)
-        self._learn = trace.timed(POLICY_STAGE, self._update_policy)
+        self._update_policy = trace.timed(POLICY_STAGE, self._end_sequences)
+        self._time_policy()
+
+    def _time_policy(self) -> None:
+        trace, policy = self._trace, self._policy
+        self._plan = trace.timed(POLICY_STAGE, policy.plan)
+        self._admit = trace.timed(POLICY_STAGE, policy.admit)
+        self._learn = trace.timed(POLICY_STAGE, policy.learn)
         self._report = trace.timed(POLICY_STAGE, policy.observe)
 
     # ---- the step -------------------------------------------------------------------------------------------------
@@ -176,7 +184,9 @@ class Engine:
                 drafted += outcome.drafted
                 accepted += len(delta.drafted_by) - delta.drafted_by.count("")
         self._observe_drafters(output, known, ended)
-        self._learn(verdicts, ended)
+        self._learn(verdicts)
+        if ended or self._proposer.changed:
+            self._update_policy(ended)
         if ended:
             self._close_requests(deltas)
         contexts = tuple([span.num_computed_tokens for span in spans])
@@ -188,8 +198,7 @@ class Engine:
             with self._guard.call("on_step"):
                 self.on_step(record)
 
-    def _update_policy(self, verdicts: Sequence[Verdict], ended: Iterable[str]) -> None:
-        self._policy.learn(verdicts)
+    def _end_sequences(self, ended: Iterable[str]) -> None:
         if self._proposer.changed:
             self._policy.leave_out(frozenset(self._proposer.failed))
         for seq_id in ended:

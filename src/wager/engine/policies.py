@@ -27,7 +27,18 @@ from wager.economics.policy.base import Policy, WrappedPolicy, longest_that_fits
 from wager.engine.sequence import EngineSequence
 from wager.errors import MALFORMED, GrammarError, RequestError
 from wager.tenants import HasTenant, KeptStates, PerTenant
-from wager.types import NO_TENANT, Draft, DraftDecision, GrammarState, Plan, Request, RequestSpeculation, Span, Verdict
+from wager.types import (
+    NO_TENANT,
+    Draft,
+    DraftDecision,
+    GrammarState,
+    Plan,
+    Request,
+    RequestSpeculation,
+    Span,
+    StepRecord,
+    Verdict,
+)
 
 log = logging.getLogger("wager")
 
@@ -47,16 +58,19 @@ class RequestPolicy(WrappedPolicy):
         *,
         most_rows: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._sequences = sequences
-        self._most_rows = most_rows
-        self._room = 0  # rows of the step for guesses that the policy does not decide about
-        self._decisions: dict[str, DraftDecision] = {}  # of sequences whose requests choose
-        self._constrained: set[str] = set()
-        self._admitted: dict[str, list[int]] = {}
-        """By sequence with a grammar, of each verified node the one that the policy had admitted, -1: none."""
-        self._spans: Sequence[Span] = ()
+        self._requests = _RequestDecisions(policy, sequences, most_rows)
         self._left_out: frozenset[str] = frozenset()
         super().__init__(policy)
+
+    @property
+    def deciding(self) -> Policy:
+        """`policy` where no request has a say."""
+        requests = self._requests
+        return requests if requests.decisions or requests.constrained else self.policy
+
+    def bind(self) -> None:
+        self._requests.policy = self.policy
+        super().bind()
 
     @staticmethod
     def check(request: Request, drafters: Mapping[str, Drafter]) -> None:
@@ -74,26 +88,72 @@ class RequestPolicy(WrappedPolicy):
     def add(self, sequence: EngineSequence, drafters: Mapping[str, Drafter]) -> None:
         """A sequence is about to begin."""
         if sequence.request.speculation is not None:
-            self._decisions[sequence.id] = _decision(sequence.request.speculation, drafters)
+            self._requests.decisions[sequence.id] = _decision(sequence.request.speculation, drafters)
         if sequence.constrained:
-            self._constrained.add(sequence.id)
+            self._requests.constrained.add(sequence.id)
+        if self.deciding is self._requests:
+            self.bind()
 
     # ---- the interface of a policy ----------------------------------------------------------------------------------
 
     def begin(self, sequence: str, *, weight: float) -> None:
-        if sequence not in self._decisions:
+        if sequence not in self._requests.decisions:
             self.policy.begin(sequence, weight=weight)
 
+    def end(self, sequence: str) -> None:
+        self.policy.end(sequence)
+        if self.deciding is self._requests:
+            self._requests.decisions.pop(sequence, None)
+            self._requests.constrained.discard(sequence)
+            self.bind()
+
+    @property
+    def inactive_drafters(self) -> frozenset[str]:
+        return self.deciding.inactive_drafters
+
+    def leave_out(self, drafters: frozenset[str]) -> None:
+        self._left_out = drafters
+        self.policy.leave_out(drafters)
+
+    def explain(self) -> str:
+        lines, count = [self.policy.explain()], len(self._requests.decisions)
+        if self._left_out:
+            lines.append(f"Failed, and not asked until a pause is over: {', '.join(sorted(self._left_out))}.")
+        if count:
+            lines.append(f"Of {count} sequences the requests say how they speculate.")
+        return "\n".join(lines)
+
+
+class _RequestDecisions(Policy):
+    """Decides about the steps in which a sequence of `decisions` (what its request says) or of `constrained` (it has a
+    grammar) runs."""
+
+    def __init__(
+        self, policy: Policy, sequences: Mapping[str, EngineSequence], most_rows: Callable[[], int | None]
+    ) -> None:
+        self.decisions: dict[str, DraftDecision] = {}
+        self.constrained: set[str] = set()
+        self._sequences, self._most_rows = sequences, most_rows
+        self._room = 0  # rows of the step for guesses that the policy does not decide about
+        self._admitted: dict[str, list[int]] = {}
+        """By sequence with a grammar, of each verified node the one that the policy had admitted, -1: none."""
+        self._spans: Sequence[Span] = ()
+        self.policy = policy
+
+    def observe(self, record: StepRecord) -> None:
+        self.policy.observe(record)
+
+    def explain(self) -> str:
+        return self.policy.explain()
+
     def plan(self, spans: Sequence[Span], budget: int) -> Plan:
-        self._spans = spans
-        if self._decisions or self._constrained:
-            self._room = self._room_for_guesses(spans, budget)
-        if not self._decisions:
+        self._spans, self._room = spans, self._room_for_guesses(spans, budget)
+        if not self.decisions:
             return self.policy.plan(spans, budget)
         depths: dict[str, int] = {}
         seen: list[Span] = []
         for span in spans:
-            decision = self._decisions.get(span.seq_id)
+            decision = self.decisions.get(span.seq_id)
             if decision is None or not span.needs_logits:
                 seen.append(span)
                 continue
@@ -102,7 +162,7 @@ class RequestPolicy(WrappedPolicy):
                 depths[span.seq_id] = depth
         longest = longest_that_fits(depths.values(), self._room)
         chosen = {
-            seq_id: self._decisions[seq_id]._replace(depth=min(depth, longest))
+            seq_id: self.decisions[seq_id]._replace(depth=min(depth, longest))
             for seq_id, depth in depths.items()
             if longest
         }
@@ -115,15 +175,15 @@ class RequestPolicy(WrappedPolicy):
         return budget if most is None else max(0, min(budget, most - sum([len(span.tokens) - 1 for span in spans])))
 
     def admit(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
-        if self._decisions:
-            own = {seq_id: draft for seq_id, draft in drafts.items() if seq_id in self._decisions}
+        if self.decisions:
+            own = {seq_id: draft for seq_id, draft in drafts.items() if seq_id in self.decisions}
             chosen = truncate_to(own, budget)
             rows = sum([len(draft) for draft in chosen.values()])
             others = {seq_id: draft for seq_id, draft in drafts.items() if seq_id not in own}
             admitted: Mapping[str, Draft] = {**self.policy.admit(others, budget - rows), **chosen}
         else:
             admitted = self.policy.admit(drafts, budget)
-        return self._completed(admitted, budget) if self._constrained else admitted
+        return self._completed(admitted, budget) if self.constrained else admitted
 
     def _completed(self, drafts: Mapping[str, Draft], budget: int) -> Mapping[str, Draft]:
         """The drafts with what grammars force and without what they forbid, at most `budget` rows together. Guesses
@@ -131,7 +191,7 @@ class RequestPolicy(WrappedPolicy):
         tokens."""
         self._admitted.clear()
         completed = dict(drafts)
-        chosen = sum([len(draft) for seq_id, draft in drafts.items() if seq_id in self._decisions])
+        chosen = sum([len(draft) for seq_id, draft in drafts.items() if seq_id in self.decisions])
         room = min(budget - sum([len(draft) for draft in drafts.values()]), max(0, self._room - chosen))
         for span in self._spans:
             sequence, draft = self._sequences[span.seq_id], drafts.get(span.seq_id) or Draft(span.seq_id)
@@ -151,13 +211,11 @@ class RequestPolicy(WrappedPolicy):
         return completed
 
     def learn(self, verdicts: Iterable[Verdict]) -> None:
-        if self._decisions or self._constrained:
-            verdicts = [self._on_admitted(each) for each in verdicts if each.seq_id not in self._decisions]
-        self.policy.learn(verdicts)
+        self.policy.learn([self._on_admitted(each) for each in verdicts if each.seq_id not in self.decisions])
 
     def _on_admitted(self, verdict: Verdict) -> Verdict:
         """The verdict as one on what was admitted."""
-        admitted = self._admitted.get(verdict.seq_id) if verdict.seq_id in self._constrained else None
+        admitted = self._admitted.get(verdict.seq_id) if verdict.seq_id in self.constrained else None
         if admitted is None:
             return verdict
         accepted = [admitted[node] for node in verdict.accepted]
@@ -165,30 +223,13 @@ class RequestPolicy(WrappedPolicy):
             accepted = accepted[: accepted.index(-1)]
         return Verdict(verdict.seq_id, tuple(accepted), verdict.tokens)
 
-    def end(self, sequence: str) -> None:
-        self.policy.end(sequence)
-        self._decisions.pop(sequence, None)
-        self._constrained.discard(sequence)
-
     @property
     def inactive_drafters(self) -> frozenset[str]:
         """None that a request names is inactive, nor the first one where it names none."""
-        if not self._decisions:
+        if not self.decisions:
             return self.policy.inactive_drafters
-        named = {decision.drafter for decision in self._decisions.values() if decision.depth}
+        named = {decision.drafter for decision in self.decisions.values() if decision.depth}
         return frozenset() if "" in named else self.policy.inactive_drafters - named
-
-    def leave_out(self, drafters: frozenset[str]) -> None:
-        self._left_out = drafters
-        self.policy.leave_out(drafters)
-
-    def explain(self) -> str:
-        lines, count = [self.policy.explain()], len(self._decisions)
-        if self._left_out:
-            lines.append(f"Failed, and not asked until a pause is over: {', '.join(sorted(self._left_out))}.")
-        if count:
-            lines.append(f"Of {count} sequences the requests say how they speculate.")
-        return "\n".join(lines)
 
 
 def _decision(choice: RequestSpeculation, drafters: Mapping[str, Drafter]) -> DraftDecision:
