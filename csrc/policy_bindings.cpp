@@ -1,11 +1,12 @@
 // The bindings of the policy's inner loops: numbers and arrays in, numbers out.
 #include "acceptance.h"
-#include "kalman.h"
+#include "collapse.h"
 #include "planning.h"
+#include "step_times.h"
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::Elements, wager::Items, wager::read_ints;
+using wager::Items, wager::read_ints;
 using Numbers = std::vector<double>;
 
 namespace {
@@ -38,6 +39,7 @@ class Filter {
     void update(nb::handle slopes, double error) { filter_.update(checked(slopes), error); }
     double deviation(nb::handle slopes) { return filter_.deviation(checked(slopes)); }
     const Numbers& values() const { return filter_.values(); }
+    const wager::KalmanFilter& filter() const { return filter_; }
 
   private:
     const Numbers& checked(nb::handle slopes) {
@@ -50,12 +52,51 @@ class Filter {
     Numbers slopes_;
 };
 
-Elements matrix(nb::handle array) { return Elements(array, 2, "d", sizeof(double), PyBUF_WRITABLE); }
+// Of a list, a tuple or a range.
+Numbers floats_of(nb::handle values) {
+    const nb::object sequence = nb::steal(PySequence_Fast(values.ptr(), "numbers must be a sequence"));
+    if (!sequence.is_valid()) throw nb::python_error();
+    Numbers numbers;
+    read_floats(sequence.ptr(), numbers);
+    return numbers;
+}
 
-wager::Table table_of(const Elements& array) {
-    wager::Table table(array.size(0), array.size(1));
-    std::copy_n(array.data<double>(), table.values.size(), table.values.begin());
+// Of as many numbers as there are unknowns.
+Numbers slopes_of(nb::handle values, const wager::KalmanFilter& filter) {
+    Numbers slopes = floats_of(values);
+    if (slopes.size() != filter.size()) throw std::invalid_argument("slopes must be one float for each unknown");
+    return slopes;
+}
+
+// Ascending knots, and as many values at them of each curve.
+void check_knots(const Numbers& knots, std::initializer_list<const Numbers*> curves) {
+    bool fits = !knots.empty();
+    for (const Numbers* curve : curves) fits &= curve->size() == knots.size();
+    for (size_t i = 1; i < knots.size(); ++i) fits &= knots[i - 1] < knots[i];
+    if (!fits) throw std::invalid_argument("ascending knots must have one value each");
+}
+
+// Of rows of equal length.
+wager::Table table_of(nb::handle rows) {
+    const Items each = items_of(rows, "a table must be a list of rows");
+    wager::Table table(each.size, each.size ? nb::len(nb::handle(each.items[0])) : 0);
+    table.values.clear();
+    Numbers row;
+    for (Py_ssize_t i = 0; i < each.size; ++i) {
+        read_floats(each.items[i], row);
+        if (row.size() != table.columns) throw std::invalid_argument("rows of a table must be of one length");
+        table.values.insert(table.values.end(), row.begin(), row.end());
+    }
     return table;
+}
+
+std::vector<Numbers> rows_of(const wager::Table& table) {
+    std::vector<Numbers> rows;
+    for (size_t row = 0; row < table.rows; ++row) {
+        const auto first = table.values.begin() + static_cast<long>(row * table.columns);
+        rows.emplace_back(first, first + static_cast<long>(table.columns));
+    }
+    return rows;
 }
 
 // The fields of a draft.
@@ -159,25 +200,20 @@ class DraftSelector {
     wager::ValueType type_;
 };
 
-// See AcceptanceModel::learn_draft. `draft`: None where none was made; `forecast`: a matrix whose `row` it is, or None.
+// See AcceptanceModel::learn_draft. `draft`: None where none was made; `forecast`: of its survival, or None.
 bool learn_draft(wager::AcceptanceModel& model, wager::SequenceAcceptance& sequence, nb::handle draft, nb::handle emitted,
-                 std::optional<long> accepted, long depth, bool stops_early, nb::handle forecast, size_t row) {
-    std::optional<Elements> rates;
-    const double* values = nullptr;
-    if (!forecast.is_none()) {
-        rates.emplace(forecast, 2, "d", sizeof(double));
-        if (row >= rates->size(0)) throw std::invalid_argument("no such row");
-        values = rates->data<double>() + row * rates->size(1);
-    }
-    const size_t columns = rates ? rates->size(1) : 0;
+                 std::optional<long> accepted, long depth, bool stops_early, nb::handle forecast) {
+    Numbers rates;
+    if (!forecast.is_none()) read_floats(forecast.ptr(), rates);
+    const double* const values = forecast.is_none() ? nullptr : rates.data();
     if (draft.is_none()) {
-        model.learn_missing(sequence, depth, stops_early, values, columns);
+        model.learn_missing(sequence, depth, stops_early, values, rates.size());
         return false;
     }
     std::vector<long> tokens;
     read_ints(emitted, tokens);
     return model.learn_draft(sequence, read_draft(draft.ptr(), true), tokens, accepted ? &*accepted : nullptr, depth,
-                             stops_early, values, columns);
+                             stops_early, values, rates.size());
 }
 
 // The nodes of a draft that emitted tokens can be compared with, and those of them that agree, from the root down.
@@ -187,6 +223,59 @@ nb::tuple compare(nb::handle draft, nb::handle emitted) {
     const wager::ComparedDraft compared(read_draft(draft.ptr(), true), tokens);
     return nb::make_tuple(compared.tested, compared.right);
 }
+
+// The records of drafters, by name.
+class DrafterRecords {
+  public:
+    DrafterRecords(const wager::CollapseRules& rules, Py_ssize_t most_seen) : rules_(rules), most_seen_(most_seen) {}
+
+    // Looks at the first drafts of each of the steps (`PolicyStep`). For each drafter that has collapsed, or recovered: its name,
+    // whether it has collapsed, its usual rate, and how many guesses were right lately.
+    nb::list add(nb::handle steps) {
+        static const wager::Name of_verdicts("verdicts"), of_drafted("drafted"), of_plan("plan"), of_seq_id("seq_id"),
+            of_accepted("accepted"), of_tokens("tokens"), of_drafter("drafter");
+        nb::list changes;
+        const Items taken = items_of(steps, "steps must be a list");
+        for (Py_ssize_t i = 0; i < taken.size; ++i) {
+            const nb::object drafted = attribute(of_drafted, taken.items[i]);
+            if (!PyDict_Check(drafted.ptr()) || !PyDict_GET_SIZE(drafted.ptr())) continue;
+            const nb::object verdicts = attribute(of_verdicts, taken.items[i]), plan = attribute(of_plan, taken.items[i]);
+            const Items each = items_of(verdicts, "verdicts must be a list");
+            for (Py_ssize_t j = 0; j < std::min(each.size, most_seen_); ++j) {
+                PyObject* const verdict = each.items[j];
+                const nb::object seq_id = attribute(of_seq_id, verdict);
+                PyObject* const draft = PyDict_GetItemWithError(drafted.ptr(), seq_id.ptr());
+                if (draft == nullptr) continue;
+                const nb::object tokens = attribute(of_tokens, verdict), guesses = attribute(of_tokens, draft);
+                if (!nb::len(tokens) || !nb::len(guesses)) continue;
+                const bool right = nb::len(attribute(of_accepted, verdict)) || first_is_right(draft, tokens);
+                const nb::object drafter = attribute(of_drafter, nb::object(plan[seq_id]).ptr());
+                const std::string name = nb::cast<std::string>(drafter);
+                wager::DrafterRecord& record = records_.try_emplace(name, rules_).first->second;
+                if (record.see(nb::cast<std::string>(seq_id), right))
+                    changes.append(nb::make_tuple(drafter, record.collapsed, record.usual, record.lately));
+            }
+        }
+        return changes;
+    }
+
+  private:
+    static nb::object attribute(const wager::Name& name, PyObject* value) {
+        nb::object found = name.of(value);
+        if (!found.is_valid()) throw nb::python_error();
+        return found;
+    }
+
+    static bool first_is_right(PyObject* draft, const nb::object& emitted) {
+        std::vector<long> tokens;
+        read_ints(emitted, tokens);
+        return !wager::ComparedDraft(read_draft(draft, true), tokens).right.empty();
+    }
+
+    wager::CollapseRules rules_;
+    Py_ssize_t most_seen_;
+    std::unordered_map<std::string, wager::DrafterRecord> records_;
+};
 
 // The plans of the sequences of one step: `add` each drafter, then `choose`.
 class DraftPlanner {
@@ -199,10 +288,9 @@ class DraftPlanner {
 
     // A drafter: its acceptance, that of each sequence (of all of them `offset` where it is given), the seconds that the j-th
     // sequence to draft at a depth adds, [sequences, depth], those of catching up by sequence, and which sequences' drafts are
-    // verified whatever their scores. Fills `survival`, [sequences, depth].
-    void add(const wager::AcceptanceModel& model, const std::vector<const wager::SequenceAcceptance*>& sequences,
-             std::optional<double> offset, nb::handle seconds, Numbers catch_up, std::vector<bool> unjudged, bool stops_early,
-             nb::handle survival) {
+    // verified whatever their scores. Returns the forecast of survival, [sequences, depth].
+    std::vector<Numbers> add(const wager::AcceptanceModel& model, const std::vector<const wager::SequenceAcceptance*>& sequences,
+             std::optional<double> offset, nb::handle seconds, Numbers catch_up, std::vector<bool> unjudged, bool stops_early) {
         wager::PlannedDrafter drafter;
         drafter.log_odds = model.depths.log_odds;
         for (const wager::SequenceAcceptance* each : sequences) {
@@ -211,23 +299,21 @@ class DraftPlanner {
         }
         drafter.catch_up = std::move(catch_up), drafter.unjudged = std::move(unjudged);
         drafter.has_scores = model.has_scores, drafter.stops_early = stops_early;
-        const Elements out = matrix(survival);
-        drafter.seconds = table_of(matrix(seconds)), drafter.survival = table_of(out);
+        drafter.seconds = table_of(seconds);
+        drafter.survival = wager::Table(drafter.seconds.rows, drafter.seconds.columns);
         drafter.shifts = wager::Table(0, model.depths.odds.size());
         drafter.shifts.values = model.shifts();
         drafter.shifts.rows = drafter.shifts.values.size() / drafter.shifts.columns;
         for (size_t column = 0; column < drafter.shifts.columns; ++column)
             for (size_t row = 0; row < drafter.shifts.rows; ++row)
                 drafter.shifts_by_depth.push_back(drafter.shifts.at(row, column));
-        std::fill(drafter.survival.values.begin(), drafter.survival.values.end(), 0.0);
         for (const size_t size : {drafter.means.size(), drafter.deviations.size(), drafter.catch_up.size(), drafter.unjudged.size(),
-                                  drafter.seconds.rows, drafter.survival.rows})
+                                  drafter.seconds.rows})
             if (size != batch_.weights.size()) throw std::invalid_argument("each sequence must have one value");
-        if (drafter.seconds.columns != drafter.survival.columns) throw std::invalid_argument("each depth must have its seconds");
         if (batch_.extra.size() < drafter.survival.values.size() + 2) throw std::invalid_argument("seconds of too few rows");
         wager::forecast_survival(drafter, batch_.rooms);
-        std::copy(drafter.survival.values.begin(), drafter.survival.values.end(), out.data<double>());
         drafters_.push_back(std::move(drafter));
+        return rows_of(drafters_.back().survival);
     }
 
     // Each sequence's drafter (-1: none), depth and min_survival (-1: none).
@@ -254,6 +340,67 @@ void bind_policy(nb::module_& m) {
         .def("deviation", &Filter::deviation)
         .def("values", &Filter::values)
         .def("__deepcopy__", [](const Filter& filter, nb::handle) { return Filter(filter); });
+    using Steps = wager::StepTimes;
+    nb::class_<Steps>(m, "StepTimes")
+        .def("__init__",
+             [](Steps* made, const Filter& filter, Numbers rows, Numbers seconds, double per_request, double per_context,
+                double per_pair) {
+                 check_knots(rows, {&seconds});
+                 if (filter.filter().size() < rows.size() + 3) throw std::invalid_argument("a filter of too few unknowns");
+                 new (made) Steps(filter.filter(), std::move(rows), std::move(seconds), per_request, per_context, per_pair);
+             },
+             nb::arg("filter"), nb::kw_only(), nb::arg("rows"), nb::arg("seconds"), nb::arg("per_request"), nb::arg("per_context"),
+             nb::arg("per_pair"))
+        .def("seconds", [](const Steps& times, double rows, double requests,
+                           double context_sum) { return times.seconds({rows, requests, context_sum}); })
+        .def("seconds_by_rows", [](const Steps& times, nb::handle rows, double requests,
+                                   double context_sum) { return times.seconds_by_rows(floats_of(rows), requests, context_sum); })
+        .def("slopes", [](const Steps& times, double rows, double requests,
+                          double context_sum) { return times.slopes({rows, requests, context_sum}); })
+        .def("observe", [](Steps& times, double rows, double requests, double context_sum,
+                           double taken) { times.observe({rows, requests, context_sum}, taken); })
+        .def("deviations", [](const Steps& times, double rows, nb::handle others, double requests,
+                              double context_sum) { return times.deviations({rows, requests, context_sum}, floats_of(others)); })
+        .def("update", [](Steps& times, nb::handle slopes, double error) {
+            times.filter.update(slopes_of(slopes, times.filter), error);
+            times.correct();
+        })
+        .def("deviation", [](const Steps& times, nb::handle slopes) {
+            return times.filter.deviation(slopes_of(slopes, times.filter));
+        })
+        .def("values", [](const Steps& times) { return times.filter.values(); })
+        .def_ro("scale", &Steps::scale)
+        .def_ro("per_request", &Steps::per_request)
+        .def_ro("corrected", &Steps::corrected)
+        .def("__deepcopy__", [](const Steps& times, nb::handle) { return times; });
+    using Drafting = wager::DraftTimes;
+    nb::class_<Drafting>(m, "DraftTimes")
+        .def("__init__",
+             [](Drafting* made, const Filter& filter, Numbers requests, Numbers per_call, Numbers per_token) {
+                 check_knots(requests, {&per_call, &per_token});
+                 if (filter.filter().size() != requests.size() + 2) throw std::invalid_argument("a filter of other unknowns");
+                 new (made) Drafting(filter.filter(), std::move(requests), std::move(per_call), std::move(per_token));
+             },
+             nb::arg("filter"), nb::kw_only(), nb::arg("requests"), nb::arg("per_call"), nb::arg("per_token"))
+        .def("seconds_by_depth", [](const Drafting& times, double requests,
+                                    nb::handle depths) { return times.seconds_by_depth(requests, floats_of(depths)); })
+        .def("observe", &Drafting::observe)
+        .def_ro("per_call", &Drafting::per_call)
+        .def_ro("per_token", &Drafting::per_token)
+        .def("__deepcopy__", [](const Drafting& times, nb::handle) { return times; });
+    nb::class_<wager::CollapseRules>(m, "CollapseRules")
+        .def(nb::init<long, long, double, double, double, double>(), nb::kw_only(), nb::arg("long_run"), nb::arg("known"),
+             nb::arg("other_texts"), nb::arg("nearly_never"), nb::arg("enough"), nb::arg("share"));
+    nb::class_<wager::DrafterRecord>(m, "DrafterRecord")
+        .def(nb::init<const wager::CollapseRules&>())
+        .def("see", &wager::DrafterRecord::see, nb::arg("sequence"), nb::kw_only(), nb::arg("right"))
+        .def_ro("collapsed", &wager::DrafterRecord::collapsed)
+        .def_ro("usual", &wager::DrafterRecord::usual)
+        .def_ro("lately", &wager::DrafterRecord::lately);
+    nb::class_<DrafterRecords>(m, "DrafterRecords")
+        .def(nb::init<const wager::CollapseRules&, Py_ssize_t>(), nb::arg("rules"), nb::kw_only(), nb::arg("most_seen"))
+        .def("add", &DrafterRecords::add)
+        .def("__deepcopy__", [](const DrafterRecords& records, nb::handle) { return records; });
     nb::class_<wager::LogOddsTable>(m, "LogOddsTable")
         .def_ro("log_odds", &wager::LogOddsTable::log_odds)
         .def_ro("odds", &wager::LogOddsTable::odds)
@@ -289,7 +436,7 @@ void bind_policy(nb::module_& m) {
         .def("learn_tree", &Model::learn_tree)
         .def("learn_draft", &learn_draft, nb::arg("sequence"), nb::arg("draft").none(), nb::arg("emitted"), nb::kw_only(),
              nb::arg("accepted") = nb::none(), nb::arg("depth"), nb::arg("stops_early") = false,
-             nb::arg("forecast") = nb::none(), nb::arg("row") = 0)
+             nb::arg("forecast") = nb::none())
         .def("age", &Model::age)
         .def("start_from", &Model::start_from)
         .def("shifts", &Model::shifts)
@@ -309,6 +456,6 @@ void bind_policy(nb::module_& m) {
         .def(nb::init<std::vector<long>, Numbers, Numbers, double, double, double>(), nb::kw_only(), nb::arg("rooms"),
              nb::arg("weights"), nb::arg("extra"), nb::arg("goodput"), nb::arg("several_drafters"), nb::arg("max_min_survival"))
         .def("add", &DraftPlanner::add, nb::kw_only(), nb::arg("model"), nb::arg("sequences"), nb::arg("offset").none(),
-             nb::arg("seconds"), nb::arg("catch_up"), nb::arg("unjudged"), nb::arg("stops_early"), nb::arg("survival"))
+             nb::arg("seconds"), nb::arg("catch_up"), nb::arg("unjudged"), nb::arg("stops_early"))
         .def("choose", &DraftPlanner::choose);
 }

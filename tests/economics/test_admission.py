@@ -98,7 +98,7 @@ class Stairs(LatencyModel):
 @pytest.mark.parametrize("drafter", ["slow", "block"])
 def test_what_each_sequence_adds_to_drafting_sums_to_the_passes(drafter: str) -> None:
     surface = Stairs()
-    marginal = LatencyCache(surface).marginal_draft_seconds(drafter, 5, 3)
+    marginal = np.array(LatencyCache(surface).marginal_draft_seconds(drafter, 5, 3))
     assert marginal.shape == (5, 3)
     ragged = [3, 3, 1, 1, 1]  # five sequences draft once, two of them three times
     summed = sum(marginal[rank, :depth].sum() for rank, depth in enumerate(ragged))

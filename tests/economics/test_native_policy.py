@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oracle import acceptance as python
+from oracle.collapse import DrafterRecord
 from oracle.judging import keep_nodes, select
 from oracle.kalman import KalmanFilter
 from oracle.planning import DrafterForecast, PlannedBatch, forecast, most_profitable
+from oracle.step_times import DraftTimes, StepTimes
 from wager.economics.acceptance import AcceptanceModel
 from wager.economics.policy.base import draft_selector
+from wager.economics.policy.learning import COLLAPSE_RULES, CollapseWatch
 from wager.economics.surface import covariance, latency_filter
 from wager.kernels import _native
 from wager.types import Draft
@@ -120,7 +123,7 @@ def test_acceptance_is_learned_as_in_python(rounds: list[tuple]) -> None:  # typ
     """Bit by bit: what a policy decides by does not depend on the language that it is learned in."""
     native, twin = AcceptanceModel(), python.AcceptanceModel()
     pairs = [(native.start_sequence(), twin.start_sequence()) for _ in range(6)]
-    forecast = np.array([[0.7, 0.5, 0.3, 0.2]])
+    forecast = [0.7, 0.5, 0.3, 0.2]
 
     def same() -> None:
         for name in ("log_odds", "odds", "trials"):
@@ -250,7 +253,7 @@ def test_sequences_are_planned_as_with_arrays(
         for _ in range(40):
             scores = np.cumprod(draw.random(3) ** 0.4).tolist()
             draft, right = Draft.chain("r", [0, 1, 2], drafter="d", scores=scores), int(draw.integers(0, 4))
-            past = np.array([[0.6, 0.4, 0.3]])
+            past = [0.6, 0.4, 0.3]
             model.learn_draft(model.start_sequence(), draft, [*range(right), -1], depth=3, forecast=past)
         model.has_scores = scored
         sequences = [_native.SequenceAcceptance(float(draw.normal(0.3, 0.8)), 0.2) for _ in sizes]
@@ -259,21 +262,125 @@ def test_sequences_are_planned_as_with_arrays(
         catch_up, unjudged = 1e-5 * draw.random(count), draw.random(count) < 0.2
         expected = np.where(np.arange(depth) < np.array(sizes)[:, None], forecast(model, sequences, depth), 0.0)
         forecasts.append(DrafterForecast(model, expected, seconds, catch_up, unjudged, stops))
-        survival_of = np.empty((count, depth))
-        native.add(
+        survival = native.add(
             model=model,
             sequences=sequences,
             offset=None,
-            seconds=seconds,
+            seconds=seconds.tolist(),
             catch_up=catch_up.tolist(),
             unjudged=unjudged.tolist(),
             stops_early=stops,
-            survival=survival_of,
         )
-        assert survival_of == pytest.approx(expected)
+        assert np.array(survival) == pytest.approx(expected)
     costs = [goodput * extra[count] / count, 0.02]
     plan = most_profitable(forecasts, batch, extra, row_costs=costs)
     drafter_of, depths, min_survival = native.choose(costs)
     assert drafter_of == plan.drafters.tolist()
     assert depths == plan.depths.tolist()
     assert min_survival == pytest.approx(plan.min_survival)
+
+
+# ---- seconds --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True).map(sorted),
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 8), st.integers(0, 5000), st.floats(0.3, 3.0)), max_size=40),
+    st.integers(0, 99),
+)
+def test_what_steps_take_is_learned_as_in_python(
+    rows: list[int], steps: list[tuple[int, int, int, float]], seed: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    seconds = np.cumsum(1e-3 * draw.random(len(rows)) + 1e-5).tolist()
+    costs = dict(zip(("per_request", "per_context", "per_pair"), (1e-4, 1e-7, 1e-9) * draw.random(3), strict=True))
+    change = covariance([0.3, 0.5, *[0.15] * len(rows), 0.01])
+    given = {"rows": rows, "seconds": seconds, **costs}
+    native = _native.StepTimes(latency_filter(change, noise_sd=0.08), **given)
+    python = StepTimes(KalmanFilter(change, noise_sd=0.08), **given)
+    for count, requests, context, off in steps:
+        shape = count, requests, context
+        assert native.seconds(*shape) == pytest.approx(python.seconds(*shape), rel=1e-6)
+        assert native.slopes(*shape) == pytest.approx(python.slopes(*shape), rel=1e-6)
+        several = [1, 2, 3, 50, 70]
+        assert native.seconds_by_rows(several, requests, context) == [
+            native.seconds(each, requests, context) for each in several
+        ]
+        found = native.deviations(count, several, requests, context)
+        assert found == pytest.approx(python.deviations(count, several, requests, context), rel=1e-6, abs=1e-12)
+        taken = off * python.seconds(*shape)
+        native.observe(*shape, taken)
+        python.observe(*shape, taken)
+    copy, before = deepcopy(native), native.values()
+    copy.observe(1, 1, 0, 1.0)
+    assert native.values() == before != copy.values()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True).map(sorted),
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 8), st.floats(0.1, 9.0)), max_size=40),
+)
+def test_what_drafting_takes_is_learned_as_in_python(requests: list[int], calls: list[tuple[int, int, float]]) -> None:
+    per_call, per_token = [1e-4 * count for count in requests], [2e-5 + 1e-6 * count for count in requests]
+    change = covariance([0.2, 0.2, *[0.1] * len(requests)])
+    given = {"requests": requests, "per_call": per_call, "per_token": per_token}
+    native = _native.DraftTimes(latency_filter(change, noise_sd=0.3), **given)
+    python = DraftTimes(KalmanFilter(change, noise_sd=0.3), **given)
+    for count, depth, off in calls:
+        expected = python.seconds_by_depth(count, [1, depth])
+        assert native.seconds_by_depth(count, range(1, depth + 1))[:: max(1, depth - 1)] == pytest.approx(
+            expected if depth > 1 else expected[:1], rel=1e-6
+        )
+        assert native.observe(count, depth, off * expected[1]) == python.observe(count, depth, off * expected[1])
+    assert native.per_call == pytest.approx(python.per_call, rel=1e-6)
+    assert native.per_token == pytest.approx(python.per_token, rel=1e-6)
+    assert not _native.DraftTimes(
+        latency_filter(change, noise_sd=0.3),
+        **{**given, "per_call": [0.0] * len(requests), "per_token": [0.0] * len(requests)},
+    ).observe(1, 1, 1.0)
+
+
+def test_times_of_knots_that_do_not_fit_are_refused() -> None:
+    few, costs = (
+        latency_filter(covariance([0.1] * 4), noise_sd=0.1),
+        {"per_request": 0, "per_context": 0, "per_pair": 0},
+    )
+    with pytest.raises(ValueError, match="too few unknowns"):
+        _native.StepTimes(few, rows=[1, 2], seconds=[1.0, 2.0], **costs)
+    for rows, seconds in (([2, 1], [1.0, 2.0]), ([1], [1.0, 2.0]), ([], [])):
+        with pytest.raises(ValueError, match="ascending knots"):
+            _native.StepTimes(few, rows=rows, seconds=seconds, **costs)
+        with pytest.raises(ValueError, match="ascending knots"):
+            _native.DraftTimes(few, requests=rows, per_call=seconds, per_token=seconds)
+    with pytest.raises(ValueError, match="other unknowns"):
+        _native.DraftTimes(few, requests=[1], per_call=[1.0], per_token=[1.0])
+    times = _native.StepTimes(few, rows=[1], seconds=[1.0], **costs)
+    with pytest.raises(ValueError, match="one float for each unknown"):
+        times.update([1.0], 0.0)
+    with pytest.raises(TypeError):
+        times.seconds_by_rows(1, 1, 0)  # type: ignore[arg-type]
+
+
+# ---- collapse -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, 80), st.integers(1, 30)), max_size=12), st.integers(0, 99)
+)
+def test_a_collapse_is_found_as_in_python(times: list[tuple[float, int, int]], seed: int) -> None:
+    draw, native, python = np.random.default_rng(seed), _native.DrafterRecord(COLLAPSE_RULES), DrafterRecord()
+    for number, (rate, drafts, length) in enumerate([(0.8, 80, 20), *times]):
+        for index in range(drafts):
+            sequence, right = f"{number} {index // length}", bool(draw.random() < rate)
+            assert native.see(sequence, right=right) == python.see(sequence, right=right)
+            assert (native.collapsed, native.usual, native.lately) == (python.collapsed, python.usual, python.lately)
+
+
+def test_the_watch_refuses_what_is_no_step() -> None:
+    with pytest.raises(AttributeError):
+        CollapseWatch().add([object()])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="steps must be a list"):
+        CollapseWatch().add(7)  # type: ignore[arg-type]

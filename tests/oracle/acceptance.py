@@ -168,8 +168,7 @@ class AcceptanceModel:
         accepted: int | None = None,
         depth: int,
         stops_early: bool = False,
-        forecast: Floats | None = None,
-        row: int = 0,
+        forecast: Sequence[float] | None = None,
     ) -> bool:
         """As of wager.kernels._native.AcceptanceModel."""
         drawn, right, more = accepted is not None, 0, False
@@ -190,7 +189,7 @@ class AcceptanceModel:
         if forecast is not None and not drawn and self.has_scores:
             survival = sorted(self.survival(draft, sequence) if draft else [], reverse=True)
             passes = max(1, len(survival)) if stops_early else depth
-            self.learn_shift(forecast[row].tolist(), survival + [0.0] * (passes - len(survival)))
+            self.learn_shift(forecast, survival + [0.0] * (passes - len(survival)))
         return more
 
     def learn_round(self, sequence: SequenceAcceptance, *, accepted: int, tested: int, known: int = 0) -> None:

@@ -9,13 +9,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wager.types import StepRecord
+
+Table = list[list[float]]
+"""Rows of equal length."""
 
 
 class LatencyModel(Protocol):
@@ -71,7 +73,7 @@ class LatencyCache:
         self._extra: dict[tuple[int, int, int], list[float]] = {}
         self._last_shape, self._last_curve = (0, 0, 0), list[float]()  # of the last answer, which most others repeat
         self._draft: dict[tuple[str, int], list[float]] = {}  # by depth
-        self._marginal: dict[tuple[str, int, int], NDArray[np.float64]] = {}
+        self._marginal: dict[tuple[str, int, int], Table] = {}
 
     def clear(self) -> None:
         """The model is asked again."""
@@ -126,18 +128,22 @@ class LatencyCache:
             left -= count
         return total
 
-    def marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> NDArray[np.float64]:
+    def marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> Table:
         """What the j-th sequence that drafts at depth k adds, [sequences, depth], at j - 1 and k - 1."""
         key = drafter, sequences, depth
         if key in self._marginal:
             return self._marginal[key]
-        knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
-        totals = np.array([[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots])
-        passes = totals[:, 1:] - totals[:, :-1]
-        if len(knots) <= sequences:
-            every = range(sequences + 1)
-            passes = np.stack([np.interp(every, knots, column) for column in passes.T], axis=1)
-        marginal: NDArray[np.float64] = passes[1:] - passes[:-1]
+        if sequences == 1:  # numpy would take longer
+            of = [self.draft_seconds(drafter, 1, each) for each in range(depth + 1)]
+            marginal = [[after - before for before, after in pairwise(of)]]
+        else:
+            knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
+            totals = np.array([[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots])
+            passes = totals[:, 1:] - totals[:, :-1]
+            if len(knots) <= sequences:
+                every = range(sequences + 1)
+                passes = np.stack([np.interp(every, knots, column) for column in passes.T], axis=1)
+            marginal = (passes[1:] - passes[:-1]).tolist()
         self._marginal[key] = marginal
         return marginal
 

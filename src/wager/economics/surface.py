@@ -1,8 +1,8 @@
 """The latency model of this machine: seconds of a step and of drafting by shape, fitted to measured points and
 corrected by every step.
 
-Both are linear between measured points. What steps show corrects them by a Kalman filter (csrc/kalman.h). Cheap enough
-to be evaluated hundreds of times before every step.
+Both are linear between measured points. What steps show corrects them by a Kalman filter (csrc/step_times.h, kalman.h).
+Cheap enough to be evaluated hundreds of times before every step.
 """
 
 from __future__ import annotations
@@ -79,16 +79,13 @@ class LatencySurface(LatencyModel):
         others: NDArray[np.float64] | None = None,
     ) -> None:
         self.rows = list(rows)
-        self.per_request, self.per_context, self.per_pair = per_request, per_context, per_pair
+        self.per_context, self.per_pair = per_context, per_pair
         self.drafters = dict(drafters or {})
-        self.scale = 1.0
         if not _is_sound(self.rows, seconds) or self.rows[0] < 1 or min(seconds) <= 0:
             raise UsageError(
                 f"Step times of {list(seconds)} s at {list(rows)} rows are not valid.",
                 "Rows ascend from 1 or more, and each has seconds above 0.",
             )
-        self._fitted = [float(value) for value in seconds]
-        self._fitted_per_request = per_request
         self.uncertainty = uncertainty
         # The filter follows the logs of the scale, of what rows cost and of each knot, and the cost of a request.
         change = covariance(
@@ -99,8 +96,24 @@ class LatencySurface(LatencyModel):
         if others is not None:
             corner = np.zeros((len(change), len(others)))
             change = np.block([[change, corner], [corner.T, others]])
-        self._filter = latency_filter(change, noise_sd=_NOISE_SD, uncertainty=uncertainty)
-        self._correct()
+        self._times = _native.StepTimes(
+            latency_filter(change, noise_sd=_NOISE_SD, uncertainty=uncertainty),
+            rows=self.rows,
+            seconds=list(seconds),
+            per_request=per_request,
+            per_context=per_context,
+            per_pair=per_pair,
+        )
+
+    @property
+    def scale(self) -> float:
+        """How much slower the machine is now than it was when it was measured."""
+        return self._times.scale
+
+    @property
+    def per_request(self) -> float:
+        """Seconds of a request, corrected."""
+        return self._times.per_request
 
     @property
     def learns(self) -> bool:
@@ -109,26 +122,11 @@ class LatencySurface(LatencyModel):
 
     def seconds(self, rows: float, requests: float, context_sum: float) -> float:
         """See LatencyModel; about a microsecond. A step without rows takes no time. Real numbers, for derivatives."""
-        return self.seconds_by_rows([rows], requests, context_sum)[0] if rows > 0 else 0.0
+        return self._times.seconds(rows, requests, context_sum)
 
     def seconds_by_rows(self, rows: Sequence[float], requests: float, context_sum: float) -> list[float]:
         """See LatencyModel."""
-        knots, values, right, last, taken = self.rows, self._corrected, 0, len(self.rows), []
-        of_requests, of_context, scale = self.per_request * requests, self.per_context * context_sum, self.scale
-        for count in rows:
-            while right < last and knots[right] <= count:
-                right += 1
-            if right == 0 or last == 1:
-                curve = values[0]
-            else:
-                at = min(right, last - 1)
-                left = values[at - 1]
-                share = (count - knots[at - 1]) / (knots[at] - knots[at - 1])
-                rise = values[at] - left
-                curve = left + rise * share if share <= 1 else values[at] + max(0.0, rise) * (share - 1)
-            pairs = count * context_sum / requests if requests else 0.0
-            taken.append(scale * (curve + (of_requests + of_context + self.per_pair * pairs)))
-        return taken
+        return self._times.seconds_by_rows(rows, requests, context_sum)
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
         """See LatencyModel."""
@@ -154,43 +152,13 @@ class LatencySurface(LatencyModel):
         taken = sum([value for stage, value in record.seconds.items() if stage not in _NOT_OF_ROWS])
         if taken <= 0 or record.rows <= 0:
             return
-        expected = self.seconds(record.rows, record.sequences, sum(record.context_lens))
-        slopes = self._slopes(record.rows, record.sequences, sum(record.context_lens))
-        self._filter.update([slope / expected for slope in slopes], math.log(taken / expected))
-        self._correct()
+        self._times.observe(record.rows, record.sequences, sum(record.context_lens), taken)
 
     def difference_deviations(
         self, rows: int, others: Sequence[int], *, requests: int, context_sum: int
     ) -> list[float]:
         """See LatencyModel."""
-        deviation, one, deviations = self._filter.deviation, self._slopes(rows, requests, context_sum), []
-        for count in others:
-            other = self._slopes(count, requests, context_sum)
-            deviations.append(deviation([right - left for left, right in zip(one, other, strict=True)]))
-        return deviations
-
-    def _slopes(self, rows: int, requests: int, context_sum: int) -> list[float]:
-        """Seconds that a unit of each unknown of the filter adds to a step; beyond the last knot they are its own."""
-        slopes, curve = [0.0] * (len(self.rows) + 3), 0.0
-        right, share = locate(self.rows, rows)
-        share = min(1.0, share)
-        for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
-            seconds = weight * self.scale * self._corrected[knot]
-            slopes[1] += seconds * (1 - self._fitted[0] / self._uncorrected[knot])
-            slopes[2 + knot] = seconds
-            curve += seconds
-        pairs = rows * context_sum / requests if requests else 0.0
-        others = self.per_request * requests + self.per_context * context_sum + self.per_pair * pairs
-        slopes[0] = curve + self.scale * others
-        slopes[-1] = self.scale * self._fitted[0] * requests
-        return slopes
-
-    def _correct(self) -> None:
-        log_scale, log_row_cost, *curve, request = self._filter.values()[: len(self.rows) + 3]
-        self.scale, row_cost, first = math.exp(log_scale), math.exp(log_row_cost), self._fitted[0]
-        self._uncorrected = [first + max(row_cost * (value - first), 1e-3 * first - first) for value in self._fitted]
-        self._corrected = [value * math.exp(off) for value, off in zip(self._uncorrected, curve, strict=True)]
-        self.per_request = max(0.0, self._fitted_per_request + first * request)
+        return self._times.deviations(rows, others, requests, context_sum)
 
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
         """See LatencyModel."""
@@ -205,7 +173,7 @@ class LatencySurface(LatencyModel):
         """Plain values for a file, corrections included; `from_dict` reads them."""
         return {
             "rows": list(self.rows),
-            "seconds": [self.scale * value for value in self._corrected],
+            "seconds": [self.scale * value for value in self._times.corrected],
             "per_request": self.scale * self.per_request,
             "per_context": self.scale * self.per_context,
             "per_pair": self.scale * self.per_pair,
@@ -262,11 +230,24 @@ class DraftCurve:
         self._start(per_call, per_token)
 
     def _start(self, per_call: Sequence[float], per_token: Sequence[float], *, uncertainty: float = 1.0) -> None:
-        self._fitted = [float(value) for value in per_call], [float(value) for value in per_token]
-        self.per_call, self.per_token = (list(values) for values in self._fitted)
         # The filter follows the logs of what a call and a token cost, and of both at each number of requests.
         changes = [_PRICE_SD, _PRICE_SD, *[_DRAFT_KNOT_SD] * len(self.requests)]
-        self._filter = latency_filter(covariance(changes), noise_sd=_DRAFT_NOISE_SD, uncertainty=uncertainty)
+        self._times = _native.DraftTimes(
+            latency_filter(covariance(changes), noise_sd=_DRAFT_NOISE_SD, uncertainty=uncertainty),
+            requests=self.requests,
+            per_call=list(per_call),
+            per_token=list(per_token),
+        )
+
+    @property
+    def per_call(self) -> list[float]:
+        """Seconds of a call by number of requests, corrected."""
+        return self._times.per_call
+
+    @property
+    def per_token(self) -> list[float]:
+        """Seconds of a draft token by number of requests, corrected."""
+        return self._times.per_token
 
     @classmethod
     def unmeasured(cls) -> DraftCurve:
@@ -279,34 +260,14 @@ class DraftCurve:
 
     def seconds_by_depth(self, requests: float, depths: Sequence[float]) -> list[float]:
         """`seconds` to several depths."""
-        right, share = locate(self.requests, requests)
-        left = max(0, right - 1)
-        call, token = self.per_call[left], self.per_token[left]
-        call_right, token_right = self.per_call[right], self.per_token[right]
-        return [
-            max(0.0, (1 - share) * (call + depth * token) + share * (call_right + depth * token_right))
-            for depth in depths
-        ]
+        return self._times.seconds_by_depth(requests, depths)
 
     def observe(self, requests: int, depth: int, *, seconds: float) -> None:
         """Correct from an observed call. The first one ever holds for every batch size; half of it is the call's own
         until calls of other depths show what is."""
-        requests = min(requests, self.requests[-1])
-        expected = self.seconds(requests, depth)
-        if expected <= 0:
+        if not self._times.observe(requests, depth, seconds):
             count = len(self.requests)
             self._start([seconds / 2] * count, [seconds / 2 / depth] * count, uncertainty=_UNMEASURED)
-            return
-        right, share = locate(self.requests, requests)
-        slopes, call = [0.0] * (2 + len(self.requests)), 0.0
-        for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
-            call += weight * self.per_call[knot] / expected
-            slopes[2 + knot] = weight * (self.per_call[knot] + depth * self.per_token[knot]) / expected
-        slopes[:2] = call, 1 - call
-        self._filter.update(slopes, math.log(seconds / expected))
-        log_call, log_token, *knots = self._filter.values()
-        self.per_call = [value * math.exp(log_call + off) for value, off in zip(self._fitted[0], knots, strict=True)]
-        self.per_token = [value * math.exp(log_token + off) for value, off in zip(self._fitted[1], knots, strict=True)]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a calibration file; `from_dict` reads them."""

@@ -496,6 +496,86 @@ class KalmanFilter:
     def deviation(self, slopes: Sequence[float]) -> float: ...
     def values(self) -> list[float]: ...
 
+class StepTimes:
+    """What a step takes by its shape (rows, requests, cached positions), corrected by steps (csrc/step_times.h).
+    `corrected`: of a step of each of `rows` without its requests and positions, at `scale` 1."""
+
+    def __init__(
+        self,
+        filter: KalmanFilter,
+        /,
+        *,
+        rows: Sequence[float],
+        seconds: Sequence[float],
+        per_request: float,
+        per_context: float,
+        per_pair: float,
+    ) -> None: ...
+    @property
+    def scale(self) -> float: ...
+    @property
+    def per_request(self) -> float: ...
+    @property
+    def corrected(self) -> list[float]: ...
+    def seconds(self, rows: float, requests: float, context_sum: float, /) -> float: ...
+    def seconds_by_rows(self, rows: Sequence[float], requests: float, context_sum: float, /) -> list[float]: ...
+    def slopes(self, rows: float, requests: float, context_sum: float, /) -> list[float]:
+        """Seconds that a unit of each unknown of the filter adds."""
+    def observe(self, rows: float, requests: float, context_sum: float, taken: float, /) -> None: ...
+    def deviations(
+        self, rows: float, others: Sequence[float], requests: float, context_sum: float, /
+    ) -> list[float]: ...
+    def update(self, slopes: Sequence[float], error: float, /) -> None:
+        """As of the filter, which may follow more than this."""
+    def deviation(self, slopes: Sequence[float], /) -> float: ...
+    def values(self) -> list[float]: ...
+
+class DraftTimes:
+    """What a call for drafts takes by requests and depth, corrected by what calls took (csrc/step_times.h)."""
+
+    def __init__(
+        self,
+        filter: KalmanFilter,
+        /,
+        *,
+        requests: Sequence[float],
+        per_call: Sequence[float],
+        per_token: Sequence[float],
+    ) -> None: ...
+    @property
+    def per_call(self) -> list[float]: ...
+    @property
+    def per_token(self) -> list[float]: ...
+    def seconds_by_depth(self, requests: float, depths: Sequence[float], /) -> list[float]: ...
+    def observe(self, requests: float, depth: float, seconds: float, /) -> bool:
+        """False, and nothing is learned, where it was believed to take no time."""
+
+class CollapseRules:
+    def __init__(
+        self, *, long_run: int, known: int, other_texts: float, nearly_never: float, enough: float, share: float
+    ) -> None: ...
+
+class DrafterRecord:
+    """Whether a drafter's first guesses go on being right (csrc/collapse.h)."""
+
+    def __init__(self, rules: CollapseRules, /) -> None: ...
+    @property
+    def collapsed(self) -> bool: ...
+    @property
+    def usual(self) -> float: ...
+    @property
+    def lately(self) -> str: ...
+    def see(self, sequence: str, *, right: bool) -> bool:
+        """One draft; whether the drafter has now collapsed, or recovered."""
+
+class DrafterRecords:
+    """One for each drafter; of a step the first `most_seen` drafts are looked at."""
+
+    def __init__(self, rules: CollapseRules, /, *, most_seen: int) -> None: ...
+    def add(self, steps: list[Any], /) -> list[tuple[str, bool, float, str]]:
+        """Of each drafter that has collapsed in these steps (PolicyStep), or recovered: its name, whether it has
+        collapsed, its usual rate, and how many of the latest guesses were right."""
+
 class LogOddsTable:
     """Log-odds by cell (depth or bin of confidence), their exponentials, and the trials each was estimated from."""
 
@@ -566,12 +646,11 @@ class AcceptanceModel:
         accepted: int | None = None,
         depth: int,
         stops_early: bool = False,
-        forecast: NDArray[np.float64] | None = None,
-        row: int = 0,
+        forecast: Sequence[float] | None = None,
     ) -> bool:
         """A draft to at most `depth` (None: there was none), by the tokens emitted after it, or by how many of its
         nodes were `accepted` where that is another matter. `stops_early`: it may have stopped before. With the
-        `forecast` of survival, [sequences, depth], it is learned how scores moved that of its `row`. Whether all that
+        `forecast` of its survival by depth it is learned how scores moved that. Whether all that
         was emitted was drafted, and more after it."""
 
     def age(self) -> None:
@@ -622,10 +701,9 @@ class DraftPlanner:
         model: AcceptanceModel,
         sequences: Sequence[SequenceAcceptance],
         offset: float | None,
-        seconds: NDArray[Any],
+        seconds: Sequence[Sequence[float]],
         catch_up: Sequence[float],
         unjudged: Sequence[bool],
         stops_early: bool,
-        survival: NDArray[Any],
-    ) -> None: ...
+    ) -> list[list[float]]: ...
     def choose(self, row_costs: Sequence[float], /) -> tuple[list[int], list[int], list[float]]: ...

@@ -58,10 +58,10 @@ class BatchSurface(LatencySurface):
         values = surface.as_dict()
         costs = {name: values[name] for name in ("per_request", "per_context", "per_pair", "uncertainty")}
         super().__init__(_ROWS, surface.seconds_by_rows(_ROWS, 0, 0), **costs, others=tokens)
+        self._correct()
 
     def _correct(self) -> None:
-        super()._correct()
-        offs = self._filter.values()[-len(_SIZES) :]
+        offs = self._times.values()[-len(_SIZES) :]
         self._tokens = [guess * math.exp(off) for guess, off in zip(self._guessed, offs, strict=True)]
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
@@ -79,7 +79,7 @@ class BatchSurface(LatencySurface):
         return slopes
 
     def _slopes_of_both(self, rows: int, requests: int, context_sum: int, depth: float) -> list[float]:
-        scale, *others = self._slopes(rows, requests, context_sum)
+        scale, *others = self._times.slopes(rows, requests, context_sum)
         tokens = self._token_slopes(requests, depth)
         return [scale + sum(tokens), *others, *tokens]
 
@@ -93,7 +93,7 @@ class BatchSurface(LatencySurface):
         """Correct from a step that decoded alone, and at whose end `depth` tokens were drafted."""
         slopes = self._slopes_of_both(point.rows, point.requests, point.context_sum, depth)
         expected = slopes[0]
-        self._filter.update([slope / expected for slope in slopes], math.log(point.seconds / expected))
+        self._times.update([slope / expected for slope in slopes], math.log(point.seconds / expected))
         self._correct()
 
     def difference_deviations(
@@ -103,7 +103,7 @@ class BatchSurface(LatencySurface):
             self._slopes_of_both(count, requests, context_sum, max(0.0, count / requests - 1))
             for count in (rows, *others)
         ]
-        return [self._filter.deviation([b - a for a, b in zip(one, other, strict=True)]) for other in several]
+        return [self._times.deviation([b - a for a, b in zip(one, other, strict=True)]) for other in several]
 
     def as_dict(self) -> dict[str, Any]:
         per_token = [self.scale * token for token in self._tokens]

@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-
-from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel, Floats
-from wager.economics.latency import LatencyCache, LatencyModel
+from wager.economics.acceptance import LARGE_BATCH, AcceptanceModel
+from wager.economics.latency import LatencyCache, LatencyModel, Table
 from wager.economics.options import THROUGHPUT, Objective
 from wager.economics.policy.base import (
     EARLY_STEPS,
@@ -67,6 +65,7 @@ MAX_MIN_SURVIVAL = 0.95  # the greatest min_survival given to a drafter
 _NEVER = -50.0  # log-odds of what is not expected
 _SIZE_RATIO = 1.5  # a batch that grew or shrank by more is planned anew
 LOOK_BACK = 64  # steps that are remembered: a second or less on most machines
+_NO_DRAFTS: Mapping[str, Draft] = {}
 _NEARLY_FREE = 0.005  # tokens: a cost of a row that would be printed as 0.00
 
 
@@ -113,7 +112,7 @@ class Adaptive(Policy):
         # whether any drafted; how many sequences it had; the decision, forecasts and row of these of those that come
         self._decisions: dict[str, DraftDecision] = {}
         self._deepest, self._speculates, self._planned_size, self._newcomers = 0, True, 0, 0
-        self._default: tuple[DraftDecision | None, Mapping[str, Floats], int] = None, {}, 0
+        self._default: tuple[DraftDecision | None, Mapping[str, Table], int] = None, {}, 0
         self._next_plan, self._plan_interval = 0, 0.0  # the step in which the same sequences are planned anew
 
         self._judging_interval = 0  # steps between those whose drafts are judged
@@ -281,15 +280,15 @@ class Adaptive(Policy):
             a_second * keeping / len(step.ids),
         )
 
-    def _choose(self, step: PolicyStep) -> tuple[list[int], list[int], list[float], dict[str, Floats]]:
+    def _choose(self, step: PolicyStep) -> tuple[list[int], list[int], list[float], dict[str, Table]]:
         """Each sequence's drafter (-1: none), depth and min_survival (-1: none), and each drafter's forecast of
         survival, [sequences, depth]."""
         candidates, latency, goodput = step.candidates, self._prices.latency, self._prices.goodput
         unused = {*self._collapse.collapsed, *self._readiness.left_out}  # nothing is expected of these
         rooms = [state.room for state in candidates]
         most = max(rooms)
-        forecasts = {name: np.empty((len(rooms), min(each.max_depth, most))) for name, each in self._drafters.items()}
-        deepest = max([forecast.shape[1] for forecast in forecasts.values()])
+        depth_of = {name: min(each.max_depth, most) for name, each in self._drafters.items()}
+        deepest = max(depth_of.values())
         extra = latency.extra_seconds(step.plain.shape, count=len(rooms) * deepest + 2)
         native = _native.DraftPlanner(
             rooms=rooms,
@@ -299,20 +298,19 @@ class Adaptive(Policy):
             several_drafters=SEVERAL_DRAFTERS,
             max_min_survival=MAX_MIN_SURVIVAL,
         )
-        unjudged = [state.unjudged for state in candidates]
+        unjudged, forecasts = [state.unjudged for state in candidates], dict[str, Table]()
         for name, capabilities in self._drafters.items():
             model, sequences = self.acceptance[name], [state.acceptance[name] for state in candidates]
             model.compare_sequences(sequences)
-            native.add(
+            forecasts[name] = native.add(
                 model=model,
                 sequences=sequences,
                 offset=_NEVER if name in unused else None,
-                seconds=self._marginal_draft_seconds(name, len(rooms), forecasts[name].shape[1]),
+                seconds=self._marginal_draft_seconds(name, len(rooms), depth_of[name]),
                 # until the next plan each step takes its share of catching up
                 catch_up=[state.catch_up_seconds(name, capabilities) / (2 * SLOW_INTERVAL) for state in candidates],
                 unjudged=unjudged,
                 stops_early=capabilities.stops_early,
-                survival=forecasts[name],
             )
         # Plans are made for several costs of a row: the recent one and, where less, those of a first draft token for
         # everyone and of the depth whose tokens cost everyone least. Where rows get cheaper the more there are (shared
@@ -327,10 +325,10 @@ class Adaptive(Policy):
                 costs.append(cost)
         return *native.choose(costs), forecasts
 
-    def _marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> Floats:
+    def _marginal_draft_seconds(self, drafter: str, sequences: int, depth: int) -> Table:
         """See LatencyCache; none of a drafter that weighs prices: it takes time only where that pays."""
         if drafter in self._computed:
-            return np.zeros((sequences, depth))
+            return [[0.0] * depth] * sequences
         return self._prices.latency.marginal_draft_seconds(drafter, sequences, depth)
 
     def _usable_plan(self, step: PolicyStep) -> dict[str, DraftDecision]:
@@ -372,13 +370,15 @@ class Adaptive(Policy):
         if not step.spans or not (drafts or records):
             return {}
         fits = self._deepest * len(drafts) <= budget and not (self._draws_tokens or step.explored)
-        self._unjudged_steps += bool(drafts and fits)
-        if drafts and fits and self._unjudged_steps <= self._judging_interval:
-            return drafts
+        if drafts and fits:
+            self._unjudged_steps += 1
+            if self._unjudged_steps <= self._judging_interval:
+                return drafts
         if step.kind == "unjudged":
             step.kind = "judged"
-        drawn, first = dict[str, Draft](), 0
-        count = ADJACENT_ROWS + sum([len(draft.tokens) for draft in drafts.values()])
+        drawn, first, count = _NO_DRAFTS, 0, ADJACENT_ROWS
+        for draft in drafts.values():  # loops, since a comprehension or a builtin is a function more to be read
+            count += len(draft.tokens)
         if self._draws_tokens:  # those sampled from draft_probs are verified as planned
             for seq_id, draft in drafts.items():
                 step.states[seq_id].unjudged = draft.draft_probs is not None
@@ -389,7 +389,8 @@ class Adaptive(Policy):
         extra = prices.latency.extra_seconds(plain.shape, count=count)
         admitted, rows, gain, cut = drafts, 0, 0.0, None
         if drafts:
-            admitted, rows, gain, cut = self._judge(step, dict(drafts), extra, first=first, limit=budget - first)
+            mine = drafts if type(drafts) is dict else dict(drafts)
+            admitted, rows, gain, cut = self._judge(step, mine, extra, first=first, limit=budget - first)
         if records:
             rows, gain = first + rows, gain + sum([self._forecast_gain(step, draft) for draft in drawn.values()])
             seconds = plain.seconds + extra[rows] + prices.drafting(step.passes())
@@ -424,8 +425,10 @@ class Adaptive(Policy):
         if len(models) > 1:
             models = [self.acceptance[step.plan[seq_id].drafter] for seq_id in drafts]
         sequences = None
-        if () in [draft.scores for draft in drafts.values()]:
-            sequences = [states[seq_id].acceptance[step.plan[seq_id].drafter] for seq_id in drafts]
+        for draft in drafts.values():
+            if not draft.scores:
+                sequences = [states[seq_id].acceptance[step.plan[seq_id].drafter] for seq_id in drafts]
+                break
         drafts, rows, gain, cut, benefit = draft_selector.select(
             drafts,
             models,
@@ -438,7 +441,9 @@ class Adaptive(Policy):
         )
         weight, own = step.plain.weight, self._prices.own
         self._judged_steps += 1  # at first a plain mean, not one that starts from 0
-        self._judging_benefit += max(SMOOTHING, 1 / self._judged_steps) * (benefit / weight - self._judging_benefit)
+        share = 1 / self._judged_steps
+        share = share if share > SMOOTHING else SMOOTHING
+        self._judging_benefit += share * (benefit / weight - self._judging_benefit)
         if self._judging_benefit > step.plain.goodput * own.judging / weight + NEGLIGIBLE:
             self._judging_interval = 0
         else:  # to half of the budget for planning
@@ -450,8 +455,8 @@ class Adaptive(Policy):
     def _forecast_gain(self, step: PolicyStep, draft: Draft) -> float:
         """Weighted tokens expected of a draft that is verified whatever its scores."""
         state, drafter = step.states[draft.seq_id], step.plan[draft.seq_id].drafter
-        survival = state.forecasts[drafter][state.row, : len(draft)].sum() if state.forecasts else 0.0
-        return self._prices.weights.weight(state) * float(survival)
+        survival = sum(state.forecasts[drafter][state.row][: len(draft)]) if state.forecasts else 0.0
+        return self._prices.weights.weight(state) * survival
 
     # ---- learn ------------------------------------------------------------------------------------------------------
 
@@ -470,6 +475,8 @@ class Adaptive(Policy):
 
     def _learn_steps(self) -> None:
         """Learn from all steps that were taken."""
+        if not self._taken:
+            return
         if self._collapse.add(self._taken):
             self._next_plan = 0
         self._learn_verdicts()
@@ -661,7 +668,7 @@ def _use(step: PolicyStep, states: Sequence[PlannedSequence], drafter: str, *, k
     was observed of it."""
 
     def rate(those: Sequence[PlannedSequence]) -> str:
-        rates = [float(state.forecasts[drafter][state.row, 0]) for state in those if state.forecasts]
+        rates = [state.forecasts[drafter][state.row][0] for state in those if state.forecasts]
         share = f"{sum(rates) / len(rates):.0%} of the time" if rates else "an unknown share of the time"
         return share if known or not rates else f"{share} by assumption: no observation yet"
 

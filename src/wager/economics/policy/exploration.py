@@ -10,11 +10,9 @@ before it drafts again (docs/policy.md).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-
-import numpy as np
 
 from wager.economics.acceptance import LARGE_BATCH
 from wager.economics.policy.base import (
@@ -291,9 +289,9 @@ class Exploration:
         if least_cost + planning > self.for_rows.seconds:  # no such step could be paid for
             return None, 0.0
         for drafter, capabilities in self._drafters.items() if forecast and plain.goodput > 0 else ():
-            width = min([state.forecasts[drafter].shape[1] for state in forecast])
-            each = [state.forecasts[drafter][state.row, :width].tolist() for state in forecast]
-            survival = [sum(column) / len(forecast) for column in zip(*each, strict=True)]
+            each = [state.forecasts[drafter][state.row] for state in forecast]
+            width = min(map(len, each))
+            survival = [sum(column) / len(forecast) for column in zip(*[rates[:width] for rates in each], strict=True)]
             extra = latency.extra_seconds(plain.shape, count=count * width)
             missed = sum([state.catch_up_seconds(drafter, capabilities) for state in new])
             profits = [
@@ -302,7 +300,7 @@ class Exploration:
                 * (extra[count * depth] + (missed + latency.draft_seconds(drafter, count, depth)) * (depth > 0))
                 for depth, reached in enumerate(accumulate(survival, initial=0.0))
             ]
-            usual = float(np.interp(planned / count, range(width + 1), profits))
+            usual = _between(profits, planned / count)
             deviations = latency.model.difference_deviations(
                 rows + planned,
                 [rows + count * depth for depth in range(width + 1)],
@@ -318,3 +316,11 @@ class Exploration:
                 if worth and hoped > best_value * loss and abs(depth - planned / count) >= 0.5:  # nearer is the plan
                     best, best_value, cost = DraftDecision(depth, drafter), hoped / loss, loss
         return best, cost
+
+
+def _between(values: Sequence[float], index: float) -> float:
+    """The value at an index that need not be whole, on the line between its neighbours; of the last one beyond it."""
+    left = int(index)
+    if left >= len(values) - 1:
+        return values[-1]
+    return (values[left + 1] - values[left]) * (index - left) + values[left]

@@ -15,9 +15,7 @@ as rarely as that by a drafter that is what it was; that of a collapse must come
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from wager.economics.acceptance import AcceptanceModel
@@ -115,8 +113,7 @@ class DeferredLearning:
             accepted=len(verdict.accepted) if drawn else None,
             depth=decision.depth,
             stops_early=decision.min_survival > 0,
-            forecast=state.forecasts[decision.drafter] if shifts and state.forecasts else None,
-            row=state.row,
+            forecast=state.forecasts[decision.drafter][state.row] if shifts and state.forecasts else None,
         )
         state.remaining = (decision.drafter, draft.tokens, len(verdict.tokens)) if draft is not None and more else None
 
@@ -136,47 +133,14 @@ class DeferredLearning:
 # ---- collapse -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class DrafterRecord:
-    """What is known of one drafter: the `rate` of right first guesses in the long run, of `seen` drafts, and as it was
-    (`usual`) before there was `evidence` of a collapse, or in one against it, with the `shares` of sequences; `right`
-    of `tried` guesses since it began, `lately` the same when it last was enough."""
-
-    rate: float = 0.0
-    usual: float = 0.0
-    seen: int = 0
-    collapsed: bool = False
-    evidence: float = 0.0
-    shares: dict[str, float] = field(default_factory=dict)
-    right: int = 0
-    tried: int = 0
-    lately: str = ""
-
-    def see(self, seq_id: str, *, right: bool) -> bool:
-        """One draft; whether the drafter has now collapsed, or recovered."""
-        if not self.evidence and not self.collapsed:
-            self.usual = min(0.98, max(0.01, self.rate))
-        if not self.collapsed:
-            self.seen += 1
-            self.rate += (right - self.rate) / min(self.seen, _LONG_RUN)
-        if self.seen < _KNOWN or (right and not self.evidence and not self.collapsed):
-            return False
-        sound = self.usual * _OTHER_TEXTS
-        never = sound * _NEARLY_NEVER
-        ratio = math.log(never / sound if right else (1 - never) / (1 - sound))
-        if self.collapsed:
-            ratio = -ratio
-        elif not right:  # no sequence counts for more than its share
-            ratio = min(ratio, _SHARE * _ENOUGH - self.shares.get(seq_id, 0.0))
-            self.shares[seq_id] = self.shares.get(seq_id, 0.0) + ratio
-        self.evidence += ratio
-        self.right, self.tried = self.right + right, self.tried + 1
-        if changed := self.evidence >= _ENOUGH:
-            self.collapsed, self.lately = not self.collapsed, f"{self.right} of {self.tried}"
-        if changed or self.evidence <= 0:
-            self.evidence, self.right, self.tried = 0.0, 0, 0
-            self.shares.clear()
-        return changed
+COLLAPSE_RULES = _native.CollapseRules(
+    long_run=_LONG_RUN,
+    known=_KNOWN,
+    other_texts=_OTHER_TEXTS,
+    nearly_never=_NEARLY_NEVER,
+    enough=_ENOUGH,
+    share=_SHARE,
+)
 
 
 class CollapseWatch:
@@ -185,32 +149,25 @@ class CollapseWatch:
 
     def __init__(self) -> None:
         self.collapsed: dict[str, str] = {}
-        self._records: dict[str, DrafterRecord] = {}
+        self._records = _native.DrafterRecords(COLLAPSE_RULES, most_seen=_MOST_SEEN)
         self._warned: set[str] = set()
 
-    def add(self, steps: Iterable[PolicyStep]) -> bool:
+    def add(self, steps: list[PolicyStep]) -> bool:
         """Steps were taken; whether a drafter has collapsed or recovered in them."""
-        changed = False
-        for step in steps:
-            for verdict in step.verdicts[:_MOST_SEEN] if step.drafted else ():
-                draft = step.drafted.get(verdict.seq_id)
-                if draft is not None and draft.tokens and verdict.tokens:
-                    right = bool(verdict.accepted or _native.compare(draft, verdict.tokens)[1])
-                    drafter = step.plan[verdict.seq_id].drafter
-                    record = self._records.setdefault(drafter, DrafterRecord())
-                    if record.see(verdict.seq_id, right=right):
-                        changed = True
-                        self._report(drafter, record)
-        return changed
+        changes = self._records.add(steps)
+        for drafter, collapsed, usual, lately in changes:
+            self._report(drafter, usual=usual, lately=lately if collapsed else "")
+        return bool(changes)
 
-    def _report(self, name: str, record: DrafterRecord) -> None:
-        if not record.collapsed:
+    def _report(self, name: str, *, usual: float, lately: str) -> None:
+        """`lately`: how many guesses were right of a drafter that has collapsed, "" of one that has recovered."""
+        if not lately:
             del self.collapsed[name]
             log.info("Drafter %r is right again, and used as far as that pays.", name)
             return
         self.collapsed[name] = words = (
-            f"Drafter {name!r} has collapsed: its first guesses were right {record.usual:.0%} of the time, and "
-            f"lately {record.lately}."
+            f"Drafter {name!r} has collapsed: its first guesses were right {usual:.0%} of the time, and "
+            f"lately {lately}."
         )
         level = logging.INFO if name in self._warned else logging.WARNING
         log.log(level, "%s It is not used while that is so, except to see whether it changes.", words)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
-from wager.economics.acceptance import Floats
-from wager.economics.latency import LatencyCache, LatencyModel
+from wager.economics.latency import LatencyCache, LatencyModel, Table
 from wager.economics.options import Objective
 from wager.economics.policy.base import EARLY_STEPS, SLOW_SMOOTHING, SMOOTHING, UPDATE_INTERVAL, DrafterCapabilities
 from wager.kernels import _native
@@ -63,7 +62,7 @@ class PlannedSequence:
     request_weight: float
     tokens: float
     acceptance: dict[str, _native.SequenceAcceptance]  # by drafter
-    forecasts: Mapping[str, Floats]  # by drafter, of survival as of the last plan, [sequences, depth]
+    forecasts: Mapping[str, Table]  # by drafter, of survival as of the last plan, [sequences, depth]
     row: int  # its row of these
     slo_factor: float = 1.0
     late_steps: int = 0
