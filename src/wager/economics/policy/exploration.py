@@ -230,7 +230,7 @@ class Exploration:
         if not plain:  # what the other drafter's tokens would have gained, in seconds of plain decoding
             gain = plain_step.goodput * plain_step.seconds / plain_step.weight - 1
             cost += gain * plain_step.seconds / len(step.candidates)
-        if not self.for_drafts.spend(cost, plain_step.seconds):
+        if not self.for_drafts.spend(cost + self._prices.own.judging, plain_step.seconds):  # its step is judged
             return False
         if not capabilities.warm_up and self._is_left_out(step, drafter):  # one that woke for it is asked
             return True
