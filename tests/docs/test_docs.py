@@ -417,7 +417,6 @@ SHORT = {
     "bench": "--limit 1 --max-tokens 8",
     "acceptance": "--limit 2 --max-tokens 8",
     "prove": "--limit 1 --max-tokens 8 --concurrency 2",
-    "popularity": "--model random:qwen3-moe:tiny --max-tokens 4",
     "train": f"--model {TINY} --answer-tokens 8 --steps 1 --batch 64 --vocabulary 64 --threads 1",
     "export": f"--model {TINY}",
     "calibrate": "--seconds 1",

@@ -147,7 +147,6 @@ BASES: dict[str, tuple[str, ...]] = {
     "verify": ("{text}", *_TINY),
     "plan": words("--model Llama-3.1-8B --hardware H100 --batch 1,8"),
     "acceptance": (*_TINY, *words("--max-tokens 2 --limit 1")),
-    "popularity": (*_LIGHT, *words("--model random:mixtral:tiny --max-tokens 1 --limit 1")),
     "calibrate": (*_TINY, *words("--seconds 0.2 --drafter none")),
     "train": (
         *(*_TINY, "--prompts", "{prompts}", "--output", "{folder}/trained"),

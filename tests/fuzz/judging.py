@@ -21,7 +21,7 @@ from wager.cli import main
 LONGEST_MESSAGE = 2500
 """Characters of a message that a reader may be given."""
 
-_TABLES = ("plan", "replay", "calibrate", "acceptance", "popularity")
+_TABLES = ("plan", "replay", "calibrate", "acceptance")
 _NO_NUMBER = re.compile(r"(?<![\w/.'-])(nan|inf)(?![\w/.'-])")
 
 

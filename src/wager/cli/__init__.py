@@ -34,7 +34,6 @@ VERBS = {
     "verify": "Check a receipt: that a model gives this answer to this prompt.",
     "plan": "Compute from published figures which draft depth pays, and why.",
     "acceptance": "Measure how often a drafter's tokens are accepted.",
-    "popularity": "Count which experts a model chooses, for plan.",
     "corpus": "List, export and forget what was learned from answers.",
     "train": "Train a drafter for a model, on answers of the model itself.",
     "export": "Write a drafter in the form that another engine loads.",

@@ -29,20 +29,16 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Hash every stored model file and compare it with its published hash; exit code 1 if one differs.",
 )
-@click.option(
-    "--clear-packed", is_flag=True, help="Remove all stored packed weights; the next start of a model packs them again."
-)
 @flags.json_flag
 @click.argument("model", required=False)
-def command(*, model: str | None, verify: bool, clear_packed: bool, json_path: Path | None) -> int:
+def command(*, model: str | None, verify: bool, json_path: Path | None) -> int:
     """Show which kernels are in use and why, the machine's hardware, the stored models, packed weights and
     calibrations, and what is missing.
 
     With MODEL, a path or the name of a model on this machine: whether wager runs it, in which form its weights are
     multiplied and what it takes of memory, before it is loaded; exit code 1 if wager does not run it."""
-    removed = _clear_packed() if clear_packed else None
     about = None if model is None else inspect_model(model)
-    findings = {**examine(), "model": about, "verified": _verified() if verify else None, "removed": removed}
+    findings = {**examine(), "model": about, "verified": _verified() if verify else None}
     console.write_json(findings, json_path)
     if json_path != console.STDOUT:
         for name, text in _lines(findings):
@@ -148,17 +144,6 @@ def _free_memory() -> dict[str, Any] | None:
     return {"bytes": found.free, "total": found.total, "where": found.where}
 
 
-def _clear_packed() -> list[str]:
-    """Remove the packed weights; the paths of those that are gone. WagerError for one that cannot be removed."""
-    from wager.models import packed_cache
-
-    files = packed_cache.stored()
-    for file in files:
-        if not packed_cache.remove(file.path):
-            raise WagerError(f"{file.path} cannot be removed.", "Check who may write to its folder.")
-    return [str(file.path) for file in files]
-
-
 def _forms(path: Path) -> dict[str, Any]:
     """The `weights` of a GGUF file as they are multiplied by default, and the types that are read as others; None where
     the file cannot be read, or is a checkpoint."""
@@ -211,8 +196,6 @@ def _lines(findings: dict[str, Any]) -> list[tuple[str, str]]:
     memory = f"{_gib(machine['available'])} free of {_gib(machine['memory'])}{_limited(findings['free_memory'])}"
     verified = None if findings["verified"] is None else [_verified_line(file) for file in findings["verified"]]
     packed = [_packed_line(file) for file in findings["packed"]]
-    if findings["removed"] is not None:
-        packed.append(f"{len(findings['removed'])} removed")
     rows = {
         "model": _about_lines(findings["model"]) if findings["model"] else [],
         "kernels": [f"{kernels['name']}: {kernels['reason']}"],

@@ -91,12 +91,10 @@ def open_engine(
     like: LoadedEngine | None = None,
     drafter: Drafter | None = None,
     shared_by: Sequence[EngineConfig] = (),
-    keep_expert_choices: bool = False,
 ) -> LoadedEngine:
     """Load an engine, and fetch its models first if they are not stored; for commands that compare engines.
 
-    `like` shares its target, so that weights load once; `drafter` and `shared_by` are those of `load`;
-    `keep_expert_choices` is Decoder's.
+    `like` shares its target, so that weights load once; `drafter` and `shared_by` are those of `load`.
     """
     drafts = [model for each in (config, *shared_by) for model in _draft_models(each)]
     with _loading(config, models=drafts if like else [config.model.model, *drafts]) as report:
@@ -108,7 +106,6 @@ def open_engine(
             target=like.target if like else None,
             drafter=drafter,
             shared_by=shared_by,
-            keep_expert_choices=keep_expert_choices,
         )
     _detail(engine)
     return engine

@@ -179,14 +179,12 @@ def load(
     drafter: Drafter | None = None,
     shared_by: Sequence[EngineConfig] = (),
     expected: Callable[[Tokenizer], Sequence[Request]] | None = None,
-    keep_expert_choices: bool = False,
 ) -> LoadedEngine:
     """Build an engine. `report` is called with lines of progress.
 
     `target` is a loaded model to share instead of loading it again; `drafter` is used in place of those that the
     configuration names; memory is planned for the engines of `shared_by` too, which will share the target; `expected`
-    makes requests to come, of which one that is too long is refused before weights are read; `keep_expert_choices` is
-    Decoder's.
+    makes requests to come, of which one that is too long is refused before weights are read.
     Raises subclasses of WagerError that name the cause.
     """
     config, report = config or EngineConfig(), report or (lambda _: None)
@@ -195,11 +193,6 @@ def load(
     if drafter is not None and drafter.makes_trees:
         check_rule_for_trees(drafter.name, config.speculation.verify)
     model = target.opened if target else open_target(config)
-    if keep_expert_choices and model.spec.experts is None:
-        raise UsageError(
-            f"{config.model.model} has no experts: every token uses all of its weights.",
-            "Give a mixture of experts, such as random:qwen3-moe:300m.",
-        )
     kernels = target.kernels if target else _select_kernels(config, model)
     opened = [] if drafter else drafting.open_drafters(config, model)
     others = [drafting.open_drafters(each, model) for each in shared_by]
@@ -215,7 +208,7 @@ def load(
             report(f"loading {model.path.name} ({memory.gib(plan.weights)}, {model.formats(kernels)})")
             for kind, form in model.matrices(kernels).converted.items():
                 report(f"{kind} has no kernels of its own: its tensors are read as {form}")
-            decoder = model.load(kernels, plan.num_blocks, keep_expert_choices=keep_expert_choices)
+            decoder = model.load(kernels, plan.num_blocks)
             target = LoadedTarget(config, model, decoder, kernels, plan)
         for item in opened:
             for loaded in item.models:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from wager.arch.config_keys import ConfigKeys, read_json
 from wager.arch.layers import Mla
@@ -141,7 +142,7 @@ class PassLimits:
     kv_dtype: KVDtype = "bf16"
 
     @property
-    def sizes(self) -> Mapping[str, int]:
+    def sizes(self) -> Mapping[str, Any]:
         """By the names that the decoder gives them."""
         sizes = {"max_rows": self.rows, "max_sequences": self.sequences, "max_logits_rows": self.logits_rows}
         return {**sizes, "max_blocks": -(-self.context // BLOCK_SIZE)}
@@ -217,7 +218,7 @@ class OpenedModel:
         every = block_bytes(self.spec, kernels, self.limits.kv_dtype) // BLOCK_SIZE
         return every if self.layers is None else -(-every * len(self.layers) // self.spec.num_layers)
 
-    def load(self, kernels: Kernels, num_blocks: int, *, keep_expert_choices: bool = False) -> Decoder:
+    def load(self, kernels: Kernels, num_blocks: int) -> Decoder:
         store = open_store(self.path, kernels, dtype=self.dtype)
         decoder = Decoder(
             self.weights,
@@ -225,7 +226,6 @@ class OpenedModel:
             num_blocks=num_blocks,
             **self.limits.sizes,
             dtype=self.dtype,
-            keep_expert_choices=keep_expert_choices,
             store=store,
             kv_dtype=self.limits.kv_dtype,
             layers=self.layers,

@@ -20,8 +20,7 @@ deployment_flags = flags.add(
         click.option(
             "--popularity",
             type=flags.InputPath(),
-            help='How likely a token is to choose each expert, as `wager popularity` measures it: {"popularity": [...]}'
-            ". Without it all are equal.",
+            help='How likely a token is to choose each expert: {"popularity": [...]}. Without it all are equal.',
         ),
         click.option(
             "--locality",

@@ -214,7 +214,7 @@ def find_hardware(name: str) -> Device:
 
 
 def read_popularity(path: Path) -> tuple[ExpertRouting, ConfigKeys]:
-    """How likely a token is to choose each expert, from a JSON file such as `wager popularity` writes, with the
+    """How likely a token is to choose each expert, from a JSON file, with the
     locality that was measured beside it (1 if none was); and what the file notes of its model."""
     values = read_json(expand_path(str(path)))
     shares, locality = values.get("popularity"), values.get("locality")
