@@ -3,6 +3,7 @@ wager that processes import."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -50,6 +51,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         quick = [item for item in same if item.get_closest_marker("slow") is None]
         for item in quick[1:]:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the collector need not look at it again, nor after every few hundred objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy import stats
 
+from significance import chi_squared, contingency
 from wager.draft.combined import BackedDrafter, MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
@@ -204,7 +204,7 @@ def g_test(seen: np.ndarray, probs: np.ndarray) -> float:
         if w.sum() > 0:
             statistic += 2 * float(np.sum(n * np.log(np.where(n > 0, n, 1) / np.where(n > 0, w, 1))))
             freedom += len(w) - 1
-    return float(stats.chi2.sf(statistic, freedom))
+    return chi_squared(statistic, freedom)
 
 
 def windows(got: Sample, params: SamplingParams) -> float:
@@ -267,7 +267,7 @@ def rounds_apart(got: Sample) -> float:
     for pair in table:
         pair = pair[:, pair.sum(axis=0) >= 10]
         if pair.shape[1] > 1 and (pair.sum(axis=1) >= 20).all():
-            result = stats.chi2_contingency(pair, lambda_="log-likelihood")
-            statistic, freedom = statistic + result.statistic, freedom + result.dof
+            of_pair, cells = contingency(pair)
+            statistic, freedom = statistic + of_pair, freedom + cells
     assert freedom > 10
-    return float(stats.chi2.sf(statistic, freedom))
+    return chi_squared(statistic, freedom)

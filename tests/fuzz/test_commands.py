@@ -30,6 +30,7 @@ RUN = BASES["run"]
 # ---- fuzzing --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "count"), [(1, 12), (2, 160)])
 def test_composed_command_lines_end_well(seed: int, count: int) -> None:
     script = [sys.executable, str(ROOT / "dev" / "fuzz_commands.py")]

@@ -98,6 +98,11 @@ def trees() -> dict[str, ast.Module]:
     return found
 
 
+@cache
+def nodes(tree: ast.AST) -> list[ast.AST]:
+    return list(ast.walk(tree))
+
+
 def called(node: ast.Call) -> str:
     """The last part of the name that is called."""
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -107,7 +112,7 @@ def called(node: ast.Call) -> str:
 def imports(tree: ast.AST) -> set[str]:
     """The modules of wager that are imported anywhere: in functions and under TYPE_CHECKING too."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -135,7 +140,7 @@ def violations(name: str, tree: ast.AST) -> list[str]:
     ]
 
 
-def test_a_package_imports_what_stands_below_it() -> None:
+def a_package_imports_what_stands_below_it() -> None:
     assert {name.partition(".")[0] for name in trees()} == set(FLOOR_OF)
     assert [complaint for name, tree in trees().items() for complaint in violations(name, tree)] == []
     for name, code in (
@@ -147,15 +152,16 @@ def test_a_package_imports_what_stands_below_it() -> None:
         assert len(violations(name, ast.parse(code))) == 1, code
 
 
-def test_what_is_for_tests_is_used_where_texts_are_proven_alone() -> None:
+def what_is_for_tests_is_used_where_texts_are_proven_alone() -> None:
     using = {name for name, tree in trees().items() if "testing" in {each.partition(".")[0] for each in imports(tree)}}
     assert {name for name in using if not name.startswith("testing")} == {"cli.prove"}
 
 
+@cache
 def names_of(tree: ast.Module) -> set[str]:
     """What can be imported from a module."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -177,7 +183,7 @@ def lacking(tree: ast.Module) -> list[str]:
     return found
 
 
-def test_scripts_import_what_there_is() -> None:
+def scripts_import_what_there_is() -> None:
     """Nothing runs most of them, and mypy reads none."""
     root = SOURCE.parents[1]
     paths = [path for folder in ("dev", "examples") for path in sorted((root / folder).rglob("*.py"))]
@@ -187,7 +193,7 @@ def test_scripts_import_what_there_is() -> None:
     assert lacking(ast.parse("from wager.types import Request, Wizard")) == ["types.Wizard"]
 
 
-def test_nothing_imports_in_a_circle() -> None:
+def nothing_imports_in_a_circle() -> None:
     """Modules that import each other when they are imported, not in functions nor for types alone."""
     graph = {}
     for name, tree in trees().items():
@@ -198,13 +204,13 @@ def test_nothing_imports_in_a_circle() -> None:
 
 def late_imports(name: str, tree: ast.Module) -> set[tuple[str, str]]:
     """The modules of wager that a module imports in functions; libraries may be optional, or slow to import."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     statements = [node for function in functions for node in ast.walk(function)]
     found = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
     return {(name, module) for module in imports(ast.Module(list(found), []))}
 
 
-def test_a_function_imports_only_what_a_start_need_not_wait_for() -> None:
+def a_function_imports_only_what_a_start_need_not_wait_for() -> None:
     late = [
         pair
         for name, tree in trees().items()
@@ -215,21 +221,32 @@ def test_a_function_imports_only_what_a_start_need_not_wait_for() -> None:
     assert late_imports("a", ast.parse("def f():\n    from wager.types import Span")) == {("a", "types")}
 
 
-def test_no_class_name_stands_twice() -> None:
-    nodes = [node for tree in trees().values() for node in ast.walk(tree)]
-    named = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+def no_class_name_stands_twice() -> None:
+    every = [node for tree in trees().values() for node in nodes(tree)]
+    named = Counter(node.name for node in every if isinstance(node, ast.ClassDef))
     assert [name for name, count in named.items() if count > 1] == []
 
 
-def test_no_name_has_a_forbidden_word() -> None:
+def no_name_has_a_forbidden_word() -> None:
     def words(name: str) -> set[str]:
         return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
     assert words("HTTPHelper._cache_commons") == {"http", "helper", "cache", "commons"}
     named = ast.ClassDef | ast.FunctionDef
-    nodes = [node for tree in trees().values() for node in ast.walk(tree)]
-    names = [*trees(), *(node.name for node in nodes if isinstance(node, named))]
+    every = [node for tree in trees().values() for node in nodes(tree)]
+    names = [*trees(), *(node.name for node in every if isinstance(node, named))]
     assert [name for name in names if words(name) & FORBIDDEN_WORDS] == []
+
+
+def test_the_rules_of_the_source() -> None:
+    """One test, so that one process reads all of it."""
+    a_package_imports_what_stands_below_it()
+    what_is_for_tests_is_used_where_texts_are_proven_alone()
+    scripts_import_what_there_is()
+    nothing_imports_in_a_circle()
+    a_function_imports_only_what_a_start_need_not_wait_for()
+    no_class_name_stands_twice()
+    no_name_has_a_forbidden_word()
 
 
 def test_the_public_names() -> None:
