@@ -334,7 +334,7 @@ def test_vllms_parser_knows_the_flags_of_the_scale_page() -> None:
     done = subprocess.run([python, "-c", script], input=asked, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     unknown = json.loads(done.stdout.splitlines()[-1])
-    assert set(unknown) <= {"--json", "--export", "--host", "--verify-with"} and len(calls) > 3
+    assert set(unknown) <= {"--json", "--export", "--host"} and len(calls) > 3
 
 
 # ---- links and paths lead somewhere: files, headings, and what docs/architecture.md names ----------------------------

@@ -114,7 +114,6 @@ VALID: dict[str, tuple[str, ...]] = {
     "user": ("alice", "é" * 50, "../.."),
     "tenant_by": words("user metadata.team metadata. x user.x é"),
     "head": ("{folder}", "{missing}", "{text}", MODEL, "SmolLM2-135M-Instruct"),
-    "verify_with": ("{missing}", "{text}", "{folder}", "python"),
     "url": words(
         "http://127.0.0.1:9 https://127.0.0.1:9/v1 127.0.0.1:9 http:// http://[::1 ftp://x "
         "http://127.0.0.1:99999 http://127.0.0.1:9/é http://u:p@127.0.0.1:9"
@@ -152,7 +151,7 @@ BASES: dict[str, tuple[str, ...]] = {
         *(*_TINY, "--prompts", "{prompts}", "--output", "{folder}/trained"),
         *words("--answer-tokens 2 --steps 1 --batch 16 --vocabulary 100"),
     ),
-    "export": ("{folder}", *_TINY, *words("--to vllm --output {folder}/exported")),
+    "export": ("{folder}", "--model", MODEL, *words("--to vllm --output {folder}/exported")),
     "replay": words("--rounds 50 --concurrency 1 --output 16"),
     "lesson": ("2",),
     "doctor": (),

