@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import wager
+from wager.kernels import _native
 
 SOURCE = Path(__file__).parents[2] / "src" / "wager"
 
@@ -254,6 +256,25 @@ def test_the_public_names() -> None:
     assert [name for name in PUBLIC_NAMES if getattr(wager, name).__name__ != name] == []
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = wager.Nothing  # type: ignore[attr-defined]
+
+
+def test_the_stub_of_the_extension_names_what_the_extension_has() -> None:
+    """nanobind could write it, without the names of parameters, which no binding states."""
+
+    def stated(body: list[ast.stmt]) -> set[str]:
+        names = {
+            node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }
+        return public(names | {node.name for node in body if isinstance(node, ast.FunctionDef)})
+
+    def public(names: Iterable[str]) -> set[str]:
+        return {name for name in names if not name.startswith("_")}
+
+    body = ast.parse((SOURCE / "kernels" / "_native.pyi").read_text(encoding="utf-8")).body
+    classes = {node.name: stated(node.body) for node in body if isinstance(node, ast.ClassDef)}
+    there = {name: public(vars(value)) for name, value in vars(_native).items() if isinstance(value, type)}
+    assert classes == there
+    assert stated(body) == public(vars(_native)) - there.keys()
 
 
 def test_all_files_of_bindings_see_the_same_conversions() -> None:

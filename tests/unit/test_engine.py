@@ -152,7 +152,7 @@ def test_forced_preemption_and_prefix_hits_change_nothing(texts: dict) -> None:
             if next(steps) % 23 == 0:
                 engine.preempt_all()
 
-        for completion in engine.generate(requests(), concurrency=5, on_output=shake):
+        for completion in engine.generate(requests()[::2], concurrency=5, on_output=shake):
             assert completion.token_ids == texts[completion.request_id]
             preempted += completion.stats.preemptions
             hits += completion.stats.cached_tokens
