@@ -367,7 +367,7 @@ def _bench_server(
     console.write_json(result, json_path)
     _show_server(result, to_stdout=json_path != console.STDOUT)
     if before and path:
-        from wager.cli.acceptance import report_served
+        from wager.cli.served_acceptance import report_served
 
         report_served(before, load.read_metrics(server), outputs=[path], to_stdout=json_path != console.STDOUT)
     if not result["summary"]["ok"]:
