@@ -31,7 +31,7 @@ from wager.train.session import (
     TrainingSession,
     TrainSettings,
 )
-from wager.train.target import StateSource, TargetStates, TorchTarget
+from wager.train.target import TargetStates, TorchTarget
 
 SETTINGS = TrainSettings(steps=9, batch=160, depth=3, precision="float32", rate=3e-3, warmup=2, seed=5)
 OPTIONS = RunOptions(vocabulary=300, longest=32, save_every=2, command="wager train")
@@ -68,7 +68,6 @@ def cut(tmp_path: Path) -> Path:
     ("kind", "options"),
     [
         ("eagle3", OPTIONS),
-        ("eagle3", replace(OPTIONS, keep=True)),
         ("dspark", OPTIONS),
         ("pruned", replace(OPTIONS, layers=(1,))),
     ],
@@ -169,21 +168,6 @@ def test_a_damaged_checkpoint_is_named_and_a_file_half_written_beside_it_is_harm
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModelError, match=r"checkpoint\.pt cannot be read"):
         session(cut)
-
-
-def test_kept_states_are_the_computed_ones_to_bfloat16_and_are_computed_once(tmp_path: Path) -> None:
-    run = session(tmp_path)
-    batch = list(run.data.train[:4])
-    computed = StateSource(run.torch_target, run.data, identity="x").of(batch, run.weights)
-    kept = StateSource(run.torch_target, run.data, identity="x", folder=tmp_path).of(batch, run.weights)
-    real = computed.tokens > 0
-    for name in ("taps", "final"):
-        expected, found = getattr(computed, name)[real], getattr(kept, name)[real]
-        torch.testing.assert_close(found, expected, atol=0, rtol=2**-7)
-    run.torch_target.layers.clear()  # a second computation would fail
-    again = StateSource(run.torch_target, run.data, identity="x", folder=tmp_path).of(batch, run.weights)
-    assert torch.equal(again.taps, kept.taps)
-    assert torch.equal(again.final, kept.final)
 
 
 def test_an_export_of_a_whole_vocabulary_has_no_maps_and_the_targets_tokenizer(tmp_path: Path) -> None:

@@ -174,11 +174,6 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
 )
 @click.option("--save-every", type=flags.Count(1, _MOST), default=50, help="Steps between two checkpoints.")
 @click.option(
-    "--keep-states",
-    is_flag=True,
-    help="Keep the model's states on disk, kilobytes a token: later passes take half the time.",
-)
-@click.option(
     "--plan",
     "planned",
     is_flag=True,
@@ -249,13 +244,11 @@ def _plan(kind: str, hardware: str, model: str, options: Mapping[str, Any], json
     prompts = len(read_prompts(options["prompts"])) if options["prompts"] else 0
     known = sum(map(count_tokens, options["answers"]))
     needs = training.needs(
-        target,
         answers=(prompts + options["made_up"]) * len(options["temperature"]),
         longest=options["answer_tokens"],
         known_tokens=known,
         passes=options["passes"],
         trained=options["steps"] and options["steps"] * options["batch"],
-        keeps_states=options["keep_states"],
     )
     plan = training.plan_training(target, device, head, needs)
     console.write_json({"model": target.name, "hardware": device.name, **needs.as_dict(), **plan.as_dict()}, json_path)
@@ -289,7 +282,6 @@ def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
     run_options = RunOptions(
         passes=None if options["steps"] else options["passes"],
         prompt_weight=0.3 if any(text.answered for text in texts) else 1.0,
-        keep=options["keep_states"],
         device=device,
         command=_command(),
         **{

@@ -99,13 +99,12 @@ class HeadShape:
 @dataclass(frozen=True, slots=True)
 class TrainingNeeds:
     """What a run computes. `answers` are written, of `answer_tokens` together; `text_tokens` are those of all texts
-    with prompts; `trained_tokens` those of all passes over them. `state_bytes` a token are kept on disk (0: none)."""
+    with prompts; `trained_tokens` those of all passes over them."""
 
     answers: int
     answer_tokens: float
     text_tokens: float
     trained_tokens: float
-    state_bytes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -113,21 +112,18 @@ class TrainingNeeds:
 
 
 def needs(
-    target: ModelSpec,
     *,
     answers: int,
     longest: int,
     known_tokens: int,
     passes: float,
     trained: int | None,
-    keeps_states: bool,
 ) -> TrainingNeeds:
     """Of `answers` of at most `longest` tokens that are to be written beside texts of `known_tokens`. `trained` tokens,
-    or (None) so many `passes`; where states are kept they are those of three layers and the last, in 16 bits."""
+    or (None) so many `passes`."""
     written = answers * longest * measured()["answer_share"]
     texts = written + answers * measured()["prompt_tokens"] + known_tokens
-    state_bytes = 2 * 4 * target.hidden if keeps_states else 0
-    return TrainingNeeds(answers, written, texts, float(trained or passes * texts), state_bytes)
+    return TrainingNeeds(answers, written, texts, float(trained or passes * texts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +162,7 @@ def plan_training(target: ModelSpec, device: Device, head: HeadShape, needs: Tra
     of_reference = HeadShape("eagle3", 5, 8192, 3072).flops(reference)
     trained = of_reference / head.flops(target) * device.peak("bf16") / machine.peak("bf16")
     weights = head.weights(target)
-    disk = known["bytes_per_token"] * needs.text_tokens + needs.state_bytes * needs.text_tokens
+    disk = known["bytes_per_token"] * needs.text_tokens
     return TrainingPlan(
         answering_s=_seconds(needs.answer_tokens, run["answered"], answers),
         training_s=_seconds(needs.trained_tokens, run["trained"], trained),

@@ -40,7 +40,7 @@ from wager.train.export import export, rope_scaling
 from wager.train.losses import unrolled_loss
 from wager.train.pruned import PrunedModule, check_prunable, chosen_layers
 from wager.train.rounding import as_rounded
-from wager.train.target import StateSource, TorchTarget, check_trainable, default_taps
+from wager.train.target import TargetStates, TorchTarget, check_trainable, default_taps
 
 MODULES: Mapping[str, type[DraftModule]] = {
     "eagle3": EagleModule,
@@ -95,7 +95,7 @@ class RunOptions:
     `passes` over the data (None: `settings.steps` counts), `taps` of the target (None: the usual), `longest` text,
     `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `layers` of a block drafter or
     pruned model (a number, or of the latter which; None: the usual number), `inner` width of a head's feed-forward
-    (None: the target's), `save_every` steps, `keep` the states on disk, `begin_with` the weights and vocabulary of an
+    (None: the target's), `save_every` steps, `begin_with` the weights and vocabulary of an
     earlier run's folder, or of a head that was exported.
     """
 
@@ -107,7 +107,6 @@ class RunOptions:
     layers: int | tuple[int, ...] | None = None
     inner: int | None = None
     save_every: int = 50
-    keep: bool = False
     begin_with: Path | None = None
     device: str = "cpu"
     command: str = ""
@@ -298,12 +297,6 @@ class TrainingSession:
         self.history: list[dict[str, Any]] = []
         if earlier is not None:
             self._begin_with(earlier)
-        self.states = StateSource(
-            self.torch_target,
-            self.data,
-            identity=f"{target.fingerprint} {settings.precision}",
-            folder=folder / "states" if options.keep else None,
-        )
         self.weights = TextWeights(self.vocabulary.known(), options.prompt_weight, self.data.shared_beginning)
         if (folder / NAME).exists():
             self._resume(TrainingCheckpoint.load(folder))
@@ -390,7 +383,7 @@ class TrainingSession:
         settings = self.settings
         for group in self.optimiser.param_groups:
             group["lr"] = settings.learning_rate(self.step)
-        states = self.states.of(texts, self.weights)
+        states = self.states(texts, self.weights)
         drawn = np.random.default_rng([settings.seed, self.step, 1]).integers(1 << 62)
         generator = torch.Generator().manual_seed(int(drawn))
         with self._rounded():
@@ -425,6 +418,12 @@ class TrainingSession:
         )
 
     @torch.no_grad()
+    def states(self, texts: list[TrainingText], weights: TextWeights) -> TargetStates:
+        """The target's states of a batch."""
+        padded = self.data.padded(texts, weights)
+        tokens, of_tokens = (torch.from_numpy(array).to(self.torch_target.device) for array in padded)
+        return self.torch_target.states(tokens, of_tokens)
+
     def evaluate(self, texts: Sequence[TrainingText] | None = None) -> HeldOutAcceptance:
         """The acceptance of the module as it is: rounds of guesses over the answers of some texts (over all of a text
         without an answer), by default of held-out ones."""
@@ -432,12 +431,11 @@ class TrainingSession:
         texts = texts or [text for text in held_out if text.answered] or held_out
         depth, target = self.settings.depth, self.torch_target
         chosen = [text for text in texts if len(text.ids) > depth + 2][:_EVALUATED]
-        source = StateSource(target, self.data, identity="")
         plain = TextWeights(np.ones(target.spec.vocab, bool), 1.0, 0)
         ids = torch.from_numpy(self.vocabulary.ids).to(target.device)
         accepted: list[int] = []
         for text in chosen:
-            states = source.of([text], plain)
+            states = self.states([text], plain)
             best = target.logits(states.final)[0].argmax(-1)
             right = np.zeros((depth, states.tokens.shape[1]), bool)
             with self._rounded(), self._autocast():

@@ -1,22 +1,14 @@
-"""The target in torch: its hidden states and distributions by teacher-forced passes over dequantised weights, and their
-store on disk.
+"""The target in torch: its hidden states and distributions by teacher-forced passes over dequantised weights.
 
-It computes what the engine's kernels do up to rounding: residuals in float32, products in `dtype`. States are most of a
-pass's work, so they can be kept after the first pass: one file of bfloat16 for taps, one for final states, one byte for
-each text that says whether they are there. States of a batch are kept together or not at all, so that a resumed run
-computes what is missing in the same batches.
+It computes what the engine's kernels do up to rounding: residuals in float32, products in `dtype`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -25,7 +17,6 @@ from wager.arch.layers import Attention, Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import UsageError
 from wager.models.weights import Weights
-from wager.train.data import TextWeights, TrainingData, TrainingText
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -199,75 +190,6 @@ class TorchTarget:
         gate = functional.linear(normed, layer["gate"], layer.get("gate_bias"))
         up = functional.linear(normed, layer["up"], layer.get("up_bias"))
         return functional.linear(functional.silu(gate) * up, layer["down"], layer.get("down_bias")).float()
-
-
-class StateSource:
-    """States of batches: computed, and with `folder` kept there for the next pass."""
-
-    def __init__(self, target: TorchTarget, data: TrainingData, *, identity: str, folder: Path | None = None) -> None:
-        self.target, self._data, self._folder = target, data, folder
-        if folder is None:
-            return
-        lengths = [min(len(text.ids), data.longest) for text in data.train]
-        self._places = {text: place for place, text in enumerate(data.train)}
-        self._starts = np.concatenate([[0], np.cumsum(lengths)])
-        hidden, rows = target.spec.hidden, int(self._starts[-1])
-        written = {"identity": identity, "data": data.digest, "taps": list(target.taps), "longest": data.longest}
-        digest = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._taps = _mapped(folder / f"{digest}.taps", (rows, len(target.taps), hidden), np.uint16)
-            self._final = _mapped(folder / f"{digest}.final", (rows, hidden), np.uint16)
-            self._kept = _mapped(folder / f"{digest}.kept", (len(lengths),), np.uint8)
-        except OSError as error:
-            raise UsageError(f"States cannot be kept in {folder}: {error}.", "Leave out --keep-states.") from error
-
-    def of(self, texts: list[TrainingText], text_weights: TextWeights) -> TargetStates:
-        """The states of a batch of these texts."""
-        padded = self._data.padded(texts, text_weights)
-        tokens, weights = (torch.from_numpy(array).to(self.target.device) for array in padded)
-        if self._folder is None:
-            return self.target.states(tokens, weights)
-        places = [self._places[text] for text in texts]
-        if not all(self._kept[place] for place in places):
-            self._keep(places, self.target.states(tokens, weights))
-        return self._read(places, tokens, weights)
-
-    def _keep(self, places: list[int], states: TargetStates) -> None:
-        for row, place in enumerate(places):
-            first, last = self._starts[place], self._starts[place + 1]
-            self._taps[first:last] = _bits(states.taps[row, : last - first])
-            self._final[first:last] = _bits(states.final[row, : last - first])
-        self._taps.flush()
-        self._final.flush()
-        self._kept[places] = 1
-
-    def _read(self, places: list[int], tokens: Tensor, weights: Tensor) -> TargetStates:
-        batch, longest = tokens.shape
-        taps = torch.zeros(batch, longest, *self._taps.shape[1:], dtype=torch.bfloat16)
-        final = torch.zeros(batch, longest, self._final.shape[1], dtype=torch.bfloat16)
-        for row, place in enumerate(places):
-            first, last = self._starts[place], self._starts[place + 1]
-            taps[row, : last - first] = _floats(self._taps[first:last])
-            final[row, : last - first] = _floats(self._final[first:last])
-        device = self.target.device
-        return TargetStates(tokens, taps.to(device).float(), final.to(device).float(), weights)
-
-
-def _mapped(path: Path, shape: tuple[int, ...], dtype: type[np.generic]) -> np.memmap:
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    if not path.exists() or path.stat().st_size != size:
-        with path.open("wb") as file:
-            file.truncate(size)
-    return np.memmap(path, dtype, "r+", shape=shape)
-
-
-def _bits(values: Tensor) -> np.ndarray:
-    return values.to(torch.bfloat16).cpu().contiguous().view(torch.uint16).numpy()
-
-
-def _floats(bits: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.array(bits)).view(torch.bfloat16)
 
 
 def choose_device(device: str, precision: str, *, threads: int | None) -> tuple[str, str]:
