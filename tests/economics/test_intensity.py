@@ -1,9 +1,10 @@
-"""FLOPs per byte against the device's ridge: published curves, knees and crossings; and against formulas by hand."""
+"""FLOPs per byte against the device's ridge: published curves, knees (the counts at which a
+part turns compute-bound) and crossings; and against formulas by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -12,14 +13,6 @@ from wager.arch import TABLE, DeltaNet, Gqa, Layer, Mamba2, Mla, ModelSpec, Prec
 from wager.arch.layers import Parallel
 from wager.planner.cost import Cluster, CostModel
 from wager.planner.devices import DEVICES, Device
-from wager.planner.intensity import (
-    DENSE_TWIN,
-    FEED_FORWARD,
-    MIXTURE,
-    PartIntensity,
-    attention_intensities,
-    feed_forward_intensities,
-)
 
 B200, H100, H200 = DEVICES["B200"], DEVICES["H100"], DEVICES["H200"]
 
@@ -30,31 +23,47 @@ FLASH, PRO = (
 """As the published figures take them: the shared expert is stored as the routed ones are."""
 
 
-def feed_forward(model: ModelSpec, device: Device) -> dict[str, PartIntensity]:
-    return {part.name: part for part in feed_forward_intensities(CostModel(model, Cluster(device)))}
+@dataclass(frozen=True)
+class Intensity:
+    """FLOPs per byte of a part, of a batch or of a number of rows, and the device's ridge in its arithmetic."""
+
+    at: Callable[[float], float]
+    ridge: float
 
 
-def attention(model: str | ModelSpec, context: float, *, device: Device = B200) -> dict[str, PartIntensity]:
+def feed_forward(model: ModelSpec, device: Device) -> Intensity:
+    cost, precision = CostModel(model, Cluster(device)), model.precision
+    name, kept = ("experts", precision.experts) if model.sparse else ("ffn", precision.weights)
+    return Intensity(lambda batch: cost.step(0, 1, batch=batch).parts[name].intensity, device.ridge(kept.compute))
+
+
+def attention(model: str | ModelSpec, context: float, *, device: Device = B200) -> dict[str, Intensity]:
     cost = CostModel(TABLE[model] if isinstance(model, str) else model, Cluster(device))
-    return {part.name: part for part in attention_intensities(cost, context=context)}
+    streams = {
+        stream.part: stream.compute
+        for layer in cost.model.layers
+        for stream in layer.attention.streams(context, 1, cost.model.precision)
+    }
+
+    def of_part(part: str) -> Callable[[float], float]:
+        return lambda rows: cost.step(context, rows).parts[part].intensity
+
+    return {part: Intensity(of_part(part), device.ridge(compute)) for part, compute in streams.items()}
 
 
-def values(part: PartIntensity, counts: Iterable[float]) -> list[float]:
+def values(part: Intensity, counts: Iterable[float]) -> list[float]:
     return [part.at(count) for count in counts]
 
 
 # ---- feed-forwards, by batch -----------------------------------------------------------------------------------------
 
 
-def test_a_mixture_beside_its_dense_twin() -> None:
-    """6 of 256 experts and a shared one at 0.53 bytes: published intensities, and both knees on a B200."""
+def test_a_mixture() -> None:
+    """6 of 256 experts and a shared one at 0.53 bytes: published intensities."""
     golden = {1: 3.77, 2: 4.11, 8: 4.67, 43: 6.90, 128: 13.82, 512: 52.62, 4096: 421.0}
-    parts = feed_forward(FLASH, B200)
-    assert list(parts) == [MIXTURE, DENSE_TWIN]
-    assert values(parts[MIXTURE], golden) == pytest.approx(list(golden.values()), rel=1.1e-3)
-    assert values(parts[DENSE_TWIN], golden) == pytest.approx([2 * batch / 0.53 for batch in golden])
-    assert parts[DENSE_TWIN].knee == pytest.approx(298, abs=0.5)
-    assert {(part.arithmetic, part.ridge) for part in parts.values()} == {("fp4", 1125.0)}
+    part = feed_forward(FLASH, B200)
+    assert values(part, golden) == pytest.approx(list(golden.values()), rel=1.1e-3)
+    assert part.ridge == 1125.0
 
 
 def test_the_knee_of_a_dense_model() -> None:
@@ -67,8 +76,8 @@ def test_the_knee_of_a_dense_model() -> None:
     }.items():
         for kept, knee in knees.items():
             model = replace(TABLE["Llama-3.1-8B"], precision=Precision.of(kept))
-            part = feed_forward(model, DEVICES[device])[FEED_FORWARD]
-            assert part.knee == pytest.approx(knee, abs=0.55), (device, kept)
+            part = feed_forward(model, DEVICES[device])
+            assert part.at(knee - 0.55) < part.ridge < part.at(knee + 0.55), (device, kept)
             bytes_each = {"bf16": 2, "fp8": 1}.get(kept, 0.53)
             assert values(part, (1, 64)) == pytest.approx([2 / bytes_each, 128 / bytes_each])
 
@@ -82,8 +91,9 @@ def test_the_knee_of_a_mixture() -> None:
         (FLASH, 10_945, 2006),
         (PRO, 16_397, 3005),
     ):
-        knees = [feed_forward(model, device)[MIXTURE].knee for device in (B200, H200)]
-        assert knees == pytest.approx([b200, h200], abs=0.7), model.name
+        for device, knee in ((B200, b200), (H200, h200)):
+            part = feed_forward(model, device)
+            assert part.at(knee - 0.7) < part.ridge < part.at(knee + 0.7), model.name
 
 
 # ---- attention, by query rows ----------------------------------------------------------------------------------------
@@ -97,51 +107,51 @@ def with_latents(heads: int, cache: str) -> ModelSpec:
 
 def test_the_rows_at_which_grouped_query_attention_turns_compute_bound() -> None:
     published = {1: 7.99, 2: 15.97, 4: 31.88, 8: 63.50}
-    part = attention("Llama-3.1-70B", 4096)["GQA"]
+    part = attention("Llama-3.1-70B", 4096)["attention"]
     assert values(part, published) == pytest.approx(list(published.values()), abs=0.0051)
-    knees = {"SmolLM2-135M": 94, "Llama-3.1-8B": 70, "Llama-3.1-70B": 35, "Qwen3-235B-A22B": 17.6}
-    found = [attention(name, 1e12)["GQA"].knee for name in knees]
-    assert found == pytest.approx(list(knees.values()), abs=0.55)
+    for name, knee in {"SmolLM2-135M": 94, "Llama-3.1-8B": 70, "Llama-3.1-70B": 35, "Qwen3-235B-A22B": 17.6}.items():
+        part = attention(name, 1e12)["attention"]
+        assert part.at(knee - 0.55) < part.ridge < part.at(knee + 0.55)
 
 
 def test_latent_attention_and_the_rows_at_which_it_turns_compute_bound() -> None:
     """Absorbed: published intensities of 1, 2, 4 and 8 rows of 64 heads, and knees on B200, H100 and H200."""
     for context, published in {512: (193.4, 322.4, 483.6, 644.7), 2**20: (241.7, 483.4, 966.6, 1932.3)}.items():
-        part = attention(with_latents(64, "fp8"), context)["MLA"]
+        part = attention(with_latents(64, "fp8"), context)["latent attention"]
         assert values(part, (1, 2, 4, 8)) == pytest.approx(list(published), abs=0.0501)
     for heads, cache, expected in ((64, "bf16", (2.33, 2.44, 1.71)), (128, "fp8", (0.58, 0.61, 0.43))):
-        model = with_latents(heads, cache)
-        found = [attention(model, 1e12, device=device)["MLA"].knee for device in (B200, H100, H200)]
-        assert found == pytest.approx(list(expected), abs=0.0051)
+        for device, knee in zip((B200, H100, H200), expected, strict=True):
+            part = attention(with_latents(heads, cache), 1e12, device=device)["latent attention"]
+            assert part.at(knee - 0.0051) < part.ridge < part.at(knee + 0.0051)
 
 
 @pytest.mark.parametrize(("rows", "context"), [(2, 45_458), (3, 31_084), (4, 26_841), (8, 22_278)])
 def test_the_context_at_which_compressed_attention_crosses_the_ridge(rows: int, context: int) -> None:
     """Published for latent attention over one entry per 128 positions, ridge 281; and V4's own HCA by its formula."""
-    after, before = (
-        attention(with_latents(64, "fp8"), (context + by) / 128, device=B200_CHARTS)["MLA"].knee or 0
-        for by in (0.5, -0.5)
+    before, after = (
+        attention(with_latents(64, "fp8"), (context + by) / 128, device=B200_CHARTS)["latent attention"]
+        for by in (-0.5, 0.5)
     )
-    assert after <= rows <= before  # the published context is the exact one, rounded
+    assert before.at(rows) <= before.ridge <= after.at(rows)  # the published context is the exact one, rounded
     kept = 128 + context // 128
-    heavy = attention("DeepSeek-V4-Flash", context)["HCA"]
+    heavy = attention("DeepSeek-V4-Flash", context)["compressed attention"]
     assert heavy.at(rows) == pytest.approx(131_072 * kept * rows / (584 * kept + 131_072 * rows))
 
 
-def test_every_kind_of_a_model_is_listed() -> None:
+def test_every_kind_of_a_model_has_its_own() -> None:
     """V4-Flash: window, CSA, indexer and HCA; Qwen3.6: GQA and DeltaNet, whose intensity does not depend on context."""
     parts = attention("DeepSeek-V4-Flash", 32_768)
-    assert set(parts) == {"sliding window", "CSA", "indexer", "HCA"}
-    assert parts["indexer"].arithmetic == "fp8"
+    assert set(parts) == {"window attention", "sparse attention", "indexer", "compressed attention"}
+    assert parts["indexer"].ridge == B200.ridge("fp8")
     assert values(parts["indexer"], (1, 4)) == pytest.approx([16_384 / 132, 4 * 16_384 / 132])
     expected = [131_072 * (128 + 512) * rows / (584 * (128 + 512 * rows) + 131_072 * rows) for rows in (1, 4)]
-    assert values(parts["CSA"], (1, 4)) == pytest.approx(expected)
+    assert values(parts["sparse attention"], (1, 4)) == pytest.approx(expected)
     near, far = (attention("Qwen3.6-35B-A3B", context) for context in (1024, 100_000))
-    assert set(near) == {"GQA", "DeltaNet"}
+    assert set(near) == {"attention", "DeltaNet"}
     state, conv = 32 * 128 * 128, 4 * (2 * 16 * 128 + 32 * 128)
     assert values(near["DeltaNet"], (1, 2)) == values(far["DeltaNet"], (1, 2))
     assert near["DeltaNet"].at(2) == pytest.approx(2 * 8 * state / (2 * (state + conv)))
-    assert set(attention("gpt-oss-20b", 4096)) == {"sliding window", "GQA"}
+    assert set(attention("gpt-oss-20b", 4096)) == {"window attention", "attention"}
 
 
 def test_states_are_read_and_written_under_the_name_of_their_kind() -> None:
@@ -151,8 +161,3 @@ def test_states_are_read_and_written_under_the_name_of_their_kind() -> None:
         assert (stream.part, stream.cached) == (name, 2 * kind.kv_bytes(1000, precision))
     both = Parallel(Gqa(4, 2, 16), Mamba2(4, 16, 2, 32, 4))
     assert [stream.part for stream in both.streams(10, 1, precision)] == ["attention", "Mamba-2"]
-
-
-def test_kinds_without_work_are_left_out() -> None:
-    assert attention("Llama-3.1-8B", 0) == {}
-    assert "indexer" not in attention("DeepSeek-V4-Flash", 3), "no entry is complete"

@@ -437,13 +437,8 @@ def test_prompts_answers_and_dollars(folder: Path) -> None:
     assert eight["speculative"] > dollars["speculative"]
 
 
-def test_knees_and_intensities_are_in_the_json(folder: Path) -> None:
+def test_intensities_are_in_the_json(folder: Path) -> None:
     found = answer("--model DeepSeek-V4-Flash --hardware B200 --batch 4 --context 100k", folder)
-    llama = answer(LLAMA, folder)
-    [dense] = llama["knees"]["feed_forward"]
-    assert (dense["knee"], dense["at_one"]) == (pytest.approx(295.4, abs=0.1), pytest.approx(1))
-    assert [each["name"] for each in found["knees"]["feed_forward"]] == ["experts", "dense twin"]
-    assert {each["name"] for each in found["knees"]["attention"]["102400"]} >= {"sliding window", "CSA", "HCA"}
     for part in found["points"][0]["parts"].values():
         assert part["intensity"] == pytest.approx(part["flops"] / part["bytes"] if part["bytes"] else 0)
 

@@ -13,7 +13,6 @@ from wager.models.weights import num_parameters
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.drafting import PassDraftCost
 from wager.planner.inputs import check_finite
-from wager.planner.intensity import knees
 from wager.planner.plan import SPARE_SHARE, Deployment, PlanPoint
 
 LARGEST_GRID, MOST_CELLS = 2000, 200
@@ -302,7 +301,6 @@ class PlanReport:
                 "ridge": {kind: device.ridge(kind) for kind in device.peaks},
                 "largest_batch": {str(context): most for context, most in self._largest_batches().items()},
             },
-            "knees": knees(cost, self.contexts),
             "price": self.price,
             "drafter": {
                 "name": drafter.name,
