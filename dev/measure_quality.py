@@ -21,13 +21,12 @@ from typing import Any
 import numpy as np
 from llama_cpp import KINDS, LlamaCpp, LlamaModel, find_library
 
-from wager.bench.quality import WINDOW, Quality, compare_logits, fixed_text, windows
+from wager.bench.quality import WINDOW, Quality, compare_logits, fixed_text, logits_of, windows
 from wager.config import DEFAULT_MODEL
 from wager.kernels.cpu import select
 from wager.models import hub
 from wager.models.opening import open_model
 from wager.models.transformer import Decoder
-from wager.profiling.texts import logits_of
 
 Arithmetic = Callable[[Any], Any]
 COLUMNS = ("model", "arithmetic", "weights", "MB", "KL", "KL 99 %", "top-1", "perplexity", "bf16's", "s")

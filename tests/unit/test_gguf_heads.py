@@ -144,6 +144,7 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 SHORT = ("--threads", "1", "--memory", "64MiB", "--max-tokens", "12", "--limit", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "make"), [("eagle3", eagle_head), ("dflash", block_head)])
 def test_heads_in_files_change_no_token(
     name: str, make: Callable[..., Path], said: Callable[..., str], tmp_path: Path

@@ -274,6 +274,7 @@ def test_a_rewound_draft_model_goes_on_from_there(told: list[int]) -> None:
 # --- through the production path ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # by default test_prove.py shows it of every drafter
 @pytest.mark.parametrize("rule", ["match", "rejection"])
 @pytest.mark.parametrize("written", ["slem:{0}", "tli:{0}", "ngram//tli:{0}"])
 def test_no_text_changes(written: str, rule: str, tmp_path: Path) -> None:

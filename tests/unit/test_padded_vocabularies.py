@@ -189,6 +189,7 @@ CASES = [(each, "match") for each in WRITTEN] + AHEAD
 CASES += [pytest.param(each, "rejection", marks=pytest.mark.slow) for each in WRITTEN]
 
 
+@pytest.mark.slow  # by default test_prove.py shows it of every drafter
 @pytest.mark.parametrize(("written", "rule"), CASES)
 @pytest.mark.parametrize(
     ("target", "draft"), [PAIRS[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in PAIRS[1:])]

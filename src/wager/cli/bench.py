@@ -181,12 +181,11 @@ def _quality(engine: LoadedEngine) -> dict[str, Any]:
     """How far the engine's logits are from those of weights and cache in bfloat16. Loads the model once more and
     overwrites the engine's cache. UsageError if neither is quantised or the model's weights are drawn quantised,
     MemoryPlanError if there is no room for both."""
-    from wager.bench.quality import WINDOW, compare_logits, fixed_text, windows
+    from wager.bench.quality import WINDOW, compare_logits, fixed_text, logits_of, windows
     from wager.kernels.base import BLOCK_SIZE
     from wager.loading import memory
     from wager.loading.opened import PassLimits
     from wager.models.hub import is_random
-    from wager.profiling.texts import logits_of
 
     target, kernels = engine.target, engine.kernels
     if target.opened.formats(kernels) == str(kernels.act):
