@@ -44,14 +44,6 @@ class Device:
     label: str = ""
     overlap: float | None = None
 
-    def arithmetic(self, compute: str) -> str:
-        """The arithmetic that `compute` is done in on this device: itself, or the one used instead."""
-        found = next((kind for kind in (compute, *_INSTEAD.get(compute, ())) if kind in self.peaks), None)
-        if found is None:
-            known = ", ".join(self.peaks)
-            raise UsageError(f"{self.name} has no known peak for {compute} arithmetic.", f"Its known peaks: {known}.")
-        return found
-
     def seconds(self, size: float, flops: float, *, compute: str) -> float:
         """Reading `size` bytes and computing `flops` in that arithmetic."""
         read, computed = size / self.bandwidth, flops / self.peak(compute)
@@ -62,8 +54,12 @@ class Device:
         return longer * math.exp(math.log1p((shorter / longer) ** self.overlap) / self.overlap)
 
     def peak(self, compute: str) -> float:
-        """FLOP/s for numbers of that arithmetic."""
-        return self.peaks[self.arithmetic(compute)]
+        """FLOP/s for numbers of that arithmetic, or of the one used instead."""
+        found = next((kind for kind in (compute, *_INSTEAD.get(compute, ())) if kind in self.peaks), None)
+        if found is None:
+            known = ", ".join(self.peaks)
+            raise UsageError(f"{self.name} has no known peak for {compute} arithmetic.", f"Its known peaks: {known}.")
+        return self.peaks[found]
 
     def ridge(self, compute: str) -> float:
         """FLOPs per byte at which computing takes as long as reading."""
