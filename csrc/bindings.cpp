@@ -30,6 +30,7 @@ nb::dict cpu_features() {
     found["avx512vl"] = cpu.avx512vl;
     found["avx512_bf16"] = cpu.avx512_bf16;
     found["avx512_vnni"] = cpu.avx512_vnni;
+    found["avx512vbmi"] = cpu.avx512vbmi;
     found["asimddp"] = cpu.asimddp;
     found["i8mm"] = cpu.i8mm;
     found["bf16"] = cpu.bf16;
@@ -49,7 +50,8 @@ const wager::Table* find_table(const std::string& name) {
 }
 
 constexpr const char* kFormatNames[] = {"bf16",   "q8_0",   "q4_0",  "q4_1",    "q5_0",  "q5_1",    "q4_k", "q5_k", "q6_k",   "q2_k",
-                                        "q3_k",   "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xxs", "iq1",  "q4_z", "q4_z128",  "mxfp4"};
+                                        "q3_k",   "iq4_nl", "iq4_xs", "iq3_s", "iq3_xxs", "iq2_s", "iq2_xxs", "iq1",  "q4_z", "q4_z128",  "mxfp4",
+                                        "e4m3",   "e4m3_128"};
 
 wager::WeightFormat format_of(const std::string& name) {
     for (int i = 0; i < static_cast<int>(std::size(kFormatNames)); ++i)

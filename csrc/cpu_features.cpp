@@ -51,6 +51,7 @@ wager::CpuFeatures read_features() {
     found.avx512vl = zmm && bit(extended.ebx, 31);
     found.avx512_bf16 = zmm && bit(more.eax, 5);
     found.avx512_vnni = zmm && bit(extended.ecx, 11);
+    found.avx512vbmi = zmm && bit(extended.ecx, 1);
     found.amd = made_by("AuthenticAMD") || made_by("HygonGenuine");
     return found;
 }

@@ -8,7 +8,7 @@
 namespace wager {
 
 struct CpuFeatures {
-    bool avx2, fma, f16c, avx_vnni, avx512f, avx512bw, avx512dq, avx512vl, avx512_bf16, avx512_vnni;
+    bool avx2, fma, f16c, avx_vnni, avx512f, avx512bw, avx512dq, avx512vl, avx512_bf16, avx512_vnni, avx512vbmi;
     bool asimddp, i8mm, bf16;
     // Made by AMD: as fast with non-temporal prefetches as with others. Intel's bring lines to the first level alone, where 16
     // can be under way: 7 GB/s a core where the memory gives 15 to 25.

@@ -136,7 +136,9 @@ inline void gather(const Gather& op, const Step& step, int thread) {
 }
 
 // Rows that are computed in about the time that reading a panel takes.
-inline int free_rows(WeightFormat format) { return format == WeightFormat::bf16 ? 12 : format == WeightFormat::q8_0 ? 7 : 4; }
+inline int free_rows(WeightFormat format) {
+    return format == WeightFormat::bf16 ? 12 : is_e4m3(format) ? 6 : format == WeightFormat::q8_0 ? 7 : 4;
+}
 
 // Panels of the first product by expert, cut among threads so that each has the same work; work counts a panel's reading
 // and its rows.

@@ -39,6 +39,7 @@ struct Sums {
 
 WAGER_INLINE F zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 WAGER_INLINE F splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+WAGER_INLINE F splat_at(const float* p) { return {_mm256_broadcast_ss(p), _mm256_broadcast_ss(p)}; }
 WAGER_INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 WAGER_INLINE void store(float* p, F x) {
     _mm256_storeu_ps(p, x.a);
@@ -107,6 +108,11 @@ WAGER_INLINE __m256 second(__m256i pair) {
 }
 WAGER_INLINE __m256 dot_half(__m256 acc, __m256i x, __m256i y) {
     return _mm256_fmadd_ps(first(x), first(y), _mm256_fmadd_ps(second(x), second(y), acc));
+}
+WAGER_INLINE F add_exact(F acc, F x, F y) { return fma(x, y, acc); }  // x * y has no more than 24 bits
+WAGER_INLINE void widen_pairs(Pair x, F& low, F& high) {
+    low = {first(x.a), first(x.b)};
+    high = {second(x.a), second(x.b)};
 }
 WAGER_INLINE F dot(F acc, Pair x, Pair y) { return {dot_half(acc.a, x.a, y.a), dot_half(acc.b, x.b, y.b)}; }
 WAGER_INLINE F widen(const uint16_t* p) {
@@ -186,6 +192,13 @@ WAGER_INLINE Bytes load_bytes(const uint8_t* p) {
     return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
 }
 WAGER_INLINE Bytes either(Bytes x, Bytes y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+WAGER_INLINE Bytes chosen(Bytes mask, Bytes x, Bytes y) {  // bytes of `mask` are 0 or 255
+    return {_mm256_blendv_epi8(y.a, x.a, mask.a), _mm256_blendv_epi8(y.b, x.b, mask.b)};
+}
+WAGER_INLINE void interleave(Bytes lower, Bytes upper, Pair& low, Pair& high) {
+    low = {_mm256_unpacklo_epi8(lower.a, upper.a), _mm256_unpacklo_epi8(lower.b, upper.b)};
+    high = {_mm256_unpackhi_epi8(lower.a, upper.a), _mm256_unpackhi_epi8(lower.b, upper.b)};
+}
 template <int Left>
 WAGER_INLINE __m256i shifted_half(__m256i x, __m256i mask) {
     constexpr int kLeft = Left >= 0 ? Left : 0, kRight = Left < 0 ? -Left : 0;

@@ -36,6 +36,12 @@ struct Sums {  // per lane one int32
 
 WAGER_INLINE F zero() { return {_mm512_setzero_ps()}; }
 WAGER_INLINE F splat(float x) { return {_mm512_set1_ps(x)}; }
+// One float from memory in every lane. By name: GCC loads four neighbours at once and shuffles them, where shuffles are scarce.
+WAGER_INLINE F splat_at(const float* p) {
+    F all;
+    asm("vbroadcastss %1, %0" : "=v"(all.v) : "m"(*p));
+    return all;
+}
 WAGER_INLINE F load(const float* p) { return {_mm512_loadu_ps(p)}; }
 WAGER_INLINE void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
 WAGER_INLINE F add(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -139,6 +145,38 @@ WAGER_INLINE Lookup load_lookup(const uint8_t* p) {
     return {_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 WAGER_INLINE Bytes looked_up(Bytes codes, Lookup in) { return {_mm512_shuffle_epi8(in.v, codes.v)}; }
+// e4m3 as the bytes of bf16 (lanes.h says how), 64 bytes by the lower six bits of codes whose nibbles are exchanged, and by s, E0 and m.
+struct FloatBytes {
+    uint8_t upper[64], small_upper[64], small_lower[64];
+};
+constexpr FloatBytes float_bytes() {
+    constexpr uint8_t kSmall[] = {59, 59, 59, 60, 60, 60, 60}, kFractions[] = {0, 128, 192, 0, 32, 64, 96};  // of 1 to 7 times 2^-9
+    FloatBytes all{};
+    for (int i = 0; i < 64; ++i) {
+        const int rest = i >> 1 & 15;
+        all.upper[i] = static_cast<uint8_t>((i & 8) << 4 | (60 + (i & 7)));
+        all.small_upper[i] = static_cast<uint8_t>((i & 1) << 7 | (rest == 0 ? 0 : rest < 8 ? kSmall[rest - 1] : 60));
+        all.small_lower[i] = static_cast<uint8_t>(rest == 0 ? 0 : rest < 8 ? kFractions[rest - 1] : rest << 4);
+    }
+    return all;
+}
+alignas(64) constexpr FloatBytes kFloatBytes = float_bytes();
+// Codes of sixteen outputs and four inputs, as weight_layout.h has them, as the first two of each output and the others.
+WAGER_INLINE void widen_e4m3(Bytes codes, Pair& low, Pair& high) {
+    const __mmask64 small = _mm512_testn_epi8_mask(codes.v, _mm512_set1_epi8(7));
+    const __m512i rest = _mm512_srli_epi16(codes.v, 3);
+    __m512i upper = _mm512_permutexvar_epi8(codes.v, _mm512_load_si512(kFloatBytes.upper));
+    __m512i lower = _mm512_and_si512(codes.v, _mm512_set1_epi8(static_cast<char>(0xF0)));
+    upper = _mm512_mask_permutexvar_epi8(upper, small, rest, _mm512_load_si512(kFloatBytes.small_upper));
+    lower = _mm512_mask_permutexvar_epi8(lower, small, rest, _mm512_load_si512(kFloatBytes.small_lower));
+    low = {_mm512_unpacklo_epi8(lower, upper)};
+    high = {_mm512_unpackhi_epi8(lower, upper)};
+}
+WAGER_INLINE F add_exact(F acc, F a, F b) { return fma(a, b, acc); }  // a * b has no more than 24 bits
+WAGER_INLINE void widen_pairs(Pair a, F& first, F& second) {
+    first = {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))};
+    second = {_mm512_castsi512_ps(_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))))};
+}
 struct Quad {  // four activations in every lane
     __m512i v;
 };

@@ -46,6 +46,7 @@ WAGER_INLINE F splat(float x) {
     const float32x4_t v = vdupq_n_f32(x);
     return {{v, v, v, v}};
 }
+WAGER_INLINE F splat_at(const float* p) { return splat(*p); }
 WAGER_INLINE F zero() { return splat(0.0f); }
 WAGER_INLINE F load(const float* p) { return {{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}}; }
 WAGER_INLINE void store(float* p, F a) { WAGER_EACH vst1q_f32(p + 4 * i, a.v[i]); }
@@ -120,6 +121,17 @@ WAGER_INLINE OnePair splat_pair(const uint16_t* p) {
     std::memcpy(&bits, p, 4);
     return {vreinterpretq_u16_u32(vdupq_n_u32(bits))};
 }
+WAGER_INLINE float32x4_t first(uint16x8_t pair) { return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(pair), 16)); }
+WAGER_INLINE float32x4_t second(uint16x8_t pair) {
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u16(pair), vdupq_n_u32(0xFFFF0000u)));
+}
+WAGER_INLINE F add_exact(F acc, F a, F b) { return fma(a, b, acc); }  // a * b has no more than 24 bits
+WAGER_INLINE void widen_pairs(Pair a, F& low, F& high) {
+    WAGER_EACH {
+        low.v[i] = first(a.v[i]);
+        high.v[i] = second(a.v[i]);
+    }
+}
 #ifdef WAGER_I8MM
 WAGER_INLINE F dot(F acc, OnePair a, Pair b) {
     const bfloat16x8_t by = vreinterpretq_bf16_u16(a.v);
@@ -130,10 +142,6 @@ WAGER_INLINE F dot(F acc, OnePair a, Pair b) {
     return acc;
 }
 #else
-WAGER_INLINE float32x4_t first(uint16x8_t pair) { return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u16(pair), 16)); }
-WAGER_INLINE float32x4_t second(uint16x8_t pair) {
-    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_u16(pair), vdupq_n_u32(0xFFFF0000u)));
-}
 WAGER_INLINE F dot(F acc, OnePair a, Pair b) {
     const float32x4_t low = first(a.v), high = second(a.v);
     WAGER_EACH acc.v[i] = vfmaq_f32(vfmaq_f32(acc.v[i], high, second(b.v[i])), low, first(b.v[i]));
@@ -229,6 +237,16 @@ WAGER_INLINE Bytes load_bytes(const uint8_t* p) { return {{vld1q_u8(p), vld1q_u8
 WAGER_INLINE Bytes either(Bytes a, Bytes b) {
     WAGER_EACH a.v[i] = vorrq_u8(a.v[i], b.v[i]);
     return a;
+}
+WAGER_INLINE Bytes chosen(Bytes mask, Bytes a, Bytes b) {
+    WAGER_EACH a.v[i] = vbslq_u8(mask.v[i], a.v[i], b.v[i]);
+    return a;
+}
+WAGER_INLINE void interleave(Bytes lower, Bytes upper, Pair& low, Pair& high) {
+    WAGER_EACH {
+        low.v[i] = vreinterpretq_u16_u8(vzip1q_u8(lower.v[i], upper.v[i]));
+        high.v[i] = vreinterpretq_u16_u8(vzip2q_u8(lower.v[i], upper.v[i]));
+    }
 }
 template <int Left>
 WAGER_INLINE Bytes shifted(Bytes a, int mask) {

@@ -44,6 +44,7 @@ WAGER_INLINE F splat(float x) {
     WAGER_EACH r.v[i] = F4{x, x, x, x};
     return r;
 }
+WAGER_INLINE F splat_at(const float* p) { return splat(*p); }
 WAGER_INLINE F zero() { return splat(0.0f); }
 WAGER_INLINE F load(const float* p) {
     F r;
@@ -164,6 +165,16 @@ WAGER_INLINE Pair splat_pair(const uint16_t* p) {
 }
 WAGER_INLINE F4 first(U4 pair) { return (F4)(pair << 16); }
 WAGER_INLINE F4 second(U4 pair) { return (F4)(pair & 0xFFFF0000u); }
+WAGER_INLINE void widen_pairs(Pair a, F& low, F& high) {
+    WAGER_EACH {
+        low.v[i] = first(a.v[i]);
+        high.v[i] = second(a.v[i]);
+    }
+}
+WAGER_INLINE F add_exact(F acc, F a, F b) {
+    WAGER_EACH acc.v[i] = acc.v[i] + a.v[i] * b.v[i];
+    return acc;
+}
 WAGER_INLINE F dot(F acc, Pair a, Pair b) {  // products are exact: rounded once, as if fused
     WAGER_EACH acc.v[i] = (acc.v[i] + second(a.v[i]) * second(b.v[i])) + first(a.v[i]) * first(b.v[i]);
     return acc;
@@ -247,6 +258,21 @@ WAGER_INLINE Bytes load_bytes(const uint8_t* p) {
 WAGER_INLINE Bytes either(Bytes a, Bytes b) {
     WAGER_EACH a.v[i] |= b.v[i];
     return a;
+}
+WAGER_INLINE Bytes chosen(Bytes mask, Bytes a, Bytes b) {
+    WAGER_EACH a.v[i] = (a.v[i] & mask.v[i]) | (b.v[i] & ~mask.v[i]);
+    return a;
+}
+WAGER_INLINE void interleave(Bytes lower, Bytes upper, Pair& low, Pair& high) {
+    WAGER_EACH {
+        uint8_t of_lower[16], of_upper[16];
+        uint16_t words[16];
+        std::memcpy(of_lower, &lower.v[i], 16);
+        std::memcpy(of_upper, &upper.v[i], 16);
+        for (int j = 0; j < 16; ++j) words[j] = static_cast<uint16_t>(of_lower[j] | of_upper[j] << 8);
+        std::memcpy(&low.v[i], words, 16);
+        std::memcpy(&high.v[i], words + 8, 16);
+    }
 }
 template <int Left>
 WAGER_INLINE Bytes shifted(Bytes a, int mask) {

@@ -2,7 +2,7 @@
 #include "ops.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && \
-    defined(__AVX512VNNI__)
+    defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
 #define WAGER_NS avx512
 #define WAGER_NAME "avx512-bf16"
 #include "isa_avx512.h"
@@ -34,7 +34,8 @@ bool pairs_are_added_in_order() {
 
 const wager::Table* wager::table_avx512() {
     const CpuFeatures& cpu = kCpuFeatures;
-    const bool usable = cpu.avx512f && cpu.avx512bw && cpu.avx512vl && cpu.avx512dq && cpu.avx512_bf16 && cpu.avx512_vnni;
+    const bool usable = cpu.avx512f && cpu.avx512bw && cpu.avx512vl && cpu.avx512dq && cpu.avx512_bf16 && cpu.avx512_vnni &&
+                        cpu.avx512vbmi;
     if (!usable) return nullptr;
     static const bool same = avx512::pairs_are_added_in_order();
     return same ? &avx512::kTable : nullptr;

@@ -28,4 +28,18 @@ WAGER_INLINE void store_fours(float* p, int stride, F a, F b, F c, F d) {
         for (int j = 0; j < 4; ++j) std::memcpy(p + stride * i + j, &lanes[j][i], sizeof(float));
 }
 
+// e4m3 as the bytes of bf16, by nibbles, which codes have exchanged: the lower byte is E0 m m m 0 0 0 0, the upper one follows from s and
+// E3 to E1; but where these are zero (subnormal numbers and the least others) both follow from E0 and m.
+alignas(16) constexpr uint8_t kUpperBytes[] = {0, 61, 62, 63, 64, 65, 66, 67, 128, 189, 190, 191, 192, 193, 194, 195};
+alignas(16) constexpr uint8_t kSmall[] = {255, 0, 0, 0, 0, 0, 0, 0, 255, 0, 0, 0, 0, 0, 0, 0};
+alignas(16) constexpr uint8_t kSmallUpper[] = {0, 59, 59, 59, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60, 60};
+alignas(16) constexpr uint8_t kSmallLower[] = {0, 0, 128, 192, 0, 32, 64, 96, 128, 144, 160, 176, 192, 208, 224, 240};
+// Codes of sixteen outputs and four inputs, as weight_layout.h has them, as the first two of each output and the others.
+WAGER_INLINE void widen_e4m3(Bytes codes, Pair& low, Pair& high) {
+    const Bytes sign = shifted<0>(codes, 15), rest = shifted<-4>(codes, 15), small = looked_up(sign, load_lookup(kSmall));
+    const Bytes lower = chosen(small, looked_up(rest, load_lookup(kSmallLower)), shifted<0>(codes, 0xF0));
+    const Bytes upper = chosen(small, looked_up(rest, load_lookup(kSmallUpper)), small);
+    interleave(lower, either(upper, looked_up(sign, load_lookup(kUpperBytes))), low, high);
+}
+
 }  // namespace wager::WAGER_NS

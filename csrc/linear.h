@@ -8,10 +8,12 @@
 
 namespace wager::WAGER_NS {
 
+constexpr int kFloatRows = kTileRows < 10 ? kTileRows : 10;  // of e4m3, whose unpacking needs registers too
 constexpr int kRowBlock = 192;            // rows whose activations stay in the second-level cache beside a panel
 constexpr size_t kFirstLevel = 32768;     // larger panels do not stay in the first-level cache for another tile of rows
 constexpr int kQuickRows = 2;             // rows with which a panel is read so quickly that it is prefetched from farther ahead
 constexpr ptrdiff_t kPrefetchBytes = 4096;  // how far ahead of its reading a panel is prefetched that one tile reads
+constexpr ptrdiff_t kNearPrefetchBytes = 2048;  // one of e4m3, whose reading takes longer
 
 // Fills out[rows, 32] with rows of activations, `stride` bytes apart, times one panel.
 using PanelKernel = void (*)(const uint8_t* x, size_t stride, int rows, int k, const uint8_t* panel, float* out,
@@ -39,6 +41,7 @@ struct PanelKernels {
 template <WeightFormat format, int M>
 constexpr PanelKernel panel_kernel() {
     if constexpr (format == WeightFormat::bf16) return bf16_panel<M>;
+    else if constexpr (is_e4m3(format)) return e4m3_panel<format, M>;
     else if constexpr (M <= kBlockRows || layout_of(format).bits == 8) return block_panel<format, M>;
     else return block_rows<format>;
 }
@@ -53,8 +56,9 @@ struct KernelsUpTo<format, 0, M...> : KernelList<format, M...> {};
 
 template <WeightFormat format>
 PanelKernels kernels_for() {
-    constexpr bool kBf16 = format == WeightFormat::bf16, kBytes = layout_of(format).bits == 8;
-    constexpr int kRows = kBf16 ? kTileRows : kBlockRows, kMany = kBf16 ? kRows : kBytes ? kManyByteRows : kManyRows;
+    constexpr bool kFloats = takes_bf16(format), kBytes = layout_of(format).bits == 8;
+    constexpr int kRows = is_e4m3(format) ? kFloatRows : kFloats ? kTileRows : kBlockRows;
+    constexpr int kMany = kFloats ? kRows : kBytes ? kManyByteRows : kManyRows;
     return {KernelsUpTo<format, kMany>::of, kRows, kMany, kBytes ? 0 : kFirstLevel};
 }
 inline PanelKernels kernels_of(WeightFormat format) {
@@ -80,6 +84,8 @@ inline PanelKernels kernels_of(WeightFormat format) {
         case WeightFormat::q4_z: return kernels_for<WeightFormat::q4_z>();
         case WeightFormat::q4_z128: return kernels_for<WeightFormat::q4_z128>();
         case WeightFormat::mxfp4: return kernels_for<WeightFormat::mxfp4>();
+        case WeightFormat::e4m3: return kernels_for<WeightFormat::e4m3>();
+        case WeightFormat::e4m3_128: return kernels_for<WeightFormat::e4m3_128>();
     }
     return {};
 }
@@ -167,7 +173,7 @@ WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
         const int size = all.rows - block < kRowBlock ? all.rows - block : kRowBlock;
         const int most = size <= kernels.many && bytes > kernels.large ? kernels.many : kernels.rows;
         const int tiles = (size + most - 1) / most;
-        const ptrdiff_t near = size <= kQuickRows ? kPrefetchBytes * 3 / 2 : kPrefetchBytes;
+        const ptrdiff_t near = is_e4m3(all.weight.format) ? kNearPrefetchBytes : size <= kQuickRows ? kPrefetchBytes * 3 / 2 : kPrefetchBytes;
         const ptrdiff_t distance = tiles == 1 ? near : static_cast<ptrdiff_t>(bytes);
         Prefetch prefetch{distance, end, all.after ? all.after : end, 0, tiles, tiles == 1 && kCpuFeatures.amd};
         for (int panel = all.first; panel < all.last; ++panel) {

@@ -33,8 +33,12 @@ enum class Activation { silu, gelu, clamped, relu2 };
 
 // How the weights of a matrix are stored (see weight_layout.h).
 enum class WeightFormat {
-    bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_nl, iq4_xs, iq3_s, iq3_xxs, iq2_s, iq2_xxs, iq1, q4_z, q4_z128, mxfp4
+    bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_nl, iq4_xs, iq3_s, iq3_xxs, iq2_s, iq2_xxs, iq1, q4_z, q4_z128, mxfp4,
+    e4m3, e4m3_128
 };
+constexpr bool is_e4m3(WeightFormat format) { return format == WeightFormat::e4m3 || format == WeightFormat::e4m3_128; }
+// Whether products take activations in bf16, and not as blocks of int8.
+constexpr bool takes_bf16(WeightFormat format) { return format == WeightFormat::bf16 || is_e4m3(format); }
 
 // Packed weights: panels of 32 outputs, k inputs each, one after the other.
 struct Matrix {

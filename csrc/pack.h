@@ -1,4 +1,4 @@
-// Weights into panels (weight_layout.h) from rows as they are stored: bf16, or GGUF's blocks. Runs once per matrix.
+// Weights into panels (weight_layout.h) from rows as they are stored: bf16, GGUF's blocks, or codes of e4m3 behind their scales. Runs once per matrix.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,9 @@ struct StoredSize {
 };
 inline StoredSize stored_size(WeightFormat format) {
     switch (format) {
-        case WeightFormat::bf16: return {1, 2};
+        case WeightFormat::bf16:
+        case WeightFormat::e4m3:
+        case WeightFormat::e4m3_128: break;
         case WeightFormat::q8_0: return {32, 34};
         case WeightFormat::q4_0: return {32, 18};
         case WeightFormat::q4_1: return {32, 20};
@@ -213,6 +215,21 @@ inline void pack_quantised_row(WeightFormat format, const uint8_t* row, int k, i
         place_block(layout, read_stored(format, row, i), lane, panel + layout.group_at(i), panel + layout.block_at(i));
 }
 
+// A group with a code that is no number gets a scale that is none.
+inline void pack_e4m3_row(WeightFormat format, const uint8_t* row, int k, int lane, uint8_t* panel) {
+    const int inputs = scaled_inputs(format, k);
+    for (int first = 0; first < k; first += inputs, row += inputs, panel += scaled_bytes(inputs)) {
+        float scale;
+        std::memcpy(&scale, row, sizeof scale);
+        row += sizeof scale;
+        for (int i = 0; i < inputs; ++i) {
+            if ((row[i] & 0x7F) == 0x7F) scale = __builtin_nanf("");
+            panel[kScaleBytes + e4m3_at(i, lane)] = static_cast<uint8_t>(row[i] << 4 | row[i] >> 4);
+        }
+        std::memcpy(panel + sizeof scale * lane, &scale, sizeof scale);
+    }
+}
+
 // rows [panels * 32]: where each output's row is stored; null: an output that is zero.
 inline void pack_rows(Pool& pool, WeightFormat format, const uint8_t* const* rows, int panels, int k, uint8_t* to) {
     const size_t bytes = panel_bytes(format, k);
@@ -224,6 +241,7 @@ inline void pack_rows(Pool& pool, WeightFormat format, const uint8_t* const* row
                 const uint8_t* row = rows[static_cast<size_t>(panel) * kPanel + lane];
                 if (row == nullptr) continue;  // memory comes zeroed
                 if (format == WeightFormat::bf16) pack_bf16_row(row, k, lane, to + panel * bytes);
+                else if (is_e4m3(format)) pack_e4m3_row(format, row, k, lane, to + panel * bytes);
                 else pack_quantised_row(format, row, k, lane, to + panel * bytes);
             }
         }

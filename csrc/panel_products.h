@@ -82,6 +82,24 @@ struct Tile {
             for (int j = 0; j < N; ++j) acc[i][j] = dot(acc[i][j], value, weights[j]);
         }
     }
+    // The same sums of one row, and of floats [M rows][kPieceInputs]: AVX-512 has two fused multiply-adds in a cycle, on Intel's
+    // processors, and half a product of pairs.
+    WAGER_INLINE void step(const uint16_t* x, const Pair (&pairs)[N]) {
+        const auto value = splat_pair(x);
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) acc[0][j] = dot(acc[0][j], value, pairs[j]);
+    }
+    WAGER_INLINE void step(const float* x, const Pair (&pairs)[N]) {
+        F low[N], high[N];
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) widen_pairs(pairs[j], low[j], high[j]);
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i) {
+            const F first = splat_at(x + i * kPieceInputs), second = splat_at(x + i * kPieceInputs + 1);
+#pragma GCC unroll 4
+            for (int j = 0; j < N; ++j) acc[i][j] = add_exact(add_exact(acc[i][j], second, high[j]), first, low[j]);
+        }
+    }
     // x [M rows, x_stride] of 2 * pairs values times a panel of 32 outputs, prefetching if `first`: the first of the tiles
     // that read these inputs.
     WAGER_INLINE void run_panel(const uint16_t* x, size_t x_stride, const uint16_t* w, int pairs, const Prefetch& prefetch,
@@ -103,6 +121,54 @@ struct Tile {
         for (; k < pairs; ++k) step(bases, x_stride, w + static_cast<size_t>(k) * kStride, k);
     }
 };
+
+// Fills out[M, 32] with M rows of bf16 activations, `stride` bytes apart, times one panel of e4m3. A code is a bf16 too, and a group's
+// products are added in the order in which those with bf16 weights are, by the float; the sum, times the group's scale, is
+// added to the groups before.
+template <WeightFormat format, int M>
+__attribute__((aligned(64))) void e4m3_panel(const uint8_t* x, size_t stride, int, int k, const uint8_t* panel, float* out,
+                                            const Prefetch& prefetch) {
+    constexpr int kQuads = kPieceInputs / 4, kQuadBytes = 4 * kPanel;
+    const int inputs = scaled_inputs(format, k);
+    alignas(64) float values[M][kPieceInputs];
+    std::memset(out, 0, sizeof(float) * kPanel * M);
+    Turns turns(prefetch);
+    for (int first = 0; first < k; first += inputs, panel += scaled_bytes(inputs)) {
+        for (int column = 0; column < kColumns; column += kTileCols) {
+            Tile<M, kTileCols> tile;
+            tile.clear();
+            const uint8_t* at = panel + kScaleBytes + 64 * column;
+            for (int done = 0; done < inputs; done += kPieceInputs, at += kQuads * kQuadBytes) {
+                const uint8_t* ahead = column == 0 && turns.due((first + done) / kPieceInputs) ? prefetch.ahead(at) : nullptr;
+                if (ahead && done == 0) fetch_part<kScaleBytes, 0, 1>(prefetch.ahead(panel), prefetch.once);
+                const uint16_t* row = reinterpret_cast<const uint16_t*>(x) + first + done;
+                for (int i = 0; M > 1 && i < M; ++i, row += stride / 2)
+                    for (int c = 0; c < kPieceInputs; c += 16) store(values[i] + c, widen(row + c));
+#pragma GCC unroll 8
+                for (int quad = 0; quad < kQuads; ++quad) {
+                    if (ahead) fetch_part<kQuadBytes, 0, 1>(ahead + kQuadBytes * quad, prefetch.once);
+                    Pair pairs[2][kTileCols];
+#pragma GCC unroll 2
+                    for (int j = 0; j < kTileCols; ++j) widen_e4m3(load_bytes(at + kQuadBytes * quad + 64 * j), pairs[0][j], pairs[1][j]);
+#pragma GCC unroll 2
+                    for (int half = 0; half < 2; ++half) {
+                        if constexpr (M == 1) tile.step(row + 4 * quad + 2 * half, pairs[half]);
+                        else tile.step(&values[0][4 * quad + 2 * half], pairs[half]);
+                    }
+                }
+            }
+#pragma GCC unroll 2
+            for (int j = 0; j < kTileCols; ++j) {
+                const F scale = load(reinterpret_cast<const float*>(panel) + 16 * (column + j));
+#pragma GCC unroll 16
+                for (int i = 0; i < M; ++i) {
+                    float* to = out + i * kPanel + 16 * (column + j);
+                    store(to, fma(tile.acc[i][j], scale, load(to)));
+                }
+            }
+        }
+    }
+}
 
 // Products of quantised weights with quantised activations. Sums within a block of 32 inputs (16 in q6_k) are exact integers;
 // blocks are added in order to one float accumulator per output, whatever the rows and columns beside it: this makes a row's

@@ -98,7 +98,7 @@ struct Activations {
 
 // x [rows, k] for products with weights of `format`: itself, the thread's own copy, or what `quantise_rows` made.
 inline Activations activations(const uint16_t* x, int k, WeightFormat format, int rows, const Step& step, int thread) {
-    if (format == WeightFormat::bf16) return {reinterpret_cast<const uint8_t*>(x), static_cast<size_t>(k) * 2};
+    if (takes_bf16(format)) return {reinterpret_cast<const uint8_t*>(x), static_cast<size_t>(k) * 2};
     ActivationBlock* own = step.own + step.own_blocks * thread;
     if (rows <= kOwnRows) quantise(x, k, format, 0, rows, own);
     const ActivationBlock* all = rows <= kOwnRows ? own : step.shared;
@@ -106,8 +106,7 @@ inline Activations activations(const uint16_t* x, int k, WeightFormat format, in
 }
 // Bytes of `inputs` inputs of such a row.
 inline size_t input_bytes(WeightFormat format, int inputs) {
-    return format == WeightFormat::bf16 ? static_cast<size_t>(inputs) * 2
-                                        : static_cast<size_t>(inputs / kBlockInputs) * sizeof(ActivationBlock);
+    return takes_bf16(format) ? static_cast<size_t>(inputs) * 2 : static_cast<size_t>(inputs / kBlockInputs) * sizeof(ActivationBlock);
 }
 
 }  // namespace wager::WAGER_NS

@@ -76,6 +76,16 @@ inline void read_block(const BlockLayout& layout, const uint8_t* group, const ui
     }
 }
 
+// Of a code whose nibbles are exchanged.
+inline float e4m3_value(uint8_t code) {
+    const int exponent = (code & 7) << 1 | code >> 7, fraction = code >> 4 & 7;
+    const uint32_t bits = static_cast<uint32_t>((exponent + 120) << 3 | fraction) << 20;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    if (exponent == 0) value = static_cast<float>(fraction) * 0x1p-9f;
+    return code & 8 ? -value : value;
+}
+
 inline void read_row(const Matrix& matrix, int row, float* out) {
     const uint8_t* panel = matrix.panels + static_cast<size_t>(row / kPanel) * panel_bytes(matrix);
     const int lane = row % kPanel;
@@ -85,6 +95,15 @@ inline void read_row(const Matrix& matrix, int row, float* out) {
             std::memcpy(&half, panel + (static_cast<size_t>(i / 2) * kPanel + lane) * 4 + i % 2 * 2, 2);
             const uint32_t bits = static_cast<uint32_t>(half) << 16;
             std::memcpy(out + i, &bits, 4);
+        }
+        return;
+    }
+    if (is_e4m3(matrix.format)) {
+        const int inputs = scaled_inputs(matrix.format, matrix.k);
+        for (int first = 0; first < matrix.k; first += inputs, panel += scaled_bytes(inputs)) {
+            float scale;
+            std::memcpy(&scale, panel + sizeof scale * lane, sizeof scale);
+            for (int i = 0; i < inputs; ++i) out[first + i] = scale * e4m3_value(panel[kScaleBytes + e4m3_at(i, lane)]);
         }
         return;
     }

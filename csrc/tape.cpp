@@ -102,7 +102,7 @@ void Tape::link_prefetch(const Linear& op) {
 
 // Products of quantised weights read quantised rows: room for them, and the op that makes them.
 void Tape::add_quantise(const QuantiseRows& op) {
-    if (op.format == WeightFormat::bf16) return;
+    if (takes_bf16(op.format)) return;
     const size_t blocks = op.k / kBlockInputs, rows = static_cast<size_t>(in_.max_rows) * op.per_row;
     if (blocks * kOwnRows > own_blocks_) {
         own_blocks_ = blocks * kOwnRows;

@@ -9,6 +9,10 @@
 //   low     four bits of a code: [2 columns][4 pairs][64], of sixteen outputs four inputs in the low nibbles, the next four in
 //           the high ones; two bits: [2 columns][2][64], sixteen inputs; q8_0 [2 columns][8][64], the weight plus 128
 //
+// e4m3 (OCP's floats of eight bits: a sign, four bits of an exponent, three of a fraction) is groups of inputs that share a scale, k of
+// them or 128: f32 [32] scales, then the codes [inputs / 4][2 columns][4 fours of outputs][2 pairs of inputs][4 outputs][2], the
+// nibbles of each exchanged.
+//
 // Inputs 4 i to 4 i + 3 are "quad" i; a column is sixteen outputs, four adjacent bytes each.
 #pragma once
 
@@ -18,7 +22,7 @@ namespace wager::WAGER_NS {
 
 // Raise it whenever packing gives other bytes than before, be it the layout or the values: packed weights are kept in files,
 // and those of another version are never read (tests/kernels/test_packed_parts.py has a digest of each format).
-constexpr int kWeightLayoutVersion = 3;
+constexpr int kWeightLayoutVersion = 4;
 
 constexpr int kGroupBlocks = 8, kColumns = kPanel / 16;
 
@@ -93,18 +97,31 @@ constexpr BlockLayout layout_of(WeightFormat format) {
         case WeightFormat::q4_z: return {4, 0, Own::none, true, 1, 0, 96, 0, 512, 1, Codebook::none, true};
         case WeightFormat::q4_z128: return {4, 0, Own::none, true, 1, 96, 0, 0, 512, 4, Codebook::none, true};
         case WeightFormat::mxfp4: return {4, 12, Own::powers, false, 1, 0, 32, 0, 512, 1, Codebook::e2m1};
-        case WeightFormat::bf16: break;
+        case WeightFormat::bf16:
+        case WeightFormat::e4m3:
+        case WeightFormat::e4m3_128: break;
     }
     return {};
 }
 
+constexpr int kScaledInputs = 128, kScaleBytes = 4 * kPanel;
+// Inputs of a row of k that share a scale, and bytes of such a group in a panel.
+constexpr int scaled_inputs(WeightFormat format, int k) { return format == WeightFormat::e4m3 ? k : kScaledInputs; }
+constexpr size_t scaled_bytes(int inputs) { return kScaleBytes + static_cast<size_t>(inputs) * kPanel; }
+// Where the code of an input of a group is, of that lane, from the codes' first byte on.
+constexpr size_t e4m3_at(int input, int lane) {
+    return static_cast<size_t>(input / 4 * kColumns + lane / 16) * 64 + lane % 16 / 4 * 16 + input % 4 / 2 * 8 + lane % 4 * 2 + input % 2;
+}
+
 // Inputs of a row come in multiples of this.
 inline int input_multiple(WeightFormat format) {
-    return format == WeightFormat::bf16 ? 2 : kBlockInputs * layout_of(format).blocks;
+    if (format == WeightFormat::bf16) return 2;
+    return is_e4m3(format) ? scaled_inputs(format, kBlockInputs) : kBlockInputs * layout_of(format).blocks;
 }
 
 inline size_t panel_bytes(WeightFormat format, int k) {
     if (format == WeightFormat::bf16) return static_cast<size_t>(k) * kPanel * 2;
+    if (is_e4m3(format)) return k / scaled_inputs(format, k) * scaled_bytes(scaled_inputs(format, k));
     const BlockLayout layout = layout_of(format);
     return k / (kBlockInputs * layout.blocks) * layout.group_bytes();
 }

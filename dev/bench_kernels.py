@@ -148,10 +148,13 @@ class Quantised:
         x, out = noise(max_rows, k).astype(BFLOAT16), zeros(max_rows, n)
         self.nbytes = 0
         for _ in range(12):
-            blocks = RANDOM.integers(0, 256, (n, k // known.inputs, known.bytes), np.uint8)
+            data = RANDOM.integers(0, 256, (n, known.row_bytes(k)), np.uint8)
             for at in known.fields:
+                blocks = data.reshape(n, -1, known.bytes)
                 blocks[..., at : at + 2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
-            packed = kernels.pack(QuantisedMatrix(known, blocks.reshape(n, -1), k))
+            if name in ("e4m3", "e4m3_128"):
+                data.fill(0x38)  # a code is 1, a scale 4.4e-5
+            packed = kernels.pack(QuantisedMatrix(known, data, k))
             self.tape.linear(x, packed, out)
             self.nbytes += packed.buffer.nbytes
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OBJECTS = ROOT / "build" / "arm" / "extension" / "CMakeFiles" / "_native.dir" / "csrc"
 FORMATS = ["bf16", *BLOCK_FORMATS]  # in the order of WeightFormat
 PRODUCTS = {"sdot": 16, "usdot": 16, "usmmla": 32, "bfmlalb": 4, "bfmlalt": 4, "fmla": 4}
-"""Multiply-adds of an instruction; fmla counts in bf16 alone, elsewhere it adds a block's sums."""
+"""Multiply-adds of an instruction; fmla counts with weights in floats alone, elsewhere it adds a block's sums."""
 
 
 class Instruction(NamedTuple):
@@ -64,15 +64,16 @@ def main() -> None:
     options = parser.parse_args()
     print("format    rows  instructions  multiply-adds each  loads each")
     for name, body in functions(options.instruction_set):
-        kernel = re.search(r"block_panel<\(wager::WeightFormat\)(\d+), (\d+)>|bf16_panel<(\d+)>", name)
+        kernel = re.search(r"(?:block|e4m3)_panel<\(wager::WeightFormat\)(\d+), (\d+)>|bf16_panel<(\d+)>", name)
         if kernel is None:
             continue
         known, rows = (FORMATS[int(kernel[1])], int(kernel[2])) if kernel[1] else ("bf16", int(kernel[3]))
         if rows not in options.rows:
             continue
-        loop = inner_loop(body, bf16=known == "bf16")
+        floats = known == "bf16" or known.startswith("e4m3")
+        loop = inner_loop(body, bf16=floats)
         loads, count = sum(each.name.startswith("ld") for each in loop), len(loop)
-        each = multiply_adds(loop, bf16=known == "bf16") / count
+        each = multiply_adds(loop, bf16=floats) / count
         print(f"{known:9} {rows:4}  {count:12}  {each:18.2f}  {loads / count:10.2f}")
 
 

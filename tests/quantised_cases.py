@@ -60,6 +60,15 @@ def raw_rows(kind: Kind, n: int, k: int, seed: int = 0, *, size: float = 1e-2) -
     return raw.reshape(n, -1)
 
 
+def floats_of_eight_bits(name: str, codes: np.ndarray, scales: np.ndarray) -> QuantisedMatrix:
+    """Codes [n, k], of which NaN become 0, with the first of the scales of each row or of each 128 inputs."""
+    n, k = codes.shape
+    inputs = k if name == "e4m3" else 128
+    numbers = np.where(codes & 127 == 127, 0, codes).astype(np.uint8).reshape(n, -1, inputs)
+    parts = scales[:, : k // inputs, None].astype("<f4").view(np.uint8), numbers
+    return QuantisedMatrix(BLOCK_FORMATS[name], np.concatenate(parts, axis=-1).reshape(n, -1), k)
+
+
 def matrix(name: str, n: int, k: int, seed: int = 0, *, size: float = 1e-2) -> QuantisedMatrix:
     """Random rows in a format of the kernels."""
     known = BLOCK_FORMATS[name]
@@ -69,6 +78,8 @@ def matrix(name: str, n: int, k: int, seed: int = 0, *, size: float = 1e-2) -> Q
     if name.upper() in Kind.__members__:
         return QuantisedMatrix(known, raw_rows(Kind[name.upper()], n, k, seed, size=size), k)
     rng = np.random.default_rng(seed)
+    if name in ("e4m3", "e4m3_128"):
+        return floats_of_eight_bits(name, rng.integers(0, 256, (n, k)), rng.uniform(0.2, 1, (n, k // 32)) * size)
     blocks = rng.integers(0, 256, (n, k // known.inputs, known.bytes), dtype=np.uint8)
     blocks[..., :2] = (rng.uniform(0.2, 1, blocks.shape[:2]) * size).astype("<f2")[..., None].view(np.uint8)
     blocks[..., 2] %= 17

@@ -247,7 +247,7 @@ def test_a_containers_quota_bounds_the_threads(tmp_path: Path) -> None:
 NEEDED = {
     "avx2": ["avx2", "fma", "f16c"],
     "avxvnni": ["avx2", "fma", "f16c", "avx_vnni"],
-    "avx512": ["avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"],
+    "avx512": ["avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx512vbmi"],
     "neon": ["asimddp"],
     "i8mm": ["asimddp", "i8mm", "bf16"],
     "portable": [],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from cases import chain_inputs, rand, randn, run_chain
@@ -12,7 +13,7 @@ from cases import chain_inputs, rand, randn, run_chain
 from closeness import assert_close
 from oracle.kernels import ReferenceQuantised
 from oracle.kernels import gated as activated
-from quantised_cases import matrix
+from quantised_cases import floats_of_eight_bits, matrix
 from wager.errors import ModelError
 from wager.kernels.arrays import BFLOAT16, FLOAT32, Array, zeros
 from wager.kernels.blocks import BLOCK_FORMATS, Matrix, QuantisedMatrix
@@ -115,6 +116,36 @@ def test_quantised_products_are_the_oracles_bit_for_bit(kernels, name):
         assert np.array_equal(found, expected)
 
 
+@pytest.mark.parametrize("name", ["e4m3", "e4m3_128"])
+def test_every_float_of_eight_bits_is_multiplied_by_itself_and_no_number_gives_none(kernels, name):
+    codes = np.zeros((256, 256), np.uint8)
+    codes[:, 5] = codes[:, 138] = np.arange(256)
+    data = floats_of_eight_bits(name, codes, np.full((256, 2), 0.75)).data
+    data[:, 4 + 5] = codes[:, 5]  # NaN too
+    op = Product(kernels, QuantisedMatrix(BLOCK_FORMATS[name], data, 256))
+    x = np.zeros((9, 256), BFLOAT16)
+    x[[1, 3], 5], x[5, 138], x[7, 77] = 1, -3, 1
+    wanted = codes[:, 5].view(ml_dtypes.float8_e4m3fn).astype(np.float32) * np.float32(0.75)
+    numbers = np.isfinite(wanted)
+    for rows in (1, 2, 9):
+        for first in range(0, 9, rows):
+            found = op(x[first : first + rows])
+            assert np.isnan(found[:, ~numbers]).all()
+            for row, y in enumerate(found, first):
+                assert np.array_equal(y[numbers], wanted[numbers] * {1: 1, 3: 1, 5: -3}.get(row, 0))
+    table, out = tape_of(kernels, 256), np.empty((256, 256), np.float32)
+    table.embed(kernels.pack(op.weights[0]), out)
+    table.inputs.tokens[:] = np.arange(256)
+    run_chain(table, 256)
+    assert np.array_equal(out[:, 138][numbers], wanted[numbers]) and np.isnan(out[~numbers, 5]).all()
+
+
+def test_rows_of_one_scale_need_not_be_of_whole_groups(kernels):
+    for n, k in ((33, 32), (70, 96), (16, 576)):
+        weight, x = matrix("e4m3", n, k, seed=n), activations(5, k)
+        assert np.array_equal(Product(kernels, weight)(x), exact(weight, x))
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_gated_is_the_activated_gate_times_up(kernels, name):
     sizes = [(40, 256)] if name != "bf16" else [(n, k) for n in (1, 15, 16, 17, 96, 250) for k in (576, 62)]
@@ -180,7 +211,7 @@ def test_rows_of_a_table_are_dequantised(kernels, name):
     assert np.isnan(out[9:]).all()
 
 
-@pytest.mark.parametrize("name", ["q8_0", "bf16", "q4_1", "q6_k"])
+@pytest.mark.parametrize("name", ["q8_0", "bf16", "q4_1", "q6_k", "e4m3", "e4m3_128"])
 def test_one_matrix_per_head(kernels, name):
     heads, n, k, rows = 3, 40, 256, 64
     weights = [sized(name, n, k, seed=seed) for seed in range(heads)]

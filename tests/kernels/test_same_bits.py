@@ -16,6 +16,7 @@ import pytest
 from cases import CappedWorld, Int8World, Piece, SinkWorld, World, chain_inputs, run_chain
 
 from packing import batch
+from quantised_cases import floats_of_eight_bits
 from wager.arch import Experts, Gating
 from wager.arch.layers import DeltaNet
 from wager.arch.rope import Rope
@@ -58,6 +59,9 @@ def weights(name: str, n: int, k: int, seed: int = 0) -> Matrix:
         found[:, 3::97] = 1e-30
         return found
     known, make = BLOCK_FORMATS[name], np.random.default_rng(seed)
+    if name in ("e4m3", "e4m3_128"):
+        scales = make.integers(1 << 10, 1 << 11, (n, k // 32)) * FLOAT32.type(2.0**-22)
+        return floats_of_eight_bits(name, make.integers(0, 256, (n, k)), scales)
     data = make.integers(0, 256, (n, k // known.inputs, known.bytes), dtype=np.uint8)
     largest = 4 if known.inputs == 256 else 8
     for at in known.fields:
@@ -297,6 +301,8 @@ PINNED = {
     "products q4_z": "75cf8cdb46ac3fd8",
     "products q4_z128": "14266789878a944d",
     "products mxfp4": "f9a095d50656780c",
+    "products e4m3": "2d0588b8c4d30db0",
+    "products e4m3_128": "48cdf27f7c5943ae",
     "experts": "b44d05f6d989a2c4",
     "attention": "56b3411a95f8a116",
     "latents": "a37cf6106a3de9c9",

@@ -142,6 +142,7 @@ class ReferenceQuantised:
     def __init__(self, matrix: QuantisedMatrix, bias: Floats | None = None) -> None:
         unpacked = matrix.codes()
         n, groups = unpacked.scales.shape
+        self.floats = unpacked.values.dtype == FLOAT32  # of eight bits
         codes = unpacked.values.reshape(n, groups, -1).transpose(1, 0, 2)
         self.codes = np.ascontiguousarray(codes, dtype=np.float32)  # [k / group, n, group]
         self.scales = np.ascontiguousarray(unpacked.scales.T)  # [k / group, n]
@@ -156,6 +157,8 @@ class ReferenceQuantised:
 
     def product(self, x: Floats) -> Floats:
         """W x + b of one row x float32 [k] -> float32 [n]."""
+        if self.floats:
+            return self._with_floats(x)
         row = quantise_row(x)
         groups, n, inputs = self.codes.shape
         # integers below 2^24: exact in any order of summation
@@ -169,6 +172,19 @@ class ReferenceQuantised:
                 total = fused(sums[group], scales[group], total)
                 if self.minima is not None:
                     total = fused(self.minima[group], lifts[group], total)
+        return total if self.bias is None else total + self.bias
+
+    def _with_floats(self, x: Floats) -> Floats:
+        """By pairs of inputs, of each the second first; the sum of a group is then multiplied by its scale."""
+        groups, n, inputs = self.codes.shape
+        total = np.zeros(n, dtype=np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for codes, scales, part in zip(self.codes, self.scales, x.reshape(groups, inputs), strict=True):
+                found = np.zeros(n, dtype=np.float32)
+                for first in range(0, inputs, 2):
+                    found = fused(codes[:, first + 1], part[first + 1], found)
+                    found = fused(codes[:, first], part[first], found)
+                total = fused(found, scales, total)
         return total if self.bias is None else total + self.bias
 
 
@@ -868,7 +884,7 @@ class ReferenceKernels:
         if format_name is None or self.act == FLOAT32:
             return 4 * n * k
         known = BLOCK_FORMATS[format_name]
-        empty = QuantisedMatrix(known, np.zeros((1, k // known.inputs * known.bytes), np.uint8), k)
+        empty = QuantisedMatrix(known, np.zeros((1, known.row_bytes(k)), np.uint8), k)
         codes = empty.codes()
         floats = k + codes.scales.size + (0 if codes.minima is None else codes.minima.size)
         return n * (4 * floats + empty.data.nbytes)

@@ -102,14 +102,14 @@ def int8(rng: np.random.Generator, n: int, k: int, *, scale: Any = ml_dtypes.bfl
     return {"weight": codes, "weight_scale": scales, "input_scale": np.ones(1, np.float32)}, values
 
 
-def fp8(rng: np.random.Generator, n: int, k: int, kind: str, *, powers: bool = False) -> Made:
+def fp8(rng: np.random.Generator, n: int, k: int, kind: str, *, inputs: int = 128, powers: bool = False) -> Made:
     """e4m3 with a scale for the tensor, each output, or (DeepSeek-V3: weight_scale_inv) blocks of 128 x 128."""
     codes = (rng.standard_normal((n, k)) * 40).clip(-448, 448).astype(ml_dtypes.float8_e4m3fn)
-    shape = {"tensor": (), "channel": (n, 1), "block": (-(-n // 128), -(-k // 128))}[kind]
+    shape = {"tensor": (), "channel": (n, 1), "block": (-(-n // 128), -(-k // inputs))}[kind]
     scales = np.asarray(rng.uniform(0.5, 1.5, shape) / (40 * k**0.5), np.float32)
     if powers:
         scales = np.asarray(np.exp2(np.round(np.log2(scales))), np.float32)
-    spread = scales if kind != "block" else np.kron(scales, np.ones((128, 128), np.float32))[:n, :k]
+    spread = scales if kind != "block" else np.kron(scales, np.ones((128, inputs), np.float32))[:n, :k]
     name = "weight_scale_inv" if kind == "block" else "weight_scale"
     return {"weight": codes, name: scales, "input_scale": np.ones((), np.float32)}, codes.astype(np.float32) * spread
 

@@ -76,17 +76,23 @@ CASES: Mapping[str, tuple[Maker, Mapping[str, Any], str | None, bool]] = {
     "W4A16, asymmetric": (partial(published.packed, symmetric=False, group=32), PACKED, "q4_z", True),
     "W8A8": (published.int8, INT8, "q8_0", True),
     "W8A8, scales in float32": (partial(published.int8, scale=np.float32), INT8, "q8_0", False),
-    "fp8 of a tensor": (partial(published.fp8, kind="tensor"), {"quant_method": "fp8"}, None, False),
-    "fp8 of outputs": (partial(published.fp8, kind="channel"), FLOAT8, None, False),
+    "fp8 of a tensor": (partial(published.fp8, kind="tensor"), {"quant_method": "fp8"}, "e4m3", True),
+    "fp8 of outputs": (partial(published.fp8, kind="channel"), FLOAT8, "e4m3", True),
     "fp8 of blocks": (
         partial(published.fp8, kind="block"),
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        "e4m3_128",
+        True,
+    ),
+    "fp8 of blocks of 64 inputs": (
+        partial(published.fp8, kind="block", inputs=64),
+        {"quant_method": "fp8", "weight_block_size": [128, 64]},
         None,
         False,
     ),
-    "fp8, powers of two": (
-        partial(published.fp8, kind="channel", powers=True),
-        {"quant_method": "fbgemm_fp8"},
+    "fp8 of blocks of 64 inputs, powers of two": (
+        partial(published.fp8, kind="block", inputs=64, powers=True),
+        {"quant_method": "fp8", "weight_block_size": [128, 64]},
         None,
         True,
     ),
@@ -131,6 +137,7 @@ def test_values_are_the_published_ones_and_ids_those_of_transformers(case: str, 
     weights = open_weights(tmp_path / "quantised")
     matrices = Matrices(weights, "auto")
     assert len(values) == 7
+    narrow = form == "e4m3_128"
     wide = case == "gptq in act-order"
     for name, value in values.items():
         ours = f"layers.0.{name.split('.')[-2].removesuffix('_proj')}.weight"
@@ -138,6 +145,8 @@ def test_values_are_the_published_ones_and_ids_those_of_transformers(case: str, 
         stored = weights.stored(ours)
         if wide:  # inputs of 256 have two groups, those of 128 one, whose order says nothing
             form, exact = (None, False) if value.shape[1] == 256 else ("q4_0", True)
+        if narrow:  # inputs of 128 have one block, whose scale is that of the output
+            form = "e4m3_128" if value.shape[1] == 256 else "e4m3"
         assert (stored.format, stored.exact) == (form, exact), stored
         assert matrices.formats[ours] == form
         found = matrices.read(ours)
@@ -148,7 +157,9 @@ def test_values_are_the_published_ones_and_ids_those_of_transformers(case: str, 
             error = np.abs(found.dequantise() - value)
             assert not error.any() if exact else (error <= np.abs(value) / 2048).all() and error.any()
     said = f"{form or 'bfloat16'}{'' if exact else ' (rounded)'}"
-    assert set(matrices.converted.values()) == ({said, "bfloat16 (rounded)"} if wide else {said})
+    assert set(matrices.converted.values()) == (
+        {said, "bfloat16 (rounded)"} if wide else {"e4m3", "e4m3_128"} if narrow else {said}
+    )
     ours, theirs = logits(weights, TOKENS[:24]), oracle_logits(model, TOKENS[:24])
     assert np.abs(ours - theirs).max() < 1e-3
     assert np.array_equal(ours.argmax(axis=1), theirs.argmax(axis=1))

@@ -9,7 +9,8 @@ formats that have one; a scale and a minimum belong to 32 inputs or 16. Layouts 
   nibbles as in q4_0, 32 inputs at a time; of iq2 and iq1 256 high bits, then 256 pairs of low bits, in order;
 - q4_z and q4_z128, of AWQ and GPTQ, are float16 scale, uint8 zero and nibbles as in q4_0, 32 inputs at a time: a weight
   is scale * (code - zero);
-- the codes of mxfp4 are floats of four bits, twice which are whole numbers, and its scales powers of two.
+- the codes of mxfp4 are floats of four bits, twice which are whole numbers, and its scales powers of two;
+- the codes of e4m3 and e4m3_128 are floats of eight bits behind a float32 scale, that of a whole row or of 128 inputs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -36,14 +38,19 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """A format: `inputs` and `bytes` of a block, the byte offsets of its float16 `fields`, and bits per weight in the
-    panels of the kernels (`packed_bits`), where scales of 256 inputs are spread to groups."""
+    """A format: `inputs` and `bytes` of a block, the byte offsets of its float16 `fields`, bits per weight in the
+    panels of the kernels (`packed_bits`), where scales of 256 inputs are spread to groups, and the bytes of a row
+    before its blocks (`head`)."""
 
     name: str
     inputs: int
     bytes: int
     fields: tuple[int, ...]
     packed_bits: float
+    head: int = 0
+
+    def row_bytes(self, k: int) -> int:
+        return self.head + k // self.inputs * self.bytes
 
 
 BLOCK_FORMATS: Mapping[str, BlockFormat] = {
@@ -69,6 +76,8 @@ BLOCK_FORMATS: Mapping[str, BlockFormat] = {
         BlockFormat("q4_z", 32, 19, (0,), 4.75),
         BlockFormat("q4_z128", 128, 67, (0,), 4.1875),
         BlockFormat("mxfp4", 32, 17, (), 4.25),
+        BlockFormat("e4m3", 32, 32, (), 8.0, head=4),
+        BlockFormat("e4m3_128", 128, 132, (), 8.25),
     )
 }
 """The formats that the kernels multiply."""
@@ -107,7 +116,7 @@ CODEBOOKS: Mapping[str, Codebook] = {
 class Codes:
     """What the blocks of n rows stand for: weight = scale * code (+ minimum), each operation rounded to float32."""
 
-    values: NDArray[np.int8]  # [n, k], the offset subtracted
+    values: NDArray[np.int8] | Floats  # [n, k], the offset subtracted
     scales: Floats  # [n, k / group]
     minima: Floats | None  # [n, k / 32], or as the scales
 
@@ -122,7 +131,7 @@ class Codes:
 
 @dataclass(frozen=True)
 class QuantisedMatrix:
-    """A matrix [n, k] whose rows are stored exactly as GGUF stores them: `data` uint8 [n, k / inputs * bytes], each row
+    """A matrix [n, k] whose rows are stored exactly as GGUF stores them: `data` uint8 [n, row_bytes(k)], each row
     contiguous. ModelError if k is no multiple of the format's inputs or `data` has another width."""
 
     format: BlockFormat
@@ -131,7 +140,7 @@ class QuantisedMatrix:
 
     def __post_init__(self) -> None:
         known = self.format
-        expected = self.k // known.inputs * known.bytes
+        expected = known.row_bytes(self.k)
         if self.k % known.inputs or not self.k:
             raise ModelError(f"{known.name} stores {known.inputs} inputs a block, which do not divide {self.k}.")
         if self.data.ndim != 2 or self.data.shape[1] != expected or self.data.dtype != np.uint8:
@@ -148,9 +157,20 @@ class QuantisedMatrix:
         """A copy of these rows (a slice or int [m]) in this order."""
         return QuantisedMatrix(self.format, np.ascontiguousarray(self.data[rows]), self.k)
 
+    def columns(self, first: int, last: int) -> QuantisedMatrix | None:
+        """A copy of these inputs of every row; None if that cuts a block."""
+        known, head = self.format, self.format.head
+        if first % known.inputs or last % known.inputs:
+            return None
+        part = self.data[:, head + first // known.inputs * known.bytes : head + last // known.inputs * known.bytes]
+        return QuantisedMatrix(known, np.concatenate([self.data[:, :head], part], axis=1), last - first)
+
+    def _blocks(self) -> Bytes:
+        """[n, blocks, bytes]; a row with a head is one block."""
+        return self.data.reshape(len(self.data), *((1, -1) if self.format.head else (-1, self.format.bytes)))
+
     def codes(self) -> Codes:
-        known, rows = self.format, len(self.data)
-        return _UNPACK[known.name](self.data.reshape(rows, -1, known.bytes))
+        return _UNPACK[self.format.name](self._blocks())
 
     def dequantise(self, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """[n, k] as float32, or rounded to `dtype`, in parts, so that there is never a float32 copy of all of it."""
@@ -163,10 +183,13 @@ class QuantisedMatrix:
         return out
 
     def is_finite(self) -> bool:
-        """Whether all weights are finite: their float16 scales and minima are, or (mxfp4) no exponent is 255."""
-        blocks = self.data.reshape(len(self.data), -1, self.format.bytes)
+        """Whether all weights are finite: their float16 scales and minima are, or (mxfp4) no exponent is 255, or (e4m3)
+        no code is NaN and all scales are finite."""
+        blocks = self._blocks()
         if self.format.name == "mxfp4":
             return bool((blocks[..., 0] != 255).all())
+        if _UNPACK[self.format.name] is _e4m3:
+            return bool(np.isfinite(_singles(blocks)).all() and ((blocks[..., 4:] & 127) != 127).all())
         return all(bool(np.isfinite(_half(blocks, at)).all()) for at in self.format.fields)
 
 
@@ -340,6 +363,19 @@ def _mxfp4(blocks: Bytes) -> Codes:
     return Codes(_rows(FOUR_BIT_FLOATS[_nibbles(blocks[..., 1:])], len(blocks)), scales, None)
 
 
+E4M3: Floats = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+"""The floats of one sign, four exponent and three fraction bits, by their bits; 127 and 255 are NaN."""
+
+
+def _singles(blocks: Bytes) -> Floats:
+    """The little-endian float32 at the beginning of each block."""
+    return np.ascontiguousarray(blocks[..., :4]).view("<f4")[..., 0].astype(np.float32, copy=False)
+
+
+def _e4m3(blocks: Bytes) -> Codes:
+    return Codes(E4M3[blocks[..., 4:]].reshape(len(blocks), -1), _singles(blocks), None)
+
+
 _UNPACK: Mapping[str, Callable[[Bytes], Codes]] = {
     "q8_0": _q8_0,
     "q4_0": _simple(minimum=False, bits=4),
@@ -357,6 +393,8 @@ _UNPACK: Mapping[str, Callable[[Bytes], Codes]] = {
     "q4_z": _q4_z,
     "q4_z128": _q4_z,
     "mxfp4": _mxfp4,
+    "e4m3": _e4m3,
+    "e4m3_128": _e4m3,
 }
 
 

@@ -323,10 +323,8 @@ class HeadWeights:
         if self.kept(name):
             blocks = self.files.read_blocks(name)
             first, last, _ = columns.indices(blocks.k)
-            known = blocks.format
-            if not first % known.inputs and not last % known.inputs:
-                data = blocks.data[:, first // known.inputs * known.bytes : last // known.inputs * known.bytes]
-                return QuantisedMatrix(known, np.ascontiguousarray(data), last - first)
+            if (part := blocks.columns(first, last)) is not None:
+                return part
         return self._formed(name, self.matrix(name)[:, columns])
 
     def kept(self, name: str) -> str | None:

@@ -4,7 +4,8 @@ checkpoint has.
 A module that is quantised is known by its tensors, so lists of modules to leave alone need not be read. A matrix of
 whole numbers is written in a block format of the kernels if that holds every value: q4_0 and q8_0 where all zero
 points are in the middle, q4_z and q4_z128 for 4 bits with others. Scales that float16 does not hold are rounded to it.
-What fits no format (inputs whose groups are scattered, 8 bits with other zero points, fp8) is read as floats.
+fp8 keeps its codes and its scales, in float32. What fits no format (inputs whose groups are scattered, 8 bits with
+other zero points, scales of fewer inputs) is read as floats.
 
 Layouts: AutoAWQ's WQLinear_GEMM, AutoGPTQ's QuantLinear, vllm-project/compressed-tensors, and the fp8 checkpoints of
 DeepSeek-V3. Activation scales are not used: products quantise activations as they always do.
@@ -19,14 +20,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from wager.arch.config_keys import one_line, short_repr
 from wager.errors import MALFORMED, ModelError
 from wager.kernels.arrays import Array, DType
-from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Bytes, Floats, QuantisedMatrix
+from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, E4M3, Bytes, Floats, QuantisedMatrix
 from wager.models.gguf import StoredAs
 from wager.models.safetensors_files import SafetensorsSource
 
@@ -139,7 +139,12 @@ class _Float8:
 
     @property
     def stored(self) -> StoredAs:
-        """Where all scales are powers of two, bfloat16 holds the products."""
+        """In blocks where scales belong to whole rows or to multiples of 128 inputs. Else bfloat16 holds the products
+        where all scales are powers of two."""
+        known = "e4m3" if self.scales.shape[1] == 1 else "e4m3_128"
+        inputs = BLOCK_FORMATS[known].inputs
+        if not self.shape[1] % inputs and (known == "e4m3" or not self.block[1] % inputs):
+            return StoredAs(self.kind, known)
         fractions, exponents = np.frexp(self.scales)
         exact = bool((np.abs(fractions) == 0.5).all() and (exponents > -100).all())
         return StoredAs(self.kind, None, exact=exact)
@@ -149,14 +154,15 @@ class _Float8:
         out = np.empty(self.shape, dtype)
         for index, scales in enumerate(self.scales):
             part = slice(index * rows, (index + 1) * rows)
-            out[part] = _E4M3[self.codes[part]] * np.repeat(scales, columns)[:k]
+            out[part] = E4M3[self.codes[part]] * np.repeat(scales, columns)[:k]
         return out
 
     def blocks(self) -> QuantisedMatrix:
-        raise ModelError(f"{self.kind} is not stored in blocks.")
-
-
-_E4M3: Floats = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        known, (n, k), (rows, columns) = BLOCK_FORMATS[self.stored.format or ""], self.shape, self.block
+        inputs = k if known.head else known.inputs
+        scales = np.repeat(np.repeat(self.scales, rows, axis=0)[:n], -(-columns // inputs), axis=1)[:, : k // inputs]
+        parts = scales.astype("<f4")[..., None].view(np.uint8), self.codes.reshape(n, -1, inputs)
+        return QuantisedMatrix(known, np.concatenate(parts, axis=-1).reshape(n, -1), k)
 
 
 # ---- the checkpoint --------------------------------------------------------------------------------------------------
@@ -294,7 +300,8 @@ class QuantisedSource:
             block = self._block_size(base)
         if scales.shape != (math.ceil(n / block[0]), math.ceil(k / block[1])):
             raise self._wrong(base, f"{list(scales.shape)} scales of {list(codes.shape)} weights")
-        size = "tensor" if scales.size == 1 else "output" if scales.shape == (n, 1) else f"{block[0]} x {block[1]}"
+        rows = "output" if scales.shape == (n, 1) else f"{block[0]} outputs"
+        size = "tensor" if scales.size == 1 else rows if scales.shape[1] == 1 else f"{block[0]} x {block[1]}"
         return _Float8(f"fp8 (a scale for each {size})", (n, k), codes, scales, block)
 
     def _block_size(self, base: str) -> tuple[int, int]:
