@@ -128,6 +128,16 @@ class Corpus {
     static constexpr int kUseful = 4;  // length of a run from which on finding it counts as a use
 
     uint64_t version() const { return version_; }
+    bool empty() const { return segments_.empty(); }
+
+    // Of what is kept beside the segments.
+    size_t bytes() const {
+        size_t sum = 0;
+        for (const std::vector<Context>& contexts : known_)
+            for (const Context& each : contexts)
+                sum += sizeof(Context) + each.runs.capacity() * sizeof(CorpusSegment::Run) + each.followers.capacity() * sizeof(Sample);
+        return sum;
+    }
 
     void set(std::vector<CorpusSegment> segments) {
         segments_ = std::move(segments);

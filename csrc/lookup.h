@@ -1,4 +1,4 @@
-// Guesses from what followed the last tokens elsewhere: in the text itself, in texts that ended, in a static store.
+// Guesses from what followed the last tokens elsewhere: in the text itself, in texts that ended, in a store, in learned texts.
 // draft/lookup.py has the same in Python, and says what it does. Knows no Python.
 #pragma once
 
@@ -14,23 +14,37 @@
 
 namespace wager {
 
-enum LookupSource { kOwnText, kSharedTexts, kStore, kSources };
+enum LookupSource { kOwnText, kSharedTexts, kStore, kLearned, kSources };
 
 // Continuations of a source in a tree of guesses, and followers of a run, the latest ones, among which they are chosen.
 constexpr int kContinuations = 4, kLatest = SharedTexts::kLatest;
 constexpr int kShortest = 2;  // run in a corpus: one of one token says little, and many places are behind it
-constexpr double kOtherWeights[kSources] = {2.2, 0.9, 2.2};  // draft/lookup.py: OTHER_WEIGHTS
+constexpr double kOtherWeights[kSources] = {2.2, 0.9, 2.2, 0.9};  // draft/lookup.py: OTHER_WEIGHTS
 
 // Cells: of the text's own tree by the length of the match and its kind; of earlier texts and of the store by the
-// probability; of runs in earlier texts that are longer than kInterpolated tokens as of the tree.
-constexpr int kMatchCells = 8, kTreeCells = 4 * kMatchCells, kProbabilityCells = 16;
+// probability; of runs in earlier texts that are longer than kInterpolated tokens as of the tree. Then of learned texts as of
+// earlier ones, and kAgreeing further on those of the same guesses where another source makes them too.
+constexpr int kInterpolated = Interpolation::kLongest;
+constexpr int kMatchCells = 8, kTreeCells = 4 * kMatchCells, kProbabilityCells = 16, kLongCells = 4 * (kMatchCells - kInterpolated);
 constexpr int kSharedCell = kTreeCells, kStoreCell = kSharedCell + kProbabilityCells, kLongCell = kStoreCell + kProbabilityCells,
-              kCells = kLongCell + 4 * (kMatchCells - SharedTexts::kInterpolated);
+              kLearnedCell = kLongCell + kLongCells, kLearnedLongCell = kLearnedCell + kProbabilityCells,
+              kAgreeing = kProbabilityCells + kLongCells, kCells = kLearnedCell + 2 * kAgreeing;
 
 // What a source guesses next; its rate is that of its cell.
 struct LookupGuess {
     int32_t token = -1;
     int cell = -1;  // -1: the source has no guess
+};
+
+// What the sources guess at a place. `shared` and `learned`: what followed, the likeliest first, where the guess is by that.
+struct Predicted {
+    LookupGuess guesses[kSources];
+    std::vector<LikelyToken> shared, learned;
+
+    void clear() {
+        std::fill(guesses, guesses + kSources, LookupGuess());
+        shared.clear(), learned.clear();
+    }
 };
 
 // A place in a text, real or drafted.
@@ -56,8 +70,10 @@ class LookupText {
     LookupText(const LookupRules& rules, SharedTexts& shared, const StoreTable* store, std::vector<int32_t> prompt,
                std::vector<int32_t> prediction)
         : rules_(&rules), shared_(&shared), store_(store), own_(rules.longest), prompt_(std::move(prompt)),
-          prediction_(std::move(prediction)), rates_(rules.prior), tried_(rules.prior.size(), rules.prior_weight),
-          candidates_(rules.coupling) {}
+          prediction_(std::move(prediction)), gain_(shared.gain.value(), rules.learned.gain_weight), candidates_(rules.coupling) {
+        for (const LookupMean& wrong : shared.wrong)
+            wrong_.emplace_back(wrong.value(), wrong_.size() < kLearnedCell ? rules.prior_weight : rules.learned.prior_weight);
+    }
 
     void know(int32_t token) { unindexed_.push_back(token); }
 
@@ -73,11 +89,10 @@ class LookupText {
             for (const int32_t token : prompt_) append(token);
             generated_ = tokens_.size();
             prompt_ = {};
+            looks_ = looks();
             find_place();
-            predict(place_, guesses_);
         } else if (shared_version_ != shared_->version()) {
             find_place();
-            predict(place_, guesses_);
         }
         size_t known = ahead_version_ == shared_->version() ? ahead_.size() : 0;
         for (size_t i = 0; i < unindexed_.size(); ++i) {
@@ -87,7 +102,8 @@ class LookupText {
             move(place_, token);
             place_.own = {endings_.back(), static_cast<int>(endings_.size()) - 1};
             if (i < known && ahead_[i].token != token) known = i;
-            predict(place_, guesses_, i < known ? &ahead_[i].guess : nullptr);
+            looks_ = looks();
+            predict(place_, known_, looks_, i < known ? &ahead_[i] : nullptr);
         }
         unindexed_.clear();
         ahead_.clear();
@@ -99,17 +115,18 @@ class LookupText {
                std::vector<double>& survival) {
         tokens.clear(), survival.clear();
         LookupPlace place = place_after(after);
-        LookupGuess guesses[kSources];
-        std::copy(guesses_, guesses_ + kSources, guesses);
+        if (after.empty()) here_ = known_;
         ahead_.clear(), ahead_version_ = shared_->version();
         double reached = 1.0;
         while (static_cast<int>(tokens.size()) < depth) {
-            if (noise.greedy() && !(after.empty() && tokens.empty())) {
-                predict(place, guesses);
-                if (after.empty()) ahead_.push_back({tokens.back(), guesses[kSharedTexts]});
+            if (!(after.empty() && tokens.empty())) {
+                predict_at(place, noise);
+                if (after.empty() && is_useful()) ahead_.push_back({tokens.back(), here_.guesses[kLearned], here_.learned});
             }
-            if (noise.greedy()) named(guesses, likely_);
-            else coupled(place, noise, tokens.size());
+            if (noise.greedy())
+                named(here_.guesses, likely_);
+            else
+                coupled(place, noise, tokens.size());
             const LikelyToken next = likeliest();
             reached *= next.probability;
             if (reached < rules_->min_survival) return;
@@ -125,13 +142,14 @@ class LookupText {
         std::priority_queue<Branch> open;
         int pushed = 0;
         const auto expand = [&](const LookupPlace& place, int32_t parent, int depth, double reached) {
-            if (noise.greedy()) {
-                LookupGuess guesses[kSources];
-                predict(place, guesses);
-                continuations(place, guesses, likely_);
-            } else {
+            if (parent < 0 && after.empty())
+                here_ = known_;
+            else
+                predict_at(place, noise);
+            if (noise.greedy())
+                continuations(place, likely_);
+            else
                 coupled(place, noise, depth);
-            }
             for (const LikelyToken& next : likely_)
                 if (reached * next.probability >= rules_->min_survival)
                     open.push({reached * next.probability, pushed++, parent, next.token, depth, place});
@@ -157,6 +175,13 @@ class LookupText {
     }
 
   private:
+    // A guess of the chain that was drafted last, and what learned texts say is next.
+    struct Ahead {
+        int32_t token;
+        LookupGuess guess;
+        std::vector<LikelyToken> learned;
+    };
+
     void append(int32_t token) {
         if (rules_->longest != 0) own_.append(endings_, token);
         tokens_.push_back(token);
@@ -180,15 +205,33 @@ class LookupText {
         const size_t most = std::max<size_t>(rules_->longest, LookupPlace::kLast);
         for (size_t i = tokens_.size() - std::min(tokens_.size(), most); i < tokens_.size(); ++i) move(place_, tokens_[i]);
         place_.own = {endings_.back(), static_cast<int>(endings_.size()) - 1};
+        predict(place_, known_, looks_);
     }
 
-    // `of_shared` is what earlier texts say, if that is known.
-    void predict(const LookupPlace& place, LookupGuess (&guesses)[kSources], const LookupGuess* of_shared = nullptr) {
-        guesses[kOwnText] = rules_->longest != 0 ? of_tree(own_, place.own, 0) : LookupGuess();
-        guesses[kSharedTexts] = of_shared != nullptr ? *of_shared : rules_->shared_tokens != 0 ? of_shared_texts(place) : LookupGuess();
-        guesses[kStore] = LookupGuess();
-        if (store_ == nullptr || store_->find(place.last + place.known, place.known, 1, found_) == 0) return;
-        guesses[kStore] = {found_[0].token, kStoreCell + found_[0].probability * kProbabilityCells / 256};
+    // Learned texts are looked up where they are useful, and at some places to see whether they are.
+    bool is_useful() const { return has_learned_texts() && gain_.value() >= rules_->learned.least_gain; }
+    bool looks() const { return is_useful() || (has_learned_texts() && tokens_.size() % rules_->learned.rest == 0); }
+    bool has_learned_texts() const { return rules_->shared_tokens != 0 && shared_->corpus != nullptr && !shared_->corpus->empty(); }
+
+    // `ahead` is what learned texts say, if that is known; else they are looked up if it `looks`.
+    void predict(const LookupPlace& place, Predicted& out, bool looks, const Ahead* ahead = nullptr) {
+        out.clear();
+        if (rules_->longest != 0) out.guesses[kOwnText] = of_tree(own_, place.own, 0);
+        if (rules_->shared_tokens != 0) out.guesses[kSharedTexts] = of_shared_texts(place, out.shared);
+        if (store_ != nullptr && store_->find(place.last + place.known, place.known, 1, found_) != 0)
+            out.guesses[kStore] = {found_[0].token, kStoreCell + found_[0].probability * kProbabilityCells / 256};
+        if (!looks) return;
+        if (ahead != nullptr)
+            out.guesses[kLearned] = ahead->guess, out.learned = ahead->learned;
+        else
+            out.guesses[kLearned] = of_learned_texts(place, out.learned);
+    }
+
+    // At a place of a draft. Where tokens are sampled, the guesses of the other sources are not used.
+    void predict_at(const LookupPlace& place, const RequestNoise& noise) {
+        if (noise.greedy()) return predict(place, here_, is_useful());
+        here_.clear();
+        if (is_useful()) here_.guesses[kLearned] = of_learned_texts(place, here_.learned);
     }
 
     // The most frequent follower of the longest ending that has one. Cells are by the length of the match, and by how
@@ -204,35 +247,33 @@ class LookupText {
         return {best.token, first_cell + 4 * (std::min(length, kMatchCells) - 1) + kind};
     }
 
-    // The latest texts are in a tree, older ones in a corpus, if there is one. A long run is said to go on as it did,
-    // the longer one of the two; else what followed counts by its probability.
-    LookupGuess of_shared_texts(const LookupPlace& place) {
-        constexpr int kFirst = kLongCell - 4 * SharedTexts::kInterpolated;
+    // A long run is said to go on as it did; else what followed counts by its probability.
+    LookupGuess of_shared_texts(const LookupPlace& place, std::vector<LikelyToken>& likely) {
         const SuffixTree::Match match = known(shared_->tree(), place.shared);
-        const int length = find_in_corpus(place, match.length);
-        if (length > SharedTexts::kInterpolated) {
-            const uint32_t all = shared_->corpus->followers(followers_);
-            return of_match(followers_[0], all, length, kFirst);
+        if (match.length > kInterpolated) return of_tree(shared_->tree(), match, kLongCell - 4 * kInterpolated);
+        shared_->interpolate(place.shared, kContinuations, likely);
+        return by_probability(likely, kSharedCell);
+    }
+
+    LookupGuess of_learned_texts(const LookupPlace& place, std::vector<LikelyToken>& likely) {
+        Corpus& corpus = *shared_->corpus;
+        const int length = corpus.look_up(place.last + place.known, place.known);
+        if (length < kShortest) return {};
+        if (length <= kInterpolated) {
+            shared_->interpolation.find([&](int size, auto count) { corpus.each_follower(size, count); }, kContinuations, likely);
+            return by_probability(likely, kLearnedCell);
         }
-        if (match.length > SharedTexts::kInterpolated && length == 0) return of_tree(shared_->tree(), match, kFirst);
-        shared_->interpolate(place.shared, kContinuations, interpolated_);
-        if (interpolated_.empty()) return {};
-        const LikelyToken& best = interpolated_[0];
-        return {best.token, kSharedCell + std::min(static_cast<int>(best.probability * kProbabilityCells), kProbabilityCells - 1)};
+        const uint32_t all = corpus.followers(followers_);
+        const size_t most = std::min<size_t>(followers_.size(), kContinuations);
+        for (size_t i = 0; i < most; ++i) likely.push_back({followers_[i].token, double(followers_[i].count) / all});
+        return of_match(followers_[0], all, length, kLearnedLongCell - 4 * kInterpolated);
     }
 
-    // Looks the place up in the corpus; the length of a run there that is longer than `in_tree`, else 0.
-    int find_in_corpus(const LookupPlace& place, int in_tree) {
-        if (shared_->corpus == nullptr) return 0;
-        const int length = shared_->corpus->look_up(place.last + place.known, place.known);
-        return length > std::max(in_tree, kShortest - 1) ? length : 0;
+    static LookupGuess by_probability(const std::vector<LikelyToken>& likely, int first_cell) {
+        if (likely.empty()) return {};
+        const int sixteenths = static_cast<int>(likely[0].probability * kProbabilityCells);
+        return {likely[0].token, first_cell + std::min(sixteenths, kProbabilityCells - 1)};
     }
-
-    // A guess of the chain that was drafted last, and what earlier texts say is next.
-    struct Ahead {
-        int32_t token;
-        LookupGuess guess;
-    };
 
     struct Branch {
         double survival;
@@ -245,22 +286,29 @@ class LookupText {
         }
     };
 
-    // The tokens that the sources name, in their order. Sources that agree are wrong together as if independently; tokens
-    // compete by their odds.
+    // The tokens that the sources name, in their order; they compete by their odds.
     void named(const LookupGuess (&guesses)[kSources], std::vector<LikelyToken>& out) const {
         out.clear();
         double all = 1.0;
-        for (int source = 0; source < kSources; ++source) {
-            const LookupGuess& guess = guesses[source];
+        for (const LookupGuess& guess : guesses) {
             if (guess.cell < 0 || has(out, guess.token)) continue;
-            double wrong = 1.0;
-            for (int other = source; other < kSources; ++other)
-                if (guesses[other].cell >= 0 && guesses[other].token == guess.token)
-                    wrong *= 1.0 - std::min(rates_[guesses[other].cell], rules_->most_certain);
-            out.push_back({guess.token, 1.0 / wrong - 1.0});
+            out.push_back({guess.token, 1.0 / wrong(guesses, guess.token, kSources) - 1.0});
             all += out.back().probability;
         }
         for (LikelyToken& token : out) token.probability /= all;
+    }
+
+    // The probability that a token is wrong which some of the first `sources` name. They are so as if independently, but
+    // for learned texts: these say what others do in all texts of a language, so how much surer that makes a guess is learned.
+    double wrong(const LookupGuess (&guesses)[kSources], int32_t token, int sources) const {
+        double all = 1.0;
+        for (int source = 0; source < sources; ++source) {
+            const LookupGuess& guess = guesses[source];
+            if (guess.cell < 0 || guess.token != token) continue;
+            all *= source == kLearned && all < 1.0 ? wrong_[guess.cell + kAgreeing].value()
+                                                   : std::max(wrong_[guess.cell].value(), 1.0 - rules_->most_certain);
+        }
+        return std::min(all, 1.0);
     }
 
     // Where tokens are sampled: every source gives masses to what it has seen after each ending of the text, `ahead` guesses
@@ -268,12 +316,10 @@ class LookupText {
     void coupled(const LookupPlace& place, const RequestNoise& noise, size_t ahead) {
         candidates_.clear();
         if (rules_->longest != 0) add_followers(own_, place.own, rules_->weights[kOwnText]);
-        if (rules_->shared_tokens != 0) {
-            add_followers(shared_->tree(), place.shared, rules_->weights[kSharedTexts]);
-            if (find_in_corpus(place, known(shared_->tree(), place.shared).length) != 0) {
-                shared_->corpus->followers(followers_);
-                add_followers(rules_->weights[kSharedTexts]);
-            }
+        if (rules_->shared_tokens != 0) add_followers(shared_->tree(), place.shared, rules_->weights[kSharedTexts]);
+        if (const LookupGuess& guess = here_.guesses[kLearned]; guess.cell >= 0) {
+            const double mass = rules_->weights[kLearned] * (1.0 - wrong_[guess.cell].value()) / here_.learned[0].probability;
+            for (const LikelyToken& each : here_.learned) candidates_.add(each.token, mass * each.probability);
         }
         if (store_ != nullptr)
             store_->each(place.last + place.known, place.known, kContinuations, [&](int32_t token, int probability) {
@@ -286,12 +332,8 @@ class LookupText {
     void add_followers(const SuffixTree& tree, SuffixTree::Match match, double weight) {
         for (; match.length > 0; match = tree.shorter(match)) {
             tree.latest(match.node, kLatest, followers_);
-            add_followers(weight);
+            for (const SuffixTree::Follower& each : followers_) candidates_.add(each.token, weight * each.count / followers_.size());
         }
-    }
-
-    void add_followers(double weight) {
-        for (const SuffixTree::Follower& each : followers_) candidates_.add(each.token, weight * each.count / followers_.size());
     }
 
     LikelyToken likeliest() const {
@@ -306,15 +348,16 @@ class LookupText {
     }
 
     // The tokens that the sources name, and their other continuations: tests/oracle/lookup.py says how likely these are.
-    void continuations(const LookupPlace& place, const LookupGuess (&guesses)[kSources], std::vector<LikelyToken>& out) {
-        named(guesses, out);
+    void continuations(const LookupPlace& place, std::vector<LikelyToken>& out) {
+        named(here_.guesses, out);
         const size_t count = out.size();
         for (int source = 0; source < kSources; ++source) {
-            if (guesses[source].cell < 0) continue;
+            const LookupGuess& guess = here_.guesses[source];
+            if (guess.cell < 0) continue;
             double named = 0.0;
             for (size_t i = 0; i < count; ++i)
-                if (out[i].token == guesses[source].token) named = out[i].probability;
-            find_others(place, source, guesses[source]);
+                if (out[i].token == guess.token) named = out[i].probability;
+            find_others(place, source, guess);
             double all = 1.0;
             for (const LikelyToken& other : others_) all += other.probability;
             const double most = kOtherWeights[source] * named * (1.0 - named) / all;
@@ -323,7 +366,7 @@ class LookupText {
         }
     }
 
-    // The other continuations of a source than its guess, the last one that it made, and how frequent each is beside it.
+    // The other continuations of a source than its guess at this place, and how frequent each is beside it.
     void find_others(const LookupPlace& place, int source, const LookupGuess& guess) {
         others_.clear();
         if (source == kStore) {
@@ -332,22 +375,15 @@ class LookupText {
                 if (other.token != guess.token) others_.push_back({other.token, double(other.probability) / found_[0].probability});
             return;
         }
-        if (source == kSharedTexts && guess.cell < kLongCell) {
-            for (size_t i = 1; i < interpolated_.size(); ++i)
-                others_.push_back({interpolated_[i].token, interpolated_[i].probability / interpolated_[0].probability});
+        if (source == kLearned || (source == kSharedTexts && guess.cell < kLongCell)) {
+            const std::vector<LikelyToken>& likely = source == kLearned ? here_.learned : here_.shared;
+            for (size_t i = 1; i < likely.size(); ++i) others_.push_back({likely[i].token, likely[i].probability / likely[0].probability});
             return;
         }
-        double most = 0.0;
         SuffixTree& tree = source == kOwnText ? own_ : shared_->tree();
         const SuffixTree::Match match = known(tree, source == kOwnText ? place.own : place.shared);
-        if (source == kSharedTexts && find_in_corpus(place, match.length) != 0) {
-            shared_->corpus->followers(followers_);
-            most = followers_[0].count;
-            if (followers_.size() > kContinuations) followers_.resize(kContinuations);
-        } else {
-            most = tree.best(match.node).count;
-            tree.frequent(match.node, kLatest, kContinuations, followers_);
-        }
+        const double most = tree.best(match.node).count;
+        tree.frequent(match.node, kLatest, kContinuations, followers_);
         for (const SuffixTree::Follower& other : followers_)
             if (other.token != guess.token) others_.push_back({other.token, other.count / most});
     }
@@ -358,12 +394,44 @@ class LookupText {
     }
 
     void learn(int32_t token) {
-        for (const LookupGuess& guess : guesses_) {
-            if (guess.cell < 0) continue;
-            tried_[guess.cell] += 1;
-            rates_[guess.cell] += ((guess.token == token ? 1.0 : 0.0) - rates_[guess.cell]) / tried_[guess.cell];
+        if (looks_) learn_of_learned_texts(token);
+        for (int source = 0; source < kLearned; ++source) {
+            const LookupGuess& guess = known_.guesses[source];
+            if (guess.cell >= 0) wrong_[guess.cell].observe(guess.token != token, 1.0, kAll);
         }
     }
+
+    // For the tenant's later sequences, too. Guesses that others make as well are compared with what these say.
+    void learn_of_learned_texts(int32_t token) {
+        const LearnedRules& rules = rules_->learned;
+        const LookupGuess& guess = known_.guesses[kLearned];
+        double gain = 0.0;
+        if (guess.cell >= 0) {
+            gain = worth(known_.guesses, token);
+            LookupGuess others[kSources];
+            std::copy(known_.guesses, known_.guesses + kLearned, others);
+            gain -= worth(others, token);
+            const double said = wrong(known_.guesses, guess.token, kLearned), is_wrong = guess.token != token;
+            const auto observe = [&](int cell, double amount) {
+                wrong_[cell].observe(is_wrong, amount, kAll);
+                shared_->wrong[cell].observe(is_wrong, amount, rules.remembered);
+            };
+            observe(guess.cell, 1.0);
+            if (said < 1.0) observe(guess.cell + kAgreeing, said);
+        }
+        gain_.observe(gain, 1.0, 2.0 * rules.gain_weight);
+        shared_->gain.observe(gain, 1.0, rules.remembered);
+    }
+
+    // What the likeliest guess was worth, in tokens: it is verified where its probability exceeds the price of a row, of which all from
+    // 0 to 1 are as frequent.
+    double worth(const LookupGuess (&guesses)[kSources], int32_t token) {
+        named(guesses, likely_);
+        const LikelyToken best = likeliest();
+        return best.token < 0 ? 0.0 : best.probability * ((best.token == token ? 1.0 : 0.0) - best.probability / 2.0);
+    }
+
+    static constexpr double kAll = 1e300;  // observations
 
     const LookupRules* rules_;
     SharedTexts* shared_;
@@ -374,13 +442,15 @@ class LookupText {
     size_t generated_ = 0;  // where the answer begins
     LookupPlace place_;
     uint64_t shared_version_ = 0;
-    LookupGuess guesses_[kSources];
+    Predicted known_, here_;  // at the end of the text, and where a draft is
+    bool looks_ = false;      // learned texts were looked up at the end of the text
     std::vector<Ahead> ahead_;
     uint64_t ahead_version_ = 0;
-    std::vector<double> rates_, tried_;
+    std::vector<LookupMean> wrong_;  // how often guesses are wrong, by cell
+    LookupMean gain_;
     std::vector<StoreTable::Continuation> found_;
     std::vector<SuffixTree::Follower> followers_;
-    std::vector<LikelyToken> likely_, others_, interpolated_;
+    std::vector<LikelyToken> likely_, others_;
     Candidates candidates_;
 };
 

@@ -18,9 +18,17 @@ namespace {
 
 using Slots = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+using Learned = std::tuple<double, double, double, double, double, int>;  // draft/lookup.py: LearnedRules
+
+wager::LearnedRules learned_rules(const Learned& given) {
+    const auto& [prior_weight, remembered, first_gain, least_gain, gain_weight, rest] = given;
+    return {prior_weight, remembered, first_gain, least_gain, gain_weight, rest};
+}
+
 wager::LookupRules checked(wager::LookupRules rules) {
     if (rules.longest < 0 || rules.longest > 64) throw std::invalid_argument("contexts of 0 to 64 tokens");
     if (rules.longest == 0) rules.shared_tokens = 0;
+    if (rules.learned.rest < 1) throw std::invalid_argument("one of 1 or more places");
     if (rules.prior.size() != wager::kCells) throw std::invalid_argument("one prior for each cell");
     if (rules.weights.size() != wager::kSources) throw std::invalid_argument("one weight for each source");
     return rules;
@@ -86,10 +94,11 @@ void corpus_merge(const Tokens& tokens, const std::vector<std::tuple<Order, Plac
 class LookupTable {
   public:
     LookupTable(nb::handle draft, const std::string& drafter, int longest, size_t shared_tokens, std::vector<double> prior,
-                double weight, double min_survival, double most_certain, std::vector<double> weights, const Coupling& coupling,
+                double weight, double min_survival, double most_certain, const Learned& learned,
+                std::vector<double> weights, const Coupling& coupling,
                 std::optional<Slots> slots, uint64_t homes, bool trees)
         : drafts_(draft, drafter),
-          rules_(checked({longest, shared_tokens, std::move(prior), weight, min_survival, most_certain, std::move(weights), wager::coupling_rules(coupling)})),
+          rules_(checked({longest, shared_tokens, std::move(prior), weight, min_survival, most_certain, learned_rules(learned), std::move(weights), wager::coupling_rules(coupling)})),
           slots_(std::move(slots)),
           shared_(rules_),
           trees_(trees) {
@@ -183,10 +192,10 @@ class LookupTable {
 
 void bind_lookup(nb::module_& m) {
     nb::class_<LookupTable>(m, "LookupTable")
-        .def(nb::init<nb::handle, std::string, int, size_t, std::vector<double>, double, double, double, std::vector<double>, const Coupling&,
+        .def(nb::init<nb::handle, std::string, int, size_t, std::vector<double>, double, double, double, const Learned&, std::vector<double>, const Coupling&,
                       std::optional<Slots>, uint64_t, bool>(),
              nb::arg("draft"), nb::arg("drafter"), nb::arg("longest"), nb::arg("shared_tokens"), nb::arg("prior"),
-             nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("most_certain"), nb::arg("weights"), nb::arg("coupling"), nb::arg("slots").none(), nb::arg("homes"), nb::arg("trees"))
+             nb::arg("prior_weight"), nb::arg("min_survival"), nb::arg("most_certain"), nb::arg("learned"), nb::arg("weights"), nb::arg("coupling"), nb::arg("slots").none(), nb::arg("homes"), nb::arg("trees"))
         .def("begin", &LookupTable::begin)
         .def("accept", &LookupTable::accept)
         .def("end", &LookupTable::end)

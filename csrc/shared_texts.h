@@ -1,6 +1,7 @@
 // What ended requests generated, in one tree: SharedTexts of tests/oracle/lookup.py has the same. Knows no Python.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <vector>
@@ -12,81 +13,61 @@
 
 namespace wager {
 
+// What is learned of learned texts: draft/lookup.py has the same, LearnedRules.
+struct LearnedRules {
+    double prior_weight, remembered, first_gain, least_gain, gain_weight;
+    int rest;
+};
+
 struct LookupRules {
     int longest = 0;             // tokens of a context in the trees; 0: no tree
     size_t shared_tokens = 0;    // of all texts that ended; 0: no shared tree
     std::vector<double> prior;   // acceptance rates by cell, of one source after the other: see lookup.h
     double prior_weight, min_survival, most_certain;
+    LearnedRules learned;
     std::vector<double> weights;  // of the sources, where tokens are sampled
     CouplingRules coupling;
 };
 
-// The texts that ended: the latest ones, of `shared_tokens` tokens at most.
-class SharedTexts {
+// A mean of what was observed.
+class LookupMean {
   public:
-    explicit SharedTexts(const LookupRules& rules) : rules_(&rules), tree_(rules.longest) {}
+    LookupMean(double value, double observed) : value_(value), observed_(observed) {}
 
-    static constexpr int kInterpolated = 5;     // tokens of a context; the tree has those of rules.longest at most
-    static constexpr int kLatest = 32;          // followers in the tree, the latest ones, that are looked at
+    double value() const { return value_; }
+
+    // `amount` observations are `value` together. What was before counts for less than `remembered` of them.
+    void observe(double value, double amount, double remembered) {
+        observed_ = std::min(observed_ + amount, remembered);
+        value_ += (value - amount * value_) / observed_;
+    }
+
+  private:
+    double value_, observed_;
+};
+
+// Of the tokens that followed a place, those that are likeliest to do so again.
+class Interpolation {
+  public:
+    static constexpr int kLongest = 5;          // tokens of a context
     static constexpr double kSmoothing = 4.0;   // draft/store_file.py: _SMOOTHING
 
-    Corpus* corpus = nullptr;  // of older texts
-
-    SuffixTree& tree() { return tree_; }
-    uint64_t version() const { return tree_.version() + (corpus == nullptr ? 0 : corpus->version()); }  // both only grow
-    size_t bytes() const { return tree_.bytes() + sizeof(int32_t) * (tokens_ + waiting_tokens_); }
-
-    void end(std::vector<int32_t> text) {
-        if (text.size() > rules_->shared_tokens) text.erase(text.begin(), text.end() - rules_->shared_tokens);
-        waiting_tokens_ += text.size();
-        waiting_.push_back(std::move(text));
-        while (waiting_tokens_ > rules_->shared_tokens) {
-            waiting_tokens_ -= waiting_.front().size();
-            waiting_.pop_front();
-        }
-    }
-
-    // Adds one of the texts that wait, and takes out the oldest ones where there are too many tokens.
-    void absorb() {
-        if (waiting_.empty()) return;
-        texts_.push_back(std::move(waiting_.front()));
-        waiting_.pop_front();
-        waiting_tokens_ -= texts_.back().size();
-        tokens_ += texts_.back().size();
-        while (tokens_ > rules_->shared_tokens) {
-            tree_.remove(texts_.front());
-            tokens_ -= texts_.front().size();
-            texts_.pop_front();
-        }
-        std::vector<uint32_t> endings{SuffixTree::kRoot};
-        for (const int32_t token : texts_.back()) tree_.append(endings, token);
-    }
-
-    // What followed the last tokens, the `most` likeliest first; `match` is their longest run in the tree, and the corpus has
-    // looked them up. As in a store (draft/store_file.py), the probability after m tokens is interpolated with that after m - 1.
-    void interpolate(SuffixTree::Match match, size_t most, std::vector<LikelyToken>& out) {
-        uint32_t nodes[kInterpolated + 1];
-        const int in_tree = std::min(match.length, kInterpolated);
-        for (; match.length > 0; match = tree_.shorter(match))
-            if (match.length <= kInterpolated) nodes[match.length] = match.node;
+    // The `most` likeliest; `each_follower(length, count)` calls count(token, times) with what followed the last `length` tokens. As in
+    // a store (draft/store_file.py), the probability after m tokens is interpolated with that after m - 1.
+    template <class EachFollower> void find(EachFollower each_follower, size_t most, std::vector<LikelyToken>& out) {
         numbers_.clear();
         seen_.clear();
-        for (int length = 1; length <= kInterpolated; ++length) {
+        for (int length = 1; length <= kLongest; ++length) {
             double all = 0.0;
             uint32_t different = 0;
-            const auto count = [&](int32_t token, double times) {
+            each_follower(length, [&](int32_t token, double times) {
                 all += times;
                 const uint32_t number = numbers_.of(token);
                 if (number == seen_.size()) seen_.push_back({token});
                 Seen& each = seen_[number];
                 if (each.length != length) each.length = length, each.rank = different++;
                 each.times += times;
-            };
-            if (length <= in_tree) {
-                tree_.latest(nodes[length], kLatest, followers_);
-                for (const SuffixTree::Follower& each : followers_) count(each.token, each.count);
-            }
-            if (corpus != nullptr) corpus->each_follower(length, count);
+            });
             if (different == 0) break;
             const double pull = kSmoothing * different;
             for (Seen& each : seen_) each.probability = (each.times + pull * each.probability) / (all + pull), each.times = 0.0;
@@ -120,14 +101,79 @@ class SharedTexts {
         }
     };
 
+    TokenNumbers numbers_;
+    std::vector<Seen> seen_;  // by number
+    std::vector<const Seen*> best_;
+};
+
+// The texts that ended: the latest ones, of `shared_tokens` tokens at most.
+class SharedTexts {
+  public:
+    explicit SharedTexts(const LookupRules& rules)
+        : gain(rules.learned.first_gain, rules.learned.gain_weight), rules_(&rules), tree_(rules.longest) {
+        for (const double rate : rules.prior) wrong.emplace_back(1.0 - rate, rules.learned.prior_weight);
+    }
+
+    static constexpr int kLatest = 32;  // followers in the tree, the latest ones, that are looked at
+
+    Corpus* corpus = nullptr;  // of older texts
+    Interpolation interpolation;
+
+    // What the tenant's sequences found: how often guesses from the corpus are wrong, by cell, and what they added to others.
+    std::vector<LookupMean> wrong;
+    LookupMean gain;
+
+    SuffixTree& tree() { return tree_; }
+    uint64_t version() const { return tree_.version() + (corpus == nullptr ? 0 : corpus->version()); }  // both only grow
+    size_t bytes() const {
+        return tree_.bytes() + sizeof(int32_t) * (tokens_ + waiting_tokens_) + (corpus == nullptr ? 0 : corpus->bytes());
+    }
+
+    void end(std::vector<int32_t> text) {
+        if (text.size() > rules_->shared_tokens) text.erase(text.begin(), text.end() - rules_->shared_tokens);
+        waiting_tokens_ += text.size();
+        waiting_.push_back(std::move(text));
+        while (waiting_tokens_ > rules_->shared_tokens) {
+            waiting_tokens_ -= waiting_.front().size();
+            waiting_.pop_front();
+        }
+    }
+
+    // Adds one of the texts that wait, and takes out the oldest ones where there are too many tokens.
+    void absorb() {
+        if (waiting_.empty()) return;
+        texts_.push_back(std::move(waiting_.front()));
+        waiting_.pop_front();
+        waiting_tokens_ -= texts_.back().size();
+        tokens_ += texts_.back().size();
+        while (tokens_ > rules_->shared_tokens) {
+            tree_.remove(texts_.front());
+            tokens_ -= texts_.front().size();
+            texts_.pop_front();
+        }
+        std::vector<uint32_t> endings{SuffixTree::kRoot};
+        for (const int32_t token : texts_.back()) tree_.append(endings, token);
+    }
+
+    // What followed in the tree, the `most` likeliest first; `match` is the longest run in it.
+    void interpolate(SuffixTree::Match match, size_t most, std::vector<LikelyToken>& out) {
+        uint32_t nodes[Interpolation::kLongest + 1];
+        const int longest = std::min(match.length, Interpolation::kLongest);
+        for (; match.length > 0; match = tree_.shorter(match))
+            if (match.length <= Interpolation::kLongest) nodes[match.length] = match.node;
+        interpolation.find([&](int length, auto count) {
+            if (length > longest) return;
+            tree_.latest(nodes[length], kLatest, followers_);
+            for (const SuffixTree::Follower& each : followers_) count(each.token, each.count);
+        }, most, out);
+    }
+
+  private:
     const LookupRules* rules_;
     SuffixTree tree_;
     std::deque<std::vector<int32_t>> texts_, waiting_;
     size_t tokens_ = 0, waiting_tokens_ = 0;
     std::vector<SuffixTree::Follower> followers_;
-    TokenNumbers numbers_;
-    std::vector<Seen> seen_;  // by number
-    std::vector<const Seen*> best_;
 };
 
 }  // namespace wager

@@ -12,6 +12,7 @@ class PythonCorpus:
 
     def __init__(self, segments: Sequence[Sequence[Sequence[int]]]) -> None:
         self._segments = segments
+        self.is_empty = not segments
         self._followers: dict[tuple[int, ...], list[tuple[int, float]]] = {}
 
     def find(self, text: Sequence[int], least: int) -> tuple[int, list[tuple[int, int]]]:

@@ -6,10 +6,11 @@ draft/lookup.py says what they do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from operator import add
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from oracle.coupling import coupled_guesses
 from oracle.suffix_tree import Followers, SuffixCounts
 from wager.draft.guessing import draws
 from wager.draft.lookup import (
+    LEARNED,
     MOST_CERTAIN,
     OTHER_WEIGHTS,
     PRIOR_WEIGHT,
@@ -36,6 +38,10 @@ INTERPOLATED = 5  # tokens of the contexts in earlier texts after which probabil
 SHARED_CELL = 4 * MATCHES
 STORE_CELL = SHARED_CELL + PROBABILITY_CELLS
 LONG_CELL = STORE_CELL + PROBABILITY_CELLS
+LEARNED_CELL = LONG_CELL + 4 * (MATCHES - INTERPOLATED)
+LEARNED_LONG_CELL = LEARNED_CELL + PROBABILITY_CELLS
+AGREEING = LEARNED_LONG_CELL + 4 * (MATCHES - INTERPOLATED) - LEARNED_CELL  # from a cell to the one where others agree
+SHORTEST = 2  # run in what was learned
 ONCE, ALWAYS, MOSTLY, LESS = range(4)  # how often something followed, and how often this
 
 
@@ -82,6 +88,8 @@ class SharedTexts:
     def __init__(self, sources: LookupSources) -> None:
         self.counts = SuffixCounts(sources.longest)
         self.corpus = PythonCorpus([])  # of older texts
+        self.wrong = [Mean(1.0 - rate, LEARNED.prior_weight) for rate in prior_rates()]
+        self.gain = Mean(LEARNED.first_gain, LEARNED.gain_weight)
         self._most = sources.shared_tokens
         self._texts: deque[list[int]] = deque()
         self._waiting: deque[list[int]] = deque()
@@ -102,21 +110,39 @@ class SharedTexts:
             self.counts.add(self._texts[-1])
 
     def interpolated(self, text: Sequence[int]) -> list[tuple[int, float]]:
-        """What followed the last 1 to INTERPOLATED tokens, in the tree and in the corpus, the likeliest first; the
-        probability after m tokens is interpolated with that after m - 1, as in a store."""
-        lower: dict[int, float] = {}
-        for size in range(1, min(INTERPOLATED, len(text)) + 1):
-            run, counts = text[-size:], dict[int, float]()
-            for token, times in [*self.counts.latest_of(run), *self.corpus.followers(run)]:
-                counts[token] = counts.get(token, 0.0) + times
-            if not counts:
-                break
-            pull = _SMOOTHING * len(counts)
-            total = reduce(add, counts.values()) + pull
-            for token, probability in lower.items():
-                counts[token] = counts.get(token, 0.0) + pull * probability
-            lower = {token: count / total for token, count in counts.items()}
-        return sorted(lower.items(), key=lambda item: -item[1])
+        """What followed in the tree, the likeliest first."""
+        return interpolated(self.counts.latest_of, text)
+
+
+class Mean:
+    """See LookupMean of csrc/shared_texts.h."""
+
+    def __init__(self, value: float, observed: float) -> None:
+        self.value, self._observed = value, observed
+
+    def observe(self, value: float, amount: float = 1.0, remembered: float = inf) -> None:
+        self._observed = min(self._observed + amount, remembered)
+        self.value += (value - amount * self.value) / self._observed
+
+
+def interpolated(
+    followers: Callable[[Sequence[int]], Iterable[tuple[int, float]]], text: Sequence[int]
+) -> list[tuple[int, float]]:
+    """What followed the last 1 to INTERPOLATED tokens, the likeliest first; the probability after m tokens is
+    interpolated with that after m - 1, as in a store."""
+    lower: dict[int, float] = {}
+    for size in range(1, min(INTERPOLATED, len(text)) + 1):
+        counts: dict[int, float] = {}
+        for token, times in followers(text[-size:]):
+            counts[token] = counts.get(token, 0.0) + times
+        if not counts:
+            break
+        pull = _SMOOTHING * len(counts)
+        total = reduce(add, counts.values()) + pull
+        for token, probability in lower.items():
+            counts[token] = counts.get(token, 0.0) + pull * probability
+        lower = {token: count / total for token, count in counts.items()}
+    return sorted(lower.items(), key=lambda item: -item[1])
 
 
 class LookupGuess(NamedTuple):
@@ -137,8 +163,12 @@ class _Text:
         self._sources, self._shared, self._prompt, self._prediction = sources, shared, prompt, prediction
         self._counts = SuffixCounts(sources.longest)
         self._tokens: list[int] = []
-        self._rates = prior_rates()
-        self._tried = [PRIOR_WEIGHT] * len(self._rates)
+        self._wrong = [
+            Mean(mean.value, PRIOR_WEIGHT if cell < LEARNED_CELL else LEARNED.prior_weight)
+            for cell, mean in enumerate(shared.wrong)
+        ]
+        self._gain = Mean(shared.gain.value, LEARNED.gain_weight)
+        self._looks = False  # what was learned is looked up at the end of the text
         self._generated = 0
 
     def catch_up(self) -> None:
@@ -148,12 +178,44 @@ class _Text:
             for token in self._prompt:
                 self._append(token)
             self._generated, self._prompt = len(self._tokens), []
+            self._look()
         for token in self.unindexed:
-            for guess in self._guesses(self._tokens):
-                self._tried[guess.cell] += 1
-                self._rates[guess.cell] += ((guess.token == token) - self._rates[guess.cell]) / self._tried[guess.cell]
+            self._learn(self._guesses(self._tokens, looks=self._looks), token)
             self._append(token)
+            self._look()
         self.unindexed.clear()
+
+    def _learn(self, guesses: Sequence[LookupGuess], token: int) -> None:
+        """Learn how often the sources are wrong, and what the tenant's learned texts add."""
+        others = [guess for guess in guesses if guess.cell < LEARNED_CELL]
+        gain = 0.0
+        for guess in guesses[len(others) :]:
+            gain = self._worth(guesses, token) - self._worth(others, token)
+            said, wrong = self._wrong_of(others).get(guess.token, 1.0), float(guess.token != token)
+            agree = [(guess.cell + AGREEING, said)] if any(other.token == guess.token for other in others) else []
+            for cell, amount in [(guess.cell, 1.0), *agree]:
+                self._wrong[cell].observe(wrong, amount)
+                self._shared.wrong[cell].observe(wrong, amount, LEARNED.remembered)
+        if self._looks:
+            self._gain.observe(gain, remembered=2 * LEARNED.gain_weight)
+            self._shared.gain.observe(gain, remembered=LEARNED.remembered)
+        for guess in others:
+            self._wrong[guess.cell].observe(float(guess.token != token))
+
+    def _worth(self, guesses: Sequence[LookupGuess], token: int) -> float:
+        likeliest, probability = max(self._named(guesses).items(), key=lambda item: item[1], default=(-1, 0.0))
+        return probability * ((likeliest == token) - probability / 2)
+
+    def _is_useful(self) -> bool:
+        learns = self._sources.shared_tokens and not self._shared.corpus.is_empty
+        return bool(learns) and self._gain.value >= LEARNED.least_gain
+
+    def _look(self) -> None:
+        learns = self._sources.shared_tokens and not self._shared.corpus.is_empty
+        self._looks = self._is_useful() or (bool(learns) and len(self._tokens) % LEARNED.rest == 0)
+
+    def _looks_at(self, text: Sequence[int]) -> bool:
+        return self._looks if len(text) == len(self._tokens) else self._is_useful()
 
     def draft(self, request: DraftRequest) -> tuple[list[int], list[float]]:
         """The guesses of a chain and their survival."""
@@ -162,7 +224,7 @@ class _Text:
         text, reached = [*self._tokens, *request.after], 1.0
         while len(tokens) < request.depth:
             if draws(request) or request.params.greedy:
-                named = self._named(self._guesses(text))
+                named = self._named(self._guesses(text, looks=self._looks_at(text)))
             else:
                 named = self._coupled(text, request, len(tokens))
             token, probability = max(named.items(), key=lambda item: item[1], default=(-1, 0.0))
@@ -184,7 +246,7 @@ class _Text:
 
         def expand(text: list[int], parent: int, reached: float) -> None:
             if draws(request) or request.params.greedy:
-                likely = self._continuations(self._guesses(text))
+                likely = self._continuations(self._guesses(text, looks=self._looks_at(text)))
             else:
                 likely = self._coupled(text, request, len(text) - len(self._tokens) - len(request.after))
             for token, probability in likely.items():
@@ -215,18 +277,18 @@ class _Text:
     def _coupled(self, text: Sequence[int], request: DraftRequest, ahead: int) -> dict[int, float]:
         """Every token that a source has seen after an ending of the text, and its probability under the noise."""
         masses: dict[int, float] = {}
-        own, shared, stored = SAMPLED_WEIGHTS
+        own, shared, stored, learned = SAMPLED_WEIGHTS
         trees = [(own, self._counts)] if self._sources.longest else []
         if self._sources.shared_tokens:
             trees.append((shared, self._shared.counts))
         for weight, counts in trees:
-            seen = list(counts.latest(text))
-            if counts is self._shared.counts:
-                least = counts.followers(text[-self._sources.longest :]).length + 1
-                seen.append(self._shared.corpus.find(text, least)[1])
-            for followers in seen:
+            for followers in counts.latest(text):
                 for token, often in followers:
                     masses[token] = masses.get(token, 0.0) + weight * often / len(followers)
+        for guess in self._of_learned(text) if self._looks_at(text) else []:
+            mass = learned * (1.0 - self._wrong[guess.cell].value)
+            for token, share in [(guess.token, 1.0), *guess.others]:
+                masses[token] = masses.get(token, 0.0) + mass * share
         if self._sources.store is not None:
             for size in range(1, min(len(text), LONGEST) + 1):
                 for token, probability in self._sources.store.of_context(text[-size:])[:CONTINUATIONS]:
@@ -234,15 +296,22 @@ class _Text:
         return coupled_guesses(masses, request, ahead)
 
     def _named(self, guesses: Sequence[LookupGuess]) -> dict[int, float]:
-        """The tokens that the sources name, with their probabilities. Sources that agree are wrong together as if
-        independently; tokens compete by their odds."""
-        wrong: dict[int, float] = {}
-        for guess in guesses:
-            rate = min(self._rates[guess.cell], MOST_CERTAIN)
-            wrong[guess.token] = wrong.get(guess.token, 1.0) * (1.0 - rate)
-        odds = {token: 1.0 / chance - 1.0 for token, chance in wrong.items()}
+        """The tokens that the sources name, with their probabilities. They compete by their odds."""
+        odds = {token: 1.0 / min(chance, 1.0) - 1.0 for token, chance in self._wrong_of(guesses).items()}
         total = reduce(add, odds.values(), 1.0)
         return {token: each / total for token, each in odds.items()}
+
+    def _wrong_of(self, guesses: Sequence[LookupGuess]) -> dict[int, float]:
+        """The probability that each token is wrong. Sources that agree are wrong together as if independently; of what
+        was learned, it is known how much less often others are wrong where it agrees with them."""
+        wrong: dict[int, float] = {}
+        for guess in guesses:
+            if guess.cell >= LEARNED_CELL and guess.token in wrong:
+                wrong[guess.token] *= self._wrong[guess.cell + AGREEING].value
+            else:
+                rate = max(self._wrong[guess.cell].value, 1.0 - MOST_CERTAIN)
+                wrong[guess.token] = wrong.get(guess.token, 1.0) * rate
+        return wrong
 
     def generated(self) -> list[int]:
         """The tokens that were generated, with the last ones of the prompt before them; nothing if no draft was ever
@@ -256,21 +325,16 @@ class _Text:
             self._counts.append(self._tokens[-self._sources.longest :], token)
         self._tokens.append(token)
 
-    def _guesses(self, text: Sequence[int]) -> list[LookupGuess]:
+    def _guesses(self, text: Sequence[int], *, looks: bool) -> list[LookupGuess]:
         """What each source guesses after `text`, in their order, without those that know nothing."""
-        own, shared, stored = OTHER_WEIGHTS
+        own, shared, stored, _ = OTHER_WEIGHTS
         guesses = []
         if self._sources.longest:
             guesses += _guess_of(self._counts.followers(text[-self._sources.longest :]), 0, own)
         if self._sources.shared_tokens:
-            of_tree = self._shared.counts.followers(text[-self._sources.longest :])
-            length, found = self._shared.corpus.find(text, of_tree.length + 1)
-            first = LONG_CELL - 4 * INTERPOLATED
-            if length > INTERPOLATED:
-                followers = Followers(length, sum(times for _, times in found), tuple(found), tuple(found))
-                guesses += _guess_of(followers, first, shared)
-            elif length == 0 and of_tree.length > INTERPOLATED:
-                guesses += _guess_of(of_tree, first, shared)
+            found = self._shared.counts.followers(text[-self._sources.longest :])
+            if found.length > INTERPOLATED:
+                guesses += _guess_of(found, LONG_CELL - 4 * INTERPOLATED, shared)
             elif likely := self._shared.interpolated(text):
                 guesses.append(_by_probability(likely, SHARED_CELL, shared))
         if self._sources.store is not None:
@@ -278,7 +342,18 @@ class _Text:
             if continuations:
                 likely = [(token, probability / 256) for token, probability in continuations]
                 guesses.append(_by_probability(likely, STORE_CELL, stored))
-        return guesses
+        return [*guesses, *self._of_learned(text)] if looks else guesses
+
+    def _of_learned(self, text: Sequence[int]) -> list[LookupGuess]:
+        corpus, weight = self._shared.corpus, OTHER_WEIGHTS[-1]
+        length, found = corpus.find(text, SHORTEST)
+        if length > INTERPOLATED:
+            followers = Followers(length, sum(times for _, times in found), tuple(found), tuple(found))
+            [guess] = _guess_of(followers, LEARNED_LONG_CELL - 4 * INTERPOLATED, weight)
+            return [guess._replace(others=guess.others[1:])]
+        if not length:
+            return []
+        return [_by_probability(interpolated(corpus.followers, text), LEARNED_CELL, weight)]
 
 
 def _by_probability(likely: Sequence[tuple[int, float]], first_cell: int, weight: float) -> LookupGuess:

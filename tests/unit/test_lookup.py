@@ -185,3 +185,45 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
             for table in (native, plain):
                 table.end(gone)
     assert drafted > 100 or vocab == 5000
+
+
+# ---- what was learned and is of no use -------------------------------------------------------------------------------
+
+
+def test_learned_texts_of_another_kind_lose_their_say_and_get_it_back_where_they_are_right(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    repeated = rng.sample(range(100, 3000), 400)
+    texts = [[[pair, pair + 1, 9] for pair in range(3000, 3100) for _ in range(3)] + [repeated]]
+    native, plain = (make("suffix", LookupSources(5, 1000)) for make in (lookup_table, PythonLookupTable))
+    native.read(native_corpus(tmp_path, texts))
+    plain.read(PythonCorpus(texts))
+
+    def drafted(name: str, tokens: list[int]) -> list[tuple[int, ...]]:
+        """The drafts along a text; both tables draft the same."""
+        found = []
+        for table in (native, plain):
+            table.begin(name, [1], [])
+        for token in tokens:
+            drafts = [table.propose([_ask(name, 3)])[0] for table in (native, plain)]
+            assert drafts[0].tokens == drafts[1].tokens and drafts[0].scores == pytest.approx(drafts[1].scores)
+            found.append(drafts[0].tokens)
+            for table in (native, plain):
+                table.accept(name, [token])
+        for table in (native, plain):
+            table.end(name)
+        return found
+
+    def wrong() -> list[int]:
+        """After each pair of tokens something else comes than what is learned."""
+        return [
+            token for pair in rng.sample(range(3000, 3100), 40) for token in (pair, pair + 1, rng.randrange(4000, 9000))
+        ]
+
+    first = drafted("first", wrong())
+    assert (9,) in {draft[:1] for draft in first[:12]}, "at first what is learned is believed"
+    for number in range(9):
+        last = drafted(f"{number}", wrong())
+    assert (9,) not in {draft[:1] for draft in last}, "then the tenant's other requests do not begin with it"
+    back = drafted("back", repeated)
+    assert not any(back[2:15]), "it is looked up rarely"
+    assert all(len(draft) == 3 for draft in back[-100:-3]), "where it is right it is looked up again, at every place"

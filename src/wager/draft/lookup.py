@@ -1,18 +1,21 @@
 """Lookup drafters: the guesses are what followed the last tokens elsewhere. They need no pass of any model.
 
-There are three sources: the text itself (prompt, output and what the user predicts the output to be), the outputs of
-the tenant's requests that ended, and a static store. The first two are suffix trees (csrc/suffix_tree.h), which know
-what followed every run of tokens, and how often; the third is a file (store_file.py). Where texts are learned
-(corpus/), the second has those on disk, too. At every place of a draft each source names a token, and the likeliest one
-is guessed.
+There are four sources: the text itself (prompt, output and what the user predicts the output to be), the outputs of
+the tenant's requests that ended, a static store, and what was learned on disk (corpus/). The first two are suffix trees
+(csrc/suffix_tree.h), which know what followed every run of tokens, and how often; the third is a file (store_file.py).
+At every place of a draft each source names a token, and the likeliest one is guessed.
 
 How sure a source is, is an acceptance rate that is learned: for the text's tree by the length of the match and by how
-often something followed it and how often this, for a store by the probability that it states. Ended requests are read
-as a store is: after the last five tokens, with a probability that is interpolated with those after fewer. Where a
-longer run is known, it counts, as one in the text itself. Each sequence starts from the
+often something followed it and how often this, for a store by the probability that it states. Ended requests and what
+was learned are read as a store is: after the last five tokens, with a probability that is interpolated with those after
+fewer. Where a longer run is known, it counts, as one in the text itself. Each sequence starts from the
 same prior and learns from every token that becomes known, whether or not anything was drafted, so drafting stops for a
-sequence that is never predicted, and can start again. Sources that agree make each other surer, and those that do not
-less sure. The probabilities along a draft, multiplied, are its survival.
+sequence that is never predicted, and can start again. Sources that agree make each other surer, as if they were wrong
+independently, and those that do not less sure. The probabilities along a draft, multiplied, are its survival.
+
+What was learned may be of any kind, and millions of tokens of another kind say much that is wrong. So a sequence starts
+with the rates that the tenant's earlier ones found of it; how much surer it makes a guess that others make as well, is
+learned too; and where it adds too little to what others guess, it is looked up rarely (LearnedRules).
 
 Where a request samples, guesses follow its noise instead (coupling.py): every source gives a mass to all that it has
 seen after every ending of the text (SAMPLED_WEIGHTS), and the masses are added. Under rules that need q they do not.
@@ -50,10 +53,10 @@ PRIOR_WEIGHT = 20.0
 MOST_CERTAIN = 0.995
 """The greatest acceptance rate that one source is believed to have."""
 
-OTHER_WEIGHTS = (2.2, 0.9, 2.2)
-"""For the text itself, earlier answers and a store: the probability that a continuation is right, as a multiple of its
-share of those that the source knows and of p (1 - p), where p is the probability of the token that the source names.
-Fitted to which continuations were right in 64 answers (SmolLM2-135M, temperature 0 and 0.8)."""
+OTHER_WEIGHTS = (2.2, 0.9, 2.2, 0.9)
+"""For the text itself, earlier answers, a store and what was learned: the probability that a continuation is right, as
+a multiple of its share of those that the source knows and of p (1 - p), where p is the probability of the token that
+the source names. Fitted to which continuations were right in 64 answers (SmolLM2-135M, temperature 0 and 0.8)."""
 
 OWN_PRIOR = (
     (0.32, 0.64, 0.41, 0.16),
@@ -78,10 +81,39 @@ LONG_PRIOR = (
 STORE_PRIOR = (0.04, 0.10, 0.15, 0.18, 0.23, 0.30, 0.36, 0.42, 0.46, 0.54, 0.61, 0.66, 0.69, 0.76, 0.85, 0.93)
 """By the probability that the store states, or that is interpolated for earlier answers, in sixteenths."""
 
-SAMPLED_WEIGHTS = (0.5, 0.13, 1.0)
+SAMPLED_WEIGHTS = (0.5, 0.13, 1.0, 1.0)
 """For the text itself, earlier answers and a store: the mass of a token that followed an ending of the text once, and
 nothing else did, or in a store with the probability 1. One that followed k times, of d different ones (at most the 32
-that came last), has k / d times as much."""
+that came last), has k / d times as much. For what was learned: that of the token which it names, if it were always
+right; its other continuations have as much less as they are less frequent."""
+
+
+class LearnedRules(NamedTuple):
+    """How much is believed of what was learned on disk. Fitted to 160 answers to prompts beside a million and ten
+    million tokens of others, and to requests that are asked again (SmolLM2-135M, greedy)."""
+
+    prior_weight: float = 5.0
+    """How many observations a prior of its rates counts for, at a tenant's first sequence and at each one."""
+
+    remembered: float = 1000.0
+    """How many observations of a tenant's earlier sequences count, of each rate and of the gain."""
+
+    first_gain: float = 0.02
+    """What it is believed to add to each token's guesses before anything was observed: the worth, in tokens, of the
+    likeliest guess with it less that without it. A guess of probability p is worth p - p^2 / 2 if it is right, else
+    -p^2 / 2: it costs a row, whose price may be anything from 0 to 1 token."""
+
+    least_gain: float = 0.003
+    """Where it adds less it is looked up at one of `rest` places alone. (Texts of another kind add 0.0005, those of the
+    same repository 0.014, and requests that were asked before 0.12.)"""
+
+    gain_weight: float = 100.0
+    """How many observations the tenant's gain counts for at each sequence, which remembers twice as many."""
+
+    rest: int = 16
+
+
+LEARNED = LearnedRules()
 
 
 class LookupSources(NamedTuple):
@@ -96,9 +128,10 @@ class LookupSources(NamedTuple):
 
 def prior_rates() -> list[float]:
     """The prior of every cell: of the text's own tree, of earlier answers, of the store, of long matches in earlier
-    answers (csrc/lookup.h)."""
+    answers; of what was learned, and of how much less often it is wrong where others agree (csrc/lookup.h)."""
     own, long = ([rate for row in table for rate in row] for table in (OWN_PRIOR, LONG_PRIOR))
-    return [*own, *STORE_PRIOR, *STORE_PRIOR, *long]
+    learned = [*STORE_PRIOR, *long]
+    return [*own, *STORE_PRIOR, *STORE_PRIOR, *long, *learned, *learned]
 
 
 class LookupDrafter(Drafter):
@@ -165,6 +198,7 @@ def lookup_table(name: str, sources: LookupSources, *, trees: bool = False) -> _
         prior_weight=PRIOR_WEIGHT,
         min_survival=MIN_SURVIVAL,
         most_certain=MOST_CERTAIN,
+        learned=LEARNED,
         weights=SAMPLED_WEIGHTS,
         coupling=COUPLING,
         slots=None if store is None else store.slots,

@@ -419,6 +419,7 @@ class LookupTable:
         prior_weight: float,
         min_survival: float,
         most_certain: float,
+        learned: tuple[float, float, float, float, float, int],
         weights: Sequence[float],
         coupling: tuple[float, float, float, float],
         slots: NDArray[np.uint64] | None,
