@@ -337,6 +337,25 @@ def test_old_texts_leave_and_of_too_many_those_that_were_used_least_recently(
     assert texts_in(tmp_path) == []
 
 
+def test_a_search_for_old_texts_that_fails_does_not_end_the_building(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def oldest_in(file: CorpusFile) -> float:
+        raise ValueError(file)
+
+    texts = learned(tmp_path)
+    texts.learn("", [], random_text(1))
+    texts.seal()
+    texts.close()
+    monkeypatch.setattr(learning, "_oldest_in", oldest_in)
+    texts = learned(tmp_path, days=10)
+    texts.learn("", [], random_text(2))
+    texts.seal()
+    assert [texts.corpus("").find(random_text(seed)[:20], 4)[0] for seed in (1, 2)] == [20, 20]
+    texts.close()
+    assert "could not be searched" in caplog.text
+
+
 def test_a_text_that_left_can_be_learned_again(tmp_path: Path) -> None:
     texts = learned(tmp_path, days=10)
     texts.learn("", [], random_text(1), written=int(time.time()) - 86400 * 11)

@@ -400,7 +400,11 @@ class LearnedTexts:
         while True:
             expired: list[str] = []
             if time.monotonic() >= looks:
-                expired, looks = self._expired(), time.monotonic() + _EXPIRE_S
+                looks = time.monotonic() + _EXPIRE_S
+                try:
+                    expired = self._expired()
+                except Exception:  # what is too old leaves an hour later
+                    log.exception("%s could not be searched for what is too old", self._root)
             with self._work:
                 self._busy = ""
                 self._due.update(dict.fromkeys(expired))
