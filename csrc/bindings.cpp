@@ -92,19 +92,6 @@ double sweep(Pool& pool, const Isa& isa, const Buffer& buffer) {
     return total;
 }
 
-// chains: (most guesses, least survival, blocks) of each row of logits of the last pass. Their guesses and the survival of these.
-nb::list follow(Tape& tape, const std::vector<std::tuple<int, double, const wager::BlockTable*>>& chains) {
-    std::vector<wager::Chain> all;
-    for (const auto& [depth, least, table] : chains) all.push_back({depth, least, table->blocks, {}, {}});
-    {
-        nb::gil_scoped_release release;
-        tape.follow(all);
-    }
-    nb::list found;
-    for (const wager::Chain& chain : all) found.append(nb::make_tuple(chain.tokens, chain.survival));
-    return found;
-}
-
 void bind_tape(nb::module_& m) {
     nb::class_<Tape>(m, "Tape")
         .def("__init__",
@@ -241,7 +228,6 @@ void bind_tape(nb::module_& m) {
         .def("feed", [](Tape& t, size_t first, Address fed, bool narrow, Address state, int n) {
             t.feed(first, at<const void>(fed), narrow, at<float>(state), n);
         })
-        .def("follow", &follow)
         .def_prop_ro("ops", &Tape::ops);
 }
 
@@ -334,4 +320,5 @@ NB_MODULE(_native, m) {
     bind_policy(m);
     bind_lookup(m);
     bind_recycling(m);
+    bind_heads(m);
 }

@@ -233,7 +233,7 @@ void Tape::Fed::copy(size_t from_row, size_t to_row) const {
 
 void Tape::follow(std::vector<Chain>& chains) {
     const Exclusive use(busy_);
-    const Guess& guess = std::get<Guess>(ops_.back());
+    const Guess& guess = this->guess();
     struct Row {
         Chain* chain;
         int32_t position;

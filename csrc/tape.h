@@ -50,6 +50,9 @@ class Tape {
     // Behind a pass whose rows of logits are those of the chains: its guesses and the further ones. Changes the guess's keys.
     void follow(std::vector<Chain>& chains);
     size_t ops() const { return ops_.size(); }
+    const BatchBuffers& buffers() const { return source_; }
+    // The last op.
+    const Guess& guess() const { return std::get<Guess>(ops_.back()); }
 
   private:
     struct Fed {

@@ -773,37 +773,10 @@ class ReferenceTape:
         self._guess = keys, tokens, probabilities
 
     def feed(self, x: Array, out: Array, *, first: int) -> None:
-        self._fed = x, out, first
+        """Guesses that follow are made by passes of their own."""
 
-    def follow(self, chains: Sequence[tuple[int, float, Sequence[int]]]) -> list[tuple[list[int], list[float]]]:
-        (keys, tokens, probabilities), (x, out, first), inputs = self._guess, self._fed, self.inputs
-        found: list[tuple[list[int], list[float]]] = [([], []) for _ in chains]
-        places = inputs.positions[inputs.logits_indices[: len(chains)]].tolist()
-        going = list(range(len(chains)))
-        while True:
-            kept = []
-            for row, chain in enumerate(going):
-                guesses, survival = found[chain]
-                if tokens[row] < 0:
-                    continue
-                survival.append((survival or [1.0])[-1] * float(probabilities[row]))
-                guesses.append(int(tokens[row]))
-                if survival[-1] >= chains[chain][1] and len(guesses) < chains[chain][0]:
-                    kept.append((row, chain))
-            if not kept:
-                return found
-            going = [chain for _, chain in kept]
-            rows, at = [row for row, _ in kept], [places[chain] + len(found[chain][0]) for chain in going]
-            keys[: len(rows)] = keys[rows]
-            keys["position"][: len(rows)] += 1
-            out[: len(rows)] = x[rows]
-            tables = [list(chains[chain][2])[: place // BLOCK_SIZE + 1] for chain, place in zip(going, at, strict=True)]
-            spans = [
-                (str(i), place, [found[chain][0][-1]], True, (), (), table)
-                for i, (chain, place, table) in enumerate(zip(going, at, tables, strict=True))
-            ]
-            self.buffers.pack(spans)
-            self.run(rows=len(rows), sequences=len(rows), logits_rows=len(rows), first=first)
+    def rounds(self, *_: object, **__: object) -> None:
+        """Python makes each pass."""
 
     def beside(self) -> ReferenceTape:
         return ReferenceTape(self.inputs)

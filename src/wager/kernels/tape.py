@@ -26,6 +26,7 @@ from wager.kernels.cpu_cache import CpuCache, CpuLatents
 from wager.kernels.cpu_states import CpuStates
 from wager.kernels.inputs import Inputs
 from wager.kernels.packed import Packed, PackedExperts, PackedHeads
+from wager.types import Draft
 
 KEY_TILE = 64
 """Keys whose scores are weighed together in attention; tiles begin at absolute positions."""
@@ -680,20 +681,21 @@ class Tape:
         return first
 
     def feed(self, x: Array, out: Array, *, first: int) -> None:
-        """How `follow` goes on behind a guess, which is the last op: the ops from the mark `first` on run over a row
-        that stands for it, with its row of x [L, n], act or f32, in out f32 [R, n]."""
+        """How `rounds` go on behind a guess, which is the last op: the ops from the mark `first` on run over a row that
+        stands for it, with its row of x [L, n], act or f32, in out f32 [R, n]."""
         n, narrow = out.shape[-1], x.dtype == BFLOAT16
         source = self._buffer("x", x, BFLOAT16 if narrow else FLOAT32, n, of="logits")
         self._tape.feed(first, source, narrow, self._buffer("out", out, FLOAT32, n), n)
 
-    def follow(self, chains: Sequence[tuple[int, float, _native.BlockTable]]) -> list[tuple[list[int], list[float]]]:
-        """Behind a pass whose rows of logits are those of `chains`: the guesses of each with their survival, that of
-        the pass first. At most as many as a chain says, none behind one of less than its survival; its blocks have
-        room for their keys and values. Changes the guess's keys."""
-        try:
-            return self._tape.follow(chains)
-        except (IndexError, RuntimeError) as error:
-            raise _explained(error) from error
+    def rounds(
+        self, drafter: str, pool: _native.BlockPool, states: Array, *, limits: tuple[int, int, int, int]
+    ) -> _native.HeadDrafts | None:
+        """Makes a drafter's drafts by passes that read `states` f32 [max_rows, width] and go on as `feed` says.
+        `limits`: rows and sequences of a pass, positions of a context, and states at once that are computed."""
+        width = states.shape[-1]
+        return _native.HeadDrafts(
+            Draft, drafter, self._tape, pool, self._buffer("states", states, FLOAT32, width), width, limits
+        )
 
     def beside(self) -> Tape:
         """An empty tape that reads the same `inputs`."""

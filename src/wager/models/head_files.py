@@ -20,7 +20,7 @@ from wager.arch.hf_config import read_config
 from wager.arch.layers import Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import ModelError, UsageError
-from wager.kernels._native import BlockTable
+from wager.kernels._native import BlockPool, HeadDrafts
 from wager.kernels.arrays import BFLOAT16, FLOAT32, INT32, Array, DType, all_finite, empty, zeros
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.blocks import BLOCK, BLOCK_FORMATS, Matrix, QuantisedMatrix, quantise, stack
@@ -392,8 +392,6 @@ class HeadLogits:
         self._ids = None if whole else vocabulary.ids
         self.ids = GuessedIds(self._ids, count=len(vocabulary.ids))
         self.keys = zeros(rows, dtype=NOISE_KEY)
-        self.greedy = True
-        """Whether all keys are."""
         self.tokens, self.probabilities = zeros(rows, dtype=INT32), zeros(rows)
         self._whole = np.empty((0, 0) if whole else (rows, vocabulary.size), np.float32)
         self._whole.fill(NEVER)  # ids that the head cannot guess
@@ -579,7 +577,7 @@ class CachedHead:
     """A head with a cache of keys and values of its own, within the limits of the target's `decoder`, but for
     `least_rows`. `_state` f32 [max_rows, hidden] is what it makes of the target's states, f32 [max_rows, state_width]:
     where rows read both these and what it gave itself, by the first `_fused` ops of its tape. `follows`: whether
-    `follow` makes further guesses. whole_spans: as of Kernels.tape."""
+    the tape says how it goes on behind a guess. whole_spans: as of Kernels.tape."""
 
     follows = False
 
@@ -610,9 +608,13 @@ class CachedHead:
         self._state = empty(self.max_rows, hidden)  # what the rows read
         self._fused = 0
 
-    def follow(self, chains: Sequence[tuple[int, float, BlockTable]]) -> list[tuple[list[int], list[float]]]:
-        """After a pass all of whose guesses were drawn by their keys: see Tape.follow."""
-        return self._tape.follow(chains)
+    def rounds(self, drafter: str, pool: BlockPool, *, most_states: int) -> HeadDrafts | None:
+        """Makes the drafts of a drafter of that name whose cache has the blocks of `pool`; None where Python makes each
+        pass. Of many states at once it computes the last `most_states`."""
+        if not self.follows:
+            return None
+        limits = (self.max_rows, self.max_sequences, self.max_context, most_states)
+        return self._tape.rounds(drafter, pool, self._target_states, limits=limits)
 
     def _run(self, batch: PackedBatch, states: Array, fed: Array, *, further: Tape | None = None) -> int:
         """A pass whose first rows have the target's `states` and the others `fed`; the number of rows with logits. All

@@ -3,9 +3,9 @@
 The head has a cache and a block pool of its own. Its entry i has the state of position i and the embedding of the
 token after it. A round computes the entries whose states came since the last one, all from the target's own states,
 and draws the first guess from the same pass; then each guess is fed with what the head gave for the entry before: k
-guesses, k passes, batched over sequences. Those behind the first run in C++ (Tape.follow) unless a request needs whole
-rows of logits, for processors or a rule: between two passes Python takes half as long as a pass. Entries of guesses are
-provisional; none is kept, right or wrong.
+guesses, k passes, batched over sequences. Entries of guesses are provisional; none is kept, right or wrong. A whole
+round of EAGLE-3 chains is one call of C++ (csrc/head_rounds.h) unless a request needs rows of logits, for processors or
+a rule: in Python it took as long as a pass of the head.
 
 States of a prefix that the target found in its cache never come. Its entries are then in the head's own prefix cache,
 or the head begins behind the prefix: it sees less context, and its positions are counted from there, which rotary
@@ -26,18 +26,19 @@ there. Guesses beyond the number of modules are made by the last one again, whic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
 from wager.draft.base import ComputedRows, Drafter
 from wager.draft.guessing import Guess
-from wager.draft.heads.pending_states import PendingStates, StateFormat
+from wager.draft.heads.given_states import GivenStates
 from wager.draft.heads.sampling import HeadChain, HeadSampler, drawing_temperature
 from wager.draft.registry import DrafterParts
 from wager.draft.trees import FedNodes, GuessedTree, RankLearner, TreeShape
 from wager.drafter_spec import DrafterSpec
+from wager.kernels import _native
 from wager.kernels._native import BlockTables
 from wager.kernels.arrays import FLOAT32, INT32, Array
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
@@ -55,18 +56,11 @@ MOST_STATES = 1024
 of the target. With the last 128 alone its head has 0.91 of its tokens a round on Spec-Bench, 0.76 on the summaries."""
 
 
-@dataclass(slots=True)
-class HeadSequence:
-    """One sequence in the head's cache, which holds the final entries of the positions `origin` to `origin` +
-    `num_entries` - 1, at the places from 0 on. `temperature`: as of drawing_temperature."""
+class HeadSequence(_native.HeadSequence):
+    """One sequence in the head's cache, and its states that wait: see csrc/head_rounds.h. `temperature`: as of
+    drawing_temperature."""
 
-    tokens: list[int]
     history: History | None
-    temperature: float | None
-    states: PendingStates = field(default_factory=PendingStates)
-    origin: int = 0
-    num_entries: int = 0
-    tenant: str = NO_TENANT
 
 
 class HeadRound(HeadChain):
@@ -80,7 +74,7 @@ class HeadRound(HeadChain):
 
     def num_pending(self) -> int:
         """Entries of known tokens that are not computed yet."""
-        return len(self.state.tokens) - 1 - self.state.origin - self.state.num_entries
+        return self.state.num_known - self.state.num_entries
 
     def known_span(self, room: int) -> Span:
         """The next entries of known tokens, at most `room` of them."""
@@ -88,7 +82,7 @@ class HeadRound(HeadChain):
         rows, start = min(pending, room), state.num_entries
         first = state.origin + start + 1
         state.num_entries += rows
-        return Span(self.request.seq_id, start, tuple(state.tokens[first : first + rows]), rows == pending)
+        return Span(self.request.seq_id, start, tuple(state.tokens_between(first, first + rows)), rows == pending)
 
     def guess_span(self) -> Span:
         """The entry of the last guess."""
@@ -108,6 +102,7 @@ class HeadDrafter(Drafter):
 
     max_depth = 8
     samples = True
+    _sequence_type: type[HeadSequence] = HeadSequence
 
     def __init__(
         self,
@@ -123,9 +118,9 @@ class HeadDrafter(Drafter):
         self.default_depth = min(depth or 4, self.max_depth)
         self.block_pool = BlockPool(head.cache.num_blocks, prefix_cache=prefix_cache, lead=lead)
         self._head = head
-        self._format = StateFormat(head.taps, head.state_width)
         self._sampler = HeadSampler(head.vocab, vocab=head.vocab, kernels=kernels)
         self._states: dict[str, HeadSequence] = {}
+        self._most_states = max(1, _BUDGET // (head.state_width * FLOAT32.itemsize))
         self._most_kept = 0  # states that wait are no more
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
@@ -133,35 +128,28 @@ class HeadDrafter(Drafter):
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         """Remember the prompt; its entries are computed when the first draft is requested."""
         self.end(seq_id)
-        state = self._states[seq_id] = self._sequence(History.of(tokens, params), drawing_temperature(params))
-        state.tenant = tenant
-        state.tokens += tokens
-
-    def _sequence(self, history: History | None, temperature: float | None) -> HeadSequence:
-        return HeadSequence([], history, temperature)
+        width, temperature = self._head.state_width, drawing_temperature(params)
+        state = self._sequence_type(tokens, width=width, tenant=tenant, temperature=temperature)
+        state.history = History.of(tokens, params)
+        self._states[seq_id] = state
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """Keep the states of positions that are new, as many of all sequences together as there is memory for: one that
         loses its oldest begins later."""
+        taps = [output.taps[tap] for tap in self._head.taps]
         for rows in computed:
             state = self._states.get(rows.seq_id)
             if state is None:
                 continue
-            states, first = state.states, rows.start
-            known = max(state.origin + state.num_entries, states.end)
-            new = rows.rows if known <= first else rows.rows[known - first :]
-            if not new:
-                continue
-            self._format.write(output, new, states.room(max(known, first), len(new), width=self._format.width))
-            self._most_kept += len(new)
-            if self._most_kept > self._format.most_rows:
-                kept = sum(each.states.count for each in self._states.values())
-                states.drop(states.first + max(0, kept - self._format.most_rows))
-                self._most_kept = min(kept, self._format.most_rows)
+            self._most_kept += state.read(taps, rows.start, rows.rows)
+            if self._most_kept > self._most_states:
+                kept = sum(each.num_states for each in self._states.values())
+                state.keep(state.num_states - max(0, kept - self._most_states))
+                self._most_kept = min(kept, self._most_states)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         state = self._states[seq_id]
-        state.tokens += tokens
+        state.accept(tokens)
         if state.history is not None:
             state.history.append(tokens)
 
@@ -188,11 +176,12 @@ class HeadDrafter(Drafter):
     def _start(self, request: DraftRequest) -> HeadRound | None:
         """Reserve blocks for everything that the request may write; None declines it."""
         state = self._states[request.seq_id]
-        entries = len(state.tokens) - 1
-        if not state.states.count or state.states.end < entries:  # without a new state there is nothing to guess from
-            return None
-        self._join(request.seq_id, state)
-        return self._begin_round(request, state, entries - state.origin)
+        return self._begin_round(request, state, state.num_known) if self._join(request.seq_id, state) else None
+
+    def _join(self, seq_id: str, state: HeadSequence) -> bool:
+        """Let the entries in the cache and the states that wait meet. False without a new state: there is nothing to
+        guess from."""
+        return state.join(self.block_pool, seq_id, MOST_STATES)
 
     def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> HeadRound | None:
         """Behind `known` entries."""
@@ -200,16 +189,6 @@ class HeadDrafter(Drafter):
         if depth < 1 or not self.block_pool.reserve(request.seq_id, known + depth - 1):
             return None
         return HeadRound(request, state, depth)
-
-    def _join(self, seq_id: str, state: HeadSequence) -> None:
-        """Let the entries in the cache and the states that wait meet: by what the prefix cache has, or by beginning
-        where the states do."""
-        if not state.num_entries and not state.origin and not self.block_pool.block_table(seq_id):
-            state.num_entries = self.block_pool.match_prefix(seq_id, state.tokens, tenant=state.tenant)
-        state.states.drop(max(state.origin + state.num_entries, state.states.end - MOST_STATES))
-        if state.states.first > state.origin + state.num_entries:
-            self.block_pool.release(seq_id)
-            state.origin, state.num_entries = state.states.first, 0
 
     def _pass(self, waiting: Sequence[HeadRound]) -> None:
         """One pass of the head for as many rounds as it has room for: those with states to compute are its first."""
@@ -223,39 +202,37 @@ class HeadDrafter(Drafter):
             else:
                 fed.append((r, r.guess_span()))
                 room -= 1
-        states = self._take([(r, len(span.tokens)) for r, span in known])
+        states = taken([(r.state, len(span.tokens)) for r, span in known], width=self._head.state_width)
         both = [*known, *fed]
         batch = pack([span for _, span in both], {}, self.block_pool.block_tables, into=self._head.buffers)
         served = [r for r, span in both if span.needs_logits]
         self._sampler.set_keys(self._head.guesses, [(r, len(r.tokens)) for r in served])
         output = self._head.forward(batch, states, stacked_rows([r.fed for r, _ in fed]))
         self._commit([r for r, _ in known])
-        if self._head.follows and all(r.temperature is not None and not r.tokens for r in served):
-            tables = self.block_pool.block_tables
-            chains = [(r.depth, r.request.min_survival, tables[r.request.seq_id]) for r in served]
-            for r, (r.tokens, r.survival) in zip(served, self._head.follow(chains), strict=True):
-                r.depth = len(r.tokens)
-        else:
-            self._draw(served, output)
+        self._draw(served, output)
 
     def _draw(self, served: Sequence[HeadRound], output: HeadOutput) -> None:
         if output.fed is not None:
             for r, guess, fed in zip(served, self._sampler.drawn(output, served), output.fed, strict=True):
                 r.take(guess, fed)
 
-    def _take(self, known: Sequence[tuple[HeadRound, int]]) -> Array:
-        """The given number of next states of each round, as rows."""
-        parts = [r.state.states.take(rows) for r, rows in known]
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty((0, self._format.width), FLOAT32)
-
     def _commit(self, rounds: Sequence[HeadRound]) -> None:
         """Let others find the known entries that were computed."""
         for r in rounds:
-            if not r.state.origin:
-                self.block_pool.commit(r.request.seq_id, r.state.tokens, length=r.state.num_entries)
+            r.state.commit(self.block_pool, r.request.seq_id, r.state.num_entries)
 
+
+def taken(known: Sequence[tuple[HeadSequence, int]], *, width: int) -> Array:
+    """The given number of next states of each sequence, as rows."""
+    found, first = np.empty((sum(rows for _, rows in known), width), FLOAT32), 0
+    for state, rows in known:
+        state.take(found[first : first + rows])
+        first += rows
+    return found
+
+
+_BUDGET = 64 << 20
+"""Bytes of states that are kept for all sequences together."""
 
 _NO_ROWS: Array = np.empty((0, 0), FLOAT32)
 
@@ -265,6 +242,19 @@ def stacked_rows(rows: Sequence[Array]) -> Array:
     if len(rows) == 1:
         return rows[0][None]
     return np.stack(rows) if rows else _NO_ROWS
+
+
+class HeadChainDrafter(HeadDrafter):
+    """The same, in one call for each round where every guess is drawn in the head's pass."""
+
+    def __init__(self, head: EagleHead | MtpHead, **options: Any) -> None:
+        """`options` are HeadDrafter's."""
+        super().__init__(head, **options)
+        self._rounds = head.rounds(self.name, self.block_pool, most_states=MOST_STATES)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        drafts = None if self._rounds is None else self._rounds.propose(requests, self._states)
+        return super().propose(requests) if drafts is None else drafts
 
 
 class HeadTreeRound(HeadRound):
@@ -341,7 +331,7 @@ class HeadTreeDrafter(RankLearner, HeadDrafter):
             room, logits_room = room - len(served.tokens), logits_room - len(served.wanted)
         if not known and not grown:
             return
-        states = self._take([(each.round, len(each.tokens)) for each in known])
+        states = taken([(each.round.state, len(each.tokens)) for each in known], width=self._head.state_width)
         batch = _packed([*known, *grown], self.block_pool.block_tables)
         output = self._head.forward(batch, states, stacked_rows(inputs))
         self._commit([each.round for each in known])
@@ -401,18 +391,17 @@ def _packed(served: Sequence[_Served], block_tables: BlockTables) -> PackedBatch
     )
 
 
-@dataclass(slots=True)
 class ModulesSequence(HeadSequence):
     """`num_entries` are those of the first module. `given[m]` is what module m gave at positions of which module m + 1
     has no final entry, `entries[m]` how many final entries that one has."""
 
-    given: list[PendingStates] = field(default_factory=list)
-    entries: list[int] = field(default_factory=list)
+    given: list[GivenStates]
+    entries: list[int]
 
-    def begin_anew(self) -> None:
-        """All modules have the entries that the first one has."""
-        self.entries = [self.num_entries for _ in self.entries]
-        self.given = [PendingStates() for _ in self.given]
+    def begin_anew(self, further: int) -> None:
+        """All modules, `further` ones behind the first, have the entries that the first one has."""
+        self.entries = [self.num_entries] * further
+        self.given = [GivenStates() for _ in range(further)]
 
 
 class ModulesRound(HeadRound):
@@ -421,10 +410,10 @@ class ModulesRound(HeadRound):
 
     state: ModulesSequence
 
-    def __init__(self, request: DraftRequest, state: ModulesSequence, depth: int, modules: int) -> None:
+    def __init__(self, request: DraftRequest, state: ModulesSequence, depth: int, modules: int, *, width: int) -> None:
         super().__init__(request, state, max(depth, modules))
-        self._wanted, self._modules, self._computed = depth, modules, state.num_entries
-        self._known = len(state.tokens) - 1 - state.origin  # places of positions that have a state
+        self._wanted, self._modules, self._computed, self._width = depth, modules, state.num_entries, width
+        self._known = state.num_known  # places of positions that have a state
 
     @property
     def done(self) -> bool:
@@ -449,15 +438,16 @@ class ModulesRound(HeadRound):
             return Span(seq_id, self._known + step - self._modules, (self.tokens[-1],), True)
         start, rows = self._computed, min(self.num_pending(), room)
         first = state.origin + start + 1 + step
-        text = [*state.tokens[first:], *self.tokens[max(0, first - len(state.tokens)) :]]
-        return Span(seq_id, start, tuple(text[:rows]), start + rows == self._known)
+        text = state.tokens_between(first, first + rows)
+        text += self.tokens[max(0, first - state.num_tokens) :][: rows - len(text)]
+        return Span(seq_id, start, tuple(text), start + rows == self._known)
 
     def inputs(self, span: Span) -> Array:
         """What the rows of a span are fed with."""
         if self.repeats:
             return self.fed[None]
         if self.module == 0:
-            return self.state.states.take(len(span.tokens))
+            return taken([(self.state, len(span.tokens))], width=self._width)
         start = self.state.origin + span.num_computed_tokens
         return self.state.given[self.module - 1].rows(start, start + len(span.tokens))
 
@@ -497,6 +487,7 @@ class ModulesDrafter(HeadDrafter):
     """Drafts chains with the modules of `head` in turn; the rest is as for any head."""
 
     _head: MtpHead
+    _sequence_type = ModulesSequence
     _states: dict[str, ModulesSequence]  # type: ignore[assignment]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -512,26 +503,27 @@ class ModulesDrafter(HeadDrafter):
         super().__init__(head, lead=head.modules, **options)
         self._rounds: list[ModulesRound] = []
 
-    def _sequence(self, history: History | None, temperature: float | None) -> ModulesSequence:
-        further = self._head.modules - 1
-        given = [PendingStates() for _ in range(further)]
-        return ModulesSequence([], history, temperature, given=given, entries=[0] * further)
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        super().begin(seq_id, tokens, params, tenant=tenant)
+        self._states[seq_id].begin_anew(self._head.modules - 1)
 
     def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> ModulesRound | None:
         depth = min(request.depth, self._head.max_context - known + 1)
         if depth < 1 or not self.block_pool.reserve(request.seq_id, known + depth - 1):
             return None
-        made = ModulesRound(request, self._states[request.seq_id], depth, self._head.modules)
+        modules, width = self._head.modules, self._head.state_width
+        made = ModulesRound(request, self._states[request.seq_id], depth, modules, width=width)
         if made.num_pending() < 1:
             return None
         self._rounds.append(made)
         return made
 
-    def _join(self, seq_id: str, state: HeadSequence) -> None:
+    def _join(self, seq_id: str, state: HeadSequence) -> bool:
         before = state.origin, state.num_entries
-        super()._join(seq_id, state)
+        joined = super()._join(seq_id, state)
         if (state.origin, state.num_entries) != before:
-            self._states[seq_id].begin_anew()
+            self._states[seq_id].begin_anew(self._head.modules - 1)
+        return joined
 
     def _pass(self, waiting: Sequence[HeadRound]) -> None:
         """One pass of the module whose turn comes first, for as many rounds as it has room for."""
@@ -556,14 +548,13 @@ class ModulesDrafter(HeadDrafter):
             if output.given is not None:
                 r.computed(span, output.given[first : first + len(span.tokens)])
             first += len(span.tokens)
-            if not r.state.origin:
-                self.block_pool.commit(r.request.seq_id, r.state.tokens, length=r.state.entries[-1])
+            r.state.commit(self.block_pool, r.request.seq_id, r.state.entries[-1])
         self._draw(served, output)
 
 
 def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     head = parts.loaded_head(spec)
-    kind: type[HeadDrafter] = HeadTreeDrafter if spec.trees else HeadDrafter
+    kind: type[HeadDrafter] = HeadTreeDrafter if spec.trees else HeadChainDrafter
     if spec.name == "mtp" and head.modules > 1:
         kind = ModulesDrafter
     return kind(head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth, name=spec.label)

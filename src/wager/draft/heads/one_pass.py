@@ -25,7 +25,7 @@ import numpy as np
 
 from wager.draft.base import ComputedRows, Drafter
 from wager.draft.guessing import Candidate, Guess, GuessedRow, draws
-from wager.draft.heads.autoregressive import HeadDrafter, HeadRound, HeadSequence, stacked_rows
+from wager.draft.heads.autoregressive import HeadDrafter, HeadRound, HeadSequence, stacked_rows, taken
 from wager.draft.heads.sampling import HeadChain, HeadSampler, drawing_temperature
 from wager.draft.registry import DrafterParts
 from wager.draft.trees import (
@@ -152,7 +152,7 @@ class BlockDrafter(HeadDrafter):
         drafts: dict[str, Draft] = {}
         for first in range(0, len(rounds), self._head.blocks):
             some = rounds[first : first + self._head.blocks]
-            last = [r.state.tokens[-1] for r in some]
+            last = [r.state.last_token for r in some]
             spans = [
                 Span(r.request.seq_id, r.state.num_entries, (token, *self._head.masks), needs_logits=True)
                 for r, token in zip(some, last, strict=True)
@@ -177,7 +177,7 @@ class BlockDrafter(HeadDrafter):
                 break
             known.append((r, r.known_span(room)))
             room -= len(known[-1][1].tokens)
-        states = self._take([(r, len(span.tokens)) for r, span in known])
+        states = taken([(r.state, len(span.tokens)) for r, span in known], width=self._head.state_width)
         spans = [span for _, span in known]
         self._head.extend(pack(spans, {}, self.block_pool.block_tables, into=self._head.context_buffers), states)
         self._commit([r for r, _ in known])

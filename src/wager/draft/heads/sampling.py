@@ -35,9 +35,8 @@ class HeadSampler(GuessSampler):
     def set_keys(self, to: HeadLogits, rows: Sequence[tuple[HeadChain, int]]) -> None:
         """Before the pass: the chain that each row is of, and how many guesses stand before it."""
         for index, (chain, ahead) in enumerate(rows):
-            if chain.temperature or not to.greedy:
-                to.greedy, request = False, chain.request
-                to.keys[index] = (chain.temperature or 0.0, request.seed, request.position + ahead, request.choice)
+            request = chain.request
+            to.keys[index] = (chain.temperature or 0.0, request.seed, request.position + ahead, request.choice)
 
     def drawn(self, output: HeadOutput, chains: Sequence[HeadChain]) -> Iterator[Guess]:
         """After it: the next guess of each."""
