@@ -321,4 +321,5 @@ NB_MODULE(_native, m) {
     bind_lookup(m);
     bind_recycling(m);
     bind_heads(m);
+    bind_drafts(m);
 }

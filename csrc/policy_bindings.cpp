@@ -1,26 +1,15 @@
 // The bindings of the policy's inner loops: numbers and arrays in, numbers out.
 #include "acceptance.h"
 #include "collapse.h"
+#include "draft_reader.h"
 #include "planning.h"
 #include "step_times.h"
-#include "values.h"
 
 namespace nb = nanobind;
-using wager::Items, wager::read_ints;
+using wager::Items, wager::read_draft, wager::read_floats, wager::read_ints;
 using Numbers = std::vector<double>;
 
 namespace {
-
-void read_floats(PyObject* value, Numbers& out, Py_ssize_t first = 0, Py_ssize_t most = PY_SSIZE_T_MAX) {
-    Items items;
-    if (!items.read(value)) throw std::invalid_argument("numbers must be a list or a tuple");
-    out.clear();
-    for (Py_ssize_t i = first; i < items.size && i - first < most; ++i) {
-        const double number = PyFloat_AsDouble(items.items[i]);
-        if (number == -1.0 && PyErr_Occurred()) throw nb::python_error();
-        out.push_back(number);
-    }
-}
 
 Items items_of(nb::handle value, const char* error) {
     Items items;
@@ -97,23 +86,6 @@ std::vector<Numbers> rows_of(const wager::Table& table) {
         rows.emplace_back(first, first + static_cast<long>(table.columns));
     }
     return rows;
-}
-
-// The fields of a draft.
-wager::JudgedDraft read_draft(PyObject* draft, bool tokens = false) {
-    static const wager::Name of_scores("scores"), of_parents("parents"), of_tokens("tokens");
-    const nb::object scores = of_scores.of(draft), parents = of_parents.of(draft), guesses = of_tokens.of(draft);
-    if (!scores.is_valid() || !parents.is_valid() || !guesses.is_valid()) throw nb::python_error();
-    wager::JudgedDraft read;
-    read_floats(scores.ptr(), read.scores);
-    read_ints(parents, read.parents);
-    if (tokens) read_ints(guesses, read.tokens);
-    for (size_t node = 0; node < read.parents.size(); ++node)
-        if (read.parents[node] < -1 || read.parents[node] >= static_cast<long>(node))
-            throw std::invalid_argument("a draft whose parents do not precede their children");
-    if (tokens && read.tokens.size() != read.parents.size()) throw std::invalid_argument("a parent for each guess");
-    if (!read.scores.empty() && read.scores.size() != read.parents.size()) throw std::invalid_argument("a score for each guess");
-    return read;
 }
 
 // Chooses the tokens of drafts that are verified. `draft_type`: the class of drafts.

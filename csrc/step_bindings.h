@@ -31,3 +31,4 @@ void bind_policy(nanobind::module_& m);
 void bind_lookup(nanobind::module_& m);
 void bind_recycling(nanobind::module_& m);
 void bind_heads(nanobind::module_& m);
+void bind_drafts(nanobind::module_& m);

@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import pytest
 
-from wager.draft.trees import TokenTree, TreeTemplate, children, merge, sequoia
+from oracle import merging
+from wager.draft.trees import TokenTree, TreeTemplate, children, sequoia
+from wager.kernels import _native
+from wager.types import Draft
 
 Path = tuple[int, ...]
 
@@ -30,28 +34,67 @@ def rebuilt(paths: Sequence[Path], scores: Sequence[float]) -> TokenTree:
     return TokenTree(tuple(path[-1] for path in paths), tuple(place[path[:-1]] for path in paths), tuple(scores))
 
 
+def drafted(tree: TokenTree) -> Draft:
+    return Draft("s", *tree)
+
+
+def merged(*trees: TokenTree, nodes: int) -> TokenTree:
+    return TokenTree(*_native.merge_drafts([(drafted(tree), 1.0) for tree in trees], nodes))
+
+
 def test_merged_trees_share_what_they_have_in_common() -> None:
     chain = rebuilt([(1,), (1, 2), (1, 2, 3)], [0.8, 0.5, 0.1])
     other = rebuilt([(1,), (4,), (1, 5), (4, 6)], [0.6, 0.3, 0.4, 0.2])
-    tree = merge([chain, other], 99)
+    tree = merged(chain, other, nodes=99)
     values = dict(zip(paths_of(tree), tree.scores, strict=True))
-    assert values == {(1,): 0.8, (1, 2): 0.5, (1, 5): 0.4, (4,): 0.3, (4, 6): 0.2, (1, 2, 3): 0.1}
-    assert paths_of(merge([chain, other], 4)) == [(1,), (1, 2), (1, 5), (4,)]
-    assert merge([], 4) == TokenTree() and merge([chain], 99) == chain
+    expected = {(1,): 0.8, (1, 2): 0.5, (1, 5): 0.4, (4,): 0.3, (4, 6): 0.2, (1, 2, 3): 0.1}
+    assert values == pytest.approx(expected)
+    assert paths_of(merged(chain, other, nodes=4)) == [(1,), (1, 2), (1, 5), (4,)]
+    assert merged(nodes=4) == TokenTree() and paths_of(merged(chain, nodes=99)) == paths_of(chain)
 
 
-def test_a_merged_node_is_never_likelier_than_its_parent() -> None:
-    """One drafter doubts the first token, the other is sure of what follows it."""
-    doubting, sure = rebuilt([(1,), (2,)], [0.2, 0.1]), rebuilt([(1,), (1, 3)], [0.1, 0.1])
+def random_tree(rng: random.Random, *, scored: bool = True) -> TokenTree:
+    paths = sorted({path[:depth] for path in rng.sample(PATHS, 2) for depth in (1, 2, 3)}, key=len)
+    return rebuilt(paths, [rng.random() ** 2 * rng.randint(0, 3) / 3 for _ in paths] if scored else [])
+
+
+def test_trees_are_merged_as_in_python() -> None:
+    """And are borne out so; a node is never likelier than its parent."""
     rng = random.Random(3)
-    for _ in range(50):
-        some = []
-        for _ in range(3):
-            paths = sorted({path[:depth] for path in rng.sample(PATHS, 2) for depth in (1, 2, 3)}, key=len)
-            some.append(rebuilt(paths, [rng.random() ** 2 for _ in paths]))
-        tree = merge([doubting, sure, *some], rng.randint(1, 9))
+    for number in range(300):
+        trees = [(random_tree(rng, scored=rng.random() < 0.8), rng.choice([1.0, 0.4, 1.7])) for _ in range(3)]
+        if number % 2:
+            length = rng.randint(1, 4)
+            chain = TokenTree(tuple(rng.choices(range(3), k=length)), tuple(range(-1, length - 1)), (0.7,) * length)
+            trees.append((chain, 0.9))
+        behind = trees.pop(0) if number % 2 else None
+        nodes = rng.randint(0, 9)
+        expected = [merging.judged(drafted(tree), factor) for tree, factor in trees]
+        more = None if behind is None else (drafted(behind[0]), behind[1])
+        if more is not None:
+            expected[-1] = merging.continued(expected[-1], merging.judged(*more))
+        given = [(drafted(tree), factor) for tree, factor in trees]
+        tree = TokenTree(*_native.merge_drafts(given, nodes, more))
+        assert tree == merging.merge(expected, nodes)
         assert all(p < 0 or tree.scores[p] >= s for p, s in zip(tree.parents, tree.scores, strict=True))
         paths_of(tree)
+        for draft, _ in given:
+            tokens = rng.choices(range(3), k=rng.randint(0, 4))
+            assert _native.bear_out(draft, tokens) == merging.bear_out(draft, tokens)
+
+
+def test_what_cannot_be_merged_is_an_error() -> None:
+    draft = Draft("s", (1, 2), (-1, 0), (0.5, 0.4))
+    for drafts, behind in (
+        ([draft], None),
+        ([(Draft("s", (1, 2), (-1, 1)), 1.0)], None),  # its own parent
+        ([(Draft("s", (1, 2), (-1,)), 1.0)], None),
+        ([(Draft("s", (1, 2), (-1, 0), (0.5,)), 1.0)], None),
+        ([(Draft("s"), 1.0)], (draft, 1.0)),  # nothing to go on behind
+        ([], (draft, 1.0)),
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            _native.merge_drafts(cast(Any, drafts), 3, behind)
 
 
 # ---- templates -------------------------------------------------------------------------------------------------------

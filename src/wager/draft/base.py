@@ -138,22 +138,14 @@ class RowReader(Protocol):
 
 def valid_part(draft: Draft, *, limit: int, vocab: int, chains: bool = False) -> Draft:
     """The longest prefix of a draft that is a tree (with `chains`: a chain) of at most `limit` ids below `vocab`;
-    without scores that are no probabilities, and nothing where draft_probs are not [tokens, vocab]. Nearly all are
-    chains with nothing to cut off, which is found first."""
-    tokens, parents, probs = draft.tokens, draft.parents, draft.draft_probs
-    if probs is not None and probs.shape != (len(tokens), vocab):
+    without scores that are no probabilities, and nothing where draft_probs are not [tokens, vocab]. Nearly all have
+    nothing to cut off, which is found first."""
+    probs = draft.draft_probs
+    if probs is not None and probs.shape != (len(draft.tokens), vocab):
         return Draft(draft.seq_id, drafter=draft.drafter)
-    has_scores = _has_valid_scores(draft)
-    if (
-        len(tokens) <= limit
-        and draft.is_chain
-        and _INTEGER_TYPES.issuperset(map(type, tokens))
-        and _INTEGER_TYPES.issuperset(map(type, parents))
-        and (not tokens or (min(tokens) >= 0 and max(tokens) < vocab))
-        and (has_scores or not draft.scores)
-    ):
+    if _native.is_valid_draft(draft, limit, vocab, chains):
         return draft
-    tokens, parents = _integers(tokens), _integers(parents)
+    has_scores, tokens, parents = _has_valid_scores(draft), _integers(draft.tokens), _integers(draft.parents)
     size = min(limit, len(tokens), len(parents))
     for node in range(size):
         lowest = node - 1 if chains else -1
@@ -167,9 +159,6 @@ def valid_part(draft: Draft, *, limit: int, vocab: int, chains: bool = False) ->
         scores=tuple(draft.scores[:size]) if has_scores else (),
         draft_probs=None if probs is None else probs[:size],
     )
-
-
-_INTEGER_TYPES = frozenset({int})
 
 
 def _integers(values: Iterable[object]) -> tuple[int, ...]:

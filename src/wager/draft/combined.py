@@ -41,7 +41,6 @@ from wager.draft.base import (
     valid_part,
 )
 from wager.draft.guessing import draws
-from wager.draft.trees import TokenTree, children, merge
 from wager.drafter_spec import BACKED_SIGN, MERGED_SIGN
 from wager.economics.acceptance import BIN_BORDERS
 from wager.economics.policy.exploration import EXPLORATION_SHARE
@@ -211,9 +210,6 @@ class InnerDrafter(GuardedDrafter):
         told.tokens = tokens
 
 
-_UNKNOWN = 0.5
-"""Probability of a guess of a drafter without scores, until something was learned of it."""
-
 _PRIOR = 10.0
 """Guesses for which the assumption counts that a drafter is right as often as it thinks."""
 
@@ -228,6 +224,12 @@ class _Reliability:
     @property
     def factor(self) -> float:
         return self.right / self.expected
+
+    def learn(self, draft: Draft, tokens: Sequence[int]) -> None:
+        """Compare a drafter's guesses with the tokens that became known, as far as its path was right."""
+        expected, right = _native.bear_out(draft, tokens)
+        self.expected += expected
+        self.right += right
 
 
 class MergedDrafter(Drafter):
@@ -288,7 +290,7 @@ class MergedDrafter(Drafter):
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         for index, draft in self._last.pop(seq_id, ()):
-            self._learn(self._reliability.of(seq_id)[index], draft, tokens)
+            self._reliability.of(seq_id)[index].learn(draft, tokens)
         for member in self._members:
             member.accept(seq_id, tokens)
 
@@ -320,12 +322,9 @@ class MergedDrafter(Drafter):
     def _merge(self, request: DraftRequest, drafts: Sequence[tuple[int, Draft]]) -> Draft:
         if draws(request):
             return self._beside(request, [draft for index, draft in drafts if self._has_needed_probs(index, draft)])
-        trees = [self._judged(index, draft) for index, draft in drafts]
-        return Draft(request.seq_id, *merge(trees, request.depth), self.name)
-
-    def _judged(self, index: int, draft: Draft) -> TokenTree:
-        """A draft of one drafter, with scores as they were lately borne out."""
-        return _scored(draft, self._reliability.of(draft.seq_id)[index].factor)
+        reliability = self._reliability.of(request.seq_id)
+        judged = [(draft, reliability[index].factor) for index, draft in drafts]
+        return Draft(request.seq_id, *_native.merge_drafts(judged, request.depth), self.name)
 
     def _has_needed_probs(self, index: int, draft: Draft) -> bool:
         return draft.draft_probs is not None or not self._members[index].drafter.samples
@@ -344,40 +343,6 @@ class MergedDrafter(Drafter):
             probs.append(masses if draft.draft_probs is None else draft.draft_probs)
         q = np.concatenate(probs) if self.samples and probs else None
         return Draft(request.seq_id, tuple(tokens), tuple(parents), (), self.name, q)
-
-    @staticmethod
-    def _learn(reliability: _Reliability, draft: Draft, tokens: Sequence[int]) -> None:
-        """Compare a drafter's guesses with the tokens that became known, as far as its path was right."""
-        node = -1
-        rates = _rates(draft)
-        for token in tokens:
-            guesses = children(draft.parents, node)
-            if not guesses:
-                return
-            reliability.expected += min(1.0, sum(rates[guess] for guess in guesses))
-            right = next((guess for guess in guesses if draft.tokens[guess] == token), None)
-            if right is None:
-                return
-            reliability.right += 1
-            node = right
-
-
-def _scored(draft: Draft, factor: float) -> TokenTree:
-    """With scores as they were lately borne out: `factor` times as often as the drafter thought."""
-    scores: list[float] = []
-    for rate, parent in zip(_rates(draft), draft.parents, strict=True):
-        scores.append((scores[parent] if parent >= 0 else 1.0) * min(1.0, rate * factor))
-    return TokenTree(draft.tokens, draft.parents, tuple(scores))
-
-
-def _rates(draft: Draft) -> list[float]:
-    """The probability of each node to be right if its parent is, by the drafter's own scores."""
-    scores, parents = draft.scores, draft.parents
-    if not scores:
-        siblings = [parents.count(parent) for parent in parents]
-        return [_UNKNOWN / count for count in siblings]
-    above = [scores[parent] if parent >= 0 else 1.0 for parent in parents]
-    return [min(1.0, score / over) if over > 0 else 0.0 for score, over in zip(scores, above, strict=True)]
 
 
 _FIRST_GAIN, _FIRST_WEIGHT = 0.5, 20.0
@@ -515,12 +480,15 @@ class BackedDrafter(MergedDrafter):
         super().end(seq_id)
 
     def _learn_places(self, seq_id: str) -> None:
-        for (gain, made, first, second, cost, call), tokens in self._seen.pop(seq_id, ()):
+        if not (seen := self._seen.pop(seq_id, None)):
+            return
+        known, (of_first, of_second) = self._second.of(seq_id), self._reliability.of(seq_id)
+        for (gain, made, first, second, cost, call), tokens in seen:
             brought = len(_native.compare(made, tokens)[1]) - len(_native.compare(first, tokens)[1]) - cost
             gain.learn(brought)
-            self._second.of(seq_id).learn(brought - call)
-            for reliability, draft in zip(self._reliability.of(seq_id), (first, second), strict=True):
-                self._learn(reliability, draft, tokens)
+            known.learn(brought - call)
+            of_first.learn(first, tokens)
+            of_second.learn(second, tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, of at most `depth` nodes."""
@@ -540,8 +508,12 @@ class BackedDrafter(MergedDrafter):
             if draws(request):
                 draft = replace(self._beside(request, [other]), computed=len(other))
             else:
-                trees = [self._judged(0, mine), self._continued(request, other)]
-                draft = Draft(seq_id, *merge(trees, request.depth), self.name, computed=len(other))
+                of_first, of_second = self._reliability.of(seq_id)
+                judged = [(mine, of_first.factor), (other, of_second.factor)]
+                behind = self._behind(request, other)
+                more = (behind, of_first.factor) if behind else None
+                shape = _native.merge_drafts(judged, request.depth, more)
+                draft = Draft(seq_id, *shape, self.name, computed=len(other))
             row, call, guess, _ = request.prices
             cost = row * (_rows(draft, row) - _rows(mine, row)) + guess * len(other)
             self._asked[seq_id] = _AskedPlace(places[seq_id], draft, mine, other, cost, call)
@@ -580,20 +552,13 @@ class BackedDrafter(MergedDrafter):
         least = min(_MOST_SURE, (prices.row + prices.guess) / _NEXT_RATE / factor)
         return request._replace(min_survival=max(request.min_survival, least))
 
-    def _continued(self, request: DraftRequest, draft: Draft) -> TokenTree:
-        """The second drafter's guesses as a tree, with what the first drafter guesses behind a chain."""
-        tree, first, count = self._judged(1, draft), self._members[0], len(draft)
+    def _behind(self, request: DraftRequest, draft: Draft) -> Draft | None:
+        """What the first drafter guesses behind a chain of the second's."""
+        first, count = self._members[0], len(draft)
         if not first.continues or not draft.is_chain or count >= request.depth:
-            return tree
+            return None
         behind = request._replace(position=request.position + count, depth=request.depth - count, after=draft.tokens)
-        if not (found := first.propose([behind]).get(request.seq_id)):
-            return tree
-        more, above = self._judged(0, found), tree.scores[-1]
-        return TokenTree(
-            tree.tokens + more.tokens,
-            tree.parents + tuple(count + parent for parent in more.parents),  # -1 is the last guess
-            tree.scores + tuple(above * score for score in more.scores),
-        )
+        return first.propose([behind]).get(request.seq_id)
 
 
 _NEXT_RATE = 0.6

@@ -173,30 +173,6 @@ def best_nodes(
     )
 
 
-def merge(trees: Sequence[TokenTree], nodes: int) -> TokenTree:
-    """One tree of the guesses of several drafters: equal paths share their nodes, which take the greater value (and
-    never a greater one than their parents); its `nodes` best nodes."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    values: list[float] = []
-    known: dict[tuple[int, int], int] = {}
-    for tree in trees:
-        place = {-1: -1}
-        for node, (token, parent, value) in enumerate(zip(tree.tokens, tree.parents, tree.scores, strict=True)):
-            edge = (place[parent], token)
-            if edge not in known:
-                known[edge] = len(tokens)
-                tokens.append(token)
-                parents.append(edge[0])
-                values.append(0.0)
-            place[node] = known[edge]
-            values[known[edge]] = max(values[known[edge]], value)
-    for node in range(len(values) - 1, -1, -1):  # an ancestor is at least as likely as what follows it
-        if parents[node] >= 0:
-            values[parents[node]] = max(values[parents[node]], values[node])
-    return best_nodes(tokens, parents, values, nodes)
-
-
 TreeTemplate = tuple[int, ...]
 """The node before each node (-1: the root). Nodes come level by level; siblings side by side, in the order of
 their ranks: the first is the best candidate behind its parent, ..."""

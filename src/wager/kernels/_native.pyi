@@ -466,6 +466,20 @@ class Successors:
     def state(self) -> bytes: ...
     def restore(self, state: bytes, /) -> bool: ...
 
+def is_valid_draft(draft: Draft, limit: int, vocab: int, chains: bool, /) -> bool:
+    """Whether it is a tree (with `chains`: a chain) of at most `limit` ids below `vocab`, with probabilities as scores
+    or none. False also for one whose values are of other types than Python's own."""
+
+def merge_drafts(
+    drafts: list[tuple[Draft, float]], nodes: int, behind: tuple[Draft, float] | None = None
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
+    """Tokens, parents and scores of the one tree of several drafts, each of which was lately right `factor` times as
+    often as it says; its `nodes` best nodes. Equal paths share their nodes, which take the greater score; what is
+    `behind` goes on behind the last node of the last draft."""
+
+def bear_out(draft: Draft, tokens: Sequence[int], /) -> tuple[float, int]:
+    """How many guesses should have been right by their scores, and how many were, as far as its path was right."""
+
 class HeadSequence:
     """What a head keeps of a sequence (csrc/head_rounds.h). `take` moves the next states to the rows of an array f32
     [n, width]; `keep` forgets all but the last ones."""
