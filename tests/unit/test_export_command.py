@@ -341,6 +341,36 @@ def test_llama_cpp_gets_the_file_that_its_converter_writes(
     assert proven.code == 0, proven.out + proven.err
 
 
+def test_a_head_that_is_trained_without_state_norms_goes_to_llama_cpp(
+    wager: Call, tmp_path: Path, target: Path, file: Path
+) -> None:
+    """And drafts from there as from its folder."""
+    short = "--threads 1 --memory 64MiB --answer-tokens 6 --steps 2 --batch 64 --vocabulary 40 --precision float32"
+    made = ("--model", str(file), "--made-up", "8", "--taps", "0,1,2", *short.split())
+    to = ("--to", "llama.cpp", "--model", str(file), "-o", str(tmp_path / "out"))
+    trained = wager("train", *made, "-o", str(tmp_path / "normed"))
+    assert trained.code == 0, trained.err
+    refused(wager("export", str(tmp_path / "normed"), *to), "it norms every tap", "--no-state-norms")
+    head = tmp_path / "head"
+    trained = wager("train", *made, "--no-state-norms", "-o", str(head))
+    assert trained.code == 0, trained.err
+    assert not any(name.startswith("fc_norm") for name in load_file(head / "model.safetensors"))
+    done = wager("export", str(head), *to)
+    assert done.code == 0, done.err
+    [path] = (tmp_path / "out").iterdir()
+    found = GgufFile(path).read("fc.weight", np.dtype("<f4"))
+    assert np.array_equal(found, load_file(head / "model.safetensors")["fc.weight"].float().numpy())
+    measured = []
+    for drafter in (head, path):
+        short = f"--drafter eagle3:{drafter} --threads 1 --memory 64MiB --max-tokens 12 --limit 2 --depth 3"
+        answer = wager("acceptance", "--model", str(file), *short.split(), "--json", "-")
+        assert answer.code == 0, answer.err
+        measured.append({**json.loads(answer.out)["drafters"]["eagle3"], "drafter_fingerprint": None})
+    assert measured[0] == measured[1]
+    more = ("--made-up", "2", "--kind", "dspark", "--no-state-norms", "-o", str(tmp_path / "block"))
+    refused(wager("train", "--model", str(file), *more, *made[4:]), "is of an EAGLE-3 head")
+
+
 def test_a_quantised_head_keeps_its_bits_in_a_gguf_file(wager: Call, tmp_path: Path, target: Path, file: Path) -> None:
     """Four bits with zero points get minima that are rounded to 16 bits, which is less than a hundredth of a step."""
     source = quantise_head(loadable("eagle3", tmp_path / "head", spec_of(target)), tmp_path / "quantised")

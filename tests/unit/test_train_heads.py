@@ -26,10 +26,11 @@ SETTINGS = TrainSettings(steps=40, batch=160, depth=3, precision="float32", rate
 OPTIONS = RunOptions(vocabulary=300, longest=32)
 
 
-def test_the_unrolled_rows_are_those_of_a_chain() -> None:
-    module, target = module_of("eagle3")
+@pytest.mark.parametrize("state_norms", [True, False])
+def test_the_unrolled_rows_are_those_of_a_chain(state_norms: bool) -> None:
+    module, target = module_of("eagle3", state_norms=state_norms)
     matrix, states = target.embedding.numpy(), states_of(target, TOKENS)
-    flags = Flags(target.taps, VOCAB, fc_norm=True, norm_output=True)
+    flags = Flags(target.taps, VOCAB, fc_norm=state_norms, norm_output=state_norms)
     head = ReferenceHead(flags, target_embedding=matrix, target_output=matrix, tensors=module.state_dict())
     with torch.no_grad():
         steps = list(module.steps(states, 4, None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ def states_of(target: TorchTarget, ids: Sequence[Sequence[int]]) -> TargetStates
 
 
 def module_of(
-    kind: str, *, vocabulary: Sequence[int] = range(VOCAB), noise: float = 0.2
+    kind: str, *, vocabulary: Sequence[int] = range(VOCAB), noise: float = 0.2, state_norms: bool = True
 ) -> tuple[DraftModule, TorchTarget]:
     """A float32 module with random weights, norms included, on a torch target; of the sizes of eagle_heads."""
     weights = RandomWeights(spec((Gqa(6, 2, 16),) * 2, rope=Rope(THETA)), 1)
@@ -51,7 +52,7 @@ def module_of(
     sizes = DraftSizes(
         HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, EPS, target.taps, layers=layers, mask_token=81, markov_rank=5
     )
-    module = MODULES[kind](sizes)
+    module = MODULES[kind](replace(sizes, state_norms=state_norms))
     module.attach(target, DraftVocabulary(np.array(vocabulary, np.int64), VOCAB))
     for parameter in module.parameters():
         parameter.data.add_(torch.randn_like(parameter) * noise)

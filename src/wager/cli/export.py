@@ -339,8 +339,8 @@ def _write_gguf(source: _Source, folder: Path) -> tuple[Path, int]:
     if isinstance(head, CheckedEagle):
         if head.fc_norm or head.norm_output:
             source.refuse(
-                "it norms every tap (fc_norm) or feeds back what is normed (norm_output), as heads of `wager train` do",
-                "llama.cpp loads DSpark heads: train one with --kind dspark.",
+                "it norms every tap (fc_norm) or feeds back what is normed (norm_output)",
+                "Train one with `wager train --no-state-norms`, or a DSpark head with --kind dspark.",
             )
         if len(head.taps) != _LLAMA_CPP_TAPS or head.decoder.num_layers > 1 or details.qk_norm or details.qkv_bias:
             source.refuse(

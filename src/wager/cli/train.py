@@ -128,6 +128,11 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
     help="Width of a head's feed-forward. Without it the model's.",
 )
 @click.option(
+    "--state-norms/--no-state-norms",
+    default=True,
+    help="EAGLE-3: norm every tap, and feed back what the last norm gave (3.1). llama.cpp loads heads without alone.",
+)
+@click.option(
     "--loss",
     type=click.Choice(["kl", "tv", "ce", "lk"]),
     default="kl",
@@ -286,7 +291,7 @@ def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
         command=_command(),
         **{
             name: options[name]
-            for name in ("taps", "layers", "inner", "longest", "vocabulary", "save_every", "begin_with")
+            for name in ("taps", "layers", "inner", "state_norms", "longest", "vocabulary", "save_every", "begin_with")
         },
     )
     session = TrainingSession(target, texts, settings, run_options, folder)

@@ -18,7 +18,8 @@ from wager.train.target import TargetStates, TorchTarget, rms_norm, rotate
 @dataclass(frozen=True, slots=True)
 class DraftSizes:
     """Sizes of a draft module. `taps` are layer ids of the target (i: after i layers). A block drafter has `layers`,
-    the id of empty slots and the rank of the Markov head; a pruned draft model the target's layers that it keeps.
+    the id of empty slots and the rank of the Markov head; a pruned draft model the target's layers that it keeps. With
+    `state_norms` an EAGLE-3 head norms every tap, and feeds back what its last norm gave (3.1).
     """
 
     hidden: int
@@ -32,6 +33,7 @@ class DraftSizes:
     mask_token: int = 0
     markov_rank: int = 0
     kept_layers: tuple[int, ...] = ()
+    state_norms: bool = True
 
 
 class DraftNorm(nn.Module):

@@ -1,4 +1,5 @@
-"""EAGLE-3's draft module in torch (arXiv 2503.01840), with the normalisations of 3.1, unrolled as it will be used.
+"""EAGLE-3's draft module in torch (arXiv 2503.01840), with the normalisations of 3.1 or without, unrolled as it will
+be used.
 
 Row t holds the target's states of position t and the embedding of the token after it, and guesses the token after that.
 Step j feeds back the module's own output and the next token's embedding at position t + j; its query sees the keys of
@@ -76,7 +77,8 @@ class EagleModule(DraftModule):
         super().__init__(sizes)
         taps = sizes.taps
         self.fc = nn.Linear(len(taps) * sizes.hidden, sizes.hidden, bias=False)
-        self.fc_norm = nn.ModuleList(DraftNorm(sizes.hidden, sizes.norm_eps) for _ in taps)
+        if sizes.state_norms:
+            self.fc_norm = nn.ModuleList(DraftNorm(sizes.hidden, sizes.norm_eps) for _ in taps)
         self.layers = nn.ModuleList([EagleLayer(sizes)])
         self.norm = DraftNorm(sizes.hidden, sizes.norm_eps)
 
@@ -98,8 +100,9 @@ class EagleModule(DraftModule):
         tokens, positions = states.tokens, states.tokens.shape[1] - 1
         rows = torch.arange(positions, device=tokens.device).expand(len(tokens), positions)
         taps = states.taps[:, :-1]
-        normed = torch.stack([norm(taps[:, :, index]) for index, norm in enumerate(self.fc_norm)], 2)
-        done = _Unrolled(rows, self.fc(normed.flatten(2)).float(), ())
+        if self.sizes.state_norms:
+            taps = torch.stack([norm(taps[:, :, index]) for index, norm in enumerate(self.fc_norm)], 2)
+        done = _Unrolled(rows, self.fc(taps.flatten(2)).float(), ())
         keys: tuple[Tensor, Tensor] | None = None
         for step in range(depth):
             if step and generator is not None:
@@ -109,8 +112,9 @@ class EagleModule(DraftModule):
             known = tokens.gather(1, ahead)
             state, new = self._layer(self.embed(known), done, keys, step)
             keys, own = (new, ()) if keys is None else (keys, (*done.own, new))
-            done = _Unrolled(done.rows, self.norm(state), own)
-            yield StepRows(done.state, ahead, done.rows + 1 + step <= positions, known)
+            normed = self.norm(state)
+            done = _Unrolled(done.rows, normed if self.sizes.state_norms else state, own)
+            yield StepRows(normed, ahead, done.rows + 1 + step <= positions, known)
 
     @staticmethod
     def _ahead(done: _Unrolled, step: int, last: int) -> Tensor:

@@ -129,8 +129,8 @@ def _eagle_keys(sizes: DraftSizes) -> dict[str, Any]:
     return {
         "norm_before_residual": True,
         "norm_before_fc": False,
-        "fc_norm": True,
-        "norm_output": True,
+        "fc_norm": sizes.state_norms,
+        "norm_output": sizes.state_norms,
         "eagle_aux_hidden_state_layer_ids": list(sizes.taps),
         "embed_requires_grad": False,
     }

@@ -95,7 +95,7 @@ class RunOptions:
     `passes` over the data (None: `settings.steps` counts), `taps` of the target (None: the usual), `longest` text,
     `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `layers` of a block drafter or
     pruned model (a number, or of the latter which; None: the usual number), `inner` width of a head's feed-forward
-    (None: the target's), `save_every` steps, `begin_with` the weights and vocabulary of an
+    (None: the target's), `state_norms` of an EAGLE-3 head, `save_every` steps, `begin_with` the weights and vocabulary of an
     earlier run's folder, or of a head that was exported.
     """
 
@@ -106,6 +106,7 @@ class RunOptions:
     prompt_weight: float = 0.3
     layers: int | tuple[int, ...] | None = None
     inner: int | None = None
+    state_norms: bool = True
     save_every: int = 50
     begin_with: Path | None = None
     device: str = "cpu"
@@ -201,6 +202,7 @@ class TrainingCheckpoint:
                 head_dim=layer["head_dim"],
                 norm_eps=layer["rms_norm_eps"],
                 taps=taps,
+                state_norms=files.config["fc_norm"],
             )
             provenance, draft = Provenance(**written), files.config["draft_vocab_size"]
             kind = files.config["speculators_model_type"]
@@ -492,6 +494,8 @@ def head_sizes(spec: ModelSpec, options: RunOptions, settings: TrainSettings, ma
     sizes = DraftSizes(
         spec.hidden, inner, attention.heads, attention.heads, attention.head_dim, spec.details.norm_eps, taps
     )
+    if not options.state_norms and settings.kind != "eagle3":
+        raise UsageError(f"--no-state-norms is of an EAGLE-3 head, not of --kind {settings.kind}.", "Leave it out.")
     layers = options.layers or _LAYERS.get(settings.kind, 1)
     if settings.kind == "medusa":  # reads no taps; one is computed in any case
         return replace(sizes, taps=(0,), layers=settings.depth)
@@ -504,4 +508,4 @@ def head_sizes(spec: ModelSpec, options: RunOptions, settings: TrainSettings, ma
     if settings.kind == "dspark":
         sizes = replace(sizes, kv_heads=attention.kv_heads, layers=layers)
         return replace(sizes, mask_token=mask_token, markov_rank=_MARKOV_RANK)
-    return sizes
+    return replace(sizes, state_norms=options.state_norms)
