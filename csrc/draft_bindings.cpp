@@ -30,31 +30,63 @@ bool is_valid(nb::handle draft, int64_t limit, int64_t vocab, bool chains) {
     return true;
 }
 
-JudgedDraft judged(nb::handle pair) {
-    if (!PyTuple_Check(pair.ptr()) || PyTuple_GET_SIZE(pair.ptr()) != 2) throw std::invalid_argument("a draft and its factor");
-    JudgedDraft draft = wager::read_draft(PyTuple_GET_ITEM(pair.ptr(), 0), true);
-    wager::rescale(draft, nb::cast<double>(nb::handle(PyTuple_GET_ITEM(pair.ptr(), 1))));
-    return draft;
-}
+// Makes the drafts of a drafter of that name from those of others.
+class DraftMerger {
+  public:
+    DraftMerger(nb::handle draft, const std::string& drafter)
+        : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs", "computed"}),
+          drafter_(nb::str(drafter.c_str())) {}
 
-// `drafts` are (draft, factor); what is `behind`, if anything, goes on behind the last one. Tokens, parents and scores.
-nb::tuple merge_drafts(nb::list drafts, size_t nodes, nb::handle behind) {
-    std::vector<JudgedDraft> trees;
-    for (nb::handle pair : drafts) trees.push_back(judged(pair));
-    if (!behind.is_none()) {
-        if (trees.empty() || trees.back().parents.empty()) throw std::invalid_argument("nothing to go on behind");
-        wager::append_behind(trees.back(), judged(behind));
+    // `drafts` are (draft, factor), of which the last has `computed` guesses that took time (None: it does not say); what is `behind`,
+    // if anything, goes on behind that. And how many more guesses than the first draft has are worth the price of a `row`.
+    nb::tuple merge(nb::handle seq_id, nb::list drafts, size_t nodes, nb::handle behind, nb::handle computed, double row) const {
+        std::vector<JudgedDraft> trees;
+        for (nb::handle pair : drafts) trees.push_back(judged(pair));
+        if (!behind.is_none()) {
+            if (trees.empty() || trees.back().parents.empty()) throw std::invalid_argument("nothing to go on behind");
+            wager::append_behind(trees.back(), judged(behind));
+        }
+        const JudgedDraft found = wager::merge(trees, nodes);
+        const size_t size = found.parents.size();
+        const nb::object tokens = nb::steal(PyTuple_New(size)), parents = nb::steal(PyTuple_New(size)),
+                         scores = nb::steal(PyTuple_New(size));
+        for (size_t i = 0; i < size; ++i) {
+            PyTuple_SET_ITEM(tokens.ptr(), i, PyLong_FromLong(found.tokens[i]));
+            PyTuple_SET_ITEM(parents.ptr(), i, PyLong_FromLong(found.parents[i]));
+            PyTuple_SET_ITEM(scores.ptr(), i, PyFloat_FromDouble(found.scores[i]));
+        }
+        const nb::object made = draft_.make({seq_id, tokens, parents, scores, drafter_, nb::none(), computed});
+        const long before = nb::len(drafts) > 0 ? worth(drafts[0][0], row) : 0;
+        return nb::make_tuple(made, wager::worth(found, row) - before);
     }
-    const JudgedDraft found = wager::merge(trees, nodes);
-    const size_t size = found.parents.size();
-    const nb::object tokens = nb::steal(PyTuple_New(size)), parents = nb::steal(PyTuple_New(size)), scores = nb::steal(PyTuple_New(size));
-    for (size_t i = 0; i < size; ++i) {
-        PyTuple_SET_ITEM(tokens.ptr(), i, PyLong_FromLong(found.tokens[i]));
-        PyTuple_SET_ITEM(parents.ptr(), i, PyLong_FromLong(found.parents[i]));
-        PyTuple_SET_ITEM(scores.ptr(), i, PyFloat_FromDouble(found.scores[i]));
+
+    // Another's draft, for which no time was taken.
+    nb::object rename(nb::handle draft) const {
+        static const Name of_seq_id("seq_id"), of_tokens("tokens"), of_parents("parents"), of_scores("scores"), of_probs("draft_probs");
+        const nb::int_ none(0);
+        return draft_.make({field(of_seq_id, draft), field(of_tokens, draft), field(of_parents, draft), field(of_scores, draft),
+                            drafter_, field(of_probs, draft), none});
     }
-    return nb::make_tuple(tokens, parents, scores);
-}
+
+    static long worth(nb::handle draft, double row) { return wager::worth(wager::read_draft(draft.ptr()), row); }
+
+  private:
+    static nb::object field(const Name& name, nb::handle of) {
+        nb::object value = name.of(of.ptr());
+        if (!value.is_valid()) throw nb::python_error();
+        return value;
+    }
+
+    static JudgedDraft judged(nb::handle pair) {
+        if (!PyTuple_Check(pair.ptr()) || PyTuple_GET_SIZE(pair.ptr()) != 2) throw std::invalid_argument("a draft and its factor");
+        JudgedDraft draft = wager::read_draft(PyTuple_GET_ITEM(pair.ptr(), 0), true);
+        wager::rescale(draft, nb::cast<double>(nb::handle(PyTuple_GET_ITEM(pair.ptr(), 1))));
+        return draft;
+    }
+
+    const wager::ValueType draft_;
+    const nb::object drafter_;
+};
 
 std::pair<double, long> bear_out(nb::handle draft, nb::handle known) {
     std::vector<long> tokens;
@@ -67,6 +99,11 @@ std::pair<double, long> bear_out(nb::handle draft, nb::handle known) {
 
 void bind_drafts(nb::module_& m) {
     m.def("is_valid_draft", &is_valid);
-    m.def("merge_drafts", &merge_drafts, nb::arg("drafts"), nb::arg("nodes"), nb::arg("behind").none() = nb::none());
+    nb::class_<DraftMerger>(m, "DraftMerger")
+        .def(nb::init<nb::handle, std::string>())
+        .def("merge", &DraftMerger::merge, nb::arg("seq_id"), nb::arg("drafts"), nb::arg("nodes"), nb::arg("behind").none() = nb::none(),
+             nb::arg("computed").none() = nb::none(), nb::arg("row") = 0.0)
+        .def("rename", &DraftMerger::rename)
+        .def_static("worth", &DraftMerger::worth);
     m.def("bear_out", &bear_out);
 }

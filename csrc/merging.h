@@ -14,10 +14,6 @@ namespace wager {
 
 constexpr double kUnknownRate = 0.5;  // of a guess of a drafter without scores, until something was learned of it
 
-inline bool has_child(const JudgedDraft& draft, long parent) {
-    return std::find(draft.parents.begin(), draft.parents.end(), parent) != draft.parents.end();
-}
-
 // The probability of each node to be right if its parent is, by the drafter's own scores.
 inline std::vector<double> rates_of(const JudgedDraft& draft) {
     std::vector<double> rates;
@@ -84,6 +80,12 @@ inline JudgedDraft merge(const std::vector<JudgedDraft>& trees, size_t nodes) {
     return best;
 }
 
+// How many guesses are worth the price of a row; all of them where nothing says how likely they are.
+inline long worth(const JudgedDraft& draft, double row) {
+    if (draft.scores.empty()) return static_cast<long>(draft.parents.size());
+    return std::count_if(draft.scores.begin(), draft.scores.end(), [&](double score) { return score > row; });
+}
+
 struct BorneOut {
     double expected = 0.0;  // guesses that should have been right
     long right = 0;         // that were
@@ -95,14 +97,15 @@ inline BorneOut bear_out(const JudgedDraft& draft, const std::vector<long>& toke
     const std::vector<double> rates = rates_of(draft);
     long node = -1;
     for (const long token : tokens) {
-        if (!has_child(draft, node)) break;
         double sum = 0.0;
         long right = -1;
+        bool guessed = false;
         for (size_t child = 0; child < draft.parents.size(); ++child) {
             if (draft.parents[child] != node) continue;
-            sum += rates[child];
+            guessed = true, sum += rates[child];
             if (right < 0 && draft.tokens[child] == token) right = static_cast<long>(child);
         }
+        if (!guessed) break;
         found.expected += std::min(1.0, sum);
         if (right < 0) break;
         ++found.right;

@@ -61,6 +61,11 @@ def merge(trees: Sequence[TokenTree], nodes: int) -> TokenTree:
     return best_nodes(tokens, parents, values, nodes)
 
 
+def worth(draft: Draft, row: float) -> int:
+    """How many guesses are worth the price of a row; all where nothing says how likely they are."""
+    return sum(score > row for score in draft.scores) if draft.scores else len(draft.tokens)
+
+
 def bear_out(draft: Draft, tokens: Sequence[int]) -> tuple[float, int]:
     """Guesses that should have been right, and that were, as far as a draft's path was right."""
     expected, right, node, shares = 0.0, 0, -1, rates(draft)

@@ -38,8 +38,13 @@ def drafted(tree: TokenTree) -> Draft:
     return Draft("s", *tree)
 
 
+def tree_of(draft: Draft) -> TokenTree:
+    return TokenTree(draft.tokens, draft.parents, draft.scores)
+
+
 def merged(*trees: TokenTree, nodes: int) -> TokenTree:
-    return TokenTree(*_native.merge_drafts([(drafted(tree), 1.0) for tree in trees], nodes))
+    draft, _ = _native.DraftMerger(Draft, "both").merge("s", [(drafted(tree), 1.0) for tree in trees], nodes)
+    return tree_of(draft)
 
 
 def test_merged_trees_share_what_they_have_in_common() -> None:
@@ -60,7 +65,7 @@ def random_tree(rng: random.Random, *, scored: bool = True) -> TokenTree:
 
 def test_trees_are_merged_as_in_python() -> None:
     """And are borne out so; a node is never likelier than its parent."""
-    rng = random.Random(3)
+    rng, merger = random.Random(3), _native.DraftMerger(Draft, "both")
     for number in range(300):
         trees = [(random_tree(rng, scored=rng.random() < 0.8), rng.choice([1.0, 0.4, 1.7])) for _ in range(3)]
         if number % 2:
@@ -74,8 +79,11 @@ def test_trees_are_merged_as_in_python() -> None:
         if more is not None:
             expected[-1] = merging.continued(expected[-1], merging.judged(*more))
         given = [(drafted(tree), factor) for tree, factor in trees]
-        tree = TokenTree(*_native.merge_drafts(given, nodes, more))
+        draft, rows = merger.merge("s", given, nodes, more, 4, 0.2)
+        tree = tree_of(draft)
         assert tree == merging.merge(expected, nodes)
+        assert (draft.seq_id, draft.drafter, draft.computed, draft.draft_probs) == ("s", "both", 4, None)
+        assert rows == merging.worth(draft, 0.2) - merging.worth(given[0][0], 0.2)
         assert all(p < 0 or tree.scores[p] >= s for p, s in zip(tree.parents, tree.scores, strict=True))
         paths_of(tree)
         for draft, _ in given:
@@ -94,7 +102,7 @@ def test_what_cannot_be_merged_is_an_error() -> None:
         ([], (draft, 1.0)),
     ):
         with pytest.raises((ValueError, TypeError)):
-            _native.merge_drafts(cast(Any, drafts), 3, behind)
+            _native.DraftMerger(Draft, "both").merge("s", cast(Any, drafts), 3, behind)
 
 
 # ---- templates -------------------------------------------------------------------------------------------------------

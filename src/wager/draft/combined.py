@@ -128,12 +128,15 @@ class GuardedDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> dict[str, Draft]:
         """The valid part of each draft, by sequence, none larger than was requested."""
-        asked = {request.seq_id: request for request in requests if request.seq_id in self._begun}
+        asked = [request for request in requests if request.seq_id in self._begun]
         if not asked:
             return {}
         try:
-            drafts = [draft for draft in self.drafter.propose(list(asked.values())) if draft.seq_id in asked]
-            return {each.seq_id: valid_part(each, limit=asked[each.seq_id].depth, vocab=self._vocab) for each in drafts}
+            limits, found = {request.seq_id: request.depth for request in asked}, dict[str, Draft]()
+            for draft in self.drafter.propose(asked):
+                if (limit := limits.get(draft.seq_id)) is not None:
+                    found[draft.seq_id] = valid_part(draft, limit=limit, vocab=self._vocab)
+            return found
         except Exception as error:
             self._fail(error)
             return {}
@@ -245,6 +248,7 @@ class MergedDrafter(Drafter):
         self.samples = any(drafter.samples for drafter in drafters)
         self._vocab = vocab
         self._members = [GuardedDrafter(drafter, vocab=vocab) for drafter in drafters]
+        self._merger = _native.DraftMerger(Draft, self.name)
         self._reliability = PerTenant(lambda: [_Reliability() for _ in drafters])
         self._last: dict[str, list[tuple[int, Draft]]] = {}  # of each sequence the drafts that are not refuted yet
 
@@ -324,7 +328,7 @@ class MergedDrafter(Drafter):
             return self._beside(request, [draft for index, draft in drafts if self._has_needed_probs(index, draft)])
         reliability = self._reliability.of(request.seq_id)
         judged = [(draft, reliability[index].factor) for index, draft in drafts]
-        return Draft(request.seq_id, *_native.merge_drafts(judged, request.depth), self.name)
+        return self._merger.merge(request.seq_id, judged, request.depth)[0]
 
     def _has_needed_probs(self, index: int, draft: Draft) -> bool:
         return draft.draft_probs is not None or not self._members[index].drafter.samples
@@ -501,21 +505,19 @@ class BackedDrafter(MergedDrafter):
             seq_id = request.seq_id
             mine, other = own.get(seq_id) or Draft(seq_id), found.get(seq_id)
             if not other:
-                alone = self._beside(request, [mine]) if draws(request) else mine
-                shape = alone.tokens, alone.parents, alone.scores
-                drafts.append(Draft(seq_id, *shape, self.name, alone.draft_probs, computed=0))
+                drafts.append(self._merger.rename(self._beside(request, [mine]) if draws(request) else mine))
                 continue
+            row, call, guess, _ = request.prices
             if draws(request):
                 draft = replace(self._beside(request, [other]), computed=len(other))
+                rows = self._merger.worth(draft, row) - self._merger.worth(mine, row)
             else:
                 of_first, of_second = self._reliability.of(seq_id)
                 judged = [(mine, of_first.factor), (other, of_second.factor)]
                 behind = self._behind(request, other)
                 more = (behind, of_first.factor) if behind else None
-                shape = _native.merge_drafts(judged, request.depth, more)
-                draft = Draft(seq_id, *shape, self.name, computed=len(other))
-            row, call, guess, _ = request.prices
-            cost = row * (_rows(draft, row) - _rows(mine, row)) + guess * len(other)
+                draft, rows = self._merger.merge(seq_id, judged, request.depth, more, len(other), row)
+            cost = row * rows + guess * len(other)
             self._asked[seq_id] = _AskedPlace(places[seq_id], draft, mine, other, cost, call)
             drafts.append(draft)
         return drafts
@@ -553,9 +555,12 @@ class BackedDrafter(MergedDrafter):
         return request._replace(min_survival=max(request.min_survival, least))
 
     def _behind(self, request: DraftRequest, draft: Draft) -> Draft | None:
-        """What the first drafter guesses behind a chain of the second's."""
+        """What the first drafter guesses behind a chain of the second's, if a guess that is at most as likely as its
+        last one may be worth a row."""
         first, count = self._members[0], len(draft)
         if not first.continues or not draft.is_chain or count >= request.depth:
+            return None
+        if draft.scores and draft.scores[-1] <= request.prices.row:
             return None
         behind = request._replace(position=request.position + count, depth=request.depth - count, after=draft.tokens)
         return first.propose([behind]).get(request.seq_id)
@@ -565,8 +570,3 @@ _NEXT_RATE = 0.6
 """How often a further guess of a chain is right, about, if those before it are."""
 
 _MOST_SURE = 0.95
-
-
-def _rows(draft: Draft, row: float) -> int:
-    """How many guesses of a draft are worth the price of a row; all of them where nothing says how likely they are."""
-    return sum(score > row for score in draft.scores) if draft.scores else len(draft.tokens)

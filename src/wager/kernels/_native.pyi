@@ -470,12 +470,29 @@ def is_valid_draft(draft: Draft, limit: int, vocab: int, chains: bool, /) -> boo
     """Whether it is a tree (with `chains`: a chain) of at most `limit` ids below `vocab`, with probabilities as scores
     or none. False also for one whose values are of other types than Python's own."""
 
-def merge_drafts(
-    drafts: list[tuple[Draft, float]], nodes: int, behind: tuple[Draft, float] | None = None
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
-    """Tokens, parents and scores of the one tree of several drafts, each of which was lately right `factor` times as
-    often as it says; its `nodes` best nodes. Equal paths share their nodes, which take the greater score; what is
-    `behind` goes on behind the last node of the last draft."""
+class DraftMerger:
+    """Makes the drafts of a drafter of that name."""
+
+    def __init__(self, draft: type, drafter: str) -> None: ...
+    def merge(
+        self,
+        seq_id: str,
+        drafts: list[tuple[Draft, float]],
+        nodes: int,
+        behind: tuple[Draft, float] | None = None,
+        computed: int | None = None,
+        row: float = 0.0,
+    ) -> tuple[Draft, int]:
+        """The one tree of several drafts, each of which was lately right `factor` times as often as it says; its
+        `nodes` best nodes. Equal paths share their nodes, which take the greater score; what is `behind` goes on behind
+        the last node of the last draft. And how many more guesses than the first draft has are worth a `row`."""
+
+    def rename(self, draft: Draft, /) -> Draft:
+        """Another's draft, for which no time was taken."""
+
+    @staticmethod
+    def worth(draft: Draft, row: float, /) -> int:
+        """How many guesses are worth the price of a row; all where nothing says how likely they are."""
 
 def bear_out(draft: Draft, tokens: Sequence[int], /) -> tuple[float, int]:
     """How many guesses should have been right by their scores, and how many were, as far as its path was right."""

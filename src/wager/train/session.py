@@ -95,8 +95,8 @@ class RunOptions:
     `passes` over the data (None: `settings.steps` counts), `taps` of the target (None: the usual), `longest` text,
     `vocabulary` size (None: the target's), `prompt_weight` of prompt tokens in the loss, `layers` of a block drafter or
     pruned model (a number, or of the latter which; None: the usual number), `inner` width of a head's feed-forward
-    (None: the target's), `state_norms` of an EAGLE-3 head, `save_every` steps, `begin_with` the weights and vocabulary of an
-    earlier run's folder, or of a head that was exported.
+    (None: the target's), `state_norms` of an EAGLE-3 head, `save_every` steps, `begin_with` the weights and
+    vocabulary of an earlier run's folder, or of a head that was exported.
     """
 
     passes: float | None = None
