@@ -4,6 +4,7 @@
 #include "draft_reader.h"
 #include "planning.h"
 #include "step_times.h"
+#include "values.h"
 
 namespace nb = nanobind;
 using wager::Items, wager::read_draft, wager::read_floats, wager::read_ints;

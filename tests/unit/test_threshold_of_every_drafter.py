@@ -12,8 +12,10 @@ import pytest
 from every_drafter import EVERY, every_drafter
 
 import wager
+from wager.draft.heads.autoregressive import HeadChainDrafter
 from wager.drafter_spec import DRAFTERS
 from wager.economics.policy.heuristics import Threshold
+from wager.kernels._native import HeadDrafts
 from wager.loading.load import LoadedEngine, load
 from wager.types import Draft, Request, SamplingParams
 
@@ -45,21 +47,25 @@ def passes_of(engine: LoadedEngine, monkeypatch: pytest.MonkeyPatch) -> Counter[
             return forward(*args, **options)
 
         monkeypatch.setattr(runner, "forward", counted)
-        if hasattr(runner, "follow"):
-            follow = runner.follow
-
-            def followed(chains: Any) -> Any:
-                """Each guess but the first one of a chain took a pass."""
-                found = follow(chains)
-                counts["passes"] += max([1, *(len(tokens) for tokens, _ in found)]) - 1
-                return found
-
-            monkeypatch.setattr(runner, "follow", followed)
 
     (drafter,) = engine.proposer.drafters.values()
     inner = getattr(drafter, "_model", drafter)
     count(getattr(inner, "_head", None) or inner._target)
+    if isinstance(inner, HeadChainDrafter) and inner._rounds is not None:
+        monkeypatch.setattr(inner, "_rounds", _CountedRounds(inner._rounds, counts))
     return counts
+
+
+class _CountedRounds:
+    """Each guess of a chain took a pass in C++."""
+
+    def __init__(self, rounds: HeadDrafts, counts: Counter[str]) -> None:
+        self._made, self._counts = rounds, counts
+
+    def propose(self, *given: Any) -> list[Draft] | None:
+        drafts = self._made.propose(*given)
+        self._counts["passes"] += max((len(draft) for draft in drafts or ()), default=0)
+        return drafts
 
 
 def serve(engine: LoadedEngine) -> list[tuple[int, ...]]:

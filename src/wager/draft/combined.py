@@ -78,7 +78,10 @@ class GuardedDrafter:
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         if seq_id in self._begun:
-            self._call(self.drafter.accept, seq_id, tokens)
+            try:
+                self.drafter.accept(seq_id, tokens)
+            except Exception as error:
+                self._fail(error)
 
     def end(self, seq_id: str) -> None:
         if seq_id in self._begun:
@@ -107,6 +110,16 @@ class GuardedDrafter:
         return self.drafter.continues
 
     @property
+    def observes(self) -> bool:
+        """Whether it looks at passes."""
+        return self._observes
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether it may read states; see StateReader."""
+        return self._states is not None
+
+    @property
     def taps(self) -> Sequence[int] | None:
         """See StateReader."""
         return None if self._states is None else self._states.taps
@@ -114,7 +127,10 @@ class GuardedDrafter:
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """See StateReader."""
         if self._states is not None and not self._left:
-            self._call(self._states.read, output, computed)
+            try:
+                self._states.read(output, computed)
+            except Exception as error:
+                self._fail(error)
 
     @property
     def reads_rows(self) -> bool:
@@ -249,19 +265,21 @@ class MergedDrafter(Drafter):
         self._vocab = vocab
         self._members = [GuardedDrafter(drafter, vocab=vocab) for drafter in drafters]
         self._merger = _native.DraftMerger(Draft, self.name)
+        self._readers = [member for member in self._members if member.reads_states]
+        self._observers = [member for member in self._members if member.observes]
         self._reliability = PerTenant(lambda: [_Reliability() for _ in drafters])
         self._last: dict[str, list[tuple[int, Draft]]] = {}  # of each sequence the drafts that are not refuted yet
 
     @property
     def taps(self) -> Sequence[int] | None:
         """The layers that any of its drafters reads; see StateReader."""
-        found = [taps for member in self._members if (taps := member.taps) is not None]
-        if len(found) < 2:
-            return found[0] if found else None
-        return sorted({tap for taps in found for tap in taps})
+        if len(self._readers) < 2:
+            return self._readers[0].taps if self._readers else None
+        found = [taps for member in self._readers if (taps := member.taps) is not None]
+        return sorted({tap for taps in found for tap in taps}) if found else None
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
-        for member in self._members:
+        for member in self._readers:
             member.read(output, computed)
 
     @property
@@ -289,7 +307,7 @@ class MergedDrafter(Drafter):
             member.begin(seq_id, tokens, params, tenant=tenant)
 
     def observe(self, output: TargetOutput) -> None:
-        for member in self._members:
+        for member in self._observers:
             member.observe(output)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
@@ -443,6 +461,7 @@ class BackedDrafter(MergedDrafter):
         self._second = PerTenant(_SecondDrafter)
         self._calls = 0
         self._keeps = self._members[1].taps is not None
+        self._first_reads = self._members[0].reads_states
         self._reads = True  # whether the second drafter is shown states, if it reads any
         self._asked: dict[str, _AskedPlace] = {}  # of each sequence the last place, if the second was asked there
         self._seen: dict[str, list[tuple[_AskedPlace, Sequence[int]]]] = {}
@@ -465,8 +484,9 @@ class BackedDrafter(MergedDrafter):
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """The second drafter's layers come with the pass after the one in which it woke."""
         first, second = self._members
-        first.read(output, computed)
-        if self._reads and output.taps.keys() >= set(second.taps or ()):
+        if self._first_reads:
+            first.read(output, computed)
+        if self._reads and self._keeps and output.taps.keys() >= set(second.taps or ()):
             second.read(output, computed)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
@@ -475,7 +495,8 @@ class BackedDrafter(MergedDrafter):
             seen.append((asked, tokens))
             if len(seen) == _LEARNED_TOGETHER:
                 self._learn_places(seq_id)
-        super().accept(seq_id, tokens)
+        for member in self._members:
+            member.accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
         self._learn_places(seq_id)
