@@ -1,4 +1,6 @@
 // The bindings of heads on the target's states: what they keep of sequences, and their rounds.
+#include <memory>
+
 #include "head_rounds.h"
 #include "step_bindings.h"
 #include "values.h"
@@ -15,11 +17,11 @@ int64_t read_states(HeadSequence& self, nb::list taps, int64_t start, nb::handle
     wager::read_ints(nb::steal(PySequence_Fast(rows.ptr(), "rows must be a sequence")), picked);
     std::vector<std::unique_ptr<Elements>> held;
     std::vector<const float*> from;
-    const size_t width = nb::len(taps) > 0 ? self.width() / nb::len(taps) : 0;
+    const size_t parts = nb::len(taps), width = parts > 0 ? self.width() / parts : 0;
+    if (width * parts != static_cast<size_t>(self.width())) throw std::invalid_argument("a state has another width");
     for (nb::handle tap : taps) {
         held.push_back(std::make_unique<Elements>(tap, 2, "f", 4));
-        if (held.back()->size(1) != width || width * nb::len(taps) != static_cast<size_t>(self.width()))
-            throw std::invalid_argument("a state has another width");
+        if (held.back()->size(1) != width) throw std::invalid_argument("a tap has another width");
         for (const int64_t row : picked)
             if (row < 0 || row >= static_cast<int64_t>(held.back()->size(0))) throw std::out_of_range("a row outside the pass");
         from.push_back(held.back()->data<const float>());

@@ -27,8 +27,10 @@ from wager.arch import Dense, Gqa
 from wager.draft.heads.autoregressive import HeadChainDrafter, HeadDrafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.drafter_spec import DrafterSpec
+from wager.kernels._native import HeadSequence
 from wager.kernels.arrays import Array
 from wager.kernels.cpu import Kernels
+from wager.kv.paged_cache import BlockPool
 from wager.models.head_eagle import EagleHead, open_eagle
 from wager.models.head_files import HeadFiles
 from wager.models.head_mtp import MtpHead, open_mtp
@@ -245,3 +247,35 @@ def test_the_native_kernels_guess_as_the_reference(kind: str, name: str, dtype: 
         assert output.fed is not None and np.array_equal(output.tokens, output.by_target().logits.argmax(axis=1))
         assert np.array_equal(output.by_target().greedy_tokens, output.tokens)
     assert_close(*logits, rtol=0.05, atol=0.25 if dtype == "bf16" else 0.5)
+
+
+def test_states_wait_until_they_are_taken_and_wrong_ones_are_refused() -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(6, 2)
+    taps = [rows, -rows]
+    sequence = HeadSequence(TOKENS[:9], width=4, tenant="", temperature=None)
+    assert sequence.read(taps, 0, range(3)) == 3 and sequence.read(taps, 1, (0, 1, 4)) == 1
+    assert sequence.num_states == 4 and sequence.num_known == 8
+    found = np.zeros((4, 4), np.float32)
+    sequence.take(found[:1])
+    sequence.take(found[1:])
+    assert np.array_equal(found, np.concatenate([rows, -rows], axis=1)[[0, 1, 2, 4]])
+    assert sequence.read(taps, 6, [5]) == 1 and sequence.num_states == 1, "behind a gap they begin anew"
+    pool = BlockPool(4, prefix_cache=True, lead=1)
+    assert not sequence.join(pool, "s", 1024), "a state is missing"
+    assert sequence.read(taps, 7, [1]) == 1 and sequence.join(pool, "s", 1024)
+    assert (sequence.origin, sequence.num_entries, sequence.num_known) == (6, 0, 2)
+    pool.reserve("s", 16)
+    sequence.origin = 0
+    for wrong in (
+        lambda: sequence.read([rows], 8, [0]),
+        lambda: sequence.read([], 8, [0]),
+        lambda: sequence.read([rows, rows.astype(np.float64)], 8, [0]),
+        lambda: sequence.read(taps, 8, [6]),
+        lambda: sequence.read(taps, 8, [-1]),
+        lambda: sequence.take(np.zeros((3, 4), np.float32)),
+        lambda: sequence.take(np.zeros((1, 3), np.float32)),
+        lambda: sequence.commit(pool, "s", 9),
+    ):
+        with pytest.raises((ValueError, IndexError)):
+            wrong()
+    assert sequence.num_states == 2
