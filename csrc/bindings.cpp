@@ -316,6 +316,7 @@ NB_MODULE(_native, m) {
     bind_match(m);
     bind_sample(m);
     bind_state(m);
+    bind_stages(m);
     bind_ngrams(m);
     bind_policy(m);
     bind_lookup(m);

@@ -12,8 +12,8 @@ namespace {
 // none. False also for what Python has to convert: values of other types.
 bool is_valid(nb::handle draft, int64_t limit, int64_t vocab, bool chains) {
     static const Name of_scores("scores"), of_parents("parents"), of_tokens("tokens");
-    const nb::object tokens = of_tokens.of(draft.ptr()), parents = of_parents.of(draft.ptr()), scores = of_scores.of(draft.ptr());
-    if (!tokens.is_valid() || !parents.is_valid() || !scores.is_valid()) throw nb::python_error();
+    const nb::object tokens = of_tokens.require(draft.ptr()), parents = of_parents.require(draft.ptr()),
+                     scores = of_scores.require(draft.ptr());
     if (!PyTuple_CheckExact(tokens.ptr()) || !PyTuple_CheckExact(parents.ptr()) || !PyTuple_CheckExact(scores.ptr())) return false;
     const Py_ssize_t size = PyTuple_GET_SIZE(tokens.ptr()), scored = PyTuple_GET_SIZE(scores.ptr());
     if (size > limit || PyTuple_GET_SIZE(parents.ptr()) != size || (scored != 0 && scored != size)) return false;
@@ -28,6 +28,25 @@ bool is_valid(nb::handle draft, int64_t limit, int64_t vocab, bool chains) {
         if (!PyFloat_CheckExact(score) || !(PyFloat_AS_DOUBLE(score) >= 0.0 && PyFloat_AS_DOUBLE(score) <= 1.0)) return false;
     }
     return true;
+}
+
+// The drafts that are not empty, by sequence, if they answer the requests in their order, none of which needs draft_probs, and each
+// is a valid chain of `drafter` within the limit of its sequence; None where Python has to look at them.
+nb::object valid_chains(nb::handle drafts, nb::handle requests, const nb::dict& limits, nb::handle drafter, int64_t vocab) {
+    static const Name of_seq_id("seq_id"), of_drafter("drafter"), of_tokens("tokens"), of_needs("needs_draft_probs"), of_probs("draft_probs");
+    wager::Items made, asked;
+    if (!made.read(drafts.ptr()) || !asked.read(requests.ptr()) || made.size != asked.size) return nb::none();
+    nb::dict valid;
+    for (Py_ssize_t i = 0; i < made.size; ++i) {
+        PyObject *const draft = made.items[i], *const request = asked.items[i];
+        const nb::object seq_id = of_seq_id.require(draft);
+        int64_t limit = 0;
+        if (!of_seq_id.require(request).equal(seq_id) || of_needs.require(request).ptr() != Py_False) return nb::none();
+        if (!of_drafter.require(draft).equal(drafter) || !wager::as_int(wager::value_of(limits, seq_id.ptr()).ptr(), limit)) return nb::none();
+        if (!is_valid(draft, limit, vocab, true) || !of_probs.require(draft).is_none()) return nb::none();
+        if (PyTuple_GET_SIZE(of_tokens.require(draft).ptr()) > 0) valid[seq_id] = nb::handle(draft);
+    }
+    return valid;
 }
 
 // Makes the drafts of a drafter of that name from those of others.
@@ -64,19 +83,13 @@ class DraftMerger {
     nb::object rename(nb::handle draft) const {
         static const Name of_seq_id("seq_id"), of_tokens("tokens"), of_parents("parents"), of_scores("scores"), of_probs("draft_probs");
         const nb::int_ none(0);
-        return draft_.make({field(of_seq_id, draft), field(of_tokens, draft), field(of_parents, draft), field(of_scores, draft),
-                            drafter_, field(of_probs, draft), none});
+        return draft_.make({of_seq_id.require(draft.ptr()), of_tokens.require(draft.ptr()), of_parents.require(draft.ptr()), of_scores.require(draft.ptr()),
+                            drafter_, of_probs.require(draft.ptr()), none});
     }
 
     static long worth(nb::handle draft, double row) { return wager::worth(wager::read_draft(draft.ptr()), row); }
 
   private:
-    static nb::object field(const Name& name, nb::handle of) {
-        nb::object value = name.of(of.ptr());
-        if (!value.is_valid()) throw nb::python_error();
-        return value;
-    }
-
     static JudgedDraft judged(nb::handle pair) {
         if (!PyTuple_Check(pair.ptr()) || PyTuple_GET_SIZE(pair.ptr()) != 2) throw std::invalid_argument("a draft and its factor");
         JudgedDraft draft = wager::read_draft(PyTuple_GET_ITEM(pair.ptr(), 0), true);
@@ -99,6 +112,7 @@ std::pair<double, long> bear_out(nb::handle draft, nb::handle known) {
 
 void bind_drafts(nb::module_& m) {
     m.def("is_valid_draft", &is_valid);
+    m.def("valid_chains", &valid_chains);
     nb::class_<DraftMerger>(m, "DraftMerger")
         .def(nb::init<nb::handle, std::string>())
         .def("merge", &DraftMerger::merge, nb::arg("seq_id"), nb::arg("drafts"), nb::arg("nodes"), nb::arg("behind").none() = nb::none(),

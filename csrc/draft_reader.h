@@ -20,8 +20,7 @@ inline void read_floats(PyObject* value, std::vector<double>& out, Py_ssize_t fi
 // The fields of a draft.
 inline JudgedDraft read_draft(PyObject* draft, bool tokens = false) {
     static const Name of_scores("scores"), of_parents("parents"), of_tokens("tokens");
-    const nanobind::object scores = of_scores.of(draft), parents = of_parents.of(draft), guesses = of_tokens.of(draft);
-    if (!scores.is_valid() || !parents.is_valid() || !guesses.is_valid()) throw nanobind::python_error();
+    const nanobind::object scores = of_scores.require(draft), parents = of_parents.require(draft), guesses = of_tokens.require(draft);
     JudgedDraft read;
     read_floats(scores.ptr(), read.scores);
     read_ints(parents, read.parents);

@@ -145,9 +145,12 @@ class LookupTable {
         return sum;
     }
 
-    nb::list propose(nb::list requests) {
+    nb::list propose(nb::handle requests) {
         nb::list drafts;
-        for (nb::handle request : requests) {
+        wager::Items all;
+        if (!all.read(requests.ptr())) throw std::invalid_argument("requests are a list");
+        for (Py_ssize_t i = 0; i < all.size; ++i) {
+            const nb::handle request = all.items[i];
             const nb::object seq_id = drafts_.seq_id(request);
             const int depth = drafts_.depth(request);
             LookupText& text = of(nb::cast<std::string>(seq_id));

@@ -18,21 +18,17 @@ inline CouplingRules coupling_rules(const Coupling& given) {
 class NoiseReader {
   public:
     RequestNoise of(nanobind::handle request) const {
-        const nanobind::object params = read(params_, request);
-        if (nanobind::cast<bool>(read(greedy_, params)) || nanobind::cast<bool>(read(needs_draft_probs_, request))) return {};
-        return {nanobind::cast<double>(read(temperature_, params)), nanobind::cast<uint64_t>(read(seed_, request)),
-                nanobind::cast<uint32_t>(read(position_, request)), nanobind::cast<uint32_t>(read(choice_, request))};
+        static const auto greedy = nanobind::cast<double>(nanobind::module_::import_("wager.types").attr("GREEDY_TEMPERATURE"));
+        const nanobind::object params = params_.require(request.ptr());
+        const auto temperature = nanobind::cast<double>(temperature_.require(params.ptr()));
+        if (temperature <= greedy || nanobind::cast<bool>(needs_draft_probs_.require(request.ptr()))) return {};
+        return {temperature, nanobind::cast<uint64_t>(seed_.require(request.ptr())),
+                nanobind::cast<uint32_t>(position_.require(request.ptr())), nanobind::cast<uint32_t>(choice_.require(request.ptr()))};
     }
 
   private:
-    static nanobind::object read(const Name& name, nanobind::handle of) {
-        nanobind::object value = name.of(of.ptr());
-        if (!value.is_valid()) throw nanobind::python_error();
-        return value;
-    }
-
-    const Name params_{"params"}, greedy_{"greedy"}, needs_draft_probs_{"needs_draft_probs"}, temperature_{"temperature"},
-        seed_{"seed"}, position_{"position"}, choice_{"choice"};
+    const Name params_{"params"}, needs_draft_probs_{"needs_draft_probs"}, temperature_{"temperature"}, seed_{"seed"},
+        position_{"position"}, choice_{"choice"};
 };
 
 }  // namespace wager

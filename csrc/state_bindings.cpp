@@ -1,4 +1,5 @@
 // The block pool and the state of the steps as Python holds them.
+#include <algorithm>
 #include <optional>
 #include <tuple>
 
@@ -8,7 +9,7 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
-using wager::BlockPool, wager::BlockTable, wager::SequencePtr, wager::SequenceState, wager::StepState;
+using wager::BlockPool, wager::BlockTable, wager::BlockTables, wager::SequencePtr, wager::SequenceState, wager::StepState;
 
 namespace {
 
@@ -27,11 +28,6 @@ void raise_errors(const std::exception_ptr& thrown, void*) {
         raise("CacheIntegrityError", error);
     }
 }
-
-// The tables of a pool by sequence, as they are at any time.
-struct BlockTables {
-    std::shared_ptr<BlockPool> pool;
-};
 
 int64_t match_prefix(BlockPool& pool, const std::string& name, nb::handle tokens, const std::string& tenant) {
     const std::vector<int32_t> ids = wager::read_tokens(tokens);
@@ -112,19 +108,27 @@ void bind_pool(nb::module_& m) {
         .def("check", &check, "lengths"_a = nb::none());
 }
 
-SequencePtr make_sequence(std::string id, std::string request_id, int32_t choice, nb::handle tokens, int64_t max_length,
+// A sequence, with the values of Python that the steps name it by: every dict of a step is keyed by the same str.
+struct NamedSequence : SequenceState {
+    nb::object name, request, index;
+};
+const NamedSequence& named(const SequenceState& sequence) { return static_cast<const NamedSequence&>(sequence); }
+
+SequencePtr make_sequence(nb::str id, nb::str request_id, nb::int_ choice, nb::handle tokens, int64_t max_length,
                           nb::handle stop_ids, std::string tenant, uint64_t seed, std::optional<double> temperature,
-                          std::tuple<int64_t, double, double> filters, double greedy) {
-    auto made = std::make_shared<SequenceState>();
-    made->id = std::move(id);
-    made->request_id = std::move(request_id);
+                          std::tuple<int64_t, double, double> filters, double greedy, bool streamed) {
+    auto made = std::make_shared<NamedSequence>();
+    made->name = id, made->request = request_id, made->index = choice;
+    made->id = nb::cast<std::string>(id);
+    made->request_id = nb::cast<std::string>(request_id);
     made->tenant = std::move(tenant);
-    made->choice = choice;
+    made->choice = nb::cast<int32_t>(choice);
     made->tokens = wager::read_tokens(tokens);
     made->prompt_tokens = made->length();
     made->max_length = max_length;
     made->stop_ids = wager::read_tokens(stop_ids);
     made->seed = seed;
+    made->streamed = streamed;
     if (temperature) {
         made->choosing = *temperature <= greedy ? wager::Choosing::greedy : wager::Choosing::sampled;
         made->temperature = *temperature;
@@ -142,7 +146,7 @@ nb::list tokens_from(const SequenceState& sequence, int64_t first) {
 void bind_sequence(nb::module_& m) {
     nb::class_<SequenceState>(m, "SequenceState")
         .def(nb::new_(&make_sequence), nb::kw_only(), "id"_a, "request_id"_a, "choice"_a, "tokens"_a, "max_length"_a, "stop_ids"_a,
-             "tenant"_a, "seed"_a, "temperature"_a.none(), "filters"_a, "greedy"_a)
+             "tenant"_a, "seed"_a, "temperature"_a.none(), "filters"_a, "greedy"_a, "streamed"_a = false)
         .def_ro("id", &SequenceState::id)
         .def_prop_ro("num_tokens", &SequenceState::length)
         .def("tokens_from", &tokens_from)
@@ -160,74 +164,205 @@ void bind_sequence(nb::module_& m) {
 
 // Of each span its sequence's id, the position of its first row, its tokens, whether the last of them is the last known one, and
 // the room for guesses.
-nb::list schedule(StepState& state, int64_t drafts, int64_t kept, int64_t most, double now) {
-    nb::list spans;
-    for (const wager::ScheduledRows& each : state.schedule(drafts, kept, most, now)) {
-        const SequenceState& sequence = *each.sequence;
-        const nb::object tokens = nb::steal(PyTuple_New(each.end - each.start));
-        for (int64_t i = each.start; i < each.end; ++i)
-            PyTuple_SET_ITEM(tokens.ptr(), i - each.start, PyLong_FromLong(sequence.tokens[i]));
-        spans.append(nb::make_tuple(sequence.id, each.start, tokens, each.end == sequence.length(), each.drafts));
-    }
-    return spans;
-}
-
 const char* name_of(wager::Finish finish) {
     return finish == wager::Finish::stop ? "stop" : finish == wager::Finish::length ? "length" : nullptr;
 }
 
-nb::tuple cut(const StepState& state, const SequenceState& sequence, nb::handle tokens) {
-    const wager::Kept kept = state.cut(sequence, wager::read_tokens(tokens));
-    return nb::make_tuple(kept.tokens, name_of(kept.finish));
+// What a step's record says it did and took; its seconds are by stage.
+wager::TakenStep taken_step(nb::handle record) {
+    PyObject** const fields = wager::fields_of(record, 6, "a record is seven values");
+    wager::TakenStep step;
+    if (!wager::as_int(fields[0], step.rows) || !wager::as_int(fields[1], step.sequences) || !wager::as_int(fields[2], step.drafted))
+        throw std::invalid_argument("rows, sequences and guesses of a record are no ints");
+    for (const auto& [_, seconds] : nb::cast<nb::dict>(nb::handle(fields[5]))) step.seconds += nb::cast<double>(seconds);
+    return step;
 }
 
-// `results` are (sequence, rows computed, guesses verified, tokens that follow, nodes accepted). Of each the number of tokens
-// kept and why it ends; then the slots that the keys and values of accepted nodes are in, and those that they belong in.
-nb::tuple commit_step(StepState& state, nb::list results, double now) {
-    std::vector<wager::PassResult> passes;  // all are read before any is written, so that one that is wrong changes nothing
-    for (nb::handle each : results) {
-        wager::PassResult& result = passes.emplace_back();
-        result.sequence = nb::cast<SequencePtr>(each[0]);
-        result.rows = nb::cast<int64_t>(each[1]);
-        result.drafted = nb::cast<int64_t>(each[2]);
-        result.tokens = wager::read_tokens(each[3]);
-        result.accepted = wager::read_tokens(each[4]);
-        StepState::check(result);
+// A StepState, and the classes of what it makes for Python.
+class Steps {
+  public:
+    Steps(std::shared_ptr<BlockPool> pool, int64_t max_rows, int64_t max_sequences, int64_t max_context, int64_t max_drafts,
+          std::optional<int64_t> max_prefill_rows, nb::handle span, nb::handle delta, nb::handle committed, nb::handle record)
+        : state(std::move(pool), max_rows, max_sequences, max_context, max_drafts, wager::PromptRows(max_prefill_rows)),
+          span_(span),
+          delta_(delta, {"request_id", "index", "token_ids", "text", "drafted_by", "logprobs", "finish_reason", "error", "stats",
+                         "error_status", "stop_string"}),
+          committed_(committed),
+          record_(record) {}
+
+    StepState state;
+
+    nb::list schedule(int64_t drafts, int64_t kept, int64_t most, double now) { return spans(state.schedule(drafts, kept, most, now)); }
+
+    // `last` is the record of the last step; () if it is known or there was none.
+    nb::list next(const nb::tuple& last, double now) {
+        if (nb::len(last) > 0) state.prompt_rows.observe(taken_step(last));
+        return spans(state.next(now));
     }
-    nb::list kept;
-    std::vector<int32_t> from, to;
-    for (const wager::PassResult& result : passes) {
-        const wager::Kept done = state.commit(result, now, from, to);
-        kept.append(nb::make_tuple(done.tokens, name_of(done.finish)));
+
+    // Writes what a pass means for the sequences of `spans`, and adds their texts. Returns the CommittedStep; the places of deltas
+    // that are their sequences' last, each with the reason; the slots that the keys and values of accepted nodes are in, and those
+    // that they belong in; and the blocks of sequences that end in an error.
+    nb::tuple commit(nb::handle spans, nb::handle outcomes, nb::handle sequences, double now) {
+        const std::vector<Pass> passes = read(spans, outcomes, sequences);
+        nb::list deltas, ended, verdicts, last;
+        nb::dict known;
+        std::vector<int32_t> from, to, invalid;
+        const nb::object contexts = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(passes.size())));
+        int64_t rows = 0, drafted = 0, accepted = 0, emitted = 0;
+        for (size_t i = 0; i < passes.size(); ++i) {
+            const Pass& pass = passes[i];
+            wager::PassResult result = pass.result;
+            PyTuple_SET_ITEM(contexts.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(result.sequence->computed));
+            rows += result.rows;
+            drafted += result.drafted;
+            if (pass.outcome == nullptr) {
+                state.commit(result, now, from, to);
+                continue;
+            }
+            const wager::Kept kept = state.cut(*result.sequence, result.tokens);
+            nb::object tokens = first_of(pass.verdict[2], kept.tokens);
+            const char* const reason = name_of(kept.finish);
+            nb::object finish = reason == nullptr ? nb::none() : nb::object(nb::str(reason));
+            const nb::object added =
+                nb::steal(PyObject_CallMethodObjArgs(pass.sequence, add_text_.ptr(), tokens.ptr(), finish.ptr(), nullptr));
+            if (!added.is_valid()) throw nb::python_error();
+            PyObject** const text = wager::fields_of(added, 3, "a text comes with the number of tokens and why it ends");
+            int64_t count = 0;
+            if (!wager::as_int(text[1], count) || count < 0 || count > kept.tokens) throw std::invalid_argument("more tokens than there are");
+            if (count < kept.tokens) tokens = first_of(tokens.ptr(), count);
+            finish = nb::borrow(text[2]);
+            result.tokens.resize(count);
+            if (pass.failed) invalid.insert(invalid.end(), result.sequence->table->blocks.begin(), result.sequence->table->blocks.end());
+            state.commit(result, now, from, to);
+            const bool failed = pass.failed && finish.is_none();
+            const nb::object names = first_of(pass.outcome[2], count);
+            deltas.append(delta_.make({named(*result.sequence).request, named(*result.sequence).index, tokens, nb::handle(text[0]),
+                                       names, first_of(pass.outcome[3], count), nb::none(),
+                                       failed ? nb::handle(pass.outcome[4]) : nb::handle(nothing_), nb::none(),
+                                       failed ? nb::handle(pass.outcome[5]) : nb::handle(zero_), nothing_}));
+            if (failed) finish = error_;
+            verdicts.append(nb::handle(pass.outcome[0]));
+            if (finish.is_none()) {
+                known[nb::handle(pass.seq_id)] = tokens;
+            } else {
+                last.append(nb::make_tuple(nb::len(deltas) - 1, finish));
+                ended.append(nb::handle(pass.seq_id));
+            }
+            emitted += count;
+            if (result.drafted > 0) accepted += count_named(names);
+        }
+        state.verified(drafted);
+        const nb::object record = record_.make({nb::int_(rows + drafted), nb::int_(passes.size()), nb::int_(drafted), nb::int_(accepted),
+                                                nb::int_(emitted), nb::dict(), contexts});
+        return nb::make_tuple(committed_.make({deltas, known, ended, verdicts, record}), last, from, to, invalid);
     }
-    return nb::make_tuple(kept, from, to);
+
+  private:
+    // A span and its outcome (null: a chunk of a prompt), whose values are borrowed.
+    struct Pass {
+        wager::PassResult result;
+        PyObject *seq_id = nullptr, *sequence = nullptr, **outcome = nullptr, **verdict = nullptr;
+        bool failed = false;
+    };
+
+    // All are read before any is written, so that one that is wrong changes nothing.
+    std::vector<Pass> read(nb::handle spans, nb::handle outcomes, nb::handle sequences) const {
+        wager::Items all;
+        if (!all.read(spans.ptr()) || !PyDict_Check(outcomes.ptr()) || !PyDict_Check(sequences.ptr()))
+            throw std::invalid_argument("spans are a list, outcomes and sequences dicts");
+        std::vector<Pass> passes(all.size);
+        for (Py_ssize_t i = 0; i < all.size; ++i) {
+            Pass& pass = passes[i];
+            PyObject** const span = wager::fields_of(all.items[i], 3, "a span is five values");
+            wager::Items rows;
+            if (!rows.read(span[2])) throw std::invalid_argument("the tokens of a span are no tuple");
+            pass.seq_id = span[0];
+            pass.sequence = wager::value_of(sequences, span[0]).ptr();
+            if (pass.sequence == nullptr) throw nb::key_error("a span of an unknown sequence");
+            pass.result.sequence = nb::cast<SequencePtr>(state_.require(pass.sequence));
+            pass.result.rows = rows.size;
+            const nb::object outcome = wager::value_of(outcomes, span[0]);
+            if (outcome.is_valid()) {
+                pass.outcome = wager::fields_of(outcome, 6, "an outcome is six values");
+                pass.verdict = wager::fields_of(pass.outcome[0], 3, "a verdict is three values");
+                if (!wager::as_int(pass.outcome[1], pass.result.drafted)) throw std::invalid_argument("the number of guesses is no int");
+                pass.result.accepted = wager::read_tokens(pass.verdict[1]);
+                pass.result.tokens = wager::read_tokens(pass.verdict[2]);
+                pass.failed = PyObject_IsTrue(pass.outcome[4]) == 1;
+            }
+            StepState::check(pass.result);
+        }
+        return passes;
+    }
+
+    nb::list spans(const std::vector<wager::ScheduledRows>& rows) const {
+        nb::list made;
+        for (const wager::ScheduledRows& each : rows) {
+            const SequenceState& sequence = *each.sequence;
+            const nb::object tokens = nb::steal(PyTuple_New(each.end - each.start));
+            for (int64_t i = each.start; i < each.end; ++i)
+                PyTuple_SET_ITEM(tokens.ptr(), i - each.start, PyLong_FromLong(sequence.tokens[i]));
+            made.append(span_.make({named(sequence).name, nb::int_(each.start), tokens,
+                                    nb::bool_(each.end == sequence.length()), nb::int_(each.drafts)}));
+        }
+        return made;
+    }
+
+    // The first values of a tuple; the tuple itself if it has no more.
+    static nb::object first_of(PyObject* values, int64_t count) {
+        if (PyTuple_CheckExact(values) && PyTuple_GET_SIZE(values) <= count) return nb::borrow(values);
+        const nb::object first = nb::steal(PySequence_GetSlice(values, 0, count));
+        if (!first.is_valid()) throw nb::python_error();
+        return first;
+    }
+
+    // How many of the names of drafters are not empty.
+    static int64_t count_named(const nb::object& names) {
+        wager::Items all;
+        if (!all.read(names.ptr())) throw std::invalid_argument("the names of drafters are no tuple");
+        return std::count_if(all.items, all.items + all.size, [](PyObject* name) { return PyObject_IsTrue(name) == 1; });
+    }
+
+    const wager::TupleType span_;
+    const wager::ValueType delta_;
+    const wager::TupleType committed_, record_;
+    const wager::Name state_{"state"}, add_text_{"add_text"};
+    const nb::str nothing_{""}, error_{"error"};
+    const nb::int_ zero_{0};
+};
+
+template <class Sequences>
+nb::list names_of(const Sequences& sequences) {
+    nb::list names;
+    for (const SequencePtr& each : sequences) names.append(each->id);
+    return names;
 }
 
 void bind_steps(nb::module_& m) {
-    nb::class_<StepState>(m, "StepState")
-        .def(nb::init<std::shared_ptr<BlockPool>, int64_t, int64_t, int64_t>(), nb::kw_only(), "pool"_a, "max_rows"_a,
-             "max_sequences"_a, "max_context"_a)
-        .def_prop_ro("num_running", [](const StepState& state) { return state.running().size(); })
-        .def_prop_ro("num_waiting", [](const StepState& state) { return state.waiting().size(); })
-        .def_prop_ro("num_decoding", &StepState::num_decoding)
-        .def_prop_ro("running",
-                     [](const StepState& state) {
-                         nb::list names;
-                         for (const SequencePtr& each : state.running()) names.append(each->id);
-                         return names;
-                     })
-        .def_prop_ro("waiting",
-                     [](const StepState& state) {
-                         nb::list names;
-                         for (const SequencePtr& each : state.waiting()) names.append(each->id);
-                         return names;
-                     })
-        .def("add", &StepState::add)
-        .def("remove", &StepState::remove)
-        .def("preempt_all", &StepState::preempt_all)
-        .def("schedule", &schedule)
-        .def("cut", &cut)
-        .def("commit", &commit_step);
+    nb::class_<wager::PromptRows>(m, "PromptRows")
+        .def(nb::init<std::optional<int64_t>>(), nb::kw_only(), "most"_a = nb::none())
+        .def("limit", &wager::PromptRows::limit, nb::kw_only(), "decoding"_a, "streamed"_a)
+        .def("beside_others", &wager::PromptRows::beside_others, nb::kw_only(), "streamed"_a)
+        .def("observe", [](wager::PromptRows& rows, nb::handle record) { rows.observe(taken_step(record)); });
+    nb::class_<Steps>(m, "StepState")
+        .def(nb::init<std::shared_ptr<BlockPool>, int64_t, int64_t, int64_t, int64_t, std::optional<int64_t>, nb::handle, nb::handle,
+                      nb::handle, nb::handle>(),
+             nb::kw_only(), "pool"_a, "max_rows"_a, "max_sequences"_a, "max_context"_a, "max_drafts"_a, "max_prefill_rows"_a.none(),
+             "span"_a, "delta"_a, "committed"_a, "record"_a)
+        .def_prop_ro("num_running", [](const Steps& steps) { return steps.state.running().size(); })
+        .def_prop_ro("num_waiting", [](const Steps& steps) { return steps.state.waiting().size(); })
+        .def_prop_ro("num_decoding", [](const Steps& steps) { return steps.state.num_decoding(); })
+        .def_prop_ro("running", [](const Steps& steps) { return names_of(steps.state.running()); })
+        .def_prop_ro("waiting", [](const Steps& steps) { return names_of(steps.state.waiting()); })
+        .def_prop_ro("rows_beside_others",
+                     [](const Steps& steps) { return steps.state.prompt_rows.beside_others(steps.state.streamed()); })
+        .def("add", [](Steps& steps, const SequencePtr& sequence) { steps.state.add(sequence); })
+        .def("remove", [](Steps& steps, const SequencePtr& sequence) { steps.state.remove(sequence); })
+        .def("preempt_all", [](Steps& steps) { steps.state.preempt_all(); })
+        .def("schedule", &Steps::schedule)
+        .def("next", &Steps::next)
+        .def("commit", &Steps::commit);
 }
 
 }  // namespace

@@ -15,28 +15,42 @@ using wager::as_int, wager::as_int32, wager::BlockTable, wager::CacheError, wage
 
 namespace {
 
-// One span with its draft, read from (id, position of the first row, tokens, needs logits, guesses, their parents, blocks).
+// One span with its draft, and the blocks of its sequence in `tables`.
 struct SpanRows {
     std::string name;
     int64_t start = 0;
     Items tokens, guesses, parents;
+    nb::object listed[2];  // what guesses and parents are read from
     bool needs_logits = false;
-    nb::handle blocks;
+    std::shared_ptr<BlockTable> held;
+    nb::object blocks;
+    BlockTable* table = nullptr;  // null: `blocks` is a list
 
-    explicit SpanRows(nb::handle row) {
-        Items fields;
-        if (!fields.read(row.ptr()) || fields.size != 7) throw std::invalid_argument("a span is seven values");
-        name = nb::cast<std::string>(nb::handle(fields.items[0]));
-        if (!as_int(fields.items[1], start) || start < 0) throw std::invalid_argument("a position is no int from 0 on");
-        if (!tokens.read(fields.items[2]) || !guesses.read(fields.items[4]) || !parents.read(fields.items[5]) ||
-            guesses.size != parents.size)
-            throw std::invalid_argument("tokens and parents are lists or tuples, and guesses have a parent each");
-        needs_logits = fields.items[3] == Py_True;
-        blocks = fields.items[6];
+    SpanRows(PyObject* span, nb::handle drafts, nb::handle tables) {
+        static const wager::Name of_tokens("tokens"), of_parents("parents");
+        PyObject** const fields = wager::fields_of(span, 4, "a span is five values");
+        name = nb::cast<std::string>(nb::handle(fields[0]));
+        if (!as_int(fields[1], start) || start < 0) throw std::invalid_argument("a position is no int from 0 on");
+        const nb::object draft = wager::value_of(drafts, fields[0]);
+        if (draft.is_valid()) {
+            listed[0] = of_tokens.require(draft.ptr()), listed[1] = of_parents.require(draft.ptr());
+            if (!guesses.read(listed[0].ptr()) || !parents.read(listed[1].ptr()) || guesses.size != parents.size)
+                throw std::invalid_argument("tokens and parents are lists or tuples, and guesses have a parent each");
+        }
+        if (!tokens.read(fields[2])) throw std::invalid_argument("the tokens of a span are a list or a tuple");
+        needs_logits = fields[3] == Py_True;
         if (tokens.size == 0)
             throw CallError("The span of '" + name + "' has no rows.", "Run at least the last known token.");
         if (guesses.size > 0 && !needs_logits)
             throw CallError("A draft for '" + name + "' would follow a prompt chunk.", "Draft for spans that need logits only.");
+        if (nb::isinstance<wager::BlockTables>(tables)) {
+            held = nb::inst_ptr<wager::BlockTables>(tables)->pool->find(name);
+            table = held.get();
+        } else {
+            blocks = wager::value_of(tables, fields[0]);
+            if (blocks.is_valid() && nb::isinstance<BlockTable>(blocks)) table = nb::inst_ptr<BlockTable>(blocks);
+        }
+        if (table == nullptr && !blocks.is_valid()) throw nb::key_error(name.c_str());
     }
 
     int64_t rows() const { return tokens.size + guesses.size; }
@@ -51,12 +65,15 @@ class BatchPacker {
                     max_blocks};
     }
 
-    nb::object pack(nb::list spans) {
+    nb::object pack(nb::handle spans, nb::handle drafts, nb::handle tables) {
         packed = sizes = nb::none();
+        Items listed;
+        if (!listed.read(spans.ptr())) throw std::invalid_argument("spans are a list");
         std::vector<SpanRows> all;
+        all.reserve(listed.size);
         int64_t rows = 0;
-        for (nb::handle span : spans) {
-            all.emplace_back(span);
+        for (Py_ssize_t i = 0; i < listed.size; ++i) {
+            all.emplace_back(listed.items[i], drafts, tables);
             rows += all.back().rows();
         }
         if (rows > buffers_.max_rows)
@@ -113,7 +130,7 @@ class BatchPacker {
 
     static void add_blocks(wager::BatchWriter& to, const SpanRows& span) {
         const int needed = to.needed_blocks();
-        BlockTable* const table = nb::isinstance<BlockTable>(span.blocks) ? nb::inst_ptr<BlockTable>(span.blocks) : nullptr;
+        BlockTable* const table = span.table;
         Items listed;
         if (table == nullptr && !listed.read(span.blocks.ptr())) throw std::invalid_argument("blocks are no list");
         const int64_t held = table != nullptr ? static_cast<int64_t>(table->blocks.size()) : listed.size;

@@ -26,6 +26,7 @@ void bind_step(nanobind::module_& m);
 void bind_match(nanobind::module_& m);
 void bind_sample(nanobind::module_& m);
 void bind_state(nanobind::module_& m);
+void bind_stages(nanobind::module_& m);
 void bind_ngrams(nanobind::module_& m);
 void bind_policy(nanobind::module_& m);
 void bind_lookup(nanobind::module_& m);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "block_pool.h"
+#include "prompt_rows.h"
 #include "row_sampler.h"
 
 namespace wager {
@@ -32,6 +33,7 @@ struct SequenceState {
     uint64_t seed = 0;
     double temperature = 0.0;
     Filters filters;
+    bool streamed = false;  // whether someone waits for its tokens
 
     int64_t computed = 0;  // leading tokens whose keys and values are in the cache
     std::shared_ptr<BlockTable> table;
@@ -68,8 +70,17 @@ struct Kept {
 
 class StepState {
   public:
-    StepState(std::shared_ptr<BlockPool> pool, int64_t max_rows, int64_t max_sequences, int64_t max_context)
-        : pool_(std::move(pool)), max_rows_(max_rows), max_sequences_(max_sequences), max_context_(max_context) {}
+    // `max_drafts` bounds the guesses of one sequence.
+    StepState(std::shared_ptr<BlockPool> pool, int64_t max_rows, int64_t max_sequences, int64_t max_context, int64_t max_drafts,
+              PromptRows prompt_rows)
+        : prompt_rows(prompt_rows),
+          pool_(std::move(pool)),
+          max_rows_(max_rows),
+          max_sequences_(max_sequences),
+          max_context_(max_context),
+          max_drafts_(max_drafts) {}
+
+    PromptRows prompt_rows;
 
     BlockPool& pool() const { return *pool_; }
     const std::vector<SequencePtr>& running() const { return running_; }
@@ -82,6 +93,7 @@ class StepState {
         if (!sequences_.emplace(sequence->id, sequence).second)
             throw CallError("Sequence '" + sequence->id + "' runs or waits already.", "Give every sequence its own id.");
         waiting_.push_back(sequence);
+        streamed_ += sequence->streamed;
     }
 
     // Removes a sequence that has ended, and frees its blocks.
@@ -92,8 +104,10 @@ class StepState {
         if (sequence->running) running_.erase(std::find(running_.begin(), running_.end(), sequence));
         else waiting_.erase(std::find(waiting_.begin(), waiting_.end(), sequence));
         release(*sequence);
+        streamed_ -= sequence->streamed;
         sequences_.erase(sequence->id);
     }
+    bool streamed() const { return streamed_ > 0; }
 
     // Frees the blocks of running sequences, the youngest first; they keep their tokens and are the first of those that wait.
     void preempt_all() {
@@ -115,6 +129,14 @@ class StepState {
                 enough_blocks &= schedule(each, left, drafts, rows);
         if (!waiting_.empty() || decoding.size() < running_.size()) schedule_prompts(drafts, kept, most, now, enough_blocks, rows);
         return rows;
+    }
+
+    // The same with as many guesses of each sequence as all that decode may have, and rows of prompts as the last steps allow.
+    std::vector<ScheduledRows> next(double now) {
+        const int64_t decoding = num_decoding();
+        const int64_t drafts = std::min(max_drafts_, std::max<int64_t>(0, max_rows_ / std::max<int64_t>(1, decoding) - 1));
+        const int64_t kept = rows_kept_for_guesses(max_rows_, decoding, drafts, recent_drafted_);
+        return schedule(drafts, kept, std::min(prompt_rows.limit(decoding, streamed()).value_or(max_rows_), max_rows_), now);
     }
 
     // Throws if a pass cannot have been of the sequence as it is: it was removed or preempted since it was scheduled.
@@ -165,6 +187,12 @@ class StepState {
             sequence.accepted += kept.accepted;
         }
         return kept;
+    }
+
+    // How many guesses the step verified.
+    void verified(int64_t drafted) {
+        constexpr double kDecay = 0.75;  // share of the rows that guesses lately took that is still expected a step later
+        recent_drafted_ = std::max(drafted, static_cast<int64_t>(kDecay * static_cast<double>(recent_drafted_)));
     }
 
   private:
@@ -293,7 +321,8 @@ class StepState {
     }
 
     const std::shared_ptr<BlockPool> pool_;
-    const int64_t max_rows_, max_sequences_, max_context_;
+    const int64_t max_rows_, max_sequences_, max_context_, max_drafts_;
+    int64_t streamed_ = 0, recent_drafted_ = 0;
     std::unordered_map<std::string, SequencePtr> sequences_;
     std::vector<SequencePtr> running_;
     std::deque<SequencePtr> waiting_;

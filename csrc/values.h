@@ -93,16 +93,97 @@ class Elements {
     Py_buffer view_;
 };
 
-// The name of an attribute; it lives as long as the process.
+// The name of an attribute; it lives as long as the process. A slot of a class, or a field of a named tuple, is found once and then
+// read in its place: behind a pass, looking a name up reads half a dozen lines from memory.
 class Name {
   public:
     explicit Name(const char* name) : name_(PyUnicode_InternFromString(name)) {}
     // Not valid, with Python's error set, if the value has no such attribute.
-    nanobind::object of(PyObject* value) const { return nanobind::steal(PyObject_GetAttr(value, name_)); }
+    nanobind::object of(PyObject* value) const {
+        if (Py_TYPE(value) != type_ && looked_up_ < kMostClasses) find(Py_TYPE(value));
+        if (Py_TYPE(value) == type_) {
+            PyObject* const found = offset_ < 0 ? PyTuple_GET_ITEM(value, field_) : *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(value) + offset_);
+            if (found != nullptr) return nanobind::borrow(found);
+        }
+        return nanobind::steal(PyObject_GetAttr(value, name_));
+    }
+    nanobind::object require(PyObject* value) const {
+        nanobind::object found = of(value);
+        if (!found.is_valid()) throw nanobind::python_error();
+        return found;
+    }
+    PyObject* ptr() const { return name_; }
 
   private:
+    static constexpr int kMostClasses = 8;  // that are looked at; each lives as long as the process
+
+    void find(PyTypeObject* type) const {
+        ++looked_up_;
+        const nanobind::object slot = nanobind::steal(PyObject_GetAttr(reinterpret_cast<PyObject*>(type), name_));
+        if (!slot.is_valid()) return PyErr_Clear();
+        if (Py_TYPE(slot.ptr()) == &PyMemberDescr_Type) {
+            const PyMemberDef& member = *reinterpret_cast<PyMemberDescrObject*>(slot.ptr())->d_member;
+            if (member.type != T_OBJECT_EX) return;
+            offset_ = member.offset;
+        } else if (std::strcmp(Py_TYPE(slot.ptr())->tp_name, "_collections._tuplegetter") == 0) {
+            const nanobind::object fields = nanobind::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "_fields"));
+            const Py_ssize_t field = fields.is_valid() ? PySequence_Index(fields.ptr(), name_) : -1;
+            if (field < 0) return PyErr_Clear();
+            offset_ = -1, field_ = field;
+        } else {
+            return;
+        }
+        Py_INCREF(type);
+        type_ = type;
+    }
+
     PyObject* name_;
+    mutable PyTypeObject* type_ = nullptr;  // the class whose attribute is known: the last one that was found
+    mutable Py_ssize_t offset_ = -1, field_ = 0;
+    mutable int looked_up_ = 0;
 };
+
+// A class of named tuples; `make` gets the values of all fields.
+class TupleType {
+  public:
+    explicit TupleType(nanobind::handle type) : type_(nanobind::borrow(type)) {
+        if (!PyType_Check(type.ptr()) || !PyType_FastSubclass(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS))
+            throw std::invalid_argument("not a class of tuples");
+    }
+
+    nanobind::object make(std::initializer_list<nanobind::handle> values) const {
+        auto* const type = reinterpret_cast<PyTypeObject*>(type_.ptr());
+        const nanobind::object made = nanobind::steal(type->tp_alloc(type, static_cast<Py_ssize_t>(values.size())));
+        if (!made.is_valid()) throw nanobind::python_error();
+        Py_ssize_t field = 0;
+        for (nanobind::handle value : values) PyTuple_SET_ITEM(made.ptr(), field++, Py_NewRef(value.ptr()));
+        return made;
+    }
+
+  private:
+    nanobind::object type_;
+};
+
+// The fields of a tuple, of which there are `least` at least.
+inline PyObject** fields_of(nanobind::handle value, Py_ssize_t least, const char* what) {
+    if (!PyTuple_Check(value.ptr()) || PyTuple_GET_SIZE(value.ptr()) < least) throw std::invalid_argument(what);
+    return PySequence_Fast_ITEMS(value.ptr());
+}
+
+// The value of a mapping, not valid where it has none.
+inline nanobind::object value_of(nanobind::handle mapping, PyObject* key) {
+    if (PyDict_CheckExact(mapping.ptr())) {
+        PyObject* const found = PyDict_GetItemWithError(mapping.ptr(), key);
+        if (found == nullptr && PyErr_Occurred()) throw nanobind::python_error();
+        return nanobind::borrow(found);
+    }
+    nanobind::object found = nanobind::steal(PyObject_GetItem(mapping.ptr(), key));
+    if (!found.is_valid()) {
+        if (!PyErr_ExceptionMatches(PyExc_KeyError)) throw nanobind::python_error();
+        PyErr_Clear();
+    }
+    return found;
+}
 
 // A class whose instances have a slot for each field, in the order in which `make` gets the values.
 class ValueType {

@@ -69,18 +69,19 @@ class Measured:
         self.texts: dict[str, list[int]] = {}
 
     def measure(self, count: int, steps: int) -> None:
-        run, take, clock, running, number = self._tape.run, self._trace.take, time.perf_counter, deque[str](), 0
+        run, take_into, running, number = self._tape.run, self._trace.take_into, deque[str](), 0
+        clock = time.perf_counter
 
         def timed(*, rows: int, sequences: int, logits_rows: int) -> None:
             begin = clock()
             run(rows=rows, sequences=sequences, logits_rows=logits_rows)
             self._runs.append((begin, clock(), rows, sequences, logits_rows))
 
-        def taken() -> Mapping[str, float]:
-            self._seconds.append(take())
-            return self._seconds[-1]
+        def taken(seconds: dict[str, float]) -> None:
+            take_into(seconds)
+            self._seconds.append(seconds)
 
-        self._tape.run, self._trace.take = timed, taken
+        self._tape.run, self._trace.take_into = timed, taken
         try:
             while len(self.taken) < steps:
                 collector = OutputCollector()
@@ -97,7 +98,8 @@ class Measured:
                     self.texts[done.request_id] = list(done.token_ids)
                 self._count(count)
         finally:
-            del self._tape.run, self._trace.take
+            del self._tape.run
+            self._trace.take_into = take_into
 
     def _count(self, count: int) -> None:
         runs = [TapeRun(*run) for run in self._runs]

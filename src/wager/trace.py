@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from wager.kernels._native import StageSeconds
+
 R = TypeVar("R")
 
 Clock = Callable[[], float]
@@ -19,27 +21,15 @@ class Trace:
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
-        self._seconds: dict[str, float] = {}
+        self._seconds = StageSeconds(clock)
+        self.take_into = self._seconds.take_into
+        """Writes to a dict the seconds since the last call, by stage; 0 for one that was not called."""
 
     def timed(self, stage: str, function: Callable[..., R], *last: object) -> Callable[..., R]:
         """`function`, with its wall seconds added to `stage`. It is called with a few arguments, by position, and then
         with `last`."""
-        clock = self.clock
-        seconds = self._seconds
-        seconds.setdefault(stage, 0.0)
-
-        def run(*args: object) -> R:
-            begin = clock()
-            try:
-                return function(*args, *last)
-            finally:
-                seconds[stage] += clock() - begin
-
-        return run
+        return self._seconds.timed(stage, function, *last)
 
     def take(self) -> Mapping[str, float]:
-        """Seconds since the last call, by stage; 0 for one that was not called."""
-        taken = self._seconds.copy()
-        for stage in taken:
-            self._seconds[stage] = 0.0
-        return taken
+        """A dict of the same."""
+        return self._seconds.take()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wager.engine.policies import DraftOfSeveral
 from wager.kernels._native import SequenceState
 from wager.kernels.cpu import Kernels
 from wager.kernels.noise import argmax_gumbel
 from wager.kernels.sampling import token_matcher
-from wager.types import GREEDY_TEMPERATURE, Draft, SamplingParams
+from wager.types import GREEDY_TEMPERATURE, Draft, Outcome, SamplingParams, Span, Verdict
 from wager.verify import accept
 from wager.verify.distribution import process
 
@@ -91,16 +93,61 @@ def test_guesses_are_followed_as_by_the_rule(drafted, data):
         verdict = accept.match(draft, tokens)
         reached = verdict.tokens if sampled.temperature else tokens  # of greedy ones every row is looked at
         known = sampled.temperature is not None and min(reached) >= 0
-        expected.append((verdict.accepted, verdict.tokens) if known else None)
+        expected.append(verdict if known else None)
         logits.append(rows)
     joined = np.concatenate(logits)
     greedy = np.array([-1 if np.isnan(row).any() else int(row.argmax()) for row in joined], np.int32)
-    paths = [(sampled.state, draft.tokens, draft.parents) for sampled, draft in drafted]
-    assert token_matcher(KERNELS).match(paths, greedy, joined) == expected
+    names = [f"s{number}" for number in range(len(drafted))]
+    spans = [Span("prompt", 0, (1, 2), False), *(Span(name, 0, (1,), True, 9) for name in names)]
+    drafts, firsts = {}, np.cumsum([0, *(1 + len(draft) for _, draft in drafted)]).tolist()
+    for name, (_, draft) in zip(names, drafted, strict=True):
+        if draft.tokens:
+            of_several = data.draw(st.booleans())
+            by_node = tuple("ab"[node % 2] for node in range(len(draft)))
+            drafts[name] = (
+                DraftOfSeveral(name, draft.tokens, draft.parents, drafter="d", drafters=by_node)
+                if of_several
+                else replace(draft, seq_id=name)
+            )
+    sequences = {name: SimpleNamespace(state=sampled.state) for name, (sampled, _) in zip(names, drafted, strict=True)}
+    given = drafts if data.draw(st.booleans()) else MappingProxyType(drafts)
+    outcomes, left = token_matcher(KERNELS).match(spans, given, sequences, greedy, joined)
+    assert list(outcomes) == names
+    assert left == [(name, first) for name, first, each in zip(names, firsts, expected, strict=False) if each is None]
+    for name, verdict in zip(names, expected, strict=True):
+        if verdict is None:
+            assert outcomes[name] is None
+            continue
+        draft = drafts.get(name, Draft(name))
+        by = (*map(draft.drafter_of, verdict.accepted), "")
+        assert outcomes[name] == Outcome(verdict._replace(seq_id=name), len(draft), by)
+        assert isinstance(outcomes[name], Outcome) and isinstance(outcomes[name].verdict, Verdict)
+    none_followed = token_matcher(KERNELS, follows=False).match(spans, given, sequences, greedy, joined)
+    assert none_followed == (dict.fromkeys(names), list(zip(names, firsts, strict=False)))
 
 
 @pytest.mark.parametrize("logits", [np.zeros((2, 8), np.float32), np.zeros(72, np.float32)])
 def test_logits_that_are_no_rows_of_floats_are_refused(logits: Any) -> None:
-    paths = [(Sampled(0.5).state, (5, 6), (-1, 0))]
+    drafts, sequences = {"s": Draft("s", (5, 6), (-1, 0))}, {"s": SimpleNamespace(state=Sampled(0.5).state)}
     with pytest.raises((TypeError, ValueError)):
-        token_matcher(KERNELS).match(paths, np.array([5, 6, 7], np.int32), logits)
+        greedy = np.array([5, 6, 7], np.int32)
+        token_matcher(KERNELS).match([Span("s", 0, (1,), True, 9)], drafts, sequences, greedy, logits)
+
+
+@pytest.mark.parametrize(
+    ("spans", "drafts", "sequence"),
+    [
+        (3, {}, SimpleNamespace(state=Sampled().state)),
+        ([("s", 0)], {}, SimpleNamespace(state=Sampled().state)),
+        ([Span("s", 0, (1,), True)], {"s": Draft("s", (5,), ())}, SimpleNamespace(state=Sampled().state)),
+        ([Span("s", 0, (1,), True)], {"s": Draft("s", ("x",), (-1,))}, SimpleNamespace(state=Sampled().state)),
+        ([Span("s", 0, (1,), True)], {"s": "draft"}, SimpleNamespace(state=Sampled().state)),
+        ([Span("t", 0, (1,), True)], {}, SimpleNamespace(state=Sampled().state)),
+        ([Span("s", 0, (1,), True)], {}, SimpleNamespace()),
+        ([Span("s", 0, (1,), True)], {}, SimpleNamespace(state="state")),
+    ],
+)
+def test_what_is_no_span_draft_or_sequence_is_refused(spans: Any, drafts: Any, sequence: Any) -> None:
+    greedy, logits = np.zeros(3, np.int32), np.zeros((3, 8), np.float32)
+    with pytest.raises((TypeError, ValueError, KeyError, AttributeError, RuntimeError)):
+        token_matcher(KERNELS).match(spans, drafts, {"s": sequence}, greedy, logits)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from oracle.block_pool import BLOCK_SIZE, PlainBlockPool
+from oracle.prompt_rows import PlainPromptRows, rows_kept_for_guesses
+from wager.types import StepRecord
 
 SHORT_ROWS, MOST_OVERTAKEN = 64, 64
 
@@ -24,6 +26,7 @@ class PlainSequence:
     max_length: int
     stop_ids: Sequence[int]
     tenant: str
+    streamed: bool = False
     computed: int = 0
     overtaken: int = 0
     admitted: bool = False
@@ -42,8 +45,19 @@ class PlainSequence:
 class PlainStepState:
     """See StepState."""
 
-    def __init__(self, pool: PlainBlockPool, *, max_rows: int, max_sequences: int, max_context: int) -> None:
+    def __init__(
+        self,
+        pool: PlainBlockPool,
+        *,
+        max_rows: int,
+        max_sequences: int,
+        max_context: int,
+        max_drafts: int,
+        max_prefill_rows: int | None,
+    ) -> None:
         self.pool, self.max_rows, self.max_sequences, self.max_context = pool, max_rows, max_sequences, max_context
+        self.max_drafts, self.recent_drafted = max_drafts, 0
+        self.prompt_rows = PlainPromptRows(most=max_prefill_rows)
         self.sequences: dict[str, PlainSequence] = {}
         self.running: list[PlainSequence] = []
         self.waiting: list[PlainSequence] = []
@@ -63,6 +77,23 @@ class PlainStepState:
             self._preempt(self.running[-1])
 
     # ---- before the pass ------------------------------------------------------------------------------------------
+
+    @property
+    def streamed(self) -> bool:
+        return any(each.streamed for each in self.sequences.values())
+
+    def next(self, last: StepRecord | tuple[()]) -> list[Row]:
+        if last:
+            self.prompt_rows.observe(last)
+        decoding = sum(each.pending == 1 for each in self.running)
+        drafts = min(self.max_drafts, max(0, self.max_rows // max(1, decoding) - 1))
+        kept = rows_kept_for_guesses(self.max_rows, decoding=decoding, drafts=drafts, recent=self.recent_drafted)
+        limit = self.prompt_rows.limit(decoding=decoding, streamed=self.streamed)
+        return self.schedule(drafts, kept, self.max_rows if limit is None else min(limit, self.max_rows))
+
+    def verified(self, drafted: int) -> None:
+        """How many guesses a step verified."""
+        self.recent_drafted = max(drafted, int(0.75 * self.recent_drafted))
 
     def schedule(self, drafts: int, kept: int, most: int) -> list[Row]:
         self._rows = {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from wager.engine.scheduler import PromptRows
+from wager.kernels._native import PromptRows
 from wager.kernels.base import TargetOutput
 from wager.testing import FakeClock, ToyDistribution
 from wager.testing.toy import toy_engine

@@ -8,9 +8,13 @@ import math
 import numpy as np
 import pytest
 from faulty_drafters import DecliningDrafter
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import wager.engine.proposer as proposer_module
 from wager.economics.policy.base import longest_that_fits
 from wager.engine.proposer import Proposer
+from wager.kernels import _native
 from wager.types import Draft, DraftRequest, SamplingParams
 
 VOCAB = 10
@@ -111,3 +115,34 @@ def test_what_is_too_much_together_is_cut_where_it_is_longest() -> None:
     assert longest_that_fits([3, 5, 1], 5) == 2
     assert longest_that_fits([3, 5, 1], 2) == 0, "none is preferred"
     assert longest_that_fits([], 0) == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_what_is_found_valid_at_once_is_what_the_definition_keeps(data: st.DataObject) -> None:
+    """Chains are checked natively, and whatever is not one in Python: by either way alone the drafts are the same."""
+
+    def drawn(name: str) -> Draft:
+        size = data.draw(st.integers(0, 4))
+        tokens = tuple(data.draw(st.sampled_from([0, 1, VOCAB - 1, VOCAB, -1, 2**70, True, 1.0])) for _ in range(size))
+        parents = tuple(data.draw(st.sampled_from([node - 1, node - 1, node - 1, -1, False])) for node in range(size))
+        scores = tuple(data.draw(st.sampled_from([0.5, 1.0, 1, math.nan, -0.1])) for _ in range(size))
+        probs = data.draw(st.sampled_from([None, None, np.full((size, VOCAB), 0.1)]))
+        drafter = data.draw(st.sampled_from(["exact", "other"]))
+        return Draft(name, tokens, parents, data.draw(st.sampled_from([(), scores])), drafter, probs)
+
+    names = data.draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3))
+    drafts = [drawn(name) for name in names]
+    requests = [DraftRequest(name, 5, 8, SamplingParams(), 0) for name in dict.fromkeys(names)]
+    limits = {request.seq_id: data.draw(st.integers(0, 4)) for request in requests}
+    found = []
+    for native in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not native:
+                patch.setattr(proposer_module, "valid_chains", lambda *_: None)
+                patch.setattr(_native, "is_valid_draft", lambda *_: False)
+            drafter = ProposesExactly(*drafts)
+            drafter.name = "exact"
+            kept = Proposer(drafter, vocab=VOCAB).draft(requests, limits, drafter="exact")
+            found.append({name: repr(draft) for name, draft in kept.items()})
+    assert found[0] == found[1]

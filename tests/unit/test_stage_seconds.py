@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -81,7 +83,7 @@ class SlowState:
     def __init__(self, state: StepState, clock: FakeClock) -> None:
         self._state = state
         self.commit = slowed(clock, 1024.0, state.commit)
-        self.schedule = slowed(clock, 2048.0, state.schedule)
+        self.next = slowed(clock, 2048.0, state.next)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._state, name)
@@ -136,3 +138,17 @@ def test_seconds_are_added_to_the_stage_until_they_are_taken_and_errors_pass() -
     with pytest.raises(ValueError, match="no"):
         trace.timed("fails", fail)(0.01)
     assert trace.take()["fails"] >= 0.01, "seconds until an error count too"
+    for call in (lambda: none(a=1), lambda: none(*range(9))):
+        with pytest.raises(TypeError, match="by position"):
+            call()
+    broken = Trace(lambda: "now")  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError):
+        broken.timed("a", lambda: None)()
+
+
+def test_an_engine_that_nobody_holds_is_collected_with_its_stages() -> None:
+    engine = toy_engine(LAW)
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None

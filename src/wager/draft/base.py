@@ -156,7 +156,7 @@ def valid_part(draft: Draft, *, limit: int, vocab: int, chains: bool = False) ->
         draft,
         tokens=tokens[:size],
         parents=parents[:size],
-        scores=tuple(draft.scores[:size]) if has_scores else (),
+        scores=tuple(draft.scores[:size]) if _has_valid_scores(draft) else (),
         draft_probs=None if probs is None else probs[:size],
     )
 

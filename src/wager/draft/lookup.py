@@ -150,6 +150,7 @@ class LookupDrafter(Drafter):
         self.remembers_requests = sources.shared_tokens > 0
         self._learned = sources.learned
         self._tables = PerTenant(lambda: lookup_table(name, sources, trees=trees))
+        self._running: dict[str, _native.LookupTable] = {}  # of sequences, the tables of their tenants
 
     def forget(self) -> None:
         """Forget what earlier requests generated; see RemembersRequests. No sequence is running."""
@@ -164,25 +165,28 @@ class LookupDrafter(Drafter):
         """Keep the prompt and the predicted output for the index; no rate is learned from them, since the target did
         not generate them."""
         self._tables.enter(seq_id, tenant)
-        table = self._tables.of(seq_id)
+        self._running[seq_id] = table = self._tables.of(seq_id)
         if self._learned is not None:
             table.read(self._learned.corpus(tenant))
         table.begin(seq_id, tokens, tuple(map(int, params.prediction)))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, empty where nothing is known."""
+        if len(requests) == 1:
+            return self._running[requests[0].seq_id].propose(requests)
         drafts: list[Draft] = []
-        for table, asked in groupby(requests, key=lambda request: self._tables.of(request.seq_id)):
+        for table, asked in groupby(requests, key=lambda request: self._running[request.seq_id]):
             drafts += table.propose(list(asked))
         return drafts
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         """Keep what became known for the index."""
-        self._tables.of(seq_id).accept(seq_id, tokens)
+        self._running[seq_id].accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
         """What the sequence generated is kept for others of its tenant."""
-        self._tables.of(seq_id).end(seq_id)
+        if (table := self._running.pop(seq_id, None)) is not None:
+            table.end(seq_id)
         self._tables.leave(seq_id)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from wager.constrain.compiler import GrammarCompiler, with_compiled_grammar
@@ -19,7 +19,7 @@ from wager.engine.outputs import OutputCollector, TokenDecoder
 from wager.engine.policies import RequestPolicy
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
-from wager.engine.scheduler import Scheduler
+from wager.engine.scheduler import CommittedStep, Scheduler
 from wager.engine.sequence import Detokenizer, EngineSequence, sequence_id
 from wager.errors import RequestError, UsageError
 from wager.kernels.base import TargetOutput
@@ -30,12 +30,9 @@ from wager.types import (
     FORWARD_STAGE,
     POLICY_STAGE,
     Completion,
-    Outcome,
     OutputDelta,
     Request,
-    Span,
     StepRecord,
-    Verdict,
 )
 
 
@@ -74,6 +71,8 @@ class Engine:
         self._guard = CallGuard()
         self.on_step: Callable[[StepRecord], object] | None = None
         """Called after every step, for measurements; it may add and abort requests."""
+        self.on_deltas: Callable[[list[OutputDelta]], object] | None = None
+        """Called with what every step returns."""
         self._trace = trace or Trace()
         self._time_stages(self._trace)
 
@@ -115,7 +114,7 @@ class Engine:
         self._set_inactive = trace.timed("observe", proposer.set_inactive, sequences, runner.tap)
         self._show = trace.timed("observe", proposer.show)
         self._observe_drafters = trace.timed("observe", proposer.observe)
-        self._update_policy = trace.timed(POLICY_STAGE, self._end_sequences)
+        self._end = trace.timed(POLICY_STAGE, self._end_sequences)
         self._time_policy()
 
     def _time_policy(self) -> None:
@@ -131,19 +130,21 @@ class Engine:
         """One pass of the target for all sequences that can run; what it added to their outputs."""
         self._guard.begin("step")
         try:
-            return self._step()
+            deltas = self._step()
         finally:
             self._guard.end()
+        if self.on_deltas is not None:
+            self.on_deltas(deltas)
+        return deltas
 
     def _step(self) -> list[OutputDelta]:
         finals, self._final_outputs = self._final_outputs, []
         spans = self._schedule()
         if not spans:
             return finals
-        known_rows = 0
+        budget = self.scheduler.max_rows
         for span in spans:
-            known_rows += len(span.tokens)
-        budget = self.scheduler.max_rows - known_rows
+            budget -= len(span.tokens)
         plan = self._plan(spans, budget)
         proposer = self._proposer
         if proposer.changed or (proposer.reads_states and proposer.inactive is not self._policy.inactive_drafters):
@@ -154,44 +155,21 @@ class Engine:
         outcomes = self._accept(spans, drafts, output)
         if proposer.reads_passes:
             self._show(output, spans, drafts, outcomes)
-        deltas = self._commit(spans, outcomes)
-        self._observe(spans, known_rows, output, outcomes, deltas)
-        return finals + deltas if finals else deltas
+        committed = self._commit(spans, outcomes)
+        self._observe(output, committed)
+        return finals + committed.deltas if finals else committed.deltas
 
-    def _observe(
-        self,
-        spans: Sequence[Span],
-        known_rows: int,
-        output: TargetOutput,
-        outcomes: Mapping[str, Outcome],
-        deltas: Sequence[OutputDelta],
-    ) -> None:
+    def _observe(self, output: TargetOutput, committed: CommittedStep) -> None:
         """Drafters, policy and scheduler learn from the step. The last two observe its seconds after all stages have
-        ended; what that takes counts for the next step. After a pass of the target the processor's caches hold weights,
-        so that one loop here is faster than a call for each question."""
-        known: dict[str, Sequence[int]] = {}
-        ended: list[str] = []
-        verdicts: list[Verdict] = []
-        drafted = accepted = emitted = 0
-        for (seq_id, outcome), delta in zip(outcomes.items(), deltas, strict=True):
-            verdicts.append(outcome.verdict)
-            if delta.finish_reason is None:
-                known[seq_id] = delta.token_ids
-            else:
-                ended.append(seq_id)
-            emitted += len(delta.token_ids)
-            if outcome.drafted:
-                drafted += outcome.drafted
-                accepted += len(delta.drafted_by) - delta.drafted_by.count("")
+        ended; what that takes counts for the next step."""
+        deltas, known, ended, verdicts, record = committed
         self._observe_drafters(output, known, ended)
         self._learn(verdicts)
         if ended or self._proposer.changed:
-            self._update_policy(ended)
+            self._end(ended)
         if ended:
             self._close_requests(deltas)
-        contexts = tuple([span.num_computed_tokens for span in spans])
-        rows, seconds = known_rows + drafted, self._trace.take()
-        record = StepRecord(rows, len(spans), drafted, accepted, emitted, seconds, contexts)
+        self._trace.take_into(record.seconds)
         self._report(record)
         self.scheduler.last_step = record
         if self.on_step is not None:
@@ -330,9 +308,8 @@ class CallGuard:
     """The calls that an engine is in, outermost first."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # held by the thread whose calls they are
+        self._thread: dict[str, int] = {}  # whose calls they are
         self._calls: list[str] = []
-        self._thread = 0
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
@@ -344,23 +321,23 @@ class CallGuard:
             self.end()
 
     def begin(self, name: str) -> None:
-        if not self._lock.acquire(blocking=False):
-            names = {thread.ident: thread.name for thread in threading.enumerate()}
+        thread = threading.get_ident()
+        calls, owner = self._calls, self._thread.setdefault("", thread)  # of two threads, one is the first
+        if owner != thread:
+            names = {each.ident: each.name for each in threading.enumerate()}
             raise UsageError(
                 f"Thread {threading.current_thread().name!r} called Engine.{name} while thread "
-                f"{names.get(self._thread, self._thread)!r} was using the engine.",
+                f"{names.get(owner, owner)!r} was using the engine.",
                 "One thread at a time may use an engine; a wager.LLM serves several.",
             )
-        if not self._calls:
-            self._thread = threading.get_ident()
-        elif self._calls[-1] not in _ALLOWED_WITHIN.get(name, _BETWEEN_STEPS):
-            self._lock.release()
+        if calls and calls[-1] not in _ALLOWED_WITHIN.get(name, _BETWEEN_STEPS):
             raise UsageError(
-                f"Engine.{name} was called within {self._calls[-1]} of the same engine.",
+                f"Engine.{name} was called within {calls[-1]} of the same engine.",
                 "Callbacks on_step and on_output may add and abort requests; steps must wait for their return.",
             )
-        self._calls.append(name)
+        calls.append(name)
 
     def end(self) -> None:
         self._calls.pop()
-        self._lock.release()
+        if not self._calls:
+            del self._thread[""]

@@ -29,6 +29,7 @@ from wager.draft.base import (
     StateReader,
     valid_part,
 )
+from wager.kernels._native import valid_chains
 from wager.kernels.base import TargetOutput
 from wager.tenants import HasTenant
 from wager.types import NO_TENANT, RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
@@ -185,26 +186,30 @@ class Proposer:
             return {}
         limits: dict[str, int] = {}
         requests: dict[str, list[DraftRequest]] = {}
-        for span in spans:
-            seq_id = span.seq_id
+        needs_draft_probs = self._rule.needs_draft_probs
+        for seq_id, computed, tokens, _, limit in spans:
             decision = plan.get(seq_id)
             if decision is None or not decision.depth:
                 continue
-            sequence, limits[seq_id] = sequences[seq_id], span.max_draft_tokens
-            request = DraftRequest(
-                seq_id,
-                span.num_computed_tokens + len(span.tokens),
-                decision.depth,
+            sequence, limits[seq_id] = sequences[seq_id], limit
+            depth, drafter, min_survival, prices = decision
+            given = (
                 sequence.params,
                 sequence.seed,
                 sequence.choice,
-                self._rule.needs_draft_probs,
-                decision.min_survival,
+                needs_draft_probs,
+                min_survival,
                 (),
-                decision.prices,
-                span.num_computed_tokens,
+                prices,
+                computed,
             )
-            requests.setdefault(decision.drafter or self._first, []).append(request)
+            position = computed + len(tokens)
+            request = tuple.__new__(DraftRequest, (seq_id, position, depth, *given))  # its own is a function of Python
+            name = drafter or self._first
+            if name in requests:
+                requests[name].append(request)
+            else:
+                requests[name] = [request]
         drafts: dict[str, Draft] = {}
         for name, drafter_requests in requests.items():
             drafts |= self.draft(drafter_requests, limits, drafter=name)
@@ -233,10 +238,14 @@ class Proposer:
         self, served: _ServedDrafter, requests: Sequence[DraftRequest], limits: Mapping[str, int]
     ) -> dict[str, Draft]:
         """The valid drafts of a call, up to where the drafter fails."""
-        drafter, requested = served.drafter, {request.seq_id: request for request in requests}
-        valid: dict[str, Draft] = {}
+        drafter, valid = served.drafter, dict[str, Draft]()
         try:
-            for draft in drafter.propose(requests):
+            drafts = drafter.propose(requests)
+            chains = valid_chains(drafts, requests, limits, drafter.name, self._vocab)
+            if chains is not None:  # as nearly always
+                return chains
+            requested = {request.seq_id: request for request in requests}
+            for draft in drafts:
                 request = requested.get(draft.seq_id)
                 if request is not None:
                     checked = self._valid_part(draft, request, limits[draft.seq_id], drafter)
@@ -251,7 +260,7 @@ class Proposer:
                 self._leave_out(served, requests[0].seq_id, error)
             else:
                 self._pause(served, error)
-                served.suspects.update(requested)
+                served.suspects.update([request.seq_id for request in requests])
         return valid
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
@@ -273,7 +282,7 @@ class Proposer:
         for seq_id in ended:
             self.end(seq_id)
         self._steps += 1
-        if self._read_layers != [reader.taps for _, reader in self._states]:
+        if self._states and self._read_layers != [reader.taps for _, reader in self._states]:
             self.changed = True
         if self.failed:
             for name in [name for name in self.failed if self._served[name].until <= self._steps]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from wager.economics.policy.base import draft_selector
 from wager.engine.sequence import EngineSequence
 from wager.errors import GrammarError, NumericsError, UsageError
-from wager.kernels._native import BatchPacker, BlockTables, SequenceState
+from wager.kernels._native import BatchPacker, BlockTables
 from wager.kernels.base import TappedTarget, Target, TargetOutput
 from wager.kernels.cpu import Kernels, SampleRequest
 from wager.kernels.sampling import RowSampler, token_matcher
@@ -23,8 +23,6 @@ from wager.types import Draft, Outcome, PackedBatch, Span, TokenLogprob, Verdict
 from wager.verify import accept
 from wager.verify.distribution import History, ProcessedDistribution, choose, process, token_logprob
 from wager.verify.pack import pack
-
-_TARGET_ALONE = ("",)
 
 NOT_FINITE = "The model produced a logit that is not finite at position {}."
 
@@ -138,19 +136,20 @@ class Runner:
         self.rule = rule
         self.buffers = buffers
         self._kernels = kernels or Kernels(threads=1)
-        self._matcher = token_matcher(self._kernels)
+        self._matcher = token_matcher(self._kernels, follows=rule == "match")
         self._sampler = RowSampler(self._kernels)
 
     def pack_and_forward(
         self, spans: Sequence[Span], drafts: Mapping[str, Draft], block_tables: BlockTables
     ) -> TargetOutput:
         """One pass over the rows of spans and drafts; see verify.pack.pack."""
-        return self.forward(pack(spans, drafts, block_tables, into=self.buffers))
+        if self.buffers is None:
+            return self.forward(pack(spans, drafts, block_tables))
+        return self.target.forward(self.buffers.pack(spans, drafts, block_tables))  # which hold no more than it takes
 
     def forward(self, batch: PackedBatch) -> TargetOutput:
         """One pass over all rows of the step. UsageError if they are more than the target takes."""
-        in_buffers = self.buffers is not None and self.buffers.packed is batch  # which have room for no more
-        if not in_buffers and batch.rows > self.target.max_rows:
+        if batch.rows > self.target.max_rows:
             raise UsageError(
                 f"A step has {batch.rows} rows; the target takes {self.target.max_rows}.",
                 "A policy may admit at most the rows of its budget.",
@@ -173,30 +172,11 @@ class Runner:
         """The outcome of every span that needs logits, by sequence. Under `match` most are found natively, all at once;
         what is left to `_outcome` are other rules, logits that more than temperature and filters change, log
         probabilities, and rows that are not finite."""
-        paths: list[tuple[SequenceState, tuple[int, ...], tuple[int, ...]]] = []
-        asked: list[tuple[str, Draft | None]] = []
-        for span in spans:
-            if span.needs_logits:
-                draft = drafts.get(span.seq_id)
-                guesses, parents = ((), ()) if draft is None else (draft.tokens, draft.parents)
-                paths.append((sequences[span.seq_id].state, guesses, parents))
-                asked.append((span.seq_id, draft))
-        matched: Sequence[tuple[tuple[int, ...], tuple[int, ...]] | None] = [None] * len(paths)
-        if self.rule == "match":
-            matched = self._matcher.match(paths, output.greedy_tokens, output.logits)
-        outcomes, first = {}, 0
-        for (seq_id, draft), path in zip(asked, matched, strict=True):
-            drafted = 0 if draft is None else len(draft.tokens)
-            if path is None:
-                rows = TargetTokens(
-                    sequences[seq_id], draft or Draft(seq_id), output, first, self._kernels, self._sampler
-                )
-                outcomes[seq_id] = self._outcome(rows)
-            else:
-                accepted, tokens = path
-                drafted_by = (*map(draft.drafter_of, accepted), "") if draft is not None and accepted else _TARGET_ALONE
-                outcomes[seq_id] = Outcome(Verdict(seq_id, accepted, tokens), drafted, drafted_by)
-            first += 1 + drafted
+        outcomes, left = self._matcher.match(spans, drafts, sequences, output.greedy_tokens, output.logits)
+        for seq_id, first in left:
+            draft = drafts.get(seq_id) or Draft(seq_id)
+            rows = TargetTokens(sequences[seq_id], draft, output, first, self._kernels, self._sampler)
+            outcomes[seq_id] = self._outcome(rows)
         return outcomes
 
     def _outcome(self, rows: TargetTokens) -> Outcome:

@@ -46,8 +46,7 @@ class EngineSequence:
         self.text = text
         self.constrained = params.grammar is not None
         """Whether its output follows a grammar, which may end it."""
-        self.cut_by_text = self.constrained or (text is not None and text.may_stop)
-        """Whether its text may end it: a stop string or a grammar."""
+        self._cut_by_text = self.constrained or (text is not None and text.may_stop)
         tokens_alone = params.filters_only and params.logprobs is None
         self._stop_ids = [*params.stop_token_ids, *(() if params.ignore_eos else eos)]
         self.state = SequenceState(
@@ -62,6 +61,7 @@ class EngineSequence:
             temperature=float(params.temperature) if tokens_alone else None,
             filters=params.filters,
             greedy=GREEDY_TEMPERATURE,
+            streamed=request.streamed,
         )
         self._history: History | None = None
         self._in_history = 0
@@ -92,30 +92,32 @@ class EngineSequence:
     def num_tokens(self) -> int:
         return self.state.num_tokens
 
-    def text_of(self, tokens: Sequence[int], finish_reason: FinishReason | None) -> str:
-        """The text that becomes certain with tokens that were kept, where no text can end the sequence; the last one
-        has no text if it is a stop token."""
-        if self.text is None:
-            return ""
-        text = "".join(map(self.text.decoder.push, tokens[:-1] if finish_reason == "stop" else tokens))
-        return text if finish_reason is None else text + self._flush()
-
-    def cut_text(
+    def add_text(
         self, tokens: Sequence[int], finish_reason: FinishReason | None
     ) -> tuple[str, int, FinishReason | None]:
-        """As `text_of`, where a stop string or the grammar may end the sequence before `finish_reason` does: the text,
-        the number of tokens kept, and why it ends if it does."""
-        text, stop_at = "", len(tokens) - 1 if finish_reason == "stop" else len(tokens)
-        for index, token in enumerate(tokens[:stop_at]):
+        """The text that becomes certain with tokens that follow, the number of them that are kept, and why the sequence
+        ends if it does: a stop string or the grammar may end it before `finish_reason` does. A last token that is a
+        stop token has no text."""
+        shown = tokens[:-1] if finish_reason == "stop" else tokens
+        if self._cut_by_text:
+            return self._cut_text(tokens, shown, finish_reason)
+        if self.text is None:
+            return "", len(tokens), finish_reason
+        text = "".join(map(self.text.decoder.push, shown))
+        return text if finish_reason is None else text + self._flush(), len(tokens), finish_reason
+
+    def _cut_text(
+        self, tokens: Sequence[int], shown: Sequence[int], finish_reason: FinishReason | None
+    ) -> tuple[str, int, FinishReason | None]:
+        text = ""
+        for index, token in enumerate(shown):
             if self.text is not None:
                 text += self.text.push(token)
                 if self.text.stopped:
                     return text, index + 1, "stop"
             if self.constrained and self._ends_grammar(token):
                 return text + self._flush(), index + 1, "stop"
-        if finish_reason is None:
-            return text, len(tokens), None
-        return text + self._flush(), len(tokens), finish_reason
+        return text if finish_reason is None else text + self._flush(), len(tokens), finish_reason
 
     def _ends_grammar(self, token: int) -> bool:
         """Whether this token, the next one that is kept, completes the output."""

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TypeVar
 
 from wager.engine.core import Engine
@@ -21,6 +22,14 @@ from wager.types import OutputDelta, Request, StepRecord
 
 DeltaSink = Callable[[OutputDelta], None]
 """Receives the deltas of one request, in whichever thread takes the step."""
+
+
+@dataclass(slots=True, eq=False)
+class _Sink:
+    """Where the deltas of a request go, and how many of its choices have not ended."""
+
+    take: DeltaSink
+    choices: int
 
 
 class SharedEngine:
@@ -33,7 +42,7 @@ class SharedEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
-        self._sinks: dict[str, DeltaSink] = {}  # by request id
+        self._sinks: dict[str, _Sink] = {}  # by request id
         self._lock = threading.RLock()  # one thread at a time adds, steps or aborts
         self._turns = 0  # that the thread is in, one within the other
         self._dropped: deque[str] = deque()  # ids of requests that nobody waits for, to be aborted
@@ -60,16 +69,7 @@ class SharedEngine:
         """Give a request to the engine; `sink` is called with its deltas until all its choices have ended."""
         with self:
             self.engine.add(request)
-            choices = request.params.n
-
-            def take(delta: OutputDelta) -> None:
-                nonlocal choices
-                sink(delta)
-                choices -= delta.finish_reason is not None
-                if not choices:
-                    self._sinks.pop(request.id, None)
-
-            self._sinks[request.id] = take
+            self._sinks[request.id] = _Sink(sink, request.params.n)
 
     def runs(self, request_id: str) -> bool:
         """Whether a request was added and has neither ended nor been dropped."""
@@ -114,8 +114,12 @@ class SharedEngine:
         engine = self._engine or self.engine  # which says that it is closed
         for delta in engine.step():
             sink = self._sinks.get(delta.request_id)
-            if sink:
-                sink(delta)
+            if sink is not None:
+                sink.take(delta)
+                if delta.finish_reason is not None:
+                    sink.choices -= 1
+                    if not sink.choices:
+                        self._sinks.pop(delta.request_id, None)
         if not self._sinks:
             self.engine.check()
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from wager.kernels import _native
 from wager.kernels.cpu import Kernels
-from wager.types import GREEDY_TEMPERATURE, SamplingParams
+from wager.types import GREEDY_TEMPERATURE, Draft, Outcome, SamplingParams, Verdict
 
 _NO_IDS, _NO_LOGITS = np.zeros(0, np.int64), np.zeros(0, np.float64)
 
@@ -53,6 +53,15 @@ class RowSampler:
         return token if token >= 0 else None
 
 
-def token_matcher(kernels: Kernels) -> _native.TokenMatcher:
-    """The rule `match` for a batch of sequences whose tokens are greedy or sampled with temperature and filters."""
-    return _native.TokenMatcher(kernels.pool, kernels.isa, GREEDY_TEMPERATURE)
+def token_matcher(kernels: Kernels, *, follows: bool = True) -> _native.TokenMatcher:
+    """The rule `match` for a batch of sequences whose tokens are greedy or sampled with temperature and filters;
+    without `follows` it leaves all of them to another rule."""
+    return _native.TokenMatcher(
+        kernels.pool,
+        kernels.isa,
+        greedy=GREEDY_TEMPERATURE,
+        outcome=Outcome,
+        verdict=Verdict,
+        draft=Draft,
+        follows=follows,
+    )

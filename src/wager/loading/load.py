@@ -44,7 +44,7 @@ from wager.models.opening import tokenizer_fingerprint
 from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.models.transformer import Decoder
 from wager.trace import Trace
-from wager.types import NO_TENANT, OutputDelta, Request
+from wager.types import NO_TENANT, Request
 
 if TYPE_CHECKING:
     from wager.draft.corpus.learning import LearnedTexts
@@ -148,13 +148,6 @@ class LoadedEngine(Engine):
                 drafter.close()
         if self.learned is not None:
             self.learned.close()
-
-    def step(self) -> list[OutputDelta]:
-        """As Engine's. Answers that end are learned, if they are to be."""
-        deltas = super().step()
-        if self.learned is not None:
-            self.learned.take(deltas)
-        return deltas
 
     def _add(self, request: Request) -> None:
         """As Engine's. A prediction may be a text. Resets the prefix cache if another engine has used the target's
@@ -382,6 +375,7 @@ def _assemble(
         trace=trace,
     )
     engine.target, engine.memory_plan, engine.learned = target, plan, learned
+    engine.on_deltas = None if learned is None else learned.take  # answers that end are learned
     return engine
 
 

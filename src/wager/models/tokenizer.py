@@ -17,7 +17,6 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -343,8 +342,9 @@ class Tokenizer:
         if value is None:
             value = self._bytes[token_id] = self._spell(token_id)
             if not (token_id in self._parts.special or self.ends_fragment(token_id)):
-                with suppress(UnicodeDecodeError):
-                    self.whole_texts[token_id] = value.decode()
+                text = value.decode(errors="replace")
+                if text.encode() == value:  # no part of a character
+                    self.whole_texts[token_id] = text
         return value
 
     def spell(self, token_ids: Sequence[int]) -> None:

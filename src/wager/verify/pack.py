@@ -29,15 +29,9 @@ def pack(
     spans in order. Raises UsageError for a span without rows, a draft behind a span without logits, or more than the
     buffers hold, and CacheIntegrityError for blocks that do not cover the rows.
     """
-    rows = []
-    for span in spans:
-        draft = drafts.get(span.seq_id)
-        tokens, parents = ((), ()) if draft is None else (draft.tokens, draft.parents)
-        table = block_tables[span.seq_id]
-        rows.append((span.seq_id, span.num_computed_tokens, span.tokens, span.needs_logits, tokens, parents, table))
     if into is None:
-        counts = [len(tokens) + len(guesses) for _, _, tokens, _, guesses, _, _ in rows]
+        counts = [len(span.tokens) + len(drafts.get(span.seq_id) or ()) for span in spans]
         ends = [span.num_computed_tokens + count for span, count in zip(spans, counts, strict=True)]
         blocks = -(-max(ends, default=0) // BLOCK_SIZE)
-        into = Inputs.allocate(max_rows=sum(counts), max_sequences=len(rows), max_blocks=blocks).packer()
-    return into.pack(rows)
+        into = Inputs.allocate(max_rows=sum(counts), max_sequences=len(counts), max_blocks=blocks).packer()
+    return into.pack(spans, drafts, block_tables)
