@@ -23,7 +23,7 @@ from wager.kernels.cpu import Kernels, SampleRequest
 from wager.kernels.inputs import Inputs
 from wager.kernels.noise import argmax_gumbel, gumbel
 from wager.kernels.tape import Gates, GuessedIds, HeadRows, Heads, Routing, RowSet
-from wager.types import KVDtype, Span
+from wager.types import KVDtype
 
 
 def matrix_vector(matrix: Array, x: Array) -> Array:

@@ -145,7 +145,7 @@ def valid_part(draft: Draft, *, limit: int, vocab: int, chains: bool = False) ->
         return Draft(draft.seq_id, drafter=draft.drafter)
     if _native.is_valid_draft(draft, limit, vocab, chains):
         return draft
-    has_scores, tokens, parents = _has_valid_scores(draft), _integers(draft.tokens), _integers(draft.parents)
+    tokens, parents = _integers(draft.tokens), _integers(draft.parents)
     size = min(limit, len(tokens), len(parents))
     for node in range(size):
         lowest = node - 1 if chains else -1
