@@ -352,6 +352,8 @@ void bind_steps(nb::module_& m) {
              "span"_a, "delta"_a, "committed"_a, "record"_a)
         .def_prop_ro("num_running", [](const Steps& steps) { return steps.state.running().size(); })
         .def_prop_ro("num_waiting", [](const Steps& steps) { return steps.state.waiting().size(); })
+        .def_prop_rw("max_drafts", [](const Steps& steps) { return steps.state.max_drafts; },
+                     [](Steps& steps, int64_t most) { steps.state.max_drafts = most; })
         .def_prop_ro("num_decoding", [](const Steps& steps) { return steps.state.num_decoding(); })
         .def_prop_ro("running", [](const Steps& steps) { return names_of(steps.state.running()); })
         .def_prop_ro("waiting", [](const Steps& steps) { return names_of(steps.state.waiting()); })

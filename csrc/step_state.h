@@ -74,13 +74,14 @@ class StepState {
     StepState(std::shared_ptr<BlockPool> pool, int64_t max_rows, int64_t max_sequences, int64_t max_context, int64_t max_drafts,
               PromptRows prompt_rows)
         : prompt_rows(prompt_rows),
+          max_drafts(max_drafts),
           pool_(std::move(pool)),
           max_rows_(max_rows),
           max_sequences_(max_sequences),
-          max_context_(max_context),
-          max_drafts_(max_drafts) {}
+          max_context_(max_context) {}
 
     PromptRows prompt_rows;
+    int64_t max_drafts;
 
     BlockPool& pool() const { return *pool_; }
     const std::vector<SequencePtr>& running() const { return running_; }
@@ -134,7 +135,7 @@ class StepState {
     // The same with as many guesses of each sequence as all that decode may have, and rows of prompts as the last steps allow.
     std::vector<ScheduledRows> next(double now) {
         const int64_t decoding = num_decoding();
-        const int64_t drafts = std::min(max_drafts_, std::max<int64_t>(0, max_rows_ / std::max<int64_t>(1, decoding) - 1));
+        const int64_t drafts = std::min(max_drafts, std::max<int64_t>(0, max_rows_ / std::max<int64_t>(1, decoding) - 1));
         const int64_t kept = rows_kept_for_guesses(max_rows_, decoding, drafts, recent_drafted_);
         return schedule(drafts, kept, std::min(prompt_rows.limit(decoding, streamed()).value_or(max_rows_), max_rows_), now);
     }
@@ -321,7 +322,7 @@ class StepState {
     }
 
     const std::shared_ptr<BlockPool> pool_;
-    const int64_t max_rows_, max_sequences_, max_context_, max_drafts_;
+    const int64_t max_rows_, max_sequences_, max_context_;
     int64_t streamed_ = 0, recent_drafted_ = 0;
     std::unordered_map<std::string, SequencePtr> sequences_;
     std::vector<SequencePtr> running_;

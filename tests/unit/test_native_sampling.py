@@ -14,6 +14,7 @@ from wager.arch import Dense, Gqa
 from wager.draft.base import Drafter
 from wager.draft.ngram import NgramDrafter
 from wager.engine.core import Engine
+from wager.kernels.sampling import token_matcher
 from wager.models.random_models import RandomWeights
 from wager.testing.drafters import RandomTreeDrafter
 from wager.types import Request, SamplingParams
@@ -43,8 +44,8 @@ def asked() -> list[Request]:
 
 def by_definition(engine: Engine) -> Engine:
     """Without the native ways: neither the matcher's nor that of a single row."""
-    nothing = SimpleNamespace(match=lambda drafts, *_: [None] * len(drafts), sample=lambda *_, **__: None)
-    engine.runner._matcher = engine.runner._sampler = nothing
+    engine.runner._matcher = token_matcher(native(), follows=False)
+    engine.runner._sampler = SimpleNamespace(sample=lambda *_, **__: None)
     return engine
 
 

@@ -55,7 +55,6 @@ class Scheduler:
         self.max_rows = max_rows
         self.max_sequences = min(max_sequences, max_rows)
         self.max_context = max_context
-        self.max_draft_tokens = max_draft_tokens
         self._clock = clock
         self.last_step: StepRecord | tuple[()] = ()
         """What the last step took, observed when the next one is scheduled."""
@@ -72,6 +71,15 @@ class Scheduler:
             committed=CommittedStep,
             record=StepRecord,
         )
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Guesses of one span, at most; it may be set between steps."""
+        return self._state.max_drafts
+
+    @max_draft_tokens.setter
+    def max_draft_tokens(self, most: int) -> None:
+        self._state.max_drafts = most
 
     @property
     def block_pool(self) -> BlockPool:

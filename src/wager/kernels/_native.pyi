@@ -431,6 +431,7 @@ class StepState:
         committed: type,
         record: type,
     ) -> None: ...
+    max_drafts: int
     @property
     def num_running(self) -> int: ...
     @property
