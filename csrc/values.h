@@ -229,10 +229,13 @@ class Drafts {
         return found;
     }
 
+    // Of any type of integers: a policy of one's own may count by numpy.
     int depth(nanobind::handle request) const {
-        int64_t found = 0;
-        if (!as_int(depth_.of(request.ptr()).ptr(), found)) throw nanobind::python_error();
-        return static_cast<int>(found);
+        const nanobind::object found = nanobind::steal(PyNumber_Index(depth_.require(request.ptr()).ptr()));
+        if (!found.is_valid()) throw nanobind::python_error();
+        int32_t depth = 0;
+        if (!as_int32(found.ptr(), depth)) throw std::invalid_argument("a depth is no int of 32 bits");
+        return depth;
     }
 
     // `token` and `parent` are of a node's index; there are as many as `scores`.
