@@ -162,8 +162,6 @@ void bind_sequence(nb::module_& m) {
         .def_ro("preemptions", &SequenceState::preemptions);
 }
 
-// Of each span its sequence's id, the position of its first row, its tokens, whether the last of them is the last known one, and
-// the room for guesses.
 const char* name_of(wager::Finish finish) {
     return finish == wager::Finish::stop ? "stop" : finish == wager::Finish::length ? "length" : nullptr;
 }
@@ -200,11 +198,12 @@ class Steps {
         return spans(state.next(now));
     }
 
-    // Writes what a pass means for the sequences of `spans`, and adds their texts. Returns the CommittedStep; the places of deltas
+    // Writes what a pass means for the sequences of `spans`, and adds their texts: these first, since what is wrong, or raises, must
+    // change no sequence: others find the blocks that a write fills, whose accepted nodes are moved behind it. Returns the CommittedStep; the places of deltas
     // that are their sequences' last, each with the reason; the slots that the keys and values of accepted nodes are in, and those
     // that they belong in; and the blocks of sequences that end in an error.
     nb::tuple commit(nb::handle spans, nb::handle outcomes, nb::handle sequences, double now) {
-        const std::vector<Pass> passes = read(spans, outcomes, sequences);
+        std::vector<Pass> passes = read(spans, outcomes, sequences);
         nb::list deltas, ended, verdicts, last;
         nb::dict known;
         std::vector<int32_t> from, to, invalid;
@@ -212,14 +211,11 @@ class Steps {
         int64_t rows = 0, drafted = 0, accepted = 0, emitted = 0;
         for (size_t i = 0; i < passes.size(); ++i) {
             const Pass& pass = passes[i];
-            wager::PassResult result = pass.result;
+            wager::PassResult& result = passes[i].result;
             PyTuple_SET_ITEM(contexts.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(result.sequence->computed));
             rows += result.rows;
             drafted += result.drafted;
-            if (pass.outcome == nullptr) {
-                state.commit(result, now, from, to);
-                continue;
-            }
+            if (pass.outcome == nullptr) continue;
             const wager::Kept kept = state.cut(*result.sequence, result.tokens);
             nb::object tokens = first_of(pass.verdict[2], kept.tokens);
             const char* const reason = name_of(kept.finish);
@@ -234,7 +230,6 @@ class Steps {
             finish = nb::borrow(text[2]);
             result.tokens.resize(count);
             if (pass.failed) invalid.insert(invalid.end(), result.sequence->table->blocks.begin(), result.sequence->table->blocks.end());
-            state.commit(result, now, from, to);
             const bool failed = pass.failed && finish.is_none();
             const nb::object names = first_of(pass.outcome[2], count);
             deltas.append(delta_.make({named(*result.sequence).request, named(*result.sequence).index, tokens, nb::handle(text[0]),
@@ -252,10 +247,12 @@ class Steps {
             emitted += count;
             if (result.drafted > 0) accepted += count_named(names);
         }
-        state.verified(drafted);
         const nb::object record = record_.make({nb::int_(rows + drafted), nb::int_(passes.size()), nb::int_(drafted), nb::int_(accepted),
                                                 nb::int_(emitted), nb::dict(), contexts});
-        return nb::make_tuple(committed_.make({deltas, known, ended, verdicts, record}), last, from, to, invalid);
+        const nb::object committed = committed_.make({deltas, known, ended, verdicts, record});
+        for (const Pass& pass : passes) state.commit(pass.result, now, from, to);
+        state.verified(drafted);
+        return nb::make_tuple(committed, last, from, to, invalid);
     }
 
   private:
@@ -266,7 +263,6 @@ class Steps {
         bool failed = false;
     };
 
-    // All are read before any is written, so that one that is wrong changes nothing.
     std::vector<Pass> read(nb::handle spans, nb::handle outcomes, nb::handle sequences) const {
         wager::Items all;
         if (!all.read(spans.ptr()) || !PyDict_Check(outcomes.ptr()) || !PyDict_Check(sequences.ptr()))

@@ -334,6 +334,16 @@ def test_a_step_with_a_wrong_result_changes_nothing(step: tuple[StepState, Seque
         with pytest.raises((UsageError, ValueError, KeyError)):
             state.commit([whole, span], outcomes, sequences, 1.0)  # type: ignore[list-item]
         assert (first.num_tokens, first.num_computed_tokens, first.rounds) == (20, 0, 0)
+    both = [whole, Span("b", 0, (1,) * 20, True)]
+    fails = Texts(second, "b", 0)
+    fails.add_text = lambda *_: 1 / 0  # type: ignore[assignment, method-assign]
+    for other, last, raised in (
+        (sequences["b"], Outcome(Verdict("b", (), (3,)), drafted=1, drafted_by=3), TypeError),  # type: ignore[arg-type]
+        (fails, Outcome(Verdict("b", (), (3,))), ZeroDivisionError),
+    ):
+        with pytest.raises(raised):
+            state.commit(both, {"a": right, "b": last}, {**sequences, "b": other}, 1.0)
+        assert (first.num_tokens, first.num_computed_tokens, first.rounds) == (20, 0, 0)
     for given in ((3, {"a": right}, sequences), ([whole], [], sequences), ([whole], {}, [])):
         with pytest.raises(ValueError, match="dicts"):
             state.commit(*given, 1.0)  # type: ignore[arg-type]
