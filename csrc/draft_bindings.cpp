@@ -39,7 +39,8 @@ nb::object valid_chains(nb::handle drafts, nb::handle requests, const nb::dict& 
     nb::dict valid;
     for (Py_ssize_t i = 0; i < made.size; ++i) {
         PyObject *const draft = made.items[i], *const request = asked.items[i];
-        const nb::object seq_id = of_seq_id.require(draft);
+        const nb::object seq_id = of_seq_id.of(draft);
+        if (!seq_id.is_valid()) return PyErr_Clear(), nb::none();  // the drafts before it count
         int64_t limit = 0;
         if (!of_seq_id.require(request).equal(seq_id) || of_needs.require(request).ptr() != Py_False) return nb::none();
         if (!of_drafter.require(draft).equal(drafter) || !wager::as_int(wager::value_of(limits, seq_id.ptr()).ptr(), limit)) return nb::none();

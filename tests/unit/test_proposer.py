@@ -12,6 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wager.engine.proposer as proposer_module
+from wager.draft.base import Drafter
+from wager.draft.lookup import LookupDrafter, LookupSources
+from wager.draft.ngram import NgramDrafter
 from wager.economics.policy.base import longest_that_fits
 from wager.engine.proposer import Proposer
 from wager.kernels import _native
@@ -107,6 +110,26 @@ def test_a_failing_drafter_is_left_out_and_named(caplog: pytest.LogCaptureFixtur
         "Drafter 'failing' failed and is left out for one sequence: ValueError: no idea",
         "Drafter 'failing' failed and pauses for 16 steps: ValueError: no idea (failure 2)",
     ]
+
+
+def test_drafts_before_one_that_is_none_count() -> None:
+    requests = [DraftRequest(name, 5, 8, SamplingParams(), 0) for name in ("s", "t")]
+    good, none = Draft.chain("s", [1, 2], drafter="exact"), None
+    drafter = ProposesExactly(good, none)  # type: ignore[arg-type]
+    proposer = Proposer(drafter, vocab=VOCAB)
+    assert [*proposer.draft(requests, {"s": 8, "t": 8}, drafter=drafter.name)] == ["s"]
+    assert proposer.failed
+
+
+@pytest.mark.parametrize("drafter", [NgramDrafter(), LookupDrafter("suffix", LookupSources(4))])
+def test_a_depth_is_any_integer(drafter: Drafter) -> None:
+    drafter.begin("s", [1, 2, 3, 1, 2, 3, 1], SamplingParams())
+    request = DraftRequest("s", 7, 2, SamplingParams(), 0)
+    [draft] = drafter.propose([request._replace(depth=np.int64(2))])
+    assert draft.tokens == (2, 3)
+    for depth in (2.0, 2**40, None):
+        with pytest.raises((TypeError, ValueError), match=r"integer|int of 32 bits"):
+            drafter.propose([request._replace(depth=depth)])  # type: ignore[arg-type]
 
 
 def test_what_is_too_much_together_is_cut_where_it_is_longest() -> None:
