@@ -45,7 +45,8 @@ struct StepShape {
 
 class StepTimes {
   public:
-    // The filter follows the logs of the scale, of what rows cost and of each knot, and the cost of a request.
+    // The filter follows the logs of the scale, of what rows cost and of each knot, the cost of a request, and then
+    // what a caller follows besides, of which a step that is observed here tells nothing.
     StepTimes(KalmanFilter filter, std::vector<double> rows, std::vector<double> fitted, double per_request, double per_context,
               double per_pair)
         : per_context(per_context),
@@ -93,6 +94,7 @@ class StepTimes {
         const double expected = seconds(shape);
         std::vector<double> relative = slopes(shape);
         for (double& slope : relative) slope /= expected;
+        relative.resize(filter.size());
         filter.update(relative, std::log(taken / expected));
         correct();
     }
@@ -104,6 +106,7 @@ class StepTimes {
         for (const double count : others) {
             std::vector<double> other = slopes({count, shape.requests, shape.context_sum});
             for (size_t i = 0; i < one.size(); ++i) other[i] -= one[i];
+            other.resize(filter.size());
             found.push_back(filter.deviation(other));
         }
         return found;
