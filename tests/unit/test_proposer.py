@@ -116,6 +116,7 @@ def test_drafts_before_one_that_is_none_count() -> None:
     requests = [DraftRequest(name, 5, 8, SamplingParams(), 0) for name in ("s", "t")]
     good, none = Draft.chain("s", [1, 2], drafter="exact"), None
     drafter = ProposesExactly(good, none)  # type: ignore[arg-type]
+    drafter.name = "exact"
     proposer = Proposer(drafter, vocab=VOCAB)
     assert [*proposer.draft(requests, {"s": 8, "t": 8}, drafter=drafter.name)] == ["s"]
     assert proposer.failed
