@@ -53,9 +53,7 @@ nb::object valid_chains(nb::handle drafts, nb::handle requests, const nb::dict& 
 // Makes the drafts of a drafter of that name from those of others.
 class DraftMerger {
   public:
-    DraftMerger(nb::handle draft, const std::string& drafter)
-        : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs", "computed"}),
-          drafter_(nb::str(drafter.c_str())) {}
+    DraftMerger(nb::handle draft, const std::string& drafter) : drafts_(draft, drafter) {}
 
     // `drafts` are (draft, factor), of which the last has `computed` guesses that took time (None: it does not say); what is `behind`,
     // if anything, goes on behind that. And how many more guesses than the first draft has are worth the price of a `row`.
@@ -67,26 +65,13 @@ class DraftMerger {
             wager::append_behind(trees.back(), judged(behind));
         }
         const JudgedDraft found = wager::merge(trees, nodes);
-        const size_t size = found.parents.size();
-        const nb::object tokens = nb::steal(PyTuple_New(size)), parents = nb::steal(PyTuple_New(size)),
-                         scores = nb::steal(PyTuple_New(size));
-        for (size_t i = 0; i < size; ++i) {
-            PyTuple_SET_ITEM(tokens.ptr(), i, PyLong_FromLong(found.tokens[i]));
-            PyTuple_SET_ITEM(parents.ptr(), i, PyLong_FromLong(found.parents[i]));
-            PyTuple_SET_ITEM(scores.ptr(), i, PyFloat_FromDouble(found.scores[i]));
-        }
-        const nb::object made = draft_.make({seq_id, tokens, parents, scores, drafter_, nb::none(), computed});
+        const nb::object made = drafts_.make(seq_id, found.scores, [&](size_t node) { return found.tokens[node]; },
+                                             [&](size_t node) { return found.parents[node]; }, computed);
         const long before = nb::len(drafts) > 0 ? worth(drafts[0][0], row) : 0;
         return nb::make_tuple(made, wager::worth(found, row) - before);
     }
 
-    // Another's draft, for which no time was taken.
-    nb::object rename(nb::handle draft) const {
-        static const Name of_seq_id("seq_id"), of_tokens("tokens"), of_parents("parents"), of_scores("scores"), of_probs("draft_probs");
-        const nb::int_ none(0);
-        return draft_.make({of_seq_id.require(draft.ptr()), of_tokens.require(draft.ptr()), of_parents.require(draft.ptr()), of_scores.require(draft.ptr()),
-                            drafter_, of_probs.require(draft.ptr()), none});
-    }
+    nb::object rename(nb::handle draft) const { return drafts_.rename(draft); }
 
     static long worth(nb::handle draft, double row) { return wager::worth(wager::read_draft(draft.ptr()), row); }
 
@@ -98,8 +83,7 @@ class DraftMerger {
         return draft;
     }
 
-    const wager::ValueType draft_;
-    const nb::object drafter_;
+    const wager::Drafts drafts_;
 };
 
 std::pair<double, long> bear_out(nb::handle draft, nb::handle known) {

@@ -7,8 +7,7 @@
 namespace wager {
 
 inline void read_floats(PyObject* value, std::vector<double>& out, Py_ssize_t first = 0, Py_ssize_t most = PY_SSIZE_T_MAX) {
-    Items items;
-    if (!items.read(value)) throw std::invalid_argument("numbers must be a list or a tuple");
+    const Items items = items_of(value, "numbers must be a list or a tuple");
     out.clear();
     for (Py_ssize_t i = first; i < items.size && i - first < most; ++i) {
         const double number = PyFloat_AsDouble(items.items[i]);

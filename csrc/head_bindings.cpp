@@ -14,7 +14,7 @@ namespace {
 // `taps` are arrays f32 [rows of the pass, width] of which a state has one row of each; `rows` those of the positions from `start`.
 int64_t read_states(HeadSequence& self, nb::list taps, int64_t start, nb::handle rows) {
     std::vector<int64_t> picked;
-    wager::read_ints(nb::steal(PySequence_Fast(rows.ptr(), "rows must be a sequence")), picked);
+    wager::read_ints(wager::listed(rows, "rows must be a sequence"), picked);
     std::vector<std::unique_ptr<Elements>> held;
     std::vector<const float*> from;
     const size_t parts = nb::len(taps), width = parts > 0 ? self.width() / parts : 0;
@@ -29,11 +29,10 @@ int64_t read_states(HeadSequence& self, nb::list taps, int64_t start, nb::handle
     return self.read(from, start, picked);
 }
 
-nb::list tokens_between(const HeadSequence& self, int64_t first, int64_t end) {
-    nb::list found;
-    end = std::min<int64_t>(end, static_cast<int64_t>(self.tokens.size()));
-    for (int64_t i = std::max<int64_t>(first, 0); i < end; ++i) found.append(self.tokens[i]);
-    return found;
+std::vector<int32_t> tokens_between(const HeadSequence& self, int64_t first, int64_t end) {
+    const auto size = static_cast<int64_t>(self.tokens.size());
+    first = std::clamp<int64_t>(first, 0, size);
+    return {self.tokens.begin() + first, self.tokens.begin() + std::clamp(end, first, size)};
 }
 
 void take_states(HeadSequence& self, nb::handle into) {
@@ -57,11 +56,12 @@ class HeadDrafts {
             names.push_back(drafts_.seq_id(request));
             HeadSequence& sequence = nb::cast<HeadSequence&>(sequences[names.back()]);
             const double temperature = sequence.temperature.value_or(0.0);
-            if (!sequence.temperature || (temperature != 0 && nb::cast<bool>(read(needs_draft_probs_, request)))) return nb::none();
-            const wager::NoiseKey key{temperature, nb::cast<uint64_t>(read(seed_, request)),
-                                      nb::cast<uint32_t>(read(position_, request)), nb::cast<uint32_t>(read(choice_, request))};
+            const auto has_probs = [&] { return temperature != 0 && nb::cast<bool>(needs_draft_probs_.require(request.ptr())); };
+            if (!sequence.temperature || has_probs()) return nb::none();
+            const wager::NoiseKey key{temperature, nb::cast<uint64_t>(seed_.require(request.ptr())),
+                                      nb::cast<uint32_t>(position_.require(request.ptr())), nb::cast<uint32_t>(choice_.require(request.ptr()))};
             asked.push_back({nb::cast<std::string>(names.back()), &sequence, drafts_.depth(request),
-                             nb::cast<double>(read(min_survival_, request)), key});
+                             nb::cast<double>(min_survival_.require(request.ptr())), key});
         }
         std::vector<wager::Chain> chains;
         {
@@ -78,12 +78,6 @@ class HeadDrafts {
   private:
     static wager::HeadLimits limits_of(const std::tuple<int, int, int64_t, int64_t>& given) {
         return {std::get<0>(given), std::get<1>(given), std::get<2>(given), std::get<3>(given)};
-    }
-
-    static nb::object read(const Name& name, nb::handle of) {
-        nb::object value = name.of(of.ptr());
-        if (!value.is_valid()) throw nb::python_error();
-        return value;
     }
 
     const wager::Drafts drafts_;

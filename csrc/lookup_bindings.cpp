@@ -147,8 +147,7 @@ class LookupTable {
 
     nb::list propose(nb::handle requests) {
         nb::list drafts;
-        wager::Items all;
-        if (!all.read(requests.ptr())) throw std::invalid_argument("requests are a list");
+        const wager::Items all = wager::items_of(requests, "requests are a list");
         for (Py_ssize_t i = 0; i < all.size; ++i) {
             const nb::handle request = all.items[i];
             const nb::object seq_id = drafts_.seq_id(request);
@@ -157,9 +156,7 @@ class LookupTable {
             shared_.absorb();
             text.catch_up();
             const wager::RequestNoise noise = noise_.of(request);
-            const nb::object guesses = after_.of(request.ptr());
-            if (!guesses.is_valid()) throw nb::python_error();
-            const std::vector<int32_t> after = read_tokens(guesses);
+            const std::vector<int32_t> after = read_tokens(after_.require(request.ptr()));
             if (trees_)
                 text.draft_tree(depth, after, noise, tokens_, parents_, survival_);
             else

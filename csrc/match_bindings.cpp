@@ -37,8 +37,7 @@ class TokenMatcher {
         paths_.clear();
         size_t rows = 0;
         bool samples = false;
-        Items all;
-        if (!all.read(spans.ptr())) throw std::invalid_argument("spans are a list");
+        const Items all = wager::items_of(spans, "spans are a list");
         for (Py_ssize_t i = 0; i < all.size; ++i) {
             PyObject** const span = wager::fields_of(all.items[i], 4, "a span is five values");
             if (span[3] != Py_True) continue;
@@ -100,16 +99,9 @@ class TokenMatcher {
         }
     };
 
-    static nb::object tuple_of(const std::vector<int64_t>& values) {
-        const nb::object made = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(values.size())));
-        for (size_t i = 0; i < values.size(); ++i)
-            PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(values[i]));
-        return made;
-    }
-
     nb::object outcome_of(const Path& path) const {
-        const nb::object accepted = tuple_of(path.accepted);
-        const nb::object verdict = verdict_.make({nb::handle(path.seq_id), accepted, tuple_of(path.emitted)});
+        const nb::object accepted = wager::tuple_of(path.accepted);
+        const nb::object verdict = verdict_.make({nb::handle(path.seq_id), accepted, wager::tuple_of(path.emitted)});
         return outcome_.make({verdict, nb::int_(path.guesses.size()), drafted_by(path, accepted), none_, nothing_, zero_});
     }
 

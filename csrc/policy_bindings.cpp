@@ -7,47 +7,15 @@
 #include "values.h"
 
 namespace nb = nanobind;
-using wager::Items, wager::read_draft, wager::read_floats, wager::read_ints;
+using wager::Items, wager::items_of, wager::read_draft, wager::read_floats, wager::read_ints;
 using Numbers = std::vector<double>;
 
 namespace {
 
-Items items_of(nb::handle value, const char* error) {
-    Items items;
-    if (!items.read(value.ptr())) throw std::invalid_argument(error);
-    return items;
-}
-
-class Filter {
-  public:
-    Filter(double max_surprise, double drift, double noise_weight, double most_noise, double first_trend_weight,
-           double trend_weight, double trend, int drift_interval, int trend_growth, Numbers change, double noise, double uncertainty)
-        : filter_({max_surprise, drift, noise_weight, most_noise, first_trend_weight, trend_weight, trend, drift_interval,
-                   trend_growth},
-                  std::move(change), noise, uncertainty) {}
-
-    void update(nb::handle slopes, double error) { filter_.update(checked(slopes), error); }
-    double deviation(nb::handle slopes) { return filter_.deviation(checked(slopes)); }
-    const Numbers& values() const { return filter_.values(); }
-    const wager::KalmanFilter& filter() const { return filter_; }
-
-  private:
-    const Numbers& checked(nb::handle slopes) {
-        read_floats(slopes.ptr(), slopes_);
-        if (slopes_.size() != filter_.size()) throw std::invalid_argument("slopes must be one float for each unknown");
-        return slopes_;
-    }
-
-    wager::KalmanFilter filter_;
-    Numbers slopes_;
-};
-
 // Of a list, a tuple or a range.
 Numbers floats_of(nb::handle values) {
-    const nb::object sequence = nb::steal(PySequence_Fast(values.ptr(), "numbers must be a sequence"));
-    if (!sequence.is_valid()) throw nb::python_error();
     Numbers numbers;
-    read_floats(sequence.ptr(), numbers);
+    read_floats(wager::listed(values, "numbers must be a sequence").ptr(), numbers);
     return numbers;
 }
 
@@ -92,8 +60,7 @@ std::vector<Numbers> rows_of(const wager::Table& table) {
 // Chooses the tokens of drafts that are verified. `draft_type`: the class of drafts.
 class DraftSelector {
   public:
-    explicit DraftSelector(nb::handle draft_type)
-        : type_(draft_type, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs", "computed"}) {}
+    explicit DraftSelector(nb::handle draft_type) : type_(draft_type) {}
 
     // Of `drafts` by sequence: those that are kept, as far as they are (`drafts` itself where all are whole); how many tokens; their
     // gain; cut or None; benefit. `models` are one for each draft, or one for all, and `sequences` as many as drafts (None where all
@@ -136,7 +103,8 @@ class DraftSelector {
     nb::object keep(nb::handle draft, const std::vector<long>& nodes) const {
         static const wager::Name of_seq_id("seq_id"), of_tokens("tokens"), of_parents("parents"), of_scores("scores"),
             of_drafter("drafter"), of_probs("draft_probs"), of_computed("computed");
-        const nb::object tokens = of_tokens.of(draft.ptr()), parents = of_parents.of(draft.ptr()), scores = of_scores.of(draft.ptr());
+        const nb::object tokens = of_tokens.require(draft.ptr()), parents = of_parents.require(draft.ptr()),
+                         scores = of_scores.require(draft.ptr());
         std::vector<long> before, place;
         read_ints(parents, before);
         if (nodes.size() == before.size()) return nb::borrow(draft);
@@ -150,10 +118,10 @@ class DraftSelector {
             kept_parents.append(before[node] < 0 ? -1 : place[before[node]]);
             if (nb::len(scores)) kept_scores.append(scores[node]);
         }
-        nb::object probs = of_probs.of(draft.ptr());
+        nb::object probs = of_probs.require(draft.ptr());
         if (!probs.is_none()) probs = probs[nb::cast(nodes)];
-        return type_.make({of_seq_id.of(draft.ptr()), nb::tuple(kept_tokens), nb::tuple(kept_parents), nb::tuple(kept_scores),
-                           of_drafter.of(draft.ptr()), probs, of_computed.of(draft.ptr())});
+        return type_.make({of_seq_id.require(draft.ptr()), nb::tuple(kept_tokens), nb::tuple(kept_parents), nb::tuple(kept_scores),
+                           of_drafter.require(draft.ptr()), probs, of_computed.require(draft.ptr())});
     }
 
   private:
@@ -170,7 +138,7 @@ class DraftSelector {
         return found;
     }
 
-    wager::ValueType type_;
+    wager::DraftType type_;
 };
 
 // See AcceptanceModel::learn_draft. `draft`: None where none was made; `forecast`: of its survival, or None.
@@ -210,19 +178,19 @@ class DrafterRecords {
         nb::list changes;
         const Items taken = items_of(steps, "steps must be a list");
         for (Py_ssize_t i = 0; i < taken.size; ++i) {
-            const nb::object drafted = attribute(of_drafted, taken.items[i]);
+            const nb::object drafted = of_drafted.require(taken.items[i]);
             if (!PyDict_Check(drafted.ptr()) || !PyDict_GET_SIZE(drafted.ptr())) continue;
-            const nb::object verdicts = attribute(of_verdicts, taken.items[i]), plan = attribute(of_plan, taken.items[i]);
+            const nb::object verdicts = of_verdicts.require(taken.items[i]), plan = of_plan.require(taken.items[i]);
             const Items each = items_of(verdicts, "verdicts must be a list");
             for (Py_ssize_t j = 0; j < std::min(each.size, most_seen_); ++j) {
                 PyObject* const verdict = each.items[j];
-                const nb::object seq_id = attribute(of_seq_id, verdict);
+                const nb::object seq_id = of_seq_id.require(verdict);
                 PyObject* const draft = PyDict_GetItemWithError(drafted.ptr(), seq_id.ptr());
                 if (draft == nullptr) continue;
-                const nb::object tokens = attribute(of_tokens, verdict), guesses = attribute(of_tokens, draft);
+                const nb::object tokens = of_tokens.require(verdict), guesses = of_tokens.require(draft);
                 if (!nb::len(tokens) || !nb::len(guesses)) continue;
-                const bool right = nb::len(attribute(of_accepted, verdict)) || first_is_right(draft, tokens);
-                const nb::object drafter = attribute(of_drafter, nb::object(plan[seq_id]).ptr());
+                const bool right = nb::len(of_accepted.require(verdict)) || first_is_right(draft, tokens);
+                const nb::object drafter = of_drafter.require(nb::object(plan[seq_id]).ptr());
                 const std::string name = nb::cast<std::string>(drafter);
                 wager::DrafterRecord& record = records_.try_emplace(name, rules_).first->second;
                 if (record.see(nb::cast<std::string>(seq_id), right))
@@ -233,12 +201,6 @@ class DrafterRecords {
     }
 
   private:
-    static nb::object attribute(const wager::Name& name, PyObject* value) {
-        nb::object found = name.of(value);
-        if (!found.is_valid()) throw nb::python_error();
-        return found;
-    }
-
     static bool first_is_right(PyObject* draft, const nb::object& emitted) {
         std::vector<long> tokens;
         read_ints(emitted, tokens);
@@ -304,23 +266,31 @@ class DraftPlanner {
 }  // namespace
 
 void bind_policy(nb::module_& m) {
+    using Filter = wager::KalmanFilter;
     nb::class_<Filter>(m, "KalmanFilter")
-        .def(nb::init<double, double, double, double, double, double, double, int, int, Numbers, double, double>(), nb::kw_only(),
-             nb::arg("max_surprise"), nb::arg("drift"), nb::arg("noise_weight"), nb::arg("most_noise"),
+        .def("__init__",
+             [](Filter* made, double max_surprise, double drift, double noise_weight, double most_noise, double first_trend_weight,
+                double trend_weight, double trend, int drift_interval, int trend_growth, Numbers change, double noise,
+                double uncertainty) {
+                 new (made) Filter({max_surprise, drift, noise_weight, most_noise, first_trend_weight, trend_weight, trend,
+                                    drift_interval, trend_growth},
+                                   std::move(change), noise, uncertainty);
+             },
+             nb::kw_only(), nb::arg("max_surprise"), nb::arg("drift"), nb::arg("noise_weight"), nb::arg("most_noise"),
              nb::arg("first_trend_weight"), nb::arg("trend_weight"), nb::arg("trend"), nb::arg("drift_interval"),
              nb::arg("trend_growth"), nb::arg("change"), nb::arg("noise"), nb::arg("uncertainty"))
-        .def("update", &Filter::update)
-        .def("deviation", &Filter::deviation)
+        .def("update", [](Filter& filter, nb::handle slopes, double error) { filter.update(slopes_of(slopes, filter), error); })
+        .def("deviation", [](const Filter& filter, nb::handle slopes) { return filter.deviation(slopes_of(slopes, filter)); })
         .def("values", &Filter::values)
-        .def("__deepcopy__", [](const Filter& filter, nb::handle) { return Filter(filter); });
+        .def("__deepcopy__", [](const Filter& filter, nb::handle) { return filter; });
     using Steps = wager::StepTimes;
     nb::class_<Steps>(m, "StepTimes")
         .def("__init__",
              [](Steps* made, const Filter& filter, Numbers rows, Numbers seconds, double per_request, double per_context,
                 double per_pair) {
                  check_knots(rows, {&seconds});
-                 if (filter.filter().size() < rows.size() + 3) throw std::invalid_argument("a filter of too few unknowns");
-                 new (made) Steps(filter.filter(), std::move(rows), std::move(seconds), per_request, per_context, per_pair);
+                 if (filter.size() < rows.size() + 3) throw std::invalid_argument("a filter of too few unknowns");
+                 new (made) Steps(filter, std::move(rows), std::move(seconds), per_request, per_context, per_pair);
              },
              nb::arg("filter"), nb::kw_only(), nb::arg("rows"), nb::arg("seconds"), nb::arg("per_request"), nb::arg("per_context"),
              nb::arg("per_pair"))
@@ -351,8 +321,8 @@ void bind_policy(nb::module_& m) {
         .def("__init__",
              [](Drafting* made, const Filter& filter, Numbers requests, Numbers per_call, Numbers per_token) {
                  check_knots(requests, {&per_call, &per_token});
-                 if (filter.filter().size() != requests.size() + 2) throw std::invalid_argument("a filter of other unknowns");
-                 new (made) Drafting(filter.filter(), std::move(requests), std::move(per_call), std::move(per_token));
+                 if (filter.size() != requests.size() + 2) throw std::invalid_argument("a filter of other unknowns");
+                 new (made) Drafting(filter, std::move(requests), std::move(per_call), std::move(per_token));
              },
              nb::arg("filter"), nb::kw_only(), nb::arg("requests"), nb::arg("per_call"), nb::arg("per_token"))
         .def("seconds_by_depth", [](const Drafting& times, double requests,

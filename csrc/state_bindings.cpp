@@ -137,10 +137,8 @@ SequencePtr make_sequence(nb::str id, nb::str request_id, nb::int_ choice, nb::h
     return made;
 }
 
-nb::list tokens_from(const SequenceState& sequence, int64_t first) {
-    nb::list tokens;
-    for (int64_t i = first; i < sequence.length(); ++i) tokens.append(sequence.tokens[i]);
-    return tokens;
+std::vector<int32_t> tokens_from(const SequenceState& sequence, int64_t first) {
+    return {sequence.tokens.begin() + std::clamp<int64_t>(first, 0, sequence.length()), sequence.tokens.end()};
 }
 
 void bind_sequence(nb::module_& m) {
@@ -207,12 +205,11 @@ class Steps {
         nb::list deltas, ended, verdicts, last;
         nb::dict known;
         std::vector<int32_t> from, to, invalid;
-        const nb::object contexts = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(passes.size())));
+        const nb::object contexts =
+            wager::tuple_of(passes.size(), [&](size_t i) { return PyLong_FromLongLong(passes[i].result.sequence->computed); });
         int64_t rows = 0, drafted = 0, accepted = 0, emitted = 0;
-        for (size_t i = 0; i < passes.size(); ++i) {
-            const Pass& pass = passes[i];
-            wager::PassResult& result = passes[i].result;
-            PyTuple_SET_ITEM(contexts.ptr(), static_cast<Py_ssize_t>(i), PyLong_FromLongLong(result.sequence->computed));
+        for (Pass& pass : passes) {
+            wager::PassResult& result = pass.result;
             rows += result.rows;
             drafted += result.drafted;
             if (pass.outcome == nullptr) continue;
@@ -271,13 +268,11 @@ class Steps {
         for (Py_ssize_t i = 0; i < all.size; ++i) {
             Pass& pass = passes[i];
             PyObject** const span = wager::fields_of(all.items[i], 3, "a span is five values");
-            wager::Items rows;
-            if (!rows.read(span[2])) throw std::invalid_argument("the tokens of a span are no tuple");
             pass.seq_id = span[0];
             pass.sequence = wager::value_of(sequences, span[0]).ptr();
             if (pass.sequence == nullptr) throw nb::key_error("a span of an unknown sequence");
             pass.result.sequence = nb::cast<SequencePtr>(state_.require(pass.sequence));
-            pass.result.rows = rows.size;
+            pass.result.rows = wager::items_of(span[2], "the tokens of a span are no tuple").size;
             const nb::object outcome = wager::value_of(outcomes, span[0]);
             if (outcome.is_valid()) {
                 pass.outcome = wager::fields_of(outcome, 6, "an outcome is six values");
@@ -296,9 +291,8 @@ class Steps {
         nb::list made;
         for (const wager::ScheduledRows& each : rows) {
             const SequenceState& sequence = *each.sequence;
-            const nb::object tokens = nb::steal(PyTuple_New(each.end - each.start));
-            for (int64_t i = each.start; i < each.end; ++i)
-                PyTuple_SET_ITEM(tokens.ptr(), i - each.start, PyLong_FromLong(sequence.tokens[i]));
+            const int32_t* const first = sequence.tokens.data() + each.start;
+            const nb::object tokens = wager::tuple_of(each.end - each.start, [&](size_t i) { return PyLong_FromLong(first[i]); });
             made.append(span_.make({named(sequence).name, nb::int_(each.start), tokens,
                                     nb::bool_(each.end == sequence.length()), nb::int_(each.drafts)}));
         }
@@ -315,8 +309,7 @@ class Steps {
 
     // How many of the names of drafters are not empty.
     static int64_t count_named(const nb::object& names) {
-        wager::Items all;
-        if (!all.read(names.ptr())) throw std::invalid_argument("the names of drafters are no tuple");
+        const wager::Items all = wager::items_of(names, "the names of drafters are no tuple");
         return std::count_if(all.items, all.items + all.size, [](PyObject* name) { return PyObject_IsTrue(name) == 1; });
     }
 
@@ -329,9 +322,9 @@ class Steps {
 };
 
 template <class Sequences>
-nb::list names_of(const Sequences& sequences) {
-    nb::list names;
-    for (const SequencePtr& each : sequences) names.append(each->id);
+std::vector<std::string> names_of(const Sequences& sequences) {
+    std::vector<std::string> names;
+    for (const SequencePtr& each : sequences) names.push_back(each->id);
     return names;
 }
 

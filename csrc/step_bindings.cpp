@@ -67,8 +67,7 @@ class BatchPacker {
 
     nb::object pack(nb::handle spans, nb::handle drafts, nb::handle tables) {
         packed = sizes = nb::none();
-        Items listed;
-        if (!listed.read(spans.ptr())) throw std::invalid_argument("spans are a list");
+        const Items listed = wager::items_of(spans, "spans are a list");
         std::vector<SpanRows> all;
         all.reserve(listed.size);
         int64_t rows = 0;

@@ -43,11 +43,29 @@ struct Items {
     }
 };
 
+inline Items items_of(nanobind::handle value, const char* error) {
+    Items items;
+    if (!items.read(value.ptr())) throw std::invalid_argument(error);
+    return items;
+}
+
+// A tuple; `make` gives a new reference to the value of an index.
+template <class Make>
+nanobind::object tuple_of(size_t size, Make make) {
+    const nanobind::object made = nanobind::steal(PyTuple_New(static_cast<Py_ssize_t>(size)));
+    for (size_t i = 0; i < size; ++i) PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), make(i));
+    return made;
+}
+
+template <class Int>
+nanobind::object tuple_of(const std::vector<Int>& ints) {
+    return tuple_of(ints.size(), [&](size_t i) { return PyLong_FromLongLong(ints[i]); });
+}
+
 // The ints of a list or a tuple.
 template <class Int>
 void read_ints(nanobind::handle from, std::vector<Int>& to) {
-    Items items;
-    if (!items.read(from.ptr())) throw std::invalid_argument("guesses, tokens and parents must be lists or tuples");
+    const Items items = items_of(from, "guesses, tokens and parents must be lists or tuples");
     to.clear(), to.reserve(items.size);
     for (Py_ssize_t i = 0; i < items.size; ++i) {
         int64_t number = 0;
@@ -56,11 +74,17 @@ void read_ints(nanobind::handle from, std::vector<Int>& to) {
     }
 }
 
+// A list or a tuple of the items of a sequence.
+inline nanobind::object listed(nanobind::handle values, const char* error) {
+    nanobind::object sequence = nanobind::steal(PySequence_Fast(values.ptr(), error));
+    if (!sequence.is_valid()) throw nanobind::python_error();
+    return sequence;
+}
+
 // The ids of a sequence of tokens.
 inline std::vector<int32_t> read_tokens(nanobind::handle tokens) {
-    Items items;
-    const nanobind::object sequence = nanobind::steal(PySequence_Fast(tokens.ptr(), "tokens must be a sequence"));
-    if (!items.read(sequence.ptr())) throw nanobind::python_error();
+    const nanobind::object sequence = listed(tokens, "tokens must be a sequence");
+    const Items items = items_of(sequence, "");
     std::vector<int32_t> ids(items.size);
     for (Py_ssize_t i = 0; i < items.size; ++i)
         if (!as_int32(items.items[i], ids[i])) throw std::invalid_argument("a token is no int of 32 bits");
@@ -216,18 +240,18 @@ class ValueType {
     std::vector<PyMemberDef*> slots_;  // of the class, which is kept
 };
 
+// The class of drafts.
+struct DraftType : ValueType {
+    explicit DraftType(nanobind::handle type)
+        : ValueType(type, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs", "computed"}) {}
+};
+
 // Reads what is asked of a drafter, and makes its drafts.
 class Drafts {
   public:
-    Drafts(nanobind::handle draft, const std::string& drafter)
-        : draft_(draft, {"seq_id", "tokens", "parents", "scores", "drafter", "draft_probs", "computed"}),
-          drafter_(nanobind::str(drafter.c_str())) {}
+    Drafts(nanobind::handle draft, const std::string& drafter) : draft_(draft), drafter_(nanobind::str(drafter.c_str())) {}
 
-    nanobind::object seq_id(nanobind::handle request) const {
-        const nanobind::object found = seq_id_.of(request.ptr());
-        if (!found.is_valid()) throw nanobind::python_error();
-        return found;
-    }
+    nanobind::object seq_id(nanobind::handle request) const { return seq_id_.require(request.ptr()); }
 
     // Of any type of integers: a policy of one's own may count by numpy.
     int depth(nanobind::handle request) const {
@@ -240,20 +264,23 @@ class Drafts {
 
     // `token` and `parent` are of a node's index; there are as many as `scores`.
     template <class Token, class Parent>
-    nanobind::object make(nanobind::handle seq_id, const std::vector<double>& scores, Token token, Parent parent) const {
+    nanobind::object make(nanobind::handle seq_id, const std::vector<double>& scores, Token token, Parent parent,
+                          nanobind::handle computed = Py_None) const {
         const size_t size = scores.size();
-        const nanobind::object tokens = nanobind::steal(PyTuple_New(size)), parents = nanobind::steal(PyTuple_New(size)),
-                               survival = nanobind::steal(PyTuple_New(size));
-        for (size_t i = 0; i < size; ++i) {
-            PyTuple_SET_ITEM(tokens.ptr(), i, PyLong_FromLong(token(i)));
-            PyTuple_SET_ITEM(parents.ptr(), i, PyLong_FromLong(parent(i)));
-            PyTuple_SET_ITEM(survival.ptr(), i, PyFloat_FromDouble(scores[i]));
-        }
-        return draft_.make({seq_id, tokens, parents, survival, drafter_, nanobind::none(), nanobind::none()});
+        return draft_.make({seq_id, tuple_of(size, [&](size_t i) { return PyLong_FromLong(token(i)); }),
+                            tuple_of(size, [&](size_t i) { return PyLong_FromLong(parent(i)); }),
+                            tuple_of(size, [&](size_t i) { return PyFloat_FromDouble(scores[i]); }), drafter_, nanobind::none(), computed});
+    }
+
+    // Another's draft, for which no time was taken.
+    nanobind::object rename(nanobind::handle draft) const {
+        static const Name of_tokens("tokens"), of_parents("parents"), of_scores("scores"), of_probs("draft_probs");
+        return draft_.make({seq_id(draft), of_tokens.require(draft.ptr()), of_parents.require(draft.ptr()), of_scores.require(draft.ptr()),
+                            drafter_, of_probs.require(draft.ptr()), nanobind::int_(0)});
     }
 
   private:
-    const ValueType draft_;
+    const DraftType draft_;
     const nanobind::object drafter_;
     const Name seq_id_{"seq_id"}, depth_{"depth"};
 };
