@@ -49,10 +49,11 @@ class HeadSequence {
         return after - begin;
     }
 
-    // Forgets the states of the positions below.
+    // Forgets the states of the positions below; the memory of a prompt's is given back with the last of them.
     void drop(int64_t below) {
         const int64_t rows = std::clamp<int64_t>(below - first_, 0, count_);
         first_ += rows, count_ -= rows, begin_ += rows;
+        if (count_ == 0 && size_ > kMostRows) memory_.reset(), size_ = 0;
     }
 
     // Moves the next states, at most so many, to `to`; how many.
@@ -89,7 +90,7 @@ class HeadSequence {
     }
 
   private:
-    static constexpr int64_t kLeastRows = 30;
+    static constexpr int64_t kLeastRows = 30, kMostRows = 8 * kLeastRows;  // that are kept room for where none waits
 
     float* room(int64_t start, int64_t rows) {
         if (start != end() || count_ == 0) first_ = start, count_ = 0, begin_ = 0;
