@@ -112,14 +112,12 @@ class TokenMatcher {
         if (count == 0) return alone_;
         const bool one = Py_TYPE(path.draft.ptr()) == reinterpret_cast<PyTypeObject*>(draft_.ptr());
         const nb::object name = one ? of_drafter.require(path.draft.ptr()) : nb::object();
-        const nb::object names = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(count + 1)));
-        for (size_t i = 0; i < count; ++i) {
-            nb::object each = one ? name : nb::steal(PyObject_CallMethodOneArg(path.draft.ptr(), of_node.ptr(), PyTuple_GET_ITEM(accepted.ptr(), i)));
-            if (!each.is_valid()) throw nb::python_error();
-            PyTuple_SET_ITEM(names.ptr(), i, each.release().ptr());
-        }
-        PyTuple_SET_ITEM(names.ptr(), count, nb::object(nothing_).release().ptr());
-        return names;
+        return wager::tuple_of(count + 1, [&](size_t i) {
+            if (i == count || one) return Py_NewRef(i == count ? nothing_.ptr() : name.ptr());
+            PyObject* const each = PyObject_CallMethodOneArg(path.draft.ptr(), of_node.ptr(), PyTuple_GET_ITEM(accepted.ptr(), i));
+            if (each == nullptr) throw nb::python_error();
+            return each;
+        });
     }
 
     void follow_all(size_t rows, bool samples, nb::handle greedy, nb::handle logits) {

@@ -40,12 +40,6 @@ class StageSeconds {
         }
     }
 
-    nb::dict take() {
-        nb::dict taken;
-        take_into(taken);
-        return taken;
-    }
-
   private:
     const nb::object clock_;
     std::vector<nb::str> names_;
@@ -159,6 +153,5 @@ void bind_stages(nb::module_& m) {
              [type](nb::handle self, const nb::str& stage, nb::handle function, const nb::args& last) {
                  return timed(type, self, stage, function, last);
              })
-        .def("take_into", &StageSeconds::take_into)
-        .def("take", &StageSeconds::take);
+        .def("take_into", &StageSeconds::take_into);
 }

@@ -32,4 +32,6 @@ class Trace:
 
     def take(self) -> Mapping[str, float]:
         """A dict of the same."""
-        return self._seconds.take()
+        taken: dict[str, float] = {}
+        self.take_into(taken)
+        return taken
