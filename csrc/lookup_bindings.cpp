@@ -134,7 +134,7 @@ class LookupTable {
 
     // Texts look in this corpus, too.
     void read(nb::object corpus) {
-        shared_.corpus = &nb::cast<LearnedCorpus&>(corpus).corpus;
+        shared_.read(nb::cast<LearnedCorpus&>(corpus).corpus);
         corpus_ = std::move(corpus);
     }
 

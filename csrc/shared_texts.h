@@ -116,7 +116,7 @@ class SharedTexts {
 
     static constexpr int kLatest = 32;  // followers in the tree, the latest ones, that are looked at
 
-    Corpus* corpus = nullptr;  // of older texts
+    Corpus* corpus = nullptr;  // of older texts; given to `read`
     Interpolation interpolation;
 
     // What the tenant's sequences found: how often guesses from the corpus are wrong, by cell, and what they added to others.
@@ -124,7 +124,16 @@ class SharedTexts {
     LookupMean gain;
 
     SuffixTree& tree() { return tree_; }
-    uint64_t version() const { return tree_.version() + (corpus == nullptr ? 0 : corpus->version()); }  // both only grow
+    // Only grows, also where a tenant's corpus was closed and is another one now: a Match that is taken for one of this tree may
+    // lead to nodes that are none.
+    uint64_t version() const { return before_ + tree_.version() + (corpus == nullptr ? 0 : corpus->version()); }
+
+    void read(Corpus& given) {
+        if (&given == corpus) return;
+        before_ = version() + 1 - tree_.version() - given.version();
+        corpus = &given;
+    }
+
     size_t bytes() const {
         return tree_.bytes() + sizeof(int32_t) * (tokens_ + waiting_tokens_) + (corpus == nullptr ? 0 : corpus->bytes());
     }
@@ -173,6 +182,7 @@ class SharedTexts {
     SuffixTree tree_;
     std::deque<std::vector<int32_t>> texts_, waiting_;
     size_t tokens_ = 0, waiting_tokens_ = 0;
+    uint64_t before_ = 0;  // what the version has of corpora that were read before
     std::vector<SuffixTree::Follower> followers_;
 };
 

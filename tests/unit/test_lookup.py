@@ -20,7 +20,7 @@ from wager.draft.lookup import (
 from wager.draft.ngram import MIN_SURVIVAL
 from wager.draft.store_file import StoreFile, build_store
 from wager.errors import UsageError
-from wager.kernels._native import LookupTable
+from wager.kernels._native import Corpus, LookupTable
 from wager.types import Draft, DraftRequest, SamplingParams
 
 PARAMS = SamplingParams()
@@ -185,6 +185,21 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
             for table in (native, plain):
                 table.end(gone)
     assert drafted > 100 or vocab == 5000
+
+
+def test_another_corpus_does_not_hide_that_the_tree_of_ended_texts_has_changed() -> None:
+    """A tenant's corpus may be closed, and opened as a new one, while a sequence runs."""
+    table, closed, ended = lookup_table("suffix", LookupSources(5, 1000)), Corpus(), [9, 7, 8, 40, 41]
+    for _ in ended:  # as often as the tree will change
+        closed.set([])
+    table.read(closed)
+    for name, prompt in (("ended", ended[:1]), ("s", [5, 7, 8])):
+        table.begin(name, prompt, ())
+        assert _drafted(table, name).tokens == ()
+    table.accept("ended", ended[1:])
+    table.end("ended")
+    table.read(Corpus())
+    assert _drafted(table).tokens[:2] == (40, 41)
 
 
 # ---- what was learned and is of no use -------------------------------------------------------------------------------
