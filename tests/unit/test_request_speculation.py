@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from wager.draft.ngram import NgramDrafter
+from wager.economics.policy.base import WrappedPolicy
 from wager.economics.policy.heuristics import FixedDepth
 from wager.errors import RequestError
 from wager.kernels.base import TargetOutput
@@ -121,6 +122,17 @@ def test_a_policy_that_is_replaced_decides_for_the_requests_that_do_not_choose()
         [Request("r", (1, 2), PARAMS), Request("s", (1, 2), PARAMS, speculation=RequestSpeculation(depth=1))]
     )
     assert replaced.begun == ["r"]
+
+
+def test_a_method_that_was_set_on_what_watches_a_policy_stays() -> None:
+    engine = toy_engine(LAW, drafter=NgramDrafter(), policy=FixedDepth(2))
+    watching, seen = WrappedPolicy(engine.policy), list[StepRecord]()
+    watching.observe = seen.append  # type: ignore[method-assign]
+    engine.policy = watching
+    for number, speculation in enumerate([None, RequestSpeculation(depth=1), None]):
+        before = len(seen)
+        engine.generate([Request(f"{number}", (1, 2), PARAMS, speculation=speculation)])
+        assert len(seen) > before
 
 
 def test_guesses_that_the_policy_does_not_decide_about_leave_a_neighbours_tokens_their_time() -> None:

@@ -19,8 +19,8 @@ NEGLIGIBLE = 0.002  # share of a step: what takes or gains less is not worth a d
 
 
 class Policy(Protocol):
-    """Called by the engine in every step, in this order: plan, admit, learn, observe. Methods that return
-    nothing do nothing unless a subclass overrides them."""
+    """Called by the engine in every step, in this order: plan, admit, learn, observe, which it looks up when the policy
+    is set. Methods that return nothing do nothing unless a subclass overrides them."""
 
     def begin(self, sequence: str, *, weight: float) -> None:
         """A sequence was accepted; `weight` is what its tokens count beside those of others."""
@@ -84,12 +84,13 @@ class PolicyFigures:
 
 
 class WrappedPolicy(Policy):
-    """Decides as `policy` does. Subclasses look on. What is called in every step and not overridden is `policy`'s own
-    method, since after a pass of the target every call between takes microseconds; each of `rebound` is called when
-    one of these methods is another one from now on."""
+    """Decides as `policy` does. Subclasses look on. What is called in every step and not overridden, by the class or on
+    the instance, is `policy`'s own method, since after a pass of the target every call between takes microseconds; each
+    of `rebound` is called when one of these methods is another one from now on."""
 
     def __init__(self, policy: Policy) -> None:
         self.rebound: list[Callable[[], object]] = []
+        self._taken_over: dict[str, object] = {}
         self.policy = policy
 
     @property
@@ -106,8 +107,10 @@ class WrappedPolicy(Policy):
     def bind(self) -> None:
         """Take over the methods of `deciding`."""
         for name in ("plan", "admit", "learn", "observe"):
-            if getattr(type(self), name) is getattr(WrappedPolicy, name):
-                setattr(self, name, getattr(self.deciding, name))
+            inherited = getattr(type(self), name) is getattr(WrappedPolicy, name)
+            if inherited and vars(self).get(name) == self._taken_over.get(name):
+                self._taken_over[name] = getattr(self.deciding, name)
+                setattr(self, name, self._taken_over[name])
         for call in self.rebound:
             call()
 
