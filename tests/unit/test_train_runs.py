@@ -191,6 +191,7 @@ class Scripted(DraftModule):
         self.target = target
 
     def logits(self, rows: StepRows) -> torch.Tensor:
+        assert not torch.is_grad_enabled(), "an estimate keeps nothing of every row for gradients"
         return rows.states
 
     def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:

@@ -419,13 +419,13 @@ class TrainingSession:
             self.history,
         )
 
-    @torch.no_grad()
     def states(self, texts: list[TrainingText], weights: TextWeights) -> TargetStates:
         """The target's states of a batch."""
         padded = self.data.padded(texts, weights)
         tokens, of_tokens = (torch.from_numpy(array).to(self.torch_target.device) for array in padded)
         return self.torch_target.states(tokens, of_tokens)
 
+    @torch.no_grad()
     def evaluate(self, texts: Sequence[TrainingText] | None = None) -> HeldOutAcceptance:
         """The acceptance of the module as it is: rounds of guesses over the answers of some texts (over all of a text
         without an answer), by default of held-out ones."""
