@@ -200,7 +200,7 @@ def load(
         if target is None:
             report(f"loading {model.path.name} ({memory.gib(plan.weights)}, {model.formats(kernels)})")
             for kind, form in model.matrices(kernels).converted.items():
-                report(f"{kind} has no kernels of its own: its tensors are read as {form}")
+                report(f"{kind} is read as {form}")
             decoder = model.load(kernels, plan.num_blocks)
             target = LoadedTarget(config, model, decoder, kernels, plan)
         for item in opened:
