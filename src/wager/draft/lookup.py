@@ -8,10 +8,11 @@ At every place of a draft each source names a token, and the likeliest one is gu
 How sure a source is, is an acceptance rate that is learned: for the text's tree by the length of the match and by how
 often something followed it and how often this, for a store by the probability that it states. Ended requests and what
 was learned are read as a store is: after the last five tokens, with a probability that is interpolated with those after
-fewer. Where a longer run is known, it counts, as one in the text itself. Each sequence starts from the
-same prior and learns from every token that becomes known, whether or not anything was drafted, so drafting stops for a
-sequence that is never predicted, and can start again. Sources that agree make each other surer, as if they were wrong
-independently, and those that do not less sure. The probabilities along a draft, multiplied, are its survival.
+fewer. Where a longer run is known, it counts, as one in the text itself. Each sequence starts from the same prior (but
+for what was learned) and learns from every token that becomes known, whether or not anything was drafted, so drafting
+stops for a sequence that is never predicted, and can start again. Sources that agree make each other surer, as if they
+were wrong independently, and those that do not less sure. The probabilities along a draft, multiplied, are its
+survival.
 
 What was learned may be of any kind, and millions of tokens of another kind say much that is wrong. So a sequence starts
 with the rates that the tenant's earlier ones found of it; how much surer it makes a guess that others make as well, is
