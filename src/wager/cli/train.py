@@ -130,7 +130,7 @@ def _count_or_layers(value: str) -> int | tuple[int, ...]:
 @click.option(
     "--state-norms/--no-state-norms",
     default=True,
-    help="EAGLE-3: norm every tap, and feed back what the last norm gave (3.1). llama.cpp loads heads without alone.",
+    help="EAGLE-3: norm every tap, and feed back what the last norm gave (3.1). llama.cpp loads only heads without.",
 )
 @click.option(
     "--loss",
