@@ -17,6 +17,7 @@ from serve.serving import CHAT, MESSAGES, NAME, Running, events_of, eventually, 
 from wager.async_llm import ChoiceDelta
 from wager.constrain.tools import ToolFormat
 from wager.serve.formats import usage
+from wager.serve.messages import TokenCountBody, as_chat
 from wager.serve.responses import ResponseForm, ResponseStore
 from wager.types import Completion, OutputDelta, Stats
 
@@ -342,6 +343,10 @@ def test_how_to_answer_is_not_dropped_in_silence(server: Running) -> None:
     assert refused.status_code == 400 and "tool_choice needs tools" in refused.json()["error"]["message"]
     told = server.post(ANTHROPIC, {**body, "output_config": {"effort": "high"}}).headers["x-wager-warning"]
     assert "reasoning_effort" in told
+    asked = {"messages": MESSAGES, "output_config": {"effort": "low"}, "thinking": {"type": "disabled"}}
+    chat = as_chat(TokenCountBody.model_validate(asked), [])
+    assert chat.reasoning_effort is None, "which could begin thoughts"
+    assert chat.chat_template_kwargs == {"reasoning_effort": "low"}
     misspelt = {"output_config": {"fromat": {}}, "tools": [{"name": "f", "input_shema": {}, "cache_control": {}}]}
     told = server.post(ANTHROPIC, {**body, **misspelt}).headers["x-wager-warning"]
     assert "fromat" in told and "input_shema" in told and "cache_control" not in told

@@ -75,8 +75,9 @@ def as_chat(body: TokenCountBody, left_out: list[str] | None) -> ChatBody:
         messages.append({"role": "system", "content": _text(body.system, "system", "system")})
     for number, turn in enumerate(body.messages):
         _add_turn(messages, turn, f"messages.{number}")
-    effort = body.output_config.effort if body.output_config else None
-    values: dict[str, Any] = {"messages": messages, "reasoning_effort": effort}
+    values: dict[str, Any] = {"messages": messages}
+    if body.output_config and body.output_config.effort:  # not of a chat, where it may say to think at all
+        values["chat_template_kwargs"] = {"reasoning_effort": body.output_config.effort}
     if body.messages[-1].role == "assistant":
         values["continue_final_message"] = True
     choice, parallel = _tool_choice(body.tool_choice)
