@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "head_rounds.h"
+#include "noise_reader.h"
 #include "step_bindings.h"
 #include "values.h"
 
@@ -56,12 +57,11 @@ class HeadDrafts {
             names.push_back(drafts_.seq_id(request));
             HeadSequence& sequence = nb::cast<HeadSequence&>(sequences[names.back()]);
             const double temperature = sequence.temperature.value_or(0.0);
-            const auto has_probs = [&] { return temperature != 0 && nb::cast<bool>(needs_draft_probs_.require(request.ptr())); };
-            if (!sequence.temperature || has_probs()) return nb::none();
-            const wager::NoiseKey key{temperature, nb::cast<uint64_t>(seed_.require(request.ptr())),
-                                      nb::cast<uint32_t>(position_.require(request.ptr())), nb::cast<uint32_t>(choice_.require(request.ptr()))};
+            if (!sequence.temperature || (temperature != 0 && noise_.needs_draft_probs(request))) return nb::none();
+            const wager::RequestNoise noise = noise_.with(temperature, request);
             asked.push_back({nb::cast<std::string>(names.back()), &sequence, drafts_.depth(request),
-                             nb::cast<double>(min_survival_.require(request.ptr())), key});
+                             nb::cast<double>(min_survival_.require(request.ptr())),
+                             {noise.temperature, noise.seed, noise.position, noise.choice}});
         }
         std::vector<wager::Chain> chains;
         {
@@ -82,8 +82,8 @@ class HeadDrafts {
 
     const wager::Drafts drafts_;
     HeadRounds rounds_;
-    const Name needs_draft_probs_{"needs_draft_probs"}, min_survival_{"min_survival"}, seed_{"seed"}, position_{"position"},
-        choice_{"choice"};
+    const wager::NoiseReader noise_;
+    const Name min_survival_{"min_survival"};
 };
 
 }  // namespace

@@ -21,7 +21,13 @@ class NoiseReader {
         static const auto greedy = nanobind::cast<double>(nanobind::module_::import_("wager.types").attr("GREEDY_TEMPERATURE"));
         const nanobind::object params = params_.require(request.ptr());
         const auto temperature = nanobind::cast<double>(temperature_.require(params.ptr()));
-        if (temperature <= greedy || nanobind::cast<bool>(needs_draft_probs_.require(request.ptr()))) return {};
+        if (temperature <= greedy || needs_draft_probs(request)) return {};
+        return with(temperature, request);
+    }
+    bool needs_draft_probs(nanobind::handle request) const {
+        return nanobind::cast<bool>(needs_draft_probs_.require(request.ptr()));
+    }
+    RequestNoise with(double temperature, nanobind::handle request) const {
         return {temperature, nanobind::cast<uint64_t>(seed_.require(request.ptr())),
                 nanobind::cast<uint32_t>(position_.require(request.ptr())), nanobind::cast<uint32_t>(choice_.require(request.ptr()))};
     }
