@@ -133,17 +133,14 @@ class LatencyCache:
         key = drafter, sequences, depth
         if key in self._marginal:
             return self._marginal[key]
-        if sequences == 1:  # numpy would take longer
-            of = [self.draft_seconds(drafter, 1, each) for each in range(depth + 1)]
-            marginal = [[after - before for before, after in pairwise(of)]]
-        else:
-            knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
-            totals = np.array([[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots])
-            passes = totals[:, 1:] - totals[:, :-1]
-            if len(knots) <= sequences:
-                every = range(sequences + 1)
-                passes = np.stack([np.interp(every, knots, column) for column in passes.T], axis=1)
-            marginal = (passes[1:] - passes[:-1]).tolist()
+        knots = [0, *sorted({min(sequences, 1 << power) for power in range(sequences.bit_length() + 1)})]
+        totals = [[self.draft_seconds(drafter, j, k) for k in range(depth + 1)] for j in knots]
+        passes = [[after - before for before, after in pairwise(row)] for row in totals]
+        if len(knots) <= sequences:
+            every = range(sequences + 1)
+            columns = [np.interp(every, knots, column) for column in zip(*passes, strict=True)]
+            passes = np.stack(columns, axis=1).tolist()
+        marginal = [[after - before for before, after in zip(*both, strict=True)] for both in pairwise(passes)]
         self._marginal[key] = marginal
         return marginal
 
