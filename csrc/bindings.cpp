@@ -220,7 +220,7 @@ void bind_tape(nb::module_& m) {
         .def("guess", [](Tape& t, Address logits, int stride, int n, Address ids, Address halves, Address keys, int ahead,
                          Address tokens, Address probabilities, bool logits_rows) {
             t.record(wager::Guess{at<const float>(logits), at<const int32_t>(ids), at<const int32_t>(halves),
-                                  at<wager::NoiseKey>(keys), at<int32_t>(tokens), at<float>(probabilities), n, stride, ahead,
+                                  at<wager::RequestNoise>(keys), at<int32_t>(tokens), at<float>(probabilities), n, stride, ahead,
                                   row_set(logits_rows)});
         })
         .def("run", &Tape::run, nb::call_guard<nb::gil_scoped_release>(), "rows"_a, "sequences"_a, "logits_rows"_a, "first"_a,

@@ -8,18 +8,12 @@
 #define WAGER_NS drafting  // not the kernels' copies, which are compiled for one instruction set each
 #include "noise.h"
 #undef WAGER_NS
+#include "ops.h"
 #include "token_numbers.h"
 
 namespace wager {
 
-// The noise that a request samples with, `position` that of the first guess. Temperature 0: greedy, there is none.
-struct RequestNoise {
-    double temperature = 0.0;
-    uint64_t seed = 0;
-    uint32_t position = 0, choice = 0;
-
-    bool greedy() const { return temperature <= 0.0; }
-};
+inline bool greedy(const RequestNoise& noise) { return noise.temperature <= 0.0; }
 
 struct LikelyToken {
     int32_t token;
@@ -46,7 +40,8 @@ class Candidates {
         found_[number].probability += mass;
     }
 
-    // Of each candidate the probability that it is the target's token `ahead` guesses after the request's first one.
+    // Of each candidate the probability that it is the target's token `ahead` guesses after the request's first one, whose
+    // position `noise` has.
     const std::vector<LikelyToken>& judge(const RequestNoise& noise, size_t ahead) {
         const double t = noise.temperature;
         double all = std::exp(rules_.sharpness * (t * t - rules_.settled));  // of what is no candidate

@@ -30,7 +30,7 @@ inline void guess(const Guess& op, const Step& step, int thread) {
         op.tokens[row] = -1;
         op.probabilities[row] = 0.0f;
         if (top.id < 0) continue;
-        const NoiseKey& key = op.keys[row];
+        const RequestNoise& key = op.keys[row];
         int best = top.id;
         if (key.temperature > 0) {
             const Draw of{logits, op.n, key.temperature, key.seed, key.position + op.ahead, key.choice, nullptr, nullptr, 0, 0};

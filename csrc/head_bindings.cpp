@@ -58,10 +58,8 @@ class HeadDrafts {
             HeadSequence& sequence = nb::cast<HeadSequence&>(sequences[names.back()]);
             const double temperature = sequence.temperature.value_or(0.0);
             if (!sequence.temperature || (temperature != 0 && noise_.needs_draft_probs(request))) return nb::none();
-            const wager::RequestNoise noise = noise_.with(temperature, request);
             asked.push_back({nb::cast<std::string>(names.back()), &sequence, drafts_.depth(request),
-                             nb::cast<double>(min_survival_.require(request.ptr())),
-                             {noise.temperature, noise.seed, noise.position, noise.choice}});
+                             nb::cast<double>(min_survival_.require(request.ptr())), noise_.with(temperature, request)});
         }
         std::vector<wager::Chain> chains;
         {

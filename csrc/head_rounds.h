@@ -121,7 +121,7 @@ struct AskedChain {
     HeadSequence* sequence;
     int depth;
     double least;
-    NoiseKey key;
+    RequestNoise key;
 };
 
 class HeadRounds {

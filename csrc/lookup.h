@@ -123,7 +123,7 @@ class LookupText {
                 predict_at(place, noise);
                 if (after.empty() && is_useful()) ahead_.push_back({tokens.back(), here_.guesses[kLearned], here_.learned});
             }
-            if (noise.greedy())
+            if (greedy(noise))
                 named(here_.guesses, likely_);
             else
                 coupled(place, noise, tokens.size());
@@ -146,7 +146,7 @@ class LookupText {
                 here_ = known_;
             else
                 predict_at(place, noise);
-            if (noise.greedy())
+            if (greedy(noise))
                 continuations(place, likely_);
             else
                 coupled(place, noise, depth);
@@ -229,7 +229,7 @@ class LookupText {
 
     // At a place of a draft. Where tokens are sampled, the guesses of the other sources are not used.
     void predict_at(const LookupPlace& place, const RequestNoise& noise) {
-        if (noise.greedy()) return predict(place, here_, is_useful());
+        if (greedy(noise)) return predict(place, here_, is_useful());
         here_.clear();
         if (is_useful()) here_.guesses[kLearned] = of_learned_texts(place, here_.learned);
     }

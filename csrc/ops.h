@@ -393,8 +393,9 @@ struct Argmax {
     int n;
 };
 
-// What a row of guesses is drawn with, argmax(z / temperature + g); see Draw. Temperature 0: greedy.
-struct NoiseKey {
+// The noise that a request samples with, argmax(z / temperature + g), at a position; see Draw. Temperature 0: greedy, there is
+// none.
+struct RequestNoise {
     double temperature;
     uint64_t seed;
     uint32_t position, choice;
@@ -404,7 +405,7 @@ struct NoiseKey {
 struct Guess {
     const float* logits;
     const int32_t *ids, *halves;  // [n]: the target's id of each logit, and that by two; or null: they are the same
-    NoiseKey* keys;               // [rows]
+    RequestNoise* keys;           // [rows]
     int32_t* tokens;
     float* probabilities;
     int n, stride;  // elements from one row of logits to the next

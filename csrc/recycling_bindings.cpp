@@ -26,9 +26,9 @@ void update(Successors& self, const std::vector<int32_t>& tokens, const Logits& 
 // `request`: whose noise the guesses follow; None: of none.
 Tree draft(Successors& self, int32_t last, int most, nb::handle request) {
     static const wager::NoiseReader reader;
-    const wager::RequestNoise noise = request.is_none() ? wager::RequestNoise() : reader.of(request);
+    const wager::RequestNoise noise = request.is_none() ? wager::RequestNoise{} : reader.of(request);
     Tree tree;
-    if (noise.greedy())
+    if (wager::greedy(noise))
         self.draft(last, most, std::get<0>(tree), std::get<1>(tree), std::get<2>(tree));
     else
         self.draft_sampled(last, most, noise, std::get<0>(tree), std::get<1>(tree), std::get<2>(tree));

@@ -18,7 +18,7 @@ using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 void sample(Pool& pool, const Isa& isa, Address logits, int vocab, Address rows, Address keys, int n, double greedy, Address out) {
     std::vector<wager::Draw> draws(n);
     for (int i = 0; i < n; ++i) {
-        const wager::NoiseKey& key = at<const wager::NoiseKey>(keys)[i];
+        const wager::RequestNoise& key = at<const wager::RequestNoise>(keys)[i];
         const float* const row = at<const float>(logits) + static_cast<size_t>(at<const int32_t>(rows)[i]) * vocab;
         draws[i] = {row, vocab, key.temperature, key.seed, key.position, key.choice, nullptr, nullptr, 0, 0};
     }
