@@ -188,8 +188,6 @@ class Steps {
 
     StepState state;
 
-    nb::list schedule(int64_t drafts, int64_t kept, int64_t most, double now) { return spans(state.schedule(drafts, kept, most, now)); }
-
     // `last` is the record of the last step; () if it is known or there was none.
     nb::list next(const nb::tuple& last, double now) {
         if (nb::len(last) > 0) state.prompt_rows.observe(taken_step(last));
@@ -321,13 +319,6 @@ class Steps {
     const nb::int_ zero_{0};
 };
 
-template <class Sequences>
-std::vector<std::string> names_of(const Sequences& sequences) {
-    std::vector<std::string> names;
-    for (const SequencePtr& each : sequences) names.push_back(each->id);
-    return names;
-}
-
 void bind_steps(nb::module_& m) {
     nb::class_<wager::PromptRows>(m, "PromptRows")
         .def(nb::init<std::optional<int64_t>>(), nb::kw_only(), "most"_a = nb::none())
@@ -343,15 +334,17 @@ void bind_steps(nb::module_& m) {
         .def_prop_ro("num_waiting", [](const Steps& steps) { return steps.state.waiting().size(); })
         .def_prop_rw("max_drafts", [](const Steps& steps) { return steps.state.max_drafts; },
                      [](Steps& steps, int64_t most) { steps.state.max_drafts = most; })
-        .def_prop_ro("num_decoding", [](const Steps& steps) { return steps.state.num_decoding(); })
-        .def_prop_ro("running", [](const Steps& steps) { return names_of(steps.state.running()); })
-        .def_prop_ro("waiting", [](const Steps& steps) { return names_of(steps.state.waiting()); })
+        .def_prop_ro("running",
+                     [](const Steps& steps) {
+                         std::vector<std::string> names;
+                         for (const SequencePtr& each : steps.state.running()) names.push_back(each->id);
+                         return names;
+                     })
         .def_prop_ro("rows_beside_others",
                      [](const Steps& steps) { return steps.state.prompt_rows.beside_others(steps.state.streamed()); })
         .def("add", [](Steps& steps, const SequencePtr& sequence) { steps.state.add(sequence); })
         .def("remove", [](Steps& steps, const SequencePtr& sequence) { steps.state.remove(sequence); })
         .def("preempt_all", [](Steps& steps) { steps.state.preempt_all(); })
-        .def("schedule", &Steps::schedule)
         .def("next", &Steps::next)
         .def("commit", &Steps::commit);
 }

@@ -86,9 +86,6 @@ class StepState {
     BlockPool& pool() const { return *pool_; }
     const std::vector<SequencePtr>& running() const { return running_; }
     const std::deque<SequencePtr>& waiting() const { return waiting_; }
-    int64_t num_decoding() const {
-        return std::count_if(running_.begin(), running_.end(), [](const SequencePtr& s) { return s->decodes(); });
-    }
 
     void add(const SequencePtr& sequence) {
         if (!sequences_.emplace(sequence->id, sequence).second)
@@ -115,29 +112,26 @@ class StepState {
         while (!running_.empty()) preempt(running_.back());
     }
 
-    // The rows of the next step, with blocks reserved for them and for `drafts` guesses of each sequence, as length and blocks
-    // allow. Sequences that decode are served first, the oldest first; then prompts, at most `most` rows of them, in the rows
-    // beyond `kept`: short ones, then those that were begun, then those that wait. Where blocks run out, room for guesses goes
-    // first, then a sequence is preempted.
-    std::vector<ScheduledRows> schedule(int64_t drafts, int64_t kept, int64_t most, double now) {
+    // The rows of the next step, with blocks reserved for them and for guesses of each sequence, as many as all that decode may
+    // have, and as length and blocks allow. Sequences that decode are served first, the oldest first; then prompts, as many rows of
+    // them as the last steps allow, in the rows that guesses leave: short ones, then those that were begun, then those that wait.
+    // Where blocks run out, room for guesses goes first, then a sequence is preempted.
+    std::vector<ScheduledRows> next(double now) {
         std::vector<ScheduledRows> rows;
         std::vector<SequencePtr> decoding;
         bool enough_blocks = true;
         for (const SequencePtr& each : running_)
             if (each->decodes()) decoding.push_back(each);
+        const int64_t count_decoding = static_cast<int64_t>(decoding.size());
+        const int64_t drafts = std::min(max_drafts, std::max<int64_t>(0, max_rows_ / std::max<int64_t>(1, count_decoding) - 1));
         for (const SequencePtr& each : decoding)
             if (const int64_t left = max_rows_ - count(rows); left > 0 && each->running)
                 enough_blocks &= schedule(each, left, drafts, rows);
-        if (!waiting_.empty() || decoding.size() < running_.size()) schedule_prompts(drafts, kept, most, now, enough_blocks, rows);
+        if (waiting_.empty() && decoding.size() >= running_.size()) return rows;
+        const int64_t kept = rows_kept_for_guesses(max_rows_, count_decoding, drafts, recent_drafted_);
+        const int64_t most = std::min(prompt_rows.limit(count_decoding, streamed()).value_or(max_rows_), max_rows_);
+        schedule_prompts(drafts, kept, most, now, enough_blocks, rows);
         return rows;
-    }
-
-    // The same with as many guesses of each sequence as all that decode may have, and rows of prompts as the last steps allow.
-    std::vector<ScheduledRows> next(double now) {
-        const int64_t decoding = num_decoding();
-        const int64_t drafts = std::min(max_drafts, std::max<int64_t>(0, max_rows_ / std::max<int64_t>(1, decoding) - 1));
-        const int64_t kept = rows_kept_for_guesses(max_rows_, decoding, drafts, recent_drafted_);
-        return schedule(drafts, kept, std::min(prompt_rows.limit(decoding, streamed()).value_or(max_rows_), max_rows_), now);
     }
 
     // Throws if a pass cannot have been of the sequence as it is: it was removed or preempted since it was scheduled.

@@ -89,13 +89,13 @@ class PlainStepState:
         drafts = min(self.max_drafts, max(0, self.max_rows // max(1, decoding) - 1))
         kept = rows_kept_for_guesses(self.max_rows, decoding=decoding, drafts=drafts, recent=self.recent_drafted)
         limit = self.prompt_rows.limit(decoding=decoding, streamed=self.streamed)
-        return self.schedule(drafts, kept, self.max_rows if limit is None else min(limit, self.max_rows))
+        return self._scheduled(drafts, kept, self.max_rows if limit is None else min(limit, self.max_rows))
 
     def verified(self, drafted: int) -> None:
         """How many guesses a step verified."""
         self.recent_drafted = max(drafted, int(0.75 * self.recent_drafted))
 
-    def schedule(self, drafts: int, kept: int, most: int) -> list[Row]:
+    def _scheduled(self, drafts: int, kept: int, most: int) -> list[Row]:
         self._rows = {}
         enough = True
         for sequence in [each for each in self.running if each.pending == 1]:
