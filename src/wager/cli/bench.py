@@ -31,6 +31,7 @@ from wager.terminal import console, flags
 from wager.types import SamplingParams
 
 if TYPE_CHECKING:
+    from wager.bench.load import LoadRun, OpenAIServer
     from wager.bench.measure import DecodeSteps, Measurement
     from wager.loading.load import LoadedEngine
 
@@ -307,62 +308,21 @@ def _bench_server(
     from wager.bench.machine import card
 
     added = _body_fields(options["body"])
-    fields = _request_fields(params) | added
-    server = load.OpenAIServer.parse(options["url"], key=read_key(options["api_key_file"]))
-    ask_model = options["model"] is None or options["acceptance"]
-    software = load.ask_model(server) if ask_model else {"id": options["model"]}
-    in_answers = options["acceptance"] and software.get("owned_by") == "wager"
-    fields = {"model": options["model"] or software["id"], **fields}
-    if in_answers:
-        fields = {"speculation_stats": True, **fields}
+    server, software = _asked_server(options, _request_fields(params) | added)
     prompts = [replace(prompt.without(*added), content=framing.frame(prompt.content)) for prompt in prompts]
-    server = load.find_fields(replace(server, fields=fields), prompts[0], timeout=options["timeout"])
-    numbers = range(options["requests"] or len(prompts))
-    groups, arrivals = [list(numbers)], None
-    if not options["replay"]:
-        how_long = "how long it takes is the server's to say; progress follows"
-        console.say(f"{len(numbers)} requests, {options['concurrency']} at a time: {how_long}.")
-    if options["replay"]:
-        arrivals = [((each.arrival or 0.0) - (prompts[0].arrival or 0.0)) / options["speed"] for each in prompts]
-        console.say(f"Replaying {len(prompts)} requests that arrive within {arrivals[-1]:.4g} s.")
-    if options["acceptance"] and not in_answers:
-        if arrivals:
-            raise UsageError(
-                "--acceptance asks this server one category after the other, which --replay does not.",
-                "Leave it out: the acceptance of all requests is in the summary.",
-            )
-        categories = [load.distinct(prompts, number).category for number in numbers]
-        groups = [[n for n in numbers if categories[n] == each] for each in sorted({*categories})]
-    runs: list[load.LoadRun] = []
+    server = load.find_fields(server, prompts[0], timeout=options["timeout"])
     path: Path | None = options["acceptance_path"]
     before = load.read_metrics(server) if path else None
-    with console.meter("answers") as update:
-
-        def count(answered: int) -> None:
-            update("Measuring", sum(len(run.answers) for run in runs) + answered, len(numbers))
-
-        for group in groups:
-            users, timeout = options["concurrency"], options["timeout"]
-            run = load.run_load(
-                server, prompts, numbers=group, users=users, arrivals=arrivals, timeout=timeout, on_answer=count
-            )
-            runs.append(run)
+    by_category = options["acceptance"] and software.get("owned_by") != "wager"
+    runs = _load_runs(server, options, prompts, by_category=by_category)
     named = ("url", "requests", "timeout", "acceptance", "body", "model", "concurrency", "speed")
     settings = {name: options[name] for name in named} | sampling_of(prompts, params) | asdict(framing)
     settings["replay"] = options["replay"] and str(options["replay"])
+    model = server.fields["model"]
     conditions = card(
-        model=server.fields["model"],
-        settings=settings,
-        kind="load",
-        url=server.url,
-        server=software,
-        prompts=len(prompts),
+        model=model, settings=settings, kind="load", url=server.url, server=software, prompts=len(prompts)
     )
-    result: dict[str, Any] = {
-        "card": conditions,
-        "rows": load.rows(runs),
-        "summary": load.summary(runs),
-    }
+    result: dict[str, Any] = {"card": conditions, "rows": load.rows(runs), "summary": load.summary(runs)}
     console.write_json(result, json_path)
     _show_server(result, to_stdout=json_path != console.STDOUT)
     if before and path:
@@ -372,6 +332,56 @@ def _bench_server(
     if not result["summary"]["ok"]:
         failure = result["summary"]["failures"][0]
         raise WagerError(f"No request was answered: {failure['message']}.", "Check the server's own log.")
+
+
+def _asked_server(options: Mapping[str, Any], fields: Mapping[str, Any]) -> tuple[OpenAIServer, dict[str, Any]]:
+    """The server at --url with the fields of its requests, and what it says of itself if it was asked."""
+    from wager.bench import load
+
+    server = load.OpenAIServer.parse(options["url"], key=read_key(options["api_key_file"]))
+    ask_model = options["model"] is None or options["acceptance"]
+    software = load.ask_model(server) if ask_model else {"id": options["model"]}
+    asked = {"speculation_stats": True} if options["acceptance"] and software.get("owned_by") == "wager" else {}
+    fields = {**asked, "model": options["model"] or software["id"], **fields}
+    return replace(server, fields=fields), software
+
+
+def _load_runs(
+    server: OpenAIServer, options: Mapping[str, Any], prompts: Sequence[Prompt], *, by_category: bool
+) -> list[LoadRun]:
+    """All requests in one run, or each category in one of its own. UsageError for that with --replay."""
+    from wager.bench import load
+
+    numbers = range(options["requests"] or len(prompts))
+    groups, arrivals = [list(numbers)], None
+    if options["replay"]:
+        arrivals = [((each.arrival or 0.0) - (prompts[0].arrival or 0.0)) / options["speed"] for each in prompts]
+        console.say(f"Replaying {len(prompts)} requests that arrive within {arrivals[-1]:.4g} s.")
+    else:
+        how_long = "how long it takes is the server's to say; progress follows"
+        console.say(f"{len(numbers)} requests, {options['concurrency']} at a time: {how_long}.")
+    if by_category:
+        if arrivals:
+            raise UsageError(
+                "--acceptance asks this server one category after the other, which --replay does not.",
+                "Leave it out: the acceptance of all requests is in the summary.",
+            )
+        categories = [load.distinct(prompts, number).category for number in numbers]
+        groups = [[n for n in numbers if categories[n] == each] for each in sorted({*categories})]
+    runs: list[LoadRun] = []
+    with console.meter("answers") as update:
+
+        def count(answered: int) -> None:
+            update("Measuring", sum(len(run.answers) for run in runs) + answered, len(numbers))
+
+        users, timeout = options["concurrency"], options["timeout"]
+        for group in groups:
+            runs.append(
+                load.run_load(
+                    server, prompts, numbers=group, users=users, arrivals=arrivals, timeout=timeout, on_answer=count
+                )
+            )
+    return runs
 
 
 def _request_fields(params: SamplingParams) -> dict[str, Any]:
