@@ -22,6 +22,7 @@ _CACHE = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """What engines store (measurements, packed weights) goes to a folder of these tests; models stay where they are."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # torch and numpy: workers share the processors
     from wager.models import hub
 
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: commands would inherit it

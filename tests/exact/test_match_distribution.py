@@ -141,7 +141,7 @@ def test_a_lookup_follows_the_noise_and_is_right_as_often_as_its_counts_agree_wi
     p = process(
         np.log(np.array([0.02, 0.5, 0.25, 0.13, 0.1])).astype(np.float32), SamplingParams(temperature=temperature)
     )
-    count, rates = 4000, []
+    count, rates = 2000, []
     for often in ((8, 4, 2), (2, 4, 8)):  # that 1, 2 and 3 followed 0; 4 never did
         drafter = LookupDrafter("suffix", LookupSources(1))
         text = [each for token, times in enumerate(often, 1) for each in [0, token] * times]

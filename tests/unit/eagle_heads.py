@@ -15,8 +15,6 @@ from torch import Tensor
 
 from wager.kernels.arrays import Array
 
-torch.set_num_threads(1)
-
 HIDDEN, VOCAB, HEADS, KV_HEADS, HEAD_DIM, INNER, EPS, THETA = 48, 83, 4, 2, 16, 56, 1e-5, 500.0
 
 

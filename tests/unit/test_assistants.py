@@ -35,8 +35,6 @@ from wager.models.weights import Weights, open_weights
 from wager.profiling.calibrate import time_drafting
 from wager.types import SamplingParams
 
-torch.set_num_threads(1)
-
 VOCAB = int(SIZES["vocab_size"])
 TARGETS: dict[str, dict[str, Any]] = {
     "apart": {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},

@@ -22,8 +22,6 @@ from wager.models.head_block import open_block
 from wager.models.head_files import HeadFiles
 from wager.models.random_models import RandomWeights
 
-torch.set_num_threads(1)
-
 TARGET = spec((Gqa(6, 2, 16),) * 4, (Dense(64),) * 4)
 WEIGHTS = RandomWeights(TARGET, 1)
 MASK, SLOTS = 81, 4

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from decoder_engines import answers, decoder_on, engine_on, native, requests
 from eagle_heads import VARIANTS, VOCAB
 from recorded_drafts import Recorded
@@ -42,8 +41,6 @@ from wager.models.random_models import RandomWeights
 from wager.models.transformer import Decoder
 from wager.types import Draft, DraftRequest, SamplingParams, Span, VerifyRule
 from wager.verify.pack import pack
-
-torch.set_num_threads(1)
 
 WEIGHTS = RandomWeights(TARGET, 1)
 GREEDY, SAMPLED = SamplingParams(max_tokens=14), SamplingParams(max_tokens=14, temperature=1.0, seed=7)

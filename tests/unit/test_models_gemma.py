@@ -31,7 +31,6 @@ def ids(gemma3: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def oracle(gemma3: Path) -> Any:
     """transformers' Gemma 3 with the file's tensors, put together by the gguf library and nothing of ours."""
-    torch.set_num_threads(1)
     reader = gguf.GGUFReader(gemma3)
     field = {name.partition(".")[2]: value.contents() for name, value in reader.fields.items() if "gemma3." in name}
     stored = {tensor.name: tensor for tensor in reader.tensors}

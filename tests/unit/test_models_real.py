@@ -47,7 +47,6 @@ def prompt(tokenizer: Tokenizer) -> list[int]:
 @pytest.fixture(scope="module")
 def oracle(smollm2: Path) -> Any:
     """transformers' Llama with the file's tensors, put together by the gguf library and nothing of ours."""
-    torch.set_num_threads(1)
     reader = gguf.GGUFReader(smollm2)
     field = {name: value.contents() for name, value in reader.fields.items() if name.startswith("llama.")}
     heads, kv_heads = field["llama.attention.head_count"], field["llama.attention.head_count_kv"]

@@ -17,7 +17,6 @@ from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.models.opening import open_model
 from wager.train.data import TrainingTarget
 
-torch.set_num_threads(1)
 SHORT = f"--model {MODEL} --threads 1 --memory 64MiB --answer-tokens 4 --steps 3 --batch 64 --vocabulary 100".split()
 SHORT += ["--save-every", "1", "--precision", "float32"]
 

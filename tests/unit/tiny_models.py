@@ -25,8 +25,6 @@ from wager.kernels.arrays import Array
 from wager.models.transformer import Decoder
 from wager.models.weights import NAMES, Weights, source_name, tensor_shapes
 
-torch.set_num_threads(1)
-
 SIZES = {
     "vocab_size": 83,
     "hidden_size": 48,

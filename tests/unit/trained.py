@@ -18,7 +18,6 @@ from wager.train.draft_module import DraftModule, DraftSizes
 from wager.train.session import MODULES
 from wager.train.target import TargetStates, TorchTarget
 
-torch.set_num_threads(1)
 MODEL = "random:llama:tiny"
 
 
