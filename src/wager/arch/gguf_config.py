@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, short_repr
-from wager.arch.families import GGUF_KEYS, GgufLayout, find_gguf, with_sinks, with_values_of, without_norm
+from wager.arch.config_keys import GGUF_KEYS, MOST_NORM_EPS, ConfigKeys, read_num_layers, short_repr
+from wager.arch.families import GgufLayout, find_gguf, with_sinks, without_norm
 from wager.arch.formats import FORMATS, Format, Precision
 from wager.arch.gguf_experts import SPLIT_LATENT, latent_scores, read_feed_forwards
 from wager.arch.layers import Gqa, Mla
+from wager.arch.readers import with_values_of
 from wager.arch.rope import Rope, read_rope, read_scale, read_theta
 from wager.arch.spec import DecoderDetails, ModelSpec, stacked, with_scales
 from wager.errors import ModelError, TokenizerError
