@@ -115,7 +115,7 @@ def test_rounds_without_a_draft_count_as_not_accepted(run: Any, tmp_path: Path) 
 
 def test_plan_and_replay_read_the_files(run: Any, tmp_path: Path) -> None:
     out, trace = tmp_path / "acceptance.json", tmp_path / "trace.jsonl"
-    run("--drafter", "ngram", "-o", str(out), "--trace", str(trace), "--max-tokens", "30")
+    run("--drafter", "ngram", "-o", str(out), "--trace", str(trace), "--limit", "12")
     options = (
         f"--model Llama-3.1-8B --hardware H100 --batch 4 --acceptance {out} --any-model --depth 3 --drafter-shape free "
         "--json -"
