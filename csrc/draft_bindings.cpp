@@ -55,42 +55,82 @@ class DraftMerger {
   public:
     DraftMerger(nb::handle draft, const std::string& drafter) : drafts_(draft, drafter) {}
 
-    // `drafts` are (draft, factor), of which the last has `computed` guesses that took time (None: it does not say); what is `behind`,
-    // if anything, goes on behind that. And how many more guesses than the first draft has are worth the price of a `row`.
-    nb::tuple merge(nb::handle seq_id, nb::list drafts, size_t nodes, nb::handle behind, nb::handle computed, double row) const {
+    // `drafts` are (draft, factor).
+    nb::object merge(nb::handle seq_id, nb::list drafts, size_t nodes) const {
         std::vector<JudgedDraft> trees;
-        for (nb::handle pair : drafts) trees.push_back(judged(pair));
-        if (!behind.is_none()) {
-            if (trees.empty() || trees.back().parents.empty()) throw std::invalid_argument("nothing to go on behind");
-            wager::append_behind(trees.back(), judged(behind));
+        for (nb::handle pair : drafts) {
+            if (!PyTuple_Check(pair.ptr()) || PyTuple_GET_SIZE(pair.ptr()) != 2) throw std::invalid_argument("a draft and its factor");
+            trees.push_back(wager::read_draft(PyTuple_GET_ITEM(pair.ptr(), 0), true));
+            wager::rescale(trees.back(), nb::cast<double>(nb::handle(PyTuple_GET_ITEM(pair.ptr(), 1))));
         }
-        const JudgedDraft found = wager::merge(trees, nodes);
-        const nb::object made = drafts_.make(seq_id, found.scores, [&](size_t node) { return found.tokens[node]; },
-                                             [&](size_t node) { return found.parents[node]; }, computed);
-        const long before = nb::len(drafts) > 0 ? worth(drafts[0][0], row) : 0;
-        return nb::make_tuple(made, wager::worth(found, row) - before);
+        return made(seq_id, wager::merge(trees, nodes), nb::none());
     }
 
     nb::object rename(nb::handle draft) const { return drafts_.rename(draft); }
 
-    static long worth(nb::handle draft, double row) { return wager::worth(wager::read_draft(draft.ptr()), row); }
-
-  private:
-    static JudgedDraft judged(nb::handle pair) {
-        if (!PyTuple_Check(pair.ptr()) || PyTuple_GET_SIZE(pair.ptr()) != 2) throw std::invalid_argument("a draft and its factor");
-        JudgedDraft draft = wager::read_draft(PyTuple_GET_ITEM(pair.ptr(), 0), true);
-        wager::rescale(draft, nb::cast<double>(nb::handle(PyTuple_GET_ITEM(pair.ptr(), 1))));
-        return draft;
+  protected:
+    nb::object made(nb::handle seq_id, const JudgedDraft& tree, nb::handle computed) const {
+        return drafts_.make(seq_id, tree.scores, [&](size_t node) { return tree.tokens[node]; },
+                            [&](size_t node) { return tree.parents[node]; }, computed);
     }
 
+  private:
     const wager::Drafts drafts_;
 };
 
-std::pair<double, long> bear_out(nb::handle draft, nb::handle known) {
+// A second drafter, behind a first one, whose drafts both make.
+class BackedDrafts : public DraftMerger {
+  public:
+    BackedDrafts(nb::handle draft, const std::string& drafter, std::vector<double> borders, double share)
+        : DraftMerger(draft, drafter), second(std::move(borders), share) {}
+
+    // By the score of the first one's best first guess; all places are one where it gives none.
+    nb::object ask(const std::string& seq_id, nb::handle own, std::tuple<double, double, double, double> prices, int64_t now, long sequences) {
+        static const Name of_scores("scores"), of_parents("parents");
+        double sure = 0.0, least = 0.0;
+        if (!own.is_none()) {
+            std::vector<double> scores;
+            std::vector<long> parents;
+            wager::read_floats(of_scores.require(own.ptr()).ptr(), scores);
+            wager::read_ints(of_parents.require(own.ptr()), parents);
+            for (size_t node = 0; node < std::min(scores.size(), parents.size()); ++node)
+                if (parents[node] < 0) sure = std::max(sure, scores[node]);
+        }
+        const auto& [row, call, guess, keeping] = prices;
+        if (!second.ask(seq_id, sure, {row, call, guess, keeping}, now, sequences, least)) return nb::none();
+        return nb::float_(least);
+    }
+
+    // The draft of both, unless one was made already.
+    nb::object join(nb::handle seq_id, nb::handle first, nb::handle other, size_t nodes, nb::handle behind, nb::handle already) {
+        JudgedDraft mine = wager::read_draft(first.ptr(), true), its = wager::read_draft(other.ptr(), true), more, tree;
+        if (!behind.is_none()) more = wager::read_draft(behind.ptr(), true);
+        nb::object draft = nb::borrow(already);
+        if (already.is_none()) {
+            tree = second.join(mine, its, nodes, behind.is_none() ? nullptr : &more);
+            draft = made(seq_id, tree, nb::int_(its.parents.size()));
+        } else {
+            tree = wager::read_draft(already.ptr(), true);
+        }
+        second.answer(nb::cast<std::string>(seq_id), std::move(mine), std::move(its), std::move(tree));
+        return draft;
+    }
+
+    void accept(const std::string& seq_id, nb::handle known) {
+        wager::read_ints(known, tokens_);
+        second.accept(seq_id, tokens_);
+    }
+
+    wager::SecondDrafter second;
+
+  private:
+    std::vector<long> tokens_;
+};
+
+void learn(wager::Reliability& self, nb::handle draft, nb::handle known) {
     std::vector<long> tokens;
     wager::read_ints(known, tokens);
-    const wager::BorneOut found = wager::bear_out(wager::read_draft(draft.ptr(), true), tokens);
-    return {found.expected, found.right};
+    self.learn(wager::read_draft(draft.ptr(), true), tokens);
 }
 
 }  // namespace
@@ -98,11 +138,21 @@ std::pair<double, long> bear_out(nb::handle draft, nb::handle known) {
 void bind_drafts(nb::module_& m) {
     m.def("is_valid_draft", &is_valid);
     m.def("valid_chains", &valid_chains);
+    nb::class_<wager::Reliability>(m, "Reliability")
+        .def(nb::init<>())
+        .def_prop_ro("factor", &wager::Reliability::factor)
+        .def("learn", &learn);
     nb::class_<DraftMerger>(m, "DraftMerger")
         .def(nb::init<nb::handle, std::string>())
-        .def("merge", &DraftMerger::merge, nb::arg("seq_id"), nb::arg("drafts"), nb::arg("nodes"), nb::arg("behind").none() = nb::none(),
-             nb::arg("computed").none() = nb::none(), nb::arg("row") = 0.0)
-        .def("rename", &DraftMerger::rename)
-        .def_static("worth", &DraftMerger::worth);
-    m.def("bear_out", &bear_out);
+        .def("merge", &DraftMerger::merge)
+        .def("rename", &DraftMerger::rename);
+    nb::class_<BackedDrafts, DraftMerger>(m, "BackedDrafts")
+        .def(nb::init<nb::handle, std::string, std::vector<double>, double>())
+        .def_prop_rw("until", [](const BackedDrafts& self) { return self.second.until; },
+                     [](BackedDrafts& self, int64_t call) { self.second.until = call; })
+        .def("ask", &BackedDrafts::ask, nb::arg("seq_id"), nb::arg("own").none(), nb::arg("prices"), nb::arg("now"), nb::arg("sequences"))
+        .def("join", &BackedDrafts::join, nb::arg("seq_id"), nb::arg("first"), nb::arg("second"), nb::arg("nodes"),
+             nb::arg("behind").none() = nb::none(), nb::arg("made").none() = nb::none())
+        .def("accept", &BackedDrafts::accept)
+        .def("end", [](BackedDrafts& self, const std::string& seq_id) { self.second.end(seq_id); });
 }

@@ -1,10 +1,15 @@
-// Trees of guesses of several drafters as one, and how often a drafter was right. tests/oracle/merging.py has the same in Python.
-// Knows no Python.
+// Trees of guesses of several drafters as one, how often a drafter was right, and where a second one is asked.
+// tests/oracle/merging.py has the same in Python. Knows no Python.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <memory>
 #include <numeric>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -86,32 +91,154 @@ inline long worth(const JudgedDraft& draft, double row) {
     return std::count_if(draft.scores.begin(), draft.scores.end(), [&](double score) { return score > row; });
 }
 
-struct BorneOut {
-    double expected = 0.0;  // guesses that should have been right
-    long right = 0;         // that were
+// How often a drafter was right where it guessed, and how often it should have been by its scores.
+struct Reliability {
+    static constexpr double kPrior = 10.0;  // guesses for which the assumption counts that it is right as often as it thinks
+    double right = kPrior, expected = kPrior;
+
+    double factor() const { return right / expected; }
+
+    // Compares its guesses with the tokens that became known, as far as its path was right; how many guesses were.
+    long learn(const JudgedDraft& draft, const std::vector<long>& tokens) {
+        const std::vector<double> rates = rates_of(draft);
+        double should = 0.0;
+        long were = 0, node = -1;
+        for (const long token : tokens) {
+            double sum = 0.0;
+            long found = -1;
+            bool guessed = false;
+            for (size_t child = 0; child < draft.parents.size(); ++child) {
+                if (draft.parents[child] != node) continue;
+                guessed = true, sum += rates[child];
+                if (found < 0 && draft.tokens[child] == token) found = static_cast<long>(child);
+            }
+            if (!guessed) break;
+            should += std::min(1.0, sum);
+            if (found < 0) break;
+            ++were;
+            node = found;
+        }
+        expected += should, right += static_cast<double>(were);
+        return were;
+    }
 };
 
-// Compares a drafter's guesses with the tokens that became known, as far as its path was right.
-inline BorneOut bear_out(const JudgedDraft& draft, const std::vector<long>& tokens) {
-    BorneOut found;
-    const std::vector<double> rates = rates_of(draft);
-    long node = -1;
-    for (const long token : tokens) {
-        double sum = 0.0;
-        long right = -1;
-        bool guessed = false;
-        for (size_t child = 0; child < draft.parents.size(); ++child) {
-            if (draft.parents[child] != node) continue;
-            guessed = true, sum += rates[child];
-            if (right < 0 && draft.tokens[child] == token) right = static_cast<long>(child);
+// What must be paid, in tokens: see DraftPrices of Python.
+struct Prices {
+    double row, call, guess, keeping;
+};
+
+// A second drafter, asked where the first one's guesses are worth little: what it brings where that one is about equally sure, in
+// tokens that would not have been guessed without it, less the price of its guesses and rows; and whether it is worth its keeping.
+class SecondDrafter {
+  public:
+    // `borders` are of bins of the first one's sureness; a trial behind a rest costs `share` of what is generated meanwhile.
+    SecondDrafter(std::vector<double> borders, double share) : borders_(std::move(borders)), share_(share) { begin_anew(); }
+
+    // It rests until call number `until`, but for the last calls before that, in which it is shown states.
+    int64_t until = 0;
+
+    // Whether to ask it at a place of `sequence`, where the first one's best first guess is `sure`; of a call `now` for that many
+    // sequences. Then `least` is the survival at which its next guess would not be worth its pass and its row.
+    bool ask(const std::string& sequence, double sure, const Prices& prices, int64_t now, long sequences, double& least) {
+        const size_t place = std::upper_bound(borders_.begin(), borders_.end(), sure) - borders_.begin();
+        PlaceGain& gain = (*gains_)[place];
+        const bool pays = gain.mean > prices.call || gain.left_out >= kRetried;
+        gain.left_out = pays ? 0 : gain.left_out + 1;
+        if (pays) asked_[sequence] = {gains_, place, prices, {}, {}, {}};
+        credit_ -= prices.keeping;
+        if (prices.keeping > 0 && credit_ < 0) {  // it has cost too much
+            until = now + static_cast<int64_t>(std::nearbyint(kCredit / (share_ * static_cast<double>(sequences))));
+            begin_anew();
         }
-        if (!guessed) break;
-        found.expected += std::min(1.0, sum);
-        if (right < 0) break;
-        ++found.right;
-        node = right;
+        least = std::min(kMostSure, (prices.row + prices.guess) / kNextRate / second_.factor());
+        return pays;
     }
-    return found;
-}
+
+    // The tree of both drafts, of so many nodes, of a place where it was asked; what the first one guesses `behind` a chain of the
+    // second's, if anything, goes on there.
+    JudgedDraft join(const JudgedDraft& first, const JudgedDraft& second, size_t nodes, const JudgedDraft* behind) const {
+        std::vector<JudgedDraft> trees{first, second};
+        rescale(trees[0], first_.factor());
+        rescale(trees[1], second_.factor());
+        if (behind != nullptr) {
+            if (second.parents.empty()) throw std::invalid_argument("nothing to go on behind");
+            JudgedDraft more = *behind;
+            rescale(more, first_.factor());
+            append_behind(trees[1], more);
+        }
+        return merge(trees, nodes);
+    }
+
+    // What came of a place where it was asked: the draft of each, and the one that was `made`.
+    void answer(const std::string& sequence, JudgedDraft first, JudgedDraft second, JudgedDraft made) {
+        AskedPlace& place = asked_.at(sequence);
+        place.first = std::move(first), place.second = std::move(second), place.made = std::move(made);
+    }
+
+    // Learns from the tokens that became known.
+    void accept(const std::string& sequence, const std::vector<long>& tokens) {
+        const auto found = asked_.find(sequence);
+        if (found == asked_.end()) return;
+        const AskedPlace& place = found->second;
+        if (!place.second.parents.empty()) {
+            const auto [row, call, guess, keeping] = place.prices;
+            const double cost = row * static_cast<double>(worth(place.made, row) - worth(place.first, row)) +
+                                guess * static_cast<double>(place.second.parents.size());
+            const long right = Reliability().learn(place.made, tokens) - first_.learn(place.first, tokens);
+            const double brought = static_cast<double>(right) - cost;
+            second_.learn(place.second, tokens);
+            (*place.gains)[place.index].learn(brought);
+            credit_ = std::min(kMostCredit, credit_ + (brought - call));
+        }
+        asked_.erase(found);
+    }
+
+    void end(const std::string& sequence) { asked_.erase(sequence); }
+
+  private:
+    // Tokens that asking is taken to bring before it was asked where the first knows nothing (less, the surer that is), and the
+    // places that this counts for: what it brings at one place is 0 to 7 tokens.
+    static constexpr double kFirstGain = 0.5, kFirstWeight = 20.0;
+    static constexpr double kMemory = 400.0;  // places that count of those where it was asked
+    static constexpr long kRetried = 64;      // of so many places at which asking does not seem to pay, it is asked at one
+    // Tokens by which keeping and asking it may cost more than it brings, until it rests: at first, and once it has brought as
+    // many more. What it brings scatters, so that one that brings a little needs many.
+    static constexpr double kCredit = 10.0, kMostCredit = 60.0;
+    static constexpr double kNextRate = 0.6;  // how often a further guess of a chain is right, about, if those before it are
+    static constexpr double kMostSure = 0.95;
+
+    struct PlaceGain {
+        double mean, places = kFirstWeight;
+        long left_out = 0;
+
+        void learn(double gain) {
+            places = std::min(kMemory, places + 1.0);
+            mean += (gain - mean) / places;
+        }
+    };
+    using Gains = std::shared_ptr<std::vector<PlaceGain>>;
+
+    struct AskedPlace {
+        Gains gains;  // those of before a rest are no more learned for anything
+        size_t index;
+        Prices prices;
+        JudgedDraft first, second, made;
+    };
+
+    void begin_anew() {
+        gains_ = std::make_shared<std::vector<PlaceGain>>(1, PlaceGain{kFirstGain});
+        for (const double least : borders_) gains_->push_back({kFirstGain * (1.0 - least)});
+        credit_ = kCredit;
+        second_ = {};
+    }
+
+    const std::vector<double> borders_;
+    const double share_;
+    Gains gains_;
+    double credit_ = kCredit;
+    Reliability first_, second_;
+    std::unordered_map<std::string, AskedPlace> asked_;  // of each sequence the last place, if it was asked there
+};
 
 }  // namespace wager

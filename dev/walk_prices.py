@@ -50,6 +50,7 @@ def on_clock(engine: LoadedEngine, clock: FakeClock, rows: Sequence[float], opti
         drafter.propose = partial(asked, drafter.propose, clock, STEP_S * options.ask)  # type: ignore[method-assign]
         for each in parts(drafter):
             if hasattr(each, "_head"):
+                each._rounds = None  # each pass is one of Python's
                 each._head = Timed(
                     each._head,
                     clock,

@@ -1,11 +1,13 @@
-"""Trees of several drafters as one, and how often a drafter was right: csrc/merging.h in Python."""
+"""Trees of several drafters as one, how often a drafter was right, and where a second one is asked: csrc/merging.h in
+Python."""
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 
 from wager.draft.trees import TokenTree, best_nodes, children
-from wager.types import Draft
+from wager.types import Draft, DraftPrices
 
 _UNKNOWN = 0.5
 
@@ -79,3 +81,62 @@ def bear_out(draft: Draft, tokens: Sequence[int]) -> tuple[float, int]:
             break
         right, node = right + 1, found
     return expected, right
+
+
+class Reliability:
+    def __init__(self) -> None:
+        self.expected = self.right = 10.0
+
+    @property
+    def factor(self) -> float:
+        return self.right / self.expected
+
+    def learn(self, draft: Draft, tokens: Sequence[int]) -> int:
+        expected, right = bear_out(draft, tokens)
+        self.expected += expected
+        self.right += right
+        return right
+
+
+class BackedDrafts:
+    """For one sequence, and without names."""
+
+    def __init__(self, borders: Sequence[float], share: float) -> None:
+        self._borders, self._share, self.until = borders, share, 0
+        self._first = Reliability()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._second, self._credit = Reliability(), 10.0
+        self._gains = [[0.5 * (1 - least), 20.0, 0] for least in (0.0, *self._borders)]  # mean, places, left out
+
+    def ask(self, own: Draft | None, prices: DraftPrices, now: int, sequences: int) -> float | None:
+        roots = [score for score, parent in zip(own.scores, own.parents, strict=False) if parent < 0] if own else []
+        gain = self._gains[bisect(self._borders, max(roots))] if roots else self._gains[0]
+        pays = gain[0] > prices.call or gain[2] >= 64
+        gain[2] = 0 if pays else gain[2] + 1
+        if pays:
+            self._place = gain, prices
+        if prices.keeping:
+            self._credit -= prices.keeping
+            if self._credit < 0:
+                self.until = now + round(10.0 / (self._share * sequences))
+                self._begin_anew()
+        return min(0.95, (prices.row + prices.guess) / 0.6 / self._second.factor) if pays else None
+
+    def join(self, first: Draft, second: Draft, nodes: int, behind: Draft | None) -> TokenTree:
+        chain = judged(second, self._second.factor)
+        if behind is not None:
+            chain = continued(chain, judged(behind, self._first.factor))
+        tree = merge([judged(first, self._first.factor), chain], nodes)
+        self._asked = first, second, Draft("", *tree)
+        return tree
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        (gain, prices), (first, second, made) = self._place, self._asked
+        cost = prices.row * (worth(made, prices.row) - worth(first, prices.row)) + prices.guess * len(second)
+        brought = bear_out(made, tokens)[1] - self._first.learn(first, tokens) - cost
+        self._second.learn(second, tokens)
+        gain[1] = min(400.0, gain[1] + 1)
+        gain[0] += (brought - gain[0]) / gain[1]
+        self._credit = min(60.0, self._credit + (brought - prices.call))

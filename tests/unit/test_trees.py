@@ -12,7 +12,7 @@ import pytest
 from oracle import merging
 from wager.draft.trees import TokenTree, TreeTemplate, children, sequoia
 from wager.kernels import _native
-from wager.types import Draft
+from wager.types import Draft, DraftPrices
 
 Path = tuple[int, ...]
 
@@ -43,8 +43,8 @@ def tree_of(draft: Draft) -> TokenTree:
 
 
 def merged(*trees: TokenTree, nodes: int) -> TokenTree:
-    draft, _ = _native.DraftMerger(Draft, "both").merge("s", [(drafted(tree), 1.0) for tree in trees], nodes)
-    return tree_of(draft)
+    given = [(drafted(tree), 1.0) for tree in trees]
+    return tree_of(_native.DraftMerger(Draft, "both").merge("s", given, nodes))
 
 
 def test_merged_trees_share_what_they_have_in_common() -> None:
@@ -66,43 +66,67 @@ def random_tree(rng: random.Random, *, scored: bool = True) -> TokenTree:
 def test_trees_are_merged_as_in_python() -> None:
     """And are borne out so; a node is never likelier than its parent."""
     rng, merger = random.Random(3), _native.DraftMerger(Draft, "both")
-    for number in range(300):
+    for _ in range(300):
         trees = [(random_tree(rng, scored=rng.random() < 0.8), rng.choice([1.0, 0.4, 1.7])) for _ in range(3)]
-        if number % 2:
-            length = rng.randint(1, 4)
-            chain = TokenTree(tuple(rng.choices(range(3), k=length)), tuple(range(-1, length - 1)), (0.7,) * length)
-            trees.append((chain, 0.9))
-        behind = trees.pop(0) if number % 2 else None
         nodes = rng.randint(0, 9)
-        expected = [merging.judged(drafted(tree), factor) for tree, factor in trees]
-        more = None if behind is None else (drafted(behind[0]), behind[1])
-        if more is not None:
-            expected[-1] = merging.continued(expected[-1], merging.judged(*more))
         given = [(drafted(tree), factor) for tree, factor in trees]
-        draft, rows = merger.merge("s", given, nodes, more, 4, 0.2)
+        draft = merger.merge("s", given, nodes)
         tree = tree_of(draft)
-        assert tree == merging.merge(expected, nodes)
-        assert (draft.seq_id, draft.drafter, draft.computed, draft.draft_probs) == ("s", "both", 4, None)
-        assert rows == merging.worth(draft, 0.2) - merging.worth(given[0][0], 0.2)
+        assert tree == merging.merge([merging.judged(*each) for each in given], nodes)
+        assert (draft.seq_id, draft.drafter, draft.computed, draft.draft_probs) == ("s", "both", None, None)
         assert all(p < 0 or tree.scores[p] >= s for p, s in zip(tree.parents, tree.scores, strict=True))
         paths_of(tree)
+        own, other = _native.Reliability(), merging.Reliability()
         for draft, _ in given:
             tokens = rng.choices(range(3), k=rng.randint(0, 4))
-            assert _native.bear_out(draft, tokens) == merging.bear_out(draft, tokens)
+            own.learn(draft, tokens)
+            other.learn(draft, tokens)
+            assert own.factor == other.factor
+
+
+BORDERS, SHARE = [0.1, 0.4, 0.8], 0.02
+
+
+@pytest.mark.parametrize("keeping", [0.0, 0.1])
+def test_a_second_drafter_is_asked_and_learned_of_as_in_python(keeping: float) -> None:
+    rng, asked, rests = random.Random(4), 0, set()
+    native, oracle = _native.BackedDrafts(Draft, "both", BORDERS, SHARE), merging.BackedDrafts(BORDERS, SHARE)
+    for now in range(3000):
+        assert native.until == oracle.until
+        if now < native.until:
+            rests.add(native.until)
+            continue
+        own = drafted(random_tree(rng, scored=rng.random() < 0.8)) if rng.random() < 0.8 else Draft("s")
+        prices = DraftPrices(rng.choice([0.05, 0.2]), rng.choice([0.02, 0.2, 0.5]), 0.05, keeping)
+        least = native.ask("s", own if own else None, prices, now, sequences=2)
+        assert least == oracle.ask(own if own else None, prices, now, 2)
+        second = drafted(random_tree(rng)) if rng.random() < 0.8 else Draft("s", (1, 2), (-1, 0), (0.7, 0.6))
+        behind = drafted(random_tree(rng)) if rng.random() < 0.5 else None
+        if least is not None:
+            nodes = rng.randint(0, 9)
+            made, tree = native.join("s", own, second, nodes, behind), oracle.join(own, second, nodes, behind)
+            assert (tree_of(made), made.drafter, made.computed) == (tree, "both", len(second))
+            asked += 1
+        tokens = rng.choices(range(3), k=rng.randint(1, 5))
+        native.accept("s", tokens)
+        if least is not None:
+            oracle.accept(tokens)
+    assert asked > 200 and (len(rests) > 3 if keeping else not rests)
 
 
 def test_what_cannot_be_merged_is_an_error() -> None:
     draft = Draft("s", (1, 2), (-1, 0), (0.5, 0.4))
-    for drafts, behind in (
-        ([draft], None),
-        ([(Draft("s", (1, 2), (-1, 1)), 1.0)], None),  # its own parent
-        ([(Draft("s", (1, 2), (-1,)), 1.0)], None),
-        ([(Draft("s", (1, 2), (-1, 0), (0.5,)), 1.0)], None),
-        ([(Draft("s"), 1.0)], (draft, 1.0)),  # nothing to go on behind
-        ([], (draft, 1.0)),
-    ):
+    wrong = [Draft("s", (1, 2), (-1, 1)), Draft("s", (1, 2), (-1,)), Draft("s", (1, 2), (-1, 0), (0.5,))]
+    for drafts in ([draft], *([(each, 1.0)] for each in wrong)):
         with pytest.raises((ValueError, TypeError)):
-            _native.DraftMerger(Draft, "both").merge("s", cast(Any, drafts), 3, behind)
+            _native.DraftMerger(Draft, "both").merge("s", cast(Any, drafts), 3)
+    backed = _native.BackedDrafts(Draft, "both", BORDERS, SHARE)
+    with pytest.raises(IndexError):
+        backed.join("s", draft, draft, 3)  # it was not asked
+    backed.ask("s", draft, DraftPrices(), 1, 1)
+    for first, second, behind in (*((each, draft, None) for each in wrong), (draft, Draft("s"), draft)):
+        with pytest.raises(ValueError, match=r"draft|guess|behind"):
+            backed.join("s", first, second, 3, behind)
 
 
 # ---- templates -------------------------------------------------------------------------------------------------------

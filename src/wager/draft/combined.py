@@ -20,12 +20,10 @@ not; what A draws itself has no say in it.
 from __future__ import annotations
 
 import logging
-from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -229,28 +227,6 @@ class InnerDrafter(GuardedDrafter):
         told.tokens = tokens
 
 
-_PRIOR = 10.0
-"""Guesses for which the assumption counts that a drafter is right as often as it thinks."""
-
-
-@dataclass(slots=True)
-class _Reliability:
-    """How often a drafter was right where it guessed, and how often it should have been by its scores."""
-
-    right: float = _PRIOR
-    expected: float = _PRIOR
-
-    @property
-    def factor(self) -> float:
-        return self.right / self.expected
-
-    def learn(self, draft: Draft, tokens: Sequence[int]) -> None:
-        """Compare a drafter's guesses with the tokens that became known, as far as its path was right."""
-        expected, right = _native.bear_out(draft, tokens)
-        self.expected += expected
-        self.right += right
-
-
 class MergedDrafter(Drafter):
     """The trees of `drafters` as one. One that raises: see GuardedDrafter; `vocab` as in DraftParts."""
 
@@ -267,7 +243,7 @@ class MergedDrafter(Drafter):
         self._merger = _native.DraftMerger(Draft, self.name)
         self._readers = [member for member in self._members if member.reads_states]
         self._observers = [member for member in self._members if member.observes]
-        self._reliability = PerTenant(lambda: [_Reliability() for _ in drafters])
+        self._reliability = PerTenant(lambda: [_native.Reliability() for _ in drafters])
         self._last: dict[str, list[tuple[int, Draft]]] = {}  # of each sequence the drafts that are not refuted yet
 
     @property
@@ -346,7 +322,7 @@ class MergedDrafter(Drafter):
             return self._beside(request, [draft for index, draft in drafts if self._has_needed_probs(index, draft)])
         reliability = self._reliability.of(request.seq_id)
         judged = [(draft, reliability[index].factor) for index, draft in drafts]
-        return self._merger.merge(request.seq_id, judged, request.depth)[0]
+        return self._merger.merge(request.seq_id, judged, request.depth)
 
     def _has_needed_probs(self, index: int, draft: Draft) -> bool:
         return draft.draft_probs is not None or not self._members[index].drafter.samples
@@ -367,114 +343,32 @@ class MergedDrafter(Drafter):
         return Draft(request.seq_id, tuple(tokens), tuple(parents), (), self.name, q)
 
 
-_FIRST_GAIN, _FIRST_WEIGHT = 0.5, 20.0
-"""Tokens that asking the second drafter is taken to bring before it was asked where the first knows nothing (less, the
-surer that is), and the places that this counts for: what it brings at one place is 0 to 7 tokens."""
-
-_MEMORY = 400.0
-"""Places that count of those where it was asked."""
-
-_LEARNED_TOGETHER = 8
-"""Places of a sequence that are learned from together."""
-
-_RETRIED = 64
-"""Of so many places at which asking does not seem to pay, it is asked at one."""
-
-_CREDIT, _MOST_CREDIT = 10.0, 60.0
-"""Tokens by which keeping and asking the second drafter may cost more than it brings, until it rests: at first, and
-once it has brought as many more. What it brings scatters, so that one that brings a little needs many."""
-
-
-@dataclass(slots=True)
-class _PlaceGain:
-    """What the second drafter brought at places where the first is about equally sure: tokens that would not have been
-    guessed without it, less the price of its guesses and rows, but not of the call."""
-
-    mean: float
-    places: float = _FIRST_WEIGHT
-    left_out: int = 0
-
-    def pays(self, call: float) -> bool:
-        """Whether to ask at this place, for the price of a call."""
-        if self.mean <= call and self.left_out < _RETRIED:
-            self.left_out += 1
-            return False
-        self.left_out = 0
-        return True
-
-    def learn(self, gain: float) -> None:
-        self.places = min(_MEMORY, self.places + 1.0)
-        self.mean += (gain - self.mean) / self.places
-
-
-class _SecondDrafter:
-    """What is known of the second drafter for a tenant: its gain by place, and whether it is worth its keeping. It is
-    asked from call number `until` on; before that it rests, but for the last calls, in which it is shown states."""
-
-    def __init__(self) -> None:
-        self.until = 0
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self.gains = [_PlaceGain(_FIRST_GAIN * (1 - least)) for least in (0.0, *BIN_BORDERS)]
-        self._credit = _CREDIT
-
-    def learn(self, tokens: float) -> None:
-        """What it brought where it was asked, less what that cost."""
-        self._credit = min(_MOST_CREDIT, self._credit + tokens)
-
-    def keep(self, tokens: float, *, now: int, sequences: int) -> bool:
-        """Pay for the states of a place. Where it has cost too much it rests from call `now` on, until a trial that
-        costs as much is a small share of what is generated meanwhile; there it begins anew. Whether that is so."""
-        self._credit -= tokens
-        rests = self._credit < 0
-        if rests:
-            self.until = now + round(_CREDIT / (EXPLORATION_SHARE * sequences))
-            self._begin_anew()
-        return rests
-
-
-class _AskedPlace(NamedTuple):
-    """A place where the second drafter was asked: the draft that was made, that of each drafter, what the second's part
-    costs beside the call, and what the call costs."""
-
-    gain: _PlaceGain
-    made: Draft
-    first: Draft
-    second: Draft
-    cost: float
-    call: float
-
-
 class BackedDrafter(MergedDrafter):
     """The guesses of `first`, and where they are worth little those of `second` too. The rest as of MergedDrafter.
     A second drafter that reads the target's states, which takes time in every step, rests while it is not worth that.
 
-    Nothing is done at other places but to ask the first, and what was learned at some is counted together: after a pass
-    of the target every function must be read from memory again."""
+    Where it is asked and what is learned of that is decided in C++ (csrc/merging.h), of each tenant apart: after a pass
+    of the target every function of Python must be read from memory again."""
 
     sign = BACKED_SIGN
     weighs_prices = True
 
     def __init__(self, first: Drafter, second: Drafter, *, vocab: int) -> None:
         super().__init__([first, second], vocab=vocab)
-        self._second = PerTenant(_SecondDrafter)
+        self._backed = PerTenant(lambda: _native.BackedDrafts(Draft, self.name, [*BIN_BORDERS], EXPLORATION_SHARE))
         self._calls = 0
         self._keeps = self._members[1].taps is not None
         self._first_reads = self._members[0].reads_states
         self._reads = True  # whether the second drafter is shown states, if it reads any
-        self._asked: dict[str, _AskedPlace] = {}  # of each sequence the last place, if the second was asked there
-        self._seen: dict[str, list[tuple[_AskedPlace, Sequence[int]]]] = {}
-        """Those before it that nothing was learned from, with the tokens that became known."""
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
-        self._second.enter(seq_id, tenant)
+        self._backed.enter(seq_id, tenant)
         self._reads = self._is_awake()
         super().begin(seq_id, tokens, params, tenant=tenant)
 
     def _is_awake(self) -> bool:
         """Whether a tenant's second drafter is asked, or will be soon."""
-        return any(self._calls + WARM_UP >= each.until for each in self._second.values())
+        return any(self._calls + WARM_UP >= each.until for each in self._backed.values())
 
     @property
     def taps(self) -> Sequence[int] | None:
@@ -490,90 +384,48 @@ class BackedDrafter(MergedDrafter):
             second.read(output, computed)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
-        if (asked := self._asked.pop(seq_id, None)) is not None:
-            seen = self._seen.setdefault(seq_id, [])
-            seen.append((asked, tokens))
-            if len(seen) == _LEARNED_TOGETHER:
-                self._learn_places(seq_id)
+        self._backed.of(seq_id).accept(seq_id, tokens)
         for member in self._members:
             member.accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
-        self._learn_places(seq_id)
-        self._asked.pop(seq_id, None)
-        self._second.leave(seq_id)
+        self._backed.of(seq_id).end(seq_id)
+        self._backed.leave(seq_id)
         super().end(seq_id)
-
-    def _learn_places(self, seq_id: str) -> None:
-        if not (seen := self._seen.pop(seq_id, None)):
-            return
-        known, (of_first, of_second) = self._second.of(seq_id), self._reliability.of(seq_id)
-        for (gain, made, first, second, cost, call), tokens in seen:
-            brought = len(_native.compare(made, tokens)[1]) - len(_native.compare(first, tokens)[1]) - cost
-            gain.learn(brought)
-            known.learn(brought - call)
-            of_first.learn(first, tokens)
-            of_second.learn(second, tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, of at most `depth` nodes."""
         first, second = self._members
         own = first.propose(requests)
-        places = self._asked_places(requests, own)
-        found = second.propose([self._worth_a_pass(r) for r in requests if r.seq_id in places]) if places else {}
-        drafts: list[Draft] = []
-        for request in requests:
-            seq_id = request.seq_id
-            mine, other = own.get(seq_id) or Draft(seq_id), found.get(seq_id)
-            if not other:
-                drafts.append(self._merger.rename(self._beside(request, [mine]) if draws(request) else mine))
-                continue
-            row, call, guess, _ = request.prices
-            if draws(request):
-                draft = replace(self._beside(request, [other]), computed=len(other))
-                rows = self._merger.worth(draft, row) - self._merger.worth(mine, row)
-            else:
-                of_first, of_second = self._reliability.of(seq_id)
-                judged = [(mine, of_first.factor), (other, of_second.factor)]
-                behind = self._behind(request, other)
-                more = (behind, of_first.factor) if behind else None
-                draft, rows = self._merger.merge(seq_id, judged, request.depth, more, len(other), row)
-            cost = row * rows + guess * len(other)
-            self._asked[seq_id] = _AskedPlace(places[seq_id], draft, mine, other, cost, call)
-            drafts.append(draft)
-        return drafts
+        asked = self._asked(requests, own)
+        found = second.propose(asked) if asked else {}
+        return [self._joined(request, own.get(request.seq_id), found.get(request.seq_id)) for request in requests]
 
-    def _asked_places(self, requests: Sequence[DraftRequest], own: Mapping[str, Draft]) -> dict[str, _PlaceGain]:
-        """The places where the second drafter is asked, by sequence."""
+    def _asked(self, requests: Sequence[DraftRequest], own: Mapping[str, Draft]) -> list[DraftRequest]:
+        """What the second drafter is asked for. It ends where its next guess would not be worth its price."""
         self._calls = now = self._calls + 1
-        asked: dict[str, _PlaceGain] = {}
+        samples, asked = self._members[0].drafter.samples, list[DraftRequest]()
         for request in requests:
-            seq_id, prices = request.seq_id, request.prices
-            known = self._second.of(seq_id)
-            if now < known.until:
+            seq_id, prices, backed = request.seq_id, request.prices, self._backed.of(request.seq_id)
+            if now < backed.until:
                 continue
-            place = self._place(request, own.get(seq_id), known.gains)
-            if place.pays(prices.call):
-                asked[seq_id] = place
-            if prices.keeping and self._keeps and known.keep(prices.keeping, now=now, sequences=len(requests)):
-                self._reliability.of(seq_id)[1] = _Reliability()
+            draft = None if samples and draws(request) else own.get(seq_id)
+            paid = prices if self._keeps else prices[:3] + (0.0,)
+            least = backed.ask(seq_id, draft, paid, now=now, sequences=len(requests))
+            if least is not None:
+                asked.append(_with(request, _MIN_SURVIVAL, max(request.min_survival, least)))
         self._reads = self._is_awake()
         return asked
 
-    def _place(self, request: DraftRequest, own: Draft | None, gains: Sequence[_PlaceGain]) -> _PlaceGain:
-        """By the score of the first drafter's best first guess; all places are one where it gives none or draws."""
-        if own is None or not own.scores or (self._members[0].drafter.samples and draws(request)):
-            return gains[0]
-        best = own.scores[0]  # of a chain
-        if own.parents.count(-1) > 1:
-            best = max(score for score, parent in zip(own.scores, own.parents, strict=True) if parent < 0)
-        return gains[bisect(BIN_BORDERS, best)]
-
-    def _worth_a_pass(self, request: DraftRequest) -> DraftRequest:
-        """The second drafter ends where its next guess would not be worth its pass and its row."""
-        prices, factor = request.prices, self._reliability.of(request.seq_id)[1].factor
-        least = min(_MOST_SURE, (prices.row + prices.guess) / _NEXT_RATE / factor)
-        return request._replace(min_survival=max(request.min_survival, least))
+    def _joined(self, request: DraftRequest, mine: Draft | None, other: Draft | None) -> Draft:
+        """The draft of a request: the first drafter's alone, or with what the second one guesses."""
+        seq_id, drawn = request.seq_id, draws(request)
+        mine = mine or Draft(seq_id)
+        if not other:
+            return self._merger.rename(self._beside(request, [mine]) if drawn else mine)
+        made = replace(self._beside(request, [other]), computed=len(other)) if drawn else None
+        behind = None if drawn else self._behind(request, other)
+        return self._backed.of(seq_id).join(seq_id, mine, other, request.depth, behind, made)
 
     def _behind(self, request: DraftRequest, draft: Draft) -> Draft | None:
         """What the first drafter guesses behind a chain of the second's, if a guess that is at most as likely as its
@@ -583,11 +435,14 @@ class BackedDrafter(MergedDrafter):
             return None
         if draft.scores and draft.scores[-1] <= request.prices.row:
             return None
-        behind = request._replace(position=request.position + count, depth=request.depth - count, after=draft.tokens)
-        return first.propose([behind]).get(request.seq_id)
+        seq_id, position, depth = request[:3]
+        behind = _with(request, 0, seq_id, position + count, depth - count)
+        return first.propose([_with(behind, _AFTER, draft.tokens)]).get(seq_id) or None
 
 
-_NEXT_RATE = 0.6
-"""How often a further guess of a chain is right, about, if those before it are."""
+_MIN_SURVIVAL, _AFTER = (DraftRequest._fields.index(name) for name in ("min_survival", "after"))
 
-_MOST_SURE = 0.95
+
+def _with(request: DraftRequest, first: int, *values: object) -> DraftRequest:
+    """With other values from field `first` on. (`_replace` takes ten times as long.)"""
+    return tuple.__new__(DraftRequest, (*request[:first], *values, *request[first + len(values) :]))

@@ -511,32 +511,51 @@ def is_valid_draft(draft: Draft, limit: int, vocab: int, chains: bool, /) -> boo
     """Whether it is a tree (with `chains`: a chain) of at most `limit` ids below `vocab`, with probabilities as scores
     or none. False also for one whose values are of other types than Python's own."""
 
+class Reliability:
+    """How often a drafter was right where it guessed, as a `factor` of how often it should have been by its scores."""
+
+    def __init__(self) -> None: ...
+    @property
+    def factor(self) -> float: ...
+    def learn(self, draft: Draft, tokens: Sequence[int], /) -> None:
+        """Compare a drafter's guesses with the tokens that became known, as far as its path was right."""
+
 class DraftMerger:
     """Makes the drafts of a drafter of that name."""
 
     def __init__(self, draft: type, drafter: str) -> None: ...
-    def merge(
-        self,
-        seq_id: str,
-        drafts: list[tuple[Draft, float]],
-        nodes: int,
-        behind: tuple[Draft, float] | None = None,
-        computed: int | None = None,
-        row: float = 0.0,
-    ) -> tuple[Draft, int]:
+    def merge(self, seq_id: str, drafts: list[tuple[Draft, float]], nodes: int, /) -> Draft:
         """The one tree of several drafts, each of which was lately right `factor` times as often as it says; its
-        `nodes` best nodes. Equal paths share their nodes, which take the greater score; what is `behind` goes on behind
-        the last node of the last draft. And how many more guesses than the first draft has are worth a `row`."""
+        `nodes` best nodes. Equal paths share their nodes, which take the greater score."""
 
     def rename(self, draft: Draft, /) -> Draft:
         """Another's draft, for which no time was taken."""
 
-    @staticmethod
-    def worth(draft: Draft, row: float, /) -> int:
-        """How many guesses are worth the price of a row; all where nothing says how likely they are."""
+class BackedDrafts(DraftMerger):
+    """Where a second drafter is asked behind a first one, and their drafts (csrc/merging.h)."""
 
-def bear_out(draft: Draft, tokens: Sequence[int], /) -> tuple[float, int]:
-    """How many guesses should have been right by their scores, and how many were, as far as its path was right."""
+    until: int
+    """It is not asked before this call."""
+    def __init__(self, draft: type, drafter: str, borders: list[float], share: float) -> None: ...
+    def ask(
+        self, seq_id: str, own: Draft | None, prices: tuple[float, float, float, float], now: int, sequences: int
+    ) -> float | None:
+        """The least survival behind which it is to guess no further; None where it is not asked."""
+
+    def join(
+        self,
+        seq_id: str,
+        first: Draft,
+        second: Draft,
+        nodes: int,
+        behind: Draft | None = None,
+        made: Draft | None = None,
+    ) -> Draft:
+        """The one tree of both at a place where it was asked, if none was `made`; what is `behind` goes on behind the
+        last node of the second's."""
+
+    def accept(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
+    def end(self, seq_id: str, /) -> None: ...
 
 class HeadSequence:
     """What a head keeps of a sequence (csrc/head_rounds.h). `take` moves the next states to the rows of an array f32
