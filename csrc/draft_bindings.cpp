@@ -50,6 +50,37 @@ nb::object valid_chains(nb::handle drafts, nb::handle requests, const nb::dict& 
     return valid;
 }
 
+// The drafts by sequence, if they answer the requests in their order, and each is a valid tree of as many guesses as were asked for,
+// without probabilities; None where Python has to look at them.
+nb::object valid_drafts(nb::handle drafts, nb::handle requests, int64_t vocab) {
+    static const Name of_seq_id("seq_id"), of_depth("depth"), of_probs("draft_probs");
+    wager::Items made, asked;
+    if (!made.read(drafts.ptr()) || !asked.read(requests.ptr()) || made.size != asked.size) return nb::none();
+    nb::dict valid;
+    for (Py_ssize_t i = 0; i < made.size; ++i) {
+        PyObject *const draft = made.items[i], *const request = asked.items[i];
+        const nb::object seq_id = of_seq_id.of(draft);
+        if (!seq_id.is_valid()) return PyErr_Clear(), nb::none();
+        int64_t limit = 0;
+        if (!of_seq_id.require(request).equal(seq_id) || !wager::as_int(of_depth.require(request).ptr(), limit)) return nb::none();
+        if (!is_valid(draft, limit, vocab, false) || !of_probs.require(draft).is_none()) return nb::none();
+        valid[seq_id] = nb::handle(draft);
+    }
+    return valid;
+}
+
+// A named tuple with other values in fields that are given by their numbers, in their order.
+nb::object with_fields(nb::handle tuple, std::initializer_list<std::pair<Py_ssize_t, nb::object>> values) {
+    PyObject** const fields = wager::fields_of(tuple, std::prev(values.end())->first + 1, "a request has too few fields");
+    PyTypeObject* const type = Py_TYPE(tuple.ptr());
+    const Py_ssize_t size = PyTuple_GET_SIZE(tuple.ptr());
+    const nb::object made = nb::steal(type->tp_alloc(type, size));
+    if (!made.is_valid()) throw nb::python_error();
+    for (Py_ssize_t i = 0; i < size; ++i) PyTuple_SET_ITEM(made.ptr(), i, Py_NewRef(fields[i]));
+    for (const auto& [field, value] : values) Py_SETREF(PySequence_Fast_ITEMS(made.ptr())[field], Py_NewRef(value.ptr()));
+    return made;
+}
+
 // Makes the drafts of a drafter of that name from those of others.
 class DraftMerger {
   public:
@@ -84,9 +115,10 @@ class BackedDrafts : public DraftMerger {
     BackedDrafts(nb::handle draft, const std::string& drafter, std::vector<double> borders, double share)
         : DraftMerger(draft, drafter), second(std::move(borders), share) {}
 
-    // By the score of the first one's best first guess; all places are one where it gives none.
-    nb::object ask(const std::string& seq_id, nb::handle own, std::tuple<double, double, double, double> prices, int64_t now, long sequences) {
-        static const Name of_scores("scores"), of_parents("parents");
+    // What is asked of the second one, in call `now` for that many sequences; None where it is not asked. Places are told apart by
+    // the score of the first one's best first guess; all are one where it gives none. `keeps`: keeping it has a price.
+    nb::object ask(nb::handle request, nb::handle own, int64_t now, long sequences, bool keeps) {
+        static const Name of_scores("scores"), of_parents("parents"), of_seq_id("seq_id"), of_survival("min_survival");
         double sure = 0.0, least = 0.0;
         if (!own.is_none()) {
             std::vector<double> scores;
@@ -96,18 +128,35 @@ class BackedDrafts : public DraftMerger {
             for (size_t node = 0; node < std::min(scores.size(), parents.size()); ++node)
                 if (parents[node] < 0) sure = std::max(sure, scores[node]);
         }
-        const auto& [row, call, guess, keeping] = prices;
-        if (!second.ask(seq_id, sure, {row, call, guess, keeping}, now, sequences, least)) return nb::none();
-        return nb::float_(least);
+        const wager::Prices prices = prices_of(request, keeps);
+        if (!second.ask(nb::cast<std::string>(of_seq_id.require(request.ptr())), sure, prices, now, sequences, least)) return nb::none();
+        least = std::max(least, nb::cast<double>(of_survival.require(request.ptr())));
+        return with_fields(request, {{kMinSurvival, nb::float_(least)}});
+    }
+
+    // What is asked of the first one behind a chain of the second's: None where a guess that is at most as likely as the last of
+    // these is not worth a row.
+    nb::object behind(nb::handle request, nb::handle chain) const {
+        static const Name of_tokens("tokens"), of_position("position");
+        const JudgedDraft draft = wager::read_draft(chain.ptr());
+        const long count = static_cast<long>(draft.parents.size()), depth = depth_of(request);
+        for (long node = 0; node < count; ++node)
+            if (draft.parents[node] != node - 1) return nb::none();
+        if (count >= depth || (!draft.scores.empty() && draft.scores.back() <= prices_of(request, false).row)) return nb::none();
+        const int64_t position = nb::cast<int64_t>(of_position.require(request.ptr()));
+        return with_fields(request, {{kPosition, nb::int_(position + count)}, {kDepth, nb::int_(depth - count)},
+                                     {kAfter, of_tokens.require(chain.ptr())}});
     }
 
     // The draft of both, unless one was made already.
-    nb::object join(nb::handle seq_id, nb::handle first, nb::handle other, size_t nodes, nb::handle behind, nb::handle already) {
+    nb::object join(nb::handle request, nb::handle first, nb::handle other, nb::handle behind, nb::handle already) {
+        static const Name of_seq_id("seq_id");
+        const nb::object seq_id = of_seq_id.require(request.ptr());
         JudgedDraft mine = wager::read_draft(first.ptr(), true), its = wager::read_draft(other.ptr(), true), more, tree;
         if (!behind.is_none()) more = wager::read_draft(behind.ptr(), true);
         nb::object draft = nb::borrow(already);
         if (already.is_none()) {
-            tree = second.join(mine, its, nodes, behind.is_none() ? nullptr : &more);
+            tree = second.join(mine, its, depth_of(request), behind.is_none() ? nullptr : &more);
             draft = made(seq_id, tree, nb::int_(its.parents.size()));
         } else {
             tree = wager::read_draft(already.ptr(), true);
@@ -124,6 +173,19 @@ class BackedDrafts : public DraftMerger {
     wager::SecondDrafter second;
 
   private:
+    static constexpr Py_ssize_t kPosition = 1, kDepth = 2, kMinSurvival = 7, kAfter = 8;  // fields of a request
+
+    static long depth_of(nb::handle request) {
+        static const Name of_depth("depth");
+        return nb::cast<long>(of_depth.require(request.ptr()));
+    }
+    static wager::Prices prices_of(nb::handle request, bool keeps) {
+        static const Name of_prices("prices");
+        const auto prices = nb::cast<std::tuple<double, double, double, double>>(of_prices.require(request.ptr()));
+        const auto& [row, call, guess, keeping] = prices;
+        return {row, call, guess, keeps ? keeping : 0.0};
+    }
+
     std::vector<long> tokens_;
 };
 
@@ -138,6 +200,7 @@ void learn(wager::Reliability& self, nb::handle draft, nb::handle known) {
 void bind_drafts(nb::module_& m) {
     m.def("is_valid_draft", &is_valid);
     m.def("valid_chains", &valid_chains);
+    m.def("valid_drafts", &valid_drafts);
     nb::class_<wager::Reliability>(m, "Reliability")
         .def(nb::init<>())
         .def_prop_ro("factor", &wager::Reliability::factor)
@@ -150,8 +213,9 @@ void bind_drafts(nb::module_& m) {
         .def(nb::init<nb::handle, std::string, std::vector<double>, double>())
         .def_prop_rw("until", [](const BackedDrafts& self) { return self.second.until; },
                      [](BackedDrafts& self, int64_t call) { self.second.until = call; })
-        .def("ask", &BackedDrafts::ask, nb::arg("seq_id"), nb::arg("own").none(), nb::arg("prices"), nb::arg("now"), nb::arg("sequences"))
-        .def("join", &BackedDrafts::join, nb::arg("seq_id"), nb::arg("first"), nb::arg("second"), nb::arg("nodes"),
+        .def("ask", &BackedDrafts::ask, nb::arg("request"), nb::arg("own").none(), nb::arg("now"), nb::arg("sequences"), nb::arg("keeps"))
+        .def("behind", &BackedDrafts::behind)
+        .def("join", &BackedDrafts::join, nb::arg("request"), nb::arg("first"), nb::arg("second"),
              nb::arg("behind").none() = nb::none(), nb::arg("made").none() = nb::none())
         .def("accept", &BackedDrafts::accept)
         .def("end", [](BackedDrafts& self, const std::string& seq_id) { self.second.end(seq_id); });

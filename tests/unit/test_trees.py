@@ -12,7 +12,7 @@ import pytest
 from oracle import merging
 from wager.draft.trees import TokenTree, TreeTemplate, children, sequoia
 from wager.kernels import _native
-from wager.types import Draft, DraftPrices
+from wager.types import Draft, DraftPrices, DraftRequest, SamplingParams
 
 Path = tuple[int, ...]
 
@@ -98,13 +98,14 @@ def test_a_second_drafter_is_asked_and_learned_of_as_in_python(keeping: float) -
             continue
         own = drafted(random_tree(rng, scored=rng.random() < 0.8)) if rng.random() < 0.8 else Draft("s")
         prices = DraftPrices(rng.choice([0.05, 0.2]), rng.choice([0.02, 0.2, 0.5]), 0.05, keeping)
-        least = native.ask("s", own if own else None, prices, now, sequences=2)
-        assert least == oracle.ask(own if own else None, prices, now, 2)
+        request = DraftRequest("s", 9, rng.randint(1, 9), SamplingParams(), 0, prices=prices)
+        asked_for = native.ask(request, own or None, now, sequences=2, keeps=True)
+        least = oracle.ask(own or None, prices, now, 2)
+        assert asked_for == (None if least is None else request._replace(min_survival=least))
         second = drafted(random_tree(rng)) if rng.random() < 0.8 else Draft("s", (1, 2), (-1, 0), (0.7, 0.6))
         behind = drafted(random_tree(rng)) if rng.random() < 0.5 else None
         if least is not None:
-            nodes = rng.randint(0, 9)
-            made, tree = native.join("s", own, second, nodes, behind), oracle.join(own, second, nodes, behind)
+            made, tree = native.join(request, own, second, behind), oracle.join(own, second, request.depth, behind)
             assert (tree_of(made), made.drafter, made.computed) == (tree, "both", len(second))
             asked += 1
         tokens = rng.choices(range(3), k=rng.randint(1, 5))
@@ -121,12 +122,13 @@ def test_what_cannot_be_merged_is_an_error() -> None:
         with pytest.raises((ValueError, TypeError)):
             _native.DraftMerger(Draft, "both").merge("s", cast(Any, drafts), 3)
     backed = _native.BackedDrafts(Draft, "both", BORDERS, SHARE)
+    request = DraftRequest("s", 9, 3, SamplingParams(), 0)
     with pytest.raises(IndexError):
-        backed.join("s", draft, draft, 3)  # it was not asked
-    backed.ask("s", draft, DraftPrices(), 1, 1)
+        backed.join(request, draft, draft)  # it was not asked
+    backed.ask(request, draft, 1, 1, keeps=False)
     for first, second, behind in (*((each, draft, None) for each in wrong), (draft, Draft("s"), draft)):
         with pytest.raises(ValueError, match=r"draft|guess|behind"):
-            backed.join("s", first, second, 3, behind)
+            backed.join(request, first, second, behind)
 
 
 # ---- templates -------------------------------------------------------------------------------------------------------

@@ -146,8 +146,11 @@ class GuardedDrafter:
         if not asked:
             return {}
         try:
+            drafts = self.drafter.propose(asked)
+            if (valid := _native.valid_drafts(drafts, asked, self._vocab)) is not None:  # as nearly always
+                return valid
             limits, found = {request.seq_id: request.depth for request in asked}, dict[str, Draft]()
-            for draft in self.drafter.propose(asked):
+            for draft in drafts:
                 if (limit := limits.get(draft.seq_id)) is not None:
                     found[draft.seq_id] = valid_part(draft, limit=limit, vocab=self._vocab)
             return found
@@ -360,6 +363,7 @@ class BackedDrafter(MergedDrafter):
         self._keeps = self._members[1].taps is not None
         self._first_reads = self._members[0].reads_states
         self._reads = True  # whether the second drafter is shown states, if it reads any
+        self._joint: dict[str, _native.BackedDrafts] = {}  # of each sequence whose last draft is of both
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
         self._backed.enter(seq_id, tenant)
@@ -384,11 +388,13 @@ class BackedDrafter(MergedDrafter):
             second.read(output, computed)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
-        self._backed.of(seq_id).accept(seq_id, tokens)
+        if (backed := self._joint.pop(seq_id, None)) is not None:
+            backed.accept(seq_id, tokens)
         for member in self._members:
             member.accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
+        self._joint.pop(seq_id, None)
         self._backed.of(seq_id).end(seq_id)
         self._backed.leave(seq_id)
         super().end(seq_id)
@@ -404,17 +410,17 @@ class BackedDrafter(MergedDrafter):
     def _asked(self, requests: Sequence[DraftRequest], own: Mapping[str, Draft]) -> list[DraftRequest]:
         """What the second drafter is asked for. It ends where its next guess would not be worth its price."""
         self._calls = now = self._calls + 1
-        samples, asked = self._members[0].drafter.samples, list[DraftRequest]()
+        samples, count, awake = self._members[0].drafter.samples, len(requests), False
+        asked: list[DraftRequest] = []
         for request in requests:
-            seq_id, prices, backed = request.seq_id, request.prices, self._backed.of(request.seq_id)
+            backed = self._backed.of(request.seq_id)
             if now < backed.until:
                 continue
-            draft = None if samples and draws(request) else own.get(seq_id)
-            paid = prices if self._keeps else prices[:3] + (0.0,)
-            least = backed.ask(seq_id, draft, paid, now=now, sequences=len(requests))
-            if least is not None:
-                asked.append(_with(request, _MIN_SURVIVAL, max(request.min_survival, least)))
-        self._reads = self._is_awake()
+            awake = True
+            draft = None if samples and draws(request) else own.get(request.seq_id)
+            if (its := backed.ask(request, draft, now, count, self._keeps)) is not None:
+                asked.append(its)
+        self._reads = awake or self._is_awake()
         return asked
 
     def _joined(self, request: DraftRequest, mine: Draft | None, other: Draft | None) -> Draft:
@@ -423,26 +429,10 @@ class BackedDrafter(MergedDrafter):
         mine = mine or Draft(seq_id)
         if not other:
             return self._merger.rename(self._beside(request, [mine]) if drawn else mine)
-        made = replace(self._beside(request, [other]), computed=len(other)) if drawn else None
-        behind = None if drawn else self._behind(request, other)
-        return self._backed.of(seq_id).join(seq_id, mine, other, request.depth, behind, made)
-
-    def _behind(self, request: DraftRequest, draft: Draft) -> Draft | None:
-        """What the first drafter guesses behind a chain of the second's, if a guess that is at most as likely as its
-        last one may be worth a row."""
-        first, count = self._members[0], len(draft)
-        if not first.continues or not draft.is_chain or count >= request.depth:
-            return None
-        if draft.scores and draft.scores[-1] <= request.prices.row:
-            return None
-        seq_id, position, depth = request[:3]
-        behind = _with(request, 0, seq_id, position + count, depth - count)
-        return first.propose([_with(behind, _AFTER, draft.tokens)]).get(seq_id) or None
-
-
-_MIN_SURVIVAL, _AFTER = (DraftRequest._fields.index(name) for name in ("min_survival", "after"))
-
-
-def _with(request: DraftRequest, first: int, *values: object) -> DraftRequest:
-    """With other values from field `first` on. (`_replace` takes ten times as long.)"""
-    return tuple.__new__(DraftRequest, (*request[:first], *values, *request[first + len(values) :]))
+        first, backed = self._members[0], self._backed.of(seq_id)
+        self._joint[seq_id] = backed
+        if drawn:
+            return backed.join(request, mine, other, None, replace(self._beside(request, [other]), computed=len(other)))
+        behind = backed.behind(request, other) if first.continues else None
+        more = first.propose([behind]).get(seq_id) if behind is not None else None
+        return backed.join(request, mine, other, more or None, None)

@@ -511,6 +511,10 @@ def is_valid_draft(draft: Draft, limit: int, vocab: int, chains: bool, /) -> boo
     """Whether it is a tree (with `chains`: a chain) of at most `limit` ids below `vocab`, with probabilities as scores
     or none. False also for one whose values are of other types than Python's own."""
 
+def valid_drafts(drafts: object, requests: Sequence[DraftRequest], vocab: int, /) -> dict[str, Draft] | None:
+    """The drafts by sequence, if each is a valid tree that answers the request at its place; None where Python has to
+    look at them."""
+
 class Reliability:
     """How often a drafter was right where it guessed, as a `factor` of how often it should have been by its scores."""
 
@@ -538,21 +542,18 @@ class BackedDrafts(DraftMerger):
     """It is not asked before this call."""
     def __init__(self, draft: type, drafter: str, borders: list[float], share: float) -> None: ...
     def ask(
-        self, seq_id: str, own: Draft | None, prices: tuple[float, float, float, float], now: int, sequences: int
-    ) -> float | None:
-        """The least survival behind which it is to guess no further; None where it is not asked."""
+        self, request: DraftRequest, own: Draft | None, now: int, sequences: int, keeps: bool
+    ) -> DraftRequest | None:
+        """What is asked of the second one where the first gave its `own` draft; None where it is not asked."""
+
+    def behind(self, request: DraftRequest, chain: Draft, /) -> DraftRequest | None:
+        """What is asked of the first one behind a chain of the second's; None where nothing is."""
 
     def join(
-        self,
-        seq_id: str,
-        first: Draft,
-        second: Draft,
-        nodes: int,
-        behind: Draft | None = None,
-        made: Draft | None = None,
+        self, request: DraftRequest, first: Draft, second: Draft, behind: Draft | None = None, made: Draft | None = None
     ) -> Draft:
-        """The one tree of both at a place where it was asked, if none was `made`; what is `behind` goes on behind the
-        last node of the second's."""
+        """The one tree of both at a place where the second was asked, if none was `made`; what is `behind` goes on
+        behind its last node."""
 
     def accept(self, seq_id: str, tokens: Sequence[int], /) -> None: ...
     def end(self, seq_id: str, /) -> None: ...
