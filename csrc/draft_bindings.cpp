@@ -90,9 +90,9 @@ class DraftMerger {
     nb::object merge(nb::handle seq_id, nb::list drafts, size_t nodes) const {
         std::vector<JudgedDraft> trees;
         for (nb::handle pair : drafts) {
-            if (!PyTuple_Check(pair.ptr()) || PyTuple_GET_SIZE(pair.ptr()) != 2) throw std::invalid_argument("a draft and its factor");
-            trees.push_back(wager::read_draft(PyTuple_GET_ITEM(pair.ptr(), 0), true));
-            wager::rescale(trees.back(), nb::cast<double>(nb::handle(PyTuple_GET_ITEM(pair.ptr(), 1))));
+            PyObject** const fields = wager::fields_of(pair, 2, "a draft and its factor");
+            trees.push_back(wager::read_draft(fields[0], true));
+            wager::rescale(trees.back(), nb::cast<double>(nb::handle(fields[1])));
         }
         return made(seq_id, wager::merge(trees, nodes), nb::none());
     }
@@ -129,7 +129,8 @@ class BackedDrafts : public DraftMerger {
                 if (parents[node] < 0) sure = std::max(sure, scores[node]);
         }
         const wager::Prices prices = prices_of(request, keeps);
-        if (!second.ask(nb::cast<std::string>(of_seq_id.require(request.ptr())), sure, prices, now, sequences, least)) return nb::none();
+        const auto seq_id = nb::cast<std::string>(of_seq_id.require(request.ptr()));
+        if (!second.ask(seq_id, sure, prices, now, sequences, least)) return nb::none();
         least = std::max(least, nb::cast<double>(of_survival.require(request.ptr())));
         return with_fields(request, {{kMinSurvival, nb::float_(least)}});
     }
@@ -213,7 +214,8 @@ void bind_drafts(nb::module_& m) {
         .def(nb::init<nb::handle, std::string, std::vector<double>, double>())
         .def_prop_rw("until", [](const BackedDrafts& self) { return self.second.until; },
                      [](BackedDrafts& self, int64_t call) { self.second.until = call; })
-        .def("ask", &BackedDrafts::ask, nb::arg("request"), nb::arg("own").none(), nb::arg("now"), nb::arg("sequences"), nb::arg("keeps"))
+        .def("ask", &BackedDrafts::ask, nb::arg("request"), nb::arg("own").none(), nb::arg("now"), nb::arg("sequences"),
+             nb::arg("keeps"))
         .def("behind", &BackedDrafts::behind)
         .def("join", &BackedDrafts::join, nb::arg("request"), nb::arg("first"), nb::arg("second"),
              nb::arg("behind").none() = nb::none(), nb::arg("made").none() = nb::none())
