@@ -125,10 +125,12 @@ def test_a_file_that_does_not_say_how_text_is_split_is_warned_of(
         (("<eos>", "<end_of_turn>"), 3, (1, 5)),  # Gemma 3
         (("<|endoftext|>", "<|end|>"), 4, (1, 5)),  # Phi-3
         (("<|return|>", "<|end|>"), 3, (1,)),  # gpt-oss
+        (("<|im_end|>", "<|endoftext|>"), 3, (1, 5)),  # Qwen
+        (("<|eot_id|>", "<|end_of_text|>"), 3, (1, 5)),  # Llama 3
         (("<|im_end|>", "<|end|>"), 1, (1,)),  # an ordinary token
     ],
 )
-def test_turns_end_by_tokens_that_a_file_does_not_name(
+def test_texts_end_by_tokens_that_a_file_does_not_name(
     texts: tuple[str, str], kind: int, ends: tuple[int, ...], tmp_path: Path
 ) -> None:
     metadata = gguf_metadata(train("smollm"), "smollm")
@@ -138,6 +140,8 @@ def test_turns_end_by_tokens_that_a_file_does_not_name(
     found = Tokenizer.load(write(tmp_path / "t.gguf", {**metadata, **changed}))
     assert found.eos_ids == ends
     assert all(map(found.is_special, ends))  # and no text
+    unknown = {**metadata, **changed, "tokenizer.ggml.unknown_token_id": 5}  # as SmolLM2's <|endoftext|>
+    assert Tokenizer.load(write(tmp_path / "u.gguf", unknown)).eos_ids == (1,)
 
 
 def test_user_defined_tokens_are_not_split_and_are_text(tmp_path: Path) -> None:
@@ -423,10 +427,12 @@ def test_an_answer_begins_with_the_space_that_its_token_has(tmp_path: Path) -> N
     [
         ("gpt-4o", ["Hello", "World's", " ", "123", "45", " naïve", "/\n\n", "XYZabc"]),
         ("deepseek-v3", ["HelloWorld", "'s", " ", "123", "45", " naïve", "/\n\n", "XYZabc"]),
+        ("deepseek-llm", ["HelloWorld", "'", "s", " ", *"12345", " na", "ï", "ve", *"/\n\n", "XYZabc"]),
+        ("deepseek-coder", ["HelloWorld", "'", "s", " ", *"12345", " naïve", *"/\n\n", "XYZabc"]),
     ],
 )
 def test_words_of_newer_vocabularies(name: str, pieces: list[str]) -> None:
-    """As tiktoken's o200k_base cuts them, and DeepSeek-V3's own tokenizer."""
+    """As tiktoken's o200k_base cuts them, and DeepSeek's own tokenizers."""
     cuts = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in pre_tokenizer(name).cuts]
     found = pre_tokenizers.Sequence(cuts).pre_tokenize_str("HelloWorld's 12345 naïve/\n\nXYZabc")
     assert [piece for piece, _ in found] == pieces

@@ -94,6 +94,28 @@ _DEEPSEEK_V3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+_DEEPSEEK_LETTERS = (  # letters with two cases, as the models' tokenizer.json spells them
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
+    "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"
+    "\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb"
+    "\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128"
+    "\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4"
+    "\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"
+    "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
+    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_DEEPSEEK_HAN = "[\u0800-\u9fa5\uac00-\ud7ff]+"
+_DEEPSEEK = (
+    r"[\r\n]",
+    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _DEEPSEEK_HAN,
+    _DIGIT,
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, _DIGIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +156,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "llama-bpe": _LLAMA,
     "falcon3": _LLAMA,
     "falcon-h1": _LLAMA,
+    "pixtral": _LLAMA,
     "lfm2": _LLAMA,
     "smaug-bpe": PreTokenizer((_LLAMA3,), whole_words=True),
     "qwen2": _QWEN,
@@ -145,6 +168,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "chatglm-bpe": _GPT4,
     "gpt-4o": PreTokenizer((_GPT4O,)),
     "tekken": PreTokenizer((_TEKKEN,), whole_words=True, add_bos=True),
+    "deepseek-llm": PreTokenizer(_DEEPSEEK),
+    "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER),
     "deepseek-v3": PreTokenizer(_DEEPSEEK_V3),
 }
 
@@ -232,15 +257,15 @@ _GGUF_IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pa
 _SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
 """Ids of SentencePiece's own tokens where a GGUF file names none (llama.cpp's defaults)."""
 _SPACE_INSIDE = re.compile("[^▁]▁")
-_TURN_ENDS = frozenset(
+_ENDS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|tool_response>"),
-        *("<|return|>", "<|call|>"),
+        *("<|return|>", "<|call|>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<｜end▁of▁sentence｜>"),
     }
 )
-"""Tokens that end a turn, and so are control tokens. Converters state few of them (Gemma 3's <end_of_turn> and Phi-3's
-<|end|> are not their eos_token), so llama.cpp knows them by these texts; generation_config.json of the models has
-them, too."""
+"""Tokens that end a turn or a text, and so are control tokens. Converters state few of them (Gemma 3's <end_of_turn>,
+Phi-3's <|end|> and the <|endoftext|> of Qwen's chat models are not their eos_token), so llama.cpp knows them by these
+texts; generation_config.json of the models has them, too."""
 
 
 def read_parts(path: Path) -> TokenizerParts:
@@ -301,8 +326,8 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
         backend = _sentencepiece(tokens, metadata, where, spaced=spaced)
     named = {name: tokens[i] for name, key in _GGUF_IDS.items() if (i := _id(metadata, key, tokens)) is not None}
     kinds = metadata.get("tokenizer.ggml.token_type") or []
-    turn_ends = _turn_ends(tokens, kinds)
-    _add_tokens(backend, tokens, kinds, special=[*named.values(), *(tokens[i] for i in turn_ends)])
+    known_ends = _known_ends(tokens, kinds, unknown=_id(metadata, "unknown", tokens))
+    _add_tokens(backend, tokens, kinds, special=[*named.values(), *(tokens[i] for i in known_ends)])
     bos = metadata.get("tokenizer.ggml.add_bos_token", pre is None or pre.add_bos)
     bos = bos or kind == "gemma4"  # as llama.cpp, since the first files of Gemma 4 deny it
     eos = metadata.get("tokenizer.ggml.add_eos_token", False)
@@ -313,7 +338,7 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
         backend=backend,
         spelling="sentencepiece" if pre is None else "byte-level",
         vocab_size=len(tokens),
-        eos_ids=tuple(dict.fromkeys([*ends, *turn_ends])),
+        eos_ids=tuple(dict.fromkeys([*ends, *known_ends])),
         suppressed_ids=keys.token_ids("tokenizer.ggml.suppress_tokens", vocab=len(tokens)),
         where=where,
         space_prefix="fragment" if spaced else "none",
@@ -323,9 +348,11 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> TokenizerParts:
     )
 
 
-def _turn_ends(tokens: Sequence[str], kinds: Sequence[int]) -> list[int]:
-    """The ids of tokens that end a turn by their texts."""
-    apart = [i for i, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED) and tokens[i] in _TURN_ENDS]
+def _known_ends(tokens: Sequence[str], kinds: Sequence[int], *, unknown: int | None) -> list[int]:
+    """The ids of tokens that end a turn or a text by their texts. The one that stands for what is `unknown` is none:
+    SmolLM2's own configuration does not end answers with its <|endoftext|> either."""
+    known = [i for i, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED) and tokens[i] in _ENDS]
+    apart = [i for i in known if i != unknown]
     harmony = any(tokens[i] == "<|return|>" for i in apart)  # of gpt-oss, whose <|end|> ends one of several messages
     return [i for i in apart if not (harmony and tokens[i] == "<|end|>")]
 
