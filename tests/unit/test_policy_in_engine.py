@@ -99,6 +99,30 @@ class RandomPolicy(Policy):
 
 @pytest.mark.parametrize("pages", [256, 24])
 @pytest.mark.parametrize("mind", ["adaptive", "latency", "slo", "random", "threshold"])
+class Refusing(FixedDepth):
+    """Fails when the second sequence begins."""
+
+    begun = 0
+
+    def begin(self, sequence: str, *, weight: float) -> None:
+        self.begun += 1
+        if self.begun == 2:
+            raise RuntimeError("no")
+
+
+def test_a_request_that_a_policy_fails_at_does_not_run() -> None:
+    ours = engine(NgramDrafter(), policy=Refusing(2))
+    [request, *_] = requests(1)
+    two = replace(request, params=replace(request.params, n=2))
+    with pytest.raises(RuntimeError, match="no"):
+        ours.add(two)
+    assert not ours.busy
+    assert ours.open_requests == []
+    assert ours.step() == []
+    [completion] = ours.generate([request])  # its id is free
+    assert completion.finish_reason in ("stop", "length")
+
+
 def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
     guessers = drafters()
     offers = {each.name: DrafterCapabilities(8, stops_early=each.samples) for each in guessers}

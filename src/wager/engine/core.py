@@ -224,24 +224,33 @@ class Engine:
         for sequence in choices:  # all have one length, so only the first can be refused
             self.scheduler.add(sequence)
         self._open[request.id] = len(choices)
-        for sequence in choices:
-            self.proposer.begin(sequence.id, request.prompt, request.params, tenant=request.tenant)
-            self._requested.add(sequence, drafters)
-            self._policy.begin(sequence.id, weight=request.weight)
+        try:
+            for sequence in choices:
+                self.proposer.begin(sequence.id, request.prompt, request.params, tenant=request.tenant)
+                self._requested.add(sequence, drafters)
+                self._policy.begin(sequence.id, weight=request.weight)
+        except BaseException:  # of a policy of one's own: who added the request waits for no output
+            self._end_request(request.id)
+            raise
 
     def abort(self, request_id: str) -> bool:
         """End all choices of a request now; their last outputs come with the next step. False if it is not running."""
         with self._guard.call("abort"):
             if request_id not in self._open:
                 return False
-            deltas = self.scheduler.abort(request_id)
-            for delta in deltas:
-                seq_id = sequence_id(delta.request_id, delta.index)
-                self.proposer.end(seq_id)
-                self._policy.end(seq_id)
-            self._close_requests(deltas)
-            self._final_outputs += deltas
+            self._final_outputs += self._end_request(request_id)
             return True
+
+    def _end_request(self, request_id: str) -> list[OutputDelta]:
+        """End all choices of a request; their last outputs."""
+        deltas = self.scheduler.abort(request_id)
+        self._close_requests(deltas)
+        ended = [sequence_id(delta.request_id, delta.index) for delta in deltas]
+        for seq_id in ended:
+            self.proposer.end(seq_id)
+        for seq_id in ended:
+            self._policy.end(seq_id)
+        return deltas
 
     def preempt_all(self) -> None:
         """Preempt every running sequence; its tokens are computed again. Texts do not change (see `wager prove`)."""
