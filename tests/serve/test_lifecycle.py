@@ -48,6 +48,26 @@ def test_a_full_queue_answers_429_and_keeps_what_it_accepted() -> None:
         assert server.post(CHAT, SHORT).status_code == 200
 
 
+def test_requests_that_wait_for_a_grammar_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, compile = threading.Event(), compiler.GrammarCompiler._compile
+
+    def slow(*given: Any, **named: Any) -> Any:
+        assert go_on.wait(30)
+        return compile(*given, **named)
+
+    monkeypatch.setattr(compiler.GrammarCompiler, "_compile", slow)
+    body = {"messages": MESSAGES, "max_tokens": 8, "response_format": {"type": "json_object"}}
+    with running({"max_sequences": 1}, max_waiting=2) as server, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(server.post, CHAT, body) for _ in range(3)]
+        try:
+            eventually(lambda: server.live()["open"] == 3, "three requests are counted")
+            assert server.post(CHAT, SHORT).status_code == 429
+        finally:
+            go_on.set()
+        assert [each.result().status_code for each in waiting] == [200] * 3
+        assert server.post(CHAT, SHORT).status_code == 200
+
+
 def test_an_engine_that_fails_ends_every_answer_by_name() -> None:
     with running() as server:
         with httpx2.stream("POST", server.url + CHAT, json={**LONG, "stream": True}, timeout=30) as answer:

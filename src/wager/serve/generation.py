@@ -76,9 +76,9 @@ class Generation:
         log_warnings(http, parsed.warnings)
         self._check_receipts(parsed)
         own = tenant_of_user(tenant, parsed.user)
-        parsed = await self._ready(parsed, own, key=tenant)
         async with AsyncExitStack() as stack:
             stack.enter_context(self.admission.place(parsed.sequences))
+            parsed = await self._ready(parsed, own, key=tenant)
             scores = await self._scores(http, parsed, own, until=until) if parsed.scored is not None else ()
             if scores is None:
                 return Response(status_code=499)  # nobody reads it
