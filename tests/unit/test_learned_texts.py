@@ -3,6 +3,7 @@ killed, full disks, retention, and who may read what."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -269,6 +270,43 @@ def test_a_full_disk_loses_texts_and_nothing_else(tmp_path: Path, caplog: pytest
     assert texts.corpus("").find(random_text(9)[:-1], 4)[0] == 32
     texts.close()
     assert texts_in(tmp_path) == [random_text(1), random_text(9)]
+
+
+def test_a_disk_that_is_full_between_two_rewrites_leaves_what_was_rewritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "_GROWTH", 0)  # no merges
+    now, texts = int(time.time()), learned(tmp_path, days=10)
+    monkeypatch.setattr(learning.time, "time", lambda: now - 86400 * 5)
+    for first in (0, 10):
+        for seed in range(first, first + 10):
+            texts.learn("", [], random_text(seed), written=now - 86400 * (11 if seed % 2 else 6))
+        texts.seal()
+    [tenant] = (tmp_path / TOKENIZER[:16]).iterdir()
+    before = [file.path.open("rb") for file in corpus_files(tenant)]  # as what is left on a disk
+    assert len(before) == 2
+    monkeypatch.setattr(learning.time, "time", lambda: now)
+    calls = []
+
+    def full(*given: Any, write: Any = learning.write_segment) -> None:
+        calls.append(given)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(*given)
+
+    monkeypatch.setattr(learning, "write_segment", full)
+    texts.learn("", [], random_text(20))
+    texts.seal()
+    assert len(calls) == 2
+    kept = [random_text(seed) for seed in range(0, 20, 2)]
+    assert all(texts.corpus("").find(text[:-1], 4)[0] == 32 for text in kept)
+    texts.learn("", [], random_text(21))
+    texts.seal()
+    texts.close()
+    assert texts_in(tmp_path) == [*kept, random_text(20), random_text(21)]
+    for file in before:
+        assert not any(file.read())
+        file.close()
 
 
 # ---- growth and retention --------------------------------------------------------------------------------------------

@@ -478,12 +478,15 @@ class LearnedTexts:
         if texts:
             parts[-1].append(part_of_texts(texts))
         leaving = self._leave_out([part for group in parts for part in group])
-        segments: list[Segment] = []
-        gone: list[Path] = []
-        for group, sources, kept in zip(parts, files_of, [*left, None], strict=True):
-            drops = any(not part.kept.all() for part in group)
-            if kept is not None and not drops:
-                segments.append(kept)
+        if leaving:
+            tenant.known = OrderedDict()  # what left may be learned again
+        segments, before = list[Segment](), [*left, *merged]
+        merges = [False] * len(left) + [True]
+        del left, merged
+        for group, sources, is_merge in zip(parts, files_of, merges, strict=True):
+            gone: list[Path] = []
+            if not is_merge and all(part.kept.all() for part in group):
+                segments.append(before.pop(0))
                 continue
             if any(part.kept.any() for part in group):
                 first, last = min(file.first for file in sources), max(file.last for file in sources)
@@ -497,13 +500,12 @@ class LearnedTexts:
                 segments[-1].verify()
                 sources = [file for file in sources if file.path != path]
             gone += [file.path for file in sources]
-        del parts, group, left, merged
-        tenant.segments = segments
-        if leaving:
-            tenant.known = OrderedDict()  # what left may be learned again
-        tenant.corpus.set([segment.arrays for segment in reversed(segments)])
-        for path in gone:
-            erase(path) if leaving else path.unlink(missing_ok=True)
+            group.clear()
+            del before[: None if is_merge else 1]
+            tenant.segments = segments + before  # at once: the disk may be too full for the next one
+            tenant.corpus.set([segment.arrays for segment in reversed(tenant.segments)])
+            for path in gone:
+                erase(path) if leaving else path.unlink(missing_ok=True)
         others = [*tenant.folder.glob(f"*{_STATE}"), *tenant.folder.glob(f"*{_UNREAD}")]
         for path in others:
             if path.stat().st_mtime < self._oldest():
