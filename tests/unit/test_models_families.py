@@ -562,6 +562,34 @@ def test_the_text_part_of_gemma_4(family: str, tmp_path: Path) -> None:
     assert_close(logits(weights, TOKENS), expected, atol=3e-4, rtol=3e-4)
 
 
+@pytest.mark.parametrize("family", ["Gemma3", "Mistral3"])
+def test_the_text_part_of_a_model_under_the_names_of_older_checkpoints(family: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"image_size": 16, "patch_size": 4, "head_dim": 16}
+    text = {**SIZES, "head_dim": 16, "bos_token_id": None, "eos_token_id": None}
+    if family == "Gemma3":
+        text |= {"sliding_window": 8, "rope_parameters": None}
+    else:
+        text |= {"model_type": "mistral", "sliding_window": None}
+    inputs = {"vision_config": sizes, "mm_tokens_per_image": 4, "tie_word_embeddings": family == "Gemma3"}
+    config = getattr(transformers, f"{family}Config")(text_config=text, **inputs, attn_implementation="eager")
+    whole = spread(getattr(transformers, f"{family}ForConditionalGeneration")(config).eval())
+    path = save(whole, tmp_path)
+    assert '"language_model.model.embed_tokens.weight"' in (path / "model.safetensors.index.json").read_text()
+    weights = open_weights(path)
+    assert weights.spec.left_out == "its part for images is not used"
+    assert_close(logits(weights, TOKENS), oracle_logits(whole, TOKENS), atol=3e-4, rtol=3e-4)
+
+
+def test_queries_that_grow_with_their_position_are_refused() -> None:
+    """Ministral 3, whose configuration is otherwise that of Mistral."""
+    rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16, "rope_theta": 1e6}
+    text = {**SIZES, "model_type": "ministral3", "rope_parameters": {**rope, "llama_4_scaling_beta": 0.1}}
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    with pytest.raises(ModelError, match=r"llama_4_scaling_beta = 0.1"):
+        read_config(config, runnable=True)
+
+
 def test_layers_that_share_keys_and_values_need_a_layer_that_has_some() -> None:
     config = {"architectures": ["Gemma4ForCausalLM"], **SIZES, **GEMMA4}
     for shared, types in ((4, GEMMA4["layer_types"]), (1, ["sliding_attention"] * 3 + ["full_attention"])):

@@ -330,6 +330,7 @@ FAMILIES: Mapping[str, Family] = {
         readers.dense_ffn,
         {**_MISTRAL, "sliding_window": 4096},
         EngineSupport(),
+        wrapper="Mistral3ForConditionalGeneration",
     ),
     "qwen2": Family(
         "Qwen2ForCausalLM",
@@ -401,6 +402,7 @@ FAMILIES: Mapping[str, Family] = {
                 read=_CAPS,
             ),
         ),
+        wrapper="Gemma3ForConditionalGeneration",
     ),
     "gemma4": Family(
         "Gemma4ForCausalLM",

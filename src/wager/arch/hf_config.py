@@ -176,6 +176,7 @@ def _ropes(keys: ConfigKeys, spec: ModelSpec) -> tuple[Rope, Rope | None]:
     them."""
     rope_dim, context = spec.rope_dim("global"), spec.context
     scaling = keys.section("rope_parameters", "rope_scaling")
+    scaling.refuse("llama_4_scaling_beta", unless=(0,))  # Ministral 3: queries grow with their position
     nested = [name for name, value in scaling.values.items() if isinstance(value, Mapping)]
     local = "local" in spec.rotations
     if nested and not local:

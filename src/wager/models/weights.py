@@ -111,7 +111,8 @@ _IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.w
 
 _OTHER_INPUTS = (
     r"model\.visual\..*",
-    r"model\.(vision|audio)_(tower|embedder)\..*",
+    r"(model\.)?(vision|audio)_(tower|embedder)\..*",
+    r"multi_modal_projector\..*",
     r"model\.embed_(vision|audio)\..*",
 )
 """Tensors of what reads images and sounds in models with other inputs beside the text."""
@@ -469,9 +470,13 @@ def _open_directory(path: Path) -> Weights:
     source: Source = files
     ignored, support = ignored_tensors(config, spec), _support(spec.details.architecture)
     if is_wrapped(config):
-        root = "model.language_model"
-        ignored = tuple(pattern.replace(r"model\.layers", r"model\.language_model\.layers") for pattern in ignored)
-        names, ignored = _under(names, root), (*ignored, *_OTHER_INPUTS)
+        if any(name.startswith("language_model.") for name in files.shapes):  # Gemma 3, Mistral 3
+            names = {part: re.sub("^=?", r"\g<0>language_model.", name) for part, name in names.items()}
+            ignored = tuple(rf"language_model\.{pattern}" for pattern in ignored)
+        else:
+            names = _under(names, "model.language_model")
+            ignored = tuple(pattern.replace(r"model\.layers", r"model\.language_model\.layers") for pattern in ignored)
+        ignored = (*ignored, *_OTHER_INPUTS)
     elif any(name.startswith(f"{support.root}.") for name in files.shapes):
         names = _under(names, support.root)
     if spec.details.architecture == "GptOssForCausalLM":
