@@ -151,7 +151,7 @@ def test_the_bytes_may_be_cut_anywhere(size: int, end: bytes) -> None:
 
 
 def test_reasoning_and_calls_are_text_and_tokens_without_a_report_are_chunks() -> None:
-    thought = b'data: {"choices": [{"delta": {"reasoning_content": "hm"}}]}\n\n'
+    thought = b'data: {"choices": [{"delta": {"reasoning_content": "hm", "reasoning": "hm"}}]}\n\n'
     call = b'data: {"choices": [{"delta": {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}}]}\n\n'
     answer = answer_to([STREAM, part(thought), part(call), part(event(finish="tool_calls")), part(DONE), LAST])
     assert (answer.outcome, answer.text, answer.tokens, answer.completion_tokens) == ("ok", "hmf{}", 2, None)

@@ -186,7 +186,8 @@ class ServerAnswer:
                 self.speculation = Counter({name: int(choice[name]) for name in _COUNTED})
             for choice in chunk.get("choices") or ():
                 delta = choice.get("delta") or {"content": choice.get("text")}
-                text += "".join(delta.get(name) or "" for name in ("content", "reasoning_content", "reasoning"))
+                thought = delta.get("reasoning_content") or delta.get("reasoning")  # vLLM sends it under both names
+                text += (delta.get("content") or "") + (thought or "")
                 called = [call.get("function") or {} for call in delta.get("tool_calls") or ()]
                 text += "".join(call.get(name) or "" for call in called for name in ("name", "arguments"))
                 self.finish_reason = choice.get("finish_reason") or self.finish_reason
