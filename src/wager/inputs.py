@@ -69,8 +69,9 @@ def expand_path(text: str) -> Path:
 
 
 def read_text(path: Path, what: str, hint: str) -> str:
-    """The text of a file, or of what a pipe or a device gives. UsageError that names `what` and the path: it cannot be
-    read, is not UTF-8, or does not end within LARGEST_TEXT bytes."""
+    """The text of a file, or of what a pipe or a device gives, without a byte order mark and with the ends of lines of
+    Unix. UsageError that names `what` and the path: it cannot be read, is not UTF-8, or does not end within
+    LARGEST_TEXT bytes."""
     cause = ""
     try:
         with path.open("rb") as file:
@@ -78,7 +79,7 @@ def read_text(path: Path, what: str, hint: str) -> str:
             while len(data) <= LARGEST_TEXT and (part := file.read(_PART)):
                 data += part
         if len(data) <= LARGEST_TEXT:
-            return data.decode("utf-8").replace("\r\n", "\n")
+            return data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
         cause = f"it is longer than {LARGEST_TEXT >> 20} MiB"
     except UnicodeDecodeError as error:
         cause = f"it is not UTF-8 (byte {error.object[error.start]:#04x} at {error.start})"

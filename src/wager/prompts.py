@@ -270,7 +270,7 @@ def arrival_seconds(value: object) -> float:
 
 def _rows(path: Path, what: str, hint: str) -> Iterator[tuple[str, int, Any]]:
     """Each row of a file with its place and number: a JSON value a line, a list of them, or CSV with a header."""
-    text = read_text(path, what, hint).removeprefix("\ufeff")
+    text = read_text(path, what, hint)
     first = text.partition("\n")[0].strip()
     if first.startswith("["):
         for number, value in enumerate(_json(text, str(path), hint), 1):

@@ -405,7 +405,7 @@ def read_receipts(path: Path) -> list[Receipt]:
     """The receipts in a file: one, a list of them, or an answer of `wager serve` with its `receipts`, whole or as its
     stream of events came. UsageError if it holds none, or what is no receipt."""
     hint = "Give the file that --receipt wrote, or an answer with receipts."
-    text = read_text(path, "receipt", hint).removeprefix("\ufeff")
+    text = read_text(path, "receipt", hint)
     try:
         if text.lstrip().startswith(("data:", "event:", ":")):  # the last begins what proxies say between events
             said = [line[5:].strip() for line in text.split("\n") if line.startswith("data:")]

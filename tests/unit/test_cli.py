@@ -18,6 +18,7 @@ from tokenizer_models import save_model
 from in_process import Call, refused
 from wager.cli import VERBS
 from wager.models import hub
+from wager.serve.limits import read_api_keys
 
 MODEL = "random:llama:tiny"
 FLAGS = ("--model", MODEL, "--threads", "1", "--memory", "256MiB")
@@ -489,3 +490,18 @@ def test_interruption_is_quiet_and_exits_with_130() -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in out + err and err.strip().endswith("interrupted")
+
+
+def test_files_of_windows_are_read(wager: Call, tmp_path: Path) -> None:
+    """With a byte order mark and its ends of lines."""
+    row = {"prompt_tokens": 12, "tokens": 3, "drafters": {"a": {"right": [1, 0, 0], "scores": [[0.9], [], []]}}}
+    counted = {"drafts": 100, "draft_tokens": 300, "accepted_tokens": 150}
+    metrics = [f"vllm:spec_decode_num_{name}_total {value}" for name, value in counted.items()]
+    by_position = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 80'
+    texts = {"trace": json.dumps(row), "metrics": "\n".join([*metrics, by_position]), "keys": "0123456789abcdef"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(f"{text}\n", encoding="utf-8-sig", newline="\r\n")
+    assert wager("replay", str(tmp_path / "trace"), more="--concurrency 1 --rounds 9").code == 0
+    read = wager("acceptance", "--metrics", str(tmp_path / "metrics"), more="--json -")
+    assert json.loads(read.out)["rounds"] == 100
+    assert read_api_keys(tmp_path / "keys") == ("0123456789abcdef",)

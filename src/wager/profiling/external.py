@@ -44,7 +44,7 @@ _TABLE_HINT = (
 def read_table(path: Path) -> tuple[list[StepPoint], list[str]]:
     """The steps of a table, and the names of columns that are not used. UsageError names the line and the column of
     the first value that is missing or out of range."""
-    text = read_text(path, "table", _TABLE_HINT).lstrip("\ufeff")
+    text = read_text(path, "table", _TABLE_HINT)
     found = list(_json_rows(path, text) if path.suffix.lower() == ".json" else _csv_rows(path, text))
     if not 0 < len(found) <= _MOST_STEPS:
         raise UsageError(f"{path} has {len(found)} steps.", f"Give 1 to {_MOST_STEPS}, such as one of every shape.")
