@@ -136,14 +136,21 @@ def _is_deep(value: Any) -> bool:
 
 
 @contextmanager
-def replacing(path: Path, *, buffered: int = -1, durable: bool = False) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, buffered: int = -1, durable: bool = False, mode: int | None = None) -> Iterator[BinaryIO]:
     """A new file to write, which takes the place of `path` when the block ends and is removed when it raises: nobody
-    ever reads half of it, and of two that write together the later one wins. `buffered`: bytes that are written at
-    once, at the least; `durable`: it is on the disk before it takes that place."""
+    ever reads half of it, and of two that write together the later one wins. A device or a pipe is written to instead.
+    `buffered`: bytes that are written at once, at the least; `durable`: it is on the disk before it takes that place;
+    `mode`: who may read it, if not everybody."""
+    if path.exists() and not path.is_file():
+        with path.open("wb", buffered) as file:
+            yield file
+        return
     remove_unfinished(path.parent, escape(path.name))
     unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         with unfinished.open("xb", buffered) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             yield file
             if durable:
                 file.flush()

@@ -213,6 +213,22 @@ def test_what_was_learned_is_listed_shown_exported_imported_and_forgotten(
     assert not [path for path in copy.glob("*/*") if path.is_dir() and path.name != "kept"]
 
 
+def test_what_is_exported_to_a_pipe_leaves_the_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a device, which root may replace by a file."""
+    folder, file, pipe = tmp_path / "learned", tmp_path / "log.jsonl", tmp_path / "pipe"
+    file.write_text('{"prompt": "a b", "answer": "c d"}\n')
+    assert run(capsys, "corpus", "import", folder, "--file", file, "--model", MODEL)[0] == 0
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    mode = pipe.stat().st_mode
+    code, _, err = run(capsys, "corpus", "export", folder, "--output", pipe)
+    assert code == 0, err
+    assert pipe.stat().st_mode == mode
+    [row] = os.read(reader, 1 << 16).splitlines()
+    assert json.loads(row)["prompt"]
+    os.close(reader)
+
+
 def test_texts_that_a_server_overwrites_while_they_are_read_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,8 +245,7 @@ def _show(chosen: _Choice, limit: int, tokenizer: Tokenizer | None, model: str, 
 
 def _export(chosen: _Choice, path: Path) -> None:
     count = 0
-    with replacing(path) as file:
-        Path(file.name).chmod(0o600)
+    with replacing(path, mode=0o600) as file:
         for tenant in chosen.tenants():
             for text in _texts(tenant):
                 first, *rest = text.tokens.tolist()
@@ -326,8 +325,8 @@ def _distill(
                 on_answer=lambda done, total: update("Drafting", done, total),
             )
         if found.pays:
-            unproved.chmod(0o600)
-            unproved.replace(path)
+            with replacing(path, mode=0o600) as file:
+                file.write(unproved.read_bytes())
     figures = {
         "texts": found.texts,
         "held_out": found.held_out,

@@ -22,9 +22,10 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,12 +108,8 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-@contextmanager
-def private_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file of the mode 0600, which takes the place of `path` once it is whole and on the disk."""
-    with replacing(path, durable=True) as file:
-        os.fchmod(file.fileno(), 0o600)
-        yield file
+private_file = partial(replacing, durable=True, mode=0o600)
+"""A new file of the mode 0600, which takes the place of a path once it is whole and on the disk."""
 
 
 def erase(path: Path) -> None:
