@@ -581,6 +581,15 @@ def test_the_text_part_of_a_model_under_the_names_of_older_checkpoints(family: s
     assert_close(logits(weights, TOKENS), oracle_logits(whole, TOKENS), atol=3e-4, rtol=3e-4)
 
 
+def test_yarn_extends_the_context_that_a_configuration_states() -> None:
+    """Qwen's cards have it added by hand, and max_position_embeddings left as it is."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    config = {"architectures": ["Qwen3ForCausalLM"], **SIZES}
+    assert read_config({**config, "rope_scaling": yarn}, runnable=True).context == 256
+    assert read_config({**config, "rope_scaling": {**yarn, "factor": 1.5}}, runnable=True).context == 96
+    assert read_config(config, runnable=True).context == 96
+
+
 def test_queries_that_grow_with_their_position_are_refused() -> None:
     """Ministral 3, whose configuration is otherwise that of Mistral."""
     rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16, "rope_theta": 1e6}

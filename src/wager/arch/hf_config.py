@@ -14,7 +14,7 @@ from wager.arch.config_keys import MOST_NORM_EPS, ConfigKeys, read_num_layers, s
 from wager.arch.families import EngineSupport, Family, GatingKeys, find_family, with_sinks
 from wager.arch.formats import Precision, read_precision
 from wager.arch.layers import Experts, FeedForward, Gating, Gqa, Mla
-from wager.arch.rope import Rope, read_rope, read_theta, rope_kind
+from wager.arch.rope import Rope, read_rope, read_scale, read_theta, rope_kind
 from wager.arch.spec import DecoderDetails, ModelSpec, not_runnable, stacked, with_scales
 from wager.errors import ModelError
 
@@ -62,7 +62,7 @@ def read_config(
         tied=keys.flag("tie_word_embeddings"),
         layers=shapes,
         precision=precision or read_precision(keys.values, layers, cache=family.cache),
-        context=keys.integer("max_position_embeddings"),
+        context=_context(keys),
         source="config.json",
         layer_embedding=_layer_embedding(keys, family),
         other_inputs=tuple(name for key, name in _OTHER_INPUTS.items() if config.get(key)),
@@ -73,6 +73,16 @@ def read_config(
 
 
 _OTHER_INPUTS = {"vision_config": "images", "audio_config": "sounds"}
+
+
+def _context(keys: ConfigKeys) -> int:
+    """The positions of the model: as many as YaRN makes of the original ones, where it was written into a configuration
+    that states these still, as Qwen's cards say."""
+    stated, scaling = keys.integer("max_position_embeddings"), keys.section("rope_parameters", "rope_scaling")
+    original = scaling.get("original_max_position_embeddings")
+    if rope_kind(scaling) != "yarn" or original is None or scaling.get("factor") is None:
+        return stated
+    return max(stated, int(scaling.integer("original_max_position_embeddings") * read_scale(scaling, "factor")))
 
 
 def _layer_embedding(keys: ConfigKeys, family: Family) -> int:
