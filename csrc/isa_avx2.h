@@ -11,11 +11,12 @@
 
 namespace wager::WAGER_NS {
 
-constexpr int kTileRows = 4, kTileCols = 1;
+constexpr int kTileRows = 5, kTileCols = 1, kFewRows = 1, kWideRows = 2;
 #ifdef __AVXVNNI__
-constexpr int kBlockRows = 4, kManyRows = 4, kManyByteRows = 4, kBlockCols = 1;
+constexpr int kBlockRows = 4, kHeldRows = 1, kManyRows = 4, kManyByteRows = 4, kBlockCols = 1;
 #else
-constexpr int kBlockRows = 2, kManyRows = 2, kManyByteRows = 2, kBlockCols = 1;
+#define WAGER_SHORT_SUMS  // sums of products of bytes are 16 bits wide at first
+constexpr int kBlockRows = 4, kHeldRows = 4, kManyRows = 32, kManyByteRows = 4, kBlockCols = 1;
 #endif
 constexpr int kQkRows = 4, kQkCols = 1;
 constexpr int kPvRows = 4, kPvCols = 1;
@@ -234,22 +235,27 @@ WAGER_INLINE Sums dot_bytes(Sums acc, Bytes w, Quad x) {
 constexpr int kByteOffset = 128;
 WAGER_INLINE Sums dot_any_bytes(Sums acc, Bytes w, Quad x) { return dot_bytes(acc, w, x); }
 #else
-// Sums of two products are 16 bits wide before they are added up: 2 * 128 * 127 fits, 2 * 255 * 127 would not. So weights
-// above 7 bits are taken as signed ones, and their sign goes to the activations.
-WAGER_INLINE __m256i add_products(__m256i acc, __m256i w, __m256i x) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+struct ShortSums {  // per lane two int16
+    __m256i a, b;
+};
+WAGER_INLINE ShortSums short_sums(Bytes w, Quad x) { return {_mm256_maddubs_epi16(w.a, x.v), _mm256_maddubs_epi16(w.b, x.v)}; }
+WAGER_INLINE ShortSums add(ShortSums x, ShortSums y) {
+    ShortSums both{_mm256_add_epi16(x.a, y.a), _mm256_add_epi16(x.b, y.b)};
+    asm("" : "+x"(both.a), "+x"(both.b));  // GCC would add the products of two quads first, and keep more of them than there are registers
+    return both;
 }
-WAGER_INLINE Sums dot_bytes(Sums acc, Bytes w, Quad x) {
-    return {add_products(acc.a, w.a, x.v), add_products(acc.b, w.b, x.v)};
+WAGER_INLINE Sums add_up(Sums acc, ShortSums x) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, one)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, one))};
 }
+// 2 * 128 * 127 fits 16 bits, 2 * 255 * 127 would not. So weights above 7 bits are taken as signed ones, and their sign goes to the
+// activations.
 constexpr int kByteOffset = 0;
-WAGER_INLINE __m256i add_signed_products(__m256i acc, __m256i w, __m256i x) {
+WAGER_INLINE __m256i signed_sums(__m256i w, __m256i x) {
     const __m256i value = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
-    return add_products(acc, _mm256_abs_epi8(value), _mm256_sign_epi8(x, value));
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8(x, value));
 }
-WAGER_INLINE Sums dot_any_bytes(Sums acc, Bytes w, Quad x) {
-    return {add_signed_products(acc.a, w.a, x.v), add_signed_products(acc.b, w.b, x.v)};
-}
+WAGER_INLINE ShortSums short_any_sums(Bytes w, Quad x) { return {signed_sums(w.a, x.v), signed_sums(w.b, x.v)}; }
 #endif
 WAGER_INLINE F to_float(Sums x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 WAGER_INLINE F load_halves(const uint8_t* p) {

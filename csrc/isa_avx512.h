@@ -10,10 +10,12 @@
 
 namespace wager::WAGER_NS {
 
-constexpr int kTileRows = 14, kTileCols = 2;  // linear: rows x 16 outputs held in registers
-// Products of quantised weights: rows whose accumulators are in registers; those that are multiplied one after the other with a
-// block's weights there; and those of weights of 8 bits, which need no unpacking, with accumulators in memory.
-constexpr int kBlockRows = 6, kManyRows = 16, kManyByteRows = 8, kBlockCols = 2;
+// Products with float weights: rows x 16 outputs held in registers; up to how many rows all of a panel's outputs are; and from how many
+// on activations are widened to floats beforehand.
+constexpr int kTileRows = 14, kTileCols = 2, kFewRows = 0, kWideRows = 99;
+// Products of quantised weights: rows whose accumulators are in registers; those that are multiplied, kHeldRows at a time, with a
+// block's unpacked weights; and those of weights of 8 bits, which need no unpacking, with accumulators in memory.
+constexpr int kBlockRows = 6, kHeldRows = 1, kManyRows = 16, kManyByteRows = 8, kBlockCols = 2;
 constexpr int kQkRows = 6, kQkCols = 4;      // attention: row-heads x key blocks
 constexpr int kPvRows = 6, kPvCols = 4;       // attention: row-heads x 16 dimensions
 constexpr int kExpBlocks = 4;  // attention: sixteens of scores whose exponentials are taken together

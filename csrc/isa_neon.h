@@ -12,11 +12,11 @@
 namespace wager::WAGER_NS {
 
 #ifdef WAGER_I8MM
-constexpr int kTileRows = 5, kTileCols = 1;
+constexpr int kTileRows = 5, kTileCols = 1, kFewRows = 0, kWideRows = 99;
 #else
-constexpr int kTileRows = 4, kTileCols = 1;
+constexpr int kTileRows = 4, kTileCols = 1, kFewRows = 0, kWideRows = 99;
 #endif
-constexpr int kBlockRows = 4, kManyRows = 4, kManyByteRows = 4, kBlockCols = 1;
+constexpr int kBlockRows = 4, kHeldRows = 1, kManyRows = 4, kManyByteRows = 4, kBlockCols = 1;
 constexpr int kQkRows = 4, kQkCols = 1;
 constexpr int kPvRows = 4, kPvCols = 1;
 constexpr int kExpBlocks = 2;  // attention: sixteens of scores whose exponentials are taken together

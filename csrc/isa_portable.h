@@ -11,8 +11,8 @@ namespace wager::WAGER_NS {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "pairs of bf16 are read as little-endian words");
 
-constexpr int kTileRows = 2, kTileCols = 1;
-constexpr int kBlockRows = 2, kManyRows = 2, kManyByteRows = 2, kBlockCols = 1;
+constexpr int kTileRows = 2, kTileCols = 1, kFewRows = 0, kWideRows = 99;
+constexpr int kBlockRows = 2, kHeldRows = 1, kManyRows = 2, kManyByteRows = 2, kBlockCols = 1;
 constexpr int kQkRows = 2, kQkCols = 1;
 constexpr int kPvRows = 2, kPvCols = 1;
 constexpr int kExpBlocks = 2;  // attention: sixteens of scores whose exponentials are taken together

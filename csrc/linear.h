@@ -23,8 +23,9 @@ using PanelKernel = void (*)(const uint8_t* x, size_t stride, int rows, int k, c
 template <int M>
 __attribute__((aligned(64))) void bf16_panel(const uint8_t* x, size_t stride, int, int k, const uint8_t* panel, float* out,
                                             const Prefetch& prefetch) {
-    for (int column = 0; column < kPanel / 16; column += kTileCols) {
-        Tile<M, kTileCols> tile;
+    constexpr int kCols = tile_columns(M);
+    for (int column = 0; column < kColumns; column += kCols) {
+        Tile<M, kCols> tile;
         tile.clear();
         tile.run_panel(reinterpret_cast<const uint16_t*>(x), stride / 2, reinterpret_cast<const uint16_t*>(panel) + 32 * column,
                        k / 2, prefetch, column == 0);
@@ -57,7 +58,7 @@ struct KernelsUpTo<format, 0, M...> : KernelList<format, M...> {};
 template <WeightFormat format>
 PanelKernels kernels_for() {
     constexpr bool kFloats = takes_bf16(format), kBytes = layout_of(format).bits == 8;
-    constexpr int kRows = is_e4m3(format) ? kFloatRows : kFloats ? kTileRows : kBlockRows;
+    constexpr int kRows = is_e4m3(format) ? kFloatRows : kFloats ? kTileRows : kHeldRows > 1 && !kBytes ? kManyRows : kBlockRows;
     constexpr int kMany = kFloats ? kRows : kBytes ? kManyByteRows : kManyRows;
     return {KernelsUpTo<format, kMany>::of, kRows, kMany, kBytes ? 0 : kFirstLevel};
 }

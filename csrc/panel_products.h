@@ -54,6 +54,9 @@ WAGER_INLINE void fetch_part(const uint8_t* at, bool once) {
 
 constexpr int kPieceInputs = 32;  // inputs of a panel after which prefetching takes another turn
 
+// Sixteens of outputs that M rows are multiplied with at once. Of few rows, whose sums wait for each other, more.
+constexpr int tile_columns(int rows) { return rows <= kFewRows ? kColumns : kTileCols; }
+
 template <int M, int N>
 struct Tile {
     F acc[M][N];
@@ -93,12 +96,20 @@ struct Tile {
         F low[N], high[N];
 #pragma GCC unroll 4
         for (int j = 0; j < N; ++j) widen_pairs(pairs[j], low[j], high[j]);
+        step_half(x + 1, high);
+        step_half(x, low);
+    }
+    WAGER_INLINE void step_half(const float* x, const F (&w)[N]) {
 #pragma GCC unroll 16
         for (int i = 0; i < M; ++i) {
-            const F first = splat_at(x + i * kPieceInputs), second = splat_at(x + i * kPieceInputs + 1);
+            const F value = splat_at(x + i * kPieceInputs);
 #pragma GCC unroll 4
-            for (int j = 0; j < N; ++j) acc[i][j] = add_exact(add_exact(acc[i][j], second, high[j]), first, low[j]);
+            for (int j = 0; j < N; ++j) acc[i][j] = add_exact(acc[i][j], value, w[j]);
         }
+    }
+    static WAGER_INLINE void widen_rows(const uint16_t* x, size_t x_stride, float (&values)[M][kPieceInputs]) {
+        for (int i = 0; i < M; ++i, x += x_stride)
+            for (int c = 0; c < kPieceInputs; c += 16) store(values[i] + c, widen(x + c));
     }
     // x [M rows, x_stride] of 2 * pairs values times a panel of 32 outputs, prefetching if `first`: the first of the tiles
     // that read these inputs.
@@ -112,10 +123,20 @@ struct Tile {
         for (; k + kPairs <= pairs; k += kPairs) {
             const uint8_t* at = reinterpret_cast<const uint8_t*>(w + static_cast<size_t>(k) * kStride);
             const uint8_t* ahead = first && turns.due(k / kPairs) ? prefetch.ahead(at) : nullptr;
+            alignas(64) float values[M][kPieceInputs];
+            if constexpr (M >= kWideRows) widen_rows(x + 2 * k, x_stride, values);
 #pragma GCC unroll 16
             for (int u = 0; u < kPairs; ++u) {
                 if (ahead) fetch_part<2 * kStride, 0, 1>(ahead + 2 * kStride * u, prefetch.once);
-                step(bases, x_stride, w + static_cast<size_t>(k + u) * kStride, k + u);
+                const uint16_t* at_pair = w + static_cast<size_t>(k + u) * kStride;
+                if constexpr (M >= kWideRows) {
+                    Pair pairs[N];
+#pragma GCC unroll 4
+                    for (int j = 0; j < N; ++j) pairs[j] = load_pairs(at_pair + 32 * j);
+                    step(&values[0][2 * u], pairs);
+                } else {
+                    step(bases, x_stride, at_pair, k + u);
+                }
             }
         }
         for (; k < pairs; ++k) step(bases, x_stride, w + static_cast<size_t>(k) * kStride, k);
@@ -128,28 +149,27 @@ struct Tile {
 template <WeightFormat format, int M>
 __attribute__((aligned(64))) void e4m3_panel(const uint8_t* x, size_t stride, int, int k, const uint8_t* panel, float* out,
                                             const Prefetch& prefetch) {
-    constexpr int kQuads = kPieceInputs / 4, kQuadBytes = 4 * kPanel;
+    constexpr int kQuads = kPieceInputs / 4, kQuadBytes = 4 * kPanel, kCols = tile_columns(M);
     const int inputs = scaled_inputs(format, k);
     alignas(64) float values[M][kPieceInputs];
     std::memset(out, 0, sizeof(float) * kPanel * M);
     Turns turns(prefetch);
     for (int first = 0; first < k; first += inputs, panel += scaled_bytes(inputs)) {
-        for (int column = 0; column < kColumns; column += kTileCols) {
-            Tile<M, kTileCols> tile;
+        for (int column = 0; column < kColumns; column += kCols) {
+            Tile<M, kCols> tile;
             tile.clear();
             const uint8_t* at = panel + kScaleBytes + 64 * column;
             for (int done = 0; done < inputs; done += kPieceInputs, at += kQuads * kQuadBytes) {
                 const uint8_t* ahead = column == 0 && turns.due((first + done) / kPieceInputs) ? prefetch.ahead(at) : nullptr;
                 if (ahead && done == 0) fetch_part<kScaleBytes, 0, 1>(prefetch.ahead(panel), prefetch.once);
                 const uint16_t* row = reinterpret_cast<const uint16_t*>(x) + first + done;
-                for (int i = 0; M > 1 && i < M; ++i, row += stride / 2)
-                    for (int c = 0; c < kPieceInputs; c += 16) store(values[i] + c, widen(row + c));
+                if constexpr (M > 1) tile.widen_rows(row, stride / 2, values);
 #pragma GCC unroll 8
                 for (int quad = 0; quad < kQuads; ++quad) {
                     if (ahead) fetch_part<kQuadBytes, 0, 1>(ahead + kQuadBytes * quad, prefetch.once);
-                    Pair pairs[2][kTileCols];
+                    Pair pairs[2][kCols];
 #pragma GCC unroll 2
-                    for (int j = 0; j < kTileCols; ++j) widen_e4m3(load_bytes(at + kQuadBytes * quad + 64 * j), pairs[0][j], pairs[1][j]);
+                    for (int j = 0; j < kCols; ++j) widen_e4m3(load_bytes(at + kQuadBytes * quad + 64 * j), pairs[0][j], pairs[1][j]);
 #pragma GCC unroll 2
                     for (int half = 0; half < 2; ++half) {
                         if constexpr (M == 1) tile.step(row + 4 * quad + 2 * half, pairs[half]);
@@ -158,7 +178,7 @@ __attribute__((aligned(64))) void e4m3_panel(const uint8_t* x, size_t stride, in
                 }
             }
 #pragma GCC unroll 2
-            for (int j = 0; j < kTileCols; ++j) {
+            for (int j = 0; j < kCols; ++j) {
                 const F scale = load(reinterpret_cast<const float*>(panel) + 16 * (column + j));
 #pragma GCC unroll 16
                 for (int i = 0; i < M; ++i) {
@@ -288,8 +308,9 @@ struct HeldBlock {
 #pragma GCC unroll 2
         for (int j = 0; j < kBlockCols; ++j) from.template quads<pair>(column + j, weights[j][2 * pair], weights[j][2 * pair + 1]);
     }
-    WAGER_INLINE F scale(int column, int half) const { return scales[column][half]; }
-    WAGER_INLINE F minimum(int column, int half) const { return minima[column][half]; }
+    // By `load`: GCC copies an F in memory by halves, which the load of the whole waits for.
+    WAGER_INLINE F scale(int column, int half) const { return load(reinterpret_cast<const float*>(&scales[column][half])); }
+    WAGER_INLINE F minimum(int column, int half) const { return load(reinterpret_cast<const float*>(&minima[column][half])); }
     template <int pair>
     WAGER_INLINE void quads(int column, Bytes& first, Bytes& second) const {
         first = weights[column][2 * pair];
@@ -329,6 +350,25 @@ struct BlockTile {
             for (int j = 0; j < kBlockCols; ++j) sums[i][j] = start;
         }
     }
+#ifdef WAGER_SHORT_SUMS
+    // The sums of as many quads as fit 16 bits are added up at once.
+    static constexpr int kQuads = kLayout.quads_in_short();
+    ShortSums shorts[M][kBlockCols];
+
+    template <int quad, class Rows>
+    WAGER_INLINE void add_quad(const Bytes (&w)[kBlockCols], const Rows& x) {
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i) {
+            const auto value = load_quad<quad>(x(i).values);
+#pragma GCC unroll 2
+            for (int j = 0; j < kBlockCols; ++j) {
+                const ShortSums some = kLayout.any_byte() ? short_any_sums(w[j], value) : short_sums(w[j], value);
+                shorts[i][j] = quad % kQuads == 0 ? some : add(shorts[i][j], some);
+                if (quad % kQuads == kQuads - 1) sums[i][j] = add_up(sums[i][j], shorts[i][j]);
+            }
+        }
+    }
+#else
     template <int quad, class Rows>
     WAGER_INLINE void add_quad(const Bytes (&w)[kBlockCols], const Rows& x) {
 #pragma GCC unroll 16
@@ -339,6 +379,7 @@ struct BlockTile {
                 sums[i][j] = kLayout.any_byte() ? dot_any_bytes(sums[i][j], w[j], value) : dot_bytes(sums[i][j], w[j], value);
         }
     }
+#endif
     template <int pair, class Block, class Rows>
     WAGER_INLINE void add_pair(const Block& block, int column, const Rows& x, const uint8_t* ahead, bool once) {
         Bytes first[kBlockCols], second[kBlockCols];
@@ -421,14 +462,17 @@ __attribute__((aligned(64))) void block_panel(const uint8_t* x, size_t stride, i
     }
 }
 
-// Adds one row's block of activations times a held block to out [32].
-template <WeightFormat format>
-WAGER_INLINE void add_row(const HeldBlock<format>& block, const uint8_t* x, float* out) {
-    BlockTile<format, 1, true> tile(out);
-    tile.step(block, 0, [&](int) -> const ActivationBlock& { return *reinterpret_cast<const ActivationBlock*>(x); }, nullptr, false);
+// Adds M rows' blocks of activations, `stride` bytes apart, times a held block to out [M, 32].
+template <int M, WeightFormat format>
+WAGER_INLINE void add_rows(const HeldBlock<format>& block, const uint8_t* x, size_t stride, float* out) {
+    // Where there are not as many registers GCC would copy them to another place in memory once more.
+    if constexpr (kHeldRows > 1) asm volatile("" : : "r"(&block) : "memory");
+    BlockTile<format, M, true> tile(out);
+    const auto rows = [&](int i) -> const ActivationBlock& { return *reinterpret_cast<const ActivationBlock*>(x + i * stride); };
+    tile.step(block, 0, rows, nullptr, false);
 }
 
-// As block_panel for any number of rows, one after the other: their accumulators are in `out`, and a block is unpacked once.
+// As block_panel for any number of rows, some after the others: their accumulators are in `out`, and a block is unpacked once.
 template <WeightFormat format>
 __attribute__((aligned(64))) void block_rows(const uint8_t* x, size_t stride, int rows, int k, const uint8_t* panel, float* out,
                                             const Prefetch& prefetch) {
@@ -441,7 +485,10 @@ __attribute__((aligned(64))) void block_rows(const uint8_t* x, size_t stride, in
             const HeldBlock<format> held(block, column, ahead, prefetch.once);
             const uint8_t* at = x + index * sizeof(ActivationBlock);
             float* to = out + 16 * column;
-            for (int row = 0; row < rows; ++row, at += stride, to += kPanel) add_row(held, at, to);
+            int left = rows;
+            for (; left >= kHeldRows; left -= kHeldRows, at += kHeldRows * stride, to += kHeldRows * kPanel)
+                add_rows<kHeldRows>(held, at, stride, to);
+            for (; left > 0; --left, at += stride, to += kPanel) add_rows<1>(held, at, stride, to);
         }
     }
 }

@@ -66,6 +66,20 @@ struct BlockLayout {
     constexpr bool grouped() const { return blocks > 1; }
     // Whether weights fill all eight bits, so that they are taken with `dot_any_bytes`.
     constexpr bool any_byte() const { return bits == 8 || codebook == Codebook::iq4; }
+    // The largest code, or number that one stands for; of `any_byte` the largest magnitude.
+    constexpr int largest() const {
+        if (any_byte()) return 128;
+        if (codebook == Codebook::none) return (1 << bits) - 1;
+        int most = 0;
+        for (const uint8_t number : kCodebooks[static_cast<int>(codebook)]) most = number > most ? number : most;
+        return most;
+    }
+    // Quads, a power of two of them and at most those that share a scale, whose products' sums fit 16 bits.
+    constexpr int quads_in_short() const {
+        int quads = kBlockInputs / 4 / halves;
+        while (2 * quads * largest() * 127 > 32767) quads /= 2;
+        return quads;
+    }
     constexpr int high_at() const { return scales; }
     constexpr int low_at() const { return scales + high; }
     constexpr int block_bytes() const { return scales + high + low; }

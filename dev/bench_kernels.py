@@ -3,7 +3,8 @@
 Measurements are interleaved and repeated, and the minimum and median are shown, because others may share the machine.
 On a busy machine --realtime gives the true cost (root; keep it short: nothing else runs meanwhile).
 Usage: PYTHONPATH=src python dev/bench_kernels.py [--isa avx512] [--threads 2] [--rounds 15] [--only NAME ...]
---only formats compares the block formats (--formats q8_0 iq2_xxs ...).
+--only formats compares formats (--formats bf16 q8_0 iq2_xxs ...); --small with weights that stay in the second-level
+cache, and --processor by the time of this thread's processor (--threads 1), which others on the machine change little.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import numpy as np
 
 from wager.kernels import _native
 from wager.kernels.arrays import BFLOAT16, Array, address, zeros
-from wager.kernels.blocks import BLOCK_FORMATS, QuantisedMatrix
+from wager.kernels.blocks import BLOCK_FORMATS, Matrix, QuantisedMatrix
 from wager.kernels.cpu import Kernels, SampleRequest, physical_cores
 from wager.types import KVDtype
 
 HIDDEN, FFN, QKV, VOCAB, LAYERS = 576, 1536, 960, 49152, 30
 HEADS, KV_HEADS, D = 9, 3, 64
 ROWS = (1, 2, 4, 8, 12, 16, 32, 64, 128, 512)
-REALTIME = False
+REALTIME = PROCESSOR = SMALL = False
 RANDOM = np.random.default_rng(0)
 WEIGHTS = LAYERS * (QKV * HIDDEN + HIDDEN * HIDDEN + 3 * FFN * HIDDEN) + VOCAB * HIDDEN
 
@@ -41,14 +42,15 @@ def noise(*shape: int) -> Array:
 def times(tasks: Sequence[Callable[[], object]], rounds: int) -> list[tuple[float, float]]:
     """(minimum, median) seconds of each task, taken in turns."""
     taken: list[list[float]] = [[] for _ in tasks]
+    clock = time.thread_time if PROCESSOR else time.perf_counter
     for task in tasks:
         task()
     with scheduled():
         for _ in range(rounds):
             for task, log in zip(tasks, taken, strict=True):
-                start = time.perf_counter()
+                start = clock()
                 task()
-                log.append(time.perf_counter() - start)
+                log.append(clock() - start)
     return [(min(log), statistics.median(log)) for log in taken]
 
 
@@ -138,25 +140,31 @@ def linears(kernels: Kernels, rounds: int, *, against_torch: bool) -> None:
 
 
 class Quantised:
-    """One large matrix in a format, cut into matrices of 5,632 by 2,048 as in a model of 1B."""
+    """Twelve matrices in a format, as in a model of 1B; or a small one twelve times."""
 
     def __init__(self, kernels: Kernels, name: str, max_rows: int) -> None:
-        n, k, known = 5632, 2048, BLOCK_FORMATS[name]
-        self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_blocks=1)
+        n, k = (256, 1024) if SMALL else (5632, 2048)
+        self.tape = kernels.tape(max_rows=max_rows, max_sequences=1, max_blocks=max_rows // 16)
         self.tape.inputs.positions[:] = self.tape.inputs.slot_mapping[:] = np.arange(max_rows)
         self.tape.inputs.parents[:] = np.arange(-1, max_rows - 1)
+        self.tape.inputs.block_tables[0] = np.arange(max_rows // 16)
         x, out = noise(max_rows, k).astype(BFLOAT16), zeros(max_rows, n)
-        self.nbytes = 0
-        for _ in range(12):
-            data = RANDOM.integers(0, 256, (n, known.row_bytes(k)), np.uint8)
-            for at in known.fields:
-                blocks = data.reshape(n, -1, known.bytes)
-                blocks[..., at : at + 2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
-            if name in ("e4m3", "e4m3_128"):
-                data.fill(0x38)  # a code is 1, a scale 4.4e-5
-            packed = kernels.pack(QuantisedMatrix(known, data, k))
-            self.tape.linear(x, packed, out)
-            self.nbytes += packed.buffer.nbytes
+        packed = [kernels.pack(self.weights(name, n, k)) for _ in range(1 if SMALL else 12)]
+        for matrix in packed * (12 // len(packed)):
+            self.tape.linear(x, matrix, out)
+        self.nbytes, self.products = 12 * packed[0].buffer.nbytes, 12 * n * k
+
+    def weights(self, name: str, n: int, k: int) -> Matrix:
+        if name == "bf16":
+            return noise(n, k) * 0.02
+        known = BLOCK_FORMATS[name]
+        data = RANDOM.integers(0, 256, (n, known.row_bytes(k)), np.uint8)
+        for at in known.fields:
+            blocks = data.reshape(n, -1, known.bytes)
+            blocks[..., at : at + 2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
+        if name in ("e4m3", "e4m3_128"):
+            data.fill(0x38)  # a code is 1, a scale 4.4e-5
+        return QuantisedMatrix(known, data, k)
 
     def run(self, rows: int) -> None:
         self.tape.inputs.query_start_loc[1] = rows
@@ -164,15 +172,16 @@ class Quantised:
 
 
 def formats(kernels: Kernels, rounds: int, names: Sequence[str]) -> None:
-    """Matrices of 138 million weights in each format, the formats in turns."""
-    each = {name: Quantised(kernels, name, 16) for name in names}
-    for rows in (1, 4, 8, 16):
+    """Matrices of 138 million weights in each format, or a small one, the formats in turns."""
+    each = {name: Quantised(kernels, name, 32) for name in names}
+    for rows in (1, 4, 8, 16, 32):
         taken = times([functools.partial(item.run, rows) for item in each.values()], rounds)
         for (name, item), (low, mid) in zip(each.items(), taken, strict=True):
             line = (
                 f"{name:8s} {item.nbytes / 1e6:6.1f} MB, {rows:2d} rows: {low * 1e3:7.2f} ms (median {mid * 1e3:7.2f})"
             )
-            print(f"{line} {mid / taken[0][1]:5.2f} of {names[0]}, {item.nbytes / low / 1e9:5.1f} GB/s")
+            speeds = f"{item.nbytes / low / 1e9:5.1f} GB/s, {item.products * rows / low / 1e9:5.1f} GMAC/s"
+            print(f"{line} (median {mid * 1e3:7.2f}) {mid / taken[0][1]:5.2f} of {names[0]}, {speeds}")
 
 
 def overhead(kernels: Kernels, rounds: int) -> None:
@@ -250,11 +259,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--torch", action="store_true", help="also time torch's bfloat16 F.linear")
     parser.add_argument("--realtime", action="store_true", help="ahead of every other process while measuring")
+    parser.add_argument("--processor", action="store_true", help="by processor time; with --threads 1")
+    parser.add_argument("--small", action="store_true", help="of --only formats: weights stay in the cache")
     parser.add_argument("--only", nargs="*", default=["memory", "linears", "overhead", "attention", "sampling"])
     parser.add_argument("--formats", nargs="*", default=list(BLOCK_FORMATS), help="of --only formats")
     args = parser.parse_args()
-    global REALTIME
-    REALTIME = args.realtime
+    global REALTIME, PROCESSOR, SMALL
+    REALTIME, PROCESSOR, SMALL = args.realtime, args.processor, args.small
     kernels = Kernels(isa=args.isa, threads=args.threads)
     print(f"{kernels.name}, {args.threads} threads")
     if "memory" in args.only:
