@@ -116,6 +116,21 @@ def test_quantised_products_are_the_oracles_bit_for_bit(kernels, name):
         assert np.array_equal(found, expected)
 
 
+@pytest.mark.parametrize("name", [name for name in BLOCK_FORMATS if not name.startswith("e4m3")])
+def test_sums_of_the_largest_codes_and_activations_are_exact(kernels, name):
+    """Rows of one byte each, so of the largest and least codes too, whose products all have the same sign."""
+    known, k = BLOCK_FORMATS[name], 512
+    data = np.repeat(np.arange(256, dtype=np.uint8), known.row_bytes(k)).reshape(256, -1)
+    blocks = data.reshape(256, -1, known.bytes)
+    for at in known.fields:
+        blocks[..., at : at + 2] = np.frombuffer(np.float16(1e-3).tobytes(), np.uint8)
+    if name == "mxfp4":
+        blocks[..., 0] = 127  # the exponent
+    weight, x = QuantisedMatrix(known, data, k), np.ones((5, k), BFLOAT16)
+    x[1], x[2, ::2], x[3, 1::4], x[4, 2::4] = -1, -1, -1, -1
+    assert np.array_equal(Product(kernels, weight)(x), exact(weight, x))
+
+
 @pytest.mark.parametrize("name", ["e4m3", "e4m3_128"])
 def test_every_float_of_eight_bits_is_multiplied_by_itself_and_no_number_gives_none(kernels, name):
     codes = np.zeros((256, 256), np.uint8)
