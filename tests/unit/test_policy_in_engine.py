@@ -97,8 +97,6 @@ class RandomPolicy(Policy):
         return ""
 
 
-@pytest.mark.parametrize("pages", [256, 24])
-@pytest.mark.parametrize("mind", ["adaptive", "latency", "slo", "random", "threshold"])
 class Refusing(FixedDepth):
     """Fails when the second sequence begins."""
 
@@ -123,6 +121,8 @@ def test_a_request_that_a_policy_fails_at_does_not_run() -> None:
     assert completion.finish_reason in ("stop", "length")
 
 
+@pytest.mark.parametrize("pages", [256, 24])
+@pytest.mark.parametrize("mind", ["adaptive", "latency", "slo", "random", "threshold"])
 def test_no_decision_changes_a_token(mind: str, pages: int) -> None:
     guessers = drafters()
     offers = {each.name: DrafterCapabilities(8, stops_early=each.samples) for each in guessers}
