@@ -6,8 +6,8 @@
 Kinds: the prompts of the file; of their texts: summaries, questions behind one to three passages, questions alone, sums
 with other numbers, translations of sentences to another language, and back of what the target made of them; messages
 that the target makes up, half of them begun for it; and second turns, which are other made-up messages behind an
-answer. A prompt is answered greedily and once more at temperature 0.8 or 1. `--each` bounds the number of a kind. Kinds
-are mixed, and no more are asked after --seconds.
+answer. A prompt is answered at temperatures 0, 0.8 and 1. `--each` bounds the number of a kind. Kinds are mixed, and no
+more are asked after --seconds.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ class Asking:
     def greedy(self, prompts: Iterable[tuple[int, ...]]) -> list[Request]:
         return [self.request(prompt, 0.0) for prompt in prompts if len(prompt) <= LONGEST_PROMPT]
 
-    def both(self, contents: Iterable[Content]) -> list[Request]:
-        """Greedy requests, and as many sampled ones."""
+    def each(self, contents: Iterable[Content]) -> list[Request]:
+        """Greedy requests, and sampled ones of the same prompts."""
         requests = self.greedy(map(self.chat, contents))
-        return requests + [self.request(each.prompt, SAMPLED[place % 2]) for place, each in enumerate(requests)]
+        return requests + [self.request(each.prompt, temperature) for temperature in SAMPLED for each in requests]
 
     def greedy_answers(self, contents: Sequence[Content]) -> list[tuple[Content, str]]:
         """Each content that is short enough, and its greedy answer, which is written first."""
@@ -162,14 +162,16 @@ def main() -> None:
     parts = Parts.of(prompts, chance)
     kinds: dict[str, Sequence[str]] = {
         "summaries": [f"Summarize: {body}" for body in parts.bodies],
-        "retrieval": parts.retrieval(chance),
+        "retrieval": [text for _ in range(3) for text in parts.retrieval(chance)],
         "questions": parts.questions,
-        "sums": parts.sums(chance),
+        "sums": [text for _ in range(2) for text in parts.sums(chance)],
         "translations": [
-            f"Translate English to {LANGUAGES[at % 5]}: {text}" for at, text in enumerate(parts.sentences)
+            f"Translate English to {LANGUAGES[at % 5]}: {text}"
+            for first in (0, 3)
+            for at, text in enumerate(parts.sentences, first)
         ],
     }
-    kinds = {kind: texts[: given.each] for kind, texts in kinds.items()}
+    kinds = {kind: list(dict.fromkeys(texts))[: given.each] for kind, texts in kinds.items()}
     kinds["prompts"] = prompts
     for path in given.apart_from:
         measured = [prompt.text for prompt in read_prompts(path) if prompt.text]
@@ -194,7 +196,7 @@ def main() -> None:
         )
     ]
     said(started, "translations and first turns", len(kinds["back"]) + len(turns))
-    asked = [request for contents in (*kinds.values(), turns) for request in asking.both(contents)]
+    asked = [request for contents in (*kinds.values(), turns) for request in asking.each(contents)]
     chance.shuffle(asked)
     asked = unanswered(asked, given.output, target=target.fingerprint)
     for first in range(0, len(asked), CHUNK):

@@ -82,11 +82,14 @@ class TrainingData:
 
     def __post_init__(self) -> None:
         unique = list(dict.fromkeys(text for text in self.texts if len(text.ids) > 2))
-        train = tuple(text for text in unique if not text.held_out)
+        parts: tuple[list[TrainingText], list[TrainingText]] = ([], [])
+        for text in unique:
+            parts[text.held_out].append(text)
+        train, held_out = map(tuple, parts)
         if not train:
             raise UsageError("There are no texts to train on.", "Give more prompts or answers.")
         object.__setattr__(self, "train", train)
-        object.__setattr__(self, "held_out", tuple(text for text in unique if text.held_out))
+        object.__setattr__(self, "held_out", held_out)
         digests = "".join(text.digest for text in unique)
         object.__setattr__(self, "digest", hashlib.sha256(digests.encode()).hexdigest())
 

@@ -109,19 +109,13 @@ def attend(
 ) -> Tensor:
     """Attention of q [B, h, n, d] over shared keys and values [B, kv, T, d] where `allowed` bool [B or 1, n, T], and
     over `own` pairs [B, kv, n, d], of which every row sees its own only (the diagonal of earlier unrolled steps)."""
+    diagonal = torch.eye(q.shape[2], dtype=torch.bool, device=q.device).expand(len(allowed), -1, -1)
+    allowed = torch.cat([allowed, *(diagonal for _ in own)], -1)
+    keys, values = (torch.cat(parts, 2) for parts in zip((keys, values), *own, strict=True))
     groups = q.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
-    own = [(k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)) for k, v in own]
-    scale = q.shape[-1] ** -0.5
-    scores = (q @ keys.transpose(-1, -2)).float() * scale
-    scores = scores.masked_fill(~allowed[:, None], float("-inf"))
-    diagonal = [(q * k).sum(-1, keepdim=True) * scale for k, _ in own]
-    shares = torch.cat([scores, *diagonal], -1).softmax(-1)
-    context = keys.shape[2]
-    found: Tensor = shares[..., :context].to(values.dtype) @ values
-    for number, (_, v) in enumerate(own):
-        found = found + shares[..., context + number, None] * v
-    return found
+    if groups > 1:  # the kernel of a GPU for masks knows no groups
+        keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+    return functional.scaled_dot_product_attention(q, keys, values, attn_mask=allowed[:, None])
 
 
 @dataclass(frozen=True)
@@ -135,7 +129,13 @@ class StepRows:
     valid: Tensor
     previous: Tensor
 
-    def take(self, chosen: Tensor | slice | int) -> StepRows:
+    @property
+    def flat(self) -> StepRows:
+        """All rows, [B * n, H] and [B * n]."""
+        parts = (self.states, self.positions, self.valid, self.previous)
+        return StepRows(*(part.flatten(0, 1) for part in parts))
+
+    def take(self, chosen: slice | int) -> StepRows:
         """The chosen rows, [n, H] and [n]."""
         return StepRows(self.states[chosen], self.positions[chosen], self.valid[chosen], self.previous[chosen])
 
@@ -147,7 +147,7 @@ def drawn_rows(weights: Tensor, share: float, generator: torch.Generator | None)
     drawn = max(1, round(count * share))
     if generator is None or drawn >= count:
         return torch.arange(count, device=weights.device).expand(batch, count)
-    order = weights + torch.rand(batch, count, generator=generator).to(weights.device)
+    order = weights + torch.rand(batch, count, generator=generator, device=weights.device)
     return order.topk(drawn).indices.sort(-1).values
 
 

@@ -27,7 +27,7 @@ from wager.train.draft_module import (
     attend,
     drawn_rows,
 )
-from wager.train.target import TargetStates, TorchTarget
+from wager.train.target import TargetStates, TorchTarget, compiled
 
 _MLP_SCALE = 0.05
 """The target's residual at its last layer is about this much larger than a normed one."""
@@ -95,14 +95,15 @@ class EagleModule(DraftModule):
         layer.mlp.gate_proj.weight.data[:inner] = last["gate"][:inner].float()
         layer.mlp.up_proj.weight.data[:inner] = last["up"][:inner].float()
         layer.mlp.down_proj.weight.data[:, :inner] = last["down"][:, :inner].float() * _MLP_SCALE
+        self._fuse = compiled(self._fused, target.device)
+        self._enter = compiled(self._entered, target.device)
+        self._leave = compiled(self._left, target.device)
 
     def steps(self, states: TargetStates, depth: int, generator: torch.Generator | None) -> Iterator[StepRows]:
         tokens, positions = states.tokens, states.tokens.shape[1] - 1
         rows = torch.arange(positions, device=tokens.device).expand(len(tokens), positions)
-        taps = states.taps[:, :-1]
-        if self.sizes.state_norms:
-            taps = torch.stack([norm(taps[:, :, index]) for index, norm in enumerate(self.fc_norm)], 2)
-        done = _Unrolled(rows, self.fc(taps.flatten(2)).float(), ())
+        fused = self._fuse(states.taps[:, :-1].flatten(0, 1))
+        done = _Unrolled(rows, fused.view(*rows.shape, -1), ())
         keys: tuple[Tensor, Tensor] | None = None
         for step in range(depth):
             if step and generator is not None:
@@ -110,9 +111,8 @@ class EagleModule(DraftModule):
                 done = done.take(drawn_rows(counted, _DEPTH_SHARE, generator))
             ahead = self._ahead(done, step, positions)
             known = tokens.gather(1, ahead)
-            state, new = self._layer(self.embed(known), done, keys, step)
+            state, normed, new = self._layer(known, done, keys, step)
             keys, own = (new, ()) if keys is None else (keys, (*done.own, new))
-            normed = self.norm(state)
             done = _Unrolled(done.rows, normed if self.sizes.state_norms else state, own)
             yield StepRows(normed, ahead, done.rows + 1 + step <= positions, known)
 
@@ -126,18 +126,40 @@ class EagleModule(DraftModule):
         return cast(EagleLayer, self.layers[0])
 
     def _layer(
-        self, embedded: Tensor, done: _Unrolled, keys: tuple[Tensor, Tensor] | None, step: int
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The layer's output for each row, and the row's key and value of this step."""
-        layer, attention = self._only, self._only.self_attn
-        residual = layer.hidden_norm(done.state)
-        both = torch.cat([layer.input_layernorm(embedded), residual], -1)
-        rotation = self.rotation[done.rows + step]
-        q, own = attention.queries(both, rotation), attention.keys(both, rotation)
+        self, known: Tensor, done: _Unrolled, keys: tuple[Tensor, Tensor] | None, step: int
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+        """The layer's output for each row, the same behind the last norm, and the row's key and value of this step;
+        `known` are the tokens that are embedded."""
+        shape = known.shape
+        rotation = self.rotation[(done.rows + step).flatten()]
+        residual, *projected = self._enter(known.flatten(), done.state.flatten(0, 1), rotation)
+        q, k, v = (part.view(len(part), *shape, -1).transpose(0, 1) for part in projected)
         if keys is None:
-            found = functional.scaled_dot_product_attention(q, *own, is_causal=True, enable_gqa=True)
+            found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
             columns = torch.arange(keys[0].shape[2], device=q.device)
-            found = attend(q, *keys, columns <= done.rows[..., None], (*done.own, own))
-        x = residual + attention.output(found)
-        return x + layer.mlp(layer.post_attention_layernorm(x)).float(), own
+            found = attend(q, *keys, columns <= done.rows[..., None], (*done.own, (k, v)))
+        state, normed = self._leave(residual, found.transpose(1, 2).flatten(2).flatten(0, 1))
+        return state.view(*shape, -1), normed.view(*shape, -1), (k, v)
+
+    def _fused(self, taps: Tensor) -> Tensor:
+        """The states float32 [N, H] that N rows begin with, of taps [N, n_aux, H]."""
+        if self.sizes.state_norms:
+            taps = torch.stack([norm(taps[:, index]) for index, norm in enumerate(self.fc_norm)], 1)
+        found: Tensor = self.fc(taps.flatten(1))
+        return found.float()
+
+    def _entered(self, known: Tensor, state: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The residual [N, H], and rotated queries, keys and values [heads, N, d], of tokens and states of N rows."""
+        layer, attention = self._only, self._only.self_attn
+        residual = layer.hidden_norm(state)
+        both = torch.cat([layer.input_layernorm(self.embed(known)), residual], -1)[None]
+        k, v = attention.keys(both, rotation)
+        return residual, attention.queries(both, rotation)[0], k[0], v[0]
+
+    def _left(self, residual: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's output for N rows, and the same behind the last norm, of what the attention found [N, h * d]."""
+        layer = self._only
+        x = residual + layer.self_attn.o_proj(found).float()
+        state = x + layer.mlp(layer.post_attention_layernorm(x)).float()
+        return state, self.norm(state)

@@ -18,13 +18,13 @@ from torch.nn import functional
 from wager.arch.layers import Gqa
 from wager.models.weights import Weights
 from wager.train.answers import OnOutput
-from wager.train.target import TorchTarget, check_trainable, rms_norm
+from wager.train.target import TorchTarget, check_trainable, compiled, rms_norm
 from wager.types import OutputDelta, Request
 
-_CACHE_SHARE = 0.5
+_CACHE_SHARE = 0.7
 """Of the device's free memory that keys and values take."""
 _CPU_CACHE = 256 << 20
-_MOST_ROWS = 2048
+_MOST_ROWS = 8192
 _PROMPT_TOKENS = 1 << 16
 """Prompt tokens, with padding, of one pass."""
 _CHECKED_EVERY = 8
@@ -53,6 +53,8 @@ class TorchAuthor:
         self._eos, self._suppressed = (
             torch.tensor(sorted(ids), dtype=torch.int64, device=device) for ids in (eos, suppressed)
         )
+        self._barred = torch.zeros(weights.spec.vocab, device=device)
+        self._barred[self._suppressed] = float("-inf")
         self._token_bytes = weights.spec.num_layers * attention.cache_width * dtype.itemsize
         self._memory = _CPU_CACHE
         if device == "cuda":
@@ -82,7 +84,7 @@ class TorchAuthor:
         while rows.count:
             steps = []
             for _ in range(_CHECKED_EVERY):
-                steps.append(rows.draw(generator, self._suppressed))
+                steps.append(rows.draw(generator, self._barred))
                 rows.append(steps[-1])
             drawn = torch.stack(steps, 1)
             last = torch.isin(drawn, self._eos).tolist()
@@ -98,6 +100,25 @@ class TorchAuthor:
         return [tuple(answer) for answer in answers]
 
 
+def _chosen(final: Tensor, head: Tensor, scale: Tensor, barred: Tensor, exponential: Tensor, noise: Tensor) -> Tensor:
+    """The tokens int64 [rows] that are first by logits and noise, see _Rows.draw."""
+    logits = functional.linear(final.to(head.dtype), head).float() * scale + barred
+    return (logits - exponential.log() * noise).argmax(-1)
+
+
+def _attended(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float) -> Tensor:
+    """Attention of one row of each text, q [rows, kv, g, d], over keys and values [rows, kv, L, d] that are not
+    `hidden` bool [rows, L]."""
+    scores = (q @ keys.transpose(-1, -2)).float() * scale
+    shares = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1)
+    return shares.to(values.dtype) @ values
+
+
+def _aligned(length: int) -> int:
+    """A length of keys that a GPU's fast products take, not below `length`."""
+    return -(-length // 16) * 16
+
+
 class _Rows:
     """Requests that are being answered: `requests` are their numbers; row i has `positions[i]` tokens in the cache, and
     `final[i]` is the state behind the last of them."""
@@ -107,7 +128,8 @@ class _Rows:
         self.requests = list(range(len(requests)))
         lengths = [len(request.prompt) for request in requests]
         self._longest = max(lengths)
-        self._room = min(self._longest + max(request.params.max_tokens for request in requests), len(target.rotation))
+        room = self._longest + max(request.params.max_tokens for request in requests)
+        self._room = min(_aligned(room), len(target.rotation))
         attention = cast(Gqa, target.spec.attention)
         shape = (len(requests), attention.kv_heads, self._room, attention.head_dim)
         self._caches = [
@@ -129,42 +151,37 @@ class _Rows:
     def count(self) -> int:
         return len(self.requests)
 
-    def draw(self, generator: torch.Generator, suppressed: Tensor) -> Tensor:
+    def draw(self, generator: torch.Generator, barred: Tensor) -> Tensor:
         """The next token of every row, int64 [rows]: argmax of the logits, with Gumbel noise where a row is sampled.
-        None is one of the ids `suppressed`."""
-        logits = self._target.logits(self.final).mul_(self._scale)
-        logits[:, suppressed] = float("-inf")
-        noise = torch.empty_like(logits).exponential_(generator=generator).log_().mul_(self._noise)
-        return logits.sub_(noise).argmax(-1)
+        `barred` [V], -inf for ids that are never drawn, is added."""
+        target = self._target
+        exponential = torch.empty(self.count, len(barred), device=target.device).exponential_(generator=generator)
+        choose = compiled(_chosen, target.device)
+        return choose(self.final, target.head, self._scale, barred, exponential, self._noise)
 
     def append(self, tokens: Tensor) -> None:
         """Compute a token of every row, behind those that it has."""
         target = self._target
         at = self.positions.clamp(max=self._room - 1)  # rows that have ended run on until they are left out
-        rotation = target.rotation[at][:, None]
+        rotation = target.rotation[at]
         self._longest = min(self._longest + 1, self._room)
-        columns = torch.arange(self._longest, device=target.device)
+        width = min(_aligned(self._longest), self._room)
+        columns = torch.arange(width, device=target.device)
         rows = torch.arange(self.count, device=target.device)
-        x = functional.embedding(tokens, target.embedding).float()[:, None]
+        x = functional.embedding(tokens, target.embedding).float()
+        attend = compiled(_attended, target.device)
         for number, described in enumerate(target.spec.ordered_layers):
-            layer, attention, (keys, values) = (
-                target.layers[number],
-                cast(Gqa, described.attention),
-                self._caches[number],
-            )
-            q, k, v = target.projected(layer, attention, x, rotation)
-            keys[rows, :, at], values[rows, :, at] = k[:, :, 0], v[:, :, 0]
+            attention, (keys, values) = cast(Gqa, described.attention), self._caches[number]
+            q, k, v = (part.transpose(0, 1) for part in target.projected(number, attention, x, rotation))
+            keys[rows, :, at], values[rows, :, at] = k, v
             hidden = columns > at[:, None]
             if attention.window is not None:
                 hidden |= columns <= at[:, None] - attention.window
-            grouped = q.view(self.count, attention.kv_heads, -1, attention.head_dim)
-            scores = (grouped @ keys[:, :, : self._longest].transpose(-1, -2)).float()
-            scores = scores * (target.spec.details.attention_scale or attention.head_dim**-0.5)
-            shares = scores.masked_fill_(hidden[:, None, None], float("-inf")).softmax(-1).to(target.dtype)
-            out = (shares @ values[:, :, : self._longest]).view(self.count, -1, 1, attention.head_dim)
-            x = x + target.output(layer, out)
-            x = x + target.feed_forward(layer, x)
-        self.final = rms_norm(x[:, 0], target.final_norm, target.spec.details.norm_eps)
+            scale = target.spec.details.attention_scale or attention.head_dim**-0.5
+            grouped = q.reshape(self.count, attention.kv_heads, -1, attention.head_dim)
+            found = attend(grouped, keys[:, :, :width], values[:, :, :width], hidden, scale)
+            x = target.behind(number, x, found.flatten(1))
+        self.final = rms_norm(x, target.final_norm, target.spec.details.norm_eps)
         self.positions = self.positions + 1
 
     def keep(self, alive: Sequence[int]) -> None:

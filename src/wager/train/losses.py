@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from wager.train.draft_module import DraftModule, StepRows
-from wager.train.target import TargetStates
+from wager.train.target import TargetStates, compiled
 
 
 def _kl(log_q: Tensor, log_p: Tensor) -> Tensor:
@@ -95,6 +95,15 @@ def rows_loss(
     return total, right
 
 
+def _measured(module: DraftModule, loss: str, entering: StepRows, final: Tensor) -> tuple[Tensor, Tensor]:
+    """The losses of rows, and whether their first choice is that of the target's states `final` there."""
+    labels, logits = module.labels(final), module.logits(entering)
+    losses = divergence(loss, logits, labels)
+    further = module.further_loss(entering, logits, labels)
+    right = logits.detach().argmax(-1) == labels.argmax(-1)
+    return losses if further is None else losses + further, right
+
+
 def unrolled_loss(
     module: DraftModule,
     states: TargetStates,
@@ -103,30 +112,25 @@ def unrolled_loss(
     decay: float,
     loss: str,
     generator: torch.Generator | None = None,
-) -> tuple[Tensor, list[float]]:
-    """The weighted loss of all depths, each of which counts `decay` times the one before, and by depth the share of
-    rows whose first choice is the target's."""
+) -> tuple[Tensor, Tensor]:
+    """The weighted loss of all depths, each of which counts `decay` times the one before, and by depth [depth] the
+    share of rows whose first choice is the target's."""
+    measured = compiled(_measured, states.tokens.device.type)
     total = torch.zeros((), device=states.tokens.device)
     agreement: list[Tensor] = []
     scale, scales = 1.0, 0.0
     for rows in module.steps(states, depth, generator):
         places = rows.positions
         weights = states.weights.gather(1, places) * rows.valid
-        chosen = weights > 0
-        final = states.final.gather(1, places[..., None].expand(*places.shape, states.final.shape[-1]))[chosen]
-        taken = rows.take(chosen)
+        final = states.final.gather(1, places[..., None].expand(*places.shape, states.final.shape[-1])).flatten(0, 1)
+        taken = rows.flat
 
         def compute(part: Tensor, some: slice, final: Tensor = final, taken: StepRows = taken) -> tuple[Tensor, Tensor]:
-            entering = replace(taken.take(some), states=part)
-            labels, logits = module.labels(final[some]), module.logits(entering)
-            losses = divergence(loss, logits, labels)
-            further = module.further_loss(entering, logits, labels)
-            right = logits.detach().argmax(-1) == labels.argmax(-1)
-            return losses if further is None else losses + further, right
+            return measured(module, loss, replace(taken.take(some), states=part), final[some])
 
-        found, right = rows_loss(taken.states, weights[chosen], module.output_parameters(), compute)
+        found, right = rows_loss(taken.states, weights.flatten(), module.output_parameters(), compute)
         whole = weights.sum().clamp(min=1e-6)
         total = total + scale * found / whole
         agreement.append(right / whole)
         scales, scale = scales + scale, scale * decay
-    return total / scales, torch.stack(agreement).tolist()
+    return total / scales, torch.stack(agreement)

@@ -67,8 +67,11 @@ def as_rounded(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
     """Within it matrices have their values in 4 bits. Gradients are taken there and belong to the whole values, which
     return (straight-through estimation, arXiv 1308.3432)."""
     kept = [(parameter, parameter.data) for parameter in parameters if fits_groups(parameter.shape)]
-    for parameter, values in kept:
-        parameter.data = rounded(values, 4).weights
+    if kept:
+        groups = torch.cat([values.view(-1, GROUP) for _, values in kept])  # few kernels instead of many
+        found = torch.split(rounded(groups, 4).weights, [v.numel() // GROUP for _, v in kept])
+        for (parameter, values), part in zip(kept, found, strict=True):
+            parameter.data = part.view(values.shape)
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ name. What is written to the output folder: checkpoint.pt while it runs, config.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -120,6 +121,15 @@ class StepReport:
     step: int
     loss: float
     agreement: tuple[float, ...]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A step that a GPU may still compute: `found` float32 [1 + depth] are its loss and agreement."""
+
+    step: int
+    found: torch.Tensor
     tokens: int
 
 
@@ -266,7 +276,8 @@ class TrainingSession:
             self.vocabulary = DraftVocabulary.of(
                 ids, size=spec.vocab, most=options.vocabulary, always=target.tokenizer.eos_ids
             )
-        sizes = head_sizes(spec, options, settings, self._mask_token())
+        mask_token = self._mask_token() if settings.kind == "dspark" else 0
+        sizes = head_sizes(spec, options, settings, mask_token)
         self.torch_target = TorchTarget(
             target.weights,
             sizes.taps,
@@ -294,7 +305,8 @@ class TrainingSession:
             {"params": matrices, "weight_decay": settings.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        self.optimiser = torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, 0.95), eps=1e-8)
+        fused = options.device == "cuda"
+        self.optimiser = torch.optim.AdamW(groups, lr=settings.rate, betas=(0.9, 0.95), eps=1e-8, fused=fused)
         self.step = 0
         self.history: list[dict[str, Any]] = []
         if earlier is not None:
@@ -349,14 +361,20 @@ class TrainingSession:
         """Take the steps that are left, calling `report` after each, and export the result. Its figures."""
         started, first = time.monotonic(), self.step
         tokens = 0
+        waiting: _Launched | None = None
         for texts in self._remaining():
-            taken = self._take(texts)
+            launched = self._take(texts)
+            if waiting is not None:  # a GPU computes while the step before is reported
+                self._note(waiting, report)
+            waiting = launched
             self.step += 1
-            tokens += taken.tokens
-            self.history.append(asdict(taken))
-            report(taken)
+            tokens += launched.tokens
             if self.step % self.options.save_every == 0:
+                self._note(waiting, report)
+                waiting = None
                 self.checkpoint().save(self.folder)
+        if waiting is not None:
+            self._note(waiting, report)
         seconds = time.monotonic() - started
         figures = {
             "steps": self.settings.steps,
@@ -381,13 +399,22 @@ class TrainingSession:
                 done += 1
             number += 1
 
-    def _take(self, texts: list[TrainingText]) -> StepReport:
+    def _note(self, launched: _Launched, report: Callable[[StepReport], None]) -> None:
+        """Wait for a step and report it. UsageError where its loss is no number."""
+        loss, *agreement = launched.found.tolist()
+        if not math.isfinite(loss):
+            raise UsageError(f"The loss of step {launched.step + 1} is not a number.", "Take a smaller --rate.")
+        taken = StepReport(launched.step, loss, tuple(agreement), launched.tokens)
+        self.history.append(asdict(taken))
+        report(taken)
+
+    def _take(self, texts: list[TrainingText]) -> _Launched:
         settings = self.settings
         for group in self.optimiser.param_groups:
             group["lr"] = settings.learning_rate(self.step)
         states = self.states(texts, self.weights)
         drawn = np.random.default_rng([settings.seed, self.step, 1]).integers(1 << 62)
-        generator = torch.Generator().manual_seed(int(drawn))
+        generator = torch.Generator(self.options.device).manual_seed(int(drawn))
         with self._rounded():
             with self._autocast():
                 total, agreement = unrolled_loss(
@@ -398,13 +425,11 @@ class TrainingSession:
                     loss=settings.loss,
                     generator=generator,
                 )
-            if not torch.isfinite(total):
-                raise UsageError(f"The loss of step {self.step + 1} is not a number.", "Take a smaller --rate.")
             self.optimiser.zero_grad(set_to_none=True)
             total.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip)
         self.optimiser.step()
-        return StepReport(self.step, total.item(), tuple(agreement), states.tokens.numel())
+        return _Launched(self.step, torch.cat([total.detach()[None], agreement]), states.tokens.numel())
 
     def checkpoint(self) -> TrainingCheckpoint:
         """The run as it is."""
@@ -421,11 +446,14 @@ class TrainingSession:
 
     def states(self, texts: list[TrainingText], weights: TextWeights) -> TargetStates:
         """The target's states of a batch."""
-        padded = self.data.padded(texts, weights)
-        tokens, of_tokens = (torch.from_numpy(array).to(self.torch_target.device) for array in padded)
-        return self.torch_target.states(tokens, of_tokens)
+        padded, device = self.data.padded(texts, weights), self.torch_target.device
+        found = [torch.from_numpy(array) for array in padded]
+        if device == "cuda":  # so that nothing waits for the steps before
+            found = [part.pin_memory().to(device, non_blocking=True) for part in found]
+        return self.torch_target.states(*found)
 
     @torch.no_grad()
+    @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]  # few texts, each of its own shape
     def evaluate(self, texts: Sequence[TrainingText] | None = None) -> HeldOutAcceptance:
         """The acceptance of the module as it is: rounds of guesses over the answers of some texts (over all of a text
         without an answer), by default of held-out ones."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +18,20 @@ from wager.arch.layers import Attention, Dense, Gqa
 from wager.arch.spec import ModelSpec
 from wager.errors import UsageError
 from wager.models.weights import Weights
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.config.suppress_errors = True  # what cannot be compiled runs as it is
+    return torch.compile(function, dynamic=True)
+
+
+def compiled(function: Function, device: str) -> Function:
+    """The function; for a GPU compiled for any number of rows, since many small kernels are what takes the time
+    there."""
+    return cast(Function, _compiled(function)) if device == "cuda" else function
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -32,6 +47,33 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
         cos, sin = cos[:, None], sin[:, None]
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _projected(
+    layer: Mapping[str, Tensor], x: Tensor, rotation: Tensor, head_dim: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries [1, heads, N, d] and keys, and values [1, kv, N, d], of the residual stream of N rows [1, N, H]
+    with `rotation` [N, d]."""
+    dtype = layer["q"].dtype
+    normed = rms_norm(x, layer["attn_norm"], eps).to(dtype)
+
+    def heads(part: str) -> Tensor:
+        found = functional.linear(normed, layer[part], layer.get(f"{part}_bias"))
+        return found.float().view(*found.shape[:2], -1, head_dim).transpose(1, 2)
+
+    q, k, v = heads("q"), heads("k"), heads("v")
+    if "q_norm" in layer:
+        q, k = rms_norm(q, layer["q_norm"], eps), rms_norm(k, layer["k_norm"], eps)
+    return rotate(q, rotation).to(dtype), rotate(k, rotation).to(dtype), v.to(dtype)
+
+
+def _behind(layer: Mapping[str, Tensor], x: Tensor, found: Tensor, eps: float) -> Tensor:
+    """The residual stream [1, N, H] behind a layer, from that before it and what its attention found [1, N, h * d]."""
+    x = x + functional.linear(found, layer["o"], layer.get("o_bias")).float()
+    normed = rms_norm(x, layer["mlp_norm"], eps).to(layer["gate"].dtype)
+    gate = functional.linear(normed, layer["gate"], layer.get("gate_bias"))
+    up = functional.linear(normed, layer["up"], layer.get("up_bias"))
+    return x + functional.linear(functional.silu(gate) * up, layer["down"], layer.get("down_bias")).float()
 
 
 Remember = Callable[[int, Tensor, Tensor], None]
@@ -137,59 +179,44 @@ class TorchTarget:
         `remember` gets each layer's number, keys and values [B, kv, T, d]."""
         x = functional.embedding(tokens, self.embedding).float()
         yield x
+        rotation = self.rotation[: tokens.shape[1]].repeat(len(tokens), 1)
         for index, layer in enumerate(self.spec.ordered_layers):
-            x = x + self._attention(index, cast(Gqa, layer.attention), x, remember)
-            x = x + self.feed_forward(self.layers[index], x)
+            found = self._attention(index, cast(Gqa, layer.attention), x, rotation, remember)
+            x = self.behind(index, x.flatten(0, 1), found.transpose(1, 2).flatten(2).flatten(0, 1)).view(x.shape)
             yield x
 
     def logits(self, final: Tensor) -> Tensor:
         """float32 [..., V] of states that enter the output matrix."""
         return functional.linear(final.to(self.dtype), self.head).float()
 
-    def _attention(self, index: int, attention: Gqa, x: Tensor, remember: Remember | None) -> Tensor:
-        rows, layer = x.shape[1], self.layers[index]
-        q, k, v = self.projected(layer, attention, x, self.rotation[:rows])
+    def _attention(self, index: int, attention: Gqa, x: Tensor, rotation: Tensor, remember: Remember | None) -> Tensor:
+        """What the attention of a layer finds, [B, heads, T, d]; `rotation` [B * T, d]."""
+        shape = x.shape[:2]
+        q, k, v = (
+            part.view(len(part), *shape, -1).transpose(0, 1)
+            for part in self.projected(index, attention, x.flatten(0, 1), rotation)
+        )
         if remember is not None:
             remember(index, k, v)
-        mask = None
+        mask, rows = None, shape[1]
         if attention.window is not None and attention.window < rows:
             ones = torch.ones(rows, rows, dtype=torch.bool, device=x.device)
             mask = ones.tril() & ones.triu(1 - attention.window)
         scale = self.spec.details.attention_scale
-        out = functional.scaled_dot_product_attention(
+        return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True, scale=scale
         )
-        return self.output(layer, out)
 
-    def projected(
-        self, layer: dict[str, Tensor], attention: Gqa, x: Tensor, rotation: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [B, heads, rows, d] and keys, and values [B, kv, rows, d], of the residual stream
-        [B, rows, H]."""
-        details, (batch, rows, _) = self.spec.details, x.shape
-        normed = rms_norm(x, layer["attn_norm"], details.norm_eps).to(self.dtype)
+    def projected(self, index: int, attention: Gqa, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries [heads, N, d] and keys, and values [kv, N, d], of a layer for the residual stream [N, H]
+        before it; `rotation` [N, d]."""
+        project = compiled(_projected, self.device)
+        q, k, v = project(self.layers[index], x[None], rotation, attention.head_dim, self.spec.details.norm_eps)
+        return q[0], k[0], v[0]
 
-        def heads(part: str) -> Tensor:
-            found = functional.linear(normed, layer[part], layer.get(f"{part}_bias"))
-            return found.float().view(batch, rows, -1, attention.head_dim).transpose(1, 2)
-
-        q, k, v = heads("q"), heads("k"), heads("v")
-        if details.qk_norm:
-            q = rms_norm(q, layer["q_norm"], details.norm_eps)
-            k = rms_norm(k, layer["k_norm"], details.norm_eps)
-        return rotate(q, rotation).to(self.dtype), rotate(k, rotation).to(self.dtype), v.to(self.dtype)
-
-    def output(self, layer: dict[str, Tensor], out: Tensor) -> Tensor:
-        """The output projection of [B, heads, rows, d], float32."""
-        joined = out.transpose(1, 2).flatten(2)
-        return functional.linear(joined, layer["o"], layer.get("o_bias")).float()
-
-    def feed_forward(self, layer: dict[str, Tensor], x: Tensor) -> Tensor:
-        """The feed-forward of the residual stream [B, rows, H], float32."""
-        normed = rms_norm(x, layer["mlp_norm"], self.spec.details.norm_eps).to(self.dtype)
-        gate = functional.linear(normed, layer["gate"], layer.get("gate_bias"))
-        up = functional.linear(normed, layer["up"], layer.get("up_bias"))
-        return functional.linear(functional.silu(gate) * up, layer["down"], layer.get("down_bias")).float()
+    def behind(self, index: int, x: Tensor, found: Tensor) -> Tensor:
+        """The residual stream [N, H] behind a layer, of that before it and what its attention found [N, h * d]."""
+        return compiled(_behind, self.device)(self.layers[index], x[None], found[None], self.spec.details.norm_eps)[0]
 
 
 def choose_device(device: str, precision: str, *, threads: int | None) -> tuple[str, str]:
@@ -202,6 +229,8 @@ def choose_device(device: str, precision: str, *, threads: int | None) -> tuple[
     if device == "cuda" and not cuda:
         raise UsageError("--device cuda: torch finds no CUDA device.", "Take --device cpu.")
     found = device if device != "auto" else "cuda" if cuda else "cpu"
+    if found == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it prepares every shape for longer than it computes it
     if precision != "auto":
         return found, precision
     fast = found == "cuda" or torch.cpu.get_capabilities().get("avx512_bf16", False)
