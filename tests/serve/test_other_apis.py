@@ -16,10 +16,12 @@ from pydantic import BaseModel, TypeAdapter
 from serve.serving import CHAT, MESSAGES, NAME, Running, events_of, eventually, running
 from wager.async_llm import ChoiceDelta
 from wager.constrain.tools import ToolFormat
+from wager.models.tokenizer import IncrementalDecoder
+from wager.prompts import TextPart
 from wager.serve.formats import usage
 from wager.serve.messages import TokenCountBody, as_chat
 from wager.serve.responses import ResponseForm, ResponseStore
-from wager.types import Completion, OutputDelta, Stats
+from wager.types import Completion, OutputDelta, Stats, TokenLogprob
 
 RESPONSES, ANTHROPIC = "/v1/responses", "/v1/messages"
 KEYS = ("key-of-the-first-one", "key-of-the-second-one")
@@ -91,11 +93,11 @@ def test_responses_whole_and_streamed(server: Running, body: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_only_the_last_item_of_an_answer_that_was_cut_is_incomplete(size: int) -> None:
+def test_only_the_last_item_of_an_answer_that_was_cut_is_incomplete(server: Running, size: int) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
     text = f"Yes.\n{call}{call[:40]}"
     form, stats = ResponseForm("resp_1", {}, ToolFormat.of(None), False, None), Stats(1, 1, 0)
-    streamed, whole = (form.writer(lambda _: b"", 1) for _ in range(2))
+    streamed, whole = (form.writer(server.llm.tokenizer, ()) for _ in range(2))
     for at in range(0, len(text), size):
         ends = "length" if at + size >= len(text) else None
         streamed.events([ChoiceDelta(0, OutputDelta("", 0, text=text[at : at + size], finish_reason=ends))])
@@ -103,6 +105,34 @@ def test_only_the_last_item_of_an_answer_that_was_cut_is_incomplete(size: int) -
     counted = usage([completion], prompts=1, prediction=None)
     for found in (whole.whole(completion, counted, {}), streamed.last(completion, counted, {})[1]):
         assert [each["status"] for each in found["output"]] == ["completed", "completed", "incomplete"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("calls", [ToolFormat.of(None), None])
+def test_every_text_has_the_logprobs_of_its_own_tokens(server: Running, calls: ToolFormat | None, size: int) -> None:
+    call = '\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+    text, tokenizer = f"I look 🔍.{call}It is 🌧.", server.llm.tokenizer
+    tokens = [*tokenizer.encode_parts([TextPart(text)]), min(tokenizer.eos_ids)]
+    logprobs = tuple(TokenLogprob(token, -at / 64, ()) for at, token in enumerate(tokens))
+    form, stats = ResponseForm("resp_1", {}, calls, True, None), Stats(1, len(tokens), 0)
+    streamed, whole = (form.writer(tokenizer, ()) for _ in range(2))
+    decoder, written = IncrementalDecoder(tokenizer), b""
+    for at in range(0, len(tokens), size):
+        piece, ends = "".join(map(decoder.push, tokens[at : at + size])), at + size >= len(tokens)
+        delta = OutputDelta("", 0, (), piece, (), logprobs[at : at + size], "stop" if ends else None)
+        written += streamed.events([ChoiceDelta(0, delta)])
+    completion = Completion("", 0, tuple(tokens), text, "stop", stats, (), logprobs)
+    counted = usage([completion], prompts=1, prediction=None)
+    found = whole.whole(completion, counted, {}), streamed.last(completion, counted, {})[1]
+    parts = [[part for item in each["output"] for part in item.get("content", ())] for each in found]
+    assert parts[0] == parts[1] and len(parts[0]) == (2 if calls else 1)
+    for number, part in enumerate(parts[0]):
+        own = b"".join(bytes(item["bytes"]) for item in part["logprobs"]).decode()
+        assert own.removesuffix(tokenizer.token_bytes(tokens[-1]).decode()).strip() == part["text"]
+        deltas = [event for event in events_of(written.decode()) if event["type"] == "response.output_text.delta"]
+        told = [item["logprob"] for each in deltas if each["output_index"] == 2 * number for item in each["logprobs"]]
+        assert told == [item["logprob"] for item in part["logprobs"]]
+    assert parts[0][-1]["logprobs"][-1]["logprob"] == logprobs[-1].logprob
 
 
 def test_the_text_is_a_chats(server: Running) -> None:

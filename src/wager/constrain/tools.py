@@ -262,14 +262,22 @@ class ToolCallDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class TextDelta:
+    """A text that belongs to no call, and the number of characters of the answer before it."""
+
+    text: str
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerDelta:
     """What a piece of an answer adds to its content (texts) and to its calls, in the order of the answer."""
 
-    parts: tuple[str | ToolCallDelta, ...] = ()
+    parts: tuple[TextDelta | ToolCallDelta, ...] = ()
 
     @property
     def content(self) -> str:
-        return "".join(part for part in self.parts if isinstance(part, str))
+        return "".join(part.text for part in self.parts if isinstance(part, TextDelta))
 
     @property
     def calls(self) -> tuple[ToolCallDelta, ...]:
@@ -293,7 +301,8 @@ class ToolCallParser:
         self._head = re.compile(rf"\{{\s*\"name\"\s*:\s*({_STRING})\s*,\s*\"{form.arguments}\"\s*:\s*(?=\S)", re.DOTALL)
         self._closing = [text for text in (self._end, _visible(form.closing, form).strip()) if text]
         self._held = ""
-        self._parts: list[str | ToolCallDelta] = []  # what a text adds
+        self._pushed = 0  # characters
+        self._parts: list[TextDelta | ToolCallDelta] = []  # what a text adds
         self._state = "content" if self._tag else "start"
         self._value = _JsonValue()
         self.calls = 0
@@ -302,14 +311,20 @@ class ToolCallParser:
     def push(self, text: str, *, last: bool = False) -> AnswerDelta:
         """What becomes certain with this text; `last`: none follows."""
         self._held += text
+        self._pushed += len(text)
         self._parts = []
         while self._step(last=last):
             pass
         if last:
             if self._state in ("content", "start", "call"):
-                self._parts.append(self._held)
+                self._add_text(self._held)
             self._held = ""
-        return AnswerDelta(tuple(part for part in self._parts if part != ""))
+        return AnswerDelta(tuple(self._parts))
+
+    def _add_text(self, text: str) -> None:
+        """Add what the text that is held back begins with."""
+        if text:
+            self._parts.append(TextDelta(text, self._pushed - len(self._held)))
 
     def _step(self, *, last: bool) -> bool:
         """Go on by one part of the answer, as far as it is known; whether to go on."""
@@ -326,17 +341,17 @@ class ToolCallParser:
     def _read_content(self, *, last: bool) -> bool:
         """Text up to the tag of a call, as far as it cannot be a part of one."""
         if not self._tag:
-            self._parts.append(self._held)
+            self._add_text(self._held)
             self._held = ""
             return False
         at = self._held.find(self._tag)
         if at >= 0:
-            self._parts.append(self._held[:at].rstrip())
+            self._add_text(self._held[:at].rstrip())
             self._held = self._held[at:]
             self._state = "call"
             return True
         kept = 0 if last else _kept(self._held, self._tag)
-        self._parts.append(self._held[: len(self._held) - kept])
+        self._add_text(self._held[: len(self._held) - kept])
         self._held = self._held[len(self._held) - kept :]
         return False
 

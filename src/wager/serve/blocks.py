@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from wager.constrain.tools import ToolCallDelta, ToolCallParser, ToolFormat
+from wager.constrain.tools import TextDelta, ToolCallDelta, ToolCallParser, ToolFormat
+from wager.engine.outputs import TokenDecoder
 from wager.serve.formats import encoded, new_call_id
 from wager.types import Completion, OutputDelta, TokenLogprob
 
@@ -43,11 +45,15 @@ class BlockChange(NamedTuple):
 
 
 class BlockReader:
-    """Reads the deltas of one choice. `blocks` are those that have begun; the last one is open until the end."""
+    """Reads the deltas of one choice. `blocks` are those that have begun; the last one is open until the end.
+    `token_text` gives the text that each token adds; it is needed where log-probabilities are told: a text has those
+    of its own tokens, however its deltas are cut."""
 
-    def __init__(self, calls: ToolFormat | None) -> None:
+    def __init__(self, calls: ToolFormat | None, token_text: TokenDecoder | None = None) -> None:
         self._parser = None if calls is None else ToolCallParser(calls)
-        self._logprobs: list[TokenLogprob] = []
+        self._token_text = token_text
+        self._characters = self._read = 0  # of the tokens so far, and of their text
+        self._tokens: deque[tuple[int, int, TokenLogprob]] = deque()  # characters before and behind each, not told yet
         self.blocks: list[AnswerBlock] = []
 
     @property
@@ -57,27 +63,40 @@ class BlockReader:
     def push(self, delta: OutputDelta | Completion) -> Iterator[BlockChange]:
         """What a delta, or a whole choice, changes."""
         last = delta.finish_reason is not None
-        self._logprobs += delta.logprobs
+        if self._token_text is not None:
+            for item in delta.logprobs:
+                before = self._characters
+                self._characters += len(self._token_text.push(item.token_id))
+                self._tokens.append((before, self._characters, item))
         if self._parser is None:
-            yield from self._text(delta.text)
+            yield from self._text(TextDelta(delta.text, self._read))
+            self._read += len(delta.text)
         else:
             for part in self._parser.push(delta.text, last=last).parts:
-                yield from self._text(part) if isinstance(part, str) else self._call(part)
+                yield from self._text(part) if isinstance(part, TextDelta) else self._call(part)
         if last:
             if not self.blocks:
                 yield from self._begin(None)
+            if self._tokens and self.blocks[-1].name is None:  # tokens without text, as the one that ends an answer
+                yield self._grow("", [item for _, _, item in self._tokens])
             yield BlockChange("end", self.blocks[-1], cut=delta.finish_reason == "length")
 
-    def _text(self, text: str) -> Iterator[BlockChange]:
-        if not text:
+    def _text(self, part: TextDelta) -> Iterator[BlockChange]:
+        if not part.text:
             return
         if not self.blocks or self.blocks[-1].name is not None:
             yield from self._begin(None)
-        block, logprobs = self.blocks[-1], self._logprobs
-        self._logprobs = []
-        block.text += text
-        block.logprobs += logprobs
-        yield BlockChange("grow", block, text, logprobs)
+        told = list[TokenLogprob]()
+        while self._tokens and self._tokens[0][0] < part.begin + len(part.text):
+            before, behind, item = self._tokens.popleft()
+            if max(behind, before + 1) > part.begin:  # one of no character may be a part of the next
+                told.append(item)
+        yield self._grow(part.text, told)
+
+    def _grow(self, text: str, logprobs: Sequence[TokenLogprob]) -> BlockChange:
+        self.blocks[-1].text += text
+        self.blocks[-1].logprobs += logprobs
+        return BlockChange("grow", self.blocks[-1], text, logprobs)
 
     def _call(self, call: ToolCallDelta) -> Iterator[BlockChange]:
         if call.name is not None:

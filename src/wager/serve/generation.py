@@ -208,7 +208,7 @@ class Generation:
         options, stats = parsed.stream_options, parsed.speculation_stats
         token_bytes = self.llm.tokenizer.token_bytes
         if parsed.blocks is not None:
-            blocks = parsed.blocks.writer(token_bytes, parsed.prompt_tokens)
+            blocks = parsed.blocks.writer(self.llm.tokenizer, parsed.prompts[0])
 
             async def last_of_blocks(completions: Sequence[Completion]) -> bytes:
                 [completion] = completions
@@ -303,7 +303,7 @@ class Generation:
         size = _size(parsed, completions, scores)
         encode = encoded if size <= _QUICK_TOKENS else encoded_in_parts
         if parsed.blocks is not None:
-            writer = parsed.blocks.writer(self.llm.tokenizer.token_bytes, parsed.prompt_tokens)
+            writer = parsed.blocks.writer(self.llm.tokenizer, parsed.prompts[0])
             usage = parsed.usage(completions)
             content = await _beside(size, lambda: encode(writer.whole(completions[0], usage, further)))
             self._keep(parsed, writer, content, tenant)

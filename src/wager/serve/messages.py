@@ -12,10 +12,10 @@ from pydantic import Field
 from wager.async_llm import ChoiceDelta
 from wager.constrain.tools import ToolFormat
 from wager.errors import WagerError
+from wager.models.tokenizer import Tokenizer
 from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, named_event
 from wager.serve.bodies import ChatBody, Finite, Items, Strict, read_fields
 from wager.serve.errors import field_error, messages_error
-from wager.serve.formats import TokenBytes
 from wager.types import Completion
 
 # ---- bodies ----------------------------------------------------------------------------------------------------------
@@ -189,9 +189,9 @@ class MessageForm:
 
     kept: ClassVar[None] = None
 
-    def writer(self, token_bytes: TokenBytes, prompt_tokens: int) -> MessageWriter:
-        del token_bytes
-        return MessageWriter(self, prompt_tokens)
+    def writer(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> MessageWriter:
+        del tokenizer
+        return MessageWriter(self, len(prompt))
 
 
 _NO_REASONS = {"stop_reason": None, "stop_sequence": None, "stop_details": None, "container": None}

@@ -19,10 +19,11 @@ from pydantic import Field
 from wager.async_llm import ChoiceDelta
 from wager.constrain.tools import ToolFormat
 from wager.errors import WagerError
+from wager.models.tokenizer import IncrementalDecoder, Tokenizer
 from wager.serve.blocks import AnswerBlock, BlockChange, BlockReader, as_message, named_event
 from wager.serve.bodies import ChatBody, Finite, Items, StreamOptions, Strict, read_fields
 from wager.serve.errors import ApiError, error_message, field_error
-from wager.serve.formats import TokenBytes, obfuscated, token_text
+from wager.serve.formats import obfuscated, token_text
 from wager.types import Completion, TokenLogprob
 
 # ---- bodies ----------------------------------------------------------------------------------------------------------
@@ -204,9 +205,8 @@ class ResponseForm:
     kept: Sequence[Mapping[str, Any]] | None
     padded: bool = False
 
-    def writer(self, token_bytes: TokenBytes, prompt_tokens: int) -> ResponseWriter:
-        del prompt_tokens
-        return ResponseWriter(self, token_bytes)
+    def writer(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> ResponseWriter:
+        return ResponseWriter(self, tokenizer, prompt)
 
 
 def response_fields(body: ResponsesBody, model: str, temperature: float) -> dict[str, Any]:
@@ -243,10 +243,10 @@ class ResponseWriter:
 
     end = b""
 
-    def __init__(self, form: ResponseForm, token_bytes: TokenBytes) -> None:
+    def __init__(self, form: ResponseForm, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._form = form
-        self._token_bytes = token_bytes
-        self._reader = BlockReader(form.calls)
+        self._token_bytes = tokenizer.token_bytes
+        self._reader = BlockReader(form.calls, IncrementalDecoder(tokenizer, after=prompt) if form.logprobs else None)
         self._items: list[dict[str, Any]] = []
         self._sequence = 0
         self._begun = False
