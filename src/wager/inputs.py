@@ -135,14 +135,21 @@ def _is_deep(value: Any) -> bool:
     return True
 
 
+def _is_open(path: Path) -> bool:
+    """Whether it is the name of an open file of a process, or leads to one, as Linux has them."""
+    places = [path.parent.resolve(), *([path.readlink()] if path.is_symlink() else [])]
+    return any(place.is_relative_to("/proc") for place in places)
+
+
 @contextmanager
 def replacing(path: Path, *, buffered: int = -1, durable: bool = False, mode: int | None = None) -> Iterator[BinaryIO]:
     """A new file to write, which takes the place of `path` when the block ends and is removed when it raises: nobody
-    ever reads half of it, and of two that write together the later one wins. A device or a pipe is written to instead.
+    ever reads half of it, and of two that write together the later one wins. A device, a pipe and what is open already
+    (/dev/stdout) are written to instead.
     `buffered`: bytes that are written at once, at the least; `durable`: it is on the disk before it takes that place;
     `mode`: who may read it, if not everybody."""
-    if path.exists() and not path.is_file():
-        with path.open("wb", buffered) as file:
+    if path.exists() and (_is_open(path) or not path.is_file()):
+        with path.open("ab", buffered) as file:
             yield file
         return
     remove_unfinished(path.parent, escape(path.name))

@@ -213,7 +213,9 @@ def test_what_was_learned_is_listed_shown_exported_imported_and_forgotten(
     assert not [path for path in copy.glob("*/*") if path.is_dir() and path.name != "kept"]
 
 
-def test_what_is_exported_to_a_pipe_leaves_the_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_exported_to_a_pipe_or_an_open_file_leaves_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And a device, which root may replace by a file."""
     folder, file, pipe = tmp_path / "learned", tmp_path / "log.jsonl", tmp_path / "pipe"
     file.write_text('{"prompt": "a b", "answer": "c d"}\n')
@@ -227,6 +229,9 @@ def test_what_is_exported_to_a_pipe_leaves_the_pipe(tmp_path: Path, capsys: pyte
     [row] = os.read(reader, 1 << 16).splitlines()
     assert json.loads(row)["prompt"]
     os.close(reader)
+    with file.open("ab") as opened:  # as `>> log.jsonl` opens it
+        assert run(capsys, "corpus", "export", folder, "--output", f"/dev/fd/{opened.fileno()}")[0] == 0
+    assert file.read_bytes().splitlines()[1:] == [row]
 
 
 def test_texts_that_a_server_overwrites_while_they_are_read_are_left_out(
