@@ -112,7 +112,7 @@ _IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.w
 _OTHER_INPUTS = (
     r"model\.visual\..*",
     r"(model\.)?(vision|audio)_(tower|embedder)\..*",
-    r"multi_modal_projector\..*",
+    r"(model\.)?multi_modal_projector\..*",
     r"model\.embed_(vision|audio)\..*",
 )
 """Tensors of what reads images and sounds in models with other inputs beside the text."""
