@@ -7,7 +7,9 @@ import json
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,9 @@ def test_a_full_queue_answers_429_and_keeps_what_it_accepted() -> None:
         assert server.post(CHAT, SHORT).status_code == 200
 
 
-def test_requests_that_wait_for_a_grammar_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def held_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No grammar is compiled before the event is set, which it is at the end."""
     go_on, compile = threading.Event(), compiler.GrammarCompiler._compile
 
     def slow(*given: Any, **named: Any) -> Any:
@@ -56,16 +60,31 @@ def test_requests_that_wait_for_a_grammar_are_counted(monkeypatch: pytest.Monkey
         return compile(*given, **named)
 
     monkeypatch.setattr(compiler.GrammarCompiler, "_compile", slow)
-    body = {"messages": MESSAGES, "max_tokens": 8, "response_format": {"type": "json_object"}}
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+
+
+JSON = {"messages": MESSAGES, "max_tokens": 8, "response_format": {"type": "json_object"}}
+
+
+def test_requests_that_wait_for_a_grammar_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with running({"max_sequences": 1}, max_waiting=2) as server, ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(server.post, CHAT, body) for _ in range(3)]
-        try:
+        with held_compiler(monkeypatch):
+            waiting = [pool.submit(server.post, CHAT, JSON) for _ in range(3)]
             eventually(lambda: server.live()["open"] == 3, "three requests are counted")
             assert server.post(CHAT, SHORT).status_code == 429
-        finally:
-            go_on.set()
         assert [each.result().status_code for each in waiting] == [200] * 3
         assert server.post(CHAT, SHORT).status_code == 200
+
+
+def test_the_wait_for_a_grammar_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(request_timeout=0.2) as server, ThreadPoolExecutor(3) as pool, held_compiler(monkeypatch):
+        waiting = [pool.submit(server.post, CHAT, {**JSON, "stream": stream}) for stream in (True, True, False)]
+        eventually(lambda: sum(each.done() for each in waiting) == 2, "two of them are refused")
+        assert [each.result().status_code for each in waiting if each.done()] == [504] * 2
+        assert server.live()["open"] == 1
 
 
 def test_an_engine_that_fails_ends_every_answer_by_name() -> None:

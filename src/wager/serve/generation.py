@@ -78,7 +78,7 @@ class Generation:
         own = tenant_of_user(tenant, parsed.user)
         async with AsyncExitStack() as stack:
             stack.enter_context(self.admission.place(parsed.sequences))
-            parsed = await self._ready(parsed, own, key=tenant)
+            parsed = await self._ready(parsed, own, key=tenant, until=until)
             scores = await self._scores(http, parsed, own, until=until) if parsed.scored is not None else ()
             if scores is None:
                 return Response(status_code=499)  # nobody reads it
@@ -134,18 +134,21 @@ class Generation:
 
         return await asyncio.to_thread(make)
 
-    async def _ready(self, parsed: ParsedRequest, tenant: str, *, key: str) -> ParsedRequest:
+    async def _ready(self, parsed: ParsedRequest, tenant: str, *, key: str, until: float) -> ParsedRequest:
         """The request with its grammar compiled, one at a time and in a thread, so that no step waits for it. Keys take
-        turns, however many tenants each names."""
+        turns, however many tenants each names. ApiError if its turn does not come `until` a time of the event loop."""
         params = parsed.params
         grammars = self.llm.engine.grammars
         if params.grammar is None or grammars is None:
             return parsed
         try:
-            async with self._compiling.turn(key):
+            async with asyncio.timeout_at(until) as waiting, self._compiling.turn(key):
+                waiting.reschedule(None)  # a thread cannot be stopped
                 grammar = await asyncio.to_thread(grammars.compile, params.grammar, tenant=tenant)
         except RequestError as error:
             raise parsed.refusal(error, max_context=self.llm.engine.scheduler.max_context) from None
+        except TimeoutError:
+            raise self._late() from None
         return replace(parsed, params=replace(params, grammar=grammar))
 
     async def _requests(self, parsed: ParsedRequest, tenant: str) -> list[Request]:
