@@ -656,6 +656,7 @@ def _experts(count: int, active: int, *, shared: int, width: int, shared_width: 
 
 
 def no_scales(keys: ConfigKeys) -> Scales:
+    """Of families that multiply nothing."""
     del keys
     return {}
 
