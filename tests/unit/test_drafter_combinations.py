@@ -11,6 +11,7 @@ import pytest
 from tokenizer_models import save_model
 
 import wager
+from wager.draft.base import ComputedRows
 from wager.draft.combined import BackedDrafter, MergedDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
@@ -19,6 +20,7 @@ from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities
 from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
+from wager.kernels.base import TargetOutput
 from wager.loading.load import load
 from wager.testing import FakeClock, ToyDistribution, ToyTarget
 from wager.testing.drafters import HistoryDrafter
@@ -256,6 +258,33 @@ def test_the_second_ends_where_its_next_guess_would_not_be_worth_its_price() -> 
     drafter.propose([ask()._replace(prices=DraftPrices(row=0.1, guess=0.2))])
     drafter.propose([ask()._replace(min_survival=0.9)])
     assert second.least[0] < 0.15 and 0.4 < second.least[1] < 0.6 and second.least[2] == 0.9
+
+
+class Reads(Says):
+    """Is shown the target's states."""
+
+    taps = (1,)
+
+    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
+        return
+
+
+def test_a_second_drafter_rests_on_whatever_unknown_sequences_end() -> None:
+    drafter = BackedDrafter(Continues("first", UNSURE), Reads("second", OTHER), vocab=VOCAB)
+    drafter.begin("s", [1, 2, 3], SamplingParams(), tenant="a")
+
+    def awake() -> int:
+        """In how many places of many it is shown states."""
+        shown = 0
+        for _ in range(400):
+            drafter.propose([ask()._replace(prices=DEAR._replace(keeping=0.3))])
+            drafter.accept("s", [3])
+            shown += drafter.taps is not None
+        return shown
+
+    assert 0 < awake() < 100
+    drafter.end("unknown")
+    assert awake() < 100
 
 
 def test_under_a_law_a_draft_is_that_of_one_drafter_with_its_q() -> None:

@@ -395,7 +395,8 @@ class BackedDrafter(MergedDrafter):
 
     def end(self, seq_id: str) -> None:
         self._joint.pop(seq_id, None)
-        self._backed.of(seq_id).end(seq_id)
+        for backed in self._backed.values():  # of an unknown sequence `of` would make one, which is awake
+            backed.end(seq_id)
         self._backed.leave(seq_id)
         super().end(seq_id)
 
