@@ -177,9 +177,7 @@ def formats(kernels: Kernels, rounds: int, names: Sequence[str]) -> None:
     for rows in (1, 4, 8, 16, 32):
         taken = times([functools.partial(item.run, rows) for item in each.values()], rounds)
         for (name, item), (low, mid) in zip(each.items(), taken, strict=True):
-            line = (
-                f"{name:8s} {item.nbytes / 1e6:6.1f} MB, {rows:2d} rows: {low * 1e3:7.2f} ms (median {mid * 1e3:7.2f})"
-            )
+            line = f"{name:8s} {item.nbytes / 1e6:6.1f} MB, {rows:2d} rows: {low * 1e3:7.2f} ms"
             speeds = f"{item.nbytes / low / 1e9:5.1f} GB/s, {item.products * rows / low / 1e9:5.1f} GMAC/s"
             print(f"{line} (median {mid * 1e3:7.2f}) {mid / taken[0][1]:5.2f} of {names[0]}, {speeds}")
 
