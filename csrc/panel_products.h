@@ -130,10 +130,10 @@ struct Tile {
                 if (ahead) fetch_part<2 * kStride, 0, 1>(ahead + 2 * kStride * u, prefetch.once);
                 const uint16_t* at_pair = w + static_cast<size_t>(k + u) * kStride;
                 if constexpr (M >= kWideRows) {
-                    Pair pairs[N];
+                    Pair weights[N];
 #pragma GCC unroll 4
-                    for (int j = 0; j < N; ++j) pairs[j] = load_pairs(at_pair + 32 * j);
-                    step(&values[0][2 * u], pairs);
+                    for (int j = 0; j < N; ++j) weights[j] = load_pairs(at_pair + 32 * j);
+                    step(&values[0][2 * u], weights);
                 } else {
                     step(bases, x_stride, at_pair, k + u);
                 }
