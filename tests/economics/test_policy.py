@@ -391,6 +391,26 @@ def test_what_cannot_be_parsed_is_named() -> None:
             Objective(kind, seconds)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -5.0, 0.0])
+def test_seconds_of_a_broken_clock_are_not_learned_from(seconds: float) -> None:
+    """Of all stages, of one, and of drafting: what is believed stays, and so do the decisions."""
+    believed = LatencySurface(ROWS, SECONDS)
+    policy, plans = adaptive(believed), []
+    simulation = SimulatedSequences(policy, Machine({"d": 1e-5}), {"d": always(0.8)}, names(2)).run(150)
+    before = [believed.seconds(rows, 2, 1000) for rows in ROWS]
+    for _ in range(100):
+        spans = [Span(name, 500, (0,), True, DEPTH) for name in simulation.at]
+        plan = policy.plan(spans, BUDGET)
+        plans.append(sum(each.depth for each in plan.values()))
+        drafts = {name: Draft.chain(name, range(each.depth), drafter="d") for name, each in plan.items()}
+        rows = 2 + sum(map(len, policy.admit(drafts, BUDGET).values()))
+        policy.learn([Verdict(name, tuple(range(4)), tuple(range(5))) for name in simulation.at])
+        policy.observe(StepRecord(rows, 2, rows - 2, 8, 10, {"forward": seconds, "draft": seconds}, (500, 500)))
+    assert [believed.seconds(rows, 2, 1000) for rows in ROWS] == pytest.approx(before, rel=0.01)  # some came later
+    assert 0 < believed.draft_seconds("d", 2, 3) < 1e-3 and min(plans[8:]) > 0
+    assert "nan" not in policy.explain() and "inf" not in policy.explain()
+
+
 # ---- exact rules ----------------------------------------------------------------------------------------------------
 
 

@@ -150,7 +150,7 @@ class LatencySurface(LatencyModel):
         if record.rows > record.sequences + record.drafted:
             return
         taken = sum([value for stage, value in record.seconds.items() if stage not in _NOT_OF_ROWS])
-        if taken <= 0 or record.rows <= 0:
+        if not 0 < taken < math.inf or record.rows <= 0:
             return
         self._times.observe(record.rows, record.sequences, sum(record.context_lens), taken)
 
@@ -162,7 +162,7 @@ class LatencySurface(LatencyModel):
 
     def observe_draft(self, drafter: str, requests: int, depth: int, *, seconds: float) -> None:
         """See LatencyModel."""
-        if requests > 0 and depth > 0 and seconds > 0:
+        if requests > 0 and depth > 0 and 0 < seconds < math.inf:
             if drafter not in self.drafters:
                 self.drafters[drafter] = DraftCurve.unmeasured()
             self.drafters[drafter].observe(requests, depth, seconds=seconds)

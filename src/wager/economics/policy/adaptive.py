@@ -8,6 +8,7 @@ processor's caches (`learning`); now and then one is taken to learn what no othe
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -466,7 +467,7 @@ class Adaptive(Policy):
 
     def observe(self, record: StepRecord) -> None:
         step, taken = self.step, self._taken
-        step.record = record
+        step.record = record if 0 <= sum(record.seconds.values()) < math.inf else None  # a broken clock
         if not taken or taken[-1] is not step:
             taken.append(step)
         if len(taken) >= self._interval or step.measured_depth is not None:
