@@ -30,10 +30,11 @@ bool is_valid(nb::handle draft, int64_t limit, int64_t vocab, bool chains) {
     return true;
 }
 
-// The drafts that are not empty, by sequence, if they answer the requests in their order, none of which needs draft_probs, and each
-// is a valid chain of `drafter` within the limit of its sequence; None where Python has to look at them.
-nb::object valid_chains(nb::handle drafts, nb::handle requests, const nb::dict& limits, nb::handle drafter, int64_t vocab) {
-    static const Name of_seq_id("seq_id"), of_drafter("drafter"), of_tokens("tokens"), of_needs("needs_draft_probs"), of_probs("draft_probs");
+// The drafts by sequence (without `empty_too` those that are not empty), if they answer the requests in their order, `is_right(draft,
+// request, seq_id)` holds of each, and none has probabilities; None where Python has to look at them.
+template <class IsRight>
+nb::object valid_answers(nb::handle drafts, nb::handle requests, bool empty_too, IsRight is_right) {
+    static const Name of_seq_id("seq_id"), of_tokens("tokens"), of_probs("draft_probs");
     wager::Items made, asked;
     if (!made.read(drafts.ptr()) || !asked.read(requests.ptr()) || made.size != asked.size) return nb::none();
     nb::dict valid;
@@ -41,32 +42,30 @@ nb::object valid_chains(nb::handle drafts, nb::handle requests, const nb::dict& 
         PyObject *const draft = made.items[i], *const request = asked.items[i];
         const nb::object seq_id = of_seq_id.of(draft);
         if (!seq_id.is_valid()) return PyErr_Clear(), nb::none();  // the drafts before it count
-        int64_t limit = 0;
-        if (!of_seq_id.require(request).equal(seq_id) || of_needs.require(request).ptr() != Py_False) return nb::none();
-        if (!of_drafter.require(draft).equal(drafter) || !wager::as_int(wager::value_of(limits, seq_id.ptr()).ptr(), limit)) return nb::none();
-        if (!is_valid(draft, limit, vocab, true) || !of_probs.require(draft).is_none()) return nb::none();
-        if (PyTuple_GET_SIZE(of_tokens.require(draft).ptr()) > 0) valid[seq_id] = nb::handle(draft);
+        if (!of_seq_id.require(request).equal(seq_id) || !is_right(draft, request, seq_id)) return nb::none();
+        if (!of_probs.require(draft).is_none()) return nb::none();
+        if (empty_too || PyTuple_GET_SIZE(of_tokens.require(draft).ptr()) > 0) valid[seq_id] = nb::handle(draft);
     }
     return valid;
 }
 
-// The drafts by sequence, if they answer the requests in their order, and each is a valid tree of as many guesses as were asked for,
-// without probabilities; None where Python has to look at them.
-nb::object valid_drafts(nb::handle drafts, nb::handle requests, int64_t vocab) {
-    static const Name of_seq_id("seq_id"), of_depth("depth"), of_probs("draft_probs");
-    wager::Items made, asked;
-    if (!made.read(drafts.ptr()) || !asked.read(requests.ptr()) || made.size != asked.size) return nb::none();
-    nb::dict valid;
-    for (Py_ssize_t i = 0; i < made.size; ++i) {
-        PyObject *const draft = made.items[i], *const request = asked.items[i];
-        const nb::object seq_id = of_seq_id.of(draft);
-        if (!seq_id.is_valid()) return PyErr_Clear(), nb::none();
+// As valid_answers, of drafts that are chains of `drafter` within the limit of their sequence where no request needs draft_probs.
+nb::object valid_chains(nb::handle drafts, nb::handle requests, const nb::dict& limits, nb::handle drafter, int64_t vocab) {
+    static const Name of_drafter("drafter"), of_needs("needs_draft_probs");
+    return valid_answers(drafts, requests, false, [&](PyObject* draft, PyObject* request, const nb::object& seq_id) {
         int64_t limit = 0;
-        if (!of_seq_id.require(request).equal(seq_id) || !wager::as_int(of_depth.require(request).ptr(), limit)) return nb::none();
-        if (!is_valid(draft, limit, vocab, false) || !of_probs.require(draft).is_none()) return nb::none();
-        valid[seq_id] = nb::handle(draft);
-    }
-    return valid;
+        return of_needs.require(request).ptr() == Py_False && of_drafter.require(draft).equal(drafter) &&
+               wager::as_int(wager::value_of(limits, seq_id.ptr()).ptr(), limit) && is_valid(draft, limit, vocab, true);
+    });
+}
+
+// As valid_answers, of drafts that are trees of at most as many guesses as were asked for.
+nb::object valid_drafts(nb::handle drafts, nb::handle requests, int64_t vocab) {
+    static const Name of_depth("depth");
+    return valid_answers(drafts, requests, true, [&](PyObject* draft, PyObject* request, const nb::object&) {
+        int64_t limit = 0;
+        return wager::as_int(of_depth.require(request).ptr(), limit) && is_valid(draft, limit, vocab, false);
+    });
 }
 
 // A named tuple with other values in fields that are given by their numbers, in their order.
