@@ -430,10 +430,6 @@ FILES = {"--hardware": "this", "--load": "log.jsonl"}
 
 RUNS_A_MODEL = ("run", "chat", "bench", "acceptance", "prove", "verify", "calibrate", "serve")
 NOT_RUN = {
-    **dict.fromkeys(
-        (f"wager corpus distill FOLDER --model MODEL --output {path}" for path in ("F", "PATH")),
-        "wants learned texts; tests/unit/test_learning.py has some",
-    ),
     "wager export SmolLM2-135M-Instruct --to vllm -o head": "that head is of the default model; "
     "tests/unit/test_export_command.py writes it",
     "wager export dspark-head --to llama.cpp --model TARGET.gguf -o head-for-llama.cpp": "wants a GGUF file of "

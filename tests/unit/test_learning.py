@@ -18,8 +18,6 @@ from wager.cli import main
 from wager.draft.corpus import learning
 from wager.draft.corpus.files import Segment
 from wager.models.opening import open_model, tokenizer_fingerprint
-from wager.profiling import distillation
-from wager.profiling.acceptance import replay_drafts
 from wager.types import Completion
 
 MODEL = "random:llama:tiny"
@@ -298,64 +296,34 @@ def test_one_of_several_tenants_is_forgotten_by_its_key_or_its_user(
     assert code == 2 and "nothing of that tenant" in err
 
 
-def test_a_store_of_learned_texts_is_written_where_it_guesses_better(
+def test_a_store_is_made_of_exported_texts_and_nothing_is_forgotten_while_they_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng, store = random.Random(0), tmp_path / "own.store"
+    rng, folder, exported = random.Random(0), tmp_path / "learned", tmp_path / "texts.jsonl"
+    learned = learning.LearnedTexts(folder, tokenizer_fingerprint(open_model(MODEL)[2]))
     likeliest = [rng.randrange(250) for _ in range(250)]
-
-    def text(noise: float) -> list[int]:
-        """Each token depends on the one before: a run of two tokens, which --learn looks for, tells little."""
-        tokens = [rng.randrange(250)]
-        while len(tokens) < 60:
-            tokens.append(rng.randrange(250) if rng.random() < noise else likeliest[tokens[-1]])
-        return tokens
-
-    def learn(folder: Path, texts: list[list[int]], tenant: str = "") -> None:
-        learned = learning.LearnedTexts(folder, tokenizer_fingerprint(open_model(MODEL)[2]))
-        for each in texts:
-            learned.learn(tenant, each[:5], each[5:])
-            learned.settle()
-        learned.close()
-
-    learn(tmp_path / "learned", [text(0.4) for _ in range(60)])
-    words = ("corpus", "distill", tmp_path / "learned", "--model", MODEL, "--output", store)
-    tmp_path.chmod(0o755)
-    readable: list[Path] = []
+    for number in range(60):
+        text = [number]
+        while len(text) < 60:
+            text.append(likeliest[text[-1]])
+        learned.learn("", text[:5], text[5:])
+        learned.settle()
+    learned.close()
     forgotten: list[int] = []
 
-    def replay(*given: Any, **more: Any) -> Any:
-        """Notes files of a store in the making that others could read."""
-        for path in tmp_path.rglob("own.store*"):
-            if path.is_file() and path.parent.stat().st_mode & path.stat().st_mode & 0o077:
-                readable.append(path)
-        forgotten.append(main(["corpus", "forget", str(tmp_path / "learned"), "--all"]))
-        return replay_drafts(*given, **more)
+    def time_of(_seconds: int) -> str:
+        forgotten.append(main(["corpus", "forget", str(folder), "--all"]))
+        return "then"
 
-    monkeypatch.setattr(distillation, "replay_drafts", replay)
+    monkeypatch.setattr("wager.cli.corpus._time", time_of)
+    code, _, err = run(capsys, "corpus", "export", folder, "--output", exported)
+    assert code == 0 and set(forgotten) == {2} and "Another process reads the texts in" in err
+    assert len(exported.read_text().splitlines()) == 60 and exported.stat().st_mode & 0o777 == 0o600
+    words = ("train", "--kind", "store", "--model", MODEL, "--answers", exported, "--output", tmp_path / "made")
     code, out, err = run(capsys, *words, "--json", "-")
-    found = json.loads(out)
-    assert readable == []
-    assert set(forgotten) == {2} and "Another process reads the texts in" in err, "a store of them is being written"
-    assert code == 0 and "--drafter store:" in err and (found["texts"], found["held_out"]) == (54, 6)
-    assert found["tau_after"] > found["tau_before"] and store.stat().st_mode & 0o777 == 0o600
-    with opened(None, f"store:{store}") as llm, opened(None) as plain:
+    assert code == 0 and json.loads(out)["held_out"]["tau"] > 1, err
+    with opened(None, f"store:{tmp_path / 'made' / 'answers.store'}") as llm, opened(None) as plain:
         assert ids(llm.generate(PROMPTS[:2], GREEDY)) == ids(plain.generate(PROMPTS[:2], GREEDY))
-
-    same = text(0.0)
-    learn(tmp_path / "same", [[number, *same] for number in range(20)])
-    store.unlink()
-    code, _, err = run(capsys, "corpus", "distill", tmp_path / "same", *words[3:], "--size", "x")
-    assert code == 2 and "size = 'x' is not an amount" in err
-    code, out, err = run(capsys, "corpus", "distill", tmp_path / "same", *words[3:])
-    assert code == 1 and "guesses no better" in err and not [*tmp_path.glob("own.store*")]
-
-    learn(tmp_path / "same", [text(0.4) for _ in range(10)], "another")
-    code, _, err = run(capsys, "corpus", "distill", tmp_path / "same", *words[3:])
-    assert code == 2 and "2 tenants" in err
-    learn(tmp_path / "few", [same])
-    code, _, err = run(capsys, "corpus", "distill", tmp_path / "few", *words[3:])
-    assert code == 2 and "too few" in err
 
 
 def test_what_was_learned_with_another_chat_template_is_found_with_it(

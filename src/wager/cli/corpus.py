@@ -7,24 +7,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.config import parse_size
-from wager.errors import UsageError, WagerError
+from wager.errors import UsageError
 from wager.inputs import expand_path, replacing, shown
 from wager.terminal import console, flags
 
 if TYPE_CHECKING:
     from wager.draft.corpus.files import LearnedText
     from wager.models.tokenizer import Tokenizer
-    from wager.profiling.acceptance import Estimate
 
-_ACTIONS = ("list", "show", "export", "import", "distill", "forget")
+_ACTIONS = ("list", "show", "export", "import", "forget")
 
 
 @click.command("corpus", cls=flags.Verb)
@@ -36,25 +32,8 @@ _ACTIONS = ("list", "show", "export", "import", "distill", "forget")
 @click.option("--all", "everyone", is_flag=True, help="Of all tenants: forget wants it said.")
 @click.option("--limit", type=flags.Count(min=1), default=10, help="show: the latest texts of each tenant.")
 @click.option("--file", "path", type=flags.InputPath(), help="import: recorded answers, as acceptance reads them.")
-@click.option(
-    "--output",
-    "output_path",
-    type=flags.OutputPath(),
-    metavar="PATH",
-    help="export: JSON lines of texts. distill: the store.",
-)
-@click.option(
-    "--size",
-    type=flags.Parsed(partial(parse_size, name="size")),
-    metavar="SIZE",
-    help="distill: the largest store, such as 8MiB.",
-)
-@click.option(
-    "-m",
-    "--model",
-    metavar="MODEL",
-    help="Whose tokenizer it is: show gives texts; import and distill need it.",
-)
+@click.option("--output", "output_path", type=flags.OutputPath(), metavar="PATH", help="export: JSON lines of texts.")
+@click.option("-m", "--model", metavar="MODEL", help="Whose tokenizer it is: show gives texts; import needs it.")
 @flags.ENGINE_FLAGS["chat_template"]
 @flags.json_flag
 def command(
@@ -68,17 +47,15 @@ def command(
     limit: int,
     path: Path | None,
     output_path: Path | None,
-    size: int | None,
     model: str | None,
     chat_template: Path | None,
     json_path: Path | None,
 ) -> None:
-    """List, show, export, import, distill or forget what --learn keeps in FOLDER.
+    """List, show, export, import or forget what --learn keeps in FOLDER.
 
     list and show only read, also while a server learns there; import and forget want it stopped. What is forgotten
-    is overwritten and removed. Each tenant has a folder whose name does not tell its API key. distill makes a store
-    for --drafter store:PATH, if that guesses better on the latest texts than what --drafter auto has. What was learned
-    with a --chat-template is found with it.
+    is overwritten and removed. Each tenant has a folder whose name does not tell its API key. Of what export writes
+    `wager train --kind store --answers PATH` makes a store. What was learned with a --chat-template is found with it.
     """
     _check_given(action, everyone=everyone)
     if model is None:
@@ -96,9 +73,6 @@ def command(
         with being_read(folder):
             if action == "export":
                 _export(chosen, _needed(output_path, "--output"))
-            elif action == "distill":
-                store = _needed(output_path, "--output")
-                _distill(chosen, _needed(tokenizer, "--model"), str(model), store, size, json_path, everyone=everyone)
             elif action == "show":
                 _show(chosen, limit, tokenizer, str(model), json_path)
             else:
@@ -110,7 +84,6 @@ _USES = {
     "show": {"limit", "model", "chat_template", "json_path"},
     "export": {"output_path"},
     "import": {"path", "model", "chat_template"},
-    "distill": {"output_path", "size", "model", "chat_template", "everyone", "json_path"},
     "forget": {"everyone"},
 }
 
@@ -285,69 +258,6 @@ def _import(chosen: _Choice, path: Path, tokenizer: Tokenizer, model: str) -> No
     finally:
         learned.close()
     console.say(f"{len(prompts)} answers were learned.")
-
-
-def _distill(
-    chosen: _Choice,
-    tokenizer: Tokenizer,
-    model: str,
-    path: Path,
-    size: int | None,
-    json_path: Path | None,
-    *,
-    everyone: bool,
-) -> None:
-    """A store of the texts of one tenant, or of all, left where it is better. WagerError if it is not."""
-    from wager.loading.drafters import shipped_store
-    from wager.profiling.distillation import distill
-
-    tenants = [each for each in chosen.tenants() if each.parent.name == _fingerprint(tokenizer)[:16]]
-    if not tenants:
-        raise UsageError(
-            f"{chosen.folder} has nothing for the tokenizer of {model}.",
-            "Give the model that wrote it, and its --chat-template.",
-        )
-    if len(tenants) > 1 and not everyone:
-        raise UsageError(
-            f"{chosen.folder} has {len(tenants)} tenants, and whoever uses a store can guess what is in it.",
-            "Give --tenant, --api-key-file or --user for one of them, or --all.",
-        )
-    texts = sorted((text for tenant in tenants for text in _texts(tenant)), key=lambda text: text.written)
-    with TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as private:  # which others cannot read
-        unproved = Path(private) / path.name
-        with console.meter("texts") as update:
-            found = distill(
-                texts,
-                unproved,
-                tokenizer=tokenizer,
-                present=shipped_store(tokenizer),
-                max_bytes=size,
-                on_answer=lambda done, total: update("Drafting", done, total),
-            )
-        if found.pays:
-            with replacing(path, mode=0o600) as file:
-                file.write(unproved.read_bytes())
-    figures = {
-        "texts": found.texts,
-        "held_out": found.held_out,
-        "tau_before": found.before.value,
-        "tau_after": found.after.value,
-        "written": found.pays,
-    }
-    console.write_json(figures, json_path)
-    rows = [[name, _interval(each)] for name, each in (("as it is", found.before), ("with the store", found.after))]
-    caption = f"the {found.held_out} latest texts; the store is of the {found.texts} before"
-    console.table("τ", ["lookup", "τ"], rows, to_stdout=json_path != console.STDOUT, caption=caption)
-    if not found.pays:
-        raise WagerError(
-            "The store guesses no better, and is not written.", "--drafter auto has the same texts already."
-        )
-    console.say(f"written to {path}: --drafter store:{path}")
-
-
-def _interval(tau: Estimate) -> str:
-    between = "" if tau.low is None else f" ({tau.low:.2f} to {tau.high:.2f})"
-    return f"{tau.value or 1:.2f}{between}"
 
 
 def _forget(chosen: _Choice, *, everyone: bool) -> None:

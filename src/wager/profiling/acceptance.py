@@ -354,13 +354,6 @@ def estimate_acceptance(answers: Sequence[DraftedAnswer], depth: int) -> Drafter
     return AcceptanceCounts(answers, depth).estimate(range(len(answers)))
 
 
-def estimate_tau(tokens: Sequence[int], rounds: Sequence[int]) -> Estimate:
-    """The mean acceptance length of answers of so many tokens, in so many rounds each."""
-    counts = np.array([tokens, rounds], np.float64)
-    sums = [counts.sum(1), *(counts @ weights for weights in _draws(len(tokens)))]
-    return _estimate(_divide(*np.array(sums).T), intervals=len(tokens) > 1)
-
-
 class AcceptanceCounts:
     """What `answers`, recorded to `depth` or deeper, count in rounds of each depth: once for all answers, and for any
     of them."""
