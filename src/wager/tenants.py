@@ -86,15 +86,17 @@ class PerTenant(Generic[T]):
         self._sequences[tenant] = self._sequences.get(tenant, 0) + 1
         self.get(tenant)
 
-    def leave(self, seq_id: str) -> None:
-        """A sequence ended. Unknown ones are ignored."""
+    def leave(self, seq_id: str) -> T | None:
+        """A sequence ended; the value of its tenant. None of one that never entered, and if the value was dropped."""
         tenant = self._tenants.pop(seq_id, None)
         if tenant is None:
-            return
+            return None
+        value = self._values.get(tenant)
         self._sequences[tenant] -= 1
         if not self._sequences[tenant]:
             del self._sequences[tenant]
             self._drop_unused()
+        return value
 
     def tenant(self, seq_id: str) -> str:
         """The tenant that a sequence entered as; NO_TENANT of one that never did."""

@@ -418,7 +418,7 @@ def test_a_head_that_rests_behind_another_drafter_is_not_tapped_for_and_drafts_a
         output = forward(batch)
         passes.append((asked, bool(output.taps)))
         if len(passes) % 60 == 10:
-            drafter._backed.get(NO_TENANT).until = drafter._calls + 40
+            drafter._learned.get(NO_TENANT).until = drafter._calls + 40
         return output
 
     engine.target.decoder.forward = watched  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from wager.draft.ahead import AheadDrafter
-from wager.draft.base import ComputedRows, Drafter, LogitsRows, RemembersRequests, RowReader, StateReader
+from wager.draft.base import ComputedRows, Drafter, LogitsRows
 from wager.draft.combined import BackedDrafter, MergedDrafter
 from wager.draft.ngram import NgramDrafter
 from wager.draft.registry import DrafterParts, build_drafter
@@ -102,10 +102,8 @@ def test_a_drafter_in_another_one_is_told_everything(name: str) -> None:
     watched = Watched()
     wrapper = _wrappers()[name](watched)
     below = "+" in name  # it works for a model: what it reads of the target's states, no model has
-    assert isinstance(wrapper, RemembersRequests)
-    assert isinstance(wrapper, RowReader) and wrapper.reads_rows
-    if not below:
-        assert isinstance(wrapper, StateReader) and wrapper.taps == ()
+    assert wrapper.remembers_requests and wrapper.reads_rows
+    assert not wrapper.taps and (wrapper.taps is None) == below
     engine = toy_engine(LAW, drafter=wrapper, depth=5, num_blocks=200)
     steps: list[StepRecord] = []
     engine.on_step = steps.append
@@ -148,7 +146,7 @@ def test_a_drafter_on_another_thread_is_told_to_forget() -> None:
     engine.forget_requests()
     engine.generate(_requests(1))
     ahead.close()
-    assert isinstance(ahead, RemembersRequests) and watched.count("forget") == 1
+    assert ahead.remembers_requests and watched.count("forget") == 1
     assert watched.asked and not watched.known
 
 

@@ -26,7 +26,7 @@ from operator import attrgetter, mul
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from wager.draft.base import Drafter, DrafterStoppedError, RemembersRequests, remembers_requests
+from wager.draft.base import Drafter, DrafterStoppedError
 from wager.economics.drafts_ahead import ALTERNATIVE_RATES, AheadFigures, outcome_chances
 from wager.kernels import _native
 from wager.tenants import PerTenant
@@ -253,10 +253,6 @@ class DraftThread(threading.Thread):
         del self._sequences[name]
         self.inner.end(name)
 
-    def forget(self) -> None:
-        if isinstance(self.inner, RemembersRequests):
-            self.inner.forget()
-
     def settle(self, settled: Sequence[tuple[FollowedSequence, Sequence[int], Branch | None]]) -> None:
         """Each sequence comes with the tokens that became known, and the continuation that they are, if one is: the
         sequence goes on as that one. All other continuations are ended."""
@@ -324,6 +320,7 @@ class AheadDrafter(Drafter):
         self.name = inner.name
         self.default_depth, self.max_depth = inner.default_depth, inner.max_depth
         self.samples, self.makes_trees = inner.samples, inner.makes_trees
+        self.remembers_requests = inner.remembers_requests
         self.figures = AheadFigures(rows)
         self._sequences: dict[str, FollowedSequence] = {}
         self._preparing: Future[tuple[int, int, float]] | None = None
@@ -356,13 +353,8 @@ class AheadDrafter(Drafter):
         if tenants:
             self.figures.whose = tenants.pop() if len(tenants) == 1 else None
 
-    @property
-    def remembers_requests(self) -> bool:
-        """See RemembersRequests."""
-        return remembers_requests(self._thread.inner)
-
     def forget(self) -> None:
-        self._thread.give(self._thread.forget)
+        self._thread.give(self._thread.inner.forget)
 
     def close(self) -> None:
         """End the thread. May be repeated; no draft can be requested any more."""

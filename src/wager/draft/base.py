@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from operator import index
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
@@ -24,50 +24,6 @@ nearly as often right as with the whole context (docs/policy.md)."""
 
 class DrafterStoppedError(RuntimeError):
     """Raised by `propose` where the drafter has failed as a whole, not for the sequences that it was asked about."""
-
-
-class Drafter(Protocol):
-    """The drafter interface of the engine. Everything is keyed by sequence id.
-
-    A drafter is trusted code: it runs in the engine's process, and each of its calls must return soon, since the step
-    waits for it and a thread cannot be ended from outside. It may raise (see engine/proposer.py for what follows), and
-    a sequence that was ended may begin again with more tokens known.
-
-    `name` labels its guesses in outputs and metrics. `default_depth` is the depth of a request when none was
-    chosen, `max_depth` the greatest a policy requests. `samples`: its guesses are drawn from a distribution q, which
-    a distribution-exact rule must request (DraftRequest.needs_draft_probs); otherwise they are point masses.
-    `makes_trees`: its drafts may be trees. `continues`: it heeds DraftRequest.after. `weighs_prices`:
-    it decides by DraftRequest.prices what to compute, and says so (Draft.computed). What has a default here, a subclass
-    need not define.
-    """
-
-    name: str
-    default_depth: int
-    max_depth: int
-    samples: bool = False
-    makes_trees: bool = False
-    continues: bool = False
-    weighs_prices: bool = False
-
-    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
-        """A sequence starts with this prompt (penalties treat prompt and output differently). What a drafter keeps
-        from one sequence for others (texts, rates, cached keys) it keeps for sequences of the same `tenant` only.
-
-        Preemption is no call: known tokens stay known.
-        """
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft per request, in order; an empty draft declines. What it caches meanwhile is provisional."""
-
-    def observe(self, output: TargetOutput) -> None:
-        """The result of the target's last pass (views of its buffers: copy what is kept); ignored unless overridden."""
-        return None
-
-    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
-        """Tokens that became known, whichever drafter guessed them. They suffice to rebuild the drafter's state."""
-
-    def end(self, seq_id: str) -> None:
-        """The sequence finished or was aborted. Unknown sequences are ignored."""
 
 
 class ComputedRows(NamedTuple):
@@ -89,51 +45,73 @@ class LogitsRows(NamedTuple):
     tokens: Sequence[int]
 
 
-@runtime_checkable
-class StateReader(Protocol):
-    """A drafter that reads the target's states. `taps` are the layers whose residual stream every pass must give it,
-    see TargetOutput; None: it reads nothing after all, or nothing now. They are asked for after every pass."""
+class Drafter(Protocol):
+    """The drafter interface of the engine. Everything is keyed by sequence id.
 
-    @property
-    def taps(self) -> Sequence[int] | None: ...
+    A drafter is trusted code: it runs in the engine's process, and each of its calls must return soon, since the step
+    waits for it and a thread cannot be ended from outside. It may raise (see engine/proposer.py for what follows), and
+    a sequence that was ended may begin again with more tokens known.
+
+    `name` labels its guesses in outputs and metrics. `default_depth` is the depth of a request when none was
+    chosen, `max_depth` the greatest a policy requests. `samples`: its guesses are drawn from a distribution q, which
+    a distribution-exact rule must request (DraftRequest.needs_draft_probs); otherwise they are point masses.
+    `makes_trees`: its drafts may be trees. `continues`: it heeds DraftRequest.after. `weighs_prices`:
+    it decides by DraftRequest.prices what to compute, and says so (Draft.computed). `remembers_requests`: it guesses
+    from earlier requests of the same tenant, too. `taps`: the layers whose residual stream `read` needs, see
+    TargetOutput; None: it reads no states, or none now; it may change with every call. `reads_rows`: it reads every row
+    of logits. What has a default here, a subclass need not define.
+    """
+
+    name: str
+    default_depth: int
+    max_depth: int
+    samples: bool = False
+    makes_trees: bool = False
+    continues: bool = False
+    weighs_prices: bool = False
+    remembers_requests: bool = False
+    taps: Sequence[int] | None = None
+    reads_rows: bool = False
+
+    def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
+        """A sequence starts with this prompt (penalties treat prompt and output differently). What a drafter keeps
+        from one sequence for others (texts, rates, cached keys) it keeps for sequences of the same `tenant` only.
+
+        Preemption is no call: known tokens stay known.
+        """
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """One draft per request, in order; an empty draft declines. What it caches meanwhile is provisional."""
+
+    def observe(self, output: TargetOutput) -> None:
+        """The result of the target's last pass (views of its buffers: copy what is kept); ignored unless overridden."""
+        return None
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        """Tokens that became known, whichever drafter guessed them. They suffice to rebuild the drafter's state."""
+
+    def end(self, seq_id: str) -> None:
+        """The sequence finished or was aborted. Unknown sequences are ignored."""
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """The states of a pass (views of the target's buffers: copy what is kept), before `observe` and `accept`. Rows
         may repeat positions that were seen before, and begin behind some that never come (a cached prefix)."""
+        return None
 
-
-@runtime_checkable
-class RemembersRequests(Protocol):
-    """A drafter that guesses from earlier requests of the same tenant, too, unless `remembers_requests` is False."""
-
-    @property
-    def remembers_requests(self) -> bool: ...
+    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
+        """All rows of logits of a pass (views of the target's buffers) by sequence, those of rejected guesses included;
+        before `observe` and `accept`."""
+        return None
 
     def forget(self) -> None:
-        """Forget them. No sequence is running."""
+        """Forget earlier requests. No sequence is running."""
+        return None
 
 
 class LearnedCorpora(KeptStates, Protocol):
     """What was learned of earlier requests, by tenant; see draft/corpus/."""
 
     def corpus(self, tenant: str) -> _native.Corpus: ...
-
-
-def remembers_requests(drafter: object) -> bool:
-    """Whether a drafter (None: none) guesses from other requests than the one it guesses for."""
-    return isinstance(drafter, RemembersRequests) and drafter.remembers_requests
-
-
-@runtime_checkable
-class RowReader(Protocol):
-    """A drafter that reads every row of logits, those of rejected guesses included, unless `reads_rows` is False."""
-
-    @property
-    def reads_rows(self) -> bool: ...
-
-    def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
-        """The rows of a pass (views of the target's buffers), all of them, by sequence; before `observe` and
-        `accept`."""
 
 
 def valid_part(draft: Draft, *, limit: int, vocab: int, chains: bool = False) -> Draft:

@@ -24,20 +24,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from wager.draft.base import (
-    WARM_UP,
-    ComputedRows,
-    Drafter,
-    LogitsRows,
-    RemembersRequests,
-    RowReader,
-    StateReader,
-    remembers_requests,
-    valid_part,
-)
+from wager.draft.base import WARM_UP, ComputedRows, Drafter, LogitsRows, valid_part
 from wager.draft.guessing import draws
 from wager.drafter_spec import BACKED_SIGN, MERGED_SIGN
 from wager.economics.acceptance import BIN_BORDERS
@@ -49,6 +40,8 @@ from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 log = logging.getLogger("wager")
 
+T = TypeVar("T")
+
 _LONGEST_PAUSE = 256
 
 
@@ -57,10 +50,7 @@ class GuardedDrafter:
 
     def __init__(self, drafter: Drafter, *, vocab: int) -> None:
         self.drafter = drafter
-        reader: object = drafter
-        self._states = reader if isinstance(reader, StateReader) else None
-        self._rows = reader if isinstance(reader, RowReader) else None
-        self._observes = type(drafter).observe is not Drafter.observe
+        self.observes = type(drafter).observe is not Drafter.observe
         self._vocab = vocab
         self._begun: set[str] = set()
         self._failures = self._pause = self._left = 0  # the last pause, and what is left of it, in sequences
@@ -88,57 +78,22 @@ class GuardedDrafter:
                 self._pause = 0
 
     def observe(self, output: TargetOutput) -> None:
-        if self._observes and not self._left:
+        if not self._left:
             self._call(self.drafter.observe, output)
 
-    @property
-    def remembers_requests(self) -> bool:
-        """See RemembersRequests."""
-        return remembers_requests(self.drafter)
-
     def forget(self) -> None:
-        """See RemembersRequests."""
-        drafter: object = self.drafter
-        if isinstance(drafter, RemembersRequests):
-            self._call(drafter.forget)
-
-    @property
-    def continues(self) -> bool:
-        """See Drafter."""
-        return self.drafter.continues
-
-    @property
-    def observes(self) -> bool:
-        """Whether it looks at passes."""
-        return self._observes
-
-    @property
-    def reads_states(self) -> bool:
-        """Whether it may read states; see StateReader."""
-        return self._states is not None
-
-    @property
-    def taps(self) -> Sequence[int] | None:
-        """See StateReader."""
-        return None if self._states is None else self._states.taps
+        self._call(self.drafter.forget)
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
-        """See StateReader."""
-        if self._states is not None and not self._left:
+        if not self._left:
             try:
-                self._states.read(output, computed)
+                self.drafter.read(output, computed)
             except Exception as error:
                 self._fail(error)
 
-    @property
-    def reads_rows(self) -> bool:
-        """See RowReader."""
-        return self._rows is not None and self._rows.reads_rows
-
     def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
-        """See RowReader."""
-        if self._rows is not None and self._rows.reads_rows and not self._left:
-            self._call(self._rows.read_rows, output, rows)
+        if not self._left:
+            self._call(self.drafter.read_rows, output, rows)
 
     def propose(self, requests: Sequence[DraftRequest]) -> dict[str, Draft]:
         """The valid part of each draft, by sequence, none larger than was requested."""
@@ -230,58 +185,44 @@ class InnerDrafter(GuardedDrafter):
         told.tokens = tokens
 
 
-class MergedDrafter(Drafter):
-    """The trees of `drafters` as one. One that raises: see GuardedDrafter; `vocab` as in DraftParts."""
+class JoinedDrafter(Drafter, Generic[T]):
+    """What drafters that ask `drafters` have in common; one of these that raises: see GuardedDrafter. `make` makes what
+    is learned of a tenant's texts; `vocab` as in DrafterParts."""
 
-    sign = MERGED_SIGN
-    makes_trees = True
+    sign: str
 
-    def __init__(self, drafters: Sequence[Drafter], *, vocab: int) -> None:
+    def __init__(self, drafters: Sequence[Drafter], *, vocab: int, make: Callable[[], T]) -> None:
         self.name = self.sign.join(drafter.name for drafter in drafters)
         self.default_depth = max(drafter.default_depth for drafter in drafters)
         self.max_depth = max(drafter.max_depth for drafter in drafters)
+        self.makes_trees = True
         self.samples = any(drafter.samples for drafter in drafters)
+        self.remembers_requests = any(drafter.remembers_requests for drafter in drafters)
+        self.reads_rows = any(drafter.reads_rows for drafter in drafters)
+        found = [drafter.taps for drafter in drafters if drafter.taps is not None]
+        self.taps = sorted({tap for taps in found for tap in taps}) if found else None
         self._vocab = vocab
         self._members = [GuardedDrafter(drafter, vocab=vocab) for drafter in drafters]
         self._merger = _native.DraftMerger(Draft, self.name)
-        self._readers = [member for member in self._members if member.reads_states]
+        self._readers = [member for member in self._members if member.drafter.taps is not None]
+        self._row_readers = [member for member in self._members if member.drafter.reads_rows]
         self._observers = [member for member in self._members if member.observes]
-        self._reliability = PerTenant(lambda: [_native.Reliability() for _ in drafters])
-        self._last: dict[str, list[tuple[int, Draft]]] = {}  # of each sequence the drafts that are not refuted yet
-
-    @property
-    def taps(self) -> Sequence[int] | None:
-        """The layers that any of its drafters reads; see StateReader."""
-        if len(self._readers) < 2:
-            return self._readers[0].taps if self._readers else None
-        found = [taps for member in self._readers if (taps := member.taps) is not None]
-        return sorted({tap for taps in found for tap in taps}) if found else None
+        self._learned = PerTenant(make)
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         for member in self._readers:
             member.read(output, computed)
 
-    @property
-    def reads_rows(self) -> bool:
-        """Whether one of its drafters does; see RowReader."""
-        return any(member.reads_rows for member in self._members)
-
     def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
-        for member in self._members:
+        for member in self._row_readers:
             member.read_rows(output, rows)
 
-    @property
-    def remembers_requests(self) -> bool:
-        """Whether one of its drafters does."""
-        return any(member.remembers_requests for member in self._members)
-
     def forget(self) -> None:
-        """See RemembersRequests."""
         for member in self._members:
             member.forget()
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
-        self._reliability.enter(seq_id, tenant)
+        self._learned.enter(seq_id, tenant)
         for member in self._members:
             member.begin(seq_id, tokens, params, tenant=tenant)
 
@@ -290,16 +231,47 @@ class MergedDrafter(Drafter):
             member.observe(output)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
-        for index, draft in self._last.pop(seq_id, ()):
-            self._reliability.of(seq_id)[index].learn(draft, tokens)
         for member in self._members:
             member.accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
-        self._last.pop(seq_id, None)
-        self._reliability.leave(seq_id)
+        self._learned.leave(seq_id)
         for member in self._members:
             member.end(seq_id)
+
+    def _beside(self, request: DraftRequest, drafts: Sequence[Draft]) -> Draft:
+        """The drafts one after the other, each from the root, deterministic ones with point masses."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        probs: list[np.ndarray] = []
+        for draft in drafts:
+            first = len(tokens)
+            tokens += draft.tokens
+            parents += [parent + first if parent >= 0 else -1 for parent in draft.parents]
+            masses = np.zeros((len(draft), self._vocab))
+            masses[range(len(draft)), draft.tokens] = 1.0
+            probs.append(masses if draft.draft_probs is None else draft.draft_probs)
+        q = np.concatenate(probs) if self.samples and probs else None
+        return Draft(request.seq_id, tuple(tokens), tuple(parents), (), self.name, q)
+
+
+class MergedDrafter(JoinedDrafter[list[_native.Reliability]]):
+    """The trees of `drafters` as one; how often each is right is learned."""
+
+    sign = MERGED_SIGN
+
+    def __init__(self, drafters: Sequence[Drafter], *, vocab: int) -> None:
+        super().__init__(drafters, vocab=vocab, make=lambda: [_native.Reliability() for _ in drafters])
+        self._last: dict[str, list[tuple[int, Draft]]] = {}  # of each sequence the drafts that are not refuted yet
+
+    def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
+        for index, draft in self._last.pop(seq_id, ()):
+            self._learned.of(seq_id)[index].learn(draft, tokens)
+        super().accept(seq_id, tokens)
+
+    def end(self, seq_id: str) -> None:
+        self._last.pop(seq_id, None)
+        super().end(seq_id)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One tree per request, of at most `depth` nodes."""
@@ -323,32 +295,17 @@ class MergedDrafter(Drafter):
     def _merge(self, request: DraftRequest, drafts: Sequence[tuple[int, Draft]]) -> Draft:
         if draws(request):
             return self._beside(request, [draft for index, draft in drafts if self._has_needed_probs(index, draft)])
-        reliability = self._reliability.of(request.seq_id)
+        reliability = self._learned.of(request.seq_id)
         judged = [(draft, reliability[index].factor) for index, draft in drafts]
         return self._merger.merge(request.seq_id, judged, request.depth)
 
     def _has_needed_probs(self, index: int, draft: Draft) -> bool:
         return draft.draft_probs is not None or not self._members[index].drafter.samples
 
-    def _beside(self, request: DraftRequest, drafts: Sequence[Draft]) -> Draft:
-        """The drafts one after the other, each from the root, deterministic ones with point masses."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        probs: list[np.ndarray] = []
-        for draft in drafts:
-            first = len(tokens)
-            tokens += draft.tokens
-            parents += [parent + first if parent >= 0 else -1 for parent in draft.parents]
-            masses = np.zeros((len(draft), self._vocab))
-            masses[range(len(draft)), draft.tokens] = 1.0
-            probs.append(masses if draft.draft_probs is None else draft.draft_probs)
-        q = np.concatenate(probs) if self.samples and probs else None
-        return Draft(request.seq_id, tuple(tokens), tuple(parents), (), self.name, q)
 
-
-class BackedDrafter(MergedDrafter):
-    """The guesses of `first`, and where they are worth little those of `second` too. The rest as of MergedDrafter.
-    A second drafter that reads the target's states, which takes time in every step, rests while it is not worth that.
+class BackedDrafter(JoinedDrafter[_native.BackedDrafts]):
+    """The guesses of `first`, and where they are worth little those of `second` too. A second drafter that reads the
+    target's states, which takes time in every step, rests while it is not worth that.
 
     Where it is asked and what is learned of that is decided in C++ (csrc/merging.h), of each tenant apart: after a pass
     of the target every function of Python must be read from memory again."""
@@ -357,47 +314,44 @@ class BackedDrafter(MergedDrafter):
     weighs_prices = True
 
     def __init__(self, first: Drafter, second: Drafter, *, vocab: int) -> None:
-        super().__init__([first, second], vocab=vocab)
-        self._backed = PerTenant(lambda: _native.BackedDrafts(Draft, self.name, [*BIN_BORDERS], EXPLORATION_SHARE))
+        super().__init__(
+            [first, second],
+            vocab=vocab,
+            make=lambda: _native.BackedDrafts(Draft, self.name, [*BIN_BORDERS], EXPLORATION_SHARE),
+        )
         self._calls = 0
-        self._keeps = self._members[1].taps is not None
-        self._first_reads = self._members[0].reads_states
+        self._all_taps = self.taps
+        self._keeps = second.taps is not None
         self._reads = True  # whether the second drafter is shown states, if it reads any
         self._joint: dict[str, _native.BackedDrafts] = {}  # of each sequence whose last draft is of both
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:
-        self._backed.enter(seq_id, tenant)
-        self._reads = self._is_awake()
         super().begin(seq_id, tokens, params, tenant=tenant)
+        self._read_if(awake=False)
 
-    def _is_awake(self) -> bool:
-        """Whether a tenant's second drafter is asked, or will be soon."""
-        return any(self._calls + WARM_UP >= each.until for each in self._backed.values())
-
-    @property
-    def taps(self) -> Sequence[int] | None:
-        """Without the second drafter's layers while it rests."""
-        return super().taps if self._reads else self._members[0].taps
+    def _read_if(self, *, awake: bool) -> None:
+        """The second drafter's layers are read while it is `awake`, or a tenant's will be asked soon."""
+        soon = self._calls + WARM_UP
+        self._reads = awake or any(soon >= each.until for each in self._learned.values())
+        self.taps = self._all_taps if self._reads else self._members[0].drafter.taps
 
     def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
         """The second drafter's layers come with the pass after the one in which it woke."""
         first, second = self._members
-        if self._first_reads:
+        if first in self._readers:
             first.read(output, computed)
-        if self._reads and self._keeps and output.taps.keys() >= set(second.taps or ()):
+        if self._reads and self._keeps and output.taps.keys() >= set(second.drafter.taps or ()):
             second.read(output, computed)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         if (backed := self._joint.pop(seq_id, None)) is not None:
             backed.accept(seq_id, tokens)
-        for member in self._members:
-            member.accept(seq_id, tokens)
+        super().accept(seq_id, tokens)
 
     def end(self, seq_id: str) -> None:
         self._joint.pop(seq_id, None)
-        for backed in self._backed.values():  # of an unknown sequence `of` would make one, which is awake
+        if (backed := self._learned.leave(seq_id)) is not None:
             backed.end(seq_id)
-        self._backed.leave(seq_id)
         super().end(seq_id)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -414,14 +368,14 @@ class BackedDrafter(MergedDrafter):
         samples, count, awake = self._members[0].drafter.samples, len(requests), False
         asked: list[DraftRequest] = []
         for request in requests:
-            backed = self._backed.of(request.seq_id)
+            backed = self._learned.of(request.seq_id)
             if now < backed.until:
                 continue
             awake = True
             draft = None if samples and draws(request) else own.get(request.seq_id)
             if (its := backed.ask(request, draft, now, count, self._keeps)) is not None:
                 asked.append(its)
-        self._reads = awake or self._is_awake()
+        self._read_if(awake=awake)
         return asked
 
     def _joined(self, request: DraftRequest, mine: Draft | None, other: Draft | None) -> Draft:
@@ -430,10 +384,10 @@ class BackedDrafter(MergedDrafter):
         mine = mine or Draft(seq_id)
         if not other:
             return self._merger.rename(self._beside(request, [mine]) if drawn else mine)
-        first, backed = self._members[0], self._backed.of(seq_id)
+        first, backed = self._members[0], self._learned.of(seq_id)
         self._joint[seq_id] = backed
         if drawn:
             return backed.join(request, mine, other, None, replace(self._beside(request, [other]), computed=len(other)))
-        behind = backed.behind(request, other) if first.continues else None
+        behind = backed.behind(request, other) if first.drafter.continues else None
         more = first.propose([behind]).get(seq_id) if behind is not None else None
         return backed.join(request, mine, other, more or None, None)

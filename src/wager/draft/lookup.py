@@ -154,7 +154,7 @@ class LookupDrafter(Drafter):
         self._running: dict[str, _native.LookupTable] = {}  # of sequences, the tables of their tenants
 
     def forget(self) -> None:
-        """Forget what earlier requests generated; see RemembersRequests. No sequence is running."""
+        """Forget what earlier requests generated."""
         self._tables.clear()
 
     @property

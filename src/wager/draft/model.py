@@ -298,6 +298,8 @@ class DraftModel(Drafter):
         self._max_context = max_context
         self._max_logits_rows = target.max_rows if max_logits_rows is None else max_logits_rows
         self._inner = inner
+        if inner is not None:
+            self.remembers_requests, self.reads_rows = inner.drafter.remembers_requests, inner.drafter.reads_rows
         verified = target.vocab if vocab is None else vocab
         self._sampler = sampler or GuessSampler(target.vocab, vocab=verified, kernels=kernels)
         self._states: dict[str, DraftedSequence] = {}
@@ -380,8 +382,8 @@ class DraftModel(Drafter):
     def end(self, seq_id: str) -> None:
         if (state := self._states.pop(seq_id, None)) is not None:
             self._release(seq_id, state)
-            self.rank_rates.of(seq_id).end(seq_id)
-            self.rank_rates.leave(seq_id)
+            if (rates := self.rank_rates.leave(seq_id)) is not None:
+                rates.end(seq_id)
             if self._inner is not None:
                 self._inner.end(seq_id)
 
@@ -412,23 +414,11 @@ class DraftModel(Drafter):
 
     # ---- what an inner drafter is told of requests and rows ---------------------------------------------------------
 
-    @property
-    def remembers_requests(self) -> bool:
-        """See RemembersRequests."""
-        return self._inner is not None and self._inner.remembers_requests
-
     def forget(self) -> None:
-        """See RemembersRequests."""
         if self._inner is not None:
             self._inner.forget()
 
-    @property
-    def reads_rows(self) -> bool:
-        """See RowReader."""
-        return self._inner is not None and self._inner.reads_rows
-
     def read_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
-        """See RowReader."""
         if self._inner is not None:
             self._inner.read_rows(output, rows)
 

@@ -39,7 +39,7 @@ MIN_SURVIVAL, MIN_SAMPLED_SURVIVAL = 0.02, 0.005
 
 
 class RecyclingDrafter(Drafter):
-    """Trees of recycled tokens. Reads the rows of every pass (draft.base.RowReader)."""
+    """Trees of recycled tokens. Reads the rows of every pass."""
 
     name = "recycle"
     default_depth = 7
@@ -68,7 +68,7 @@ class RecyclingDrafter(Drafter):
             self._kept.keep(tenant, self.name, table.state())
 
     def forget(self) -> None:
-        """Forget the rows of earlier requests; see RemembersRequests."""
+        """Forget the rows of earlier requests."""
         self._tables.clear()
 
     def begin(self, seq_id: str, tokens: Sequence[int], params: SamplingParams, *, tenant: str = NO_TENANT) -> None:

@@ -296,8 +296,8 @@ class RankLearner:
 
     def end(self, seq_id: str) -> None:
         """See Drafter."""
-        self.rank_rates.of(seq_id).end(seq_id)
-        self.rank_rates.leave(seq_id)
+        if (rates := self.rank_rates.leave(seq_id)) is not None:
+            rates.end(seq_id)
         super().end(seq_id)  # type: ignore[misc]
 
 

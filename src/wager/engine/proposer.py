@@ -24,9 +24,6 @@ from wager.draft.base import (
     Drafter,
     DrafterStoppedError,
     LogitsRows,
-    RemembersRequests,
-    RowReader,
-    StateReader,
     valid_part,
 )
 from wager.kernels._native import valid_chains
@@ -102,16 +99,8 @@ class Proposer:
         self._steps = 0
         self.inactive: frozenset[str] = frozenset()
         """The drafters that `set_inactive` named."""
-        self._states = [
-            (served, served.drafter)
-            for served in self._served.values()
-            if isinstance(served.drafter, StateReader) and served.drafter.taps is not None
-        ]
-        self._rows = [
-            (served, served.drafter)
-            for served in self._served.values()
-            if isinstance(served.drafter, RowReader) and served.drafter.reads_rows
-        ]
+        self._states = [served for served in self._served.values() if served.drafter.taps is not None]
+        self._rows = [served for served in self._served.values() if served.drafter.reads_rows]
         self.reads_states = bool(self._states)
         """Whether a drafter reads the target's states, active or not."""
         self._choose_readers()
@@ -282,7 +271,7 @@ class Proposer:
         for seq_id in ended:
             self.end(seq_id)
         self._steps += 1
-        if self._states and self._read_layers != [reader.taps for _, reader in self._states]:
+        if self._states and self._read_layers != [served.drafter.taps for served in self._states]:
             self.changed = True
         if self.failed:
             for name in [name for name in self.failed if self._served[name].until <= self._steps]:
@@ -304,8 +293,7 @@ class Proposer:
         """Drafters forget earlier requests. No sequence is running."""
         for served in self._served.values():
             try:
-                if isinstance(served.drafter, RemembersRequests):
-                    served.drafter.forget()
+                served.drafter.forget()
             except Exception as error:
                 self._pause(served, error)
 
@@ -328,14 +316,12 @@ class Proposer:
     def _choose_readers(self) -> None:
         """Inactive drafters are shown no states, but rows of logits: what they learn from them is of other texts as
         well. Paused ones are shown nothing."""
-        self._read_layers = [reader.taps for _, reader in self._states]
-        self._shown_states = [
-            (served, reader) for served, reader in self._states if served.active and reader.taps is not None
-        ]
-        self._shown_rows = [(served, reader) for served, reader in self._rows if served.drafter.name not in self.failed]
+        self._read_layers = [served.drafter.taps for served in self._states]
+        self._shown_states = [each for each in self._states if each.active and each.drafter.taps is not None]
+        self._shown_rows = [each for each in self._rows if each.drafter.name not in self.failed]
         self.reads_passes = bool(self._shown_states or self._shown_rows)
         """Whether passes are to be shown."""
-        self.taps = frozenset(layer for _, reader in self._shown_states for layer in reader.taps or ())
+        self.taps = frozenset(layer for served in self._shown_states for layer in served.drafter.taps or ())
         """The layers whose residual stream passes must give."""
 
     def show(
@@ -347,18 +333,18 @@ class Proposer:
     ) -> None:
         """A pass's states and rows of logits to the drafters that read them."""
         computed = computed_rows(spans, outcomes) if self._shown_states else []
-        for served, reader in self._shown_states:
+        for served in self._shown_states:
             try:
-                reader.read(output, computed)
+                served.drafter.read(output, computed)
             except Exception as error:
                 self._pause(served, error)
         self.show_rows(output, logits_rows(spans, drafts) if self._shown_rows else [])
 
     def show_rows(self, output: TargetOutput, rows: Sequence[LogitsRows]) -> None:
         """Only the rows of logits."""
-        for served, row_reader in self._shown_rows:
+        for served in self._shown_rows:
             try:
-                row_reader.read_rows(output, rows)
+                served.drafter.read_rows(output, rows)
             except Exception as error:
                 self._pause(served, error)
 

@@ -16,7 +16,7 @@ from wager.arch import Mla, ModelSpec
 from wager.config import EngineConfig, SpeculationConfig, check_rule_for_trees
 from wager.constrain.compiler import GrammarCompiler
 from wager.draft.ahead import AheadDrafter
-from wager.draft.base import WARM_UP, Drafter, StateReader
+from wager.draft.base import WARM_UP, Drafter
 from wager.economics.calibration import FOLDER, Setup, find_calibration, fingerprint, read_quick, write_quick
 from wager.economics.drafts_ahead import AheadFigures, DraftsAheadLatency
 from wager.economics.latency import LatencyModel
@@ -437,8 +437,7 @@ def _capabilities(drafter: Drafter, depth: int, latency: LatencyModel) -> Drafte
     guess_s = latency.draft_seconds(drafter.name, 1, 1) or _DRAFT_SHARE * latency.seconds(1, 1, 0)
     weighs = drafter.weighs_prices  # then its first part can draft at once
     catch_up_s = guess_s / _CATCH_UP_TOKENS if drafter.samples and not weighs else 0.0
-    reads_states = isinstance(drafter, StateReader) and drafter.taps is not None
-    warm_up = (1 if weighs else WARM_UP) if reads_states else 0
+    warm_up = 0 if drafter.taps is None else 1 if weighs else WARM_UP
     return DrafterCapabilities(
         depth,
         stops_early=drafter.samples and not weighs,

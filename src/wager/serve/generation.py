@@ -15,7 +15,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from wager.async_llm import AsyncLLM, AsyncOutputStream
-from wager.draft.base import remembers_requests
 from wager.engine.policies import GRAMMAR_DRAFTER
 from wager.errors import RequestError, UsageError, WagerError
 from wager.receipts import Receipt, check_rule
@@ -264,7 +263,7 @@ class Generation:
     def _guess_report(self, requests: Sequence[Request]) -> GuessReport:
         """Rejected guesses are shown of drafters that guess from nothing but the request."""
         drafters = self.llm.engine.proposer.drafters.items()
-        own = {name for name, drafter in drafters if not remembers_requests(drafter)}
+        own = {name for name, drafter in drafters if not drafter.remembers_requests}
         shown = None if self.options.show_rejected else own | {GRAMMAR_DRAFTER}
         return GuessReport(self.llm.tokenizer, requests, shown=shown)
 
