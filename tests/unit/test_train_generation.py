@@ -79,13 +79,18 @@ def test_no_answer_has_a_suppressed_token(temperature: float) -> None:
         assert temperature or best == list(answer)
 
 
-def test_the_author_on_a_device_knows_what_the_files_suppress() -> None:
+def test_the_author_on_a_device_knows_what_the_files_suppress(monkeypatch: pytest.MonkeyPatch) -> None:
     target = target_of()
+    given: dict[str, object] = {}
+    make = TorchAuthor.__init__
+    monkeypatch.setattr(
+        TorchAuthor, "__init__", lambda *args, **options: given.update(options) or make(*args, **options)
+    )
     target.tokenizer.suppressed_ids = (3, target.weights.spec.vocab)  # a file may have more tokens than rows
     author = answers.author_of(
         target, device="meta", precision="float32", engine=lambda: pytest.fail("asked"), concurrency=1
     )
-    assert isinstance(author, TorchAuthor) and author._suppressed.shape == (1,)
+    assert isinstance(author, TorchAuthor) and given["suppressed"] == [3]
 
 
 def test_sampled_answers_have_the_targets_distribution() -> None:

@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from wager.arch import readers
 from wager.arch.config_keys import short_repr
-from wager.arch.layers import Activation, Attention, Gqa, Parallel
+from wager.arch.layers import Attention, Gqa, Parallel
+from wager.arch.spec import FamilyDetails
 from wager.errors import ModelError
 
 
@@ -64,8 +65,9 @@ class GgufLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSupport:
-    """Details of a family that the engine runs which its configuration does not state; see spec.DecoderDetails.
+class EngineSupport(FamilyDetails):
+    """Details of a family that the engine runs which its configuration does not state; see spec.DecoderDetails, which
+    has the same `norm_offset`.
 
     A bias is always present (True), never (False), or present if the configuration's key of that name is set; likewise
     `interleaved_rope`. `partial_rope`: it may rotate a part of each head. `names` are tensors' that differ from
@@ -78,13 +80,8 @@ class EngineSupport:
     qkv_bias: bool | str = False
     output_bias: bool | str = False
     mlp_bias: bool | str = False
-    qk_norm: bool = False
     interleaved_rope: bool | str = False
     partial_rope: bool = False
-    whole_qk_norm: bool = False
-    activation: Activation = "silu"
-    pre_norms: bool = True
-    post_norms: bool = False
     norm_offset: float = 0.0
     scales: readers.ScaleReader = readers.no_scales
     names: Mapping[str, str] = field(default_factory=dict)
@@ -94,8 +91,6 @@ class EngineSupport:
     sinks: bool = False
     expert_bias: bool = False
     shared_gate: bool = False
-    value_norm: bool = False
-    layer_scales: bool = False
     apart: bool = False
     layer_embedding: str | None = None
 

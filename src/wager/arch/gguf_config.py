@@ -130,17 +130,12 @@ def read_gguf(
         qkv_bias=biased["q"],
         output_bias=biased["o"],
         mlp_bias=biased["gate"],
-        qk_norm=engine.qk_norm,
-        whole_qk_norm=engine.whole_qk_norm,
-        value_norm=engine.value_norm,
-        layer_scales=engine.layer_scales and "blk.0.layer_output_scale.weight" in tensors,
         attention_scale=scale,
         interleaved_rope=layout.interleaved_rope,
         split_latent=SPLIT_LATENT in tensors,
-        activation=engine.activation,
-        pre_norms=engine.pre_norms,
-        post_norms=engine.post_norms,
+        **engine.family_details(),
     )
+    details = replace(details, layer_scales=details.layer_scales and "blk.0.layer_output_scale.weight" in tensors)
     return replace(spec, decoder=with_scales(details, (layout.scales or engine.scales)(keys)))
 
 

@@ -165,17 +165,11 @@ def _decoder(
         qkv_bias=keys.flag(engine.qkv_bias),
         output_bias=keys.flag(engine.output_bias),
         mlp_bias=keys.flag(engine.mlp_bias),
-        qk_norm=engine.qk_norm,
         attention_scale=_latent_scale(keys, attention) if isinstance(attention, Mla) else None,
         interleaved_rope=keys.flag(engine.interleaved_rope),
-        activation=engine.activation,
-        pre_norms=engine.pre_norms,
-        post_norms=engine.post_norms,
-        whole_qk_norm=engine.whole_qk_norm,
-        value_norm=engine.value_norm,
-        layer_scales=engine.layer_scales,
         norm_offset=engine.norm_offset,
         log_rates=spec.recurrent is not None,
+        **engine.family_details(),
     )
     return with_scales(details, engine.scales(keys))
 

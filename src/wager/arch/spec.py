@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from wager.arch.formats import Precision
 from wager.arch.layers import (
@@ -81,15 +82,35 @@ class Multipliers:
     step: float = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyDetails:
+    """What all models of a family compute alike: the `activation` of feed-forwards, norms and scales.
+
+    RMS norms stand before each sublayer (`pre_norms`), behind it, before its output is added (`post_norms`), or both.
+    `qk_norm` is of each head of the queries and keys, with `whole_qk_norm` of all their heads together; `value_norm`,
+    without weights, of each head of the values. `layer_scales`: the residual stream is multiplied by a learned number
+    behind each layer.
+    """
+
+    activation: Activation = "silu"
+    pre_norms: bool = True
+    post_norms: bool = False
+    qk_norm: bool = False
+    whole_qk_norm: bool = False
+    value_norm: bool = False
+    layer_scales: bool = False
+
+    def family_details(self) -> dict[str, Any]:
+        """These fields alone, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(FamilyDetails)}
+
+
 @dataclass(frozen=True, slots=True)
-class DecoderDetails:
+class DecoderDetails(FamilyDetails):
     """The details beyond the shapes of a decoder, for the engine.
 
     `architecture` is the name in its configuration; layer i has the shape `ModelSpec.layers[layer_order[i]]`. `rope`
-    turns the layers whose Gqa.rotation is global, `local_rope` the local ones. RMS norms stand before each sublayer
-    (`pre_norms`), behind it, before its output is added (`post_norms`), or both. `qk_norm` is of each head of the
-    queries and keys, with `whole_qk_norm` of all their heads together; `value_norm`, without weights, of each head of
-    the values. `layer_scales`: the residual stream is multiplied by a learned number behind each layer.
+    turns the layers whose Gqa.rotation is global, `local_rope` the local ones.
 
     The embeddings are multiplied by `embedding_scale`, what a sublayer adds by `residual_scale`, logits by
     `logit_scale`; attention scores by `attention_scale` (None: head_dim ** -0.5); what is in a layer by `multipliers`.
@@ -108,18 +129,11 @@ class DecoderDetails:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
     attention_scale: float | None = None
     interleaved_rope: bool = False
     latent_norm_eps: float = 1e-6
     split_latent: bool = False
     local_rope: Rope | None = None
-    activation: Activation = "silu"
-    pre_norms: bool = True
-    post_norms: bool = False
-    whole_qk_norm: bool = False
-    value_norm: bool = False
-    layer_scales: bool = False
     norm_offset: float = 0.0
     log_rates: bool = False
     embedding_scale: float = 1.0

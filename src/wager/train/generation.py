@@ -50,11 +50,9 @@ class TorchAuthor:
     ) -> None:
         dtype, (attention, _) = getattr(torch, precision), check_trainable(weights.spec)
         self._target = TorchTarget(weights, (0,), dtype=dtype, device=device, positions=weights.spec.context)
-        self._eos, self._suppressed = (
-            torch.tensor(sorted(ids), dtype=torch.int64, device=device) for ids in (eos, suppressed)
-        )
+        self._eos = torch.tensor(sorted(eos), dtype=torch.int64, device=device)
         self._barred = torch.zeros(weights.spec.vocab, device=device)
-        self._barred[self._suppressed] = float("-inf")
+        self._barred[list(suppressed)] = float("-inf")
         self._token_bytes = weights.spec.num_layers * attention.cache_width * dtype.itemsize
         self._memory = _CPU_CACHE
         if device == "cuda":
