@@ -169,9 +169,9 @@ class Runner:
         output: TargetOutput,
         sequences: Mapping[str, EngineSequence],
     ) -> dict[str, Outcome]:
-        """The outcome of every span that needs logits, by sequence. Under `match` most are found natively, all at once;
-        what is left to `_outcome` are other rules, logits that more than temperature and filters change, log
-        probabilities, and rows that are not finite."""
+        """The outcome of every span that needs logits, by sequence. Under `match` most are found in
+        csrc/match_bindings.cpp, all at once; what is left to `_outcome` are other rules, logits that more than
+        temperature and filters change, log probabilities, and rows that are not finite."""
         outcomes, left = self._matcher.match(spans, drafts, sequences, output.greedy_tokens, output.logits)
         for seq_id, first in left:
             draft = drafts.get(seq_id) or Draft(seq_id)

@@ -54,8 +54,8 @@ class RowSampler:
 
 
 def token_matcher(kernels: Kernels, *, follows: bool = True) -> _native.TokenMatcher:
-    """The rule `match` for a batch of sequences whose tokens are greedy or sampled with temperature and filters;
-    without `follows` it leaves all of them to another rule."""
+    """The rule `match` (csrc/match_bindings.cpp) for a batch of sequences whose tokens are greedy or sampled with
+    temperature and filters; without `follows` it leaves all of them to another rule."""
     return _native.TokenMatcher(
         kernels.pool,
         kernels.isa,

@@ -1,4 +1,5 @@
-"""The acceptance rules: from a draft and the target's rows to the tokens that are emitted. Pure functions.
+"""The acceptance rules: from a draft and the target's rows to the tokens that are emitted. Pure functions. Most of what
+`match` decides is decided in C++ (csrc/match_bindings.cpp; engine/runner.py says what is left to the one here).
 
 `match` compares guesses with the target's own tokens; `rejection`, `block` and `traversal` compare the target's
 distribution p with the distribution q a guess was drawn from, using random numbers from a `Coins`. Rows: index 0
