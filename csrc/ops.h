@@ -420,8 +420,7 @@ struct Edit {
 };
 
 // One row of logits to be sampled from; `choice` is the index of the sequence among the n of its request. `edits` ascend by
-// id; `logits` hold them rounded up. `excluded` are ids that are not drawn, the likeliest not among them. See philox.h and
-// sample.h.
+// id; `logits` hold them rounded up. `excluded` are ids that are not drawn, the likeliest not among them. See sample.h.
 struct Draw {
     const float* logits;
     int vocab;

@@ -11,10 +11,7 @@
 #include "experts.h"
 #include "attention.h"
 #include "recurrence.h"
-#include "philox.h"
 #include "sample.h"
-#include "masses.h"
-#include "guess.h"
 
 namespace wager::WAGER_NS {
 

@@ -1,4 +1,4 @@
-"""How many rows of a step prompts may take, in plain Python: what csrc/prompt_rows.h does, which says why."""
+"""How many rows of a step prompts may take, in plain Python: what csrc/step_state.h does, which says why."""
 
 from __future__ import annotations
 

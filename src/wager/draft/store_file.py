@@ -1,6 +1,6 @@
 """A static store: what most often followed each context of 1 to 5 tokens in texts that the target wrote, in a file that
 is memory-mapped. `build_store` writes one, `StoreFile` reads it, `StoreFile.continuations` is the lookup in Python
-(csrc/store_table.h has the same).
+(csrc/lookup.h has the same).
 
     8 bytes  MAGIC
     8 bytes  length of the header, little-endian

@@ -4,8 +4,8 @@ blocks.
 A step serves decoding sequences first (oldest first), then prompts: short ones, those that were begun, those that wait.
 When blocks run out, room for guesses is given up first; then a sequence is preempted: its blocks are freed, its tokens
 are kept and computed again later. It is the youngest of the request that runs the most sequences, of the tenant that
-runs the most, so that a request of many choices takes no blocks from a neighbour. Tokens, blocks, counts and the order
-of sequences are in a native StepState (csrc/step_state.h), as is how many rows prompts get (csrc/prompt_rows.h).
+runs the most, so that a request of many choices takes no blocks from a neighbour. Tokens, blocks, counts, the order of
+sequences and how many rows prompts get are in a native StepState (csrc/step_state.h).
 """
 
 from __future__ import annotations
