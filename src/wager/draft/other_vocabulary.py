@@ -150,11 +150,11 @@ class _RoutedSequence:
 class TextRouteDrafter(Drafter):
     """Drafts with `model`, which has the vocabulary `other`, for a target with the vocabulary `target`."""
 
+    name = "slem"
     default_depth = 4
     max_depth = 8
 
-    def __init__(self, model: DraftModel, target: TextVocabulary, other: TextVocabulary, *, name: str = "slem") -> None:
-        self.name = name
+    def __init__(self, model: DraftModel, target: TextVocabulary, other: TextVocabulary) -> None:
         self.num_alternatives, self.on_pass = 0, None
         self._model, self._target, self._other = model, target, other
         self._sequences: dict[str, _RoutedSequence] = {}
