@@ -89,7 +89,7 @@ def test_published_totals() -> None:
 
 CLASSES = """
 Llama Mistral Qwen2 Qwen3 Mixtral Qwen2Moe Qwen3Moe Qwen3Next Qwen3_5MoeText GptOss Gemma2 Gemma3Text Phi3 Glm
-Glm4 Glm4Moe GlmMoeDsa Llama4Text Olmo2 Olmo3 Olmoe Granite GraniteMoe Cohere2 SmolLM3 MiniMaxM2 DeepseekV32
+Glm4 Glm4Moe Glm4MoeLite GlmMoeDsa Llama4Text Olmo2 Olmo3 Olmoe Granite GraniteMoe Cohere2 SmolLM3 MiniMaxM2 DeepseekV32
 DeepseekV2 DeepseekV3 DeepseekV4
 """
 CHANGES: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from tiny_models import hybrid_tensors, mamba_tensor, permute, write_gguf
 
 Tensors = dict[str, np.ndarray]
 
-_EXPERT = re.compile(r"(model\.layers\.\d+\.(?:mlp|block_sparse_moe)\.experts)\.(\d+)\.(\w+)\.weight")
+_EXPERT = re.compile(r"(model\.layers\.\d+\.(?:mlp|block_sparse_moe|feed_forward)\.experts)\.(\d+)\.(\w+)\.weight")
 ARCHITECTURES = {
     "MixtralForCausalLM": "llama",
     "Qwen2MoeForCausalLM": "qwen2moe",
@@ -32,6 +32,10 @@ ARCHITECTURES = {
     "GraniteMoeHybridForCausalLM": "granitehybrid",
     "Qwen3NextForCausalLM": "qwen3next",
     "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Glm4MoeForCausalLM": "glm4moe",
+    "Glm4MoeLiteForCausalLM": "deepseek2",
+    "Lfm2MoeForCausalLM": "lfm2moe",
+    "MiniMaxM2ForCausalLM": "minimax-m2",
 }
 _PERMUTED = ("mixtral", "granitemoe", "granitemoehybrid")
 
@@ -53,13 +57,15 @@ def mixture_gguf(
     fused: bool = False,
     without: tuple[str, ...] = (),
     part: str = "whole",
+    architecture: str | None = None,
     **changes: Any,
 ) -> Path:
     """Write the file of a saved model, or that `part` of it: the "model" without its MTP modules, or "mtp" alone.
-    `kind_of` is asked for the type of each matrix by its name; `fused` stores gate and up projections of experts as
-    one; `without` leaves keys out, `changes` replace them (dots as double underscores)."""
+    `architecture` is another than the class's. `kind_of` is asked for the type of each matrix by its name; `fused`
+    stores gate and up projections of experts as one; `without` leaves keys out, `changes` replace them (dots as double
+    underscores)."""
     config = json.loads((folder / "config.json").read_text())
-    architecture = ARCHITECTURES[config["architectures"][0]]
+    architecture = architecture or ARCHITECTURES[config["architectures"][0]]
     enum = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     modules = config.get("mtp_num_hidden_layers", 0)
     config["num_hidden_layers"] += modules
@@ -113,8 +119,8 @@ def _converted(stored: Tensors, config: Mapping[str, Any], *, absorbed: bool) ->
             experts.setdefault(f"{match[1]}.{match[3]}.weight", {})[int(match[2])] = values
         elif config["model_type"] in _PERMUTED and (kind := re.search(r"\.(q|k)_proj\.", name)):
             found[name] = permute(values, heads if kind[1] == "q" else kv_heads)
-        elif name.endswith("e_score_correction_bias"):
-            found[name.replace("e_score_correction_bias", "e_score_correction.bias")] = values
+        elif name.endswith(("e_score_correction_bias", "expert_bias")):
+            found[name.removesuffix("_bias") + ("_bias.bias" if name.endswith("expert_bias") else ".bias")] = values
         elif name.endswith("kv_b_proj.weight") and absorbed:
             split = values.reshape(heads, config["qk_nope_head_dim"] + config["v_head_dim"], -1)
             found[name.replace("kv_b_proj", "k_b_proj")] = split[:, : config["qk_nope_head_dim"]].swapaxes(1, 2)
@@ -141,7 +147,8 @@ def _converted(stored: Tensors, config: Mapping[str, Any], *, absorbed: bool) ->
 
 def _merged(name: str) -> str:
     """The names that the library's table has for stacked experts of Mixtral."""
-    return re.sub(r"model\.layers\.(\d+)\.block_sparse_moe\.experts", r"layers.\1.feed_forward.experts", name)
+    pattern = r"model\.layers\.(\d+)\.(block_sparse_moe|feed_forward)\.experts"
+    return re.sub(pattern, r"layers.\1.feed_forward.experts", name)
 
 
 def _gpt_oss(name: str, values: np.ndarray) -> Tensors:
@@ -167,7 +174,7 @@ def _metadata(config: Mapping[str, Any], architecture: str, *, absorbed: bool) -
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": heads,
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "attention.layer_norm_rms_epsilon": float(config.get("rms_norm_eps") or config["norm_eps"]),
         "rope.freq_base": float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
         "vocab_size": config["vocab_size"],
         "expert_used_count": config["num_experts_per_tok"],
@@ -180,8 +187,26 @@ def _metadata(config: Mapping[str, Any], architecture: str, *, absorbed: bool) -
         }
     if architecture == "deepseek2":
         return found | _deepseek(config, rope, heads, absorbed=absorbed)
-    found |= {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.dimension_count": head_dim}
-    found["expert_count"] = config.get("num_local_experts") or config["num_experts"]
+    rotated = int(head_dim * rope.get("partial_rotary_factor", 1))
+    found |= {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.dimension_count": rotated}
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    found["expert_count"] = next(config[name] for name in names if config.get(name))
+    if architecture in ("glm4moe", "lfm2moe", "minimax-m2"):
+        found["expert_gating_func"] = 2
+    if architecture in ("glm4moe", "lfm2moe"):
+        found["leading_dense_block_count"] = config.get("num_dense_layers", config.get("first_k_dense_replace"))
+    if architecture == "glm4moe":
+        found |= {
+            "expert_shared_count": config["n_shared_experts"],
+            "expert_weights_scale": float(config["routed_scaling_factor"]),
+            "expert_weights_norm": bool(config["norm_topk_prob"]),
+            "expert_group_count": config["n_group"],
+            "expert_group_used_count": config["topk_group"],
+        }
+    if architecture == "lfm2moe":
+        kinds = config["layer_types"]
+        found["shortconv.l_cache"] = config["conv_L_cache"]
+        found["attention.head_count_kv"] = [config["num_key_value_heads"] * (k == "full_attention") for k in kinds]
     if config.get("sliding_window") and architecture in ("llama", "gpt-oss"):
         found["attention.sliding_window"] = config["sliding_window"]
     if "linear_num_key_heads" in config:
@@ -217,7 +242,8 @@ def _metadata(config: Mapping[str, Any], architecture: str, *, absorbed: bool) -
             "residual_scale": float(config["residual_multiplier"]),
             "logit_scale": float(config["logits_scaling"]),
         }
-    width = config["intermediate_size"] if architecture == "gpt-oss" else config.get("moe_intermediate_size")
+    alone = architecture in ("gpt-oss", "minimax-m2")
+    width = config["intermediate_size"] if alone else config.get("moe_intermediate_size")
     return found | ({"expert_feed_forward_length": width} if width else {})
 
 
@@ -228,7 +254,7 @@ def _deepseek(config: Mapping[str, Any], rope: Mapping[str, Any], heads: int, *,
         "expert_count": config["n_routed_experts"],
         "expert_shared_count": config["n_shared_experts"],
         "expert_feed_forward_length": config["moe_intermediate_size"],
-        "leading_dense_block_count": config["first_k_dense_replace"],
+        "leading_dense_block_count": config.get("first_k_dense_replace", 1),
         "attention.kv_lora_rank": rank,
         "rope.dimension_count": config["qk_rope_head_dim"],
         "expert_weights_scale": float(config["routed_scaling_factor"]),
@@ -242,7 +268,7 @@ def _deepseek(config: Mapping[str, Any], rope: Mapping[str, Any], heads: int, *,
         found |= {"attention.key_length_mla": key, "attention.value_length_mla": value}
     if rope.get("mscale_all_dim"):
         found["rope.scaling.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
-    if config["model_type"] == "deepseek_v3":
+    if config["model_type"] in ("deepseek_v3", "glm4_moe_lite"):
         found |= {"expert_gating_func": 2, "expert_weights_norm": bool(config["norm_topk_prob"])}
     if (config.get("n_group") or 1) > 1 and config.get("topk_method") != "greedy":
         found |= {"expert_group_count": config["n_group"], "expert_group_used_count": config["topk_group"]}

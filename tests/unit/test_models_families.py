@@ -126,6 +126,30 @@ LONGROPE = {
     "long_factor": [1.5, 2.0, 4.0],
     "original_max_position_embeddings": 48,
 }
+LFM2_MOE = {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "routed_scaling_factor": 1.3,
+    "pad_token_id": 0,
+}
+GLM_MOE = {
+    "head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "routed_scaling_factor": 1.7,
+    "num_mtp_layers": 0,
+}
+GLM_LITE = {**LATENT, "q_lora_rank": 24, "n_routed_experts": 8, "routed_scaling_factor": 1.8}
+MINIMAX = {
+    "head_dim": 16,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral window": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 7}),
@@ -196,6 +220,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "NemotronHForCausalLM",
         {**NEMOTRON_EXPERTS, "moe_latent_size": 32, "n_routed_experts": 8, "n_group": 2, "norm_topk_prob": False},
     ),
+    "lfm2 moe": ("Lfm2MoeForCausalLM", LFM2_MOE),
+    "lfm2 moe without a correction": (
+        "Lfm2MoeForCausalLM",
+        {**LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0},
+    ),
+    "glm 4.5": ("Glm4MoeForCausalLM", {**GLM_MOE, "use_qk_norm": True}),
+    "glm 4.5 air": ("Glm4MoeForCausalLM", {**GLM_MOE, "attention_bias": True, "n_group": 2}),
+    "glm 4.7 flash": ("Glm4MoeLiteForCausalLM", GLM_LITE),
+    "minimax m2": ("MiniMaxM2ForCausalLM", MINIMAX),
     "deepseek v2 greedy": ("DeepseekV2ForCausalLM", {**LATENT, "n_routed_experts": 4, "first_k_dense_replace": 1}),
     "deepseek v2 grouped": (
         "DeepseekV2ForCausalLM",
@@ -258,6 +291,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "yarn attention factor": ("LlamaForCausalLM", {"rope_parameters": {**YARN, "attention_factor": 1.3}}),
     "mistral window": ("MistralForCausalLM", {"sliding_window": 7}),
+    "mimo": ("MiMoForCausalLM", {}),
     "qwen2 layer types": (
         "Qwen2ForCausalLM",
         {
@@ -336,8 +370,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_logits_agree_with_transformers(case: str, tmp_path: Path) -> None:
     architecture, config = CASES[case]
-    model = oracle(architecture, **config)
-    weights = open_weights(save(model, tmp_path))
+    model = oracle(architecture.replace("MiMo", "Qwen2"), **config)  # of which transformers has no class
+    weights = open_weights(save(model, tmp_path, architectures=[architecture]))
     expected = oracle_logits(model, TOKENS)
     assert expected.std() > 0.5
     found = logits(weights, TOKENS)
@@ -383,7 +417,8 @@ def test_what_nemotron_h_may_not_have(changes: dict[str, Any], named: str) -> No
         **NEMOTRON,
         "layers_block_type": ["mamba", "mlp", "attention"],
     }
-    read_config(config, runnable=True)
+    for none in ([0.0, float("inf")], [0.0, 1e308], [0.0, {"__float__": "Infinity"}]):  # as published
+        read_config({**config, "time_step_limit": none}, runnable=True)
     with pytest.raises(ModelError, match=named):
         read_config({**config, **changes}, runnable=True)
 
@@ -512,12 +547,23 @@ def test_unknown_names_are_named(model: str, named: str) -> None:
         hub.pull(model)
 
 
-@pytest.mark.parametrize(("family", "more"), [("Qwen3_5", {}), ("Qwen3_5Moe", QWEN35_MOE)])
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0, "mrope_section": [4, 2, 2]}}
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("Qwen3_5", DELTA),
+        ("Qwen3_5Moe", {**DELTA, **QWEN35_MOE}),
+        ("Qwen3VL", {"head_dim": 16, **SECTIONS}),
+        ("Qwen2_5_VL", {"num_attention_heads": 3, "num_key_value_heads": 1, **SECTIONS}),
+    ],
+)
 def test_the_text_part_of_a_model_that_sees(family: str, more: dict[str, Any], tmp_path: Path) -> None:
-    """Qwen3.5 as it is published: the language model under a name of its own, beside a vision model; experts of a layer
+    """As it is published: the language model under a name of its own, beside a vision model; experts of a layer
     in one tensor."""
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "depth": 1, "out_hidden_size": 48}
-    text = {**SIZES, **DELTA, **more, "bos_token_id": None, "eos_token_id": None}
+    text = {**SIZES, **more, "bos_token_id": None, "eos_token_id": None}
     config = getattr(transformers, f"{family}Config")(
         text_config=text, vision_config=sizes, attn_implementation="eager"
     )
@@ -525,7 +571,7 @@ def test_the_text_part_of_a_model_that_sees(family: str, more: dict[str, Any], t
     path = save(spread(whole.eval()), tmp_path)
     expected = oracle_logits(whole, TOKENS)
     assert_close(logits(open_weights(path), TOKENS), expected, atol=3e-4, rtol=3e-4)
-    if more:
+    if "num_experts" in more:
         for shard in path.glob("*.safetensors*"):
             shard.unlink()
         save_file(

@@ -44,7 +44,13 @@ from wager.models.gguf import GgufFile, GgufType
 from wager.models.transformer import Decoder
 from wager.models.weights import NAMES, Matrices, Weights, open_weights, source_name, tensor_shapes
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen2vl": "Qwen2ForCausalLM",
+    "qwen3vl": "Qwen3ForCausalLM",
+}
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 
 
@@ -77,7 +83,8 @@ def make(
     ],
 )
 def test_logits_agree_with_transformers(name: str, config: dict[str, bool], tmp_path: Path) -> None:
-    model, spec, path = make(tmp_path, name, **config)
+    sections = {"rope.dimension_sections": [2, 1, 1, 0]} if name.endswith("vl") else {}
+    model, spec, path = make(tmp_path, name, metadata=sections, **config)
     weights = open_weights(path)
     assert weights.spec.tied == spec.tied
     assert weights.spec.details.qkv_bias == spec.details.qkv_bias

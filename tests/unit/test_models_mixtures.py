@@ -13,15 +13,19 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
-from mixture_files import mixture_gguf, stored_tensors
+from mixture_files import ARCHITECTURES, mixture_gguf, stored_tensors
 from safetensors.numpy import save_file
-from test_models_families import DELTA, LATENT, MAGNIFIED, QWEN_MOE, YARN
+from test_models_families import CASES as DIRECTORIES
+from test_models_families import DELTA, GLM_LITE, GLM_MOE, LATENT, LFM2_MOE, MAGNIFIED, MINIMAX, QWEN_MOE, YARN
+from test_models_gguf import ARCHITECTURES as DENSE_FILES
+from test_models_gguf import FAMILIES as FILES
 from test_models_gguf import apart, computed
 from tiny_models import TOKENS, edit, logits, oracle, oracle_logits, save, write_gguf
 from tokenizer_models import gguf_metadata, train
 
 from closeness import assert_close
 from wager.arch import gguf_precision, read_gguf
+from wager.arch.families import FAMILIES, find_gguf
 from wager.cli import main
 from wager.errors import MemoryPlanError, ModelError
 from wager.kernels.arrays import FLOAT32
@@ -94,6 +98,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "granite 4 hybrid": ("GraniteMoeHybridForCausalLM", GRANITE_HYBRID, {}),
     "qwen3 next": ("Qwen3NextForCausalLM", HYBRID_MOE, {}),
     "qwen3.5 moe": ("Qwen3_5MoeForCausalLM", HYBRID_MOE, {"fused": True}),
+    "qwen3 vl moe": (
+        "Qwen3MoeForCausalLM",
+        {**QWEN_MOE, "norm_topk_prob": True},
+        {"architecture": "qwen3vlmoe", "rope__dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3},
+    ),
+    "glm 4.5": ("Glm4MoeForCausalLM", {**GLM_MOE, "use_qk_norm": True}, {}),
+    "glm 4.5 air": ("Glm4MoeForCausalLM", {**GLM_MOE, "attention_bias": True}, {}),
+    "glm 4.7 flash": ("Glm4MoeLiteForCausalLM", GLM_LITE, {}),
+    "lfm2 moe": ("Lfm2MoeForCausalLM", {**LFM2_MOE, "routed_scaling_factor": 1.0}, {}),
+    "minimax m2": ("MiniMaxM2ForCausalLM", MINIMAX, {}),
 }
 
 
@@ -123,6 +137,32 @@ def test_logits_of_a_directory_agree_with_transformers(case: str, tmp_path: Path
     model = oracle(architecture, **config)
     expected = oracle_logits(model, TOKENS)
     assert_close(logits(open_weights(save(model, tmp_path)), TOKENS), expected, atol=3e-4, rtol=3e-4)
+
+
+def test_the_page_of_models_has_what_is_compared() -> None:
+    """Each cell of its tables of families is a case of these files, and each family that runs has its cells."""
+    directories = {architecture for architecture, _ in (*DIRECTORIES.values(), *HUGGING_FACE.values())}
+    files = {(class_, architecture) for architecture, class_ in DENSE_FILES.items()}
+    files |= {(DIRECTORIES[case][0], architecture) for case, (architecture, _, _) in FILES.items()}
+    files |= {(name, options.get("architecture", ARCHITECTURES[name])) for name, _, options in CASES.values()}
+    running = {name: family.architecture for name, family in FAMILIES.items() if family.engine}
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    shown: set[str] = set()
+    read: set[str] = set()
+    for row in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|.*?\|.*?\| (.*?) \| (.*?) \|", page, re.MULTILINE):
+        names, directory, file = re.findall(r"`(\w+)`", row[0]), row[1], row[2]
+        classes = {running[name] for name in names}
+        assert directory.startswith("yes") and classes <= directories, row
+        if file.startswith("yes"):
+            written = re.findall(r"`([\w-]+)`", file.partition(")")[0])
+            assert all(any((each, name) in files for each in classes) for name in written), row
+            assert all(any((each, name) in files for name in written) for each in classes), row
+            read |= {*written}
+        shown |= {*names}
+    assert shown == running.keys()
+    with pytest.raises(ModelError) as caught:
+        find_gguf("none")
+    assert sorted(read) == sorted((caught.value.hint or "").removeprefix("Supported are: ").strip(".").split(", "))
 
 
 def as_mxfp4(folder: Path) -> dict[str, np.ndarray]:

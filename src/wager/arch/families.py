@@ -24,13 +24,13 @@ from wager.errors import ModelError
 class GatingKeys:
     """The keys of a configuration that describe the router: see layers.Gating.
 
-    `normalised` as the biases of EngineSupport. `single_group` are the values of topk_method that mean one group of all
-    experts, `grouped` those that mean n_group groups. `score` and `normalised` False are checked against the
-    configuration's own keys.
+    `correction_bias` and `normalised` as the biases of EngineSupport. `single_group` are the values of topk_method that
+    mean one group of all experts, `grouped` those that mean n_group groups. `score` and `normalised` False are checked
+    against the configuration's own keys.
     """
 
     score: Literal["softmax", "sigmoid"] = "softmax"
-    correction_bias: bool = False
+    correction_bias: bool | str = False
     normalised: bool | str = True
     scale: str | None = None
     single_group: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class GatingKeys:
 @dataclass(frozen=True, slots=True)
 class GgufLayout:
     """How llama.cpp's converter writes the family, under the architecture that is its model_type, or `architecture`;
-    models with experts, if that is another, under `mixture`.
+    models with experts, if that is another, under `mixture`; models with other inputs under those of `wrapped`.
 
     `attention`, `ffn` and `scales` replace the family's own readers; `defaults` are values of keys, by their names in
     config.json, that files leave out. `interleaved_rope`: rotated pairs of the query and key projections lie side by
@@ -53,6 +53,7 @@ class GgufLayout:
 
     architecture: str | None = None
     mixture: str | None = None
+    wrapped: tuple[str, ...] = ()
     attention: readers.AttentionReader = readers.gguf_windows
     ffn: readers.FeedForwardReader | None = None
     scales: readers.ScaleReader | None = None
@@ -70,16 +71,17 @@ class EngineSupport(FamilyDetails):
     has the same `norm_offset`.
 
     A bias is always present (True), never (False), or present if the configuration's key of that name is set; likewise
-    `interleaved_rope`. `partial_rope`: it may rotate a part of each head. `names` are tensors' that differ from
-    weights.NAMES; parts of one name are rows of one tensor, in the order q, k, v and gate, up. `root` is what published
-    checkpoints write for the `model` that names begin with. `sinks`, `shared_gate`, `apart` and `expert_bias` are of
-    layers.Gqa and layers.Experts (there `biased`). `layer_embedding` is the key of ModelSpec.layer_embedding. `gguf` is
-    None for a family that is not read from GGUF files.
+    `interleaved_rope` and `qk_norm`. `partial_rope`: it may rotate a part of each head. `names` are tensors' that
+    differ from weights.NAMES; parts of one name are rows of one tensor, in the order q, k, v and gate, up. `root` is
+    what published checkpoints write for the `model` that names begin with. `sinks`, `shared_gate`, `apart` and
+    `expert_bias` are of layers.Gqa and layers.Experts (there `biased`). `layer_embedding` is the key of
+    ModelSpec.layer_embedding. `gguf` is None for a family that is not read from GGUF files.
     """
 
     qkv_bias: bool | str = False
     output_bias: bool | str = False
     mlp_bias: bool | str = False
+    qk_norm: bool | str = False
     interleaved_rope: bool | str = False
     partial_rope: bool = False
     norm_offset: float = 0.0
@@ -222,6 +224,7 @@ _GLM = {
     "partial_rotary_factor": 0.5,
     "rms_norm_eps": 1.5625e-7,
 }
+_GLM_MIXTURE = {"n_shared_experts": 1, "first_k_dense_replace": 1, "norm_topk_prob": True}
 _SHARED_EXPERT = {
     "shared_gate": "model.layers.{}.mlp.shared_expert.gate_proj",
     "shared_up": "model.layers.{}.mlp.shared_expert.up_proj",
@@ -245,6 +248,19 @@ _HYBRID_ENGINE = EngineSupport(
     norm_offset=1.0,
     names={"q_gate": "model.layers.{}.self_attn.q_proj"},
 )
+_MIXTRAL_NAMES = {
+    "router": "model.layers.{}.block_sparse_moe.gate",
+    "expert_gate": "model.layers.{}.block_sparse_moe.experts.{}.w1",
+    "expert_up": "model.layers.{}.block_sparse_moe.experts.{}.w3",
+    "expert_down": "model.layers.{}.block_sparse_moe.experts.{}.w2",
+}
+_LFM2 = {
+    "max_position_embeddings": 128000,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "conv_L_cache": 3,
+    "tie_word_embeddings": True,
+}
 _LFM2_NAMES = {
     "norm": "model.embedding_norm",
     "attn_norm": "model.layers.{}.operator_norm",
@@ -332,7 +348,8 @@ FAMILIES: Mapping[str, Family] = {
         readers.sliding_by_layer,
         readers.dense_ffn,
         _QWEN,
-        EngineSupport(qkv_bias=True, gguf=GgufLayout()),
+        EngineSupport(qkv_bias=True, gguf=GgufLayout(wrapped=("qwen2vl",))),
+        wrapper="Qwen2_5_VLForConditionalGeneration",
     ),
     "mimo": Family("MiMoForCausalLM", readers.sliding_by_layer, readers.dense_ffn, _QWEN, EngineSupport(qkv_bias=True)),
     "qwen3": Family(
@@ -340,7 +357,13 @@ FAMILIES: Mapping[str, Family] = {
         readers.sliding_by_layer,
         readers.dense_ffn,
         {**_QWEN, "head_dim": 128},
-        EngineSupport(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, gguf=GgufLayout()),
+        EngineSupport(
+            qkv_bias="attention_bias",
+            output_bias="attention_bias",
+            qk_norm=True,
+            gguf=GgufLayout(wrapped=("qwen3vl",)),
+        ),
+        wrapper="Qwen3VLForConditionalGeneration",
     ),
     "mixtral": Family(
         "MixtralForCausalLM",
@@ -354,12 +377,7 @@ FAMILIES: Mapping[str, Family] = {
             "num_local_experts": 8,
         },
         EngineSupport(
-            names={
-                "router": "model.layers.{}.block_sparse_moe.gate",
-                "expert_gate": "model.layers.{}.block_sparse_moe.experts.{}.w1",
-                "expert_up": "model.layers.{}.block_sparse_moe.experts.{}.w3",
-                "expert_down": "model.layers.{}.block_sparse_moe.experts.{}.w2",
-            },
+            names=_MIXTRAL_NAMES,
             gating=GatingKeys(),
         ),
     ),
@@ -452,7 +470,26 @@ FAMILIES: Mapping[str, Family] = {
             gguf=GgufLayout(interleaved_rope=True),
         ),
     ),
-    "glm4_moe": Family("Glm4MoeForCausalLM", readers.full_attention, readers.experts_after_dense, _GLM),
+    "glm4_moe": Family(
+        "Glm4MoeForCausalLM",
+        readers.full_attention,
+        readers.experts_after_dense,
+        {**_GLM, "attention_bias": False, "rms_norm_eps": 1e-5, **_GLM_MIXTURE},
+        EngineSupport(
+            qkv_bias="attention_bias",
+            qk_norm="use_qk_norm",
+            partial_rope=True,
+            gating=_CORRECTED_SIGMOID,
+            gguf=GgufLayout(architecture="glm4moe", experts=True, normalised=True),
+        ),
+    ),
+    "glm4_moe_lite": Family(
+        "Glm4MoeLiteForCausalLM",
+        readers.latent_attention,
+        readers.experts_after_dense,
+        {"max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "rope_interleave": True, **_GLM_MIXTURE},
+        EngineSupport(interleaved_rope="rope_interleave", gating=_CORRECTED_SIGMOID),
+    ),
     "glm_moe_dsa": Family("GlmMoeDsaForCausalLM", readers.indexed_attention, readers.experts_after_dense),
     "llama4": Family(
         "Llama4ForCausalLM", readers.chunked_attention, readers.experts_interleaved, {"attention_chunk_size": 8192}
@@ -558,7 +595,23 @@ FAMILIES: Mapping[str, Family] = {
             gguf=GgufLayout(attention=readers.unrotated_by_layer, interleaved_rope=True),
         ),
     ),
-    "minimax_m2": Family("MiniMaxM2ForCausalLM", readers.full_attention, readers.experts_everywhere),
+    "minimax_m2": Family(
+        "MiniMaxM2ForCausalLM",
+        readers.full_attention,
+        readers.experts_everywhere,
+        {"max_position_embeddings": 196608, "rope_theta": 5000000.0},
+        EngineSupport(
+            qk_norm=True,
+            whole_qk_norm=True,
+            partial_rope=True,
+            names={
+                **_MIXTRAL_NAMES,
+                "correction": "=model.layers.{}.block_sparse_moe.e_score_correction_bias",
+            },
+            gating=GatingKeys(score="sigmoid", correction_bias=True),
+            gguf=GgufLayout(architecture="minimax-m2", experts=True, normalised=True),
+        ),
+    ),
     "qwen2_moe": Family(
         "Qwen2MoeForCausalLM",
         readers.sliding_by_layer,
@@ -582,7 +635,7 @@ FAMILIES: Mapping[str, Family] = {
             output_bias="attention_bias",
             qk_norm=True,
             gating=GatingKeys(normalised="norm_topk_prob"),
-            gguf=GgufLayout(architecture="qwen3moe", experts=True, normalised=True),
+            gguf=GgufLayout(architecture="qwen3moe", wrapped=("qwen3vlmoe",), experts=True, normalised=True),
         ),
     ),
     "qwen3_next": Family(
@@ -634,17 +687,35 @@ FAMILIES: Mapping[str, Family] = {
         "Lfm2ForCausalLM",
         readers.convolutions,
         readers.dense_adjusted,
-        {
-            "max_position_embeddings": 128000,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1000000.0,
-            "conv_L_cache": 3,
-            "tie_word_embeddings": True,
-        },
+        _LFM2,
         EngineSupport(
             qk_norm=True,
             names=_LFM2_NAMES,
             gguf=GgufLayout(attention=readers.gguf_convolutions, defaults={"block_auto_adjust_ff_dim": False}),
+        ),
+    ),
+    "lfm2_moe": Family(
+        "Lfm2MoeForCausalLM",
+        readers.convolutions,
+        readers.experts_after_num_dense,
+        {**_LFM2, "num_dense_layers": 2, "norm_topk_prob": True, "use_expert_bias": True},
+        EngineSupport(
+            qk_norm=True,
+            names={
+                **_LFM2_NAMES,
+                "router": "model.layers.{}.feed_forward.gate",
+                "correction": "=model.layers.{}.feed_forward.expert_bias",
+                "expert_gate": "model.layers.{}.feed_forward.experts.{}.w1",
+                "expert_up": "model.layers.{}.feed_forward.experts.{}.w3",
+                "expert_down": "model.layers.{}.feed_forward.experts.{}.w2",
+            },
+            gating=GatingKeys(
+                score="sigmoid",
+                correction_bias="use_expert_bias",
+                normalised="norm_topk_prob",
+                scale="routed_scaling_factor",
+            ),
+            gguf=GgufLayout(architecture="lfm2moe", attention=readers.gguf_convolutions, experts=True, normalised=True),
         ),
     ),
     "falcon_h1": Family(
@@ -781,7 +852,8 @@ def find_gguf(architecture: str) -> tuple[Family, EngineSupport, GgufLayout]:
         for name, family in FAMILIES.items()
         if family.engine and family.engine.gguf
     }
-    known |= {layout.mixture: (family, engine, layout) for family, engine, layout in known.values() if layout.mixture}
+    for row in [*known.values()]:
+        known |= dict.fromkeys((*row[2].wrapped, *filter(None, [row[2].mixture])), row)
     if architecture not in known:
         raise ModelError(
             f"Architecture {short_repr(architecture)} is not supported in a GGUF file.",

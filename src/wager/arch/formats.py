@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,15 +220,51 @@ _EXCLUSIONS = (
     "exclude",
     "llm_int8_skip_modules",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """Patterns of modules' names: names, or parts of names between dots (`gate` is not gate_proj), and expressions for
+    whole names. Published lists have thousands of the former, so these are looked up."""
+
+    words: frozenset[str]
+    expressions: tuple[re.Pattern[str], ...]
+
+    @classmethod
+    def of(cls, patterns: Iterable[str]) -> _Patterns:
+        """From a configuration's: after re: a regular expression of a name's beginning, else words with * for
+        anything."""
+        words, expressions = set(), []
+        for pattern in patterns:
+            word = pattern.strip(".").removeprefix("model.").removeprefix("language_model.").removeprefix("model.")
+            if pattern.startswith("re:"):
+                try:
+                    expressions.append(re.compile(rf"(?:{pattern[3:]})"))
+                except re.error as error:
+                    raise ModelError(f"quantization_config has the pattern {pattern!r}: {error}.") from error
+            elif "*" in word:
+                expressions.append(re.compile(rf"(?:.*\.)?{re.escape(word)}(?:\.|$)".replace(r"\*", ".*")))
+            else:
+                words.add(word)
+        return cls(frozenset(words), tuple(expressions))
+
+    def match(self, name: str) -> bool:
+        """Whether one names the module."""
+        parts = name.split(".")
+        runs = (".".join(parts[first:last]) for last in range(len(parts) + 1) for first in range(last))
+        return any(run in self.words for run in runs) or any(each.match(name) for each in self.expressions)
+
+
 _LINEAR = "Linear"
 """The class of the modules that a quantisation converts unless it says otherwise."""
+_ALL = _Patterns(frozenset([_LINEAR]), ())
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
     """The modules that are stored in `stored`: by patterns of their names, or all of the class Linear."""
 
-    targets: tuple[str, ...]
+    targets: _Patterns
     stored: Format
 
 
@@ -240,7 +276,7 @@ class _Scheme:
     """
 
     groups: tuple[_Group, ...]
-    excluded: tuple[str, ...]
+    excluded: _Patterns
     head: bool = False
     parts: tuple[str, ...] | None = None
     cache: str | None = None
@@ -259,12 +295,12 @@ class _Scheme:
         return found.most_common(1)[0][0]
 
     def _stored(self, name: str, *, by_class: bool) -> Format | None:
-        if any(_matches(pattern, name) for pattern in self.excluded):
+        if self.excluded.match(name):
             return None
         for group in self.groups:
-            if any(_matches(target, name) for target in group.targets if target != _LINEAR):
+            if group.targets.match(name):
                 return group.stored
-        return next((group.stored for group in self.groups if by_class and _LINEAR in group.targets), None)
+        return next((group.stored for group in self.groups if by_class and _LINEAR in group.targets.words), None)
 
 
 def read_precision(config: Mapping[str, Any], layers: int, *, cache: str | None = None) -> Precision:
@@ -293,7 +329,7 @@ def _read_scheme(stored: Mapping[str, Any]) -> _Scheme:
     if isinstance(nested, Mapping):
         stored = {"quant_method": "modelopt", **stored, **nested}
     method = str(stored.get("quant_method", "unnamed"))
-    excluded = tuple(_patterns(stored))
+    excluded = _Patterns.of(_patterns(stored))
     scheme, named = stored.get("kv_cache_scheme"), str(stored.get("kv_cache_quant_algo") or "").upper()
     narrow = named in ("FP8", "INT8") or (isinstance(scheme, Mapping) and str(scheme.get("num_bits")) == "8")
     cache = "fp8" if narrow else None
@@ -301,7 +337,7 @@ def _read_scheme(stored: Mapping[str, Any]) -> _Scheme:
         head = method == "compressed-tensors"
         return _Scheme(tuple(_groups(stored["config_groups"])), excluded, head=head, cache=cache)
     if method == "mxfp4":
-        return _Scheme((_Group((_LINEAR,), FORMATS["mxfp4"]),), excluded, parts=("experts",))
+        return _Scheme((_Group(_ALL, FORMATS["mxfp4"]),), excluded, parts=("experts",))
     kind = _method_format(method, stored)
     if kind is None:
         raise ModelError(
@@ -309,7 +345,7 @@ def _read_scheme(stored: Mapping[str, Any]) -> _Scheme:
             "State the format of its weights with --precision.",
         )
     overrides = tuple(_overrides(stored))
-    return _Scheme((*overrides, _Group((_LINEAR,), kind)), excluded, head=bool(stored.get("lm_head")), cache=cache)
+    return _Scheme((*overrides, _Group(_ALL, kind)), excluded, head=bool(stored.get("lm_head")), cache=cache)
 
 
 def _method_format(method: str, stored: Mapping[str, Any]) -> Format | None:
@@ -370,7 +406,7 @@ def _groups(sections: Mapping[str, Any]) -> Iterator[_Group]:
             raise ModelError(f"{name} in quantization_config.config_groups of config.json has no weights.")
         targets = section.get("targets") or [_LINEAR]
         targets = [targets] if isinstance(targets, str) else targets
-        yield _Group(tuple(str(target) for target in targets), _group_format(name, section))
+        yield _Group(_Patterns.of(map(str, targets)), _group_format(name, section))
 
 
 def _group_format(name: str, section: Mapping[str, Any]) -> Format:
@@ -423,16 +459,4 @@ def _overrides(stored: Mapping[str, Any]) -> Iterator[_Group]:
     for pattern, values in dynamic.items() if isinstance(dynamic, Mapping) else ():
         kind = _weight_only(values.get("bits")) if isinstance(values, Mapping) else None
         if kind is not None and not str(pattern).startswith("-:"):
-            yield _Group((f"re:{str(pattern).removeprefix('+:')}",), kind)
-
-
-def _matches(pattern: str, name: str) -> bool:
-    """Whether the pattern names the module: a regular expression after re:, else a name or a part of it between dots
-    (`gate` is not gate_proj), with * for anything."""
-    if pattern.startswith("re:"):
-        try:
-            return re.match(pattern[3:], name) is not None
-        except re.error as error:
-            raise ModelError(f"quantization_config has the pattern {pattern!r}: {error}.") from error
-    plain = re.escape(pattern.strip(".").removeprefix("model.").removeprefix("language_model.").removeprefix("model."))
-    return re.search(rf"(^|\.){plain}(\.|$)".replace(r"\*", ".*"), name) is not None
+            yield _Group(_Patterns.of([f"re:{str(pattern).removeprefix('+:')}"]), kind)

@@ -165,6 +165,7 @@ def _decoder(
         qkv_bias=keys.flag(engine.qkv_bias),
         output_bias=keys.flag(engine.output_bias),
         mlp_bias=keys.flag(engine.mlp_bias),
+        qk_norm=keys.flag(engine.qk_norm),
         attention_scale=_latent_scale(keys, attention) if isinstance(attention, Mla) else None,
         interleaved_rope=keys.flag(engine.interleaved_rope),
         norm_offset=engine.norm_offset,
@@ -232,7 +233,7 @@ def _with_gating(
             groups, top_groups = keys.integer("n_group", default=1), keys.integer("topk_group", default=1)
     gating = Gating(
         score=known.score,
-        correction_bias=known.correction_bias,
+        correction_bias=keys.flag(known.correction_bias),
         normalised=keys.flag(known.normalised),
         scale=keys.number(known.scale, default=1.0) if known.scale else 1.0,
         groups=groups,

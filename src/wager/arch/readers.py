@@ -208,15 +208,22 @@ def _mamba(keys: ConfigKeys, *, inner: int) -> Mamba2:
     return _checked_mamba(keys, "mamba_n_heads", heads, inner, *sizes)
 
 
-_NO_LIMITS = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
-"""How configurations write that steps have no limits."""
+def _refuse_step_limits(keys: ConfigKeys) -> None:
+    """An error if steps have limits; configurations write in several ways that they have none."""
+    limits = keys.get("time_step_limit")
+    most = limits[1] if isinstance(limits, list) and len(limits) == 2 and limits[0] == 0 else 0
+    if most != {"__float__": "Infinity"} and not (isinstance(most, float) and most >= _NO_LIMIT):
+        keys.refuse("time_step_limit", unless=([0.0, math.inf],))  # time_step_min and its like are of training
+
+
+_NO_LIMIT = 1e30
 
 
 def _checked_mamba(keys: ConfigKeys, name: str, heads: int, inner: int, groups: int, state: int, conv: int) -> Mamba2:
     """Mamba-2 of that many `heads`, stated by the key `name`, and `inner` values of a row."""
     if inner % heads or heads % groups:
         raise keys.wrong(name, f"a divisor of {inner} and a multiple of the {groups} groups")
-    keys.refuse("time_step_limit", unless=_NO_LIMITS)  # time_step_min and its like are of training
+    _refuse_step_limits(keys)
     return Mamba2(heads, inner // heads, groups, state, conv)
 
 
@@ -615,16 +622,27 @@ def experts_stepped(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
 
 
 def experts_after_dense(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
-    """DeepSeek: experts after the first first_k_dense_replace layers, in every moe_layer_freq-th."""
+    """DeepSeek: experts after the first first_k_dense_replace layers, in every moe_layer_freq-th, unless
+    mlp_layer_types is given."""
     experts = _experts(
         keys.integer("n_routed_experts", "num_local_experts"),
         keys.integer("num_experts_per_tok"),
         shared=keys.count("n_shared_experts"),
         width=keys.integer("moe_intermediate_size"),
     )
+    types = keys.per_layer("mlp_layer_types", layers, known=("dense", "sparse"))
+    if types is not None:
+        return _mixture(keys, experts, [kind == "sparse" for kind in types])
     first = keys.count("first_k_dense_replace")
     step = keys.integer("moe_layer_freq", default=1)
     return _mixture(keys, experts, [layer >= first and layer % step == 0 for layer in range(layers)])
+
+
+def experts_after_num_dense(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
+    """LFM2: experts after the first num_dense_layers."""
+    first, width = keys.count("num_dense_layers"), keys.integer("moe_intermediate_size")
+    experts = _experts(keys.integer("num_experts"), keys.integer("num_experts_per_tok"), shared=0, width=width)
+    return _mixture(keys, experts, [layer >= first for layer in range(layers)])
 
 
 def experts_interleaved(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:

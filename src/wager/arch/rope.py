@@ -191,6 +191,7 @@ def _longrope(scaling: _Scaling) -> Rope:
 
 _SCALINGS: Mapping[str, Callable[[_Scaling], Rope]] = {
     "default": _default,
+    "mrope": _default,  # of images' positions; those of texts are plain
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,

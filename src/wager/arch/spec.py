@@ -87,15 +87,14 @@ class FamilyDetails:
     """What all models of a family compute alike: the `activation` of feed-forwards, norms and scales.
 
     RMS norms stand before each sublayer (`pre_norms`), behind it, before its output is added (`post_norms`), or both.
-    `qk_norm` is of each head of the queries and keys, with `whole_qk_norm` of all their heads together; `value_norm`,
-    without weights, of each head of the values. `layer_scales`: the residual stream is multiplied by a learned number
-    behind each layer.
+    Norms of the queries and keys (DecoderDetails.qk_norm) are of each head, with `whole_qk_norm` of all their heads
+    together; `value_norm`, without weights, of each head of the values. `layer_scales`: the residual stream is
+    multiplied by a learned number behind each layer.
     """
 
     activation: Activation = "silu"
     pre_norms: bool = True
     post_norms: bool = False
-    qk_norm: bool = False
     whole_qk_norm: bool = False
     value_norm: bool = False
     layer_scales: bool = False
@@ -129,6 +128,7 @@ class DecoderDetails(FamilyDetails):
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    qk_norm: bool = False
     attention_scale: float | None = None
     interleaved_rope: bool = False
     latent_norm_eps: float = 1e-6

@@ -110,7 +110,7 @@ _IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"lm_head\.w
 """Tensors that a checkpoint may repeat: stored RoPE frequencies, and the embedding as the head of a tied model."""
 
 _OTHER_INPUTS = (
-    r"model\.visual\..*",
+    r"(model\.)?visual\..*",
     r"(model\.)?(vision|audio)_(tower|embedder)\..*",
     r"(model\.)?multi_modal_projector\..*",
     r"model\.embed_(vision|audio)\..*",
@@ -473,7 +473,7 @@ def _open_directory(path: Path) -> Weights:
         if any(name.startswith("language_model.") for name in files.shapes):  # Gemma 3, Mistral 3
             names = {part: re.sub("^=?", r"\g<0>language_model.", name) for part, name in names.items()}
             ignored = tuple(rf"language_model\.{pattern}" for pattern in ignored)
-        else:
+        elif any(name.startswith("model.language_model.") for name in files.shapes):
             names = _under(names, "model.language_model")
             ignored = tuple(pattern.replace(r"model\.layers", r"model\.language_model\.layers") for pattern in ignored)
         ignored = (*ignored, *_OTHER_INPUTS)
