@@ -40,16 +40,17 @@ def near(got, want, atol=0.02):
 
 
 @pytest.mark.usefixtures("kv_dtype")
-@pytest.mark.parametrize("heads", ["qk", "q"])
-def test_rows_without_values_or_keys(kernels, oracle, heads):
-    """Values that are the keys before norm and rotation, normed; and queries that read what another layer wrote."""
+@pytest.mark.parametrize("heads", ["qk", "kv", "q"])
+def test_rows_of_some_heads(kernels, oracle, heads):
+    """Values that are the keys before norm and rotation, normed; keys and values without queries; and queries that
+    read what another layer wrote."""
     found = []
     for each in (kernels, oracle):
         world = World(each, norms=(rand(32) + 0.5, np.linspace(0.5, 1.5, 32, dtype=np.float32), 1e-6))
         q_norm, k_norm = np.linspace(0.7, 1.2, 32, dtype=np.float32), world.norms[1]
-        width = (world.heads + (len(heads) - 1) * world.kv_heads) * world.d
+        width = sum(world.heads if each == "q" else world.kv_heads for each in heads) * world.d
         rows, q, out = zeros(world.max_rows, width), np.zeros_like(world.q), np.zeros_like(world.q)
-        norms = (q_norm, k_norm if heads == "qk" else None, 1e-6)
+        norms = (q_norm, k_norm if "k" in heads else None, 1e-6)
         table = angles(world.max_blocks * BLOCK_SIZE, world.d)
         world.tape.rotary(rows, table, norms, world.cache, 0, q, rows=heads, norm_values=True)
         world.tape.attention(q, world.cache, 0, window=None, out=out)

@@ -545,7 +545,7 @@ class ReferenceTape:
         of: RowSet = "rows",
     ) -> None:
         kv_heads, head_dim = cache.keys.shape[2:]
-        first_key = q.shape[1] // head_dim
+        first_key = q.shape[1] // head_dim if "q" in rows else 0
 
         @self._each(of)
         def op(index: int) -> None:
@@ -553,7 +553,8 @@ class ReferenceTape:
             heads = _row(qkv, index).reshape(-1, head_dim)
             queries = heads[:first_key] if norms is None else rms_norm(heads[:first_key], norms[0], norms[2])
             angles = _UNROTATED if table is None else table[int(self.inputs.positions[row])]
-            q[row] = rotate(queries, angles).ravel()
+            if first_key:
+                q[row] = rotate(queries, angles).ravel()
             if rows == "q":
                 return
             keys, values = heads[first_key : first_key + kv_heads], heads[-kv_heads:]

@@ -34,8 +34,8 @@ KEY_TILE = 64
 RowSet = Literal["rows", "logits"]
 """The rows an op runs over: all rows of the step, or the logits rows that `Tape.select` copied."""
 
-HeadRows = Literal["qkv", "qk", "q"]
-"""The heads that a row has before its rotation: of queries, keys and values, without values, or of queries alone."""
+HeadRows = Literal["qkv", "qk", "kv", "q"]
+"""The heads that a row has before its rotation: of queries, keys and values, or some of these alone."""
 
 _ANY_POSITION = (1 << 31) - 1
 _EVERY_OP = 1 << 31
@@ -444,15 +444,17 @@ class Tape:
     ) -> None:
         """Per-head q/k RMS norm (q weight, k weight, eps) if given, rotation, and the write of k, v to the cache.
 
-        qkv f32 [R, (heads + 2 kv_heads) * d] with the heads that `rows` names: without v, values are the keys as they
-        are before norm and rotation; without k and v, nothing is written. With `norm_values` values have an RMS norm
-        without weight. table f32 [positions, r] = cos | sin of each angle, [r/2] each: the first r <= d dimensions of a
-        head are rotated, half-split (dimension i pairs with i + r/2); without a table none. q act [R, heads * d]. Of
-        logits rows, qkv [L, heads * d] has queries alone, which go to their rows of q."""
+        qkv f32 [R, (heads + 2 kv_heads) * d] with the heads that `rows` names: without q, q stays as it is; without v,
+        values are the keys as they are before norm and rotation; without k and v, nothing is written. With
+        `norm_values` values have an RMS norm without weight. table f32 [positions, r] = cos | sin of each angle, [r/2]
+        each: the first r <= d dimensions of a head are rotated, half-split (dimension i pairs with i + r/2); without a
+        table none. q act [R, heads * d]. Of logits rows, qkv [L, heads * d] has queries alone, which go to their rows
+        of q."""
         if of == "logits" and rows != "q":
             raise ModelError("Keys and values are written for all rows.")
         heads, (_, kv_heads, d) = self._heads(cache, layer, q), cache.shape
-        stored = heads + (len(rows) - 1) * kv_heads
+        heads = heads if "q" in rows else 0
+        stored = heads + (len(rows) - ("q" in rows)) * kv_heads
         source = self._buffer("qkv", qkv, FLOAT32, stored * d, of=of)
         angles, positions, rope_dim = 0, _ANY_POSITION, 0
         if table is not None:
@@ -463,7 +465,7 @@ class Tape:
         if norms is not None:
             q_norm, k_norm, eps = norms
             weights = (self._take("q norm", q_norm, FLOAT32, (d,)), self._vector("k norm", k_norm, d))
-        target = self._buffer("q", q, BFLOAT16, heads * d)
+        target = self._buffer("q", q, BFLOAT16, q.shape[-1])
         rotated = (source, angles, positions, *weights, eps)
         values = -1 if rows == "q" else stored - kv_heads
         written = (heads, rope_dim, values, norm_values, target)

@@ -18,6 +18,7 @@ from wager.arch.spec import ModelSpec
 from wager.errors import ModelError
 from wager.kernels.arrays import Array, empty
 from wager.kernels.cpu import Kernels
+from wager.kernels.tape import HeadRows, RowSet
 from wager.models.head_files import (
     TREE_ROWS,
     CachedHead,
@@ -30,7 +31,14 @@ from wager.models.head_files import (
     read_layers,
     read_proposed,
 )
-from wager.models.transformer import Decoder, LayerBuffers, LayerRecorder, buffer_bytes, last_layer_rows
+from wager.models.transformer import (
+    Decoder,
+    LayerBuffers,
+    LayerRecorder,
+    buffer_bytes,
+    last_layer_rows,
+    of_width,
+)
 from wager.models.weights import Weights
 from wager.types import PackedBatch
 
@@ -56,7 +64,7 @@ class CheckedEagle(CheckedLayers):
         layers = buffer_bytes(self.decoder, kernels, positions=context, max_rows=rows, max_logits_rows=logits_rows)
         row = 4 * (hidden + 2 * self.state_width) + act * (hidden + self.state_width)
         logits = len(vocabulary.ids) + (0 if vocabulary.whole else vocabulary.size)
-        return layers + rows * row + logits_rows * (4 * logits + act * hidden)
+        return layers + rows * row + logits_rows * (4 * logits + 4 * hidden + 2 * act * hidden)
 
     def load(self, decoder: Decoder, target: Weights, *, num_blocks: int) -> EagleHead:
         return EagleHead(self, decoder, target, num_blocks=num_blocks)
@@ -169,25 +177,49 @@ class EagleHead(CachedHead):
             if index:
                 recorder.record(tensors, layer, index, of=of)
             else:
-                self._record_first(head, weights, embedded, buffers)
+                self._record_first(head, weights, embedded, buffers, of=of)
                 recorder.record_rest(tensors, layer, index, of=of)
         return buffers.selected
 
-    def _record_first(self, head: CheckedEagle, weights: HeadWeights, embedded: Array, buffers: LayerBuffers) -> None:
-        """Up to the keys and values of the first layer, which reads the embedding beside the state."""
-        tape, details, name = self._tape, head.decoder.details, "layers.0.self_attn"
-        embedded_normed = empty(*embedded.shape, dtype=weights.kernels.act)
-        norms = (("input_layernorm", embedded, embedded_normed), ("hidden_norm", buffers.x, buffers.normed))
-        for norm, x, out in norms:
-            tape.rms_norm(x, weights.vector(f"layers.0.{norm}.weight"), details.norm_eps, out)
+    def _record_first(
+        self, head: CheckedEagle, weights: HeadWeights, embedded: Array, buffers: LayerBuffers, *, of: RowSet
+    ) -> None:
+        """Up to the keys and values of the first layer, which reads the embedding beside the state, and the queries of
+        the rows `of` that it goes on with."""
+        tape, inputs, normed = self._tape, (embedded, buffers.x), buffers.normed
+        self._record_heads(head, weights, inputs, normed, buffers, heads="qkv" if of == "rows" else "kv")
+        if of == "logits":
+            selected = empty(len(buffers.selected), self.hidden), buffers.selected
+            for x, out in zip(inputs, selected, strict=True):
+                tape.select(x, out)
         if head.norm_before_residual:
-            tape.copy(buffers.normed, buffers.x)
-        projections = [f"{name}.{part}_proj.weight" for part in "qkv"]
+            tape.copy(normed, buffers.x)
+        if of == "logits":
+            self._record_heads(head, weights, selected, normed, buffers, heads="q", of=of)
+
+    def _record_heads(
+        self,
+        head: CheckedEagle,
+        weights: HeadWeights,
+        inputs: tuple[Array, Array],
+        normed: Array,
+        buffers: LayerBuffers,
+        *,
+        heads: HeadRows,
+        of: RowSet = "rows",
+    ) -> None:
+        """These heads of the first layer, rotated, of some rows' embeddings and states, whose norm is `normed`."""
+        tape, details, name = self._tape, head.decoder.details, "layers.0.self_attn"
+        projections = [f"{name}.{part}_proj.weight" for part in heads]
+        projected = of_width(buffers.qkv, sum(weights.files.shapes[each][0] for each in projections))
+        embedded = empty(*inputs[0].shape, dtype=weights.kernels.act)
+        for x, norm, out in zip(inputs, ("input_layernorm", "hidden_norm"), (embedded, normed), strict=True):
+            tape.rms_norm(x, weights.vector(f"layers.0.{norm}.weight"), details.norm_eps, out, of=of)
         own, state = slice(self.hidden), slice(self.hidden, None)  # the columns of the embedding come first
-        tape.linear(embedded_normed, weights.pack(projections, own), buffers.qkv)
-        tape.linear(buffers.normed, weights.pack(projections, state, biased=False), buffers.qkv, add=True)
-        head_norms = None
+        tape.linear(embedded, weights.pack(projections, own), projected, of=of)
+        tape.linear(normed, weights.pack(projections, state, biased=False), projected, add=True, of=of)
+        norms = None
         if details.qk_norm:
             q_norm, k_norm = (weights.vector(f"{name}.{part}_norm.weight") for part in "qk")
-            head_norms = (q_norm, k_norm, details.norm_eps)
-        tape.rotary(buffers.qkv, buffers.rotations["global"], head_norms, self.cache, 0, buffers.q)
+            norms = (q_norm, k_norm, details.norm_eps)
+        tape.rotary(projected, buffers.rotations["global"], norms, self.cache, 0, buffers.q, rows=heads, of=of)
