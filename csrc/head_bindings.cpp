@@ -46,7 +46,7 @@ void take_states(HeadSequence& self, nb::handle into) {
 class HeadDrafts {
   public:
     HeadDrafts(nb::handle draft, const std::string& drafter, std::shared_ptr<Tape> tape, std::shared_ptr<BlockPool> pool,
-               Address states, int width, std::tuple<int, int, int64_t, int64_t> limits)
+               Address states, int width, std::tuple<int, int, int64_t> limits)
         : drafts_(draft, drafter), rounds_(std::move(tape), std::move(pool), at<float>(states), width, limits_of(limits)) {}
 
     // None where a request is not drawn in the head's pass: with processors, or with a q that is to be told.
@@ -74,8 +74,8 @@ class HeadDrafts {
     }
 
   private:
-    static wager::HeadLimits limits_of(const std::tuple<int, int, int64_t, int64_t>& given) {
-        return {std::get<0>(given), std::get<1>(given), std::get<2>(given), std::get<3>(given)};
+    static wager::HeadLimits limits_of(const std::tuple<int, int, int64_t>& given) {
+        return {std::get<0>(given), std::get<1>(given), std::get<2>(given)};
     }
 
     const wager::Drafts drafts_;
@@ -89,11 +89,12 @@ class HeadDrafts {
 void bind_heads(nb::module_& m) {
     nb::class_<HeadSequence>(m, "HeadSequence")
         .def("__init__",
-             [](HeadSequence* self, nb::handle tokens, int width, std::string tenant, std::optional<double> temperature) {
-                 if (width < 1) throw std::invalid_argument("states of no elements");
-                 new (self) HeadSequence(wager::read_tokens(tokens), width, std::move(tenant), temperature);
+             [](HeadSequence* self, nb::handle tokens, int width, int64_t most, std::string tenant,
+                std::optional<double> temperature) {
+                 if (width < 1 || most < 1) throw std::invalid_argument("no states, or states of no elements");
+                 new (self) HeadSequence(wager::read_tokens(tokens), width, most, std::move(tenant), temperature);
              },
-             "tokens"_a, nb::kw_only(), "width"_a, "tenant"_a, "temperature"_a.none())
+             "tokens"_a, nb::kw_only(), "width"_a, "most"_a, "tenant"_a, "temperature"_a.none())
         .def_rw("origin", &HeadSequence::origin)
         .def_rw("num_entries", &HeadSequence::entries)
         .def_ro("temperature", &HeadSequence::temperature)
@@ -114,6 +115,6 @@ void bind_heads(nb::module_& m) {
         .def("commit", &HeadSequence::commit);
     nb::class_<HeadDrafts>(m, "HeadDrafts")
         .def(nb::init<nb::handle, std::string, std::shared_ptr<Tape>, std::shared_ptr<BlockPool>, Address, int,
-                      std::tuple<int, int, int64_t, int64_t>>())
+                      std::tuple<int, int, int64_t>>())
         .def("propose", &HeadDrafts::propose);
 }

@@ -17,13 +17,13 @@
 namespace wager {
 
 // A sequence in a head's cache, which holds the final entries of the positions `origin` to `origin` + `entries` - 1, and the
-// states of the positions `first` to `end` - 1, of `width` elements, which wait. Adding some costs the same however many wait: a
-// head that rests gets one in every step. `temperature` is what its guesses are drawn with in the head's pass, none where they
-// are not.
+// states of the positions `first` to `end` - 1, of `width` elements, which wait; the last `most` of them count. Adding some costs
+// the same however many wait: a head that rests gets one in every step. `temperature` is what its guesses are drawn with in the
+// head's pass, none where they are not.
 class HeadSequence {
   public:
-    HeadSequence(std::vector<int32_t> tokens, int width, std::string tenant, std::optional<double> temperature)
-        : tokens(std::move(tokens)), tenant(std::move(tenant)), temperature(temperature), width_(width) {}
+    HeadSequence(std::vector<int32_t> tokens, int width, int64_t most, std::string tenant, std::optional<double> temperature)
+        : tokens(std::move(tokens)), tenant(std::move(tenant)), temperature(temperature), width_(width), most_(most) {}
 
     std::vector<int32_t> tokens;
     const std::string tenant;
@@ -37,10 +37,11 @@ class HeadSequence {
     int64_t known() const { return static_cast<int64_t>(tokens.size()) - 1 - origin; }
     int64_t pending() const { return known() - entries; }
 
-    // Copies the states of the positions from `start` on that are new, `rows` of a pass, whose taps [*, tap width] lie side by side
-    // in a state. Behind a gap they begin anew. How many were new.
+    // Copies the states of the positions from `start` on that are new and count, `rows` of a pass, whose taps [*, tap width] lie
+    // side by side in a state. Behind a gap they begin anew. How many were copied.
     int64_t read(const std::vector<const float*>& taps, int64_t start, const std::vector<int64_t>& rows) {
-        const int64_t begin = std::max({origin + entries, end(), start}), after = start + static_cast<int64_t>(rows.size());
+        const int64_t after = start + static_cast<int64_t>(rows.size());
+        const int64_t begin = std::max({origin + entries, end(), start, after - most_});
         if (begin >= after) return 0;
         const size_t part = width_ / taps.size();
         float* to = room(begin, after - begin);
@@ -65,15 +66,15 @@ class HeadSequence {
     }
 
     // Lets the entries in the cache and the states that wait meet: by what the prefix cache has, or by beginning where the states
-    // do, of which the last `most` count. False while the state of a token is missing: there is nothing to guess from.
-    bool join(BlockPool& pool, const std::string& name, int64_t most) {
+    // do. False while the state of a token is missing: there is nothing to guess from.
+    bool join(BlockPool& pool, const std::string& name) {
         if (count_ == 0 || end() < static_cast<int64_t>(tokens.size()) - 1) return false;
         if (entries == 0 && origin == 0) {
             const std::shared_ptr<BlockTable> table = pool.find(name);
             if (!table || table->blocks.empty())
                 entries = pool.match_prefix(name, tokens.data(), static_cast<int64_t>(tokens.size()), tenant);
         }
-        drop(std::max(origin + entries, end() - most));
+        drop(std::max(origin + entries, end() - most_));
         if (first_ > origin + entries) {
             pool.release(name);
             origin = first_, entries = 0;
@@ -106,13 +107,14 @@ class HeadSequence {
     }
 
     const int width_;
+    const int64_t most_;
     std::unique_ptr<float[]> memory_;  // has room for `size_` states; those that wait begin at `begin_`
     int64_t first_ = 0, count_ = 0, begin_ = 0, size_ = 0;
 };
 
 struct HeadLimits {
     int max_rows, max_sequences;
-    int64_t max_context, most_states;  // states at once of which entries are computed
+    int64_t max_context;
 };
 
 // A chain that is asked for. `key` is that of its first guess.
@@ -159,7 +161,7 @@ class HeadRounds {
     bool start(const AskedChain& asked, Chain& chain) const {
         HeadSequence& sequence = *asked.sequence;
         if (sequence.width() != width_) throw std::invalid_argument("states of another width");
-        if (!sequence.join(*pool_, asked.name, limits_.most_states) || sequence.pending() < 1) return false;
+        if (!sequence.join(*pool_, asked.name) || sequence.pending() < 1) return false;
         chain.depth = static_cast<int>(std::min<int64_t>(asked.depth, limits_.max_context - sequence.known() + 1));
         chain.least = asked.least;
         return chain.depth >= 1 && pool_->reserve(asked.name, sequence.known() + chain.depth - 1);

@@ -252,7 +252,7 @@ def test_the_native_kernels_guess_as_the_reference(kind: str, name: str, dtype: 
 def test_states_wait_until_they_are_taken_and_wrong_ones_are_refused() -> None:
     rows = np.arange(12, dtype=np.float32).reshape(6, 2)
     taps = [rows, -rows]
-    sequence = HeadSequence(TOKENS[:9], width=4, tenant="", temperature=None)
+    sequence = HeadSequence(TOKENS[:9], width=4, most=1024, tenant="", temperature=None)
     assert sequence.read(taps, 0, range(3)) == 3 and sequence.read(taps, 1, (0, 1, 4)) == 1
     assert sequence.num_states == 4 and sequence.num_known == 8
     found = np.zeros((4, 4), np.float32)
@@ -260,9 +260,12 @@ def test_states_wait_until_they_are_taken_and_wrong_ones_are_refused() -> None:
     sequence.take(found[1:])
     assert np.array_equal(found, np.concatenate([rows, -rows], axis=1)[[0, 1, 2, 4]])
     assert sequence.read(taps, 6, [5]) == 1 and sequence.num_states == 1, "behind a gap they begin anew"
+    few = HeadSequence(TOKENS[:9], width=4, most=2, tenant="", temperature=None)
+    assert few.read(taps, 0, range(6)) == 2 and few.read(taps, 6, [0, 1]) == 2 and few.num_states == 4
     pool = BlockPool(4, prefix_cache=True, lead=1)
-    assert not sequence.join(pool, "s", 1024), "a state is missing"
-    assert sequence.read(taps, 7, [1]) == 1 and sequence.join(pool, "s", 1024)
+    assert few.join(pool, "few") and (few.origin, few.num_states) == (6, 2), "the last ones count"
+    assert not sequence.join(pool, "s"), "a state is missing"
+    assert sequence.read(taps, 7, [1]) == 1 and sequence.join(pool, "s")
     assert (sequence.origin, sequence.num_entries, sequence.num_known) == (6, 0, 2)
     pool.reserve("s", 16)
     sequence.origin = 0

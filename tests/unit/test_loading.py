@@ -16,9 +16,13 @@ from tokenizer_models import save_model
 
 import wager
 from wager.cli import main
+from wager.draft.base import ComputedRows
+from wager.draft.combined import MergedDrafter
+from wager.draft.heads import autoregressive
 from wager.economics.calibration import FOLDER, Calibration
 from wager.economics.surface import StepPoint
 from wager.errors import UsageError
+from wager.kernels.base import TargetOutput
 from wager.loading.load import calibration_setup, load
 from wager.loading.opened import OpenedModel
 from wager.models import hub
@@ -73,6 +77,23 @@ def test_engines_that_share_a_model_take_turns(config: wager.EngineConfig, tmp_p
     plain.add(Request("busy", prompt, PARAMS))
     with pytest.raises(UsageError, match="Another engine"):
         engines[1].add(request)
+
+
+def test_a_head_behind_another_drafter_counts_fewer_states_of_a_prompt(
+    config: wager.EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autoregressive, "MOST_BEHIND", 8)
+    plain = load(config)
+    head = f"eagle3:{eagle_head(tmp_path, plain.spec)}"
+    for name, counted in ((head, 20), (f"ngram..{head}", 8), (f"ngram//{head}", 20)):
+        (drafter,) = load(config.with_options(drafter=name), target=plain.target).proposer.drafters.values()
+        while isinstance(drafter, MergedDrafter):
+            drafter = drafter._members[-1].drafter
+        assert isinstance(drafter, autoregressive.HeadChainDrafter)
+        taps = {tap: np.zeros((20, plain.spec.hidden), np.float32) for tap in drafter.taps}
+        drafter.begin("s", [1] * 21, PARAMS)
+        drafter.read(TargetOutput(np.zeros((0, 0)), np.zeros(0), taps=taps), [ComputedRows("s", 0, range(20), 19)])
+        assert drafter._states["s"].num_states == counted, name
 
 
 def test_a_context_longer_than_the_models_is_refused(config: wager.EngineConfig) -> None:

@@ -23,7 +23,8 @@ class DrafterParts:
     `max_context`; for a drafter that runs a model or a head, that, loaded, and the kernels it samples with; for one
     that reads a store, the store, open; `learned`: what was learned of earlier requests; `inner` is the drafter's own
     drafter. `depth`: guesses of a round that the head was made for; `vocabularies`: the verified model's and the draft
-    model's; `target_blocks`: the blocks of the verified model's cache by sequence, for a head that reads it."""
+    model's; `target_blocks`: the blocks of the verified model's cache by sequence, for a head that reads it. `behind`:
+    it is asked where another drafter's guesses are worth little."""
 
     vocab: int
     max_context: int | None = None
@@ -38,6 +39,7 @@ class DrafterParts:
     max_logits_rows: int | None = None
     vocabularies: tuple[TextVocabulary, TextVocabulary] | None = None
     target_blocks: BlockTables | None = None
+    behind: bool = False
 
     def loaded_head(self, spec: DrafterSpec) -> Any:
         """The head; UsageError if there is none."""

@@ -690,10 +690,10 @@ class Tape:
         self._tape.feed(first, source, narrow, self._buffer("out", out, FLOAT32, n), n)
 
     def rounds(
-        self, drafter: str, pool: _native.BlockPool, states: Array, *, limits: tuple[int, int, int, int]
+        self, drafter: str, pool: _native.BlockPool, states: Array, *, limits: tuple[int, int, int]
     ) -> _native.HeadDrafts | None:
         """Makes a drafter's drafts by passes that read `states` f32 [max_rows, width] and go on as `feed` says.
-        `limits`: rows and sequences of a pass, positions of a context, and states at once that are computed."""
+        `limits`: rows and sequences of a pass, and positions of a context."""
         width = states.shape[-1]
         return _native.HeadDrafts(
             Draft, drafter, self._tape, pool, self._buffer("states", states, FLOAT32, width), width, limits

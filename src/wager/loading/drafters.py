@@ -197,18 +197,17 @@ def build(
 def _build(opened: OpenedDrafter, decoder: Decoder, shared: DrafterParts, *, num_blocks: int) -> Drafter:
     """`shared` are the parts that all drafters of a drafter are built from."""
 
-    def part(below: OpenedDrafter) -> Drafter:
-        return _build(below, decoder, shared, num_blocks=num_blocks)
+    def part(below: OpenedDrafter, *, behind: bool = False) -> Drafter:
+        parts = replace(shared, behind=True) if behind else shared
+        return _build(below, decoder, parts, num_blocks=num_blocks)
 
     if opened.parts:
         from wager.draft.combined import BackedDrafter, MergedDrafter  # few starts need trees
 
-        made = [part(each) for each in opened.parts]
-        return (
-            BackedDrafter(*made, vocab=decoder.vocab)
-            if opened.spec.backed
-            else MergedDrafter(made, vocab=decoder.vocab)
-        )
+        if opened.spec.backed:
+            first, second = opened.parts
+            return BackedDrafter(part(first), part(second, behind=True), vocab=decoder.vocab)
+        return MergedDrafter([part(each) for each in opened.parts], vocab=decoder.vocab)
     model, head = opened.model, opened.head
     parts = replace(
         shared,

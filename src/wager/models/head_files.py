@@ -608,12 +608,12 @@ class CachedHead:
         self._state = empty(self.max_rows, hidden)  # what the rows read
         self._fused = 0
 
-    def rounds(self, drafter: str, pool: BlockPool, *, most_states: int) -> HeadDrafts | None:
+    def rounds(self, drafter: str, pool: BlockPool) -> HeadDrafts | None:
         """Makes the drafts of a drafter of that name whose cache has the blocks of `pool`; None where Python makes each
-        pass. Of many states at once it computes the last `most_states`."""
+        pass."""
         if not self.follows:
             return None
-        limits = (self.max_rows, self.max_sequences, self.max_context, most_states)
+        limits = self.max_rows, self.max_sequences, self.max_context
         return self._tape.rounds(drafter, pool, self._target_states, limits=limits)
 
     def _run(self, batch: PackedBatch, states: Array, fed: Array, *, further: Tape | None = None) -> int:

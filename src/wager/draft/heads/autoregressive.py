@@ -9,7 +9,7 @@ a rule: in Python it took as long as a pass of the head.
 
 States of a prefix that the target found in its cache never come. Its entries are then in the head's own prefix cache,
 or the head begins behind the prefix: it sees less context, and its positions are counted from there, which rotary
-embedding does not notice. Of many states at once it computes the last ones (MOST_STATES).
+embedding does not notice. Of many states at once it computes the last ones (MOST_STATES, MOST_BEHIND).
 
 **Trees**: a level is one pass for all sequences and nodes. The entries of guesses lie behind those of known tokens:
 of every node that is expanded, and of those between it and the root, each fed with what the head gave for its parent.
@@ -54,6 +54,10 @@ from wager.verify.pack import pack
 MOST_STATES = 1024
 """States at once of which entries are computed, the last ones: beside SmolLM2-135M 256 of them take as long as a step
 of the target. With the last 128 alone its head has 0.91 of its tokens a round on Spec-Bench, 0.76 on the summaries."""
+
+MOST_BEHIND = 192
+"""As many of a head that guesses where a drafter that costs nothing knows little. That one finds what repeats the
+prompt, so both have as many tokens a round, and the states of a long prompt take up to 3 % of an answer's time."""
 
 
 class HeadSequence(_native.HeadSequence):
@@ -113,6 +117,7 @@ class HeadDrafter(Drafter):
         depth: int | None = None,
         name: str = "head",
         lead: int = 1,
+        most_states: int = MOST_STATES,
     ) -> None:
         self.name, self.taps = name, head.taps
         self.default_depth = min(depth or 4, self.max_depth)
@@ -120,7 +125,8 @@ class HeadDrafter(Drafter):
         self._head = head
         self._sampler = HeadSampler(head.vocab, vocab=head.vocab, kernels=kernels)
         self._states: dict[str, HeadSequence] = {}
-        self._most_states = max(1, _BUDGET // (head.state_width * FLOAT32.itemsize))
+        self._most_states = most_states
+        self._most_together = max(1, _BUDGET // (head.state_width * FLOAT32.itemsize))
         self._most_kept = 0  # states that wait are no more
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
@@ -129,7 +135,8 @@ class HeadDrafter(Drafter):
         """Remember the prompt; its entries are computed when the first draft is requested."""
         self.end(seq_id)
         width, temperature = self._head.state_width, drawing_temperature(params)
-        state = self._sequence_type(tokens, width=width, tenant=tenant, temperature=temperature)
+        most = self._most_states
+        state = self._sequence_type(tokens, width=width, most=most, tenant=tenant, temperature=temperature)
         state.history = History.of(tokens, params)
         self._states[seq_id] = state
 
@@ -142,10 +149,10 @@ class HeadDrafter(Drafter):
             if state is None:
                 continue
             self._most_kept += state.read(taps, rows.start, rows.rows)
-            if self._most_kept > self._most_states:
+            if self._most_kept > self._most_together:
                 kept = sum(each.num_states for each in self._states.values())
-                state.keep(state.num_states - max(0, kept - self._most_states))
-                self._most_kept = min(kept, self._most_states)
+                state.keep(state.num_states - max(0, kept - self._most_together))
+                self._most_kept = min(kept, self._most_together)
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:
         state = self._states[seq_id]
@@ -181,7 +188,7 @@ class HeadDrafter(Drafter):
     def _join(self, seq_id: str, state: HeadSequence) -> bool:
         """Let the entries in the cache and the states that wait meet. False without a new state: there is nothing to
         guess from."""
-        return state.join(self.block_pool, seq_id, MOST_STATES)
+        return state.join(self.block_pool, seq_id)
 
     def _begin_round(self, request: DraftRequest, state: HeadSequence, known: int) -> HeadRound | None:
         """Behind `known` entries."""
@@ -250,7 +257,7 @@ class HeadChainDrafter(HeadDrafter):
     def __init__(self, head: EagleHead | MtpHead, **options: Any) -> None:
         """`options` are HeadDrafter's."""
         super().__init__(head, **options)
-        self._rounds = head.rounds(self.name, self.block_pool, most_states=MOST_STATES)
+        self._rounds = head.rounds(self.name, self.block_pool)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         drafts = None if self._rounds is None else self._rounds.propose(requests, self._states)
@@ -557,4 +564,11 @@ def build(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
     kind: type[HeadDrafter] = HeadTreeDrafter if spec.trees else HeadChainDrafter
     if spec.name == "mtp" and head.modules > 1:
         kind = ModulesDrafter
-    return kind(head, kernels=parts.kernels, prefix_cache=parts.prefix_cache, depth=parts.depth, name=spec.label)
+    return kind(
+        head,
+        kernels=parts.kernels,
+        prefix_cache=parts.prefix_cache,
+        depth=parts.depth,
+        name=spec.label,
+        most_states=MOST_BEHIND if parts.behind else MOST_STATES,
+    )
