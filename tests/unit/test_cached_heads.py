@@ -264,6 +264,8 @@ def test_states_wait_until_they_are_taken_and_wrong_ones_are_refused() -> None:
     assert few.read(taps, 0, range(6)) == 2 and few.read(taps, 6, [0, 1]) == 2 and few.num_states == 4
     pool = BlockPool(4, prefix_cache=True, lead=1)
     assert few.join(pool, "few") and (few.origin, few.num_states) == (6, 2), "the last ones count"
+    with pytest.raises(ValueError, match="no states"):
+        HeadSequence(TOKENS[:9], width=4, most=0, tenant="", temperature=None)
     assert not sequence.join(pool, "s"), "a state is missing"
     assert sequence.read(taps, 7, [1]) == 1 and sequence.join(pool, "s")
     assert (sequence.origin, sequence.num_entries, sequence.num_known) == (6, 0, 2)
