@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from wager.cli import cli
 from wager.errors import WagerError
+from wager.simulation.command import command
+from wager.simulation.options import ReplayOptions, replay_query
 
 QUICK = ["--rounds", "120", "--output", "48", "--policy", "none"]
 
@@ -69,6 +71,15 @@ def test_a_line_that_works(line: str) -> None:
         assert point["tau"] >= 1
         assert math.isfinite(point["regret"])
         assert point["memory"]["fits"] in (True, False, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "requests"), [("--rounds 2000", 6), ("--rounds 1", 1), ("--rounds 2000 --output 10", 600)]
+)
+def test_rounds_say_how_many_requests_of_an_open_loop_are_served(line: str, requests: int) -> None:
+    values = command.make_context("replay", ["--rate", "1", *line.split()]).params
+    options = {name: value for name, value in values.items() if name not in ("policies", "json_path")}
+    assert [load.requests for load in replay_query(ReplayOptions.of(options)).workloads] == [requests]
 
 
 def test_every_drafter_has_a_price_and_the_output_says_which() -> None:

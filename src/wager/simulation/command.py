@@ -98,7 +98,8 @@ _MAX_ROUNDS = 10_000_000
     "--rounds",
     type=flags.Count(min=1, max=_MAX_ROUNDS),
     default=20_000,
-    help="Rounds to simulate per policy and workload, summed over synthetic requests.",
+    help="Rounds to simulate per policy and workload, summed over synthetic requests; with --rate about as many, since "
+    "requests are served to their end.",
 )
 @click.option("--seed", type=flags.Count(0, 2**64 - 1), default=0, help="Of synthetic requests and arrivals.")
 @flags.json_flag

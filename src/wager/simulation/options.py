@@ -5,6 +5,7 @@ A wrong value is an error that names it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -36,6 +37,9 @@ _OPEN_LOOP_USERS = 256  # up to which prices are believed to be calibrated, wher
 
 DEFAULT_CONCURRENCY = "1,4,16,64,256"
 DEFAULT_PROMPT, DEFAULT_OUTPUT = 1, 1024
+
+_TOKENS_PER_ROUND = 3
+"""By which --rounds says how many requests of an open loop are served: the same under all policies, to their end."""
 
 _MAX_BYTES = 8e9  # of synthetic requests that run at once
 
@@ -247,7 +251,7 @@ def workloads(traces: TraceSource, options: ReplayOptions) -> list[Workload]:
     answers = len(traces) if isinstance(traces, RecordedTraces) else 0
     arrivals = traces.arrivals if isinstance(traces, RecordedTraces) else None
     rounds, seed = options.rounds, options.seed
-    requests = answers or max(100, 3 * rounds // (options.output or DEFAULT_OUTPUT))
+    requests = answers or math.ceil(_TOKENS_PER_ROUND * rounds / (options.output or DEFAULT_OUTPUT))
     if options.rate is not None:
         return [Workload(rate=rate, requests=requests, seed=seed) for rate in _numbers("rate", options.rate)]
     loads = options.load or (("recorded",) if arrivals and options.concurrency is None else ())
