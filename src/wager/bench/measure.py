@@ -3,9 +3,9 @@
 Engines that are compared take turns prompt by prompt (or pass by pass when requests run together), and the one that
 begins alternates, so that changes of the machine's speed affect all of them alike.
 
-Rates: `decode_tok_s` is tokens over the seconds between each answer's first and last token, `e2e_tok_s` tokens over
-wall seconds, prefill included. Requests that run at once overlap: then the first is the speed of one answer and the
-second that of the machine.
+Rates: `decode_tok_s` is tokens after each answer's first over the seconds from that one to the last, `e2e_tok_s`
+tokens over wall seconds, prefill included. Requests that run at once overlap: then the first is the speed of one answer
+and the second that of the machine.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _rates(rows: Sequence[Row], *, wall_s: float | None = None) -> dict[str, Any
     tokens, rounds = sum(row["tokens"] for row in rows), sum(row["rounds"] for row in rows)
     seconds = sum(map(_seconds, rows)) if wall_s is None else wall_s
     return {
-        "decode_tok_s": _ratio(tokens, sum(row["decode_s"] for row in rows)),
+        "decode_tok_s": _ratio(tokens - len(rows), sum(row["decode_s"] for row in rows)),
         "e2e_tok_s": _ratio(tokens, seconds),
         "mean_acceptance_length": _ratio(tokens, rounds),
         "tokens": tokens,

@@ -220,9 +220,9 @@ def _print(deltas: Iterable[OutputDelta], colorer: DraftColorer | None) -> None:
 
 
 def footer(stats: Stats, *, sampled: bool) -> str:
-    """The last line: tokens, tokens per second of decoding, mean acceptance length, the counts behind them, and the
+    """The last line: tokens, tokens per second after the first, mean acceptance length, the counts behind them, and the
     seed if it matters."""
-    speed = f"{stats.completion_tokens / stats.decode_s:.1f}" if stats.decode_s > 0 else "–"
+    speed = f"{(stats.completion_tokens - 1) / stats.decode_s:.1f}" if stats.decode_s > 0 else "–"
     return (
         f"{stats.completion_tokens} tokens, {speed} tok/s, τ {stats.mean_acceptance_length:.2f} "
         f"({stats.drafter}: {stats.accepted} of {stats.drafted} guesses accepted; "
