@@ -221,6 +221,7 @@ REFUSED = (
     ("before --depth 3", ("--depth has no effect",)),
     ("before --seconds 3", ("--seconds has no effect without --metrics URL",)),
     ("lengths", ("not by position",)),
+    ("gap", ("has no spec_decode_num_accepted_tokens_per_pos_total[1]",)),
     ("http://127.0.0.1:9 before", ("A URL is read twice by itself",)),
 )
 
@@ -237,6 +238,7 @@ def test_what_cannot_be_read_is_named(
         "two": ONE + vllm([(3, 1)], model="n"),
         "prompts": '{"id": 1, "prompt": "hello"}\n',
         "lengths": "".join(line for line in ONE.splitlines(keepends=True) if "per_pos" not in line),
+        "gap": "".join(line for line in ONE.splitlines(keepends=True) if 'position="1"' not in line),
     }
     for name, text in pages.items():
         (tmp_path / name).write_text(text)

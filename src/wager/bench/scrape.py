@@ -153,10 +153,7 @@ class Scrape:
         nothing: Counter[str] = Counter()
         own, server = self.counts.get(key, nothing), self.counts.get(key._replace(drafter=""), nothing)
         drafting = [each for each, counted in self.counts.items() if each.model == key.model and counted[_DRAFTS]]
-        accepted, reaching = (
-            [own[f"{family}[{at}]"] for at in range(sum(name.startswith(family) for name in own))]
-            for family in (_BY_POSITION, _TO_POSITION)
-        )
+        accepted, reaching = (self._by_position(own, family) for family in (_BY_POSITION, _TO_POSITION))
         return SpeculationCounts(
             key,
             drafts=own[_DRAFTS],
@@ -169,3 +166,11 @@ class Scrape:
             length=self.gauges.get(key, {}).get(_LENGTH, 0.0),
             steps=round(self.gauges.get(key, {}).get(_STEPS, 0.0)),
         )
+
+    def _by_position(self, counted: Counter[str], family: str) -> list[int]:
+        """The counters of a family from position 0 on. UsageError where one is missing between others."""
+        places = [f"{family}[{at}]" for at in range(sum(name.startswith(family) for name in counted))]
+        missing = next((place for place in places if place not in counted), None)
+        if missing is not None:
+            raise UsageError(f"{self.where} has no {missing}, and has other positions.", "Give the whole text.")
+        return [counted[place] for place in places]
