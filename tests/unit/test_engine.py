@@ -24,6 +24,7 @@ from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.recycling import RecyclingDrafter
+from wager.economics.policy.heuristics import FixedDepth
 from wager.engine.core import Engine
 from wager.errors import RequestError, UsageError
 from wager.testing import (
@@ -232,6 +233,21 @@ def test_abort_ends_every_choice_and_frees_the_blocks() -> None:
     assert not engine.busy
     engine.check()
     assert engine.scheduler.block_pool.num_free_blocks == engine.scheduler.block_pool.num_blocks
+
+
+def test_last_outputs_of_an_aborted_request_come_though_a_policy_raises() -> None:
+    class Raising(FixedDepth):
+        def end(self, sequence: str) -> None:
+            raise OSError(f"no end of {sequence}")
+
+    engine = toy_engine(LAW, drafter=NgramDrafter())
+    engine.policy = Raising(2)
+    engine.add(Request("r", (1, 2, 3), SamplingParams(max_tokens=400, n=2, ignore_eos=True)))
+    engine.step()
+    with pytest.raises(OSError, match="no end of r"):
+        engine.abort("r")
+    assert [(e.index, e.finish_reason) for e in engine.step()] == [(0, "abort"), (1, "abort")]
+    assert not engine.busy
 
 
 def test_requests_that_cannot_be_served_are_refused_by_name() -> None:

@@ -230,7 +230,7 @@ class Engine:
                 self._requested.add(sequence, drafters)
                 self._policy.begin(sequence.id, weight=request.weight)
         except BaseException:  # of a policy of one's own: who added the request waits for no output
-            self._end_request(request.id)
+            self._end_choices(self.scheduler.abort(request.id))
             raise
 
     def abort(self, request_id: str) -> bool:
@@ -238,19 +238,19 @@ class Engine:
         with self._guard.call("abort"):
             if request_id not in self._open:
                 return False
-            self._final_outputs += self._end_request(request_id)
+            deltas = self.scheduler.abort(request_id)
+            self._final_outputs += deltas  # they come even if a policy of one's own raises now
+            self._end_choices(deltas)
             return True
 
-    def _end_request(self, request_id: str) -> list[OutputDelta]:
-        """End all choices of a request; their last outputs."""
-        deltas = self.scheduler.abort(request_id)
+    def _end_choices(self, deltas: Sequence[OutputDelta]) -> None:
+        """What follows the last outputs of a request's choices."""
         self._close_requests(deltas)
         ended = [sequence_id(delta.request_id, delta.index) for delta in deltas]
         for seq_id in ended:
             self.proposer.end(seq_id)
         for seq_id in ended:
             self._policy.end(seq_id)
-        return deltas
 
     def preempt_all(self) -> None:
         """Preempt every running sequence; its tokens are computed again. Texts do not change (see `wager prove`)."""
