@@ -36,7 +36,7 @@ from wager.draft.corpus.files import (
     write_segment,
 )
 from wager.draft.corpus.learning import LearnedTexts
-from wager.errors import UsageError
+from wager.errors import UsageError, WagerError
 from wager.kernels import _native
 
 TOKENIZER = "ab" * 32
@@ -262,14 +262,15 @@ def test_a_full_disk_loses_texts_and_nothing_else(tmp_path: Path, caplog: pytest
         for seed in range(2, 6):
             texts.learn("", [], random_text(seed))
         texts.seal()
+        with pytest.raises(WagerError, match=f"1 texts could not be written to {tmp_path}"):
+            texts.learn_all([([], random_text(6)), ([], random_text(7))])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caplog.text.count("cannot be written (File too large)") == 1, "it is said once a minute"
-    texts.learn("", [], random_text(9))
-    texts.seal()
+    texts.learn_all([([], random_text(9)), ([], random_text(2))])  # one of those that could not be written
     assert texts.corpus("").find(random_text(9)[:-1], 4)[0] == 32
     texts.close()
-    assert texts_in(tmp_path) == [random_text(1), random_text(9)]
+    assert texts_in(tmp_path) == [random_text(seed) for seed in (1, 6, 9, 2)]
 
 
 def test_a_disk_that_is_full_between_two_rewrites_leaves_what_was_rewritten(

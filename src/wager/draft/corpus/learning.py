@@ -51,7 +51,7 @@ from wager.draft.corpus.files import (
     tokenizer_of,
     write_segment,
 )
-from wager.errors import UsageError
+from wager.errors import UsageError, WagerError
 from wager.inputs import remove_unfinished
 from wager.kernels import _native
 from wager.types import OutputDelta, Request
@@ -139,6 +139,7 @@ class LearnedTexts:
         self._busy = "all"  # at first it looks for what is too old
         self._closing = self._sealing = False
         self._warned: dict[str, float] = {}
+        self._left_out = 0  # texts
         self._work = threading.Condition()
         self._threads = [
             threading.Thread(target=self._run, args=(loop,), name=f"wager-learn-{loop.__name__}", daemon=True)
@@ -192,6 +193,7 @@ class LearnedTexts:
         name = folder or self.folder_name(tenant)
         with self._work:
             if self._queued + size > _MOST_QUEUED:
+                self._left_out += 1
                 self._warn("Texts come faster than they can be written: some are not learned.")
             if self._closing or self._queued + size > _MOST_QUEUED:
                 return
@@ -200,12 +202,16 @@ class LearnedTexts:
             self._work.notify_all()
 
     def learn_all(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]], *, folder: str = "") -> None:
-        """Learn prompts and answers, however many, and make segments of them: none is left out."""
+        """Learn prompts and answers, however many, and make segments of them. WagerError if one cannot be written."""
+        before = self._left_out
         for number, (prompt, answer) in enumerate(texts):
             if number % _SETTLED_TOGETHER == _SETTLED_TOGETHER - 1:
                 self.settle()
             self.learn("", prompt, answer, folder=folder)
         self.seal()
+        if self._left_out > before:
+            cause = f"{self._left_out - before} texts could not be written to {self._root}."
+            raise WagerError(cause, "What was logged says why; give them again.")
 
     def settle(self) -> None:
         """Wait until all that was learned is written, and what is due has been built."""
@@ -333,6 +339,8 @@ class LearnedTexts:
             corpus.log.append(text, waiting.written)
         except OSError as error:
             self._failed(error)
+            self._left_out += 1
+            corpus.known.clear()  # what was not written may be learned later
             if corpus.log is None:
                 corpus.log_path = None
         corpus.appended = time.monotonic()
