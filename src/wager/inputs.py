@@ -163,6 +163,9 @@ def replacing(path: Path, *, buffered: int = -1, durable: bool = False, mode: in
                 file.flush()
                 os.fsync(file.fileno())
         unfinished.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # where a disk is full, the system names no file
+        raise
     finally:
         with suppress(OSError):
             unfinished.unlink()

@@ -4,6 +4,7 @@ kept, and the loss falls."""
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -168,6 +169,18 @@ def test_a_damaged_checkpoint_is_named_and_a_file_half_written_beside_it_is_harm
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModelError, match=r"checkpoint\.pt cannot be read"):
         session(cut)
+
+
+def test_a_full_disk_is_named_by_the_checkpoint_and_leaves_the_one_before(cut: Path) -> None:
+    run, before, limits = session(cut), (cut / NAME).read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            run.checkpoint().save(cut)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(cut / NAME)
+    assert [path.read_bytes() for path in cut.iterdir()] == [before]
 
 
 def test_an_export_of_a_whole_vocabulary_has_no_maps_and_the_targets_tokenizer(tmp_path: Path) -> None:

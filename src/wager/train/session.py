@@ -165,7 +165,12 @@ class TrainingCheckpoint:
             "history": list(self.history),
         }
         with replacing(folder / NAME, durable=True) as file:
-            torch.save(values, file)
+            try:
+                torch.save(values, file)
+            except RuntimeError as error:  # torch puts its own in place of that of a full disk
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise
 
     @classmethod
     def load(cls, folder: Path) -> TrainingCheckpoint:
