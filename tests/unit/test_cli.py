@@ -492,6 +492,27 @@ def test_interruption_is_quiet_and_exits_with_130() -> None:
     assert "Traceback" not in out + err and err.strip().endswith("interrupted")
 
 
+@pytest.mark.parametrize(("number", "code", "said"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_a_signal_ends_an_import_of_numpy_quietly(tmp_path: Path, number: str, code: int, said: str) -> None:
+    """Its native part would print what a handler raises, and raise an ImportError."""
+    (tmp_path / "numpy.py").write_text(f"""
+import os, signal
+try:
+    os.kill(os.getpid(), signal.{number})
+except BaseException:
+    raise ImportError("numpy._core.umath failed to import") from None
+""")
+    program = f"""
+import importlib, signal, sys
+from wager.cli.process import ends_in_order
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.path.insert(0, {str(tmp_path)!r})
+sys.exit(ends_in_order(lambda: importlib.import_module("numpy")))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr.strip()) == (code, said)
+
+
 def test_files_of_windows_are_read(wager: Call, tmp_path: Path) -> None:
     """With a byte order mark and its ends of lines."""
     row = {"prompt_tokens": 12, "tokens": 3, "drafters": {"a": {"right": [1, 0, 0], "scores": [[0.9], [], []]}}}

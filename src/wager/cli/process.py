@@ -21,7 +21,7 @@ from typing import Any
 
 from wager.errors import UsageError, WagerError
 
-_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _PATIENCE_S = 5.0
 """How long the removal of files and children may take before a second signal ends the process at once."""
 
@@ -40,8 +40,13 @@ def ends_in_order(command: Callable[[], int]) -> int:
     received: list[int] = []
     patience = float("inf")
 
-    def end(number: int, _frame: Any) -> None:
+    def end(number: int, frame: Any) -> None:
         nonlocal patience
+        if _numpy_is_imported_now():
+            _report(number)
+            os._exit(128 + number)
+        if number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
         if not received:
             received.append(number)
             patience = time.monotonic() + _PATIENCE_S
@@ -49,8 +54,9 @@ def ends_in_order(command: Callable[[], int]) -> int:
         if time.monotonic() > patience:  # not before: `timeout` sends its signal twice, and the files are being removed
             os._exit(128 + number)
 
-    taken = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
-    for number in taken:
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    before = {number: signal.getsignal(number) for number in _ENDING if signal.getsignal(number) in usual}
+    for number in before:
         signal.signal(number, end)
     try:
         code = command()
@@ -58,12 +64,22 @@ def ends_in_order(command: Callable[[], int]) -> int:
         if not received:
             raise
     finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if received:
         _report(received[0])
         return 128 + received[0]
     return code
+
+
+def _numpy_is_imported_now() -> bool:
+    """Its native part prints what a handler raises meanwhile and raises an ImportError in its place. It is imported
+    before there is anything to remove."""
+    module = sys.modules.get("numpy")
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
+_SAID: dict[int, str] = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
 
 
 def _report(number: int) -> None:
@@ -71,7 +87,7 @@ def _report(number: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             if stream is sys.stderr:
-                stream.write("\n" + ("terminated" if number == signal.SIGTERM else "hung up") + "\n")
+                stream.write(f"\n{_SAID.get(number, 'hung up')}\n")
             try:
                 stream.flush()
             except OSError:
