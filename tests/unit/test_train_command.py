@@ -116,6 +116,7 @@ REFUSED = """
 --prompts {prompts} --kind pruned --layers x --output {out} | 'x' is no list of layers
 --prompts {prompts} --kind pruned --layers 0 --output {out} | 1<=x<=256
 --prompts {prompts} --kind dspark --layers 0,1 --output {out} | Give a number for this kind
+--prompts {prompts} --layers 2 --output {out} | --layers is of a block drafter or a pruned model, not of --kind eagle3
 """
 """Options, and words of the messages."""
 
@@ -126,6 +127,7 @@ def test_what_it_refuses(wager: Call, tmp_path: Path, prompts: Path, monkeypatch
         call, _, words = line.format(**paths).partition(" | ")
         if not ("cuda" in call and torch.cuda.is_available()):
             refused(wager("train", *SHORT, *call.split()), words)
+    assert not (paths["out"] / "answers.jsonl").exists(), "nothing is answered for options that are refused"
     monkeypatch.setitem(sys.modules, "torch", None)
     found = wager("train", "--prompts", str(prompts), "-o", str(tmp_path / "head"))
     refused(found, "needs PyTorch", "pip install 'wager[train]'")

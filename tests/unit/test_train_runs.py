@@ -130,8 +130,9 @@ def test_a_run_begins_with_a_head_that_was_exported_or_stored_in_fewer_bits(tmp_
         session(tmp_path / "other", options=replace(OPTIONS, begin_with=small, taps=(1,)))
     config = small / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "wager": {}}))
-    with pytest.raises(UsageError, match="no EAGLE-3 head that wager trained"):
-        session(tmp_path / "other", options=replace(OPTIONS, begin_with=small))
+    for folder, cause in ((small, "KeyError"), (tmp_path, "config.json is absent")):
+        with pytest.raises(UsageError, match=f"no EAGLE-3 head that wager trained: .*{cause}"):
+            session(tmp_path / "other", options=replace(OPTIONS, begin_with=folder))
 
 
 def test_a_run_with_rounded_matrices_estimates_them_and_keeps_the_whole_ones(tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs(cut: Path) -> No
     changes: list[tuple[Callable[[], object], str]] = [
         (lambda: session(cut, settings=replace(SETTINGS, rate=1e-4)), "rate = 0.003, and this run has 0.0001"),
         (lambda: session(cut, options=replace(OPTIONS, taps=(1,))), r"taps = \(0, 1\)"),
+        (lambda: session(cut, options=replace(OPTIONS, vocabulary=99)), "vocabulary = 300, and this run has 99"),
         (lambda: TrainingSession(target_of(), texts(140), SETTINGS, OPTIONS, cut), "data = "),
         (lambda: TrainingSession(target_of("random:qwen3:tiny"), texts(150), SETTINGS, OPTIONS, cut), "="),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -273,11 +274,10 @@ def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
     from wager.train import require_torch
 
     require_torch()
-    from wager.train.session import RunOptions, TrainingSession, TrainSettings
-    from wager.train.target import check_trainable, choose_device
+    from wager.train.session import RunOptions, TrainingSession, TrainSettings, head_sizes
+    from wager.train.target import choose_device
 
     device, precision = choose_device(options["device"], options["precision"], threads=config.model.threads)
-    target, texts = _collected(config, folder, options, check=check_trainable, device=device, precision=precision)
     settings = TrainSettings(
         kind=kind,
         steps=options["steps"] or 1,
@@ -286,7 +286,6 @@ def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
     )
     run_options = RunOptions(
         passes=None if options["steps"] else options["passes"],
-        prompt_weight=0.3 if any(text.answered for text in texts) else 1.0,
         device=device,
         command=_command(),
         **{
@@ -294,6 +293,10 @@ def _trained(kind: str, folder: Path, config: EngineConfig, options: Mapping[str
             for name in ("taps", "layers", "inner", "state_norms", "longest", "vocabulary", "save_every", "begin_with")
         },
     )
+    sizes = partial(head_sizes, options=run_options, settings=settings, mask_token=0)
+    target, texts = _collected(config, folder, options, check=sizes, device=device, precision=precision)
+    if not any(text.answered for text in texts):
+        run_options = replace(run_options, prompt_weight=1.0)
     session = TrainingSession(target, texts, settings, run_options, folder)
     data = session.data
     console.say(f"{len(data.train)} texts of {data.tokens} tokens, {len(data.held_out)} texts held out")

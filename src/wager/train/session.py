@@ -205,8 +205,8 @@ class TrainingCheckpoint:
     def of_head(cls, folder: Path) -> TrainingCheckpoint:
         """An EAGLE-3 head that was exported, also one that is stored in fewer bits, as the beginning of a run.
         UsageError if it was not trained by wager."""
-        files = HeadFiles(folder)
         try:
+            files = HeadFiles(folder)
             layer, written = files.config["transformer_layer_config"], dict(files.config["wager"])
             taps = tuple(written.pop("taps"))
             sizes = DraftSizes(
@@ -221,9 +221,10 @@ class TrainingCheckpoint:
             )
             provenance, draft = Provenance(**written), files.config["draft_vocab_size"]
             kind = files.config["speculators_model_type"]
-        except MALFORMED as error:
+        except (*MALFORMED, ModelError) as error:
+            cause = error.message if isinstance(error, ModelError) else f"{error!r}."
             raise UsageError(
-                f"{folder} has no checkpoint, and no EAGLE-3 head that wager trained: {error!r}.",
+                f"{folder} has no checkpoint, and no EAGLE-3 head that wager trained: {cause}",
                 "Begin with the folder of an earlier run.",
             ) from error
         ids = read_vocabulary(files, draft=draft, size=layer["vocab_size"]).ids
@@ -234,7 +235,7 @@ class TrainingCheckpoint:
     def identity(self) -> dict[str, Any]:
         """What decides the numbers of the run, by name."""
         data = {"target": self.provenance.target_fingerprint, "data": self.provenance.data_digest}
-        return {**asdict(self.settings), **asdict(self.sizes), **data}
+        return {**asdict(self.settings), **asdict(self.sizes), **data, "vocabulary": len(self.vocabulary)}
 
     @property
     def digest(self) -> str:
@@ -529,6 +530,10 @@ def head_sizes(spec: ModelSpec, options: RunOptions, settings: TrainSettings, ma
     )
     if not options.state_norms and settings.kind != "eagle3":
         raise UsageError(f"--no-state-norms is of an EAGLE-3 head, not of --kind {settings.kind}.", "Leave it out.")
+    if options.layers is not None and settings.kind not in _LAYERS:
+        raise UsageError(
+            f"--layers is of a block drafter or a pruned model, not of --kind {settings.kind}.", "Leave it out."
+        )
     layers = options.layers or _LAYERS.get(settings.kind, 1)
     if settings.kind == "medusa":  # reads no taps; one is computed in any case
         return replace(sizes, taps=(0,), layers=settings.depth)
