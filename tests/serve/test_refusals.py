@@ -151,7 +151,10 @@ CAUSES: dict[str, Callable[[Running], list[Response]]] = {
     "405": other_method,
     "408": late,
     "413": too_long,
-    "415": lambda server: [post(server, SHORT, headers={"content-type": "text/plain"})],
+    "415": lambda server: [
+        post(server, SHORT, headers={"content-type": "text/plain"}),
+        post(server, SHORT, headers={"content-encoding": "gzip"}),
+    ],
     "429": full,
     "431": long_head,
     "500": failure,

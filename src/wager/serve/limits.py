@@ -221,12 +221,15 @@ class BodyLimits:
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
         """The body; its bytes count until the block is left. ApiError 413 if it is too long, 408 if it is too slow, 415
-        if it says that it is not JSON, 503 if all bodies together are too many bytes."""
+        if it says that it is not JSON, or compressed, 503 if all bodies together are too many bytes."""
         kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise ApiError(
                 415, f"The body is said to be {kind[:80]!r}.", "Send the header Content-Type: application/json."
             )
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity":
+            raise ApiError(415, f"The body is said to be coded: {coding[:80]!r}.", "Send it without Content-Encoding.")
         length = request.headers.get("content-length", "")
         tenant = request.state.tenant
         self._check(int(length) if length.isdigit() else 0, tenant)
