@@ -60,6 +60,16 @@ def test_it_measures_prints_and_stores(calibrated: tuple[Path, str]) -> None:
     assert "ngram" in value["surface"]["drafters"]
 
 
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured(
+    wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("WAGER_CACHE", str(tmp_path / "file"))
+    done = wager("calibrate")
+    refused(done, f"The calibration cannot be stored in {tmp_path / 'file'}")
+    assert "measuring" not in done.err
+
+
 def test_drafters_have_room_beside_the_cache(wager: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every command that loads the model once for several of them."""
     monkeypatch.setenv("WAGER_CACHE", str(tmp_path))

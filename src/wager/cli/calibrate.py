@@ -16,7 +16,15 @@ from click.core import ParameterSource
 
 from wager.config import EngineConfig
 from wager.drafter_spec import parse_drafters
-from wager.economics.calibration import FOLDER, Calibration, Setup, find_calibration, remove_quick, sizes_of
+from wager.economics.calibration import (
+    FOLDER,
+    Calibration,
+    Setup,
+    check_folder,
+    find_calibration,
+    remove_quick,
+    sizes_of,
+)
 from wager.economics.surface import DraftCurve, LatencySurface, StepPoint
 from wager.errors import RequestError, UsageError, WagerError
 from wager.terminal import console, flags
@@ -120,11 +128,12 @@ def command(
             _show(found)
             console.say(f"wager plan --hardware {json_path or 'FILE, written by --json FILE,'} plans with it")
         return
+    folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
+    check_folder(folder)
     console.say(f"Loading, and then measuring for about {seconds:g} s (--seconds). Run no other programs meanwhile.")
     specs = ",".join(drafters).split(",")
     drafting = [config.with_options(drafter=spec, policy="fixed") for spec in specs]
     engine = open_engine(config.with_options(drafter="none"), shared_by=drafting)
-    folder, name = hub.cache_dir(FOLDER), Path(config.model.model).name
     current = calibration_setup(
         engine.kernels, engine.spec, model=name, dtype=engine.target.opened.formats(engine.kernels)
     )

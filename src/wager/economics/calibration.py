@@ -6,10 +6,12 @@ differs is named.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -271,12 +273,26 @@ class Calibration:
 
     def write(self, folder: Path) -> Path:
         """Into `folder`, replacing an older one of the same setup atomically. UsageError if it cannot be written."""
-        try:
+        with _named_if_refused(folder):
             return _write(folder / self.setup.filename, self.as_dict())
-        except OSError as error:
-            raise UsageError(
-                f"The calibration cannot be stored in {folder}: {error.strerror or error}.", "Set WAGER_CACHE."
-            ) from error
+
+
+def check_folder(folder: Path) -> None:
+    """UsageError if no calibration can be stored there: better said before one is measured."""
+    with _named_if_refused(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def _named_if_refused(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"The calibration cannot be stored in {folder}: {error.strerror or error}.", "Set WAGER_CACHE."
+        ) from error
 
 
 def _seconds(points: Sequence[StepPoint]) -> list[float]:
