@@ -262,9 +262,9 @@ def test_what_an_engine_cannot_load_is_refused_and_why(wager: Call, tmp_path: Pa
             save_file({name: value for name, value in load_file(file).items() if "confidence" not in name}, file)
         refused(wager("export", str(source), "--to", engine, "-o", str(out), "--model", str(target)), *words)
         assert not out.exists()
-    refused(
-        wager("export", str(tmp_path), "--to", "vllm", "-o", str(out), "--model", str(target)), "config.json", code=1
-    )
+    to = ("--to", "vllm", "-o", str(out), "--model", str(target))
+    refused(wager("export", __file__, *to), f"{Path(__file__).name} is a file: heads are exported from directories")
+    refused(wager("export", str(tmp_path), *to), "config.json", code=1)
 
 
 def test_a_tensor_that_is_not_as_in_the_source_is_an_error(

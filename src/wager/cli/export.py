@@ -157,7 +157,7 @@ class _Source:
 def _opened(path: Path, engine: str, config: EngineConfig) -> _Source:
     """ModelError for what is no drafter of this target, UsageError for a kind that the engine does not have."""
     if path.is_file():
-        raise UsageError(f"{path} is a GGUF file: heads are exported from directories.", "Give the head's directory.")
+        raise UsageError(f"{path} is a file: heads are exported from directories.", "Give the head's directory.")
     target, files = open_target(config), HeadFiles(path)
     kind, head = _kind(files.shapes), None
     if kind == "model":
