@@ -246,10 +246,9 @@ WAGER_INLINE ShortSums add(ShortSums x, ShortSums y) {
 }
 WAGER_INLINE Sums add_up(Sums acc, ShortSums x) {
     const __m256i one = _mm256_set1_epi16(1);
-    Sums both{_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, one)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, one))};
-    asm("" : "+x"(both.a), "+x"(both.b));  // likewise
-    return both;
+    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, one)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, one))};
 }
+WAGER_INLINE void now(Sums& x) { asm("" : "+x"(x.a), "+x"(x.b)); }  // for the same reason, where weights are in memory
 // 2 * 128 * 127 fits 16 bits, 2 * 255 * 127 would not. So weights above 7 bits are taken as signed ones, and their sign goes to the
 // activations.
 constexpr int kByteOffset = 0;

@@ -9,7 +9,6 @@
 namespace wager::WAGER_NS {
 
 constexpr int kFloatRows = kTileRows < 10 ? kTileRows : 10;  // of e4m3, whose unpacking needs registers too
-constexpr int kRowBlock = 192;            // rows whose activations stay in the second-level cache beside a panel
 constexpr size_t kFirstLevel = 32768;     // larger panels do not stay in the first-level cache for another tile of rows
 constexpr int kQuickRows = 2;             // rows with which a panel is read so quickly that it is prefetched from farther ahead
 constexpr ptrdiff_t kPrefetchBytes = 4096;  // how far ahead of its reading a panel is prefetched that one tile reads
@@ -34,10 +33,12 @@ __attribute__((aligned(64))) void bf16_panel(const uint8_t* x, size_t stride, in
 }
 
 // The kernels of a format for 1 to `rows` rows, and for up to `many` that read a panel once if it is larger than `large` bytes.
+// `regrouped`: more than kOwnRows rows are.
 struct PanelKernels {
     const PanelKernel* of;
     int rows, many;
     size_t large;
+    bool regrouped;
 };
 template <WeightFormat format, int M>
 constexpr PanelKernel panel_kernel() {
@@ -60,7 +61,7 @@ PanelKernels kernels_for() {
     constexpr bool kFloats = takes_bf16(format), kBytes = layout_of(format).bits == 8;
     constexpr int kRows = is_e4m3(format) ? kFloatRows : kFloats ? kTileRows : kHeldRows > 1 && !kBytes ? kManyRows : kBlockRows;
     constexpr int kMany = kFloats ? kRows : kBytes ? kManyByteRows : kManyRows;
-    return {KernelsUpTo<format, kMany>::of, kRows, kMany, kBytes ? 0 : kFirstLevel};
+    return {KernelsUpTo<format, kMany>::of, kRows, kMany, kBytes ? 0 : kFirstLevel, kHeldRows > 1 && !kFloats && !kBytes};
 }
 inline PanelKernels kernels_of(WeightFormat format) {
     switch (format) {
@@ -163,6 +164,15 @@ struct Panels {
     Results results;
 };
 
+// Rows of activation blocks as `to` [blocks][rows]: one tile after the other reads memory in order. As they are, a block of each
+// row lies in few sets of the first-level cache, which hold fewer rows than a tile has.
+inline void regroup(const Activations& x, int rows, int blocks, ActivationBlock* to) {
+    for (int row = 0; row < rows; ++row) {
+        const ActivationBlock* from = reinterpret_cast<const ActivationBlock*>(x.row(row));
+        for (int block = 0; block < blocks; ++block) to[static_cast<size_t>(block) * rows + row] = from[block];
+    }
+}
+
 // Calls finish(panel, row, height, sums) for each tile of rows and each panel.
 template <class Finish>
 WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
@@ -177,14 +187,21 @@ WAGER_INLINE void multiply_panels(const Panels& all, Finish finish) {
         const ptrdiff_t near = is_e4m3(all.weight.format) ? kNearPrefetchBytes : size <= kQuickRows ? kPrefetchBytes * 3 / 2 : kPrefetchBytes;
         const ptrdiff_t distance = tiles == 1 ? near : static_cast<ptrdiff_t>(bytes);
         Prefetch prefetch{distance, end, all.after ? all.after : end, 0, tiles, tiles == 1 && kCpuFeatures.amd};
+        const auto first_row = [&](int tile) { return static_cast<int>(part(size, tile, tiles)); };
+        const bool regrouped = kernels.regrouped && size > kOwnRows;
+        const int blocks = all.weight.k / kBlockInputs;
+        for (int tile = 0; regrouped && tile < tiles; ++tile)
+            regroup(all.x.from(block + first_row(tile)), first_row(tile + 1) - first_row(tile), blocks, all.x.room + first_row(tile) * blocks);
         for (int panel = all.first; panel < all.last; ++panel) {
             const uint8_t* weight = all.weight.panels + panel * bytes;
             for (int tile = 0; tile < tiles; ++tile) {
-                const int row = block + static_cast<int>(part(size, tile, tiles));
-                const int height = block + static_cast<int>(part(size, tile + 1, tiles)) - row;
+                const int row = block + first_row(tile), height = first_row(tile + 1) - first_row(tile);
+                const uint8_t* own = reinterpret_cast<const uint8_t*>(all.x.room + first_row(tile) * blocks);
+                const uint8_t* x = regrouped ? own : all.x.row(row);
+                const size_t stride = regrouped ? sizeof(ActivationBlock) : all.x.stride;
                 prefetch.turn = tile;
                 if (size > kernels.rows && all.results.at) all.results.fetch_tile(panel, row, height);
-                kernels.of[height](all.x.row(row), all.x.stride, height, all.weight.k, weight, sums, prefetch);
+                kernels.of[height](x, stride, height, all.weight.k, weight, sums, prefetch);
                 finish(panel, row, height, sums);
             }
         }
@@ -216,7 +233,7 @@ inline void per_head(const PerHead& op, const Step& step, int thread) {
         const int to = last - head * panels < panels ? last - head * panels : panels;
         const uint8_t* weight = op.weight.panels + static_cast<size_t>(head) * panels * bytes;
         const uint8_t* after = head * panels + to < last ? weight + panels * bytes : nullptr;
-        const Activations x{all.at + head * input_bytes(op.weight.format, k), all.stride};
+        const Activations x{all.at + head * input_bytes(op.weight.format, k), all.stride, all.room};
         multiply_panels(Panels{{weight, op.weight.format, k}, from, to, x, step.rows, after, {}},
              [&](int panel, int row, int height, const float* sums) {
                  for (int r = 0; r < height; ++r) {

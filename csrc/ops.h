@@ -52,6 +52,7 @@ struct Matrix {
 // half in q2_k, whose minima belong to halves.
 constexpr int kBlockInputs = 32;
 constexpr int kOwnRows = 16;  // up to here each thread quantises all rows itself: sharing costs more than the work
+constexpr int kRowBlock = 192;  // rows whose activations stay in the second-level cache beside a panel
 struct ActivationBlock {
     int8_t values[kBlockInputs];
     float scale, scaled_sum;  // scaled_sum: scale times the sum of the values
@@ -119,7 +120,8 @@ struct Step {
     const AttentionPlan* plans;  // of each shape of heads two: over all rows, and over the logits rows
     uint8_t* scratch;  // threads * scratch_bytes
     size_t scratch_bytes;
-    // Quantised activations: of few rows each thread makes its own copy (own_blocks apart), of many they share one.
+    // Quantised activations: of few rows each thread makes its own copy (own_blocks apart), of many they share one. Behind
+    // the own copy is room for kRowBlock rows in another order.
     ActivationBlock *own, *shared;
     size_t own_blocks;
     // Recurrent layers: the first replayed row of each sequence [sequences + 1], and room for rows and states of a sequence.

@@ -364,7 +364,9 @@ struct BlockTile {
             for (int j = 0; j < kBlockCols; ++j) {
                 const ShortSums some = kLayout.any_byte() ? short_any_sums(w[j], value) : short_sums(w[j], value);
                 shorts[i][j] = quad % kQuads == 0 ? some : add(shorts[i][j], some);
-                if (quad % kQuads == kQuads - 1) sums[i][j] = add_up(sums[i][j], shorts[i][j]);
+                if (quad % kQuads != kQuads - 1) continue;
+                sums[i][j] = add_up(sums[i][j], shorts[i][j]);
+                if constexpr (stored) now(sums[i][j]);
             }
         }
     }
@@ -473,9 +475,11 @@ WAGER_INLINE void add_rows(const HeldBlock<format>& block, const uint8_t* x, siz
 }
 
 // As block_panel for any number of rows, some after the others: their accumulators are in `out`, and a block is unpacked once.
+// Rows that lie a block apart are [blocks][rows].
 template <WeightFormat format>
 __attribute__((aligned(64))) void block_rows(const uint8_t* x, size_t stride, int rows, int k, const uint8_t* panel, float* out,
                                             const Prefetch& prefetch) {
+    const size_t next = stride == sizeof(ActivationBlock) ? rows * stride : sizeof(ActivationBlock);  // to a row's next block
     std::memset(out, 0, sizeof(float) * kPanel * rows);
     for (int column = 0; column < kColumns; column += kBlockCols) {
         Turns turns(prefetch);
@@ -483,7 +487,7 @@ __attribute__((aligned(64))) void block_rows(const uint8_t* x, size_t stride, in
             const WeightBlock<format> block(panel, index);
             const uint8_t* ahead = column == 0 ? block.ahead(index, turns, prefetch) : nullptr;
             const HeldBlock<format> held(block, column, ahead, prefetch.once);
-            const uint8_t* at = x + index * sizeof(ActivationBlock);
+            const uint8_t* at = x + index * next;
             float* to = out + 16 * column;
             int left = rows;
             for (; left >= kHeldRows; left -= kHeldRows, at += kHeldRows * stride, to += kHeldRows * kPanel)

@@ -90,19 +90,21 @@ inline void quantise_rows(const QuantiseRows& op, const Step& step, int thread) 
 // Rows of activations as the kernels of a format read them.
 struct Activations {
     const uint8_t* at;
-    size_t stride;  // bytes
+    size_t stride;          // bytes
+    ActivationBlock* room;  // of the thread: for kRowBlock rows of blocks
 
     const uint8_t* row(int index) const { return at + index * stride; }
-    Activations from(int index) const { return {row(index), stride}; }
+    Activations from(int index) const { return {row(index), stride, room}; }
 };
 
 // x [rows, k] for products with weights of `format`: itself, the thread's own copy, or what `quantise_rows` made.
 inline Activations activations(const uint16_t* x, int k, WeightFormat format, int rows, const Step& step, int thread) {
-    if (takes_bf16(format)) return {reinterpret_cast<const uint8_t*>(x), static_cast<size_t>(k) * 2};
+    if (takes_bf16(format)) return {reinterpret_cast<const uint8_t*>(x), static_cast<size_t>(k) * 2, nullptr};
+    const size_t blocks = k / kBlockInputs;
     ActivationBlock* own = step.own + step.own_blocks * thread;
     if (rows <= kOwnRows) quantise(x, k, format, 0, rows, own);
     const ActivationBlock* all = rows <= kOwnRows ? own : step.shared;
-    return {reinterpret_cast<const uint8_t*>(all), static_cast<size_t>(k / kBlockInputs) * sizeof(ActivationBlock)};
+    return {reinterpret_cast<const uint8_t*>(all), blocks * sizeof(ActivationBlock), own + kOwnRows * blocks};
 }
 // Bytes of `inputs` inputs of such a row.
 inline size_t input_bytes(WeightFormat format, int inputs) {
