@@ -8,9 +8,9 @@ the roofline only divides them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from wager.arch import Attention, Compressed, DeltaNet, Experts, Format, Gqa, Mamba2, Mla, ModelSpec, Quoted, Stream
 from wager.economics.surface import LatencySurface
@@ -193,7 +193,16 @@ class CostModel:
 
     def seconds(self, context: float, rows: float, *, batch: float = 1) -> float:
         """Seconds of the step."""
-        return self.step(context, rows, batch=batch).seconds
+        return self._seconds(context, rows, batch)
+
+    @cached_property
+    def _seconds(self) -> Callable[[float, float, float], float]:
+        """Plans ask for the same steps many times; measured ones may change."""
+
+        def seconds(context: float, rows: float, batch: float) -> float:
+            return self.step(context, rows, batch=batch).seconds
+
+        return lru_cache(maxsize=4096)(seconds) if self.measured is None else seconds
 
     def step(self, context: float, rows: float, *, batch: float = 1, distinct_experts: float | None = None) -> StepCost:
         """Seconds by part of a step of `batch` sequences, each of that context with `rows` rows; none without rows.

@@ -55,7 +55,9 @@ class Device:
 
     def peak(self, compute: str) -> float:
         """FLOP/s for numbers of that arithmetic, or of the one used instead."""
-        found = next((kind for kind in (compute, *_INSTEAD.get(compute, ())) if kind in self.peaks), None)
+        if compute in self.peaks:
+            return self.peaks[compute]
+        found = next((kind for kind in _INSTEAD.get(compute, ()) if kind in self.peaks), None)
         if found is None:
             known = ", ".join(self.peaks)
             raise UsageError(f"{self.name} has no known peak for {compute} arithmetic.", f"Its known peaks: {known}.")
