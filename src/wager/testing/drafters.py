@@ -34,21 +34,28 @@ class ReferenceOracle:
 
 
 class ToyOracle:
-    """Computes the toy target's tokens from its distribution, with the same processors and the same noise."""
+    """Computes the toy target's tokens from its distribution, with the same processors and the same noise; each once,
+    as long as what is known goes on as it said."""
 
     def __init__(self, distribution: ToyDistribution) -> None:
         self._distribution = distribution
+        self._texts: dict[str, tuple[object, list[int]]] = {}  # by sequence, and what the tokens depend on
 
     def next_tokens(self, request: DraftRequest, known: Sequence[int], prompt_tokens: int) -> list[int]:
+        given, end = (request.params, request.seed, request.choice, prompt_tokens), len(known)
+        before, text = self._texts.get(request.seq_id, (None, []))
+        if before != given or text[:end] != known:
+            text = list(known)
+            self._texts[request.seq_id] = given, text
         history = History.of(known[:prompt_tokens], request.params)
         if history is not None:
-            history.append(known[prompt_tokens:])
-        path: list[int] = []
-        for depth in range(request.depth):
-            logits = self._distribution([*known, *path])
-            distribution = process(logits, request.params, history and history.extended(path))
-            path.append(distribution.choose(request.seed, request.position + depth, request.choice))
-        return path
+            history.append(text[prompt_tokens:])
+        while len(text) < end + request.depth:
+            distribution = process(self._distribution(text), request.params, history)
+            text.append(distribution.choose(request.seed, len(text), request.choice))
+            if history is not None:
+                history.append(text[-1:])
+        return text[end : end + request.depth]
 
 
 class HistoryDrafter(Drafter):

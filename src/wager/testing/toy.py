@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +35,18 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MISSING = -1  # value of an unwritten slot, and of the positions before the first token
 
 
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
 def _mix(words: _Words) -> _Words:
     """The splitmix64 finaliser: a bijection of 64-bit words that spreads every bit."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    words = words ^ (words >> _SHIFTS[0])
+    words *= _FACTORS[0]
+    words ^= words >> _SHIFTS[1]
+    words *= _FACTORS[1]
+    words ^= words >> _SHIFTS[2]
+    return words
 
 
 def _word(values: NDArray[np.integer]) -> _Words:
@@ -87,23 +95,29 @@ class ToyDistribution:
 
     def logits(self, tails: NDArray[np.int64], digests: _Words) -> NDArray[np.float32]:
         """Logits [H, vocab] from the last tokens [H, order], newest first, and the path digests [H]; H: logits rows."""
-        ids = np.arange(1, self.vocab + 1, dtype=np.uint64) * _GOLDEN
         near = np.zeros(len(tails), np.uint64)
-        for column in range(self.order):
-            near = _mix(near + _word(tails[:, column]) + _GOLDEN)
-        z = self._uniform(near, ids)
+        for column in _word(tails.T):
+            near = _mix(near + column + _GOLDEN)
+        parts = [(1.0, near)]
         if self.memory:
-            z += self.memory * self._uniform(_mix(digests), ids)
+            parts.append((self.memory, _mix(digests)))
         if self.drift:
-            z += self.drift * self._uniform(_mix(near ^ np.uint64(self.salt + 1)), ids)
+            parts.append((self.drift, _mix(near ^ np.uint64(self.salt + 1))))
+        seeds = np.array([seed for _, seed in parts])
+        uniform = (_mix(seeds[:, :, None] + self._ids) >> np.uint64(11)).astype(np.float64)
+        uniform *= 1.0 / 2**53
+        z = uniform[0]
+        for (weight, _), part in zip(parts[1:], uniform[1:], strict=True):
+            z += weight * part
         z *= self.sharpness
         if self.eos is not None:
             z[:, self.eos] += self.eos_bias
-        return z.astype(np.float32)
+        logits: NDArray[np.float32] = z.astype(np.float32)
+        return logits
 
-    @staticmethod
-    def _uniform(seeds: _Words, ids: _Words) -> NDArray[np.float64]:
-        return (_mix(seeds[:, None] + ids) >> np.uint64(11)).astype(np.float64) * (1.0 / 2**53)
+    @cached_property
+    def _ids(self) -> _Words:
+        return np.arange(1, self.vocab + 1, dtype=np.uint64) * _GOLDEN
 
 
 class ToyCache:
