@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from test_load import DONE, LAST, STREAM, Step, event, part, response, scripted
 from in_process import Call, refused
 from serve.serving import running
 from wager.economics.surface import LatencySurface
+from wager.kernels.base import TargetOutput
+from wager.types import PackedBatch
 
 TRUTH = LatencySurface(
     [1, 16, 64, 256, 1024],
@@ -97,8 +100,16 @@ def test_what_is_wrong_in_a_table_is_named_by_line_and_column(wager: Call, tmp_p
 
 
 def test_a_server_of_wager_is_asked_for_depths_and_its_steps_make_plans(wager: Call, tmp_path: Path) -> None:
+    """Its steps take 4 ms and more, so that the client, which is beside it, keeps pace with it."""
+
+    def slowly(batch: PackedBatch) -> TargetOutput:
+        time.sleep(0.004)
+        return forward(batch)
+
     path = tmp_path / "server.json"
     with running() as server:
+        target = server.llm.engine.runner.target
+        forward, target.forward = target.forward, slowly  # type: ignore[method-assign]
         call = ["calibrate", "--url", server.url, "--model", "random:llama:tiny", "--json", str(path)]
         for seconds in (0.5, 5, 50):  # on a busy machine, the first may be too few for several shapes
             made = wager(*call, more=f"--seconds {seconds} --concurrency 1,2,4 --prompt-tokens 40 --depth 0,2")
