@@ -206,9 +206,10 @@ def nothing_imports_in_a_circle() -> None:
 
 def late_imports(name: str, tree: ast.Module) -> set[tuple[str, str]]:
     """The modules of wager that a module imports in functions; libraries may be optional, or slow to import."""
-    functions = [node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    statements = [node for function in functions for node in ast.walk(function)]
-    found = [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
+    every = nodes(tree)
+    functions = [node for node in every if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    lines = {line for node in functions for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    found = [node for node in every if isinstance(node, ast.Import | ast.ImportFrom) and node.lineno in lines]
     return {(name, module) for module in imports(ast.Module(list(found), []))}
 
 
