@@ -75,13 +75,7 @@ class Example:
 
     def output(self) -> str:
         """What the code prints now: stdout, then the messages without the progress. Errors are the commands' own."""
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            if self.python:
-                exec(self.code, {})
-            for line in [] if self.python else self.code.splitlines():
-                cli.main(shlex.split(line)[1:], prog_name="wager", standalone_mode=False)
-        return out.getvalue() + _PROGRESS.sub("", err.getvalue())
+        return _printed(self.code, python=self.python)
 
     def shown_of(self, output: str) -> str:
         """The part of an output that is shown: all lines, or a table of the columns that are shown."""
@@ -101,6 +95,17 @@ class Example:
         return "".join([*kept, *("| " + " | ".join(cells) + " |\n" for cells in rows)])
 
 
+@cache  # the page and the terminal show the same
+def _printed(code: str, *, python: bool) -> str:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        if python:
+            exec(code, {})
+        for line in [] if python else code.splitlines():
+            cli.main(shlex.split(line)[1:], prog_name="wager", standalone_mode=False)
+    return out.getvalue() + _PROGRESS.sub("", err.getvalue())
+
+
 def examples(text: str) -> list[Example]:
     """In the order of the text."""
     return [Example.of(match) for match in _PIECE.finditer(text) if match["code"]]
@@ -114,7 +119,7 @@ def fill(text: str, draw: Callable[[str, Figure | RoundDrawing], str]) -> str:
         nonlocal shown
         if match["figure"]:
             name = match["figure"]
-            return draw(name, RoundDrawing.of(shown) if name == "round" else FIGURES[name]())
+            return draw(name, RoundDrawing.of(shown) if name == "round" else _figure(name))
         if match["value"]:
             form, expression = match["value"].split(maxsplit=1)
             return format(eval(expression, _names(shown)), form).replace("%", " %")
@@ -300,6 +305,11 @@ FIGURES: Mapping[str, Callable[[], Figure]] = {
     "experts": _experts,
     "load": _load,
 }
+
+
+@cache
+def _figure(name: str) -> Figure:
+    return FIGURES[name]()
 
 
 def in_letters(figure: Figure | RoundDrawing, *, width: int = 60, height: int = 14) -> str:
