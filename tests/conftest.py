@@ -31,6 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.stash[_CACHE] = tempfile.TemporaryDirectory(prefix="wager-tests-")
     if models.is_dir():
         (Path(folder.name) / "models").symlink_to(models.resolve())
+    (Path(folder.name) / "packed").mkdir()
     os.environ["WAGER_CACHE"] = folder.name
     source = str(Path(hub.__file__).parents[2])  # what processes of the tests import
     os.environ["PYTHONPATH"] = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])

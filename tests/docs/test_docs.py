@@ -26,6 +26,7 @@ from serve.serving import server_process
 from unit.blank_heads import medusa_head
 from wager.arch import find_model
 from wager.arch.families import FAMILIES
+from wager.bench import quality
 from wager.bench.machine import Machine
 from wager.cli import VERBS, cli, main, reference
 from wager.config import DEFAULT_MODEL
@@ -420,7 +421,7 @@ SHORT = {
     "train": f"--model {TINY} --answer-tokens 8 --steps 1 --batch 64 --vocabulary 64 --threads 1",
     "export": f"--model {TINY}",
     "calibrate": "--seconds 1",
-    "replay": "--rounds 300",
+    "replay": "--rounds 100",
     "lesson": "1",
 }
 """Options that make a command short enough for a test."""
@@ -482,11 +483,11 @@ SCRAPES = ROOT / "tests" / "unit" / "vllm_scrape"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that commands run in, with the files that pages take as given, and a cache of its own."""
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    if (models := hub.cache_dir()).is_dir():
-        (cache / "models").symlink_to(models.resolve())
+    """The folder that commands run in, with the files that pages take as given, and a cache with the models alone."""
+    (cache := tmp_path / "cache").mkdir()
+    for part in ("models", "packed"):
+        if (there := hub.cache_dir().with_name(part)).is_dir():
+            (cache / part).symlink_to(there.resolve())
     monkeypatch.setenv("WAGER_CACHE", str(cache))
     monkeypatch.setattr(sys, "stdin", io.StringIO("Why is the sky blue?\n/exit\n"))
     monkeypatch.chdir(tmp_path)
@@ -526,7 +527,23 @@ def test_the_readmes_commands_run(call: str, smollm2: Path, folder: Path, capfd:
 
 
 ELSEWHERE = ("README.md", "CHANGELOG.md", "lesson.md", "comparison.md")
-PAGE_CALLS = [(page, call) for page, call in CALLS if page not in ELSEWHERE and not call.endswith("# a name")]
+MADE = {"-o", "--output", "--json", "--trace", "--receipt"}
+"""Options of what a later command of a page reads."""
+
+
+def page_calls() -> dict[str, list[str]]:
+    """The commands of each page, without those that run on an earlier one and make nothing."""
+    found, seen = dict[str, list[str]](), set[str]()
+    for page, call in CALLS:
+        alone = call in NOT_RUN or words(call)[1] in FETCHES
+        if page not in ELSEWHERE and not call.endswith("# a name") and not alone and call not in seen:
+            found.setdefault(page, []).append(call)
+            if not MADE & {*words(call)}:
+                seen.add(call)
+    return found
+
+
+PAGE_CALLS = page_calls()
 
 GIVEN = {
     "this": "wager calibrate --drafter ngram --json this",
@@ -542,13 +559,18 @@ def url() -> Iterator[str]:
         yield server.url
 
 
-@pytest.mark.parametrize("page", sorted(dict(PAGE_CALLS), key=lambda page: page != "kv_cache.md"))
+@pytest.mark.parametrize("page", sorted(PAGE_CALLS, key=lambda page: page != "kv_cache.md"))
 def test_the_commands_of_a_page_run_in_its_order(
-    page: str, folder: Path, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
+    page: str,
+    folder: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """On a model of random weights where no trained one is needed."""
-    calls = [call for name, call in PAGE_CALLS if name == page and not (call in NOT_RUN or words(call)[1] in FETCHES)]
-    for call in calls:
+    """On a model of random weights where no trained one is needed, and a short text where quality is measured."""
+    text = quality.fixed_text()[:1000]
+    monkeypatch.setattr(quality, "fixed_text", lambda: text)
+    for call in PAGE_CALLS[page]:
         for given in {*GIVEN} & {*arguments_of(call, model=TINY)}:
             if words(call)[1] in ("plan", "replay") and not (folder / given).exists():
                 runs(GIVEN[given], arguments_of(GIVEN[given], model=TINY), capfd)
