@@ -52,7 +52,7 @@ def test_answers_that_must_follow_a_schema_do(reference: Reference) -> None:
 
 def test_with_the_default_drafter_alone_and_in_a_crowd(smollm2: Path, reference: Reference) -> None:
     with served_process(smollm2, "--threads", "1") as server:
-        for turn, case in enumerate(CASES):
+        for turn, case in enumerate(CASES[::2]):
             variant = Variant(stream=turn % 2 == 0, official=turn % 4 < 2, logprobs=turn % 3 > 0)
             found, _ = server.differences([reference[case.name]], [(case, variant)], users=1)
             assert found == []

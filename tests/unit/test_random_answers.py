@@ -43,7 +43,7 @@ def entropies(logits: Array) -> Array:
 
 
 @cache
-def entropies_of_normal_logits(deviation: float, vocab: int, rows: int = 240) -> Array:
+def entropies_of_normal_logits(deviation: float, vocab: int, rows: int = 120) -> Array:
     """As `entropies`, of logits that are drawn; few rows would tell the share of positions to 5 % only."""
     rng = np.random.default_rng(0)
     drawn = (rng.standard_normal((20, vocab), np.float32) for _ in range(rows // 20))

@@ -30,14 +30,14 @@ WARM = 300
 
 LAW = ToyDistribution(vocab=64, order=2, sharpness=5.0, eos=0, eos_bias=0.5)
 DRAFTERS: dict[str, tuple[Callable[[], Drafter | None], int]] = {
-    "random-tree": (lambda: RandomTreeDrafter(64), 5000),
+    "random-tree": (lambda: RandomTreeDrafter(64), 2000),
     "ngram": (NgramDrafter, 2000),
     "suffix": (lambda: LookupDrafter("suffix", LookupSources(4, shared_tokens=500)), 2000),
     "dying": (lambda: FailingDrafter(calls=300), 2000),
-    "none": (lambda: None, 3000),
+    "none": (lambda: None, 2000),
 }
-"""How to make each drafter, and how many requests it serves, fourteen thousand in all: enough that what is allocated
-once stays below the bound."""
+"""How to make each drafter, and how many requests it serves, ten thousand in all: enough that what is allocated once
+stays below the bound."""
 
 
 def random_request(rng: random.Random, number: int) -> Request:
