@@ -40,6 +40,16 @@ LONG_BODIES: dict[str, tuple[str, Any]] = {
 }
 
 
+MODEL = ParsingContext("tiny", byte_tokenizer(512, where="toy"), 512, 64, 512, 1.0)
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[BodyReader]:
+    made = BodyReader(MODEL)
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[RealServer]:
     with served("--max-context", str(CONTEXT)) as started:
@@ -118,11 +128,9 @@ def test_a_process_that_was_ended_is_started_again() -> None:
     assert third is not None and third.poll() is not None  # it ends with the server
 
 
-def test_the_process_reads_what_the_server_would() -> None:
+def test_the_process_reads_what_the_server_would(reader: BodyReader) -> None:
     """Every kind of body, made long by blanks; errors too."""
-    tokenizer = byte_tokenizer(512, where="toy")
-    model = ParsingContext("tiny", tokenizer, max_context=512, num_blocks=64, vocab=512, temperature=1.0)
-    parser, reader = BodyParser(model), BodyReader(model)
+    parser = BodyParser(MODEL)
     bodies: list[Any] = [
         {"prompt": "a b <|end|> é 日本"},
         {"prompt": ["one", "two"], "n": 3, "seed": 5, "stop": ["x"], "logit_bias": {"7": 1.5}, "stop_token_ids": [3]},
@@ -155,18 +163,14 @@ def test_the_process_reads_what_the_server_would() -> None:
     async def beside(body: bytes) -> Any:
         return await reader.read("completion", body, "x")
 
-    try:
-        for body in bodies:
-            raw = json.dumps(body).encode() + b" " * QUICK_BYTES
-            here = outcome(lambda raw=raw: parser.completion(raw, "x"))
-            assert outcome(lambda raw=raw: asyncio.run(beside(raw))) == here
-    finally:
-        reader.close()
+    for body in bodies:
+        raw = json.dumps(body).encode() + b" " * QUICK_BYTES
+        here = outcome(lambda raw=raw: parser.completion(raw, "x"))
+        assert outcome(lambda raw=raw: asyncio.run(beside(raw))) == here
 
 
-def test_of_many_short_bodies_each_turn_of_the_loop_reads_one() -> None:
-    model = ParsingContext("tiny", byte_tokenizer(512, where="toy"), 512, 64, 512, 1.0)
-    reader, turns = BodyReader(model), [0]
+def test_of_many_short_bodies_each_turn_of_the_loop_reads_one(reader: BodyReader) -> None:
+    turns = [0]
 
     async def count() -> None:
         while True:
@@ -183,11 +187,8 @@ def test_of_many_short_bodies_each_turn_of_the_loop_reads_one() -> None:
         counting.cancel()
         return found
 
-    try:
-        found = asyncio.run(all_turns())
-        assert len(set(found)) == 20, found
-    finally:
-        reader.close()
+    found = asyncio.run(all_turns())
+    assert len(set(found)) == 20, found
 
 
 def test_one_of_each_tenant_has_its_turn() -> None:
@@ -216,10 +217,8 @@ def test_one_of_each_tenant_has_its_turn() -> None:
     assert {*order} - {"anna3"} == {"anna0", "anna1", "anna4", "anna5", "ben0", "ben1", "carl0"}
 
 
-def test_a_body_does_not_wait_for_all_of_another_key() -> None:
+def test_a_body_does_not_wait_for_all_of_another_key(reader: BodyReader) -> None:
     """Short and long ones: of 20 that one key has sent before, at most three are read until it is."""
-    model = ParsingContext("tiny", byte_tokenizer(512, where="toy"), 512, 64, 512, 1.0)
-    reader = BodyReader(model)
 
     async def places(blanks: int) -> int:
         done: list[str] = []
@@ -233,21 +232,18 @@ def test_a_body_does_not_wait_for_all_of_another_key() -> None:
         await asyncio.gather(*tasks, asyncio.create_task(read("ben")))
         return done.index("ben")
 
-    try:
-        assert max([asyncio.run(places(blanks)) for blanks in (0, QUICK_BYTES)]) <= 3
-    finally:
-        reader.close()
+    assert max([asyncio.run(places(blanks)) for blanks in (0, QUICK_BYTES)]) <= 3
 
 
 def test_bodies_of_one_key_leave_room_for_those_of_others() -> None:
     keys = ("anna-0123456789abcdef", "ben-0123456789abcdef")
     more = [f"authorization: Bearer {key}\r\n" for key in keys]
-    with running(max_body=100_000, max_bodies=250_000, api_keys=keys) as server:
-        first = slow_body(server, 100_000, sent=90_000, more=more[0])
-        eventually(lambda: server.server.limits.held >= 90_000, "nothing is read")
-        with slow_body(server, 100_000, sent=90_000, more=more[0]) as second:
+    with running(max_body=10_000, max_bodies=25_000, api_keys=keys) as server:
+        first = slow_body(server, 10_000, sent=9_000, more=more[0])
+        eventually(lambda: server.server.limits.held >= 9_000, "nothing is read")
+        with slow_body(server, 10_000, sent=9_000, more=more[0]) as second:
             assert b" 503 " in second.recv(4096)
-        refused = server.post(CHAT, {"messages": [user("a" * 80_000)]}, headers={"authorization": f"Bearer {keys[1]}"})
+        refused = server.post(CHAT, {"messages": [user("a" * 8_000)]}, headers={"authorization": f"Bearer {keys[1]}"})
         assert refused.status_code == 400  # it is read, and too long
         first.close()
         eventually(lambda: server.server.limits.held == 0, "bytes are counted that are gone")
@@ -255,17 +251,17 @@ def test_bodies_of_one_key_leave_room_for_those_of_others() -> None:
 
 @pytest.mark.slow
 def test_bodies_are_bounded_together() -> None:
-    with running(max_body=100_000, max_bodies=150_000) as server:
-        first, second = (slow_body(server, 100_000, sent=90_000) for _ in range(2))
-        eventually(lambda: server.server.limits.held >= 90_000, "nothing is read")
+    with running(max_body=10_000, max_bodies=15_000) as server:
+        first, second = (slow_body(server, 10_000, sent=9_000) for _ in range(2))
+        eventually(lambda: server.server.limits.held >= 9_000, "nothing is read")
         with second:
             assert b" 503 " in second.recv(4096)
-        refused = server.post(CHAT, {"messages": [user("a" * 80_000)]})
+        refused = server.post(CHAT, {"messages": [user("a" * 8_000)]})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1"), refused.text
         assert server.post(CHAT, SHORT).status_code == 200  # there is room for it
         first.close()
         eventually(lambda: server.server.limits.held == 0, "bytes are counted that are gone")
-        assert server.post(CHAT, {"messages": [user("a" * 80_000)]}).status_code == 400  # it is read, and too long
+        assert server.post(CHAT, {"messages": [user("a" * 8_000)]}).status_code == 400  # it is read, and too long
 
 
 def slow_body(server: Running, length: int, *, sent: int, more: str = "") -> socket.socket:
