@@ -19,7 +19,7 @@ from wager.models.transformer import Decoder
 from wager.testing import AdversaryDrafter, RandomTreeDrafter, ReferenceOracle
 from wager.types import Request, SamplingParams
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.slow]  # by default toys and the kernels show the same
 
 QUESTIONS = (
     "Write the numbers from one to ten in words, then again in words.",
@@ -79,7 +79,6 @@ def drafter(name: str, plain: LoadedEngine, requests: list[Request], texts: Text
     return DraftModel(twin, vocab=vocab, max_context=1024, kernels=plain.kernels)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ngram", "model", "adversary", "random-tree"])
 def test_speculation_changes_no_token(name: str, plain: LoadedEngine, requests: list[Request], texts: Texts) -> None:
     guesser = drafter(name, plain, requests, texts)
