@@ -421,6 +421,7 @@ SHORT = {
     "train": f"--model {TINY} --answer-tokens 8 --steps 1 --batch 64 --vocabulary 64 --threads 1",
     "export": f"--model {TINY}",
     "calibrate": "--seconds 1",
+    "calibrate --url": "--seconds 1 --concurrency 1,2,4 --prompt-tokens 40 --depth 0,2",
     "replay": "--rounds 100",
     "lesson": "1",
 }
@@ -470,11 +471,8 @@ def arguments_of(call: str, *, model: str, url: str = "") -> list[str]:
         given += ["--model", model]
     if verb != "calibrate" and {"this", "server.json"} & {*given}:  # step times of that model
         given += ["--model", model] if "--model" not in given or DEFAULT_MODEL in given else []
-    return [
-        verb,
-        *given,
-        *("--limit 8 --max-tokens 48" if "--acceptance-file" in given else SHORT.get(verb, "")).split(),
-    ]
+    more = SHORT.get(f"{verb} --url" if "--url" in given else verb, SHORT.get(verb, ""))
+    return [verb, *given, *("--limit 8 --max-tokens 48" if "--acceptance-file" in given else more).split()]
 
 
 SCRAPES = ROOT / "tests" / "unit" / "vllm_scrape"
