@@ -50,7 +50,7 @@ def trained(rounds: int) -> AcceptanceModel:
     return model
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     drawn_drafts(),
     st.integers(-1, 50),
@@ -105,7 +105,7 @@ def test_what_cannot_be_judged_is_an_error(
 # ---- acceptance -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -209,7 +209,7 @@ def test_prices_are_filtered_as_in_python() -> None:
 # ---- planning -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=24),
     drafters=st.integers(1, 4),
@@ -283,7 +283,7 @@ def test_sequences_are_planned_as_with_arrays(
 # ---- seconds --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True).map(sorted),
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 8), st.integers(0, 5000), st.floats(0.3, 3.0)), max_size=40),
@@ -317,7 +317,7 @@ def test_what_steps_take_is_learned_as_in_python(
     assert native.values() == before != copy.values()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=6, unique=True).map(sorted),
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 8), st.floats(0.1, 9.0)), max_size=40),
@@ -371,7 +371,7 @@ def test_times_of_knots_that_do_not_fit_are_refused() -> None:
 # ---- collapse -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.0, 1.0), st.integers(1, 80), st.integers(1, 30)), max_size=12), st.integers(0, 99)
 )

@@ -135,13 +135,13 @@ def test_the_production_field_has_the_joint_distribution(kind):
     assert abs(np.trace(seen) / count - agreement(world.p(()), world.q(()))) < 4 * np.sqrt(0.25 / count)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_a_lookup_follows_the_noise_and_is_right_as_often_as_its_counts_agree_with_the_target(temperature):
+@pytest.mark.parametrize(("temperature", "count"), [(0.5, 800), (1.0, 3000)])
+def test_a_lookup_follows_the_noise_and_is_right_as_often_as_its_counts_agree_with_the_target(temperature, count):
     """Acceptance has the closed form of p and q ~ m^(a / (b T)); counts that are wrong only lower it."""
     p = process(
         np.log(np.array([0.02, 0.5, 0.25, 0.13, 0.1])).astype(np.float32), SamplingParams(temperature=temperature)
     )
-    count, rates = 2000, []
+    rates = []
     for often in ((8, 4, 2), (2, 4, 8)):  # that 1, 2 and 3 followed 0; 4 never did
         drafter = LookupDrafter("suffix", LookupSources(1))
         text = [each for token, times in enumerate(often, 1) for each in [0, token] * times]
@@ -163,7 +163,7 @@ def test_a_lookup_follows_the_noise_and_is_right_as_often_as_its_counts_agree_wi
 
 def test_tree_children_are_gumbel_top_b_and_are_accepted_more_often():
     """Top-b of log q + g with the shared field contains the target's token more often than one guess does."""
-    rng, count, caught = np.random.default_rng(3), 1500, np.zeros(3)
+    rng, count, caught = np.random.default_rng(3), 1000, np.zeros(3)
     z = rng.normal(0, 2, 60)
     p, q = (process(row.astype(np.float32), PARAMS) for row in (z, z + rng.normal(0, 1, 60)))
     for position in range(count):

@@ -133,7 +133,7 @@ class Led(BlocksMachine):
 
 @pytest.mark.parametrize("machine", [BlocksMachine, Uncached, Led])
 def test_random_use(machine: type[BlocksMachine]) -> None:
-    quick = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+    quick = settings(max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(machine, settings=quick)
 
 

@@ -68,7 +68,7 @@ def cases(draw):
     return np.array(logits, np.float32), params, draw(words), draw(words), draw(words)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases())
 def test_shape_is_the_definition(case):
     logits, params, prompt, output, path = case

@@ -85,7 +85,7 @@ def test_drafts_along_recorded_answers_are_those_of_the_engine_that_gave_them(tr
     makers: list[Callable[[], Drafter]] = [lambda: LookupDrafter("suffix", LookupSources(8, 4096, None), trees=tree)]
     for make in makers if tree else [*makers, NgramDrafter]:
         engine = toy_engine(TEXT, drafter=make(), num_blocks=200)
-        every = requests(SamplingParams(max_tokens=600, temperature=0, seed=3))
+        every = requests(SamplingParams(max_tokens=300, temperature=0, seed=3))
         found = zip(every, engine_rounds(every, make(), 1)[1], strict=True)
         ended = [(request, answer) for request, answer in found if answer.finish_reason == "stop"]
         assert len(ended) > 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +28,6 @@ TEMPLATE = (
 )
 OTHER = TEMPLATE.replace("<|start|>{{", "[{{").replace("}}\n{{ m['c", "}}]\n{{ m['c")
 SAME_BUT_SPELLED_OTHERWISE = TEMPLATE.replace("m['role']", "m.role")
-
-Make = Callable[..., Path]
 
 
 def directory(path: Path, backend: Backend, template: str | None = TEMPLATE, *, end: str = SPECIAL[1]) -> Path:

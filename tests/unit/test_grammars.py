@@ -224,9 +224,9 @@ def outputs_of(grammar: Grammar, temperature: float) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("rule", "drafter", "count"),
     [
-        ("rejection", "model", 300),
+        ("rejection", "model", 200),
         *(
-            pytest.param(rule, drafter, 1000, marks=pytest.mark.slow)
+            pytest.param(rule, drafter, 500, marks=pytest.mark.slow)
             for rule in ("match", "rejection", "block", "traversal")
             for drafter in ("none", "model", "adversary")
         ),

@@ -227,7 +227,7 @@ for number in range(int(sys.argv[2]), 10**6):
 """
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_process_that_is_killed_loses_nothing_that_it_had_written(tmp_path: Path, kills: int) -> None:
     rng, done = random.Random(kills), 0
     for _ in range(kills):

@@ -145,7 +145,7 @@ def test_the_native_table_drafts_what_the_one_in_python_does(
         for table in (native, plain):
             table.begin("learned", known["learned"], [])
     drafted, guessed = 0, dict[str, tuple[int, ...]]()
-    for step in range(35):
+    for step in range(21):
         if learned and step % 10 == 9:  # segments are merged, and texts leave
             texts = [[each for some in texts for each in some if rng.random() < 0.8] or [[1, 0, 1]]]
             corpus.set([written(tmp_path / f"{step}", texts[0]).arrays])

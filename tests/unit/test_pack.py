@@ -48,7 +48,7 @@ def packer() -> BatchPacker:
 BUFFERS = packer()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(steps())
 def test_every_row_is_where_it_belongs(step):
     """Packed into arrays of its own, and natively into buffers."""

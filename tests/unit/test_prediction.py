@@ -59,7 +59,7 @@ def test_it_guesses_from_the_beginning_and_goes_on_where_it_was_right() -> None:
     assert all(MIN_SURVIVAL <= b <= a <= 1 for a, b in zip(draft.scores, draft.scores[1:], strict=False))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_what_is_edited_anywhere_is_found_again(data: st.DataObject) -> None:
     """A text with one edit, in whatever place, takes far fewer passes than it has tokens."""

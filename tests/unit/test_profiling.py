@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 
 from wager.draft.ngram import NgramDrafter
-from wager.economics.calibration import PredictionErrors, Setup
+from wager.economics.calibration import Calibration, PredictionErrors, Setup
 from wager.engine.core import Engine
 from wager.engine.proposer import Proposer
 from wager.engine.runner import Runner
@@ -88,10 +89,13 @@ def test_the_time_limit_holds_except_for_the_steps_a_fit_needs() -> None:
 # ---- the fit -------------------------------------------------------------------------------------------------------
 
 
+@cache
+def fitted_to_the_truth() -> Calibration:
+    return calibrate(step_timer(TimedTarget(FakeClock())), SETUP, seconds=4.0)
+
+
 def test_a_calibration_predicts_steps_it_never_took() -> None:
-    target = TimedTarget(FakeClock())
-    reported: list[float] = []
-    fitted = calibrate(step_timer(target), SETUP, seconds=4.0, report=reported.append)
+    fitted = fitted_to_the_truth()
     assert len(fitted.held_out) >= 30
     ragged = fitted.errors.worst  # the mean context stands for each request's own
     assert ragged < 0.1
@@ -109,7 +113,7 @@ def test_a_slowdown_of_all_shapes_does_not_distort_the_fit() -> None:
 
 
 def test_steps_correct_a_calibration_of_a_faster_machine() -> None:
-    fitted = calibrate(step_timer(TimedTarget(FakeClock())), SETUP, seconds=4.0)
+    fitted = fitted_to_the_truth()
     slower = step_timer(TimedTarget(FakeClock(), slowdown=lambda _: 1.5))
     stored, corrected = fitted.surface(), fitted.surface()
     measured: list[float] = []

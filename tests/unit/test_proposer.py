@@ -141,7 +141,7 @@ def test_what_is_too_much_together_is_cut_where_it_is_longest() -> None:
     assert longest_that_fits([], 0) == 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_what_is_found_valid_at_once_is_what_the_definition_keeps(data: st.DataObject) -> None:
     """Chains are checked natively, and whatever is not one in Python: by either way alone the drafts are the same."""

@@ -242,11 +242,11 @@ def test_a_receipt_with_other_parameters_is_verified_where_they_give_the_same_an
         replace(SAMPLED, max_tokens=60, stop=("a", "e", "1")),
         replace(SAMPLED, max_tokens=20, grammar=Grammar.regex("[a-f]{3,9}")),
     ]
-    plain = load(EngineConfig.from_options(model=MODEL, threads=1, drafter="none", cache_tokens=2048, max_context=1024))
+    plain = load(EngineConfig.from_options(model=MODEL, threads=1, drafter="none", cache_tokens=512, max_context=256))
     verifier: Verifier | None = None
     outcomes: set[bool] = set()
-    for receipt in answer(MODEL, given, max_context=1024):
-        verifier = verifier or Verifier(receipt, EngineConfig.from_options(model=MODEL, threads=1, cache_tokens=2048))
+    for receipt in answer(MODEL, given, max_context=256):
+        verifier = verifier or Verifier(receipt, EngineConfig.from_options(model=MODEL, threads=1, cache_tokens=512))
         for params in other_params(receipt):
             for choice in (0, 1) if params == receipt.params else (0,):
                 claim = changed(receipt, params=params, choice=choice)

@@ -72,7 +72,7 @@ OPERATIONS: dict[str, Callable[[Any, Any, int, int], Any]] = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(OPERATIONS)),
     text=st.text(LETTERS, max_size=12),
