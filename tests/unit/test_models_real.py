@@ -105,6 +105,16 @@ def test_logits_in_bfloat16_and_in_the_files_own_bits(
     assert (logits.argmax(-1) == expected.argmax(-1)).mean() > agreeing
 
 
+def test_a_prompt_in_chunks_of_any_size_has_the_bits_of_one_pass(smollm2: Path, prompt: list[int]) -> None:
+    ours, blocks = decoder(smollm2, select(threads=1)), list(range(12))
+    whole = ours.forward(batch([chain(0, prompt, blocks)], range(len(prompt)))).logits.copy()
+    for size in (7, 1):
+        for first in range(0, len(prompt), size):
+            part = prompt[first : first + size]
+            found = ours.forward(batch([chain(first, part, blocks)], range(len(part)))).logits
+            assert np.array_equal(found, whole[first : first + len(part)])
+
+
 SAMPLES = (*TEXTS, *with_special("<|im_start|>", "<|im_end|>"), *with_special("<|endoftext|>", "<repo_name>"))
 _CUT_DIFFERENTLY = regex.compile(r"\s\s\p{N}|\s[\p{N}--[0-9]]", regex.V1)
 
