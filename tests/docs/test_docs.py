@@ -422,7 +422,7 @@ SHORT = {
     "export": f"--model {TINY}",
     "calibrate": "--seconds 1",
     "calibrate --url": "--seconds 1 --concurrency 1,2,4 --prompt-tokens 40 --depth 0,2",
-    "replay": "--rounds 100",
+    "replay": "--rounds 40",
     "lesson": "1",
 }
 """Options that make a command short enough for a test."""

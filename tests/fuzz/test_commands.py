@@ -98,10 +98,10 @@ def test_a_path_that_is_none_is_named(wager: Call, monkeypatch: pytest.MonkeyPat
         refused(wager("doctor"), folder[:40])
 
 
-def test_a_file_that_cannot_be_written_is_refused_by_its_option(wager: Call) -> None:
+def test_a_file_that_cannot_be_written_is_refused_by_its_option(wager: Call, tmp_path: Path) -> None:
     for call in ("plan --json", "run --json", "acceptance -o", "acceptance --trace"):
         verb, option = call.split()
-        for path in ("/nonexistent/x.svg", "~nosuchuser/x.svg", "/" + "x" * 300 + ".svg", "/tmp"):
+        for path in (f"{tmp_path}/absent/x.svg", "~nosuchuser/x.svg", "/" + "x" * 300 + ".svg", "/tmp"):
             result = wager(verb, *BASES[verb], option, path)
             refused(result, f"'{option}'", path[:20])
             assert option == "--json" or "--json" not in result.err
