@@ -59,6 +59,16 @@ class KalmanFilter {
         }
     }
 
+    // An unknown is `least` at least. The others move as far as they go with it, so that the seconds that were observed
+    // stay explained (the mean under a constraint, Simon and Chia 2002).
+    void keep_above(size_t unknown, double least) {
+        const size_t n = size();
+        const double missing = least - values_[unknown];
+        if (missing <= 0.0) return;
+        const double variance = covariance_[unknown * n + unknown];
+        for (size_t i = 0; i < n; ++i) values_[i] += covariance_[i * n + unknown] * (missing / variance);
+    }
+
     double deviation(const std::vector<double>& slopes) const {
         const size_t n = size();
         double sum = 0.0;

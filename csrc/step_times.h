@@ -115,7 +115,9 @@ class StepTimes {
     // Takes over what the filter says.
     void correct() {
         const std::vector<double>& values = filter.values();
-        const double row_cost = std::exp(values[1]), first = fitted_[0];
+        const double first = fitted_[0];
+        filter.keep_above(2 + fitted_.size(), -fitted_per_request_ / first);
+        const double row_cost = std::exp(values[1]);
         scale = std::exp(values[0]);
         uncorrected_.clear(), corrected.clear();
         for (size_t knot = 0; knot < fitted_.size(); ++knot) {

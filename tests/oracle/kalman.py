@@ -59,6 +59,12 @@ class KalmanFilter:
     def _scatter(self, square: float, variance: float, *, less: float = 0.0) -> float:
         return min(max(min(square, variance * _MAX_SURPRISE**2) - less, self._least_noise), _MOST_NOISE**2)
 
+    def keep_above(self, unknown: int, least: float) -> None:
+        """The mean, given that the unknown is `least` if it was below."""
+        missing = least - self._values[unknown]
+        if missing > 0:
+            self._values += self._covariance[unknown] * (missing / self._covariance[unknown, unknown])
+
     def deviation(self, slopes: Sequence[float]) -> float:
         """Standard deviation of the sum of all unknowns times `slopes`."""
         slope = np.array(slopes)

@@ -69,6 +69,7 @@ class StepTimes:
         return slopes
 
     def _correct(self) -> None:
+        self._filter.keep_above(len(self.rows) + 2, -self._fitted_per_request / self._fitted[0])
         log_scale, log_row_cost, *curve, request = self._filter.values()[: len(self.rows) + 3]
         self.scale, row_cost, first = math.exp(log_scale), math.exp(log_row_cost), self._fitted[0]
         self._uncorrected = [first + max(row_cost * (value - first), 1e-3 * first - first) for value in self._fitted]
