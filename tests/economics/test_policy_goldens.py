@@ -15,7 +15,7 @@ SOME = (
     "objective accelerator slo:20ms 64",
     "collapses processor mtp 8",
     "drifts processor several 8",
-    "prices accelerator mtp 64 busy",
+    "prices accelerator mtp 64 rows twice as fast",
 )
 
 

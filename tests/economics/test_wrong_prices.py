@@ -295,10 +295,21 @@ NOTICED = [  # beside the cells of policy_goldens.py
 ]
 
 
+SELDOM_STUCK = [  # where one run in five lost 7 to 26 %, which three seeds need not show
+    # deep drafts alone pay, and are believed to cost three times as much: what is cheap to measure must not be measured
+    # again and again in their place
+    ("mixture", "lookup", 16, "tilted up"),
+    ("mixture", "mtp", 16, "tilted up"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("machine", "drafter", "users", "belief"), NOTICED)
-def test_wrong_prices_and_changes_are_noticed(machine: str, drafter: str, users: int, belief: str) -> None:
-    assert loss(Cell(machine, drafter, users), belief) < 0.02
+@pytest.mark.parametrize(
+    ("machine", "drafter", "users", "belief", "seeds"),
+    [*[(*cell, SEEDS) for cell in NOTICED], *[(*cell, 8) for cell in SELDOM_STUCK]],
+)
+def test_wrong_prices_and_changes_are_noticed(machine: str, drafter: str, users: int, belief: str, seeds: int) -> None:
+    assert mean(losses(Cell(machine, drafter, users), belief, seeds=seeds)) < 0.02
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from wager.economics.acceptance import LARGE_BATCH
@@ -37,6 +37,7 @@ _LONGEST_WAIT = 64  # steps: a drafter that is right again must be noticed
 _DEPTH = 2  # of drafts made only to learn: the second token is a second observation for little more time
 _PLAUSIBLE = 2.5  # standard deviations by which seconds may plausibly differ from what is believed
 _LEAST_GAIN = 0.01  # of the tokens of a plain step: what a step must be able to gain to be worth a look
+_REPAID = 16  # steps in which what a look loses must be gained back, if rows are as cheap as is plausible
 _FIRST_INTERVAL = 2 * UPDATE_INTERVAL  # steps between those in which it is asked whether to explore; it doubles
 
 
@@ -145,9 +146,11 @@ class MeasuringSchedule:
     """When steps of about one batch size measured, and when they are to again."""
 
     speculating: int = 0  # steps since a plain one
-    plain_interval: int = _FIRST_INTERVAL  # how many there must be before the next plain step
+    plain_interval: int = _FIRST_INTERVAL  # how many there must be before the next plain step; it doubles
     asked: int | None = None  # when it was last asked whether to measure what rows cost
     interval: int = _FIRST_INTERVAL  # how many steps there must be between
+    waits: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """By drafter and depth: the step from which it may be measured again, and how long it waits after that."""
 
 
 class Exploration:
@@ -254,7 +257,7 @@ class Exploration:
         plain = step.plain
         gain = (plain.goodput * plain.seconds / plain.weight - 1) * plain.seconds  # of speculation, lately
         if size.speculating >= size.plain_interval and self.for_rows.spend(gain + own.planning, plain.seconds):
-            size.speculating, size.plain_interval = 0, min(LONGEST_INTERVAL, 2 * size.plain_interval)
+            size.speculating, size.plain_interval = 0, 2 * size.plain_interval
             step.plan, step.measured_depth = {}, 0
             return
         if size.asked is None:
@@ -262,13 +265,15 @@ class Exploration:
         if self._steps - size.asked < size.interval:
             return
         size.asked, size.interval = self._steps, min(LONGEST_INTERVAL, 2 * size.interval)
-        best, cost = self._best_to_measure(step)
+        best, cost = self._best_to_measure(step, size)
         if best is None:
             return
         size.interval = _FIRST_INTERVAL
         if best.depth and best.drafter in self._readiness.unready(now):  # when it is ready, it is asked again
             self._readiness.keep(step, best.drafter, steps=TRIAL)
         elif self.for_rows.spend(cost, plain.seconds):
+            _, wait = size.waits.get((best.drafter, best.depth), (0, _FIRST_INTERVAL))
+            size.waits[best.drafter, best.depth] = self._steps + wait, min(SLOW_INTERVAL, 2 * wait)
             planned, step.plan, step.measured_depth = step.plan, {}, best.depth
             for state in step.candidates if best.depth else ():
                 if state.seq_id not in planned:
@@ -276,7 +281,7 @@ class Exploration:
                     self._readiness.note_request(state, best.drafter, now)
                 step.plan[state.seq_id] = best._replace(depth=min(best.depth, state.room))
 
-    def _best_to_measure(self, step: PolicyStep) -> tuple[DraftDecision | None, float]:
+    def _best_to_measure(self, step: PolicyStep, size: MeasuringSchedule) -> tuple[DraftDecision | None, float]:
         """How all are to draft in the step that would gain most for what it loses if seconds are as believed, which is
         returned too."""
         (rows, requests, context_sum), plain, latency = step.plain.shape, step.plain, self._prices.latency
@@ -308,11 +313,14 @@ class Exploration:
                 context_sum=context_sum,
             )
             for depth, (profit, deviation) in enumerate(zip(profits, deviations, strict=True)):
+                if (drafter, depth) in size.waits and self._steps < size.waits[drafter, depth][0]:
+                    continue  # else what is cheap to measure would be measured again and again, and the rest never
                 loss = max((usual - profit) / plain.goodput, least_cost) + planning
                 hoped = profit - usual + plain.goodput * _PLAUSIBLE * deviation
                 if depth > planned / count:  # rows are free at best
                     hoped = min(hoped, profit - usual + plain.goodput * extra[count * depth])
-                worth = hoped > _LEAST_GAIN * plain.weight and loss <= self.for_rows.seconds
+                least = max(_LEAST_GAIN * plain.weight, plain.goodput * loss / _REPAID)
+                worth = hoped > least and loss <= self.for_rows.seconds
                 if worth and hoped > best_value * loss and abs(depth - planned / count) >= 0.5:  # nearer is the plan
                     best, best_value, cost = DraftDecision(depth, drafter), hoped / loss, loss
         return best, cost
