@@ -221,14 +221,17 @@ def test_a_drafter_that_does_not_pay_is_not_used_and_exploration_keeps_to_its_bu
 
 @pytest.mark.parametrize("live", [1, 4])
 def test_a_drafter_that_is_always_wrong_is_hardly_asked_and_used_again_once_it_is_right(live: int) -> None:
-    """No step measures what rows cost meanwhile: no guess would pay if they were free."""
+    """No step measures what rows cost meanwhile: no guess would pay if they were free. Nor is anything decided where no
+    draft is due, but that nothing drafts."""
     policy, rates = adaptive(LatencySurface(ROWS, SECONDS, uncertainty=3.0)), {"d": always(0.0)}
     simulation = SimulatedSequences(policy, Machine({"d": 1e-5}), rates, names(live)).run(1000)
-    drafted, measured = simulation.drafted["d"], 0
+    drafted, measured, decided = simulation.drafted["d"], 0, 0
     for _ in range(1920):
         simulation.step()
         measured += policy.step.measured_depth is not None
+        decided += not policy.step.skipped
     assert 20 <= simulation.drafted["d"] - drafted <= 120 and not measured  # not one in four steps, 480
+    assert decided <= 200
     simulation.rates["d"] = always(0.9)
     drafted = simulation.run(150).drafted["d"]
     assert simulation.run(100).drafted["d"] - drafted > 90 * live

@@ -192,7 +192,9 @@ class Adaptive(Policy):
         early, large = now < EARLY_STEPS or self._prices.weights.learns, len(step.ids) > LARGE_BATCH
         self._interval = 1 if early or large else round(UPDATE_INTERVAL * self._prices.own.pace)
         if not step.plan and not early:
-            self._repeats_until = now + max(UPDATE_INTERVAL, self._interval - len(self._taken))
+            pause = max(UPDATE_INTERVAL, min(SLOW_INTERVAL, exploration.pause()))
+            self._interval = 1 if large else max(self._interval, pause)
+            self._repeats_until = now + max(pause, self._interval - len(self._taken))
         elif not self._draws_tokens:
             self._repeats_until = min(now + self._interval - len(self._taken), self._next_plan)
         if now >= self._next_measuring:
@@ -200,8 +202,8 @@ class Adaptive(Policy):
             exploration.measure(step, speculates=self._speculates)
         if step.measured_depth is None:
             exploration.add_drafts(step, steps=max(1, self._repeats_until - now))
-        if (ready := readiness.next_ready(now)) is not None:
-            self._repeats_until = min(self._repeats_until, ready)
+        if (change := readiness.next_change(now)) is not None:
+            self._repeats_until = min(self._repeats_until, change)
         if self._draws_tokens:  # what is verified as planned must fit before it is drafted
             longest = longest_that_fits([decision.depth for decision in step.plan.values()], budget)
             step.plan = {
@@ -470,7 +472,8 @@ class Adaptive(Policy):
         step.record = record if 0 <= sum(record.seconds.values()) < math.inf else None  # a broken clock
         if not taken or taken[-1] is not step:
             taken.append(step)
-        if len(taken) >= self._interval or step.measured_depth is not None:
+        shows = step.measured_depth is not None or (step.explored and not self._speculates)
+        if shows or len(taken) >= self._interval:
             self._learn_steps()
             self._repeats_until = min(self._repeats_until, self._next_plan)
 

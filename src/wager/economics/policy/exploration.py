@@ -112,11 +112,15 @@ class DrafterReadiness:
         waking = [drafter for drafter in self._readers if self._ready[drafter] > now] if self._readers else ()
         return self.inactive.union(waking, self.left_out) if waking or self.left_out else self.inactive
 
-    def next_ready(self, now: int) -> int | None:
-        """The next step in which one that woke has seen enough."""
-        if not self._readers:
-            return None
-        return min([self._ready[drafter] for drafter in self._readers if self._ready[drafter] > now], default=None)
+    def next_change(self, now: int) -> int | None:
+        """The next step in which one that woke has seen enough, or one may be inactive again."""
+        times = [
+            time
+            for name in self._readers
+            if name not in self.inactive
+            for time in (self._ready[name], self._kept[name])
+        ]
+        return min([time for time in times if time > now], default=None)
 
     def update(self, step: PolicyStep, decisions: Mapping[str, DraftDecision]) -> None:
         """Wake the drafters that sequences are to use; the ones that nothing wanted for long become inactive."""
@@ -210,6 +214,10 @@ class Exploration:
         """A draft made only to learn had a right guess, or none."""
         self._unlucky[drafter] = 0 if right else self._unlucky[drafter] + 1
 
+    def pause(self) -> int:
+        """The steps between drafts of the drafter that is asked most often, where nothing but exploration drafts."""
+        return min(_LONGEST_WAIT, min(self._unlucky.values()) // _DOUBTED)
+
     def _is_left_out(self, step: PolicyStep, drafter: str) -> bool:
         """Whether a draft that was paid for is not made: the longer no guess was right, the fewer are."""
         if step.number < self._last_made[drafter] + min(_LONGEST_WAIT, self._unlucky[drafter] // _DOUBTED):
@@ -236,7 +244,7 @@ class Exploration:
         if not self.for_drafts.spend(cost + self._prices.own.judging, plain_step.seconds):  # its step is judged
             return False
         if not capabilities.warm_up and self._is_left_out(step, drafter):  # one that woke for it is asked
-            return True
+            return False
         step.catches_up |= catch_up > 0
         step.explored_catch_up += catch_up
         step.plan[state.seq_id] = DraftDecision(depth, drafter)
