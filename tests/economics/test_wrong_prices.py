@@ -313,6 +313,17 @@ def test_wrong_prices_and_changes_are_noticed(machine: str, drafter: str, users:
 
 
 @pytest.mark.slow
+def test_a_machine_that_changes_takes_other_seconds_for_drafting_too() -> None:
+    cell = Cell("processor", "mtp", 4)
+    truth, after = (surface(cell.machine, cell.drafter, **each) for each in ({}, CHANGES["busy"]))
+    rates = [
+        cell.rate(FixedDepth(2), machine, skipped=2 * SETTLED)
+        for machine in (TrueMachine(truth, after, change=SETTLED), TrueMachine(after))
+    ]
+    assert rates[0] == pytest.approx(rates[1], rel=1e-9)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("belief", ["right", "rows x0.3", "rows x3"])
 def test_scatter_and_a_hasty_calibration_cost_little(belief: str) -> None:
     assert loss(Cell("accelerator", "mtp", 64), belief, noise=0.15) < 0.02

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wager.economics.latency import LatencyCache, LatencyModel
-from wager.economics.policy.base import Policy
+from wager.economics.policy.base import SLOW_INTERVAL, Policy
 from wager.errors import UsageError
 from wager.simulation.traces import MAX_DRAFTED, RequestTrace, TraceSource
 from wager.types import DRAFT_STAGE, Draft, DraftDecision, Plan, Span, StepRecord, Verdict
@@ -329,6 +329,8 @@ class SimulatedServer:
 
     def _draft_seconds(self, drafted: Iterable[SimulatedDraft]) -> float:
         """Seconds of drafting by all drafters."""
+        if self.result.steps % SLOW_INTERVAL == 0:  # the machine may change
+            self._drafting.clear()
         passes: dict[str, list[int]] = {}
         for each in drafted:
             passes.setdefault(each.draft.drafter, []).append(each.passes)
