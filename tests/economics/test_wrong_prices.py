@@ -333,8 +333,10 @@ def test_scatter_and_a_hasty_calibration_cost_little(belief: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "users"), [("lookup", 1), ("lookup", 4), ("mtp", 4)])
 def test_neighbours_on_the_host_do_not_change_prices(drafter: str, users: int) -> None:
-    """Where three slow steps in a row passed for another machine, these lost 3.1, 3.7 and 5.7 %."""
-    assert mean(losses(Cell("processor", drafter, users), "right", seeds=5, machine_type=SharedHost)) < 0.025
+    """Where three slow steps in a row passed for another machine, these lost 3.1, 3.7 and 5.7 %. One run in ten of
+    four users loses 6 to 10 %, so few say little."""
+    seeds = 5 if users == 1 else 16
+    assert mean(losses(Cell("processor", drafter, users), "right", seeds=seeds, machine_type=SharedHost)) < 0.025
 
 
 def test_steps_that_become_faster_are_believed() -> None:

@@ -153,8 +153,8 @@ class MeasuringSchedule:
     plain_interval: int = _FIRST_INTERVAL  # how many there must be before the next plain step; it doubles
     asked: int | None = None  # when it was last asked whether to measure what rows cost
     interval: int = _FIRST_INTERVAL  # how many steps there must be between
-    waits: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    """By drafter and depth: the step from which it may be measured again, and how long it waits after that."""
+    waits: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By depth, whoever drafts: the step from which it may be measured again, and how long it waits after that."""
 
 
 class Exploration:
@@ -280,8 +280,8 @@ class Exploration:
         if best.depth and best.drafter in self._readiness.unready(now):  # when it is ready, it is asked again
             self._readiness.keep(step, best.drafter, steps=TRIAL)
         elif self.for_rows.spend(cost, plain.seconds):
-            _, wait = size.waits.get((best.drafter, best.depth), (0, _FIRST_INTERVAL))
-            size.waits[best.drafter, best.depth] = self._steps + wait, min(SLOW_INTERVAL, 2 * wait)
+            _, wait = size.waits.get(best.depth, (0, _FIRST_INTERVAL))
+            size.waits[best.depth] = self._steps + wait, min(SLOW_INTERVAL, 2 * wait)
             planned, step.plan, step.measured_depth = step.plan, {}, best.depth
             for state in step.candidates if best.depth else ():
                 if state.seq_id not in planned:
@@ -321,7 +321,7 @@ class Exploration:
                 context_sum=context_sum,
             )
             for depth, (profit, deviation) in enumerate(zip(profits, deviations, strict=True)):
-                if (drafter, depth) in size.waits and self._steps < size.waits[drafter, depth][0]:
+                if depth in size.waits and self._steps < size.waits[depth][0]:
                     continue  # else what is cheap to measure would be measured again and again, and the rest never
                 loss = max((usual - profit) / plain.goodput, least_cost) + planning
                 hoped = profit - usual + plain.goodput * _PLAUSIBLE * deviation
