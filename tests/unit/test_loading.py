@@ -17,7 +17,7 @@ from tokenizer_models import save_model
 import wager
 from wager.cli import main
 from wager.draft.base import ComputedRows
-from wager.draft.combined import MergedDrafter
+from wager.draft.combined import JoinedDrafter
 from wager.draft.heads import autoregressive
 from wager.economics.calibration import FOLDER, Calibration
 from wager.economics.surface import StepPoint
@@ -87,7 +87,7 @@ def test_a_head_behind_another_drafter_counts_fewer_states_of_a_prompt(
     head = f"eagle3:{eagle_head(tmp_path, plain.spec)}"
     for name, counted in ((head, 20), (f"ngram..{head}", 8), (f"ngram//{head}", 20)):
         (drafter,) = load(config.with_options(drafter=name), target=plain.target).proposer.drafters.values()
-        while isinstance(drafter, MergedDrafter):
+        while isinstance(drafter, JoinedDrafter):
             drafter = drafter._members[-1].drafter
         assert isinstance(drafter, autoregressive.HeadChainDrafter)
         taps = {tap: np.zeros((20, plain.spec.hidden), np.float32) for tap in drafter.taps}
