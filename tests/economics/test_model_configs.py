@@ -327,6 +327,9 @@ def test_quantised_experts() -> None:
     grouped = {**W4A16, "weights": {**W4A16["weights"], "group_size": 32}}
     assert quantised(kimi, **packed(grouped, *ignored)) == TABLE["Kimi-K2-Thinking"].precision
     assert quantised(kimi, quant_method="fp8") == TABLE["Kimi-K2"].precision
+    assert quantised(kimi, **packed(grouped, *(each.replace("re:", "re:(?i)") for each in ignored))) == quantised(
+        kimi, **packed(grouped, *ignored)
+    ), "a flag at an expression's beginning"
     v4 = {**DEEPSEEK, "expert_dtype": "fp4", "quantization_config": {"quant_method": "fp8"}}
     cached = replace(read_config(v4).precision, cache=1.0)
     assert cached == TABLE["DeepSeek-V4-Flash"].precision

@@ -239,7 +239,7 @@ class _Patterns:
             word = pattern.strip(".").removeprefix("model.").removeprefix("language_model.").removeprefix("model.")
             if pattern.startswith("re:"):
                 try:
-                    expressions.append(re.compile(rf"(?:{pattern[3:]})"))
+                    expressions.append(re.compile(pattern[3:]))
                 except re.error as error:
                     raise ModelError(f"quantization_config has the pattern {pattern!r}: {error}.") from error
             elif "*" in word:
