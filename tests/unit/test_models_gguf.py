@@ -379,6 +379,16 @@ def test_unsupported_values_are_refused_by_name(change: dict[str, Any], named: s
         open_weights(path)
 
 
+def test_norms_of_a_family_that_has_none_are_refused(tmp_path: Path) -> None:
+    norms = {
+        f"blk.{layer}.attn_{part}_norm.weight": (np.ones(8, np.float32), Kind.F32)
+        for layer in range(3)
+        for part in "qk"
+    }
+    with pytest.raises(ModelError, match=r"has a tensor blk\.\d\.attn_[qk]_norm\.weight that llama does not use"):
+        open_weights(make(tmp_path, "llama", replaced=norms)[2])
+
+
 def test_the_parts_of_a_split_file_are_one(tmp_path: Path) -> None:
     whole = make(tmp_path, "llama")[2]
     expected = logits(open_weights(whole), TOKENS)

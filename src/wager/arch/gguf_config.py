@@ -130,7 +130,7 @@ def read_gguf(
         qkv_bias=biased["q"],
         output_bias=biased["o"],
         mlp_bias=biased["gate"],
-        qk_norm=engine.qk_norm is True or "blk.0.attn_q_norm.weight" in tensors,
+        qk_norm=engine.qk_norm if isinstance(engine.qk_norm, bool) else "blk.0.attn_q_norm.weight" in tensors,
         attention_scale=scale,
         interleaved_rope=layout.interleaved_rope,
         split_latent=SPLIT_LATENT in tensors,
