@@ -21,7 +21,7 @@ from typing import Any
 
 import wager
 from wager.cli.measuring import to_requests
-from wager.draft.combined import MergedDrafter
+from wager.draft.combined import JoinedDrafter
 from wager.economics.surface import LatencySurface
 from wager.engine.policies import TenantPolicies
 from wager.loading.load import LoadedEngine, build_policies, load
@@ -86,7 +86,7 @@ class Timed:
 
 
 def parts(drafter: Any) -> Iterator[Any]:
-    if isinstance(drafter, MergedDrafter):
+    if isinstance(drafter, JoinedDrafter):
         for member in drafter._members:
             yield from parts(member.drafter)
     else:

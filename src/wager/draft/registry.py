@@ -49,7 +49,7 @@ class DrafterParts:
 
 
 def build_drafter(spec: DrafterSpec, parts: DrafterParts) -> Drafter:
-    """The drafter of a spec that joins none (see combined.MergedDrafter); UsageError for one that is not registered.
+    """The drafter of a spec that joins none (see combined.JoinedDrafter); UsageError for one that is not registered.
     Its module is imported now: a start does not wait for those that it does not use."""
     if spec.name not in DRAFTERS:
         raise UsageError(f"Unknown drafter {spec.name!r}.", f"Known drafters: {', '.join(DRAFTERS)}.")
