@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tokenizer_models import save_model
 
 import wager
 from wager.cli import main
-from wager.draft.base import ComputedRows
+from wager.draft.base import ComputedRows, Drafter
 from wager.draft.combined import JoinedDrafter
 from wager.draft.heads import autoregressive
 from wager.economics.calibration import FOLDER, Calibration
@@ -26,7 +27,7 @@ from wager.kernels.base import TargetOutput
 from wager.loading.load import calibration_setup, load
 from wager.loading.opened import OpenedModel
 from wager.models import hub
-from wager.types import Request, SamplingParams
+from wager.types import Draft, DraftRequest, Request, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.7, seed=3, ignore_eos=True)
 
@@ -94,6 +95,43 @@ def test_a_head_behind_another_drafter_counts_fewer_states_of_a_prompt(
         drafter.begin("s", [1] * 21, PARAMS)
         drafter.read(TargetOutput(np.zeros((0, 0)), np.zeros(0), taps=taps), [ComputedRows("s", 0, range(20), 19)])
         assert drafter._states["s"].num_states == counted, name
+
+
+class Echo:
+    """A drafter that inherits from nothing: it guesses the last token again."""
+
+    name, default_depth, max_depth = "echo", 2, 4
+    samples = makes_trees = continues = weighs_prices = False
+    last = 0
+
+    def begin(self, _seq_id: str, tokens: Sequence[int], _params: SamplingParams, *, tenant: str = "") -> None:
+        self.accept(tenant, tokens)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [Draft.chain(each.seq_id, [self.last] * each.depth, drafter=self.name) for each in requests]
+
+    def observe(self, _output: TargetOutput) -> None: ...
+
+    def accept(self, _seq_id: str, tokens: Sequence[int]) -> None:
+        self.last = [self.last, *tokens][-1]
+
+    def end(self, _seq_id: str) -> None: ...
+
+
+def test_a_drafter_that_lacks_a_part_of_the_interface_is_refused(config: wager.EngineConfig) -> None:
+    plain = load(config)
+    with pytest.raises(
+        UsageError, match="class Echo has no remembers_requests, taps, reads_rows, read, read_rows, forget"
+    ):
+        load(config, target=plain.target, drafter=Echo())
+    further = {
+        name: vars(Drafter)[name]
+        for name in ("remembers_requests", "taps", "reads_rows", "read", "read_rows", "forget")
+    }
+    whole = type("Whole", (Echo,), further)()
+    request = Request("r", (5, 6, 7), PARAMS)
+    answers = [load(config, target=plain.target, drafter=each).generate([request])[0] for each in (None, whole)]
+    assert answers[0].token_ids == answers[1].token_ids and answers[1].stats.drafted
 
 
 def test_a_context_longer_than_the_models_is_refused(config: wager.EngineConfig) -> None:

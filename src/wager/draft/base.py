@@ -58,8 +58,9 @@ class Drafter(Protocol):
     `makes_trees`: its drafts may be trees. `continues`: it heeds DraftRequest.after. `weighs_prices`:
     it decides by DraftRequest.prices what to compute, and says so (Draft.computed). `remembers_requests`: it guesses
     from earlier requests of the same tenant, too. `taps`: the layers whose residual stream `read` needs, see
-    TargetOutput; None: it reads no states, or none now; it may change with every call. `reads_rows`: it reads every row
-    of logits. What has a default here, a subclass need not define.
+    TargetOutput. They may change with every call, and be None while it needs none; one whose `taps` are None when the
+    engine is built reads no states. `reads_rows`: it reads every row of logits. What has a default here, a subclass
+    need not define; a class that does not inherit from this one must have all of it.
     """
 
     name: str

@@ -183,8 +183,10 @@ def load(
     config, report = config or EngineConfig(), report or (lambda _: None)
     if target is not None:
         _check_shared(config, target.config)
-    if drafter is not None and drafter.makes_trees:
-        check_rule_for_trees(drafter.name, config.speculation.verify)
+    if drafter is not None:
+        _check_interface(drafter)
+        if drafter.makes_trees:
+            check_rule_for_trees(drafter.name, config.speculation.verify)
     model = target.opened if target else open_target(config)
     kernels = target.kernels if target else _select_kernels(config, model)
     opened = [] if drafter else drafting.open_drafters(config, model)
@@ -221,6 +223,16 @@ def load(
         unless_built.pop_all()
     engine.notes = tuple(model.note for item in opened for model in item.models if model.note)
     return engine
+
+
+def _check_interface(drafter: Drafter) -> None:
+    """UsageError unless it has everything that the engine asks of a drafter, whatever its class inherits from."""
+    names = [name for name in (*Drafter.__annotations__, *vars(Drafter)) if not name.startswith("_")]
+    if missing := [name for name in dict.fromkeys(names) if not hasattr(drafter, name)]:
+        raise UsageError(
+            f"The drafter of class {type(drafter).__name__} has no {', '.join(missing)}.",
+            "Let its class inherit from wager.draft.base.Drafter, which has defaults, or define them.",
+        )
 
 
 def _learning(
