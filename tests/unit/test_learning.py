@@ -322,6 +322,7 @@ def test_a_store_is_made_of_exported_texts_and_nothing_is_forgotten_while_they_a
     words = ("train", "--kind", "store", "--model", MODEL, "--answers", exported, "--output", tmp_path / "made")
     code, out, err = run(capsys, *words, "--json", "-")
     assert code == 0 and json.loads(out)["held_out"]["tau"] > 1, err
+    assert (tmp_path / "made" / "answers.store").stat().st_mode & 0o777 == 0o600, "who may read the texts"
     with opened(None, f"store:{tmp_path / 'made' / 'answers.store'}") as llm, opened(None) as plain:
         assert ids(llm.generate(PROMPTS[:2], GREEDY)) == ids(plain.generate(PROMPTS[:2], GREEDY))
 

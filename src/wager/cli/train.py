@@ -310,8 +310,15 @@ def _store(_kind: str, folder: Path, config: EngineConfig, options: Mapping[str,
     from wager.train.store_run import STORE, run_store
 
     target, texts = _collected(config, folder, options)
+    private = any(path.stat().st_mode & 0o077 == 0 for path in options["answers"])  # as corpus export writes them
     header, acceptance = run_store(
-        target, texts, folder, depth=options["depth"], max_bytes=options["size"], command=_command()
+        target,
+        texts,
+        folder,
+        depth=options["depth"],
+        max_bytes=options["size"],
+        command=_command(),
+        mode=0o600 if private else None,
     )
     figures = {"entries": header.entries, "tokens": header.tokens, "held_out": acceptance.as_dict()}
     size = f"{header.entries} continuations of {header.tokens} tokens"

@@ -242,14 +242,15 @@ def build_store(
     sample: Sequence[str] = (),
     provenance: Mapping[str, Any] | None = None,
     max_bytes: int | None = None,
+    mode: int | None = None,
 ) -> StoreHeader:
     """Count what the target wrote, and write a store.
 
     `answers` are pairs of a prompt's token ids and those of its answer: the answer's tokens are counted, the prompt's
     last ones are only context. `vocab` is the target's number of token ids, `tokenizer` its vocabulary_digest and
     `sample` its vocabulary_sample. At most `max_bytes` of the most useful continuations are kept (None: all). The file
-    is written under another name and renamed. UsageError if there is nothing to count or an id is outside the
-    vocabulary.
+    is written under another name and renamed; `mode`: who may read it, if not everybody. UsageError if there is nothing
+    to count or an id is outside the vocabulary.
     """
     if not 0 < vocab <= LARGEST_VOCABULARY:
         raise UsageError(f"A store cannot hold {vocab} token ids.", f"It holds at most {LARGEST_VOCABULARY}.")
@@ -268,7 +269,7 @@ def build_store(
         provenance=dict(provenance or {}),
         sample=list(sample),
     )
-    _write(path, header, data)
+    _write(path, header, data, mode)
     return header
 
 
@@ -318,11 +319,11 @@ def _hash_table(table: ContinuationTable) -> tuple[Slots, int]:
     return slots, homes
 
 
-def _write(path: Path, header: StoreHeader, data: memoryview) -> None:
+def _write(path: Path, header: StoreHeader, data: memoryview, mode: int | None) -> None:
     text = json.dumps(asdict(header)).encode()
     text += b" " * (-(_PREFIX + len(text)) % _ALIGNMENT)
     try:
-        with replacing(path) as file:
+        with replacing(path, mode=mode) as file:
             file.write(MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text)
             file.write(data)
     except OSError as error:

@@ -22,8 +22,10 @@ def run_store(
     depth: int,
     command: str,
     max_bytes: int | None,
+    mode: int | None,
 ) -> tuple[StoreHeader, HeldOutAcceptance]:
-    """Build `folder`/answers.store. UsageError if no text has an answer."""
+    """Build `folder`/answers.store, which those of `mode` may read (None: everybody). UsageError if no text has an
+    answer."""
     answered = [text for text in texts if text.answered]
     if not answered:
         raise UsageError("A store holds answers, and no text has one.", "Leave out --answer-tokens 0.")
@@ -46,6 +48,7 @@ def run_store(
         sample=vocabulary_sample(target.tokenizer),
         provenance=provenance,
         max_bytes=max_bytes,
+        mode=mode,
     )
     store = StoreFile(path, vocab=vocab, tokenizer=digest)
     accepted = [count for text in data.held_out for count in _rounds(store, text, depth)]
