@@ -141,7 +141,6 @@ class SecondDrafter {
     // Whether to ask it at a place of `sequence`, where the first one's best first guess is `sure`; of a call `now` for that many
     // sequences. Then `least` is the survival at which its next guess would not be worth its pass and its row.
     bool ask(const std::string& sequence, double sure, const Prices& prices, int64_t now, long sequences, double& least) {
-        if (gains_->empty()) expect(prices);
         const size_t place = std::upper_bound(borders_.begin(), borders_.end(), sure) - borders_.begin();
         PlaceGain& gain = (*gains_)[place];
         const bool pays = gain.mean > prices.call || gain.left_out >= kRetried;
@@ -198,9 +197,9 @@ class SecondDrafter {
     void end(const std::string& sequence) { asked_.erase(sequence); }
 
   private:
-    // Before it was asked: tokens that asking brings where the first knows nothing (less, the surer that is), guesses that are paid
-    // for there, and the places that this counts for. What it brings at one place is 0 to 7 tokens.
-    static constexpr double kFirstGain = 0.45, kFirstGuesses = 2.0, kFirstWeight = 20.0;
+    // Tokens that asking is taken to bring before it was asked where the first knows nothing (less, the surer that is), and the
+    // places that this counts for: what it brings at one place is 0 to 7 tokens.
+    static constexpr double kFirstGain = 0.45, kFirstWeight = 20.0;
     static constexpr double kMemory = 400.0;  // places that count of those where it was asked
     static constexpr long kRetried = 64;      // of so many places at which asking does not seem to pay, it is asked at one
     // Tokens by which keeping and asking it may cost more than it brings, until it rests: at first, and once it has brought as
@@ -227,13 +226,9 @@ class SecondDrafter {
         JudgedDraft first, second, made;
     };
 
-    void expect(const Prices& prices) {
-        gains_->push_back({kFirstGain - kFirstGuesses * prices.guess});
-        for (const double least : borders_) gains_->push_back({kFirstGain * (1.0 - least) - kFirstGuesses * prices.guess});
-    }
-
     void begin_anew() {
-        gains_ = std::make_shared<std::vector<PlaceGain>>();
+        gains_ = std::make_shared<std::vector<PlaceGain>>(1, PlaceGain{kFirstGain});
+        for (const double least : borders_) gains_->push_back({kFirstGain * (1.0 - least)});
         credit_ = kCredit;
         second_ = {};
     }

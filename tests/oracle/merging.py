@@ -108,12 +108,9 @@ class BackedDrafts:
 
     def _begin_anew(self) -> None:
         self._second, self._credit = Reliability(), 10.0
-        self._gains: list[list[float]] = []  # mean, places, left out
+        self._gains = [[0.45 * (1 - least), 20.0, 0] for least in (0.0, *self._borders)]  # mean, places, left out
 
     def ask(self, own: Draft | None, prices: DraftPrices, now: int, sequences: int) -> float | None:
-        self._gains = self._gains or [
-            [0.45 * (1 - least) - 2 * prices.guess, 20.0, 0] for least in (0.0, *self._borders)
-        ]
         roots = [score for score, parent in zip(own.scores, own.parents, strict=False) if parent < 0] if own else []
         gain = self._gains[bisect(self._borders, max(roots))] if roots else self._gains[0]
         pays = gain[0] > prices.call or gain[2] >= 64
