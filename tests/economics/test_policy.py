@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from wager.economics.latency import LatencyModel
 from wager.economics.options import Objective, PolicySpec, parse_objective, parse_policy
 from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities, Policy
+from wager.economics.policy.base import LONGEST_INTERVAL, UPDATE_INTERVAL, DrafterCapabilities, Policy
 from wager.economics.policy.heuristics import FixedDepth, Threshold
 from wager.economics.policy.state import PolicySeconds
 from wager.economics.surface import LatencySurface
@@ -217,6 +219,25 @@ def test_a_drafter_that_does_not_pay_is_not_used_and_exploration_keeps_to_its_bu
     simulation.run(2000)
     spent = (simulation.drafted["d"] - drafted) * surface.draft_seconds("d", 1, 2)
     assert 0 < spent < 0.006 * (simulation.seconds - seconds)
+
+
+def test_each_depth_is_measured_more_seldom_the_longer_its_rows_are_known() -> None:
+    """Else the budget is spent on what was measured before: 0.6 % where drafters are good and bad in turns."""
+    policy, rates = adaptive(LatencySurface(ROWS, SECONDS, uncertainty=3.0)), {"d": always(0.7)}
+    simulation, measured = (
+        SimulatedSequences(policy, Machine({"d": 1e-5}), rates, names(4)),
+        defaultdict[int, list[int]](list),
+    )
+    for now in range(1500):
+        simulation.step()
+        if policy.step.measured_depth:
+            measured[policy.step.measured_depth].append(now)
+    intervals = [[after - before for before, after in pairwise(steps)] for steps in measured.values()]
+    assert max(map(len, intervals)) > 6
+    for found in intervals:
+        assert all(each > min(LONGEST_INTERVAL, 8 << number) - UPDATE_INTERVAL for number, each in enumerate(found)), (
+            found
+        )
 
 
 @pytest.mark.parametrize("live", [1, 4])

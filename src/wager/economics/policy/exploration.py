@@ -281,7 +281,7 @@ class Exploration:
             self._readiness.keep(step, best.drafter, steps=TRIAL)
         elif self.for_rows.spend(cost, plain.seconds):
             _, wait = size.waits.get(best.depth, (0, _FIRST_INTERVAL))
-            size.waits[best.depth] = self._steps + wait, min(SLOW_INTERVAL, 2 * wait)
+            size.waits[best.depth] = self._steps + wait, min(LONGEST_INTERVAL, 2 * wait)
             planned, step.plan, step.measured_depth = step.plan, {}, best.depth
             for state in step.candidates if best.depth else ():
                 if state.seq_id not in planned:
