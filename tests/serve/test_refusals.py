@@ -319,6 +319,11 @@ def test_a_body_of_another_path_is_told_where_it_belongs(server: Running) -> Non
         assert status == 400 and told in answer["error"]["message"]
 
 
+def test_a_body_that_is_not_coded_may_say_so(server: Running) -> None:
+    for coding in ("", "identity", "Identity"):
+        assert post(server, SHORT, headers={"content-encoding": coding})[0] == 200, coding
+
+
 @pytest.mark.parametrize("place", ["body", "message", "bias"])
 def test_a_body_of_many_mistakes_is_refused_by_the_first(place: str) -> None:
     """An error for each would take more than ten times what reading the body does, and with 300,000 a gigabyte."""

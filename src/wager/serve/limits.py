@@ -227,8 +227,8 @@ class BodyLimits:
             raise ApiError(
                 415, f"The body is said to be {kind[:80]!r}.", "Send the header Content-Type: application/json."
             )
-        coding = request.headers.get("content-encoding", "identity").strip().lower()
-        if coding != "identity":
+        coding = request.headers.get("content-encoding", "").strip().lower()
+        if coding not in ("", "identity"):
             raise ApiError(415, f"The body is said to be coded: {coding[:80]!r}.", "Send it without Content-Encoding.")
         length = request.headers.get("content-length", "")
         tenant = request.state.tenant
