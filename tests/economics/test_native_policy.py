@@ -7,7 +7,7 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oracle import acceptance as python
@@ -289,6 +289,7 @@ def test_sequences_are_planned_as_with_arrays(
     st.lists(st.tuples(st.integers(1, 60), st.integers(1, 8), st.integers(0, 5000), st.floats(0.3, 3.0)), max_size=40),
     st.integers(0, 99),
 )
+@example([1, 8], [(8, 8, 0, 0.3)] * 25, 0)  # requests that would cost less than nothing
 def test_what_steps_take_is_learned_as_in_python(
     rows: list[int], steps: list[tuple[int, int, int, float]], seed: int
 ) -> None:
