@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from tokenizer_models import save_model
 
 from in_process import Call, refused
 from wager.cli import VERBS
+from wager.cli.run import footer
 from wager.models import hub
 from wager.serve.limits import read_api_keys
+from wager.types import Stats
 
 MODEL = "random:llama:tiny"
 FLAGS = ("--model", MODEL, "--threads", "1", "--memory", "256MiB")
@@ -103,6 +106,12 @@ def test_run_streams_text_and_prints_stats_on_stderr_and_json(wager: Call, tmp_p
     assert value["text"] + "\n" == plain.out == wager(*call, "--json", str(tmp_path / "out.json")).out
     assert value["tokens"] == len(value["token_ids"]) == len(value["drafted_by"]) <= 24
     assert json.loads((tmp_path / "out.json").read_text())["token_ids"] == value["token_ids"]
+
+
+def test_the_seconds_of_the_first_token_are_not_counted_nor_is_it() -> None:
+    stats = Stats(prompt_tokens=3, completion_tokens=9, seed=0, rounds=5, decode_s=2.0)
+    assert footer(stats, sampled=False).startswith("9 tokens, 4.0 tok/s")
+    assert footer(replace(stats, completion_tokens=1, decode_s=0.0), sampled=False).startswith("1 tokens, – tok/s")
 
 
 def test_show_colours_guessed_tokens(wager: Call, monkeypatch: pytest.MonkeyPatch) -> None:
