@@ -630,9 +630,9 @@ def experts_after_dense(keys: ConfigKeys, layers: int) -> Sequence[FeedForward]:
         shared=keys.count("n_shared_experts"),
         width=keys.integer("moe_intermediate_size"),
     )
-    types = keys.per_layer("mlp_layer_types", layers, known=("dense", "sparse"))
+    types = keys.per_layer("mlp_layer_types", layers, known=("dense", "sparse", "moe", "hash_moe"))
     if types is not None:
-        return _mixture(keys, experts, [kind == "sparse" for kind in types])
+        return _mixture(keys, experts, [kind != "dense" for kind in types])
     first = keys.count("first_k_dense_replace")
     step = keys.integer("moe_layer_freq", default=1)
     return _mixture(keys, experts, [layer >= first and layer % step == 0 for layer in range(layers)])
