@@ -121,7 +121,7 @@ struct Step {
     uint8_t* scratch;  // threads * scratch_bytes
     size_t scratch_bytes;
     // Quantised activations: of few rows each thread makes its own copy (own_blocks apart), of many they share one. Behind
-    // the own copy is room for kRowBlock rows in another order.
+    // the own copy is room for Table::regrouped_rows rows in another order.
     ActivationBlock *own, *shared;
     size_t own_blocks;
     // Recurrent layers: the first replayed row of each sequence [sequences + 1], and room for rows and states of a sequence.
@@ -468,6 +468,7 @@ struct Table : Kernels<Embed, RmsNorm, FloatNorm, Narrow, SoftCap, QuantiseRows,
     int (*at_least)(const float* logits, int first, int last, float limit, int32_t* ids);
     Masses (*masses)(const float* logits, int n, double peak, double temperature, double least);
     float (*sweep)(const float* data, int64_t first, int64_t last);
+    int regrouped_rows;  // of quantised activations, for which each thread needs room
 };
 
 // Null when the build or the machine lacks the instruction set.

@@ -91,7 +91,7 @@ inline void quantise_rows(const QuantiseRows& op, const Step& step, int thread) 
 struct Activations {
     const uint8_t* at;
     size_t stride;          // bytes
-    ActivationBlock* room;  // of the thread: for kRowBlock rows of blocks
+    ActivationBlock* room;  // of the thread: for Table::regrouped_rows rows of blocks
 
     const uint8_t* row(int index) const { return at + index * stride; }
     Activations from(int index) const { return {row(index), stride, room}; }

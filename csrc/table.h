@@ -19,6 +19,6 @@ inline constexpr Table kTable = {{{embed}, {rms_norm}, {float_norm}, {narrow_row
                                   {router}, {top_experts}, {gather}, {experts_in}, {experts_out}, {add_gated}, {latent}, {rotary},
                                   {attention}, {replay}, {convolve}, {recur}, {gated_norm}, {multiply}, {add_silu}, {sigmoid_gate},
                                   {select}, {copy}, {argmax}, {guess}},
-                                 WAGER_NAME, max_logit, draw, draw_among, at_least, masses, sweep};
+                                 WAGER_NAME, max_logit, draw, draw_among, at_least, masses, sweep, kHeldRows > 1 ? kRowBlock : 0};
 
 }  // namespace wager::WAGER_NS

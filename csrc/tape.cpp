@@ -104,8 +104,9 @@ void Tape::link_prefetch(const Linear& op) {
 void Tape::add_quantise(const QuantiseRows& op) {
     if (takes_bf16(op.format)) return;
     const size_t blocks = op.k / kBlockInputs, rows = static_cast<size_t>(in_.max_rows) * op.per_row;
-    if (blocks * (kOwnRows + kRowBlock) > own_blocks_) {
-        own_blocks_ = blocks * (kOwnRows + kRowBlock);
+    const size_t own = blocks * (kOwnRows + (rows > kOwnRows ? table_->regrouped_rows : 0));
+    if (own > own_blocks_) {
+        own_blocks_ = own;
         own_ = std::make_unique<Buffer>(own_blocks_ * sizeof(ActivationBlock) * pool_->threads());
     }
     if (rows > kOwnRows && blocks * rows > shared_blocks_) {
