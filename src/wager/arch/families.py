@@ -42,7 +42,7 @@ class GatingKeys:
 @dataclass(frozen=True, slots=True)
 class GgufLayout:
     """How llama.cpp's converter writes the family, under the architecture that is its model_type, or `architecture`;
-    models with experts, if that is another, under `mixture`; models with other inputs under those of `wrapped`.
+    its models with experts or with other inputs than text, if theirs are others, under those of `others`.
 
     `attention`, `ffn` and `scales` replace the family's own readers; `defaults` are values of keys, by their names in
     config.json, that files leave out. `interleaved_rope`: rotated pairs of the query and key projections lie side by
@@ -52,8 +52,7 @@ class GgufLayout:
     """
 
     architecture: str | None = None
-    mixture: str | None = None
-    wrapped: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     attention: readers.AttentionReader = readers.gguf_windows
     ffn: readers.FeedForwardReader | None = None
     scales: readers.ScaleReader | None = None
@@ -348,7 +347,7 @@ FAMILIES: Mapping[str, Family] = {
         readers.sliding_by_layer,
         readers.dense_ffn,
         _QWEN,
-        EngineSupport(qkv_bias=True, gguf=GgufLayout(wrapped=("qwen2vl",))),
+        EngineSupport(qkv_bias=True, gguf=GgufLayout(others=("qwen2vl",))),
         wrapper="Qwen2_5_VLForConditionalGeneration",
     ),
     "mimo": Family("MiMoForCausalLM", readers.sliding_by_layer, readers.dense_ffn, _QWEN, EngineSupport(qkv_bias=True)),
@@ -361,7 +360,7 @@ FAMILIES: Mapping[str, Family] = {
             qkv_bias="attention_bias",
             output_bias="attention_bias",
             qk_norm=True,
-            gguf=GgufLayout(wrapped=("qwen3vl",)),
+            gguf=GgufLayout(others=("qwen3vl",)),
         ),
         wrapper="Qwen3VLForConditionalGeneration",
     ),
@@ -635,7 +634,7 @@ FAMILIES: Mapping[str, Family] = {
             output_bias="attention_bias",
             qk_norm=True,
             gating=GatingKeys(normalised="norm_topk_prob"),
-            gguf=GgufLayout(architecture="qwen3moe", wrapped=("qwen3vlmoe",), experts=True, normalised=True),
+            gguf=GgufLayout(architecture="qwen3moe", others=("qwen3vlmoe",), experts=True, normalised=True),
         ),
     ),
     "qwen3_next": Family(
@@ -769,7 +768,7 @@ FAMILIES: Mapping[str, Family] = {
             root="backbone",
             gating=_CORRECTED_SIGMOID,
             gguf=GgufLayout(
-                mixture="nemotron_h_moe",
+                others=("nemotron_h_moe",),
                 attention=readers.gguf_mixers_alone,
                 ffn=readers.gguf_feed_forwards_alone,
                 experts=True,
@@ -853,7 +852,7 @@ def find_gguf(architecture: str) -> tuple[Family, EngineSupport, GgufLayout]:
         if family.engine and family.engine.gguf
     }
     for row in [*known.values()]:
-        known |= dict.fromkeys((*row[2].wrapped, *filter(None, [row[2].mixture])), row)
+        known |= dict.fromkeys(row[2].others, row)
     if architecture not in known:
         raise ModelError(
             f"Architecture {short_repr(architecture)} is not supported in a GGUF file.",

@@ -208,15 +208,16 @@ def _mamba(keys: ConfigKeys, *, inner: int) -> Mamba2:
     return _checked_mamba(keys, "mamba_n_heads", heads, inner, *sizes)
 
 
+_NO_LIMIT = 1e30
+"""Seconds from which on the limit of a step is none; an infinite one cannot be written in JSON."""
+
+
 def _refuse_step_limits(keys: ConfigKeys) -> None:
     """An error if steps have limits; configurations write in several ways that they have none."""
     limits = keys.get("time_step_limit")
     most = limits[1] if isinstance(limits, list) and len(limits) == 2 and limits[0] == 0 else 0
     if most != {"__float__": "Infinity"} and not (isinstance(most, float) and most >= _NO_LIMIT):
         keys.refuse("time_step_limit", unless=([0.0, math.inf],))  # time_step_min and its like are of training
-
-
-_NO_LIMIT = 1e30
 
 
 def _checked_mamba(keys: ConfigKeys, name: str, heads: int, inner: int, groups: int, state: int, conv: int) -> Mamba2:

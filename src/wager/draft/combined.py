@@ -190,12 +190,12 @@ class JoinedDrafter(Drafter, Generic[T]):
     is learned of a tenant's texts; `vocab` as in DrafterParts."""
 
     sign: str
+    makes_trees = True
 
     def __init__(self, drafters: Sequence[Drafter], *, vocab: int, make: Callable[[], T]) -> None:
         self.name = self.sign.join(drafter.name for drafter in drafters)
         self.default_depth = max(drafter.default_depth for drafter in drafters)
         self.max_depth = max(drafter.max_depth for drafter in drafters)
-        self.makes_trees = True
         self.samples = any(drafter.samples for drafter in drafters)
         self.remembers_requests = any(drafter.remembers_requests for drafter in drafters)
         self.reads_rows = any(drafter.reads_rows for drafter in drafters)
