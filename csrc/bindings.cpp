@@ -293,7 +293,17 @@ NB_MODULE(_native, m) {
     nb::class_<Pool>(m, "Pool")
         .def(nb::init<int, bool>(), "threads"_a, "always_all"_a = false)
         .def_prop_ro("threads", &Pool::threads)
-        .def_prop_ro("limit", &Pool::limit);
+        .def_prop_ro("limit", &Pool::limit)
+        // How many threads share each of some stages, on which the caller alone works. For tests.
+        .def("team_sizes", [](Pool& pool, int stages, int64_t nanoseconds) {
+            std::vector<int> sizes(stages);
+            pool.run(stages, [&](int stage, int thread, int threads) {
+                if (thread != 0) return;
+                sizes[stage] = threads;
+                for (const auto begun = wager::Clock::now(); wager::Clock::now() - begun < std::chrono::nanoseconds(nanoseconds);) {}
+            });
+            return sizes;
+        }, "stages"_a, "nanoseconds"_a, nb::call_guard<nb::gil_scoped_release>());
     bind_thread_limit(m);
     nb::class_<Isa>(m, "Isa")
         .def("__init__", [](Isa* self, const std::string& name) {

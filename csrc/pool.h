@@ -1,16 +1,17 @@
 // A pool of persistent threads that share the stages of some work, with a barrier after each.
 //
 // The caller is thread 0 and waits for no thread that has not begun: a stage is shared by those that are awake when it begins,
-// and a thread that sleeps is woken meanwhile and takes part in a later one. So a stage must give the same result for any
-// number of threads. How many may take part is ThreadLimit's to say. Threads spin for a bounded time and then sleep: an idle
-// engine uses no core. Floating-point modes are set alike in every thread: a flush-to-zero bit set by another library must
-// not change a row.
+// and a thread that sleeps is woken meanwhile and takes part in a later one. Where stages are long, threads sleep because they
+// have waited for the caller: those take part at once. So a stage must give the same result for any number of threads. How many
+// may take part is ThreadLimit's to say. Threads spin for a bounded time and then sleep: an idle engine uses no core.
+// Floating-point modes are set alike in every thread: a flush-to-zero bit set by another library must not change a row.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -37,6 +38,16 @@ namespace wager {
 
 using Clock = std::chrono::steady_clock;
 using Duration = Clock::duration;
+
+// That this thread has computed; where the system does not tell, all time that has passed.
+inline Duration processor_time() {
+#if defined(__unix__) || defined(__APPLE__)
+    timespec used;
+    if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) == 0)
+        return std::chrono::duration_cast<Duration>(std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec));
+#endif
+    return Clock::now().time_since_epoch();
+}
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -76,8 +87,9 @@ class alignas(64) Waiter {
         }
     }
 
-    // For other threads. Whether it is awake is a hint: it may change at once.
+    // For other threads. Whether it is awake or asleep is a hint: it may change at once. A woken thread is neither until it runs.
     bool awake() const { return state_.load(std::memory_order_relaxed) == kAwake; }
+    bool asleep() const { return state_.load(std::memory_order_relaxed) == kAsleep; }
     bool wake() {  // false: it does not sleep
         int asleep = kAsleep;
         if (state_.load(std::memory_order_seq_cst) != kAsleep) return false;
@@ -209,10 +221,12 @@ class Pool {
         FloatModes modes;
         shared.work = &work;
         shared.limit.begin(Clock::now());
+        shared.came = 1;
+        shared.begun = processor_time();
         int team = 1;  // threads that share the stage
         for (int stage = 0; stage < stages;) {
             const int before = team;
-            team = gather();
+            team = gather(stage);
             if (team != before) shared.limit.worked(Clock::now(), before, Duration::zero());
             if (team == 1) work(stage++, 0, 1);
             else stage = share(stage, stages, team);
@@ -231,6 +245,8 @@ class Pool {
         std::vector<std::thread> workers;
         ThreadLimit limit;      // the caller's alone
         uint64_t arrivals = 0;  // the caller's alone: how often threads have arrived at barriers so far
+        int came = 1;           // the caller's alone: threads below this one were awake, or woken, since the work began
+        Duration begun{};       // the caller's alone: its processor time when the work began
         // A team shares some consecutive stages: `arrivals`, and in the low bits how many they are. What else they need to know
         // lies in the same cache line, which is not written before the team parts.
         alignas(64) std::atomic<uint64_t> ticket{0};
@@ -248,17 +264,28 @@ class Pool {
     static constexpr int kTeamBits = 16;
     static int team_of(uint64_t ticket) { return static_cast<int>(ticket & ((1 << kTeamBits) - 1)); }
 
-    // Threads that are awake, the caller among them, up to the first one that is not; those that are not are woken.
-    int gather() {
+    // How many threads share `stage`, the caller among them; the others are woken. A thread that sleeps takes part if it has been
+    // awake since the work began and stages are long: alone the caller would take longer than waking it.
+    int gather(int stage) {
         if (always_all_) return threads_;
         const int limit = shared_->limit.limit();
         int team = 1;
-        while (team < limit && shared_->waiters[team].awake()) ++team;
+        for (; team < limit; ++team) {
+            const Waiter& waiter = shared_->waiters[team];
+            if (waiter.awake()) shared_->came = std::max(shared_->came, team + 1);
+            else if (!waiter.asleep() || team >= shared_->came || !long_stages(stage)) break;
+        }
         bool woke = false;
         for (int i = team; i < limit; ++i) woke |= shared_->waiters[i].wake();
-        if (woke) shared_->limit.woke();
+        if (woke) {
+            shared_->came = limit;
+            shared_->limit.woke();
+        }
         return team;
     }
+
+    // Whether the stages before this one were long on average. The caller may have been stopped: that time does not count.
+    bool long_stages(int stage) const { return processor_time() - shared_->begun > stage * Waiter::kSpinFor / 2; }
 
     void publish(int team) {
         shared_->ticket.store(shared_->arrivals << kTeamBits | static_cast<uint64_t>(team), std::memory_order_seq_cst);
@@ -273,7 +300,7 @@ class Pool {
         publish(team);
         for (bool parts = false; !parts; ++stage) {
             (*shared.work)(stage, 0, team);
-            parts = stage + 1 == stages || gather() != team;
+            parts = stage + 1 == stages || gather(stage + 1) != team;
             if (parts) shared.parts = true;
             shared.arrivals += static_cast<uint64_t>(team);
             const Duration waited = barrier(shared, 0, team, shared.arrivals).waited;

@@ -182,6 +182,12 @@ def test_waking_threads_for_less_work_than_waking_takes_does_not_pay() -> None:
     assert alone.limit.limit == 1, "never less"
 
 
+def test_threads_that_waited_long_for_the_caller_share_its_next_stage() -> None:
+    """They sleep by then. Were they left out, the caller would do most stages alone, and in the end all of them."""
+    sizes = _native.Pool(2).team_sizes(stages=100, nanoseconds=MS)
+    assert sizes.count(2) > 50
+
+
 # ---- which kernels, and how many threads -----------------------------------------------------------------------------
 
 
