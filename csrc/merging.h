@@ -91,6 +91,19 @@ inline long worth(const JudgedDraft& draft, double row) {
     return std::count_if(draft.scores.begin(), draft.scores.end(), [&](double score) { return score > row; });
 }
 
+// How many of those are on the path of the tokens that became known.
+inline long right_and_worth(const JudgedDraft& draft, const std::vector<long>& tokens, double row) {
+    long were = 0, node = -1;
+    for (const long token : tokens) {
+        size_t child = static_cast<size_t>(node + 1);
+        while (child < draft.parents.size() && (draft.parents[child] != node || draft.tokens[child] != token)) ++child;
+        if (child == draft.parents.size() || (!draft.scores.empty() && draft.scores[child] <= row)) break;
+        ++were;
+        node = static_cast<long>(child);
+    }
+    return were;
+}
+
 // How often a drafter was right where it guessed, and how often it should have been by its scores.
 struct Reliability {
     static constexpr double kPrior = 10.0;  // guesses for which the assumption counts that it is right as often as it thinks
@@ -98,8 +111,8 @@ struct Reliability {
 
     double factor() const { return right / expected; }
 
-    // Compares its guesses with the tokens that became known, as far as its path was right; how many guesses were.
-    long learn(const JudgedDraft& draft, const std::vector<long>& tokens) {
+    // Compares its guesses with the tokens that became known, as far as its path was right.
+    void learn(const JudgedDraft& draft, const std::vector<long>& tokens) {
         const std::vector<double> rates = rates_of(draft);
         double should = 0.0;
         long were = 0, node = -1;
@@ -119,7 +132,6 @@ struct Reliability {
             node = found;
         }
         expected += should, right += static_cast<double>(were);
-        return were;
     }
 };
 
@@ -183,10 +195,14 @@ class SecondDrafter {
         const AskedPlace& place = found->second;
         if (!place.second.parents.empty()) {
             const auto [row, call, guess, keeping] = place.prices;
-            const double cost = row * static_cast<double>(worth(place.made, row) - worth(place.first, row)) +
+            JudgedDraft alone = place.first;
+            rescale(alone, first_.factor());
+            const double cost = row * static_cast<double>(worth(place.made, row) - worth(alone, row)) +
                                 guess * static_cast<double>(place.second.parents.size());
-            const long right = Reliability().learn(place.made, tokens) - first_.learn(place.first, tokens);
+            // A guess that is not worth a row is not verified, and brings nothing if it is right.
+            const long right = right_and_worth(place.made, tokens, row) - right_and_worth(alone, tokens, row);
             const double brought = static_cast<double>(right) - cost;
+            first_.learn(place.first, tokens);
             second_.learn(place.second, tokens);
             (*place.gains)[place.index].learn(brought);
             credit_ = std::min(kMostCredit, credit_ + (brought - call));

@@ -1,13 +1,14 @@
 """The engine and its policy on a clock of fixed prices: speed-up and tau by drafter, the same on any machine and load.
 
     python dev/walk_prices.py PROMPTS DRAFTER [DRAFTER ...] [--limit 24] [--tokens 128] [--temperature 0]
-        [--rows 1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47] [--call 0.053] [--guess 0.03] [--state 0.004]
-        [--keeping 0.04] [--ask 0.01]
+        [--rows 1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47] [--concurrency 1] [--sequence 0] [--call 0.053] [--guess 0.03]
+        [--state 0.004] [--keeping 0.04] [--ask 0.01]
 
-Answers are computed; their seconds are not those of this machine. A step of the target takes the price of its rows
-(--rows, in plain steps; the last rise goes on), a pass of a head --guess, and where it reads new states --call more,
-and --state more for each of them; a step in which layers are tapped takes --keeping more, and asking a drafter --ask.
-Nothing else takes time. The adaptive policy knows the prices of rows from the start and learns those of drafting.
+Answers are computed, so many --concurrency at a time; their seconds are not those of this machine. A step of the target
+takes the price of its rows (--rows, in plain steps; the last rise goes on), and --sequence more for each sequence
+beyond the first; a pass of a head --guess, and where it reads new states --call more, and --state more for each of
+them; a step in which layers are tapped takes --keeping more, and asking a drafter --ask. Nothing else takes time. The
+adaptive policy knows the prices of rows from the start and learns those of drafting.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def on_clock(engine: LoadedEngine, clock: FakeClock, rows: Sequence[float], opti
     def step(batch: Any) -> float:
         more = max(0, len(batch.tokens) - len(rows)) * (seconds[-1] - seconds[-2])
         more += options.keeping * STEP_S * bool(engine.proposer.taps)
+        more += options.sequence * STEP_S * (len(batch.query_start_loc) - 2)
         return seconds[min(len(batch.tokens), len(rows)) - 1] + more
 
     engine.runner.target = Timed(decoder, clock, step)
@@ -101,7 +103,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, action="append")
+    parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--rows", default="1,1.04,1.08,1.13,1.2,1.23,1.34,1.39,1.47")
+    parser.add_argument("--sequence", type=float, default=0.0)
     parser.add_argument("--call", type=float, default=0.053)
     parser.add_argument("--guess", type=float, default=0.03)
     parser.add_argument("--state", type=float, default=0.004)
@@ -118,35 +122,35 @@ def main() -> None:
     for temperature in options.temperature or [0.0]:
         params = SamplingParams(max_tokens=options.tokens, temperature=temperature, seed=1)
         requests = to_requests(prompts, plain.tokenizer, framing=Framing(), params=params)
-        for drafter in options.drafters:
+        plain_s = dict[str, float]()
+        for drafter in ["none", *options.drafters]:
             engine = load(plain.target.config.with_options(drafter=drafter), target=plain.target)
             engine.spec_text = drafter
             on_clock(engine, FakeClock(), rows, options)
-            report(engine, drafter, temperature, prompts, requests)
+            steps = walk(engine, prompts, requests, options.concurrency)
+            took = {family: sum(sum(step.seconds.values()) for step in each) for family, each in steps.items()}
+            plain_s = plain_s or took
+            every = [step for each in steps.values() for step in each]
+            worst, where = min((plain_s[family] / seconds, family) for family, seconds in took.items())
+            print(
+                f"T {temperature:g}  {drafter:60} speed-up {sum(plain_s.values()) / sum(took.values()):.3f}  tau "
+                f"{sum(step.emitted for step in every) / sum(step.sequences for step in every):.3f}  drafting a step "
+                f"{sum(step.seconds.get('draft', 0.0) for step in every) / len(every) / STEP_S:.3f}  "
+                f"least {worst:.2f} ({where})",
+                flush=True,
+            )
 
 
-def report(engine: Any, drafter: str, temperature: float, prompts: Sequence[Any], requests: Sequence[Any]) -> None:
+def walk(engine: Any, prompts: Sequence[Any], requests: Sequence[Any], concurrency: int) -> dict[str, list[StepRecord]]:
+    """The decoding steps of so many requests at a time, by the category of their first prompt."""
     steps: list[StepRecord] = []
     engine.on_step = steps.append
-    by_family: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    tokens = rounds = 0
-    drafting = 0.0
-    for prompt, request in zip(prompts, requests, strict=True):
+    by_family: dict[str, list[StepRecord]] = defaultdict(list)
+    for first in range(0, len(requests), concurrency):
         steps.clear()
-        engine.generate([request])
-        decoding = [step for step in steps if step.decodes_only]
-        took, got = sum(sum(step.seconds.values()) for step in decoding), sum(step.emitted for step in decoding)
-        drafting += sum(step.seconds.get("draft", 0.0) for step in decoding)
-        tokens, rounds = tokens + got, rounds + len(decoding)
-        family = by_family[prompt.category]
-        family[0], family[1] = family[0] + got * STEP_S, family[1] + took
-    speed = sum(got for got, _ in by_family.values()) / sum(took for _, took in by_family.values())
-    worst, where = min((got / took, name) for name, (got, took) in by_family.items())
-    print(
-        f"T {temperature:g}  {drafter:60} speed-up {speed:.3f}  tau {tokens / rounds:.3f}  drafting a round "
-        f"{drafting / rounds / STEP_S:.3f}  least {worst:.2f} ({where})",
-        flush=True,
-    )
+        engine.generate(requests[first : first + concurrency])
+        by_family[prompts[first].category] += [step for step in steps if step.decodes_only]
+    return by_family
 
 
 if __name__ == "__main__":

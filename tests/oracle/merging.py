@@ -68,6 +68,18 @@ def worth(draft: Draft, row: float) -> int:
     return sum(score > row for score in draft.scores) if draft.scores else len(draft.tokens)
 
 
+def right_and_worth(draft: Draft, tokens: Sequence[int], row: float) -> int:
+    """How many of those are on the path of `tokens`."""
+    node, path = -1, list[int]()
+    for token in tokens:
+        found = [guess for guess in children(draft.parents, node) if draft.tokens[guess] == token]
+        if not found or (draft.scores and draft.scores[found[0]] <= row):
+            break
+        node = found[0]
+        path.append(node)
+    return len(path)
+
+
 def bear_out(draft: Draft, tokens: Sequence[int]) -> tuple[float, int]:
     """Guesses that should have been right, and that were, as far as a draft's path was right."""
     expected, right, node, shares = 0.0, 0, -1, rates(draft)
@@ -91,11 +103,10 @@ class Reliability:
     def factor(self) -> float:
         return self.right / self.expected
 
-    def learn(self, draft: Draft, tokens: Sequence[int]) -> int:
+    def learn(self, draft: Draft, tokens: Sequence[int]) -> None:
         expected, right = bear_out(draft, tokens)
         self.expected += expected
         self.right += right
-        return right
 
 
 class BackedDrafts:
@@ -134,8 +145,10 @@ class BackedDrafts:
 
     def accept(self, tokens: Sequence[int]) -> None:
         (gain, prices), (first, second, made) = self._place, self._asked
-        cost = prices.row * (worth(made, prices.row) - worth(first, prices.row)) + prices.guess * len(second)
-        brought = bear_out(made, tokens)[1] - self._first.learn(first, tokens) - cost
+        row, alone = prices.row, Draft("", *judged(first, self._first.factor))
+        cost = row * (worth(made, row) - worth(alone, row)) + prices.guess * len(second)
+        brought = right_and_worth(made, tokens, row) - right_and_worth(alone, tokens, row) - cost
+        self._first.learn(first, tokens)
         self._second.learn(second, tokens)
         gain[1] = min(400.0, gain[1] + 1)
         gain[0] += (brought - gain[0]) / gain[1]

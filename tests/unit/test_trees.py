@@ -97,7 +97,7 @@ def test_a_second_drafter_is_asked_and_learned_of_as_in_python(keeping: float) -
             rests.add(native.until)
             continue
         own = drafted(random_tree(rng, scored=rng.random() < 0.8)) if rng.random() < 0.8 else Draft("s")
-        prices = DraftPrices(rng.choice([0.05, 0.2]), rng.choice([0.02, 0.2, 0.5]), 0.05, keeping)
+        prices = DraftPrices(rng.choice([0.01, 0.2]), rng.choice([0.02, 0.2, 0.5]), 0.05, keeping)
         request = DraftRequest("s", 9, rng.randint(1, 9), SamplingParams(), 0, prices=prices)
         asked_for = native.ask(request, own or None, now, sequences=2, keeps=True)
         least = oracle.ask(own or None, prices, now, 2)
