@@ -140,13 +140,13 @@ def test_the_readmes_python_uses_names_that_exist() -> None:
 
 
 def test_the_table_of_constants_has_those_of_the_code() -> None:
-    """Their values and what they are for; the constants of options and of drafting ahead are left out."""
+    """Their values and what they are for; the constants of options are left out."""
     page = (ROOT / "docs" / "policy_constants.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| ([\w.]+) \| `(\w+)` = (\S+) \| (.*?) \|", page, re.MULTILINE)
     found = [
         (each.module.removeprefix("wager.economics."), each.name, f"{each.value:g}", each.why) for each in constants()
     ]
-    assert listed == [each for each in found if each[0] not in ("options", "drafts_ahead")]
+    assert listed == [each for each in found if each[0] != "options"]
     assert f"There are {len(listed)}." in page
 
 

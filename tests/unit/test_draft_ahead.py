@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from wager.draft.ahead import AheadDrafter, ForkingDrafter, OutcomeRates, below
+from wager.draft.ahead import AheadDrafter, OutcomeRates, below
 from wager.draft.combined import InnerDrafter
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
@@ -102,7 +102,7 @@ def test_a_whole_draft_and_a_second_choice_are_hits() -> None:
     for depth, alternatives in enumerate(inner.alternatives("s")):
         logits = NEAR([1, 2, 3, *draft.tokens[:depth]])
         order = np.argsort(-logits, kind="stable")
-        assert (draft.tokens[depth], *alternatives) == tuple(order[:3].tolist())
+        assert [draft.tokens[depth], *alternatives] == order[:3].tolist()
     outcomes = OutcomeRates().likely(draft, inner.alternatives("s"))
     assert {tokens for _, tokens, _ in outcomes} >= {draft.tokens, (*draft.tokens[:1], inner.alternatives("s")[1][0])}
     assert sum(chance for chance, _, _ in outcomes) < 1 and len(outcomes) == 7
@@ -209,7 +209,7 @@ class Failing(DraftModel):
 
 @pytest.mark.parametrize("made", [Failing, Garbage])
 def test_a_drafter_that_fails_or_talks_nonsense_changes_nothing(
-    made: Callable[[ToyTarget], ForkingDrafter], caplog: pytest.LogCaptureFixture
+    made: Callable[[ToyTarget], DraftModel], caplog: pytest.LogCaptureFixture
 ) -> None:
     drafter = AheadDrafter(made(ToyTarget(NEAR)))
     engine = toy_engine(LAW, drafter=drafter, depth=4)

@@ -23,9 +23,6 @@ from wager.kernels.sampling import RowSampler
 from wager.types import Draft, DraftRequest
 from wager.verify.distribution import History, ProcessedDistribution, choose, largest, process, without_replacement
 
-_EXCLUDED = -1e30
-"""The logit of a token that is left out: finite, and no noise lifts it."""
-
 _SEARCHED = 256
 """Likeliest ids of a row among which candidates are searched: noise is computed for these alone."""
 
@@ -60,12 +57,11 @@ class GuessedRow:
 
 class Guess(NamedTuple):
     """A token (-1: the row's logits are not finite), its probability under q before processing and, where it was
-    requested, the q that it was drawn from, float64 [vocab]; `alternatives` are the tokens that come next after it."""
+    requested, the q that it was drawn from, float64 [vocab]."""
 
     token: int
     probability: float = 0.0
     probs: NDArray[np.float64] | None = None
-    alternatives: tuple[int, ...] = ()
 
 
 def child_of(parents: Sequence[int], tokens: Sequence[int], node: int, token: int) -> int | None:
@@ -84,7 +80,6 @@ class GuessedChain:
         self.tokens: list[int] = []
         self.survival: list[float] = []
         self.probs: list[NDArray[np.float64]] = []
-        self.alternatives: list[tuple[int, ...]] = []
 
     @property
     def done(self) -> bool:
@@ -104,7 +99,6 @@ class GuessedChain:
         self.tokens.append(guess.token)
         before = self.survival[-1] if self.survival else 1.0
         self.survival.append(before * (guess.probability if rate is None else rate))
-        self.alternatives.append(guess.alternatives)
         if guess.probs is not None:
             self.probs.append(guess.probs)
 
@@ -155,33 +149,6 @@ class GuessSampler:
         native = [] if self._kernels is None else [each for each in rows if _sampled_natively(each.request)]
         drawn = {id(each): token for each, token in zip(native, self._native(native, output), strict=True)}
         return [self._guess(output, each, drawn.get(id(each))) for each in rows]
-
-    def alternatives(self, output: TargetOutput, row: GuessedRow, token: int, count: int) -> tuple[int, ...]:
-        """The `count` tokens that come next after the guess `token` (the draft model's id) under the row's noise: what
-        the target says instead where the guess is wrong, most likely. The row's logits are left as they are."""
-        request = row.request
-        if not request.params.plain or request.needs_draft_probs or not self._whole:
-            ranked = self.candidates(output, row, count + 1)
-            return tuple(each.token for each in ranked if each.token != token)[:count]
-        logits, taken = output.logits[row.row], [token]
-        kept = []
-        for _ in range(min(count, len(logits) - 1)):
-            kept.append(logits[taken[-1]])
-            logits[taken[-1]] = _EXCLUDED
-            taken.append(self._best(output, row))
-        for each, value in zip(taken, kept, strict=False):
-            logits[each] = value
-        return tuple(taken[1:])
-
-    def _best(self, output: TargetOutput, row: GuessedRow) -> int:
-        """The likeliest token of a row of a request without processors, whose logits may have been changed."""
-        request, logits = row.request, output.logits[row.row]
-        if request.params.greedy:
-            return int(logits.argmax())
-        if self._kernels is not None:
-            return self._native([row], output)[0]
-        temperature = request.params.temperature
-        return int(argmax_gumbel(logits, temperature, request.seed, row.position, request.choice))
 
     def candidates(self, output: TargetOutput, row: GuessedRow, count: int) -> list[Candidate]:
         """The `count` likeliest tokens under the row's noise, best first; none if logits are not finite.

@@ -68,7 +68,7 @@ class DraftedSequence:
     num_computed_tokens: int = 0
     fed: FedTree = field(default_factory=lambda: FedTree(0))
     reached: int | None = None
-    alternatives: Sequence[tuple[int, ...]] = ()  # by guess of the last draft, if it was a chain, likeliest first
+    alternatives: list[list[int]] = field(default_factory=list)  # by guess of the last draft, if it is a chain
     unknown: int | None = None
     slots: tuple[int, int] | None = None  # of recurrent states: behind the known tokens, and behind guesses
 
@@ -115,7 +115,7 @@ class DraftRound(ABC):
 
     def __init__(self, request: DraftRequest, state: DraftedSequence) -> None:
         self.request, self.state = request, state
-        state.fed, state.reached = FedTree(len(state.tokens)), -1
+        state.fed, state.reached, state.alternatives = FedTree(len(state.tokens)), -1, []
 
     def num_pending(self) -> int:
         """Known tokens that were not computed yet."""
@@ -215,7 +215,6 @@ class ChainRound(DraftRound):
         return self.chain.row(self._first + 1 + node)
 
     def draft(self, drafter: str) -> Draft:
-        self.state.alternatives = self.chain.alternatives
         return self.chain.draft(drafter)
 
 
@@ -249,7 +248,6 @@ class TreeRound(DraftRound):
         return []
 
     def draft(self, drafter: str) -> Draft:
-        self.state.alternatives = ()
         return self._tree.draft(drafter)
 
 
@@ -291,7 +289,8 @@ class DraftModel(Drafter):
         prefix_cache = prefix_cache and not self._recurrent
         self.block_pool = BlockPool(target.cache.num_blocks, prefix_cache=prefix_cache)
         self.rank_rates = PerTenant(RankRates)
-        self.on_pass: Callable[[], bool] | None = None
+        self.on_pass: Callable[[], bool] = lambda: True
+        """Called after each pass; False ends the drafts as they are."""
         self.num_alternatives = 0
         self._cache = PagedKVCache(self.block_pool, target.cache)
         self._target = target
@@ -307,8 +306,8 @@ class DraftModel(Drafter):
     # ---- several continuations of one sequence (see draft/ahead.py) -----------------------------------------------
 
     def fork(self, seq_id: str, new_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        """See ForkingDrafter: keys and values of known tokens, and of guesses where they lie in their places, are
-        shared or copied."""
+        """A new sequence that knows what another one knows, with `tokens` behind it. Keys and values of known tokens,
+        and of guesses where they lie in their places, are shared or copied."""
         source, own = self._states[seq_id], self._sampler.known_ids(tokens)
         history = source.history and source.history.copy()
         if history is not None:
@@ -328,10 +327,10 @@ class DraftModel(Drafter):
                 seq_id, new_id, committed=min(known, computed), computed=computed
             )
 
-    def alternatives(self, seq_id: str) -> Sequence[tuple[int, ...]]:
-        """See ForkingDrafter."""
-        state = self._states[seq_id]
-        return [tuple(self._sampler.verified_ids(tokens)) for tokens in state.alternatives]
+    def alternatives(self, seq_id: str) -> Sequence[Sequence[int]]:
+        """For each guess of the last draft of a sequence, if it is a chain, the `num_alternatives` tokens that are
+        likeliest after it under the same noise: what the target says instead where it is wrong, most likely."""
+        return [self._sampler.verified_ids(tokens) for tokens in self._states[seq_id].alternatives]
 
     # ---- the interface of a drafter ----------------------------------------------------------------------------------
 
@@ -364,7 +363,7 @@ class DraftModel(Drafter):
             self.block_pool.trim(seq_id, state.num_computed_tokens)
         if state.unknown is not None:
             self._release(seq_id, state)
-            state.num_computed_tokens, state.reached, state.alternatives = 0, None, ()
+            state.num_computed_tokens, state.reached, state.alternatives = 0, None, []
 
     def rewind(self, seq_id: str, length: int) -> None:
         """Only the first `length` known tokens, of the model's own, remain. For a request without penalties."""
@@ -401,7 +400,7 @@ class DraftModel(Drafter):
             waiting.sort(key=DraftRound.num_pending)  # a prompt that takes several passes does not delay the others
             self._pass(waiting)
             waiting = [r for r in waiting if not r.done]
-            if self.on_pass is not None and not self.on_pass():
+            if not self.on_pass():
                 break
         drafts = {r.request.seq_id: self._finish(r) for r in rounds}
         return [drafts.get(request.seq_id) or Draft(request.seq_id, drafter=self.name) for request in requests]
@@ -415,6 +414,7 @@ class DraftModel(Drafter):
     # ---- what an inner drafter is told of requests and rows ---------------------------------------------------------
 
     def forget(self) -> None:
+        self.rank_rates.clear()
         if self._inner is not None:
             self._inner.forget()
 
@@ -517,8 +517,9 @@ class DraftModel(Drafter):
             following: list[tuple[DraftRound, GuessedRow]] = []
             for (r, row), guess in zip(walking, guesses, strict=True):
                 if self.num_alternatives and guess.token >= 0:
-                    alternatives = self._sampler.alternatives(output, row, guess.token, self.num_alternatives)
-                    guess = guess._replace(alternatives=alternatives)
+                    ranked = self._sampler.candidates(output, row, self.num_alternatives + 1)
+                    others = [each.token for each in ranked if each.token != guess.token]
+                    r.state.alternatives.append(others[: self.num_alternatives])
                 if (below := r.take(guess)) is not None:
                     following.append((r, below))
             walking = following

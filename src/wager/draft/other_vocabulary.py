@@ -155,7 +155,7 @@ class TextRouteDrafter(Drafter):
     max_depth = 8
 
     def __init__(self, model: DraftModel, target: TextVocabulary, other: TextVocabulary) -> None:
-        self.num_alternatives, self.on_pass = 0, None
+        self.num_alternatives, self.on_pass = 0, lambda: True
         self._model, self._target, self._other = model, target, other
         self._sequences: dict[str, _RoutedSequence] = {}
 
@@ -164,12 +164,12 @@ class TextRouteDrafter(Drafter):
         self._sequences[seq_id] = _RoutedSequence(list(tokens), tenant)
 
     def fork(self, seq_id: str, new_id: str, tokens: Sequence[int], params: SamplingParams) -> None:
-        """See ForkingDrafter."""
+        """See DraftModel."""
         source = self._sequences[seq_id]
         self.begin(new_id, [*source.known, *tokens], params, tenant=source.tenant)
 
     def alternatives(self, seq_id: str) -> Sequence[Sequence[int]]:
-        """See ForkingDrafter: none."""
+        """None."""
         return ()
 
     def accept(self, seq_id: str, tokens: Sequence[int]) -> None:

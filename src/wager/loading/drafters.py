@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from wager.config import EngineConfig
-from wager.draft.ahead import AheadDrafter, ForkingDrafter
+from wager.draft.ahead import AheadDrafter
 from wager.draft.base import Drafter, LearnedCorpora
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile, read_store_header
@@ -189,7 +189,7 @@ def build(
     )
     drafter = _build(opened, decoder, parts, num_blocks=num_blocks)
     if threads:
-        drafter = AheadDrafter(cast(ForkingDrafter, drafter))
+        drafter = AheadDrafter(cast(Any, drafter))
     drafter.name = opened.label
     return drafter
 

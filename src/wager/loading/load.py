@@ -10,15 +10,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from wager.arch import Mla, ModelSpec
 from wager.config import EngineConfig, SpeculationConfig, check_rule_for_trees
 from wager.constrain.compiler import GrammarCompiler
-from wager.draft.ahead import AheadDrafter
+from wager.draft.ahead import AheadDrafter, AheadFigures, DraftsAheadLatency
 from wager.draft.base import WARM_UP, Drafter
 from wager.economics.calibration import FOLDER, Setup, find_calibration, fingerprint, read_quick, write_quick
-from wager.economics.drafts_ahead import AheadFigures, DraftsAheadLatency
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import DrafterCapabilities, Policy
@@ -431,7 +430,7 @@ def build_policies(
 
         def latency() -> LatencyModel:
             """What each policy is given: the length of texts, on which waiting depends, is its own tenant's."""
-            return DraftsAheadLatency(measured, ahead) if ahead else measured
+            return cast(LatencyModel, DraftsAheadLatency(measured, ahead)) if ahead else measured
 
         capabilities = {drafter.name: _capabilities(drafter, depths[drafter.name], latency()) for drafter in drafters}
         objective, rule = speculation.parsed_objective, speculation.verify

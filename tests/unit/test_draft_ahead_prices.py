@@ -1,25 +1,17 @@
-"""Drafting beside verification: what a step waits for drafts, and which outcomes come, against enumerated and played
-rounds; what a policy makes of it where it believes wrong prices and hit rates."""
+"""Drafting beside verification: what a step waits for drafts, against enumerated and simulated rounds; what a policy
+makes of it where it believes wrong prices and hit rates."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from wager.economics.acceptance import survival
-from wager.economics.drafts_ahead import (
-    ALTERNATIVE_RATES,
-    AheadFigures,
-    DraftsAheadLatency,
-    expected_misses,
-    outcome_chances,
-    waited_seconds,
-)
+from wager.draft.ahead import AheadFigures, DraftsAheadLatency
 from wager.economics.latency import LatencyModel
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import Policy
@@ -31,43 +23,6 @@ from wager.simulation.traces import SyntheticDrafter, SyntheticTraces
 from wager.types import StepRecord
 
 EVEN = {"request_sd": 0.0, "round_sd": 0.0, "token_sd": 0.0, "score_sd": None}
-
-
-# --- formulas -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("hit", [0.0, 0.3, 0.8, 1.0])
-@pytest.mark.parametrize("requests", [1, 2, 5])
-@pytest.mark.parametrize(("prepared", "step"), [(3.0, 2.0), (1.0, 2.0)])
-def test_what_a_step_waits_is_that_of_all_its_outcomes(hit: float, requests: int, prepared: float, step: float) -> None:
-    """Every pattern of hits and misses, with its probability; drafting again takes the same for any number."""
-    redrafted, expected, misses, any_miss = 0.7, 0.0, 0.0, 0.0
-    for pattern in itertools.product((True, False), repeat=requests):
-        chance = hit ** sum(pattern) * (1 - hit) ** (requests - sum(pattern))
-        expected += chance * (any(pattern) * max(0.0, prepared - step) + (not all(pattern)) * redrafted)
-        misses += chance * (requests - sum(pattern))
-        any_miss += chance * (not all(pattern))
-    found = waited_seconds(prepared=prepared, step=step, redrafted=redrafted, requests=requests, hit_rate=hit)
-    assert found == pytest.approx(expected)
-    if any_miss:
-        assert expected_misses(requests, hit) == max(1, round(misses / any_miss))
-
-
-@pytest.mark.parametrize("rates", [[0.8] * 4, [0.9, 0.5, 0.2], [0.3]])
-def test_outcomes_come_as_often_as_in_rounds_that_are_played(rates: Sequence[float]) -> None:
-    """Rounds drawn guess by guess."""
-    rng, counts = random.Random(1), dict[tuple[int, int], int]()
-    rounds = 200_000
-    for _ in range(rounds):
-        right = next((depth for depth, rate in enumerate(rates) if rng.random() >= rate), len(rates))
-        draw = rng.random()
-        if right == len(rates):
-            rank = 0 if draw < rates[-1] else -1
-        else:
-            rank = 1 if draw < ALTERNATIVE_RATES[0] else 2 if draw < sum(ALTERNATIVE_RATES) else -1
-        counts[right, rank] = counts.get((right, rank), 0) + 1
-    for chance, right, rank in outcome_chances(survival(list(rates), len(rates))):
-        assert chance == pytest.approx(counts[right, rank] / rounds, abs=0.005)
 
 
 # --- a latency model that knows ---------------------------------------------------------------------------------
@@ -84,6 +39,31 @@ class Prices(LatencyModel):
 
     def draft_seconds(self, drafter: str, requests: int, depth: int) -> float:
         return self.guess * depth * 1e-3 if requests else 0.0
+
+
+@pytest.mark.parametrize("hit", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("requests", [1, 2, 5])
+@pytest.mark.parametrize("guess", [2.0, 4.0])
+def test_what_a_step_waits_is_that_of_all_its_outcomes(hit: float, requests: int, guess: float) -> None:
+    """Every pattern of hits and misses, with its probability; drafting again takes the same for any number."""
+    depth, prices = 4, Prices(guess)
+    longer = max(0.0, prices.draft_seconds("d", 1, depth + 1) - prices.seconds(requests * (depth + 1), requests, 0))
+    expected = 0.0
+    for pattern in itertools.product((True, False), repeat=requests):
+        chance = hit ** sum(pattern) * (1 - hit) ** (requests - sum(pattern))
+        expected += chance * (any(pattern) * longer + (not all(pattern)) * prices.draft_seconds("d", 1, depth))
+    found = ahead_of(prices, hit).draft_seconds("d", requests, depth)
+    assert found == pytest.approx(expected)
+    assert ahead_of(prices, hit).draft_seconds_by_depth("d", requests, depth)[-2:] == [
+        ahead_of(prices, hit).draft_seconds("d", requests, depth - 1),
+        found,
+    ]
+
+
+def ahead_of(prices: LatencyModel, hit: float) -> DraftsAheadLatency:
+    figures = AheadFigures()
+    figures.rate.likely = hit
+    return DraftsAheadLatency(prices, {"d": figures})
 
 
 def test_drafts_that_are_ready_cost_what_they_take_longer_than_the_step() -> None:
@@ -121,11 +101,10 @@ def test_a_drafters_own_seconds_are_learned_not_those_that_the_step_saw() -> Non
     figures = AheadFigures()
     latency = DraftsAheadLatency(surface, {"d": figures})
     for _ in range(40):
-        figures.drafted(1, 4, 0.012)
-        figures.drafted(1, 4, 9.0, whole=False)
+        figures.calls.append((1, 4, 0.012))
         latency.observe_draft("d", 1, 3, seconds=1e-5)
     assert surface.draft_seconds("d", 1, 4) == pytest.approx(0.012, rel=0.1)
-    assert not figures.calls and figures.drafted_s == pytest.approx(40 * 9.012)
+    assert not figures.calls
 
 
 # --- simulated rounds -------------------------------------------------------------------------------------------
@@ -177,9 +156,7 @@ def test_a_simulated_server_takes_what_the_formula_says(hit: float, guess: float
     depth, prices = 4, Prices(guess)
     load = Workload(concurrency=1, rounds=4000)
     found = served(FixedDepth(depth, drafter="d"), prices, load, hit=hit, figures=AheadFigures())
-    step = prices.seconds(depth + 1, 1, 0)
-    prepared, redrafted = prices.draft_seconds("d", 1, depth + 1), prices.draft_seconds("d", 1, depth)
-    expected = step + waited_seconds(prepared=prepared, step=step, redrafted=redrafted, requests=1, hit_rate=hit)
+    expected = prices.seconds(depth + 1, 1, 0) + ahead_of(prices, hit).draft_seconds("d", 1, depth)
     # the first round of an answer has no draft ready, its last ones are shorter
     assert found.seconds / found.rounds == pytest.approx(expected, rel=0.03)
 
@@ -204,5 +181,5 @@ def test_wrong_prices_and_hit_rates_cost_little(prior: float, hit: float, believ
     figures = AheadFigures()
     figures.rate.likely = prior
     drafters = ReplaySetting(traces(), prices).drafters()
-    policy = Adaptive(DraftsAheadLatency(wrong, {"d": figures}), drafters=drafters)
+    policy = Adaptive(cast(LatencyModel, DraftsAheadLatency(wrong, {"d": figures})), drafters=drafters)
     assert served(policy, prices, load, hit=hit, figures=figures).throughput > 0.93 * best
