@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from wager.arch import find_model
-from wager.cli import cli
 from wager.cli.lesson import TEXT
+from wager.cli.verbs import cli
 from wager.economics.acceptance import survival, tokens_per_round
 from wager.errors import WagerError
 from wager.models.weights import num_parameters

@@ -28,7 +28,8 @@ from wager.arch import find_model
 from wager.arch.families import FAMILIES
 from wager.bench import quality
 from wager.bench.machine import Machine
-from wager.cli import VERBS, cli, main, reference
+from wager.cli import main, reference
+from wager.cli.verbs import VERBS, cli
 from wager.config import DEFAULT_MODEL
 from wager.drafter_spec import descriptions
 from wager.economics.acceptance import survival, tokens_per_round

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from wager.cli import cli
+from wager.cli.verbs import cli
 from wager.errors import WagerError
 from wager.simulation.command import command
 from wager.simulation.options import ReplayOptions, replay_query

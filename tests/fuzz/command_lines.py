@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from wager.cli import VERBS, cli
+from wager.cli.verbs import VERBS, cli
 
 MODEL = "random:llama:tiny"
 

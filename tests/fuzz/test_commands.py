@@ -20,7 +20,7 @@ from command_lines import BASES, HUGE, NOT_NUMBERS, NOT_WHOLE, VALID, CommandLin
 from judging import Ending, complaints
 
 from in_process import Call, refused
-from wager.cli import VERBS
+from wager.cli.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "NO_COLOR": "1"}

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from wager.cli import cli, loading
+from wager.cli import loading
+from wager.cli.verbs import cli
 from wager.config import EngineConfig
 from wager.errors import UsageError
 from wager.llm import LLM

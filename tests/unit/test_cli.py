@@ -17,8 +17,8 @@ from tiny_models import edit
 from tokenizer_models import save_model
 
 from in_process import Call, refused
-from wager.cli import VERBS
 from wager.cli.run import footer
+from wager.cli.verbs import VERBS
 from wager.models import hub
 from wager.serve.limits import read_api_keys
 from wager.types import Stats
@@ -520,6 +520,19 @@ sys.exit(ends_in_order(lambda: importlib.import_module("numpy")))
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr.strip()) == (code, said)
+
+
+def test_a_signal_while_the_command_is_imported_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    program = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.path.insert(0, {str(tmp_path)!r})
+from wager.cli import main
+sys.exit(main(["--help"]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "\ninterrupted\n")
 
 
 def test_files_of_windows_are_read(wager: Call, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def command(*, shell: str) -> None:
     bash: eval "$(wager completion bash)" in ~/.bashrc. zsh: the same in ~/.zshrc, after compinit. fish: wager
     completion fish > ~/.config/fish/completions/wager.fish.
     """
-    from wager.cli import cli
+    from wager.cli.verbs import cli
 
     kind = get_completion_class(shell)
     if kind is not None:

@@ -60,6 +60,8 @@ def ends_in_order(command: Callable[[], int]) -> int:
         signal.signal(number, end)
     try:
         code = command()
+    except KeyboardInterrupt:  # before or after the command could say so itself
+        received.append(signal.SIGINT)
     except (_Ended, OSError):  # OSError: of a progress bar on a terminal that hung up
         if not received:
             raise

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from wager.cli import VERBS, cli
+from wager.cli.verbs import VERBS, cli
 from wager.terminal import flags
 
 _WIDTH = 100
