@@ -1,6 +1,8 @@
 // The bindings of the lookup drafters: the texts of all sequences, and the drafts of all requests in one call.
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -138,6 +140,26 @@ class LookupTable {
         corpus_ = std::move(corpus);
     }
 
+    // What the tenant's sequences found of learned texts, to go on from: of the gain, and of each of their cells, the mean and the number of
+    // its observations.
+    std::vector<std::pair<double, double>> found() const {
+        std::vector<std::pair<double, double>> means{{shared_.gain.value(), shared_.gain.observed()}};
+        for (size_t i = wager::kLearnedCell; i < shared_.wrong.size(); ++i)
+            means.emplace_back(shared_.wrong[i].value(), shared_.wrong[i].observed());
+        return means;
+    }
+
+    // Whether it could go on from these.
+    bool start_from(const std::vector<std::pair<double, double>>& means) {
+        const bool fit = std::all_of(means.begin(), means.end(), [](const auto& each) {
+            return std::abs(each.first) <= 1.0 && each.second > 0.0 && std::isfinite(each.second);
+        });
+        if (!fit || means.size() != wager::kCells - wager::kLearnedCell + 1) return false;
+        shared_.gain = {means[0].first, means[0].second};
+        for (size_t i = 1; i < means.size(); ++i) shared_.wrong[wager::kLearnedCell + i - 1] = {means[i].first, means[i].second};
+        return true;
+    }
+
     // Of all texts and trees; a store is not counted.
     size_t bytes() const {
         size_t sum = shared_.bytes();
@@ -200,6 +222,8 @@ void bind_lookup(nb::module_& m) {
         .def("accept", &LookupTable::accept)
         .def("end", &LookupTable::end)
         .def("read", &LookupTable::read)
+        .def("found", &LookupTable::found)
+        .def("start_from", &LookupTable::start_from)
         .def_prop_ro("nbytes", &LookupTable::bytes)
         .def("propose", &LookupTable::propose);
     nb::class_<LearnedCorpus>(m, "Corpus")

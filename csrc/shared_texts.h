@@ -35,6 +35,7 @@ class LookupMean {
     LookupMean(double value, double observed) : value_(value), observed_(observed) {}
 
     double value() const { return value_; }
+    double observed() const { return observed_; }
 
     // `amount` observations are `value` together. What was before counts for less than `remembered` of them.
     void observe(double value, double amount, double remembered) {

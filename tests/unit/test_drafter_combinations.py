@@ -160,6 +160,10 @@ def test_a_drafter_that_is_less_often_right_than_it_thinks_gives_way() -> None:
         merged.accept("s", [2])
     (draft,) = merged.propose([ask(2)])
     assert draft.tokens == (2, 1) and draft.scores[1] < 0.2
+    merged.end("s")
+    merged.forget()
+    merged.begin("s", [1, 2, 3], SamplingParams())
+    assert merged.propose([ask(1)])[0].tokens == (1,)
 
 
 def test_under_a_law_every_drafter_has_a_fixed_share_and_its_own_q() -> None:

@@ -128,7 +128,7 @@ def test_what_cannot_be_learned_is_refused(options: dict[str, Any], said: str, t
     opened(tmp_path).close()  # what was refused holds no lock
 
 
-def test_acceptance_and_recycled_tokens_are_kept_for_later_processes(
+def test_acceptance_recycled_tokens_and_rates_are_kept_for_later_processes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options: dict[str, Any] = {"depth": None, "learn": tmp_path}
@@ -145,18 +145,31 @@ def test_acceptance_and_recycled_tokens_are_kept_for_later_processes(
         assert ids(answers(llm, GREEDY)) == plain
         learned = estimates(llm)
         assert learned != blank
-    [*_, table] = sorted(tmp_path.glob("*/*/*.state"))
-    assert table.name == "recycle.state" and table.stat().st_mode & 0o777 == 0o600
+    states = sorted(tmp_path.glob("*/*/*.state"))
+    assert [path.name for path in states] == ["acceptance.state", "recycle.state", "suffix.state"]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in states)
+
+    def rates(llm: LLM) -> Any:
+        return llm.engine.proposer.drafters["suffix"]._tables.get("").found()
+
     with opened(None, "suffix,recycle", **options) as llm:
         assert estimates(llm) == learned, "they go on"
+        assert llm.engine.learned is not None
+        llm.engine.learned.settle()
+        prior = rates(llm)
+        assert ids(answers(llm, GREEDY)) == plain
+        found = rates(llm)
+        assert found != prior
+    with opened(None, "suffix,recycle", **options) as llm:
+        assert rates(llm) == found
         [first] = llm.generate([PROMPTS[0]], GREEDY)
         assert first.token_ids == plain[0]
     for path in tmp_path.glob("*/*/*.state"):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     with opened(None, "suffix,recycle", **options) as llm:
-        assert estimates(llm) == blank
+        assert estimates(llm) == blank and rates(llm) == prior
         assert ids(answers(llm, GREEDY)) == plain
-    assert caplog.text.count("is damaged: it begins anew") == 2
+    assert caplog.text.count("is damaged: it begins anew") == 3
 
 
 # ---- wager corpus ----------------------------------------------------------------------------------------------------
@@ -191,7 +204,9 @@ def test_what_was_learned_is_listed_shown_exported_imported_and_forgotten(
     file.write_text(file.read_text().rsplit("{", 1)[0])
 
     copy = tmp_path / "copy"
-    assert run(capsys, "corpus", "import", copy, "--file", file, "--model", MODEL)[0] == 0
+    for said in ("15 answers were learned.", "0 answers were learned; 15 were known."):
+        code, _, err = run(capsys, "corpus", "import", copy, "--file", file, "--model", MODEL)
+        assert code == 0 and said in err
     with opened(copy) as llm:
         assert llm.engine.learned is not None
         llm.engine.learned.settle()

@@ -254,10 +254,11 @@ def _import(chosen: _Choice, path: Path, tokenizer: Tokenizer, model: str) -> No
 
     learned = LearnedTexts(chosen.folder, _fingerprint(tokenizer))
     try:
-        learned.learn_all(texts(), folder=next(iter(names), ""))
+        count = learned.learn_all(texts(), folder=next(iter(names), ""))
     finally:
         learned.close()
-    console.say(f"{len(prompts)} answers were learned.")
+    known = f"; {len(prompts) - count} were known" if count < len(prompts) else ""
+    console.say(f"{count} answers were learned{known}.")
 
 
 def _forget(chosen: _Choice, *, everyone: bool) -> None:

@@ -218,6 +218,7 @@ class JoinedDrafter(Drafter, Generic[T]):
             member.read_rows(output, rows)
 
     def forget(self) -> None:
+        self._learned.clear()
         for member in self._members:
             member.forget()
 

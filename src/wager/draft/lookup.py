@@ -26,6 +26,8 @@ Known tokens are indexed only when a draft is requested, so a drafter that is no
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -36,10 +38,12 @@ from wager.draft.ngram import MIN_SURVIVAL
 from wager.draft.registry import DrafterParts
 from wager.draft.store_file import StoreFile
 from wager.drafter_spec import DrafterSpec
-from wager.errors import UsageError
+from wager.errors import MALFORMED, UsageError
 from wager.kernels import _native
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
+
+log = logging.getLogger("wager")
 
 MOST_LONGEST = 24
 """The longest match that a tree can look up."""
@@ -149,9 +153,25 @@ class LookupDrafter(Drafter):
         self.name = name
         self.makes_trees = trees
         self.remembers_requests = sources.shared_tokens > 0
-        self._learned = sources.learned
-        self._tables = PerTenant(lambda: lookup_table(name, sources, trees=trees))
+        self._learned, self._state = sources.learned, name
+        self._tables = PerTenant(lambda: lookup_table(name, sources, trees=trees), made=self._start_from_kept)
+        if self._learned is not None:
+            self._learned.before_close.append(self._keep)
         self._running: dict[str, _native.LookupTable] = {}  # of sequences, the tables of their tenants
+
+    def _start_from_kept(self, tenant: str, table: _native.LookupTable) -> None:
+        state = None if self._learned is None else self._learned.state(tenant, self._state)
+        try:
+            if state is not None and not table.start_from(json.loads(state)):
+                raise ValueError("other rates")
+        except MALFORMED:
+            log.warning("What was kept of how right a tenant's learned texts were cannot be read: it begins anew.")
+
+    def _keep(self) -> None:
+        if self._learned is None:
+            return
+        for tenant, table in self._tables.items():
+            self._learned.keep(tenant, self._state, json.dumps(table.found()).encode())
 
     def forget(self) -> None:
         """Forget what earlier requests generated."""

@@ -300,6 +300,11 @@ class RankLearner:
             rates.end(seq_id)
         super().end(seq_id)  # type: ignore[misc]
 
+    def forget(self) -> None:
+        """See Drafter."""
+        self.rank_rates.clear()
+        super().forget()  # type: ignore[misc]
+
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:

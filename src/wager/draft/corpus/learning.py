@@ -201,17 +201,28 @@ class LearnedTexts:
             self._queued += size
             self._work.notify_all()
 
-    def learn_all(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]], *, folder: str = "") -> None:
-        """Learn prompts and answers, however many, and make segments of them. WagerError if one cannot be written."""
-        before = self._left_out
-        for number, (prompt, answer) in enumerate(texts):
-            if number % _SETTLED_TOGETHER == _SETTLED_TOGETHER - 1:
+    def learn_all(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]], *, folder: str = "") -> int:
+        """Learn prompts and answers, however many, and make segments of them; how many were not there before.
+        WagerError if one cannot be written."""
+        before, count = self._left_out, 0
+        with self._work:
+            tenant = self._of(folder or self.folder_name(""))
+        self.settle()
+        known = {hash(tuple(text.tokens.tolist())) for segment in tenant.segments for text in segment}
+        for prompt, answer in texts:
+            digest = hash((*prompt[-CONTEXT:], *answer))
+            if digest in known:
+                continue
+            known.add(digest)
+            count += 1
+            if count % _SETTLED_TOGETHER == 0:
                 self.settle()
             self.learn("", prompt, answer, folder=folder)
         self.seal()
         if self._left_out > before:
             cause = f"{self._left_out - before} texts could not be written to {self._root}."
             raise WagerError(cause, "What was logged says why; give them again.")
+        return count
 
     def settle(self) -> None:
         """Wait until all that was learned is written, and what is due has been built."""
