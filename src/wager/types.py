@@ -228,7 +228,8 @@ _NOBODY_MEETS = 2**63 - 1
 def require(name: str, value: object, rule: str, *, ok: bool) -> None:
     """UsageError that names the option and what it must be, unless `ok`."""
     if not ok:
-        raise UsageError(f"{name} = {value!r} ({type(value).__name__}) is not possible.", f"{name} must be {rule}.")
+        kind = "" if isinstance(value, str) else f" ({type(value).__name__})"
+        raise UsageError(f"{name} = {value!r}{kind} is not possible.", f"{name} must be {rule}.")
 
 
 def _require_number(name: str, value: object, kind: type, low: float, high: float) -> None:
@@ -358,8 +359,11 @@ def chosen_params(params: object, default: SamplingParams) -> SamplingParams:
 def _stop_strings(value: object) -> tuple[str, ...]:
     """One string is one stop sequence, as in OpenAI's API."""
     strings = (value,) if isinstance(value, str) else value
-    valid = isinstance(strings, tuple | list) and all(type(each) is str and each for each in strings)
-    require("stop", value, "a tuple of strings that are not empty", ok=valid)
+    wrong = [value]
+    if isinstance(strings, tuple | list):
+        wrong = [each for each in strings if type(each) is not str or not each]
+    for each in wrong:
+        require("stop", each, "a text that is not empty, or several", ok=False)
     return tuple(strings)  # type: ignore[arg-type]
 
 

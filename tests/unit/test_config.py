@@ -118,7 +118,7 @@ def test_numbers_their_types_and_their_ranges(name: str, low: Any, high: Any, ou
     noun, others = ("an integer", NO_INTEGERS) if name in INTEGERS else ("a number", NO_NUMBERS)
     for value in others:
         message = refusal(**{name: value})
-        assert f"{name} = {value!r} ({type(value).__name__})" in message
+        assert f"{name} = {value!r} {'' if isinstance(value, str) else f'({type(value).__name__}) '}is not" in message
         least = 0 if name == "top_p" else low  # what is above 0 is refused with other words
         assert f"{name} must be {noun}{', at least' if high >= 2**63 - 1 else ' between'} {least}" in message
 
@@ -129,7 +129,7 @@ def test_numbers_their_types_and_their_ranges(name: str, low: Any, high: Any, ou
         (
             "stop",
             ["", b"END", None, 5, ("END", ""), ("END", 5), ("END", b"x"), {"END"}, {"END": 1}],
-            "stop must be a tuple of strings that are not empty",
+            "stop must be a text that is not empty, or several",
         ),
         ("ignore_eos", [1, 0, "yes", None], "ignore_eos must be True or False"),
         ("prediction", [5, None, (5, 6.0)], "prediction must be a text or a sequence of token ids"),
