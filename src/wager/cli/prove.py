@@ -1,11 +1,14 @@
 """`wager prove`: counts token ids and finish reasons that differ from plain decoding, for every drafter under several
-conditions."""
+conditions that must not change a text: other requests in the batch, preemption, cached prefixes.
+
+The plain answers come from an engine that serves one request at a time with nothing cached.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,17 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wager.bench.comparison import (
-    ALONE,
-    CONDITIONS,
-    Condition,
-    Difference,
-    OnDelta,
-    TokenComparison,
-    answers,
-    compare_answers,
-    conditions,
-)
 from wager.cli.measuring import card_of, count_answers, duration, longest_seconds, settings_of, to_requests
 from wager.config import EngineConfig
 from wager.errors import MALFORMED, RequestError, UsageError, WagerError
@@ -31,7 +23,7 @@ from wager.inputs import read_text, shown
 from wager.prompts import Prompt
 from wager.terminal import console, flags
 from wager.testing.drafters import PROOF_DRAFTERS, ReferenceOracle
-from wager.types import RULES, Completion, Request, SamplingParams, Stats, VerifyRule, as_token_ids
+from wager.types import RULES, Completion, OutputDelta, Request, SamplingParams, Stats, VerifyRule, as_token_ids
 
 if TYPE_CHECKING:
     from wager.loading.load import LoadedEngine
@@ -43,6 +35,39 @@ _ROWS = 5
 """Rows of a step with guesses, for the time that a proof takes."""
 
 DRAFTERS = ("none", "ngram", "adversary", "random-tree")
+
+OnDelta = Callable[[OutputDelta], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How requests are served. `concurrency`: how many run at once; `preempt_every`: tokens emitted between forced
+    preemptions, of which the first comes with the first token (None: none are forced); `warm`: every prefix was cached
+    before."""
+
+    name: str
+    concurrency: int
+    preempt_every: int | None = None
+    warm: bool = False
+
+
+ALONE = Condition("alone", concurrency=1)
+"""For an engine without a prefix cache."""
+
+
+def conditions(concurrency: int) -> dict[str, Condition]:
+    """All conditions by name. The ones after `alone` are for one engine with a prefix cache, in this order: from the
+    second on, every prefix is cached."""
+    return {
+        "alone": ALONE,
+        "preempted": Condition("together, preempted", concurrency, preempt_every=16),
+        "warm-alone": Condition("alone, warm prefix", 1, warm=True),
+        "warm-together": Condition("together, warm prefix", concurrency, warm=True),
+    }
+
+
+CONDITIONS = tuple(conditions(1))
+"""Names of all conditions, as they are chosen."""
 
 
 @click.command(
@@ -276,6 +301,130 @@ class Trials:
                     each.plain, tried, mode=each.mode, drafter=drafter, condition=condition, failures=len(failures)
                 )
         engine.check()
+
+
+# ---- answers that are compared ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where a text differs from the plain one; a token is None where one text has already ended, and
+    both are where only the finish reasons differ."""
+
+    prompt: str
+    position: int
+    plain: int | None
+    speculative: int | None
+    error: str = ""
+    plain_finish_reason: str = ""
+    finish_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenComparison:
+    """One sampling mode, drafter and condition: how many token ids and finish reasons (one per answer) were compared
+    and how many differ.
+
+    Preemptions, cached tokens, guesses and failures of drafters show that the condition really occurred; `notes` say
+    what did not, and why.
+    """
+
+    mode: str
+    drafter: str
+    condition: str
+    tokens: int
+    differing: int
+    first: Difference | None
+    preemptions: int
+    prefix_hit_tokens: int
+    drafted: int
+    accepted: int
+    rounds: int
+    answers: int
+    finish_reasons_differing: int
+    failures: int
+    notes: tuple[str, ...]
+
+
+def answers(
+    engine: LoadedEngine, requests: Sequence[Request], condition: Condition, *, on_delta: OnDelta
+) -> dict[str, Completion]:
+    """Serve the requests under a condition; answers by request id. A failed request's answer carries its error."""
+    due = 1  # tokens until the next forced preemption: also a text of few tokens is preempted
+
+    def take(delta: OutputDelta) -> None:
+        nonlocal due
+        due -= len(delta.token_ids)
+        if condition.preempt_every and due <= 0 and engine.scheduler.num_running:
+            engine.preempt_all()
+            due = condition.preempt_every
+        on_delta(delta)
+
+    found = engine.generate(requests, concurrency=condition.concurrency, on_output=take)
+    return {answer.request_id: answer for answer in found}
+
+
+def compare_answers(
+    plain: Mapping[str, Completion],
+    tried: Mapping[str, Completion],
+    *,
+    mode: str,
+    drafter: str,
+    condition: Condition,
+    failures: int = 0,
+) -> TokenComparison:
+    """Compare answers by request id; `tried` has an answer to every plain one. `failures`: drafters that were switched
+    off meanwhile."""
+    differences = [_difference(prompt, answer, tried[prompt]) for prompt, answer in plain.items()]
+    stats = [answer.stats for answer in tried.values()]
+    return TokenComparison(
+        mode=mode,
+        drafter=drafter,
+        condition=condition.name,
+        tokens=sum(len(answer.token_ids) for answer in plain.values()),
+        differing=sum(count for count, _ in differences),
+        first=next((first for _, first in differences if first), None),
+        preemptions=sum(s.preemptions for s in stats),
+        prefix_hit_tokens=sum(s.cached_tokens for s in stats),
+        drafted=sum(s.drafted for s in stats),
+        accepted=sum(s.accepted for s in stats),
+        rounds=sum(s.rounds for s in stats),
+        answers=len(plain),
+        finish_reasons_differing=sum(plain[prompt].finish_reason != tried[prompt].finish_reason for prompt in plain),
+        failures=failures,
+        notes=tuple(_notes(drafter, condition, stats)),
+    )
+
+
+def _notes(drafter: str, condition: Condition, stats: Sequence[Stats]) -> Iterator[str]:
+    """What the trial was to show and cannot, since it did not happen: a guess, a neighbour, a preemption."""
+    if drafter != "none" and not any(s.drafted for s in stats):
+        yield "no guess was made, so this trial shows nothing of its drafter"
+    if condition.concurrency > 1 and len(stats) == 1:
+        yield "one prompt, so nothing ran beside it"
+    if condition.preempt_every and not any(s.preemptions for s in stats):
+        if all(s.rounds <= 1 for s in stats):
+            yield "no preemption: every text ended in the step of its first token"
+        else:
+            yield "no preemption: no request was running when one was due"
+    if condition.warm and not any(s.cached_tokens for s in stats):
+        yield "no prefix cached: prompts are shorter than a block, or the cache is too small to keep them"
+
+
+def _difference(prompt: str, plain: Completion, tried: Completion) -> tuple[int, Difference | None]:
+    """How many token ids differ, and the first difference, of ids or of finish reasons; a failed request differs even
+    if its tokens agree so far."""
+    length = max(len(plain.token_ids), len(tried.token_ids))
+    a, b = (tuple(c.token_ids) + (None,) * (length - len(c.token_ids)) for c in (plain, tried))
+    positions = [i for i in range(length) if a[i] != b[i]]
+    failed = tried.finish_reason == "error"
+    if not positions and plain.finish_reason == tried.finish_reason and not failed:
+        return 0, None
+    at, first = (positions[0], (a[positions[0]], b[positions[0]])) if positions else (length, (None, None))
+    error = tried.error if failed else ""
+    return len(positions) or int(failed), Difference(
+        prompt, at, *first, error, plain.finish_reason, tried.finish_reason
+    )
 
 
 # ---- another machine ------------------------------------------------------------------------------------------------
