@@ -150,17 +150,6 @@ def traces(curve: tuple[float, ...] = (0.8, 0.64, 0.51, 0.41, 0.33, 0.26)) -> Sy
     return SyntheticTraces({"d": SyntheticDrafter(curve, **EVEN)}, output_tokens=256)
 
 
-@pytest.mark.parametrize("hit", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("guess", [2.0, 4.0])
-def test_a_simulated_server_takes_what_the_formula_says(hit: float, guess: float) -> None:
-    depth, prices = 4, Prices(guess)
-    load = Workload(concurrency=1, rounds=4000)
-    found = served(FixedDepth(depth, drafter="d"), prices, load, hit=hit, figures=AheadFigures())
-    expected = prices.seconds(depth + 1, 1, 0) + ahead_of(prices, hit).draft_seconds("d", 1, depth)
-    # the first round of an answer has no draft ready, its last ones are shorter
-    assert found.seconds / found.rounds == pytest.approx(expected, rel=0.03)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("users", [1, 4])
 @pytest.mark.parametrize(("prior", "hit", "believed"), [(1.0, 0.0, 3.0), (0.0, 0.95, 0.3), (0.5, 0.7, 3.0)])

@@ -118,9 +118,13 @@ def tool_grammar(
         found = [tool for tool in found if tool.name == name]
         parallel = False
         if not found:
-            raise UsageError(f"tool_choice names {name!r}, which is not among the tools.", "Name one of the tools.")
+            raise UsageError(
+                f"tool_choice names {json.dumps(name)[:80]}, which is not among the tools.", "Name one of the tools."
+            )
     elif tool_choice not in ("auto", "required"):
-        raise UsageError(f"tool_choice = {tool_choice!r} is not possible.", 'Give "auto", "required" or "none".')
+        raise UsageError(
+            f"tool_choice = {json.dumps(tool_choice)[:80]} is not possible.", 'Give "auto", "required" or "none".'
+        )
     rules = [f"tool_{number}: %json {_call_schema(tool, form)}" for number, tool in enumerate(found)]
     if tool_choice == "auto" and schema is not None:
         answer = json.dumps({**json.loads(schema), "x-guidance": _ONE_LINE}, ensure_ascii=False)

@@ -349,13 +349,15 @@ class DraftThread(threading.Thread):
         for request in requests:
             sequence, tokens = self._sequences[request.seq_id], unread[request.seq_id]
             known = [*sequence.branches, *([sequence.proposed] if sequence.proposed else ())]
-            found = max((rest for each in known if (rest := each.after(tokens))), key=_size, default=None)
+            rests = [rest for each in known if (rest := each.after(tokens))]
+            found = max(rests, key=lambda each: len(each.draft), default=None)
+            is_ready = found is not None and len(found.draft) > 0
             if sequence.proposed is not None:
                 self._rates.get(sequence.tenant).learn(sequence.proposed.draft, tokens)
-                self._figures.requested(ready=_size(found) > 0)
+                self._figures.requested(ready=is_ready)
             if found is not None:
                 ready[request.seq_id] = found
-            if not _size(found):
+            if not is_ready:
                 missed.append(request)
         if not missed:
             self._answer(requests, ready)
@@ -424,10 +426,6 @@ class DraftThread(threading.Thread):
         self._figures.drafted_s += seconds
         if self._goes_on():  # nothing is learned from a call that was ended early
             self._figures.calls.append((len(asked), deepest, seconds))
-
-
-def _size(branch: Branch | None) -> int:
-    return 0 if branch is None else len(branch.draft)
 
 
 def _cut(request: DraftRequest, draft: Draft) -> Draft:

@@ -13,9 +13,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import log
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from wager.arch import ModelSpec
 from wager.errors import UsageError
@@ -49,17 +50,10 @@ def curve(kind: str) -> Mapping[str, Any]:
 def survival_after(kind: str, tokens: float) -> tuple[float, ...]:
     """S_1, S_2, ... after so many tokens of training: linear in their logarithm between two measured points, in
     proportion to them before the first, the last beyond it."""
-    known = curve(kind)
-    millions, rows = known["millions"], known["survival"]
-    at = tokens / 1e6
-    if at <= millions[0]:
-        return tuple(value * at / millions[0] for value in rows[0])
-    for index in range(1, len(millions)):
-        if at <= millions[index]:
-            left, right = millions[index - 1], millions[index]
-            share = log(at / left) / log(right / left)
-            return tuple(low + share * (high - low) for low, high in zip(rows[index - 1], rows[index], strict=True))
-    return tuple(rows[-1])
+    known, at = curve(kind), tokens / 1e6
+    millions, share = known["millions"], min(1.0, at / known["millions"][0])
+    place, places = np.log(max(at, millions[0])), np.log(millions)
+    return tuple(share * float(np.interp(place, places, column)) for column in zip(*known["survival"], strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,14 +33,13 @@ import numpy as np
 
 from wager.draft.base import ComputedRows, Drafter
 from wager.draft.guessing import Guess
-from wager.draft.heads.given_states import GivenStates
 from wager.draft.heads.sampling import HeadChain, HeadSampler, drawing_temperature
 from wager.draft.registry import DrafterParts
 from wager.draft.trees import FedNodes, GuessedTree, RankLearner, TreeShape
 from wager.drafter_spec import DrafterSpec
 from wager.kernels import _native
 from wager.kernels._native import BlockTables
-from wager.kernels.arrays import FLOAT32, INT32, Array
+from wager.kernels.arrays import FLOAT32, INT32, Array, empty
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
 from wager.kernels.cpu import Kernels
 from wager.kv.paged_cache import BlockPool
@@ -396,6 +395,39 @@ def _packed(served: Sequence[_Served], block_tables: BlockTables) -> PackedBatch
         block_tables=tables,
         logits_indices=np.array(indices, INT32),
     )
+
+
+class GivenStates:
+    """What a module gave until the next one has its entries: rows of the positions `first` to `end` - 1 of a
+    sequence."""
+
+    def __init__(self) -> None:
+        self.first = 0
+        self._rows: Array = empty(0, 0)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self._rows)
+
+    def add(self, start: int, rows: Array) -> None:
+        """Rows of the positions from `start` on. Known positions are left out; rows behind a gap begin anew."""
+        if start > self.end or not len(self._rows):
+            self.first, self._rows = start, np.array(rows, FLOAT32)
+        elif start + len(rows) > self.end:
+            self._rows = np.concatenate([self._rows, rows[self.end - start :]])
+
+    def drop(self, below: int) -> None:
+        """Forget the positions below."""
+        rows = max(0, min(below - self.first, len(self._rows)))
+        self.first, self._rows = self.first + rows, self._rows[rows:]
+
+    def cut(self, end: int) -> None:
+        """Forget the positions from `end` on."""
+        self._rows = self._rows[: max(0, end - self.first)]
+
+    def rows(self, start: int, end: int) -> Array:
+        """The rows of those positions."""
+        return self._rows[start - self.first : end - self.first]
 
 
 class ModulesSequence(HeadSequence):
