@@ -18,7 +18,6 @@ is the product along the path, and drafting ends after the first guesses whose s
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -110,12 +109,18 @@ class DraftedSequence:
         return computed
 
 
-class DraftRound(ABC):
-    """One draft request in progress: the rows that it wants of a pass, and what it makes of their logits."""
+class DraftRound:
+    """One draft request in progress: the rows that it wants of a pass, and what it makes of their logits. Guesses come
+    one after the other; see TreeRound."""
 
-    def __init__(self, request: DraftRequest, state: DraftedSequence) -> None:
+    def __init__(self, request: DraftRequest, state: DraftedSequence, depth: int) -> None:
         self.request, self.state = request, state
         state.fed, state.reached, state.alternatives = FedTree(len(state.tokens)), -1, []
+        self.chain = GuessedChain(request, state.history, depth)
+        self._guessed: Draft | None = None
+        self.right_guesses: list[int] = []
+        """The nodes guessed for the last pass that were right, from the root down."""
+        self._first = 0
 
     def num_pending(self) -> int:
         """Known tokens that were not computed yet."""
@@ -129,61 +134,26 @@ class DraftRound(ABC):
         return Span(self.request.seq_id, start, tokens, start + rows == len(state.tokens))
 
     @property
-    @abstractmethod
     def done(self) -> bool:
         """Whether it wants no further pass."""
+        return self.chain.done
 
     @property
     def wanted_of_inner(self) -> tuple[DraftRequest, list[int], int]:
         """What a drafter of its own may guess: tokens as far as they are guessed, and how many guesses behind them may
         be right without a further pass."""
-        return self.request, self.state.tokens, 0
+        guesses = self.chain.tokens
+        return self.request, [*self.state.tokens, *guesses], self.chain.depth - len(guesses) - 1
 
     @property
     def least_rows(self) -> int:
         """With less room in a pass, for rows and for those with logits, it waits for the next one."""
         return 1
 
-    @abstractmethod
     def rows(self, room: int, logits_room: int, guessed: Draft | None) -> tuple[Span, Draft | None, list[int]]:
         """The rows of the next pass, at most `room`, and those of them whose logits it wants, at most `logits_room`: 0
         is that of the span's last token, 1 + i that of node i behind it. `guessed` is what a drafter of its own guesses
         of the next tokens."""
-
-    @abstractmethod
-    def wanted(self, first: int, sampler: GuessSampler, output: TargetOutput) -> list[GuessedRow]:
-        """After a pass whose rows of logits begin at `first`: the rows of which it wants a token each."""
-
-    def take(self, guess: Guess) -> GuessedRow | None:
-        """The token of the row that it wanted; the row that it wants next of the same pass, if any."""
-        return None
-
-    @abstractmethod
-    def draft(self, drafter: str) -> Draft:
-        """What was drafted."""
-
-
-class ChainRound(DraftRound):
-    """Guesses one after the other."""
-
-    def __init__(self, request: DraftRequest, state: DraftedSequence, depth: int) -> None:
-        super().__init__(request, state)
-        self.chain = GuessedChain(request, state.history, depth)
-        self._guessed: Draft | None = None
-        self.right_guesses: list[int] = []
-        """The nodes guessed for the last pass that were right, from the root down."""
-        self._first = 0
-
-    @property
-    def done(self) -> bool:
-        return self.chain.done
-
-    @property
-    def wanted_of_inner(self) -> tuple[DraftRequest, list[int], int]:
-        guesses = self.chain.tokens
-        return self.request, [*self.state.tokens, *guesses], self.chain.depth - len(guesses) - 1
-
-    def rows(self, room: int, logits_room: int, guessed: Draft | None) -> tuple[Span, Draft | None, list[int]]:
         if self.num_pending():
             span = self.known_span(room)
         else:
@@ -199,10 +169,12 @@ class ChainRound(DraftRound):
         return span, self._guessed, list(range(1 + max(0, size)))
 
     def wanted(self, first: int, sampler: GuessSampler, output: TargetOutput) -> list[GuessedRow]:
+        """After a pass whose rows of logits begin at `first`: the rows of which it wants a token each."""
         self._first = first
         return [self.chain.row(first)]
 
     def take(self, guess: Guess) -> GuessedRow | None:
+        """The token of the row that it wanted; the row that it wants next of the same pass, if any."""
         self.chain.add(guess)
         if guess.token < 0 or self._guessed is None or self.done:
             return None
@@ -215,6 +187,7 @@ class ChainRound(DraftRound):
         return self.chain.row(self._first + 1 + node)
 
     def draft(self, drafter: str) -> Draft:
+        """What was drafted."""
         return self.chain.draft(drafter)
 
 
@@ -222,7 +195,7 @@ class TreeRound(DraftRound):
     """A tree of the shape, see GuessedTree."""
 
     def __init__(self, request: DraftRequest, state: DraftedSequence, shape: TreeShape) -> None:
-        super().__init__(request, state)
+        super().__init__(request, state, 0)  # no chain, for which a drafter of its own could guess
         self._tree, self._nodes = GuessedTree(request, state.history, shape), shape.nodes
 
     @property
@@ -448,7 +421,7 @@ class DraftModel(Drafter):
             return self._start_tree(request, state, room)
         depth = min(depth, room + 1)  # the last guess is never fed
         reserved = self.block_pool.reserve(request.seq_id, known + depth - 1)
-        return ChainRound(request, state, depth) if reserved else None
+        return DraftRound(request, state, depth) if reserved else None
 
     def _start_tree(self, request: DraftRequest, state: DraftedSequence, room: int) -> TreeRound | None:
         """Blocks for a tree's rows behind the known tokens, or for those of a narrower one if they are too few."""
@@ -481,7 +454,7 @@ class DraftModel(Drafter):
         output = self._forward(spans, behind, [rows for _, rows in served])
         self._draw([(r, len(rows)) for r, rows in served], output)
         for r, _ in served:
-            if isinstance(r, ChainRound) and r.right_guesses:
+            if r.right_guesses:
                 first = len(r.state.tokens) + len(r.state.fed.tokens) - len(r.right_guesses)
                 self._cache.compact_path(r.request.seq_id, first, r.right_guesses)
 
