@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from hashlib import sha256
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from wager.types import NO_TENANT
 
@@ -27,26 +27,6 @@ def tenant_of_key(key: str) -> str:
 def tenant_of_user(tenant: str, user: str) -> str:
     """The tenant of a request where `user` ("": nobody is named) is one of several who share a key."""
     return sha256(f"{tenant}\0{user}".encode()).hexdigest() if user else tenant
-
-
-class HasTenant(Protocol):
-    """Whatever belongs to a tenant, such as a sequence."""
-
-    @property
-    def tenant(self) -> str: ...
-
-
-class KeptStates(Protocol):
-    """What is kept of a tenant on disk beside its texts, by name; see draft/corpus/learning.py."""
-
-    before_close: list[Callable[[], object]]
-    """Called when learning ends, to keep the last states."""
-
-    def state(self, tenant: str, name: str) -> bytes | None:
-        """None if nothing is kept, or it is damaged."""
-
-    def keep(self, tenant: str, name: str, state: bytes) -> None:
-        """Write it in the place of an earlier one, if something was learned of the tenant."""
 
 
 class PerTenant(Generic[T]):

@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol
 
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
-from wager.tenants import KeptStates
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 WARM_UP = 16
@@ -107,12 +106,6 @@ class Drafter(Protocol):
     def forget(self) -> None:
         """Forget earlier requests. No sequence is running."""
         return None
-
-
-class LearnedCorpora(KeptStates, Protocol):
-    """What was learned of earlier requests, by tenant; see draft/corpus/."""
-
-    def corpus(self, tenant: str) -> _native.Corpus: ...
 
 
 def valid_part(draft: Draft, *, limit: int, vocab: int, chains: bool = False) -> Draft:

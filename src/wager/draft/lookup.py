@@ -30,9 +30,9 @@ import json
 import logging
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from wager.draft.base import Drafter, LearnedCorpora
+from wager.draft.base import Drafter
 from wager.draft.coupling import COUPLING
 from wager.draft.ngram import MIN_SURVIVAL
 from wager.draft.registry import DrafterParts
@@ -42,6 +42,9 @@ from wager.errors import MALFORMED, UsageError
 from wager.kernels import _native
 from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from wager.draft.corpus.learning import LearnedTexts
 
 log = logging.getLogger("wager")
 
@@ -128,7 +131,7 @@ class LookupSources(NamedTuple):
     longest: int = 0
     shared_tokens: int = 0
     store: StoreFile | None = None
-    learned: LearnedCorpora | None = None
+    learned: LearnedTexts | None = None
 
 
 def prior_rates() -> list[float]:

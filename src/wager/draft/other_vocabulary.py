@@ -23,10 +23,10 @@ from wager.draft.base import Drafter
 from wager.draft.guessing import GuessSampler
 from wager.draft.model import DraftModel, draft_model
 from wager.draft.registry import DrafterParts
-from wager.draft.vocabulary import TextVocabulary
 from wager.drafter_spec import DrafterSpec
 from wager.errors import TokenizerError, UsageError
 from wager.kernels.base import TargetOutput
+from wager.models.tokenizer import Tokenizer
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
 
 _ABSENT = -1e4
@@ -43,7 +43,7 @@ class SharedIds:
     by that. Raises TokenizerError if hardly any token is shared.
     """
 
-    def __init__(self, target: TextVocabulary, draft: TextVocabulary) -> None:
+    def __init__(self, target: Tokenizer, draft: Tokenizer) -> None:
         self._target, self._draft = target, draft
         known = {_key(draft, token): token for token in reversed(range(draft.vocab_size))}  # the lowest of equal ones
         pairs = {
@@ -83,7 +83,7 @@ class SharedIds:
         return self._spelled[token]
 
 
-def spell(vocabulary: TextVocabulary, text: bytes) -> list[int]:
+def spell(vocabulary: Tokenizer, text: bytes) -> list[int]:
     """Text encoded, and bytes that are no whole characters one by one, as far as there are such tokens."""
     ids: list[int] = []
     while text:
@@ -99,7 +99,7 @@ def spell(vocabulary: TextVocabulary, text: bytes) -> list[int]:
     return ids
 
 
-def _key(vocabulary: TextVocabulary, token: int) -> str | bytes:
+def _key(vocabulary: Tokenizer, token: int) -> str | bytes:
     return vocabulary.token(token) if vocabulary.is_special(token) else vocabulary.token_bytes(token)
 
 
@@ -154,7 +154,7 @@ class TextRouteDrafter(Drafter):
     default_depth = 4
     max_depth = 8
 
-    def __init__(self, model: DraftModel, target: TextVocabulary, other: TextVocabulary) -> None:
+    def __init__(self, model: DraftModel, target: Tokenizer, other: Tokenizer) -> None:
         self.num_alternatives, self.on_pass = 0, lambda: True
         self._model, self._target, self._other = model, target, other
         self._sequences: dict[str, _RoutedSequence] = {}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from wager.draft.base import Drafter, LogitsRows
 from wager.draft.coupling import COUPLING
@@ -20,8 +21,11 @@ from wager.draft.registry import DrafterParts
 from wager.drafter_spec import DrafterSpec
 from wager.kernels import _native
 from wager.kernels.base import TargetOutput
-from wager.tenants import KeptStates, PerTenant
+from wager.tenants import PerTenant
 from wager.types import NO_TENANT, Draft, DraftRequest, SamplingParams
+
+if TYPE_CHECKING:
+    from wager.draft.corpus.learning import LearnedTexts
 
 log = logging.getLogger("wager")
 
@@ -48,7 +52,7 @@ class RecyclingDrafter(Drafter):
     reads_rows = True
     remembers_requests = True
 
-    def __init__(self, vocab: int, kept: KeptStates | None = None) -> None:
+    def __init__(self, vocab: int, kept: LearnedTexts | None = None) -> None:
         """Tables are `kept` for later processes."""
         self._last: dict[str, int] = {}
         self._kept = kept

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from wager.draft.base import Drafter, LearnedCorpora
+from wager.draft.base import Drafter
 from wager.draft.store_file import StoreFile
-from wager.draft.vocabulary import TextVocabulary
 from wager.drafter_spec import DRAFTERS, DrafterSpec
 from wager.errors import UsageError
 from wager.kernels._native import BlockTables
 from wager.kernels.base import Target
 from wager.kernels.cpu import Kernels
+from wager.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from wager.draft.corpus.learning import LearnedTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +37,10 @@ class DrafterParts:
     head: Any = None
     depth: int | None = None
     store: StoreFile | None = None
-    learned: LearnedCorpora | None = None
+    learned: LearnedTexts | None = None
     inner: Drafter | None = None
     max_logits_rows: int | None = None
-    vocabularies: tuple[TextVocabulary, TextVocabulary] | None = None
+    vocabularies: tuple[Tokenizer, Tokenizer] | None = None
     target_blocks: BlockTables | None = None
     behind: bool = False
 

@@ -32,9 +32,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wager.draft.vocabulary import Vocabulary, sample_difference
+from wager.draft.vocabulary import sample_difference
 from wager.errors import MALFORMED, UsageError
 from wager.inputs import replacing, shown
+from wager.models.tokenizer import Tokenizer
 
 MOST_CONTINUATIONS = 4
 """Continuations that are kept of one context."""
@@ -341,7 +342,7 @@ class StoreFile:
     is none, is damaged, or was built for other token ids than those of `tokenizer` (a vocabulary_digest); it names one
     if `vocabulary` is given and the file has a sample."""
 
-    def __init__(self, path: Path, *, vocab: int, tokenizer: str, vocabulary: Vocabulary | None = None) -> None:
+    def __init__(self, path: Path, *, vocab: int, tokenizer: str, vocabulary: Tokenizer | None = None) -> None:
         self.path = path
         data, size = _mapped(path)
         self.header, offset = _header(path, data, size)

@@ -5,33 +5,16 @@ target's. Padding, ids without a token, is no difference (models/tokenizer.py).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from wager.errors import TokenizerError
-from wager.models.tokenizer import Vocabulary as Vocabulary
-from wager.models.tokenizer import num_tokens, unpadded
-
-
-class TextVocabulary(Vocabulary, Protocol):
-    """What drafting in another vocabulary needs of a tokenizer; see models.tokenizer.Tokenizer."""
-
-    @property
-    def eos_ids(self) -> Collection[int]:
-        """The ids that end a text."""
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def is_special(self, token_id: int) -> bool: ...
-
-    def encode(self, text: str, *, special: bool = True) -> list[int]: ...
-
+from wager.models.tokenizer import Tokenizer, num_tokens, unpadded
 
 _DIGESTED = 4096
 """Token ids that a digest reads, evenly spread: all of a large vocabulary would take a tenth of a second."""
 
 
-def vocabulary_digest(vocabulary: Vocabulary) -> str:
+def vocabulary_digest(vocabulary: Tokenizer) -> str:
     """SHA-256, in hex, of the number of tokens and of some 4,096 of them; those of two tokenizers differ."""
     found = hashlib.sha256(str(num_tokens(vocabulary)).encode())
     for text in vocabulary_sample(vocabulary):
@@ -39,7 +22,7 @@ def vocabulary_digest(vocabulary: Vocabulary) -> str:
     return found.hexdigest()
 
 
-def vocabulary_sample(vocabulary: Vocabulary) -> list[str]:
+def vocabulary_sample(vocabulary: Tokenizer) -> list[str]:
     """The tokens that a digest reads."""
     return [vocabulary.token(token_id) for token_id in _sampled(num_tokens(vocabulary))]
 
@@ -48,7 +31,7 @@ def _sampled(size: int) -> range:
     return range(0, size, max(1, size // _DIGESTED))
 
 
-def sample_difference(target: Vocabulary, sample: Sequence[str], size: int) -> str:
+def sample_difference(target: Tokenizer, sample: Sequence[str], size: int) -> str:
     """As `vocabulary_difference`, where of a vocabulary of `size` ids only a sample is known."""
     for token_id, text in zip(_sampled(size), sample, strict=False):
         if found := _difference(token_id, unpadded(token_id, text), _token(target, token_id)):
@@ -57,7 +40,7 @@ def sample_difference(target: Vocabulary, sample: Sequence[str], size: int) -> s
     return f"there are {size} token ids, but {own} in the target" if size != own else ""
 
 
-def vocabulary_difference(target: Vocabulary, draft: Vocabulary) -> str:
+def vocabulary_difference(target: Tokenizer, draft: Tokenizer) -> str:
     """The first id that is not the same token in both, with both tokens: the end of a sentence; "" if there is none. An
     id that has a token in neither is no difference."""
     for token_id in range(max(target.vocab_size, draft.vocab_size)):
@@ -66,7 +49,7 @@ def vocabulary_difference(target: Vocabulary, draft: Vocabulary) -> str:
     return ""
 
 
-def _token(vocabulary: Vocabulary, token_id: int) -> str | None:
+def _token(vocabulary: Tokenizer, token_id: int) -> str | None:
     return unpadded(token_id, vocabulary.token(token_id)) if token_id < vocabulary.vocab_size else None
 
 
@@ -80,7 +63,7 @@ def _difference(token_id: int, in_draft: str | None, in_target: str | None) -> s
     return f"id {token_id} is {in_draft!r}, but {in_target!r} in the target"
 
 
-def check_same_vocabulary(target: Vocabulary, draft: Vocabulary, *, where: str = "") -> None:
+def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, *, where: str = "") -> None:
     """Raise TokenizerError unless every token of the target has the same id in the draft model's vocabulary, and no
     others are there. The error names the first id that differs and both tokens; `where` says whose it is."""
     if found := vocabulary_difference(target, draft):

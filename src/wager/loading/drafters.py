@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from wager.config import EngineConfig
 from wager.draft.ahead import AheadDrafter
-from wager.draft.base import Drafter, LearnedCorpora
+from wager.draft.base import Drafter
 from wager.draft.registry import DrafterParts, build_drafter
 from wager.draft.store_file import StoreFile, read_store_header
 from wager.draft.vocabulary import vocabulary_digest
@@ -26,6 +26,7 @@ from wager.models.transformer import Decoder
 from wager.types import RULES
 
 if TYPE_CHECKING:
+    from wager.draft.corpus.learning import LearnedTexts
     from wager.loading.heads import OpenedHead
 
 
@@ -173,7 +174,7 @@ def build(
     decoder: Decoder,
     target_blocks: BlockTables,
     num_blocks: int,
-    learned: LearnedCorpora | None = None,
+    learned: LearnedTexts | None = None,
 ) -> Drafter:
     """Build one drafter; if it runs a model or a head, load the weights, with a cache of `num_blocks` blocks. One that
     can draft ahead gets the threads that the configuration has for it, one that reads what was `learned` that, and one

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
@@ -464,22 +464,12 @@ class IncrementalDecoder:
         return text
 
 
-class Vocabulary(Protocol):
-    """The tokens of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    def token(self, token_id: int) -> str:
-        """The token as the vocabulary spells it; empty for an id that it has no token for."""
-
-
 def unpadded(token_id: int, text: str) -> str | None:
     """The token `text` of an id, None where it is padding."""
     return text if text not in ("", f"[PAD{token_id}]") else None
 
 
-def num_tokens(vocabulary: Vocabulary) -> int:
+def num_tokens(vocabulary: Tokenizer) -> int:
     """How many ids there are up to the last one with a token: without the padding behind."""
     size = vocabulary.vocab_size
     while size and unpadded(size - 1, vocabulary.token(size - 1)) is None:

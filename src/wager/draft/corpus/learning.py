@@ -129,6 +129,7 @@ class LearnedTexts:
                 f"Nothing can be learned in {folder}: {error.strerror or error}.", "Give a folder that can be written."
             ) from error
         self.before_close: list[Callable[[], object]] = []
+        """Called when learning ends, to keep the last states."""
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()  # by the name of the folder
         self._names: dict[str, str] = {}
         self._requests: dict[str, tuple[Request, set[int]]] = {}  # and the choices that have not ended
@@ -265,7 +266,7 @@ class LearnedTexts:
         return name
 
     def state(self, tenant: str, name: str) -> bytes | None:
-        """See KeptStates."""
+        """What drafters or the policy kept of a tenant under that name; None if nothing, or it is damaged."""
         path = self._folder / self.folder_name(tenant) / f"{name}{_STATE}"
         try:
             data = path.read_bytes()
@@ -277,7 +278,7 @@ class LearnedTexts:
         return data[32:]
 
     def keep(self, tenant: str, name: str, state: bytes) -> None:
-        """See KeptStates. Only what a tenant has that learned something."""
+        """Write a state in the place of an earlier one, if something was learned of the tenant."""
         folder = self._folder / self.folder_name(tenant)
         try:
             if folder.is_dir():
