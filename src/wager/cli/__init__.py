@@ -7,9 +7,8 @@ Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed, 2 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-
-from wager.cli import process
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,4 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return run(arguments)
 
+    try:
+        from wager.cli import process
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted\n")
+        return 130
     return process.ends_in_order(command)

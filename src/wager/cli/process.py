@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from types import FrameType
 
 from wager.errors import UsageError, WagerError
 
@@ -40,9 +40,9 @@ def ends_in_order(command: Callable[[], int]) -> int:
     received: list[int] = []
     patience = float("inf")
 
-    def end(number: int, frame: Any) -> None:
+    def end(number: int, frame: FrameType | None) -> None:
         nonlocal patience
-        if _numpy_is_imported_now():
+        if _is_importing(frame):
             _report(number)
             os._exit(128 + number)
         if number == signal.SIGINT:
@@ -74,11 +74,12 @@ def ends_in_order(command: Callable[[], int]) -> int:
     return code
 
 
-def _numpy_is_imported_now() -> bool:
-    """Its native part prints what a handler raises meanwhile and raises an ImportError in its place. It is imported
-    before there is anything to remove."""
-    module = sys.modules.get("numpy")
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+def _is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported there, so that what a handler raises may come out as another error: numpy's
+    native part does so, and whatever calls __set_name__. There is nothing to be removed then."""
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
 
 
 _SAID: dict[int, str] = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
