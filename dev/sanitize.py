@@ -74,7 +74,6 @@ SANITIZERS = {
                 "loading",
                 "lookup",
                 "models_gguf",
-                "native_sampling",
                 "ngram",
                 "pack",
                 "recurrent",

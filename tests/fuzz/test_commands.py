@@ -126,23 +126,6 @@ def test_a_prompt_that_is_not_utf8_is_named() -> None:
 ROW = '{"id": %s, "category": "qa", "prompt": %s}\n'
 
 
-def test_a_prompt_file_that_is_none_is_named_with_its_line(wager: Call, tmp_path: Path) -> None:
-    good, path = ROW % (1, '"x"'), tmp_path / "prompts.jsonl"
-    for content, cause in (
-        (b"", "holds no prompts"),
-        (b"\n\n", "holds no prompts"),
-        (good + "nonsense\n", "line 2: not JSON"),
-        (good + "[" * 100_000, "line 2: not JSON"),
-        (ROW % ("9" * 6000, '"x"'), "line 1: not JSON"),
-        (good + ROW % (2, 3), "line 2: prompt = 3"),
-        (ROW % (1, '"\\ud800"'), "line 1: half a surrogate pair"),
-        (b'{"id": 1, \x00', "line 1: not JSON"),
-        (b"\xff\xfe", "not UTF-8 (byte 0xff at 0)"),
-    ):
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        refused(wager("bench", str(path)), str(path), cause)
-
-
 def test_a_folder_and_an_endless_device_are_no_prompt_files(wager: Call, tmp_path: Path) -> None:
     refused(wager("bench", str(tmp_path)), str(tmp_path), "directory")
     refused(wager("bench", "/dev/zero"), "/dev/zero", "longer than")

@@ -17,10 +17,7 @@ from wager.draft.guessing import GuessedRow, GuessSampler
 from wager.draft.model import DraftModel
 from wager.draft.ngram import NgramDrafter
 from wager.draft.trees import GrowingTree, TokenTree, children, sequoia
-from wager.kernels.arrays import Array
 from wager.kernels.base import BLOCK_SIZE, TargetOutput
-from wager.kernels.cpu import Kernels, SampleRequest
-from wager.kernels.noise import argmax_gumbel
 from wager.testing import (
     AdversaryDrafter,
     OracleDrafter,
@@ -437,40 +434,6 @@ def test_a_chain_ends_after_the_guess_that_is_in_doubt(law: bool) -> None:
         assert draft.draft_probs is None or len(draft.draft_probs) == len(draft)
         ended.add(len(draft))
     assert len(ended) > 2
-
-
-class _Kernels(Kernels):
-    """Samples as the definition says, and counts."""
-
-    calls = 0
-
-    def sample(self, logits: Array, requests: Sequence[SampleRequest]) -> list[int]:
-        self.calls += 1
-        return [argmax_gumbel(logits[r.row], r.temperature, r.seed, r.position, r.choice) for r in requests]
-
-
-def test_native_sampling_serves_exactly_the_plainly_sampled() -> None:
-    kernels = _Kernels()
-    drafter = DraftModel(ToyTarget(LAW), kernels=kernels)
-    texts = [_begun(drafter, params, length=9, seed=2**63 + i, name=f"s{i}") for i, params in enumerate(PARAMS)]
-    asks = [text.ask(3) for text in texts]
-    for text, ask, draft in zip(texts, asks, drafter.propose(asks), strict=True):
-        assert draft.tokens == _seen(ask, text.known, text.prompt)
-    assert kernels.calls == 3
-
-
-@pytest.mark.parametrize(("own", "verified"), [(40, VOCAB), (20, VOCAB)])
-def test_ids_and_laws_have_the_verified_models_width(own: int, verified: int) -> None:
-    drafter = DraftModel(
-        ToyTarget(ToyDistribution(vocab=own)), vocab=verified, kernels=_Kernels() if own > verified else None
-    )  # type: ignore[arg-type]
-    for seed in range(12):
-        text = _Text(f"s{seed}", SamplingParams(temperature=0.0 if seed % 2 else 1.5), length=4, seed=seed)
-        drafter.begin(text.name, [1, 2, 3, 4], text.params)
-        (draft,) = drafter.propose([text.ask(4)])
-        assert all(token < min(own, verified) for token in draft.tokens)
-        (draft,) = drafter.propose([text.ask(2, law=True)])
-        assert draft.draft_probs is None or draft.draft_probs.shape == (2, verified)
 
 
 class _Damaged(ToyTarget):

@@ -13,20 +13,12 @@ from tokenizer_models import save_model
 import wager
 from wager.draft.base import ComputedRows
 from wager.draft.combined import BackedDrafter, MergedDrafter
-from wager.draft.model import DraftModel
-from wager.draft.ngram import NgramDrafter
 from wager.drafter_spec import AUTO, DrafterSpec, descriptions, parse_drafters
-from wager.economics.policy.adaptive import Adaptive
-from wager.economics.policy.base import DrafterCapabilities
-from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.kernels.base import TargetOutput
 from wager.loading.load import load
-from wager.testing import FakeClock, ToyDistribution, ToyTarget
 from wager.testing.drafters import HistoryDrafter
-from wager.testing.toy import toy_engine
-from wager.trace import Trace
-from wager.types import Draft, DraftPrices, DraftRequest, Request, SamplingParams, VerifyRule
+from wager.types import Draft, DraftPrices, DraftRequest, Request, SamplingParams
 
 # --- how they are written -----------------------------------------------------------------------------------
 
@@ -360,35 +352,3 @@ def test_a_model_that_guesses_for_itself_is_always_right(models: tuple[str, str]
         (answer, *_) = engine.generate(requests(engine, TEXTS)[1:2])
         chain = ":tree" not in written
         assert answer.stats.accepted == answer.stats.drafted if chain else answer.stats.accepted > 5
-
-
-@pytest.mark.parametrize("rule", ["match", "traversal"])
-def test_the_adaptive_policy_chooses_among_chains_trees_and_merged_ones(rule: VerifyRule) -> None:
-    """It learns of trees as of chains, verifies parts of them, and no text changes."""
-    law = ToyDistribution(vocab=48, order=2, sharpness=6.0)
-    near = replace(law, drift=0.3, salt=4)
-
-    def model(name: str, *, trees: bool = False) -> DraftModel:
-        return DraftModel(ToyTarget(near, num_blocks=200), name=name, trees=trees)
-
-    def asked() -> list[Request]:
-        params = SamplingParams(max_tokens=50, ignore_eos=True)
-        return [
-            Request(f"r{i}", tuple(range(i, 9 + i)), replace(params, temperature=(i % 2) * (rule == "match"), seed=i))
-            for i in range(10)
-        ]
-
-    merged = MergedDrafter([NgramDrafter(), model("a")], vocab=law.vocab)
-    drafters = [model("chain"), model("tree", trees=True), merged]
-    surface = LatencySurface([1, 2, 4, 8, 16, 32, 64], [5e-3, 5.1e-3, 5.3e-3, 5.6e-3, 9e-3, 16e-3, 31e-3])
-    offers = {each.name: DrafterCapabilities(8, stops_early=True) for each in drafters}
-    policy = Adaptive(surface, drafters=offers, rule=rule)
-    engine = toy_engine(
-        law, drafter=drafters[0], others=drafters[1:], policy=policy, depth=8, rule=rule, trace=Trace(FakeClock())
-    )
-    plain = toy_engine(law, depth=0).generate(asked())
-    got = engine.generate(asked(), concurrency=4)
-    assert [each.token_ids for each in got] == [each.token_ids for each in plain]
-    assert sum(each.stats.accepted for each in got) > 100
-    used = {name for each in got for name in each.drafted_by if name}
-    assert used & {"tree", merged.name} and set(engine.proposer.drafters) == {each.name for each in drafters}

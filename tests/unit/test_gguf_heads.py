@@ -28,6 +28,7 @@ from tiny_models import TOKENS
 from tokenizer_models import gguf_metadata as tokenizer_metadata
 from tokenizer_models import train
 
+from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from packing import batch, chain
 from wager.arch.gguf_config import read_gguf
@@ -144,21 +145,6 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 SHORT = ("--threads", "1", "--memory", "64MiB", "--max-tokens", "12", "--limit", "2")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "make"), [("eagle3", eagle_head), ("dflash", block_head)])
-def test_heads_in_files_change_no_token(
-    name: str, make: Callable[..., Path], said: Callable[..., str], tmp_path: Path
-) -> None:
-    """Greedy and sampled, in a batch, with preemption, as `wager prove` does it; quantised, too."""
-    spec = open_model(MODEL)[1].spec
-    folder = make(tmp_path / "head", spec)
-    for kind in (Kind.F16, Kind.Q8_0):
-        file = head_gguf(folder, tmp_path / f"{kind.name}.gguf", layers=spec.num_layers, kind=kind)
-        drafters = ("--drafter", f"{name}:{file}", "--drafter", f"{name}:tree:{file}")
-        dtype = "q8" if kind is Kind.Q8_0 else "bf16"
-        assert "0 differ" in said("prove", "--model", MODEL, "--dtype", dtype, *SHORT, *drafters, code=0)
-
-
 def hybrid(folder: Path, name: str = "qwen3.5-experts", *, tokens: bool = True) -> dict[str, Path]:
     """A target with modules as GGUF: whole, and the model and its modules apart, as publishers have them."""
     tokenizer, variant = train("gpt-2"), MODULES[name]
@@ -182,9 +168,7 @@ def test_modules_in_a_file_of_their_own(said: Callable[..., str], tmp_path: Path
     for model, drafter in (
         ("whole", "mtp"),
         ("model", "mtp"),
-        ("model", f"mtp:{files['mtp']}"),
         ("model", f"mtp:tree:{files['mtp']}"),
-        ("whole", f"mtp:{files['whole']}"),
         ("source", f"mtp:{files['mtp']}"),
     ):
         assert "0 differ" in said(*prove, drafter, "--model", str(files[model]), code=0)
@@ -195,21 +179,22 @@ def test_modules_in_a_file_of_their_own(said: Callable[..., str], tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-experts", "qwen-next"])
-def test_modules_apart_guess_as_those_in_the_model(name: str, tmp_path: Path) -> None:
+def test_modules_in_a_gguf_file_and_apart_guess_as_those_in_a_directory(name: str, tmp_path: Path) -> None:
     import wager
     from wager.loading.drafters import open_drafters
     from wager.loading.opened import open_target
 
     files = hybrid(tmp_path, name)
     states, found = RNG.standard_normal((10, 48)).astype(np.float32), []
-    for model in ("whole", "model"):
+    for model in ("source", "whole", "model"):
         config = wager.EngineConfig.from_options(model=str(files[model]), drafter="mtp", dtype="bf16")
         [opened] = open_drafters(config, target := open_target(config))
         assert opened.head is not None
         head: Any = opened.head.load(decoder_on(target.weights, ReferenceKernels("float32"), max_rows=16), 8)
         packed = batch([chain(0, list(range(10)), [3])], [9])
         found.append(head.forward(packed, states, states[:0]).logits.copy())
-    assert np.array_equal(*found)
+    assert np.array_equal(*found[1:])
+    assert_close(*found[:2], rtol=1e-3, atol=1e-3)
 
 
 def test_the_file_beside_a_model_that_is_taken(tmp_path: Path) -> None:

@@ -9,33 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoder_engines import decoder_on
 from eagle_heads import VARIANTS, VOCAB, Flags, ReferenceHead, changed
-from mixture_files import mixture_gguf
 from mtp_modules import VARIANTS as MODULES
 from mtp_modules import ReferenceModules, Variant, save
 from safetensors.torch import load_file, save_file
 from tiny_models import TOKENS, logits, spec
-from tokenizer_models import gguf_metadata as tokenizer_metadata
 from tokenizer_models import train
 
 import wager
-from closeness import assert_close
-from oracle.kernels import ReferenceKernels
-from packing import batch, chain
 from wager.arch import Dense, Gqa
 from wager.config import DEFAULT_MODEL
 from wager.draft.store_file import read_store_header
 from wager.drafter_spec import DrafterSpec
 from wager.errors import ModelError, UsageError
-from wager.loading.drafters import open_drafters
 from wager.loading.load import load
-from wager.loading.opened import open_target
 from wager.models import hub
 from wager.models.companions import drafter_fingerprint
 from wager.models.head_eagle import CheckedEagle, open_eagle
 from wager.models.head_files import HeadFiles
-from wager.models.head_mtp import CheckedMtp, MtpHead, open_mtp
+from wager.models.head_mtp import CheckedMtp, open_mtp
 from wager.models.opening import open_model
 from wager.models.weights import open_weights
 from wager.types import Request, SamplingParams
@@ -241,31 +233,6 @@ def test_fingerprints_are_of_the_files_that_a_head_is_read_from(tmp_path: Path) 
     named = [DrafterSpec("eagle3", str(path)), DrafterSpec("mtp", f"{path}@after")]
     [found] = {drafter_fingerprint(spec) for spec in named}
     assert len(found) == 64
-
-
-def test_modules_in_a_gguf_file_guess_as_those_in_a_directory(tmp_path: Path) -> None:
-    path = Path(directory(tmp_path / "whole", "qwen-next"))
-    tokens = tokenizer_metadata(train("gpt-2"), "gpt-2")
-    file = mixture_gguf(path, tmp_path / "whole.gguf", full_attention_interval=3, **tokens)
-    logits, rng = [], np.random.default_rng(3)
-    states = rng.standard_normal((10, 48)).astype(np.float32)
-    for where in (path, file):
-        config = wager.EngineConfig.from_options(model=str(where), drafter="mtp", dtype="bf16")
-        [opened] = open_drafters(config, target := open_target(config))
-        assert opened.head is not None
-        decoder = decoder_on(target.weights, ReferenceKernels("float32"), max_rows=16)
-        head = opened.head.load(decoder, 8)
-        assert isinstance(head, MtpHead)
-        packed = batch([chain(0, list(range(10)), [3])], [9])
-        logits.append(head.forward(packed, states, states[:0]).by_target().logits.copy())
-    assert_close(*logits, rtol=1e-3, atol=1e-3)
-    plain, drafted = (
-        load(wager.EngineConfig.from_options(model=str(file), max_rows=32, max_sequences=4, drafter=drafter))
-        for drafter in ("none", "mtp")
-    )
-    request = Request("r", tuple(plain.tokenizer.encode("The quick brown fox")), PARAMS)
-    [one], [two] = plain.generate([request]), drafted.generate([request])
-    assert one.token_ids == two.token_ids and two.stats.drafted > 0
 
 
 def test_targets_without_modules_say_so(tmp_path: Path) -> None:

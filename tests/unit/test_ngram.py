@@ -27,22 +27,6 @@ def _propose(drafter: NgramDrafter, *, depth: int = 7) -> Draft:
     return draft
 
 
-@pytest.mark.parametrize(
-    ("text", "depth", "guesses"),
-    [
-        ([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3], 7, (4, 5, 6, 7, 8, 9, 1)),
-        ([1, 2, 3, 40, 9, 3, 50, 9, 1, 2, 3], 1, (40,)),  # the longest match wins over a more recent short one
-        ([1, 2, 40, 9, 1, 2, 50, 9, 1, 2], 1, (50,)),  # of equally long ones the most recent
-        ([9, 1, 2, 1, 2], 7, (1, 2, 1, 2, 1, 2, 1)),  # a copy that reaches the end goes on periodically
-        ([1, 2, 3, 1, 4], 7, ()),
-        ([1], 7, ()),
-    ],
-)
-def test_it_copies_what_followed_the_same_tokens(text: list[int], depth: int, guesses: tuple[int, ...]) -> None:
-    draft = _propose(_begun(text), depth=depth)
-    assert draft.tokens == guesses and draft.is_chain and draft.drafter == "ngram" and draft.draft_probs is None
-
-
 def test_longer_matches_make_longer_drafts_and_the_ask_bounds_them() -> None:
     text = list(range(100, 130))
     lengths = [len(_propose(_begun([*text, 7, *text[3 - m : 3]]), depth=20)) for m in (1, 2, 3)]

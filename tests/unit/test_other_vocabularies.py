@@ -5,20 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from corpus import TEXTS as CORPUS
-from test_drafter_combinations import TEXTS, requests
-from tokenizer_models import SPECIAL, save_model, train
+from tokenizer_models import SPECIAL, train
 
-import wager
 from wager.draft.model import DraftModel
 from wager.draft.other_vocabulary import IntersectionSampler, SharedIds, TextRouteDrafter
 from wager.errors import TokenizerError
 from wager.kernels.base import TargetOutput
-from wager.loading.load import load
 from wager.models.tokenizer import Tokenizer
 from wager.testing import ToyDistribution, ToyOracle, ToyTarget
 from wager.types import NO_TENANT, Draft, DraftRequest, PackedBatch, SamplingParams
@@ -272,26 +268,3 @@ def test_a_rewound_draft_model_goes_on_from_there(told: list[int]) -> None:
 
 
 # --- through the production path ----------------------------------------------------------------------------
-
-
-@pytest.mark.slow  # by default test_prove.py shows it of every drafter
-@pytest.mark.parametrize("rule", ["match", "rejection"])
-@pytest.mark.parametrize("written", ["slem:{0}", "tli:{0}", "ngram//tli:{0}"])
-def test_no_text_changes(written: str, rule: str, tmp_path: Path) -> None:
-    paths = [save_model(tmp_path / pre, pre=pre) for pre in ("gpt-2", "llama-bpe")]
-    options = {"model": paths[0], "max_rows": 32, "max_sequences": 4, "cache_tokens": 96}
-    plain = load(wager.EngineConfig.from_options(**options, drafter="none"))
-    config = wager.EngineConfig.from_options(**options, drafter=written.format(paths[1]), depth=3, verify=rule)
-    engine = load(config)
-    with pytest.raises(TokenizerError, match="vocabulary differs"):
-        load(config.with_options(drafter=f"model:{paths[1]}"))
-    asked = requests(plain, TEXTS)
-    if rule != "match":  # greedy texts alone stay the same
-        asked = [replace(each, params=replace(each.params, temperature=0.0)) for each in asked]
-    wanted = plain.generate(asked, concurrency=3)
-    for _ in range(2):
-        got = engine.generate(asked, concurrency=3)
-        assert [each.token_ids for each in got] == [each.token_ids for each in wanted]
-    # random weights write hardly any whole characters, and text that is none is not drafted
-    assert sum(each.stats.drafted for each in got) > (5 if written.startswith("slem") else 30)
-    assert engine.drafter_name != "none"

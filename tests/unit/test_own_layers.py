@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from test_drafter_combinations import TEXTS, requests
 from tiny_models import TOKENS, oracle, oracle_logits, save
-from tokenizer_models import save_model
 
 import wager
 from oracle.kernels import ReferenceKernels
@@ -47,20 +46,6 @@ def test_its_logits_are_those_of_a_model_that_has_no_other_layers(layers: tuple[
         source = name.replace(f".{number}.", f".{layers[int(number)]}.", 1) if number else name
         kept.state_dict()[name].copy_(states[source])
     assert np.allclose(decoder.forward(packed).logits, oracle_logits(kept, TOKENS), atol=2e-3)
-
-
-@pytest.mark.parametrize("written", ["layers:0.2+ngram", "layers:tree:0-1"])
-def test_the_text_is_the_targets(written: str, tmp_path: Path) -> None:
-    options = {"model": save_model(tmp_path), "max_rows": 32, "max_sequences": 4, "cache_tokens": 96}
-    plain = load(wager.EngineConfig.from_options(**options, drafter="none"))
-    engine = load(wager.EngineConfig.from_options(**options, drafter=written, depth=3))
-    wanted = plain.generate(requests(plain, TEXTS), concurrency=3)
-    for _ in range(2):  # the second time with a warm prefix cache
-        got = engine.generate(requests(engine, TEXTS), concurrency=3)
-        assert [each.token_ids for each in got] == [each.token_ids for each in wanted]
-    assert sum(each.stats.drafted for each in got) > 50
-    with pytest.raises(UsageError, match="does not exist"):
-        load(wager.EngineConfig.from_options(**options, drafter="layers:0-7"))
 
 
 def test_layers_that_read_keys_and_values_of_others(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from wager.draft.base import Drafter
 from wager.draft.lookup import LookupDrafter, LookupSources
 from wager.draft.ngram import MIN_SURVIVAL
 from wager.draft.prediction import LONGEST, PredictionDrafter
-from wager.errors import RequestError, UsageError
+from wager.errors import RequestError
 from wager.testing import ToyDistribution
 from wager.testing.toy import toy_engine
 from wager.types import Draft, DraftRequest, Request, SamplingParams
@@ -107,12 +107,6 @@ def test_the_text_is_that_of_plain_decoding_and_the_prediction_saves_passes(rule
             assert answer.token_ids == tokens
             assert answer.stats.rounds < 25
     engine.check()
-
-
-@pytest.mark.parametrize("bad", [3, [1.5], ["a"], None])
-def test_what_is_no_prediction_is_refused(bad: object) -> None:
-    with pytest.raises(UsageError, match="prediction is not possible"):
-        SamplingParams(prediction=bad)  # type: ignore[arg-type]
 
 
 def test_an_engine_refuses_unknown_ids_and_text_that_it_cannot_encode() -> None:

@@ -109,6 +109,8 @@ def test_recorded_answers_are_read(tmp_path: Path) -> None:
 def test_bad_rows_are_named(tmp_path: Path) -> None:
     for row, complaint in (
         ("{", "line 2: not JSON"),
+        ("[" * 100_000, "line 2: not JSON"),
+        ('{"id": ' + "9" * 6000 + ', "prompt": "x"}', "line 2: not JSON"),
         ([1], "line 2: not an object"),
         ({"id": 1, "category": "qa"}, "line 2: there is no prompt"),
         ({"prompt": 5}, "line 2: prompt = 5"),
@@ -130,8 +132,12 @@ def test_bad_rows_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=complaint):
             read_prompts(write(tmp_path, {"id": 0, "prompt": "x"}, row))
-    with pytest.raises(UsageError, match="no prompts"):
-        read_prompts(write(tmp_path, {"conversations": []}))
+    for row in ("\n", {"conversations": []}):
+        with pytest.raises(UsageError, match="no prompts"):
+            read_prompts(write(tmp_path, row))
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"bytes.* not UTF-8 \(byte 0xff at 0\)"):
+        read_prompts(tmp_path / "bytes")
 
 
 def test_times_of_arrival_are_read_of_logs_traces_and_plain_lists(tmp_path: Path) -> None:
