@@ -44,7 +44,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a parametrised test the first case is in the default run and the others are slow, unless a test is named."""
-    items.sort(key=lambda item: item.path.name != "test_wheels.py")  # it takes minutes, so it must not begin last
     if any("::" in argument for argument in config.args):
         return
     cases: dict[str, list[pytest.Item]] = {}
