@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from wager.arch import FORMATS, TABLE, Gqa, Layer, Precision
+from wager.economics.surface import LatencySurface
 from wager.errors import UsageError
 from wager.planner.acceptance import AcceptanceRates
 from wager.planner.cost import Cluster, CostModel
@@ -18,6 +19,7 @@ from wager.planner.devices import DEVICES, Device, find_device
 from wager.planner.drafting import FREE
 from wager.planner.plan import Deployment
 from wager.planner.routing import distinct_experts, experts_on_fullest_rank
+from wager.types import StepRecord
 
 B200, H100 = DEVICES["B200"], DEVICES["H100"]
 
@@ -36,6 +38,16 @@ def test_marginal_costs_are_zero_on_a_memory_branch_and_one_on_a_compute_branch(
     marginal, step = cost.marginal_cost(4096, 1, batch=64), cost.step(4096, 1, batch=64)
     blended = sum(marginal[name] * part.seconds for name, part in step.parts.items()) / step.seconds
     assert marginal["step"] == pytest.approx(blended, abs=1e-6)
+
+
+def test_measured_seconds_are_those_that_are_measured_by_now() -> None:
+    """Computed ones are kept."""
+    surface = LatencySurface([1, 8], [1e-3, 2e-3])
+    cost = CostModel(LLAMA, Cluster(H100), measured=surface)
+    assert cost.seconds(0, 1) == pytest.approx(1e-3)
+    for _ in range(50):
+        surface.observe(StepRecord(1, 1, 0, 0, 1, {"forward": 3e-3}, (0,)))
+    assert 2e-3 < cost.seconds(0, 1) == pytest.approx(surface.seconds(1, 1, 0))
 
 
 def test_a_part_may_wait_for_both() -> None:

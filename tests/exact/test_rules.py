@@ -139,14 +139,25 @@ def test_guesses_outside_the_vocabulary_never_change_the_distribution(rule, toke
 
 
 @EVERY_RULE
+def test_a_guess_that_its_own_q_excludes_counts_as_not_proposed(rule):
+    world = World(4, 6)
+    q = np.where(np.arange(4) == 2, 0.0, world.q(()))
+    draft = Draft("s", (2,), (-1,), draft_probs=np.array([q / q.sum()]))
+    out, accepted = emitted(world, rule, [(1.0, draft)], lambda draft: np.array([world.p(()), world.p(())]))
+    assert accepted == 0 and deviation(world, out, 1) < EXACT
+
+
+@EVERY_RULE
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_draft_probs_that_are_not_finite_still_yield_tokens(rule, broken):
     """Invalid draft_probs may bias their own round under `rejection`, but never fail a request or leave p's support."""
     world = World(4, 7, "zeros_p")
-    draft = Draft("s", (1, 2), (-1, 0), draft_probs=np.array([[0.5, 0.5, broken, 0.0], [broken, 0.5, 0.5, 0.0]]))
-    outcomes = list(worlds.explore(lambda coins: rule(draft, world.rows(draft), coins=coins)))
-    assert sum(mass for mass, _ in outcomes) == pytest.approx(1)
-    assert all(world.truth(len(v.tokens))[v.tokens] > 0 for mass, v in outcomes if mass > 0)
+    for first, row in itertools.product(range(4), ([0.5, 0.5, broken, 0.0], [0.25] * 4)):
+        draft = Draft("s", (first, 2), (-1, 0), draft_probs=np.array([row, [broken, 0.5, 0.5, 0.0]]))
+        p = world.rows(draft)
+        outcomes = list(worlds.explore(lambda coins, draft=draft, p=p: rule(draft, p, coins=coins)))
+        assert sum(mass for mass, _ in outcomes) == pytest.approx(1)
+        assert all(world.truth(len(v.tokens))[v.tokens] > 0 for mass, v in outcomes if mass > 0)
 
 
 def test_only_rows_on_the_accepted_path_are_read():

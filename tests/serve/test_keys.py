@@ -195,6 +195,7 @@ def test_the_users_of_a_key_are_told_apart_if_that_is_asked_for() -> None:
     for tenant_by, named in fields:
         with server_of_two({"drafter": "suffix", "depth": 6}, tenant_by=tenant_by) as server:
             first = ask(server, ANNA, {**PLAIN, **named})
+            assert ask(server, BEN, {**PLAIN, **named}) == first, "a user of another key who has that name"
             for others in ({}, {"user": "ben", "metadata": {"team": "b"}}, {"user": 5, "metadata": {"team": ["a"]}}):
                 assert ask(server, ANNA, {**PLAIN, **others}) == first
             as_list = {"user": "anna", "metadata": {"team": ["a"]}}

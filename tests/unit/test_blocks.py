@@ -213,6 +213,18 @@ def test_each_tenant_has_its_own_value_and_the_unused_ones_are_dropped_oldest_fi
     assert list(kept.present) == ["ben"] and kept.tenant("u") == "ben" and kept.tenant("other") == NO_TENANT
     kept.leave("u")
     assert not kept.present
+    kept.clear()
+    for seq_id, tenant in (("s", "anna"), ("t", "ben")):
+        kept.enter(seq_id, tenant)
+    kept.of("s").append("used last")
+    for seq_id in "st":
+        kept.leave(seq_id)
+    kept.get("carl")
+    assert kept.get("anna") == ["used last"]
+    for seq_id, tenant in (("s", "anna"), ("t", "ben")):
+        kept.enter(seq_id, tenant)
+    kept.get("dora").append("new")
+    assert kept.get("dora") == ["new"], "though both places are in use"
 
 
 def committed(pool: BlockPool, name: str, tenant: str) -> int:

@@ -123,6 +123,8 @@ def test_ten_thousand_biases_are_made_arrays_once_and_choose_the_same_tokens(tem
         found = process(row, params)
         assert found.scores.tolist() == plain.scores.tolist()
         assert found.choose(1, position) == plain.choose(1, position)
+    few = process(logits[0, :500], params)  # as of a draft model that has fewer rows than the target
+    assert few.scores.tolist() == process(logits[0], params).scores[:500].tolist()
     assert params.biases.arrays is arrays and params.logit_bias == added
     assert replace(params, logit_bias={1: 2.0}).biases.arrays[0].tolist() == [1]
 
@@ -148,6 +150,14 @@ def test_history_counts(prompt, output, pieces):
         for misuse in (view.copy, lambda: view.append([3])):
             with pytest.raises(UsageError, match="view"):
                 misuse()
+
+
+def test_tokens_that_would_end_an_output_too_early_are_left_out_of_views_and_copies_too():
+    history = History.of([1], SamplingParams(max_tokens=9, min_tokens=2), stop_ids=[7])
+    copy = history.copy()
+    copy.append([3, 4])
+    assert copy.excluded == () and history.excluded == history.extended([3]).excluded == (7,)
+    assert history.extended([3, 4]).excluded == ()
 
 
 @pytest.mark.parametrize("params", [SamplingParams(), HOT, SamplingParams(temperature=1.0, top_k=2, top_p=0.5)])
@@ -235,17 +245,3 @@ def test_token_logprob_is_the_raw_softmax():
     assert (got.token_id, got.logprob) == (0, pytest.approx(expected[0], rel=1e-12))
     assert got.top_logprobs == tuple((token, pytest.approx(expected[token], rel=1e-12)) for token in (1, 2, 0))
     assert token_logprob(z, 3).top_logprobs == () and len(token_logprob(z, 3, 20).top_logprobs) == 4
-
-
-def test_a_result_is_a_function_of_its_row_alone():
-    """Bit-equal wherever the row lies in memory: alone, inside a batch, in a strided view."""
-    rng = np.random.default_rng(5)
-    batch = rng.normal(0, 3, (7, 4099)).astype(np.float32)
-    params = SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1)
-    history = History(range(50))
-    for row in range(7):
-        copies = batch[row].copy(), batch[row], np.asfortranarray(batch)[row]
-        alone, inside, strided = (process(each, params, history) for each in copies)
-        for other in (inside, strided):
-            assert (alone.ids == other.ids).all()
-            assert (alone.scores == other.scores).all()

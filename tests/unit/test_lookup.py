@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import oracle.lookup
 from oracle.corpus import PythonCorpus
 from oracle.lookup import PythonLookupTable
 from unit.test_learned_texts import native_corpus, written
-from wager.draft.lookup import (
-    MOST_LONGEST,
-    LookupDrafter,
-    LookupSources,
-    lookup_table,
-)
+from wager.draft import lookup
+from wager.draft.lookup import LEARNED, MOST_LONGEST, LookupDrafter, LookupSources, lookup_table
 from wager.draft.ngram import MIN_SURVIVAL
 from wager.draft.store_file import StoreFile, build_store
 from wager.errors import UsageError
@@ -117,6 +114,12 @@ def _store(path: Path, vocab: int, rng: random.Random) -> StoreFile:
     return StoreFile(path, vocab=vocab, tokenizer="t")
 
 
+def remember_little(monkeypatch: pytest.MonkeyPatch, remembered: float, gain_weight: float) -> None:
+    """Both tables forget within a test what they have seen of learned texts."""
+    for module in (lookup, oracle.lookup):
+        monkeypatch.setattr(module, "LEARNED", LEARNED._replace(remembered=remembered, gain_weight=gain_weight))
+
+
 @pytest.mark.parametrize(
     ("longest", "shared_tokens", "stored", "learned"),
     [
@@ -131,8 +134,17 @@ def _store(path: Path, vocab: int, rng: random.Random) -> StoreFile:
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("vocab", [6, 2, 5000])
 def test_the_native_table_drafts_what_the_one_in_python_does(
-    longest: int, shared_tokens: int, vocab: int, tmp_path: Path, *, stored: bool, trees: bool, learned: bool
+    longest: int,
+    shared_tokens: int,
+    vocab: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    stored: bool,
+    trees: bool,
+    learned: bool,
 ) -> None:
+    remember_little(monkeypatch, 20.0, 4.0)
     rng, known = random.Random(vocab), {}
     sources = LookupSources(longest, shared_tokens, _store(tmp_path / "s", vocab, rng) if stored else None)
     native, plain = lookup_table("suffix", sources, trees=trees), PythonLookupTable("suffix", sources, trees=trees)
@@ -205,7 +217,10 @@ def test_another_corpus_does_not_hide_that_the_tree_of_ended_texts_has_changed()
 # ---- what was learned and is of no use -------------------------------------------------------------------------------
 
 
-def test_learned_texts_of_another_kind_lose_their_say_and_get_it_back_where_they_are_right(tmp_path: Path) -> None:
+def test_learned_texts_of_another_kind_lose_their_say_and_get_it_back_where_they_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember_little(monkeypatch, 200.0, 20.0)
     rng = random.Random(1)
     repeated = rng.sample(range(100, 3000), 250)
     texts = [[[pair, pair + 1, 9] for pair in range(3000, 3040) for _ in range(3)] + [repeated]]
@@ -236,7 +251,7 @@ def test_learned_texts_of_another_kind_lose_their_say_and_get_it_back_where_they
 
     first = drafted("first", wrong())
     assert (9,) in {draft[:1] for draft in first[:12]}, "at first what is learned is believed"
-    for number in range(9):
+    for number in range(2):
         last = drafted(f"{number}", wrong())
     assert (9,) not in {draft[:1] for draft in last}, "then the tenant's other requests do not begin with it"
     back = drafted("back", repeated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from tokenizers import pre_tokenizers
 from closeness import assert_close
 from oracle.kernels import ReferenceKernels
 from packing import batch, chain
+from wager.config import EngineConfig
 from wager.kernels.arrays import Array
 from wager.kernels.cpu import Kernels, select
+from wager.loading.load import load
 from wager.models.tokenizer import Tokenizer
 from wager.models.transformer import Decoder
 from wager.models.weights import open_weights
+from wager.types import Request, SamplingParams
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -113,6 +117,20 @@ def test_a_prompt_in_chunks_of_any_size_has_the_bits_of_one_pass(smollm2: Path, 
             part = prompt[first : first + size]
             found = ours.forward(batch([chain(first, part, blocks)], range(len(part)))).logits
             assert np.array_equal(found, whole[first : first + len(part)])
+
+
+def test_as_its_own_draft_model_it_is_always_right(smollm2: Path, prompt: list[int]) -> None:
+    """Its guesses are processed as the target's tokens, with the same noise; only those beyond the end are lost."""
+    config = EngineConfig.from_options(model=str(smollm2), drafter="none", threads=1, max_context=256)
+    plain = load(config)
+    twin = load(config.with_options(drafter=f"model:{smollm2}", depth=4), target=plain.target)
+    greedy = SamplingParams(max_tokens=24, ignore_eos=True)
+    sampled = replace(greedy, temperature=0.8, seed=5)
+    kinds = [greedy, sampled, replace(sampled, top_p=0.9, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.3)]
+    asked = [Request(f"r{number}", tuple(prompt), params) for number, params in enumerate(kinds)]
+    found = twin.generate(asked)
+    assert [each.token_ids for each in found] == [each.token_ids for each in plain.generate(asked)]
+    assert all(each.stats.drafted >= 16 and each.stats.drafted - each.stats.accepted <= 4 for each in found)
 
 
 SAMPLES = (*TEXTS, *with_special("<|im_start|>", "<|im_end|>"), *with_special("<|endoftext|>", "<repo_name>"))
