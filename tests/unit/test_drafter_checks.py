@@ -13,7 +13,6 @@ from tokenizer_models import SPECIAL, train
 from tokenizers import Tokenizer as Backend
 
 import wager
-from wager.cli import main
 from wager.draft.store_file import build_store
 from wager.draft.vocabulary import vocabulary_digest, vocabulary_sample
 from wager.errors import ModelError, TokenizerError, UsageError
@@ -192,14 +191,3 @@ def test_a_store_names_a_token_that_differs(config: wager.EngineConfig, target: 
         told = f"id 100 is {token(other, 100)!r}, but {token(target, 100)!r} in the target"
         assert told in refused.value.message and "that one" in refused.value.message
     load(config.with_options(model=str(other), drafter=f"store:{store}"))
-
-
-def test_a_server_refuses_them_before_it_listens(
-    target: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    other = directory(tmp_path, swapped(train("gpt-2"), 100, 300))
-    for verb in (["serve", "--port", "0"], ["run", "hi"]):
-        assert main([*verb, "--model", str(target), "--threads", "1", "--drafter", f"model:{other}"]) == 1
-        said = capfd.readouterr().err
-        assert "error: " in said and "id 100 is" in said and "hint: " in said and "Traceback" not in said
-        assert "serving" not in said

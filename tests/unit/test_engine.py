@@ -133,8 +133,13 @@ def texts() -> dict[str, tuple[int, ...]]:
     return {request.id: plain(request) for request in requests()}
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("drafter", [*DRAFTERS, "none"])
+@pytest.mark.parametrize(
+    ("drafter", "setting"),
+    [
+        *((drafter, "narrow") for drafter in (*DRAFTERS, "none")),
+        *((drafter, setting) for drafter in ("suffix", "merged", "none") for setting in ("roomy", "no-prefix-cache")),
+    ],
+)
 def test_text_depends_on_prompt_params_and_seed_alone(drafter: str, setting: str, texts: dict) -> None:
     maker = DRAFTERS.get(drafter)
     engine = toy_engine(LAW, drafter=maker() if maker else None, depth=5, **SETTINGS[setting])
@@ -522,28 +527,6 @@ def test_a_second_thread_is_refused_by_name() -> None:
         assert f"Thread 'second' called Engine.{name} while thread 'MainThread'" in refusal.message
         assert "LLM" in refusal.hint
     assert tokens_of(tried.generate([request("a")])) == answers("a")
-
-
-def test_four_threads_either_answer_rightly_or_are_refused() -> None:
-    tried = engine()
-    names = {thread: [f"{'x' * thread}-{i}" for i in range(10)] for thread in range(1, 5)}
-    results: dict[int, object] = {}
-
-    def go(thread: int) -> None:
-        try:
-            results[thread] = tokens_of(tried.generate([request(name) for name in names[thread]]))
-        except UsageError as error:
-            results[thread] = error
-
-    threads = [threading.Thread(target=go, args=(thread,)) for thread in names]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(results) == 4 and any(isinstance(result, dict) for result in results.values())
-    for thread, result in results.items():
-        assert isinstance(result, UsageError) or result == answers(*names[thread])
-    tried.check()
 
 
 @pytest.mark.parametrize("concurrency", [0, -1, 1.5, True, "2"])

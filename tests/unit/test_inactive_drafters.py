@@ -18,7 +18,7 @@ from wager.draft.base import ComputedRows, Drafter
 from wager.draft.combined import BackedDrafter
 from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import SLOW_INTERVAL, DrafterCapabilities
-from wager.economics.policy.exploration import KEEPING_S, DrafterReadiness
+from wager.economics.policy.exploration import DrafterReadiness
 from wager.economics.policy.heuristics import FixedDepth
 from wager.economics.policy.state import PlainStep, PolicyStep
 from wager.economics.surface import LatencySurface
@@ -26,7 +26,7 @@ from wager.engine.proposer import Proposer
 from wager.kernels.arrays import Array
 from wager.kernels.base import TargetOutput
 from wager.loading.load import LoadedEngine, load
-from wager.testing import FakeClock, SetAcceptanceDrafter, ToyOracle
+from wager.testing import FakeClock, ToyOracle
 from wager.testing.drafters import TargetOracle
 from wager.types import (
     NO_TENANT,
@@ -241,65 +241,6 @@ def test_a_plan_that_wants_a_drafter_that_rests_waits_until_it_has_seen_enough()
                 policy.acceptance["set"].learn_round(policy._sequences["r"].acceptance["set"], accepted=8, tested=8)
     woke = rested.index(False, 400)
     assert asked.index(True, 400) == woke + WARM_UP
-
-
-# ---- behind another drafter -----------------------------------------------------------------------------------------
-
-
-class KeepingDrafter(TurningDrafter):
-    """Takes time in every step in which it is shown states. `passes` are those."""
-
-    taps = ()
-
-    def __init__(self, clock: FakeClock, oracle: TargetOracle) -> None:
-        super().__init__(clock, oracle)
-        self.passes, self.asked = 0, 0
-
-    def read(self, output: TargetOutput, computed: Sequence[ComputedRows]) -> None:
-        self._clock.advance(KEEPING_S)
-        self.passes += 1
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        self.asked += 1
-        return super().propose(requests)
-
-
-def behind(concurrency: int) -> tuple[Service, KeepingDrafter, Service]:
-    """A service whose drafter takes no time and is right at times, with one behind it, and the same without that."""
-
-    def first(oracle: TargetOracle) -> SetAcceptanceDrafter:
-        return SetAcceptanceDrafter(LAW.vocab, [0.3], oracle=oracle)
-
-    second: list[KeepingDrafter] = []
-
-    def backed(clock: FakeClock, oracle: TargetOracle) -> BackedDrafter:
-        second.append(KeepingDrafter(clock, oracle))
-        drafter = BackedDrafter(first(oracle), second[0], vocab=LAW.vocab)
-        drafter.name = "set"
-        return drafter
-
-    both = Service(concurrency, backed)  # type: ignore[arg-type]
-    alone = Service(concurrency, lambda _, oracle: first(oracle))  # type: ignore[arg-type]
-    weighing = DrafterCapabilities(8, warm_up=1, weighs_prices=True)  # as of loading/load.py
-    both.engine.policy = both.policy = Adaptive(LatencySurface(ROWS, SECONDS), drafters={"set": weighing})
-    return both, second[0], alone
-
-
-@pytest.mark.slow
-def test_one_that_brings_nothing_behind_another_rests_alone_and_is_used_when_it_is_right() -> None:
-    service, second, alone = behind(4)
-    second.good = False
-    texts, expected = service.serve(120), alone.serve(120)
-    drafted, expected_drafts = (sum(each.drafted > 0 for each in one.records) for one in (service, alone))
-    assert drafted > 0.95 * expected_drafts, "the first one drafts on"
-    assert second.passes < 0.5 * len(service.records)
-    assert service.speed(0) > 0.98 * alone.speed(0)
-    second.good, before = True, second.asked
-    # Nearly half of 100 requests may pass before it is tried again.
-    texts, expected = texts + service.serve(140), expected + alone.serve(140)
-    assert second.asked > before + 200
-    assert service.speed(len(service.records) - 200) > 1.2 * alone.speed(len(alone.records) - 200)
-    assert texts == expected and not service.engine.proposer.failures
 
 
 # ---- heads ----------------------------------------------------------------------------------------------------------

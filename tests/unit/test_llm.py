@@ -375,32 +375,6 @@ def test_readers_take_turns_when_only_some_are_woken_after_a_step() -> None:
 
 
 @pytest.mark.slow
-def test_requests_that_cannot_be_served_are_refused_and_the_others_go_on() -> None:
-    async def work() -> None:
-        async with made() as llm:
-            running = asyncio.create_task(llm.generate("abc", PARAMS))
-            with pytest.raises(wager.RequestError, match="2000"):
-                await llm.generate([5] * 2000, PARAMS)
-            with pytest.raises(wager.UsageError, match="conversation"):
-                await llm.chat("hello", PARAMS)  # type: ignore[arg-type]
-            request = llm.request((1, 2, 3), LONG)
-            first, second = llm.open_stream(request), llm.open_stream(request)
-            await first.start()
-            with pytest.raises(wager.RequestError, match="in use"):
-                await second.start()
-            with pytest.raises(wager.RequestError, match="not ended"):
-                first.completions()
-            with pytest.raises(wager.RequestError, match="2000"):
-                await llm.generate(["abc", [5] * 2000, "x"], LONG)
-            assert len((await running).token_ids) == 12
-            assert [delta.finish_reason async for delta in first][-1] == "length"
-            await until_idle(llm)
-            assert not llm._streams
-
-    run(work())
-
-
-@pytest.mark.slow
 def test_cancelled_dropped_and_closed_requests_free_their_blocks() -> None:
     async def work() -> None:
         async with made() as llm:
