@@ -34,13 +34,9 @@ REPETITIVE = ("--frequency-penalty", "-2")
 MISUSE = """
 rnu | Did you mean 'run'?
 run hi --dept 3 | --depth
-run hi --drafter ngrm | 'ngram'
-run hi --drafter model | model:PATH
-run hi --verify mach | 'match'
 run hi --top-p 3 | top_p = 3.0
 run hi --stop '' | stop
 run hi --drafter ' ' | ' ' is empty
-run hi --memory plenty | 'plenty' is not an amount of memory
 run hi --raw --system x | --raw
 run hi --rounds --show | --show colours the text; --rounds
 run hi --json /nowhere/out.json | /nowhere/out.json
