@@ -126,6 +126,16 @@ def test_guesses_are_followed_as_by_the_rule(drafted, data):
     assert none_followed == (dict.fromkeys(names), list(zip(names, firsts, strict=False)))
 
 
+def test_a_greedy_row_without_a_token_is_left_wherever_it_is() -> None:
+    span, draft = Span("s", 0, (1,), True, 9), Draft("s", (1, 2), (-1, 0))
+    sequences = {"s": SimpleNamespace(state=Sampled().state)}
+    for row in range(3):
+        greedy = np.array([1, 2, 3], np.int32)
+        greedy[row] = -1
+        found = token_matcher(KERNELS).match([span], {"s": draft}, sequences, greedy, np.zeros((3, 8), np.float32))
+        assert found == ({"s": None}, [("s", 0)])
+
+
 @pytest.mark.parametrize("logits", [np.zeros((2, 8), np.float32), np.zeros(72, np.float32)])
 def test_logits_that_are_no_rows_of_floats_are_refused(logits: Any) -> None:
     drafts, sequences = {"s": Draft("s", (5, 6), (-1, 0))}, {"s": SimpleNamespace(state=Sampled(0.5).state)}
