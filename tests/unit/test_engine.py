@@ -373,8 +373,17 @@ def test_a_batch_that_is_refused_half_way_leaves_nothing_behind() -> None:
     for batch, concurrency, words in (([good, bad], None, "token 99"), ([good, good], 1, "Two requests")):
         with pytest.raises(RequestError, match=words):
             engine.generate(batch, concurrency=concurrency)
+        assert not engine.busy
         assert len(engine.generate([good])) == 1
     assert engine.scheduler.block_pool.num_free_blocks == engine.scheduler.block_pool.num_blocks
+
+
+def test_a_batch_that_is_refused_ends_no_request_of_another_caller() -> None:
+    engine = toy_engine(LAW)
+    engine.add(Request("a", (1, 2, 3), SamplingParams(max_tokens=5, ignore_eos=True)))
+    with pytest.raises(RequestError, match="in use"):
+        engine.generate([Request("b", (1, 2)), Request("a", (1, 2))])
+    assert engine.open_requests == ["a"]
 
 
 def crowd(*sizes: int) -> list[Request]:

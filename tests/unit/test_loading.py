@@ -78,6 +78,9 @@ def test_engines_that_share_a_model_take_turns(config: wager.EngineConfig, tmp_p
     plain.add(Request("busy", prompt, PARAMS))
     with pytest.raises(UsageError, match="Another engine"):
         engines[1].add(request)
+    plain.abort("busy")  # its last output is still to be returned, and needs no cache
+    plain.forget_requests()
+    assert engines[1].generate([request])[0].token_ids == answers[0].token_ids
 
 
 def test_a_head_behind_another_drafter_counts_fewer_states_of_a_prompt(

@@ -261,7 +261,7 @@ class Engine:
         """Drafters forget earlier requests, so that one that is measured again is not guessed from its own answer.
         UsageError while requests run."""
         with self._guard.call("forget_requests"):
-            if self.busy:
+            if self.scheduler.busy:
                 raise UsageError("Drafters cannot forget requests that run.", "Wait until the last one has ended.")
             self.proposer.forget()
 
@@ -286,21 +286,23 @@ class Engine:
                 f"concurrency = {concurrency!r} is not possible.",
                 "Give an integer from 1 on, or None to run all requests together.",
             )
-        waiting, collector = deque(requests), OutputCollector()
+        waiting, collector, added = deque(requests), OutputCollector(), set[str]()
         with self._guard.call("generate"):
             try:
                 while waiting or self.busy:
                     while waiting and (concurrency is None or len(self._open) < concurrency):
                         collector.expect(waiting[0])
-                        self.add(waiting.popleft())
+                        self.add(waiting[0])
+                        added.add(waiting.popleft().id)
                     for delta in self.step():
                         collector.add(delta)
                         if on_output:
                             with self._guard.call("on_output"):
                                 on_output(delta)
             except BaseException:
-                for request_id in collector.expected:
+                for request_id in added:
                     self.abort(request_id)
+                self._final_outputs = [each for each in self._final_outputs if each.request_id not in added]
                 raise
             self.check()
             return collector.completions()

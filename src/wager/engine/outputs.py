@@ -20,11 +20,6 @@ class OutputCollector:
         self._completed: dict[tuple[str, int], Completion] = {}
 
     @property
-    def expected(self) -> set[str]:
-        """Ids of the requests that were expected."""
-        return {request_id for request_id, _ in self._deltas}
-
-    @property
     def num_tokens(self) -> int:
         """Tokens that came so far."""
         return sum(len(delta.token_ids) for deltas in self._deltas.values() for delta in deltas)

@@ -92,7 +92,7 @@ class LoadedTarget:
     def claim_cache(self, engine: LoadedEngine | None) -> None:
         """Make `engine` (None: no engine) the cache's user. UsageError while another one has requests running."""
         user = self.cache_user
-        if user is not None and user is not engine and user.busy:
+        if user is not None and user is not engine and user.scheduler.busy:
             raise UsageError(
                 "Another engine is using this model's cache.",
                 "Wait until its requests have finished: engines that share a model run one at a time.",
