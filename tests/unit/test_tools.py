@@ -192,6 +192,13 @@ def test_calls_that_are_cut_off_keep_what_is_known() -> None:
     assert parse_tool_calls('<tool_call>\n{"name": "wea', form) == ('<tool_call>\n{"name": "wea', [])
 
 
+def test_a_closing_tag_that_is_cut_off_is_no_text() -> None:
+    for form in FORMS.values():
+        text = shown(form, written(form, [CALL]))
+        for end in range(text.index(CALL.arguments) + len(CALL.arguments), len(text) + 1):
+            assert parse_tool_calls(text[:end], form) == ("", [CALL]), (form, text[:end])
+
+
 def test_an_answer_that_was_cut_off_has_its_parts_in_one_order_whole_and_streamed() -> None:
     """Of blocks, as the Responses API and Anthropic's Messages have them: what is left of a second call is text behind
     the first."""

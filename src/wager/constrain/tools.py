@@ -340,7 +340,7 @@ class ToolCallParser:
             return self._read_head()
         if self._state == "arguments":
             return self._read_arguments()
-        return self._read_after(last=last)
+        return self._read_after()
 
     def _read_content(self, *, last: bool) -> bool:
         """Text up to the tag of a call, as far as it cannot be a part of one."""
@@ -389,12 +389,12 @@ class ToolCallParser:
             self._state = "after"
         return self._value.ended
 
-    def _read_after(self, *, last: bool) -> bool:
+    def _read_after(self) -> bool:
         """The end of a call, then the next one, or content."""
         rest = self._held.lstrip().removeprefix("}").lstrip()
         for closing in self._closing:
-            if rest and closing.startswith(rest) and not last:
-                return False  # it is not all there
+            if rest and closing.startswith(rest):
+                return False  # it is not all there, or the limit cut it
             rest = rest.removeprefix(closing).lstrip()
         if not rest:
             return False
