@@ -142,6 +142,16 @@ def _is_open(path: Path) -> bool:
 
 
 @contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system within the block name the file: where a disk is full, the system names none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
 def replacing(path: Path, *, buffered: int = -1, durable: bool = False, mode: int | None = None) -> Iterator[BinaryIO]:
     """A new file to write, which takes the place of `path` when the block ends and is removed when it raises: nobody
     ever reads half of it, and of two that write together the later one wins. A device, a pipe and what is open already
@@ -149,13 +159,13 @@ def replacing(path: Path, *, buffered: int = -1, durable: bool = False, mode: in
     `buffered`: bytes that are written at once, at the least; `durable`: it is on the disk before it takes that place;
     `mode`: who may read it, if not everybody."""
     if path.exists() and (_is_open(path) or not path.is_file()):
-        with path.open("ab", buffered) as file:
+        with naming(path), path.open("ab", buffered) as file:
             yield file
         return
     remove_unfinished(path.parent, escape(path.name))
     unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
-        with unfinished.open("xb", buffered) as file:
+        with naming(path), unfinished.open("xb", buffered) as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             yield file
@@ -163,9 +173,6 @@ def replacing(path: Path, *, buffered: int = -1, durable: bool = False, mode: in
                 file.flush()
                 os.fsync(file.fileno())
         unfinished.replace(path)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # where a disk is full, the system names no file
-        raise
     finally:
         with suppress(OSError):
             unfinished.unlink()

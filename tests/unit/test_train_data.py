@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections import Counter
 from pathlib import Path
 
@@ -100,6 +101,21 @@ def test_answers_go_on_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> N
     path.write_text('{"targ')  # killed while it wrote the first line
     assert answered(path) == whole
     assert json.loads(path.read_text().splitlines()[0]) == {"target": "me"}
+
+
+def test_a_full_disk_is_named_by_the_answers_and_they_go_on_later(tmp_path: Path) -> None:
+    path, limits = tmp_path / "answers.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            answers.unanswered(asked(PROMPTS), path, target="me")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename == str(path)
+    assert [text.ids[:3] for text in answered(path)] == PROMPTS
+    full, author = Path("/dev/full"), answers.EngineAuthor(toy_engine(ToyDistribution(vocab=64)), 3)
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        answers.answer(author, asked(PROMPTS), full)
 
 
 def test_answers_of_another_model_and_broken_ones_are_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from wager.engine.core import Engine
 from wager.errors import MALFORMED, UsageError
-from wager.inputs import read_text, replacing, shown
+from wager.inputs import naming, read_text, replacing, shown
 from wager.models.tokenizer import Tokenizer
 from wager.prompts import (
     OTHER,
@@ -90,7 +90,7 @@ def answer(author: Author, requests: Sequence[Request], path: Path, on_output: O
             for asked, ids in zip(part, written, strict=True)
             if ids is not None
         ]
-        with path.open("a", encoding="utf-8") as file:
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -103,7 +103,8 @@ def unanswered(requests: Iterable[Request], path: Path, *, target: str) -> list[
     data = path.read_bytes() if path.exists() else b""
     whole = data.rfind(b"\n") + 1
     if not whole:
-        path.write_text(json.dumps({"target": target}) + "\n", encoding="utf-8")
+        with naming(path):
+            path.write_text(json.dumps({"target": target}) + "\n", encoding="utf-8")
     elif whole < len(data):
         with path.open("r+b") as file:
             file.truncate(whole)
