@@ -8,7 +8,7 @@
 namespace wager {
 
 struct FilterRules {
-    double max_surprise, drift, noise_weight, most_noise, first_trend_weight, trend_weight, trend;
+    double max_surprise, drift, noise_weight, most_noise, passing, first_trend_weight, trend_weight, trend;
     int drift_interval, trend_growth;
 };
 
@@ -20,6 +20,7 @@ class KalmanFilter {
         const size_t size = static_cast<size_t>(std::lround(std::sqrt(static_cast<double>(change_.size()))));
         values_.assign(size, 0.0);
         towards_.assign(size, 0.0);
+        with_passing_.assign(size, 0.0);
         for (const double each : change_) covariance_.push_back(each * (uncertainty * uncertainty));
         for (size_t i = 0; i < size; ++i) variances_.push_back(covariance_[i * size + i]);
     }
@@ -30,25 +31,34 @@ class KalmanFilter {
     void update(const std::vector<double>& slopes, double error) {
         const size_t n = size();
         if (++observations_ % rules_.drift_interval == 0) drift();
-        double known = 0.0;
+        const double alone = std::min(noise_, jitter_), kept = rules_.passing;
+        passing_ *= kept, passing_variance_ = kept * kept * passing_variance_ + (1 - kept * kept) * (noise_ - alone);
+        double known = 0.0, shared = 0.0;
         for (size_t i = 0; i < n; ++i) {
+            with_passing_[i] *= kept;
             double sum = 0.0;
             for (size_t j = 0; j < n; ++j)
                 if (slopes[j] != 0.0) sum += covariance_[i * n + j] * slopes[j];
             towards_[i] = sum;
         }
         for (size_t i = 0; i < n; ++i)
-            if (slopes[i] != 0.0) known += slopes[i] * towards_[i];
+            if (slopes[i] != 0.0) known += slopes[i] * towards_[i], shared += slopes[i] * with_passing_[i];
         const double shift = observations_ > 1 ? error - last_error_ : 0.0;
         jitter_ += rules_.noise_weight * (bounded(std::min(shift * shift / 2, jitter_ * most_squared())) - jitter_);
         last_error_ = error;
-        const double variance = known + noise_, most = rules_.max_surprise, deviation = std::sqrt(variance);
-        const double surprise = std::max(-most, std::min(most, error / deviation));
-        for (size_t i = 0; i < n; ++i) values_[i] += towards_[i] * (surprise / deviation);
-        if (std::abs(surprise) < most)
-            for (size_t i = 0; i < n; ++i)
+        const double most = rules_.max_surprise, towards_passing = shared + passing_variance_;
+        const double variance = known + shared + towards_passing + alone, deviation = std::sqrt(variance);
+        const double surprise = std::max(-most, std::min(most, (error - passing_) / deviation));
+        for (size_t i = 0; i < n; ++i) towards_[i] += with_passing_[i], values_[i] += towards_[i] * (surprise / deviation);
+        passing_ += towards_passing * (surprise / deviation);
+        if (std::abs(surprise) < most) {
+            for (size_t i = 0; i < n; ++i) {
                 for (size_t j = 0; j < n; ++j) covariance_[i * n + j] -= towards_[i] * (towards_[j] / variance);
-        noise_ += rules_.noise_weight * (bounded(std::min(error * error, variance * most_squared()) - known) - noise_);
+                with_passing_[i] -= towards_[i] * (towards_passing / variance);
+            }
+            passing_variance_ -= towards_passing * (towards_passing / variance);
+        }
+        noise_ += rules_.noise_weight * (bounded(std::min(error * error, (known + noise_) * most_squared()) - known) - noise_);
         // An offset that errors share is no part of what they differ by, so it stays visible however long it lasts.
         const double offset = std::max(-most, std::min(most, error / std::sqrt(known + jitter_)));
         const double grown = 1 / (1 / rules_.first_trend_weight + static_cast<double>(observations_) / rules_.trend_growth);
@@ -67,6 +77,7 @@ class KalmanFilter {
         if (missing <= 0.0) return;
         const double variance = covariance_[unknown * n + unknown];
         for (size_t i = 0; i < n; ++i) values_[i] += covariance_[i * n + unknown] * (missing / variance);
+        passing_ += with_passing_[unknown] * (missing / variance);
     }
 
     double deviation(const std::vector<double>& slopes) const {
@@ -96,6 +107,9 @@ class KalmanFilter {
 
     FilterRules rules_;
     std::vector<double> change_, covariance_, variances_, values_, towards_;
+    // What slows the steps of a while: its value, variance, and covariance with each unknown.
+    double passing_ = 0.0, passing_variance_ = 0.0;
+    std::vector<double> with_passing_;
     double least_noise_, noise_, jitter_, last_error_ = 0.0, trend_ = 0.0;
     int observations_ = 0;
 };

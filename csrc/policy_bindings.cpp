@@ -269,15 +269,15 @@ void bind_policy(nb::module_& m) {
     using Filter = wager::KalmanFilter;
     nb::class_<Filter>(m, "KalmanFilter")
         .def("__init__",
-             [](Filter* made, double max_surprise, double drift, double noise_weight, double most_noise, double first_trend_weight,
-                double trend_weight, double trend, int drift_interval, int trend_growth, Numbers change, double noise,
-                double uncertainty) {
-                 new (made) Filter({max_surprise, drift, noise_weight, most_noise, first_trend_weight, trend_weight, trend,
+             [](Filter* made, double max_surprise, double drift, double noise_weight, double most_noise, double passing,
+                double first_trend_weight, double trend_weight, double trend, int drift_interval, int trend_growth, Numbers change,
+                double noise, double uncertainty) {
+                 new (made) Filter({max_surprise, drift, noise_weight, most_noise, passing, first_trend_weight, trend_weight, trend,
                                     drift_interval, trend_growth},
                                    std::move(change), noise, uncertainty);
              },
              nb::kw_only(), nb::arg("max_surprise"), nb::arg("drift"), nb::arg("noise_weight"), nb::arg("most_noise"),
-             nb::arg("first_trend_weight"), nb::arg("trend_weight"), nb::arg("trend"), nb::arg("drift_interval"),
+             nb::arg("passing"), nb::arg("first_trend_weight"), nb::arg("trend_weight"), nb::arg("trend"), nb::arg("drift_interval"),
              nb::arg("trend_growth"), nb::arg("change"), nb::arg("noise"), nb::arg("uncertainty"))
         .def("update", [](Filter& filter, nb::handle slopes, double error) { filter.update(slopes_of(slopes, filter), error); })
         .def("deviation", [](const Filter& filter, nb::handle slopes) { return filter.deviation(slopes_of(slopes, filter)); })

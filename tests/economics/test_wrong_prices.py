@@ -333,10 +333,25 @@ def test_scatter_and_a_hasty_calibration_cost_little(belief: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "users"), [("lookup", 1), ("lookup", 4), ("mtp", 4)])
 def test_neighbours_on_the_host_do_not_change_prices(drafter: str, users: int) -> None:
-    """Where three slow steps in a row passed for another machine, these lost 3.1, 3.7 and 5.7 %. One run in ten of
-    four users loses 6 to 10 %, so few say little."""
-    seeds = 5 if users == 1 else 16
-    assert mean(losses(Cell("processor", drafter, users), "right", seeds=seeds, machine_type=SharedHost)) < 0.025
+    """Where what slows all steps of a while passed for the price of their rows, four users lost 1.7 % in these runs, up
+    to 18 % in one. A lucky few say little."""
+    seeds = 5 if users == 1 else 24
+    assert mean(losses(Cell("processor", drafter, users), "right", seeds=seeds, machine_type=SharedHost)) < 0.0125
+
+
+def test_what_slows_all_steps_of_a_while_is_not_taken_for_the_price_of_their_rows() -> None:
+    """Steps of 12 rows come when a neighbour slows the machine, of 8 rows at other times too."""
+    truth, believed = surface("processor", "lookup"), surface("processor", "lookup")
+
+    def observe(rows: int, slowed: float) -> None:
+        seconds = slowed * truth.seconds(rows, 4, 400)
+        believed.observe(StepRecord(rows, 4, rows - 4, 0, 4, {"forward": seconds}, (100,) * 4))
+
+    for _ in range(5):
+        for rows, slowed in [*[(8, 1.0)] * 10, *[(8, 1.8)] * 5, (12, 1.8), *[(8, 1.8)] * 2]:
+            observe(rows, slowed)
+    ratio, true_ratio = (each.seconds(12, 4, 400) / each.seconds(8, 4, 400) for each in (believed, truth))
+    assert ratio == pytest.approx(true_ratio, rel=0.2)  # else 0.38
 
 
 def test_steps_that_become_faster_are_believed() -> None:
@@ -354,7 +369,7 @@ def test_steps_that_become_faster_are_believed() -> None:
 
     for rows in (64, 128, 192) * 10:
         assert observe(rows, machines[0]) == pytest.approx(1)
-    off = [observe(128, machines[1]) for _ in range(20)]
+    off = [observe(128, machines[1]) for _ in range(40)]
     assert off == sorted(off, reverse=True)
     assert off[-1] == pytest.approx(1, abs=0.01)
     assert believed.per_request == 0

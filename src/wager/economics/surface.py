@@ -405,6 +405,10 @@ _DRIFT_INTERVAL = 16
 _MOST_NOISE = 0.3
 """The most that the mean scatter of observations may be, as a standard deviation."""
 
+_PASSING = 0.93
+"""What is left at the next observation of an offset that successive errors share: programs beside this one slow some 25
+steps in a row, whatever their rows."""
+
 _FIRST_TREND_WEIGHT, _TREND_WEIGHT, _TREND_GROWTH = 0.25, 0.03, 6
 """Weight of a new error in the running mean of errors at first, and in the long run; and the observations that make one
 more of the errors it is a mean of: what was just loaded may be wrong altogether, and what has held for a hundred steps
@@ -420,13 +424,16 @@ def latency_filter(change: NDArray[np.float64], *, noise_sd: float, uncertainty:
     the machine moves them, [unknowns, unknowns], `noise_sd` the standard deviation of an observation, at least, and
     `uncertainty` the factor by which the unknowns' are larger at first.
 
-    Robust in two ways: one observation that is far off moves little (a pause of the machine), and many in a row that
-    are off in the same direction make all unknowns more uncertain (the machine has changed)."""
+    Robust in three ways: one observation that is far off moves little (a pause of the machine); what successive errors
+    share is followed as one unknown more, which passes (a neighbour on the host), so that it is not taken for the price
+    of the rows that were seen meanwhile; and many in a row that are off in the same direction make all unknowns more
+    uncertain (the machine has changed)."""
     return _native.KalmanFilter(
         max_surprise=_MAX_SURPRISE,
         drift=_DRIFT_INTERVAL / _MEMORY,
         noise_weight=SMOOTHING,
         most_noise=_MOST_NOISE,
+        passing=_PASSING,
         first_trend_weight=_FIRST_TREND_WEIGHT,
         trend_weight=_TREND_WEIGHT,
         trend=_TREND,

@@ -618,6 +618,7 @@ class KalmanFilter:
         drift: float,
         noise_weight: float,
         most_noise: float,
+        passing: float,
         first_trend_weight: float,
         trend_weight: float,
         trend: float,

@@ -44,7 +44,8 @@ class DeferredLearning:
         """`draws_tokens`: under a rule that draws from draft_probs, what is accepted need not be what is emitted."""
         self._models, self._prices, self._draws_tokens = models, prices, draws_tokens
         self._turn = self._drafts = self._learned = 0
-        self._next_record = 0.0
+        self._next_record = 0.0  # the step from which one is learned from again
+        self._unlearned: StepRecord | None = None  # of the last step, if it is not learned from
         self.pending: list[Callable[[], None]] = []
         self._remaining: dict[str, PlannedSequence] = {}  # sequences whose last draft may be compared further
 
@@ -79,13 +80,18 @@ class DeferredLearning:
         return [(step.plan[draft.seq_id].drafter, bool(_native.compare(draft, tokens)[1])) for draft, tokens in drafts]
 
     def add_record(self, step: PolicyStep, record: StepRecord) -> None:
-        """What a step took; it is learned from every few steps."""
-        number, due = step.number, step.number >= self._next_record
-        if due:
+        """What a step took; it is learned from every few steps, and those beside one that measures: what slows the
+        machine for a while slows them as much."""
+        number, measures, observe = step.number, step.measured_depth is not None, self._prices.latency.model.observe
+        if measures and self._unlearned is not None:
+            self.pending.append(partial(observe, self._unlearned))
+        self._unlearned = None
+        if measures or number >= self._next_record:
             interval = 1.0 if number < EARLY_STEPS else UPDATE_INTERVAL * self._prices.own.pace
-            self._next_record = max(self._next_record, number - 1) + interval
-        if due or step.measured_depth is not None:
-            self.pending.append(partial(self._prices.latency.model.observe, record))
+            self._next_record = number + 1 if measures else max(self._next_record, number - 1) + interval
+            self.pending.append(partial(observe, record))
+        else:
+            self._unlearned = record
         if number >= self._learned + SLOW_INTERVAL:
             self.learn(number)
 
