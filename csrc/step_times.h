@@ -170,14 +170,15 @@ class DraftTimes {
 
     // A call took that long. False, and nothing is learned, where it was believed to take no time.
     bool observe(double requests, double depth, double taken) {
-        const Place place(requests_, std::min(requests, requests_.back()));
-        const double expected = seconds(place, depth);
+        const double expected = seconds(Place(requests_, requests), depth);
         if (expected <= 0.0) return false;
+        const Place place(requests_, std::min(requests, requests_.back()));  // slopes beyond the last knot are its own
+        const double nearest = seconds(place, depth);
         std::vector<double> slopes(2 + requests_.size());
         double call = 0.0;
         place.each([&](size_t knot, double weight) {
-            call += weight * per_call[knot] / expected;
-            slopes[2 + knot] = weight * (per_call[knot] + depth * per_token[knot]) / expected;
+            call += weight * per_call[knot] / nearest;
+            slopes[2 + knot] = weight * (per_call[knot] + depth * per_token[knot]) / nearest;
         });
         slopes[0] = call, slopes[1] = 1.0 - call;
         filter_.update(slopes, std::log(taken / expected));

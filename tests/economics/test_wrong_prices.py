@@ -375,6 +375,16 @@ def test_steps_that_become_faster_are_believed() -> None:
     assert believed.per_request == 0
 
 
+def test_what_more_requests_take_for_drafting_than_were_measured_is_no_error_of_the_price() -> None:
+    """Drafting was measured to 64 requests. 256 were compared with 64, so that right prices rose to 2.8 times theirs:
+    31 % lost where every step should draft (mixture, mtp, 256 users)."""
+    truth, believed = surface("mixture", "mtp"), surface("mixture", "mtp")
+    for _ in range(30):
+        believed.observe_draft("mtp", 256, 2, seconds=truth.draft_seconds("mtp", 256, 2))
+    for requests in (16, 256):
+        assert believed.draft_seconds("mtp", requests, 2) == pytest.approx(truth.draft_seconds("mtp", requests, 2))
+
+
 def test_what_is_not_known_is_uncertain_and_stays_so_in_a_file_and_in_an_engine() -> None:
     careful, hasty = (surface("accelerator", "mtp", uncertainty=uncertainty) for uncertainty in (1.0, 3.0))
 

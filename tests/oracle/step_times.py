@@ -103,15 +103,16 @@ class DraftTimes:
 
     def observe(self, requests: int, depth: int, seconds: float) -> bool:
         """False, and nothing is learned, where it was believed to take no time."""
-        requests = min(requests, self.requests[-1])
         [expected] = self.seconds_by_depth(requests, [depth])
         if expected <= 0:
             return False
+        requests = min(requests, self.requests[-1])
+        [nearest] = self.seconds_by_depth(requests, [depth])
         right, share = locate(self.requests, requests)
         slopes, call = [0.0] * (2 + len(self.requests)), 0.0
         for knot, weight in ((right - 1, 1 - share), (right, share)) if right else ((0, 1.0),):
-            call += weight * self.per_call[knot] / expected
-            slopes[2 + knot] = weight * (self.per_call[knot] + depth * self.per_token[knot]) / expected
+            call += weight * self.per_call[knot] / nearest
+            slopes[2 + knot] = weight * (self.per_call[knot] + depth * self.per_token[knot]) / nearest
         slopes[:2] = call, 1 - call
         self._filter.update(slopes, math.log(seconds / expected))
         log_call, log_token, *knots = self._filter.values()
