@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from hashlib import sha256
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from wager.types import NO_TENANT
 
@@ -27,6 +27,13 @@ def tenant_of_key(key: str) -> str:
 def tenant_of_user(tenant: str, user: str) -> str:
     """The tenant of a request where `user` ("": nobody is named) is one of several who share a key."""
     return sha256(f"{tenant}\0{user}".encode()).hexdigest() if user else tenant
+
+
+class HasTenant(Protocol):
+    """Whatever belongs to a tenant: a sequence of this engine, or another engine's."""
+
+    @property
+    def tenant(self) -> str: ...
 
 
 class PerTenant(Generic[T]):

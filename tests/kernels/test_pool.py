@@ -183,8 +183,8 @@ def test_waking_threads_for_less_work_than_waking_takes_does_not_pay() -> None:
 
 
 def test_threads_that_waited_long_for_the_caller_share_its_next_stage() -> None:
-    """They sleep by then. Were they left out, the caller would do all stages but the first alone. On a busy machine it may
-    do so rightly: one of many pools must show it."""
+    """They sleep by then. Were they left out, the caller would do all stages but the first alone. On a busy machine it
+    may do so rightly: one of many pools must show it."""
     assert any(_native.Pool(2).team_sizes(stages=100, nanoseconds=MS).count(2) > 50 for _ in range(100))
 
 

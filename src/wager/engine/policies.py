@@ -27,7 +27,7 @@ from wager.economics.policy.adaptive import Adaptive
 from wager.economics.policy.base import Policy, WrappedPolicy, longest_that_fits, truncate_to
 from wager.engine.sequence import EngineSequence
 from wager.errors import MALFORMED, GrammarError, RequestError
-from wager.tenants import PerTenant
+from wager.tenants import HasTenant, PerTenant
 from wager.types import (
     NO_TENANT,
     Draft,
@@ -331,7 +331,7 @@ class TenantPolicies(WrappedPolicy):
     is `kept` for those of later processes."""
 
     def __init__(
-        self, make: Callable[[], Policy], sequences: Mapping[str, EngineSequence], *, kept: LearnedTexts | None = None
+        self, make: Callable[[], Policy], sequences: Mapping[str, HasTenant], *, kept: LearnedTexts | None = None
     ) -> None:
         self._make, self._sequences, self._kept = make, sequences, kept
         self._policies = PerTenant(make, made=self._start_from_kept)

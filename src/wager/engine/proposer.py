@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from wager.draft.base import (
     ComputedRows,
@@ -25,9 +26,9 @@ from wager.draft.base import (
     LogitsRows,
     valid_part,
 )
-from wager.engine.sequence import EngineSequence
 from wager.kernels._native import valid_chains
 from wager.kernels.base import TargetOutput
+from wager.tenants import HasTenant
 from wager.types import NO_TENANT, RULES, Draft, DraftRequest, Outcome, Plan, SamplingParams, Span, VerifyRule
 
 log = logging.getLogger("wager")
@@ -39,6 +40,23 @@ STRIKES = 3
 
 _SOON = 8
 """A failure is soon if it comes within this multiple of the last pause's steps."""
+
+
+class KnownSequence(HasTenant, Protocol):
+    """What drafting needs of a sequence: EngineSequence has it, and what the plugin for vLLM keeps of a request."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def choice(self) -> int: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +132,7 @@ class Proposer:
     def set_inactive(
         self,
         names: frozenset[str],
-        sequences: Mapping[str, EngineSequence],
+        sequences: Mapping[str, KnownSequence],
         tap: Callable[[Collection[int]], None],
     ) -> None:
         """The drafters of these names are inactive from now on, beside those that pause, and no others: they get no
@@ -135,7 +153,7 @@ class Proposer:
         if changed or self.taps != before:
             tap(self.taps)
 
-    def _catch_up(self, served: _ServedDrafter, sequences: Mapping[str, EngineSequence]) -> None:
+    def _catch_up(self, served: _ServedDrafter, sequences: Mapping[str, KnownSequence]) -> None:
         """Give a drafter that is active again the tokens that it does not know."""
         drafter, known = served.drafter, served.known
         served.active, served.known = True, {}
@@ -151,9 +169,7 @@ class Proposer:
                 if not served.active:
                     return
 
-    def propose(
-        self, spans: Iterable[Span], plan: Plan, sequences: Mapping[str, EngineSequence]
-    ) -> Mapping[str, Draft]:
+    def propose(self, spans: Iterable[Span], plan: Plan, sequences: Mapping[str, KnownSequence]) -> Mapping[str, Draft]:
         """The drafts of a plan by sequence: valid, not empty, none larger than its span has room for."""
         if not plan:
             return {}
